@@ -30,11 +30,11 @@ from benchmarks.parallel import run_cells
 from benchmarks.text.cell import TASKS, imitated, judge
 from robopolicy.evaluation.intervals import wilson
 from robopolicy.sim.registry import SimOptions, make_sim
-from robopolicy.text.learner import TextRecipe, TextRecipeConfig
 from robopolicy.text.policy import TextPolicy
+from robopolicy.text.recipe_trainer import TextRecipe, TextRecipeConfig
 from robopolicy.text.sim import TextSim
 from robopolicy.training.checkpoint import load_policy
-from robopolicy.training.text_sources import recipe_source
+from robopolicy.training.text_file_source import recipe_source
 
 TASK = TASKS["arithmetic"]
 UPDATES, QUICK = 60, 6

@@ -37,7 +37,7 @@ from benchmarks.finetune.cell import HELD_OUT, held_out, train_anew
 from benchmarks.parallel import run_cells
 from benchmarks.themes import contributed
 from robopolicy.data.collect import collect
-from robopolicy.data.lerobot import LeRobotWriter
+from robopolicy.data.formats.lerobot import LeRobotWriter
 from robopolicy.evaluation.actors import RandomExpert
 from robopolicy.evaluation.intervals import student_mean, wilson
 from robopolicy.sim.contract import Observation, VectorSim

@@ -18,7 +18,7 @@ import torch
 
 from robopolicy.algorithms.registry import ALGORITHMS
 from robopolicy.data.episodes import Episode
-from robopolicy.data.lerobot import LeRobotWriter
+from robopolicy.data.formats.lerobot import LeRobotWriter
 from robopolicy.errors import UserError
 from robopolicy.nets.recurrent import RecurrentConfig
 from robopolicy.policies.base import Policy, PolicySpec

@@ -17,7 +17,7 @@ from typing import Any
 from docs.algorithm_sections import AlgorithmRow, Choice, render_algorithms, render_chooser, render_matrix
 from docs.markdown import cite, table
 from docs.measured import recipes_measured
-from robopolicy.catalogue import read_recipe, recipe_names
+from robopolicy.recipe_files import read_recipe, recipe_names
 
 FOLDER = Path(__file__).parent
 SOURCE = FOLDER / "methods.toml"

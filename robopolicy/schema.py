@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Annotated, Any, Self, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from robopolicy.constraints import Range
 from robopolicy.errors import UserError, unknown_name
-from robopolicy.limits import Range
 
 T = TypeVar("T")
 _FILLED: ContextVar[list[str] | None] = ContextVar("filled", default=None)
@@ -56,7 +56,8 @@ def from_plain(cls: type[T], data: Any, where: str) -> T:
     """Build the dataclass `cls` from a mapping of plain values; lists become tuples where the field is one.
 
     Args:
-        cls: Config dataclass; fields may be numbers, with ranges (`robopolicy.limits`), strings, bools, None, tuples,
+        cls: Config dataclass; fields may be numbers, with ranges (`robopolicy.constraints`), strings, bools, None,
+        tuples,
             further dataclasses, and what has a `PlainForm`.
         data: Mapping with exactly the fields of `cls`.
         where: What is being read, for the message; empty where settings are known by their own names.

@@ -17,20 +17,20 @@ import torch
 
 from benchmarks.themes import contributed
 from robopolicy.algorithms.frames.base import Metrics
-from robopolicy.catalogue import read_recipe, recipe_names
 from robopolicy.cli.main import main as robopolicy
 from robopolicy.core.recipe_keys import DEFAULTS
 from robopolicy.errors import UserError
 from robopolicy.evaluation.harness import evaluate
 from robopolicy.files import write_text
+from robopolicy.recipe_files import read_recipe, recipe_names
 from robopolicy.sim.registry import SimOptions, make_sim
 from robopolicy.text.evaluation import sample_attempts
-from robopolicy.text.learner import TextRecipe, TextRecipeConfig
 from robopolicy.text.policy import TextPolicy
+from robopolicy.text.recipe_trainer import TextRecipe, TextRecipeConfig
 from robopolicy.text.sim import TextSim
-from robopolicy.training.attempt_sources import AttemptSource
 from robopolicy.training.checkpoint import load_policy
-from robopolicy.training.text_sources import recipe_source
+from robopolicy.training.text_file_source import recipe_source
+from robopolicy.training.text_rollout_source import AttemptSource
 
 WORK = Path("runs/text_benchmark")
 HELD_OUT = 500_000  # first held-out prompt; training starts at a million and evaluates on 10000 and onwards

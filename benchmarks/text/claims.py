@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from benchmarks.themes import contributed
-from robopolicy.core.probes import pass_at_k
 from robopolicy.evaluation.intervals import Interval, student_mean
+from robopolicy.text.evaluation import pass_at_k
 
 Cell = Mapping[str, Any]
 HARD = 1  # most successes of the base at a hard prompt, of all its samples

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from robopolicy.cli.commands import Command
-from robopolicy.cli.options import check_numbers
-from robopolicy.cli.outputs import add_overwrite_option
+from robopolicy.cli.options import add_overwrite_option, check_numbers
 from robopolicy_robots.reach import add_options
 from robopolicy_robots.robot import robot_names
 

@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 
 from robopolicy.algorithms.frames.base import Algorithm, Metrics, Stateful
+from robopolicy.constraints import Count, Natural, NotNegative, PartialShare, Positive, Ranged
 from robopolicy.core.gradients import clip_gradients
 from robopolicy.data.chunks import ChunkBatch
-from robopolicy.limits import Count, Natural, NotNegative, PartialShare, Positive, Ranged
 from robopolicy.nets.augmentation import augmentation_loss, set_augmentation_progress
-from robopolicy.nets.ema import EMA
+from robopolicy.nets.module_state import EMA
 from robopolicy.policies.base import Info, Policy
 
 

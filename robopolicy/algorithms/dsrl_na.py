@@ -27,9 +27,9 @@ from torch import Tensor
 from robopolicy.algorithms.frames.base import Metrics, Observer, Stateful
 from robopolicy.algorithms.frames.off_policy import descend
 from robopolicy.algorithms.frames.steering import Steering, SteeringConfig
+from robopolicy.constraints import Ratio
 from robopolicy.critics.q import QEnsemble
-from robopolicy.data.transitions import Transitions
-from robopolicy.limits import Ratio
+from robopolicy.data.batches import Transitions
 from robopolicy.policies.base import Observation, Policy
 
 

@@ -26,17 +26,16 @@ from torch import Tensor
 from robopolicy.algorithms.frames.base import Metrics
 from robopolicy.algorithms.frames.chain_tuner import ChainTuner, ChainTunerConfig
 from robopolicy.algorithms.frames.on_policy import Rows
-from robopolicy.core.advantages.pipeline import Pipeline, Scope
-from robopolicy.core.advantages.stages import Baseline, Clip, Scale
+from robopolicy.constraints import Count, NotNegative, Positive, Several
+from robopolicy.core.advantage import Baseline, Clip, Pipeline, Scale, Scope
 from robopolicy.core.decisions import Decisions, by_group
 from robopolicy.core.estimator import Estimator, EstimatorConfig
 from robopolicy.core.ratios import ConstantBounds
 from robopolicy.core.regularizers import gaussian_kl
-from robopolicy.data.rollout import GroupRollout
-from robopolicy.limits import Count, NotNegative, Positive, Several
+from robopolicy.data.batches import GroupRollout
 from robopolicy.policies.base import Info, Policy
-from robopolicy.policies.chains.chain import require_family
-from robopolicy.policies.chains.sde_chain import SDEChain
+from robopolicy.policies.exploration.chain import require_family
+from robopolicy.policies.exploration.flow_chains import SDEChain
 
 
 @dataclass(frozen=True)

@@ -21,12 +21,12 @@ from robopolicy.algorithms.flow_grpo import actor_loss
 from robopolicy.algorithms.frames.chain_tuner import ChainTuner, ChainTunerConfig
 from robopolicy.algorithms.frames.fine_tuner import FineTuner, FineTunerConfig
 from robopolicy.algorithms.frames.on_policy import Rows, normalize
+from robopolicy.constraints import NotNegative, Positive
 from robopolicy.core.estimator import Estimator, EstimatorConfig
 from robopolicy.core.ratios import ConstantBounds
-from robopolicy.limits import NotNegative, Positive
 from robopolicy.policies.base import Info, Policy
-from robopolicy.policies.chains.chain import require_family
-from robopolicy.policies.chains.sde_chain import SDEChain
+from robopolicy.policies.exploration.chain import require_family
+from robopolicy.policies.exploration.flow_chains import SDEChain
 
 
 @dataclass(frozen=True)

@@ -22,10 +22,10 @@ from torch import Tensor
 
 from robopolicy.algorithms.frames.matching import MatchingConfig, MatchingTuner
 from robopolicy.algorithms.frames.on_policy import Rows, normalize
+from robopolicy.constraints import Positive
 from robopolicy.core.decisions import Decisions
 from robopolicy.core.estimator import Estimator, EstimatorConfig
 from robopolicy.core.ratios import ConstantBounds
-from robopolicy.limits import Positive
 from robopolicy.policies.base import Info, Policy
 
 

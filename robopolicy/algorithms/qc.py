@@ -19,11 +19,11 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from robopolicy.algorithms.frames.q_chunking import QChunking, QChunkingConfig
-from robopolicy.data.transitions import Transitions
-from robopolicy.limits import Count
+from robopolicy.constraints import Count
+from robopolicy.data.batches import Transitions
 from robopolicy.policies.base import Info, Observation, Policy, Sample
 from robopolicy.policies.noise import Randomness
-from robopolicy.policies.wrappers.selected import select
+from robopolicy.policies.wrappers.best_of_n import select
 
 
 @dataclass(frozen=True)

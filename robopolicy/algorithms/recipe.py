@@ -27,19 +27,19 @@ from torch import Tensor
 
 from robopolicy.algorithms.frames.base import Metrics, Stateful
 from robopolicy.algorithms.frames.fine_tuner import ActorTuner, ActorTunerConfig
-from robopolicy.catalogue import read_recipe
+from robopolicy.constraints import Count, Positive
 from robopolicy.core.decisions import Decisions, MissingField
 from robopolicy.core.recipe import Recipe
-from robopolicy.data.rollout import GroupRollout
+from robopolicy.data.batches import GroupRollout
 from robopolicy.errors import UserError
-from robopolicy.limits import Count, Positive
 from robopolicy.policies.base import Info, Policy
-from robopolicy.policies.chains.chain import ChainPolicy, require_family
-from robopolicy.policies.chains.diffusion_chain import DiffusionChain
-from robopolicy.policies.chains.sde_chain import SDEChain
+from robopolicy.policies.exploration.chain import ChainPolicy, require_family
+from robopolicy.policies.exploration.diffusion_chain import DiffusionChain
+from robopolicy.policies.exploration.flow_chains import SDEChain
 from robopolicy.policies.heads.diffusion import DiffusionPolicy
 from robopolicy.policies.heads.generative import GenerativePolicy
-from robopolicy.policies.wrappers.staged_diffusion import in_stages
+from robopolicy.policies.wrappers.staged import in_stages
+from robopolicy.recipe_files import read_recipe
 
 SCORED = 4096  # chunks scored at once before the update
 

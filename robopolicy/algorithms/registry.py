@@ -43,8 +43,8 @@ ALGORITHMS: Registry[type[Algorithm]] = Registry(
         "sac": "robopolicy.algorithms.sac:SAC",
         "td3": "robopolicy.algorithms.td3:TD3",
         "td3_bc": "robopolicy.algorithms.td3_bc:TD3BC",
-        "text_recipe": "robopolicy.text.learner:TextRecipe",
-        "text_sft": "robopolicy.text.imitation:TextSFT",
+        "text_recipe": "robopolicy.text.recipe_trainer:TextRecipe",
+        "text_sft": "robopolicy.text.sft:TextSFT",
     },
 )
 """Name -> class; constructed as `cls(cls.config_class(...), policy, total_updates=n)`."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from robopolicy.algorithms.frames.soft import SoftConfig, SoftOffPolicy, actor_loss
-from robopolicy.data.transitions import Transitions
+from robopolicy.data.batches import Transitions
 from robopolicy.errors import UserError
 from robopolicy.policies.base import Info, Policy
 from robopolicy.policies.heads.gaussian import GaussianPolicy

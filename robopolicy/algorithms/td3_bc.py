@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from robopolicy.algorithms.frames.regularized_td3 import RegularizedTD3, RegularizedTD3Config
-from robopolicy.data.transitions import Transitions
+from robopolicy.data.batches import Transitions
 from robopolicy.policies.base import Info
 
 

@@ -9,16 +9,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from robopolicy.cli.given import check_idle
-from robopolicy.cli.options import add_judge_option, check_numbers
-from robopolicy.cli.outputs import add_overwrite_option, check_search
+from robopolicy.cli.options import add_judge_option, add_overwrite_option, check_idle, check_numbers, check_search
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.policies.composition.post import POST_COMPOSITION
 
 if TYPE_CHECKING:
-    from robopolicy.cli.composition import Outcome, Request
-    from robopolicy.cli.recipe import Recipe
-    from robopolicy.evaluation.search.ledger import Ledger
+    from robopolicy.cli.compose_config import Recipe
+    from robopolicy.cli.compose_run import Outcome, Request
+    from robopolicy.evaluation.search.weights import Ledger
 
 SETTINGS = ("episodes", "candidates", "divisions")  # of the search methods, by the names of the options
 
@@ -122,7 +120,7 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Compose; 0 when the checkpoint is written."""
-    from robopolicy.cli.composition import LEDGER, Outcome, load, play, write
+    from robopolicy.cli.compose_run import LEDGER, Outcome, load, play, write
     from robopolicy.cli.progress import hint_when_stopped
 
     out, request, ledger = _resumed(args) if args.resume is not None else (args.out, _requested(args), None)
@@ -140,13 +138,12 @@ def run(args: argparse.Namespace) -> int:
 
 def _requested(args: argparse.Namespace) -> Request:
     """The request of a command line, checked as far as can be done without loading a policy."""
-    from robopolicy.cli.composition import LEDGER, Request
-    from robopolicy.cli.players import short_names
-    from robopolicy.cli.recipe import read_recipe
+    from robopolicy.cli.compose_config import read_recipe
+    from robopolicy.cli.compose_run import LEDGER, Request
+    from robopolicy.cli.policy_args import short_names
     from robopolicy.evaluation.search.weights import check_disjoint
     from robopolicy.policies.composition.selection import Selection
-    from robopolicy.training.manifest import read_manifest
-    from robopolicy.training.parents import record_parent
+    from robopolicy.training.manifest import read_manifest, record_parent
     from robopolicy.training.world_sims import is_world
 
     if args.out is None:
@@ -262,11 +259,10 @@ def _check_options(args: argparse.Namespace, recipe: Recipe, then: Mapping[str, 
 
 def _resumed(args: argparse.Namespace) -> tuple[Path, Request, Ledger]:
     """The output folder, the request and the record of something interrupted."""
-    from robopolicy.cli.composition import LEDGER, Request
-    from robopolicy.evaluation.search.ledger import Ledger
+    from robopolicy.cli.compose_run import LEDGER, Request
+    from robopolicy.evaluation.search.weights import Ledger
     from robopolicy.schema import from_plain
-    from robopolicy.training.manifest import MANIFEST
-    from robopolicy.training.parents import check_parents
+    from robopolicy.training.manifest import MANIFEST, check_parents
 
     if args.checkpoints or args.given - {"--resume", "--json"}:
         raise UserError("What was interrupted keeps its settings; pass --resume OUT alone.")
@@ -282,9 +278,9 @@ def _resumed(args: argparse.Namespace) -> tuple[Path, Request, Ledger]:
 
 
 def _say(args: argparse.Namespace, out: Path, request: Request, outcome: Outcome) -> None:
-    from robopolicy.cli.composition import PREDICTED, weights_text
+    from robopolicy.cli.compose_run import PREDICTED, weights_text
     from robopolicy.evaluation.report import aligned, table
-    from robopolicy.evaluation.search.present import search_summary, search_table
+    from robopolicy.evaluation.search.search_report import search_summary, search_table
 
     own = request.names[-1]
     found, results, compared = outcome.found, outcome.results, outcome.compared

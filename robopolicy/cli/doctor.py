@@ -119,8 +119,8 @@ def rendering() -> Finding:
     try:
         import mujoco
 
+        from robopolicy.sim.backends.mujoco.render import Renderer
         from robopolicy.sim.gl import gl_backend
-        from robopolicy.sim.mujoco.render import Renderer
 
         backend = gl_backend()
         box = "<geom type='box' size='.1 .1 .1' rgba='1 0 0 1'/><light pos='0 0 2'/>"

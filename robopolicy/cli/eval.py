@@ -7,12 +7,10 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from robopolicy.cli.given import check_idle, check_overwrite
-from robopolicy.cli.options import add_player_options, check_numbers
-from robopolicy.cli.outputs import add_overwrite_option
+from robopolicy.cli.options import add_overwrite_option, add_player_options, check_idle, check_numbers, check_overwrite
 
 if TYPE_CHECKING:
-    from robopolicy.cli.players import Player
+    from robopolicy.cli.policy_args import Player
     from robopolicy.evaluation.actors import Actor
     from robopolicy.evaluation.latency import LateResult
     from robopolicy.evaluation.result import EvalResult
@@ -84,12 +82,12 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Evaluate; 0 when the report is written."""
-    from robopolicy.cli.players import imagining, load_players
+    from robopolicy.cli.policy_args import imagining, load_players
     from robopolicy.errors import UserError
-    from robopolicy.evaluation.compare import compare
     from robopolicy.evaluation.frequency import check_holds, frequency_facts, frequency_table
     from robopolicy.evaluation.latency import check_latencies, continuing, latency_facts, latency_table
     from robopolicy.evaluation.report import Report, aligned, all_notes, table, to_dict, write_report
+    from robopolicy.evaluation.result import compare
     from robopolicy.files import atomic_folder, check_new_folder, free_place
     from robopolicy.text.evaluation import sampled_facts, sampled_table
 
@@ -168,7 +166,7 @@ def _evaluate(
     """
     from contextlib import closing
 
-    from robopolicy.cli.players import open_sim, sim_options
+    from robopolicy.cli.policy_args import open_sim, sim_options
     from robopolicy.cli.progress import progress_bars
     from robopolicy.evaluation.frequency import frequency_curve
     from robopolicy.evaluation.harness import evaluate
@@ -206,7 +204,7 @@ def _sample(args: argparse.Namespace, players: list[Player], entry: TaskEntry) -
     """Several answers of every text policy to each prompt; nothing where the task is no text."""
     from contextlib import closing
 
-    from robopolicy.cli.players import open_sim, sim_options
+    from robopolicy.cli.policy_args import open_sim, sim_options
     from robopolicy.text.evaluation import sample_attempts
     from robopolicy.text.policy import TextPolicy
     from robopolicy.text.sim import TextSim
@@ -229,7 +227,7 @@ def _film(
     """Video, still picture, and what to tell the reader about them."""
     from contextlib import closing
 
-    from robopolicy.cli.players import open_sim, sim_options, video_problem
+    from robopolicy.cli.policy_args import open_sim, sim_options, video_problem
     from robopolicy.evaluation.video import record, write_strip, write_video
 
     count = min(args.video, args.episodes)
@@ -250,7 +248,7 @@ def _film(
 
 
 def _facts(args: argparse.Namespace, entry: TaskEntry) -> dict[str, str]:
-    from robopolicy.provenance import versions
+    from robopolicy.versions import versions
 
     return {
         "task": entry.name,

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from robopolicy.cli.outputs import add_overwrite_option
+from robopolicy.cli.options import add_overwrite_option
 from robopolicy.errors import UserError
 
 EXAMPLES = """\
@@ -42,10 +42,10 @@ def run(args: argparse.Namespace) -> int:
     from robopolicy.deploy.bundle import MANIFEST as BUNDLE
     from robopolicy.deploy.export import TaskFacts, export_bundle
     from robopolicy.files import check_new_folder
-    from robopolicy.provenance import sha256
     from robopolicy.schema import to_plain
     from robopolicy.training.checkpoint import golden_observations, load_policy
     from robopolicy.training.manifest import MANIFEST
+    from robopolicy.versions import sha256
 
     check_new_folder(args.out, "a bundle", BUNDLE, overwrite=args.overwrite)
     policy, described = load_policy(args.checkpoint)

@@ -130,8 +130,8 @@ def backends() -> list[Row]:
 
 def recipes() -> list[Row]:
     """Recipes for `algorithm=recipe` and text policies, with their source and what they learn from."""
-    from robopolicy.catalogue import read_recipe, recipe_names, recipe_ring
     from robopolicy.core.recipe_keys import DEFAULTS
+    from robopolicy.recipe_files import read_recipe, recipe_names, recipe_ring
 
     plain = [(name, DEFAULTS | read_recipe(name)) for name in recipe_names()]
     return [

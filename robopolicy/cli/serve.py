@@ -107,8 +107,8 @@ def _load(args: argparse.Namespace) -> Served:
             noise_shape=tuple(known.noise_shape),
             network_calls=known.network_calls,
         )
-    from robopolicy.cli.players import short_names
-    from robopolicy.interop.served import ServedPolicy
+    from robopolicy.cli.policy_args import short_names
+    from robopolicy.interop.remote import ServedPolicy
     from robopolicy.training.checkpoint import MODEL, load_policy
 
     policy, manifest = load_policy(args.policy, args.device)

@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     from robopolicy.training.distributed import processes
     from robopolicy.training.loop import resume_run, start_run
-    from robopolicy.training.resuming import Interrupted
+    from robopolicy.training.resume import Interrupted
 
     with processes():
         trainer = resume_run(args.resume) if args.resume is not None else start_run(compose_config(args.settings))
@@ -91,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
 def _multirun(args: argparse.Namespace) -> int:
     """Train a sweep, or show which runs it has."""
     from robopolicy.cli.progress import hint_when_stopped
-    from robopolicy.training.sweep import combinations, launch
+    from robopolicy.training.many_runs import combinations, launch
 
     configs, launcher = combinations(args.settings)
     if args.print_config:

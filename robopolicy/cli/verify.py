@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
     from robopolicy.schema import to_plain
     from robopolicy.sim.registry import get_task
     from robopolicy.training.checkpoint import verify_checkpoint
-    from robopolicy.training.parents import place_of
+    from robopolicy.training.manifest import place_of
 
     if (args.checkpoint / MANIFEST).is_file():
         return _verify_bundle(args)

@@ -12,18 +12,18 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from robopolicy.core.advantages.pipeline import Pipeline, Stateful
+from robopolicy.constraints import Count
+from robopolicy.core.advantage import Pipeline, Stateful
+from robopolicy.core.advantage_sources import Critic, Fitted
 from robopolicy.core.aggregate import AGGREGATES
-from robopolicy.core.critics import Critic, Fitted
 from robopolicy.core.decisions import Decisions, first_rows
 from robopolicy.core.estimator import Estimator, EstimatorConfig, options_of
 from robopolicy.core.objectives import Objective
 from robopolicy.core.options import checked
-from robopolicy.core.parts import build
 from robopolicy.core.recipe_keys import CHOICES, DEFAULTS
+from robopolicy.core.registry import build
 from robopolicy.core.regularizers import Constant, Controller, Regularizer
-from robopolicy.core.selectors import Selector
-from robopolicy.limits import Count
+from robopolicy.core.selection import Selector
 
 ESTIMATOR_TERMS = ("kl", "entropy", "ratio_variance")
 

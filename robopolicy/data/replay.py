@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from robopolicy.data.batches import Request, Transitions
 from robopolicy.data.episodes import Array, Episodes
 from robopolicy.data.priorities import Priorities
-from robopolicy.data.transitions import Request, Transitions
 from robopolicy.errors import UserError
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from robopolicy.device import home
 from robopolicy.errors import UserError
-from robopolicy.nets.modes import evaluation_mode
+from robopolicy.nets.module_state import evaluation_mode
 from robopolicy.policies.base import Policy, PolicySpec
 from robopolicy.policies.noise import RowStreams, seats
 from robopolicy.sim.contract import Observation, SimSpec, VectorSim

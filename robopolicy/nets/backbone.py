@@ -14,8 +14,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from robopolicy.constraints import Count, Layers, PartialShare, Ranged
 from robopolicy.errors import UserError, unknown_name
-from robopolicy.limits import Count, Layers, PartialShare, Ranged
 from robopolicy.nets.mlp import MLP, ResidualMLP
 from robopolicy.nets.time import TimeEmbedding, network_rows
 from robopolicy.nets.transformer import ActionTransformer

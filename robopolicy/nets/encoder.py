@@ -19,8 +19,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from robopolicy.constraints import Count, PartialShare, Ranged
 from robopolicy.errors import UserError, unknown_name
-from robopolicy.limits import Count, PartialShare, Ranged
 from robopolicy.nets.modality import ENCODERS, ModalityEncoder, prefix_of
 from robopolicy.nets.normalizer import RunningNormalizer, Statistics, make_normalizer
 from robopolicy.nets.point_cloud import PointCloudConfig

@@ -14,8 +14,8 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from robopolicy.constraints import Count, Ranged
 from robopolicy.errors import UserError
-from robopolicy.limits import Count, Ranged
 from robopolicy.nets.modality import ModalityEncoder
 
 

@@ -16,11 +16,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from robopolicy.constraints import Count, Layers, PositiveShare, Ranged, Several
 from robopolicy.errors import UserError, unknown_name
-from robopolicy.limits import Count, Layers, PositiveShare, Ranged, Several
-from robopolicy.nets.attention import AttentionBlock
 from robopolicy.nets.augmentation import augmentation_config
 from robopolicy.nets.modality import ModalityEncoder
+from robopolicy.nets.transformer import AttentionBlock
 
 KINDS = ("resnet", "vit")
 

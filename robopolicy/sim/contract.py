@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from robopolicy.mirror import Mirror
+from robopolicy.mirror_symmetry import Mirror
 
 LOG_PREFIX = "log."
 """Start of the keys of `Step.info` that a simulator logs about the episodes that end in the step, e.g. reward terms."""

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol
 
+from robopolicy.constraints import Natural, NotNegative, Ranged
 from robopolicy.errors import UserError, unknown_name
-from robopolicy.limits import Natural, NotNegative, Ranged
 from robopolicy.plugins import PRODUCT, contributed, installed, load, load_entry_point
 from robopolicy.spec import IMAGE_PREFIX
 

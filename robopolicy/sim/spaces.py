@@ -15,7 +15,7 @@ from torch import Tensor
 from robopolicy.errors import UserError
 from robopolicy.nets.modality import ENCODERS, prefix_of
 from robopolicy.sim.contract import TensorSpec
-from robopolicy.sim.host import Arrays
+from robopolicy.sim.vector_env import Arrays
 from robopolicy.sim.wrappers.registry import is_wrapper_key
 from robopolicy.spec import IMAGE_PREFIX, MEMORY, STEP_KEYS
 

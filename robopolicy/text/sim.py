@@ -15,10 +15,9 @@ from torch import Tensor
 from robopolicy.errors import UserError
 from robopolicy.sim.contract import Observation, SimSpec, Step, TensorSpec, VectorSim
 from robopolicy.sim.registry import SimOptions
-from robopolicy.sim.rows import RowSim
-from robopolicy.text.guard import Fault, Guard
-from robopolicy.text.task import Episode, TextTask
-from robopolicy.text.wire import KEY, TURN, pack, unpack
+from robopolicy.sim.vector_env import RowSim
+from robopolicy.text.reward_runner import Fault, Guard
+from robopolicy.text.task import KEY, TURN, Episode, TextTask, pack, unpack
 
 
 class TextSim(RowSim):

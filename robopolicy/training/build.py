@@ -14,10 +14,10 @@ import torch
 
 from robopolicy.algorithms.frames.base import Algorithm
 from robopolicy.algorithms.registry import ALGORITHMS
-from robopolicy.core.ranks import rank, world_size
+from robopolicy.core.distributed import rank, world_size
 from robopolicy.critics.value import ValueNet
 from robopolicy.data.episodes import Episodes, is_cloud, is_image
-from robopolicy.data.lerobot import read_lerobot
+from robopolicy.data.formats.lerobot import read_lerobot
 from robopolicy.device import usable_device
 from robopolicy.errors import UserError
 from robopolicy.policies.base import Policy, PolicySpec
@@ -26,14 +26,13 @@ from robopolicy.schema import filling, to_plain
 from robopolicy.sim.contract import SimSpec, VectorSim
 from robopolicy.sim.registry import WorldOptions, get_task, observation_options, task_names
 from robopolicy.spec import MEMORY
-from robopolicy.text.imitation import TextLearner
 from robopolicy.text.policy import TextPolicy
+from robopolicy.text.sft import TextLearner
 from robopolicy.training.config import TaskConfig, TrainConfig, section
 from robopolicy.training.distributed import check_distributed
-from robopolicy.training.learner import learner
+from robopolicy.training.learner import eval_simulator, learner, simulator
 from robopolicy.training.make_source import Source, make_source
 from robopolicy.training.manifest import read_manifest
-from robopolicy.training.simulators import eval_simulator, simulator
 from robopolicy.training.world_sims import is_world
 
 MOVED_TOGETHER = {"mjlab", "isaaclab"}

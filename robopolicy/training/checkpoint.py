@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from robopolicy.device import usable_device
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.files import atomic_folder, recover, refuse_foreign, write_text
-from robopolicy.nets.modes import evaluation_mode
+from robopolicy.nets.module_state import evaluation_mode
 from robopolicy.nets.normalizer import Normalizer, unfitted_normalizers
 from robopolicy.policies.base import Observation, Policy
 from robopolicy.policies.migration import migrate_state
@@ -36,14 +36,14 @@ from robopolicy.training.manifest import (
     Manifest,
     Parent,
     check_files,
+    check_parents,
     describe,
     file_hashes,
     read_manifest,
     versions,
     write_manifest,
 )
-from robopolicy.training.parents import check_parents
-from robopolicy.training.statetree import load_tree, portable, save_tree
+from robopolicy.training.resume import load_tree, portable, save_tree
 
 MODEL, GOLDEN, STATE = "model.safetensors", "golden.safetensors", "training_state"
 GOLDEN_ROWS = 4  # observations kept in the golden file

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from robopolicy.algorithms.registry import ALGORITHMS
+from robopolicy.constraints import Count, Natural, Ranged, Share
 from robopolicy.errors import UserError, unknown_name
-from robopolicy.limits import Count, Natural, Ranged, Share
 from robopolicy.policies.registry import POLICIES
 from robopolicy.schema import from_plain
 from robopolicy.sim.registry import WorldOptions

@@ -19,8 +19,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from robopolicy.algorithms.registry import ALGORITHMS, names_with
-from robopolicy.core.ranks import gathered, world_size
-from robopolicy.data.rollout import Rollout
+from robopolicy.core.distributed import gathered, world_size
+from robopolicy.data.batches import Rollout
 from robopolicy.errors import UserError
 from robopolicy.training.config import TrainConfig
 

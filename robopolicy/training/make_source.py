@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 
 from robopolicy.algorithms.frames.base import Algorithm
-from robopolicy.core.ranks import rank
+from robopolicy.core.distributed import rank
 from robopolicy.data.episodes import Episodes
 from robopolicy.plugins import Registry
 from robopolicy.policies.base import Observation, PolicySpec
@@ -104,8 +104,8 @@ SOURCES: Registry[SourceKind] = Registry(
         "group": "robopolicy.training.sources:GroupSource",
         "replay": "robopolicy.training.replay_source:ReplaySource",
         "rollout": "robopolicy.training.sources:RolloutSource",
-        "text_demonstrations": "robopolicy.training.text_sources:DemonstrationSource",
-        "text_rollout": "robopolicy.training.text_sources:RecipeSource",
+        "text_demonstrations": "robopolicy.training.text_file_source:DemonstrationSource",
+        "text_rollout": "robopolicy.training.text_file_source:RecipeSource",
     },
 )
 """`Algorithm.data_source` -> class."""

@@ -11,13 +11,13 @@ import torch
 
 from robopolicy.algorithms.frames.base import Algorithm
 from robopolicy.algorithms.frames.off_policy import OffPolicy
+from robopolicy.data.batches import Request, Transitions
 from robopolicy.data.replay import MixedReplay, Replay
-from robopolicy.data.transitions import Request, Transitions
 from robopolicy.device import move
 from robopolicy.errors import UserError
 from robopolicy.policies.base import Observation
-from robopolicy.samplers.replay import ReplaySampler
-from robopolicy.samplers.rollout import Act
+from robopolicy.rollout.off_policy import ReplaySampler
+from robopolicy.rollout.on_policy import Act
 from robopolicy.sim.chunk import ChunkedSim
 from robopolicy.training.config import ReplayConfig
 from robopolicy.training.make_source import Source, SourceContext

@@ -9,14 +9,14 @@ from typing import Any, ClassVar
 import torch
 
 from robopolicy.algorithms.frames.base import Algorithm
-from robopolicy.core.ranks import world_size
+from robopolicy.core.distributed import world_size
+from robopolicy.data.batches import Rollout
 from robopolicy.data.chunks import ChunkBatch, ChunkSampler
-from robopolicy.data.rollout import Rollout
 from robopolicy.device import move
 from robopolicy.policies.base import Observation, Sample
 from robopolicy.policies.noise import Randomness
-from robopolicy.samplers.group import GroupSampler
-from robopolicy.samplers.rollout import RolloutSampler
+from robopolicy.rollout.groups import GroupSampler
+from robopolicy.rollout.on_policy import RolloutSampler
 from robopolicy.sim.chunk import ChunkedSim
 from robopolicy.training.distributed import together
 from robopolicy.training.make_source import Source, SourceContext

@@ -71,7 +71,7 @@ def _entry(
             raise UserError(f"Task {name} needs {cure} ({reason}).") from error
 
     def make(options: SimOptions) -> VectorSim:
-        from robopolicy.sim.gymnasium import GymnasiumSim
+        from robopolicy.sim.backends.gymnasium import GymnasiumSim
 
         if options.cameras and not cameras:
             raise UserError(f"Task {name} has state observations only; leave the cameras out.")

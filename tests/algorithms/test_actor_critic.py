@@ -23,7 +23,7 @@ from robopolicy.contrib.control.mdpo import MDPO, MDPOConfig
 from robopolicy.contrib.control.ta_lpo import TALPO, TALPOConfig
 from robopolicy.core.surrogates import best_ratio, importance, mirror
 from robopolicy.critics.value import ValueConfig
-from robopolicy.data.rollout import Rollout
+from robopolicy.data.batches import Rollout
 from robopolicy.errors import UserError
 from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy

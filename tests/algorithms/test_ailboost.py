@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from robopolicy.contrib.offline.ailboost import AILBoost, AILBoostConfig, Boosting, discriminator_loss
 from robopolicy.contrib.offline.discriminator import DiscriminatorConfig, gradient_penalty, reverse_kl_loss
 from robopolicy.critics.q import CriticConfig
+from robopolicy.data.batches import Request, Transitions
 from robopolicy.data.replay import Replay
-from robopolicy.data.transitions import Request, Transitions
 from robopolicy.errors import UserError
 from robopolicy.sim.chunk import ChunkedSim
 from robopolicy.training.config import ReplayConfig

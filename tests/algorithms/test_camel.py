@@ -19,8 +19,8 @@ from robopolicy.errors import UserError
 from robopolicy.nets.normalizer import make_normalizer
 from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
-from robopolicy.policies.wrappers.callable import CallableConfig, CallablePolicy, provide
-from robopolicy.samplers.replay import ReplaySampler
+from robopolicy.policies.wrappers.black_box import CallableConfig, CallablePolicy, provide
+from robopolicy.rollout.off_policy import ReplaySampler
 from robopolicy.sim.chunk import ChunkedSim
 from robopolicy.sim.registry import SimOptions, make_sim
 

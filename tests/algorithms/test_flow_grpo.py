@@ -18,9 +18,9 @@ from robopolicy.algorithms.frames.on_policy import Rows, minibatches, normalize
 from robopolicy.critics.q import CriticConfig, QEnsemble
 from robopolicy.errors import UserError
 from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
+from robopolicy.policies.wrappers.best_of_n import select
 from robopolicy.policies.wrappers.composed import compose
 from robopolicy.policies.wrappers.latent import STEERING_ACTOR, LatentPolicy, NoiseSpace
-from robopolicy.policies.wrappers.selected import select
 from robopolicy.training.checkpoint import load_policy, save_checkpoint
 
 

@@ -12,7 +12,7 @@ import torch
 from robopolicy.algorithms.frames.on_policy import Rows, rows_with_advantages
 from robopolicy.contrib.control.hamnet import HAMNet, HAMNetConfig, normalized
 from robopolicy.contrib.control.vector_value import VectorValueConfig
-from robopolicy.data.rollout import Rollout
+from robopolicy.data.batches import Rollout
 from robopolicy.errors import UserError
 from robopolicy.policies.base import PolicySpec, Sample
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy

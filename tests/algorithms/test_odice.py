@@ -22,8 +22,8 @@ from robopolicy.contrib.offline.odice import (
     visit_weight,
 )
 from robopolicy.core.gradients import flat_gradient
+from robopolicy.data.batches import Transitions
 from robopolicy.data.episodes import Episodes
-from robopolicy.data.transitions import Transitions
 from robopolicy.errors import UserError
 from robopolicy.policies.base import Policy
 

@@ -15,13 +15,13 @@ import torch
 import yaml
 
 from robopolicy.algorithms.recipe import Compared, RecipeTuner, RecipeTunerConfig, decisions_of, whole_groups
-from robopolicy.catalogue import read_recipe, recipe_names
-from robopolicy.core.advantages.pipeline import outcome
-from robopolicy.core.parts import REGISTRIES
+from robopolicy.core.advantage import outcome
 from robopolicy.core.recipe import Recipe
+from robopolicy.core.registry import REGISTRIES
 from robopolicy.errors import UserError
 from robopolicy.policies.heads.diffusion import DiffusionPolicy
 from robopolicy.policies.heads.flow import FlowPolicy
+from robopolicy.recipe_files import read_recipe, recipe_names
 
 ROLLOUTS = [name for name in recipe_names() if read_recipe(name).get("data", "rollout") == "rollout"]
 HEADS = {"flow": tools.flow_head, "diffusion": tools.diffusion_head}

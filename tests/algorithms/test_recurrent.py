@@ -27,7 +27,7 @@ from robopolicy.policies.heads.autoregressive import AutoregressiveConfig
 from robopolicy.policies.heads.gaussian import GaussianConfig
 from robopolicy.policies.heads.mixture import MixtureConfig
 from robopolicy.policies.registry import make_policy
-from robopolicy.samplers.rollout import RolloutSampler
+from robopolicy.rollout.on_policy import RolloutSampler
 from robopolicy.sim.checker import check_simulator
 from robopolicy.sim.chunk import ChunkedSim
 from robopolicy.spec import MEMORY

@@ -19,8 +19,8 @@ from robopolicy.algorithms.td3_bc import TD3BC, TD3BCConfig
 from robopolicy.contrib.offline.a2pr import A2PR, A2PRConfig, ChunkVAE, ChunkVAEConfig, better_of, vae_loss
 from robopolicy.contrib.offline.prdc import PRDC, PRDCConfig
 from robopolicy.critics.value import ValueConfig
+from robopolicy.data.batches import Transitions
 from robopolicy.data.episodes import Episodes
-from robopolicy.data.transitions import Transitions
 from robopolicy.errors import UserError
 from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy

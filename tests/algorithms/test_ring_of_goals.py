@@ -14,7 +14,7 @@ from robopolicy.algorithms.dppo import DPPO, DPPOConfig
 from robopolicy.algorithms.flow_grpo import FlowGRPO, FlowGRPOConfig
 from robopolicy.algorithms.flow_sde import FlowSDE, FlowSDEConfig
 from robopolicy.algorithms.reinflow import ReinFlow, ReinFlowConfig
-from robopolicy.data.rollout import GroupRollout, Rollout
+from robopolicy.data.batches import GroupRollout, Rollout
 from robopolicy.policies.base import Policy, PolicySpec
 from robopolicy.policies.heads.diffusion import DiffusionConfig, DiffusionPolicy
 from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy

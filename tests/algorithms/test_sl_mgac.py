@@ -16,7 +16,7 @@ from robopolicy.algorithms.sac import SAC, SACConfig
 from robopolicy.contrib.control.reward_predicting_q import SupervisedQ
 from robopolicy.contrib.control.sl_mgac import SLMGAC, SLMGACConfig
 from robopolicy.critics.q import CriticConfig
-from robopolicy.data.transitions import Transitions
+from robopolicy.data.batches import Transitions
 from robopolicy.errors import UserError
 from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy

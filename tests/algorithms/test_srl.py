@@ -15,7 +15,7 @@ from robopolicy.contrib.control.model_based_q import ModelledQ
 from robopolicy.contrib.control.sequence import SequenceConfig, SequencePolicy
 from robopolicy.contrib.control.srl import SRL, SRLConfig, actor_loss
 from robopolicy.critics.q import CriticConfig
-from robopolicy.data.transitions import Transitions
+from robopolicy.data.batches import Transitions
 from robopolicy.errors import UserError
 from robopolicy.policies.base import PolicySpec
 

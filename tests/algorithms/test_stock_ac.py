@@ -13,12 +13,12 @@ from torch import Tensor
 from robopolicy.contrib.control.quantile_critic import QuantileQ, quantile_loss
 from robopolicy.contrib.control.stock_ac import UTILITIES, StockAC, StockACConfig, conditional_value, stock_of
 from robopolicy.critics.q import CriticConfig
+from robopolicy.data.batches import Transitions
 from robopolicy.data.replay import Replay
-from robopolicy.data.transitions import Transitions
 from robopolicy.errors import UserError
 from robopolicy.policies.base import PolicySpec, Sample
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
-from robopolicy.samplers.replay import ReplaySampler
+from robopolicy.rollout.off_policy import ReplaySampler
 from robopolicy.sim.checker import check_simulator
 from robopolicy.sim.chunk import ChunkedSim
 from robopolicy.sim.contract import VectorSim

@@ -16,7 +16,7 @@ from robopolicy.algorithms.registry import make_algorithm
 from robopolicy.contrib.control.bpo import BPOConfig
 from robopolicy.contrib.control.mdpo import MDPOConfig
 from robopolicy.errors import UserError
-from robopolicy.mirror import Mirror, Reflection
+from robopolicy.mirror_symmetry import Mirror, Reflection
 from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
 from robopolicy.policies.heads.mixture import MixtureConfig, MixturePolicy

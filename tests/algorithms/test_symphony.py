@@ -24,8 +24,8 @@ from robopolicy.contrib.control.symphony import (
 from robopolicy.contrib.control.symphony_policy import SwaddledConfig, SwaddledPolicy
 from robopolicy.contrib.control.weighted_quantile_q import SortedQ
 from robopolicy.critics.q import CriticConfig
+from robopolicy.data.batches import Request
 from robopolicy.data.replay import Replay
-from robopolicy.data.transitions import Request
 from robopolicy.errors import UserError
 
 SMALL = CriticConfig(members=3, hidden=(32, 32), activation="relu", layer_norm=False)

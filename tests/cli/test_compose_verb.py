@@ -16,14 +16,13 @@ from safetensors.torch import load_file
 from robopolicy.cli.main import main
 from robopolicy.contrib.offline.corrected import CorrectedPolicy, Correction, DataModel, DataModelConfig, correct
 from robopolicy.critics.q import CriticConfig, QEnsemble
-from robopolicy.evaluation.search.evaluators import SimEvaluator
-from robopolicy.evaluation.search.ledger import Ledger
+from robopolicy.evaluation.search.weights import Ledger, SimEvaluator
 from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.heads.diffusion import DiffusionConfig, DiffusionPolicy
 from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
+from robopolicy.policies.wrappers.best_of_n import SelectedPolicy, select
 from robopolicy.policies.wrappers.composed import ComposedPolicy, compose
-from robopolicy.policies.wrappers.selected import SelectedPolicy, select
 from robopolicy.training.checkpoint import load_policy, save_checkpoint
 
 TASK = "toy/point_mass"

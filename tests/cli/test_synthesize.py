@@ -9,7 +9,7 @@ import torch
 
 from robopolicy.cli.main import main
 from robopolicy.contrib.offline.trajectory_training import TrajectoryTrainConfig, load_trajectories, start_trajectories
-from robopolicy.data.lerobot import read_lerobot
+from robopolicy.data.formats.lerobot import read_lerobot
 from robopolicy.training.model_runs import with_settings
 
 TASK = "toy/point_mass"

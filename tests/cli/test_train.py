@@ -13,7 +13,7 @@ from pyarrow import parquet
 
 from robopolicy.cli.main import main
 from robopolicy.data.episodes import Episode, Episodes
-from robopolicy.data.lerobot import write_lerobot
+from robopolicy.data.formats.lerobot import write_lerobot
 from robopolicy.evaluation.harness import evaluate
 from robopolicy.sim.registry import SimOptions, make_sim
 from robopolicy.training.checkpoint import load_policy

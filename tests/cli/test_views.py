@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from robopolicy.cli.main import main
-from robopolicy.data.lerobot import read_lerobot
+from robopolicy.data.formats.lerobot import read_lerobot
 from robopolicy.errors import UserError
 from robopolicy.sim import gl
 from robopolicy.sim.registry import observation_options

@@ -12,7 +12,7 @@ from robopolicy.contrib.text_catalogue.masks import Spread
 from robopolicy.contrib.text_catalogue.objectives import Taught
 from robopolicy.contrib.text_catalogue.selectors import Extremes, positive
 from robopolicy.core.decisions import Decisions
-from robopolicy.core.weights import ClipCovariance
+from robopolicy.core.selection import ClipCovariance
 
 
 def column(*values: float) -> Tensor:

@@ -7,9 +7,7 @@ import torch
 
 from robopolicy.contrib.text_catalogue.regularizers import Adaptive
 from robopolicy.contrib.text_catalogue.stages import Modulate
-from robopolicy.core.advantages.factors import DepthDiscount
-from robopolicy.core.advantages.pipeline import Pipeline, Scope, outcome
-from robopolicy.core.advantages.stages import Baseline, Broadcast, Scale
+from robopolicy.core.advantage import Baseline, Broadcast, DepthDiscount, Pipeline, Scale, Scope, outcome
 from robopolicy.core.aggregate import AGGREGATES
 from robopolicy.core.decisions import Decisions, by_group, by_trajectory, by_unit
 from robopolicy.core.estimator import Estimator, EstimatorConfig

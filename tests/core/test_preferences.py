@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from robopolicy.catalogue import read_recipe
 from robopolicy.contrib.text_catalogue.pair_objectives import squared_difference
-from robopolicy.core.advantages.pipeline import outcome
+from robopolicy.core.advantage import outcome
 from robopolicy.core.decisions import Decisions, by_trajectory
-from robopolicy.core.preferences import logistic_pair, preference_pairs, scores
+from robopolicy.core.objectives import logistic_pair, preference_pairs, scores
 from robopolicy.core.recipe import Recipe
+from robopolicy.recipe_files import read_recipe
 
 
 def test_pairs_are_all_ordered_rollouts_of_a_group(decisions):

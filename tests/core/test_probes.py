@@ -16,7 +16,7 @@ from robopolicy.contrib.text_catalogue.probes import (
     without_support,
 )
 from robopolicy.core.decisions import Decisions
-from robopolicy.core.probes import pass_at_k
+from robopolicy.text.evaluation import pass_at_k
 
 
 @pytest.mark.parametrize("k", [1, 2, 4, 6])

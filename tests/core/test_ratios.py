@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 
-from robopolicy.catalogue import read_recipe
 from robopolicy.core.decisions import Decisions, by_trajectory, by_unit
 from robopolicy.core.ratios import LEVELS, ConstantBounds, DepthBounds, Hierarchy, importance_weight, log_ratio
+from robopolicy.recipe_files import read_recipe
 
 
 @pytest.mark.parametrize("level", ["token", "unit", "sequence"])

@@ -8,13 +8,13 @@ import pytest
 import torch
 from tabular import recipe_of, tabular, with_extras
 
-from robopolicy.catalogue import read_recipe, recipe_names
 from robopolicy.core.decisions import Decisions
 from robopolicy.core.recipe import Recipe
 from robopolicy.core.recipe_keys import DEFAULTS
 from robopolicy.policies.base import PolicySpec
-from robopolicy.policies.chains.sde_chain import SDEChain
+from robopolicy.policies.exploration.flow_chains import SDEChain
 from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
+from robopolicy.recipe_files import read_recipe, recipe_names
 
 NAMES = recipe_names()
 ROLLOUTS = [name for name in NAMES if read_recipe(name).get("data", "rollout") == "rollout"]

@@ -12,8 +12,8 @@ from tabular import Tabular, ppo, recipe_of, seq_mean, tabular
 from torch import Tensor
 from torch.testing import assert_close
 
-from robopolicy.catalogue import read_recipe
 from robopolicy.core.decisions import Decisions
+from robopolicy.recipe_files import read_recipe
 
 CLIPPED: dict[str, tuple[float, float, float, str]] = {  # low, high, cap at negative advantages, aggregation
     "gigpo": (0.2, 0.2, math.inf, "seq_mean"),

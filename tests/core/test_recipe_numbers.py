@@ -6,8 +6,8 @@ from typing import Any, cast
 
 import pytest
 
-from robopolicy.catalogue import read_recipe
 from robopolicy.core.recipe_keys import DEFAULTS
+from robopolicy.recipe_files import read_recipe
 
 CLIP = "estimator.bounds."
 STAGE, ROLLOUT, HELP = "advantage.", "rollout.", "rollout.intervention."

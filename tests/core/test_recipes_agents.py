@@ -9,9 +9,9 @@ from torch import Tensor
 
 from robopolicy.contrib.text_catalogue.comparisons import SharedSteps
 from robopolicy.contrib.text_catalogue.starts import Subgoals
-from robopolicy.core.advantages.starts import Gae, ReturnToGo
-from robopolicy.core.advantages.structure import HistoryGroups
+from robopolicy.core.advantage_sources import Gae, ReturnToGo
 from robopolicy.core.decisions import Decisions, row_numbers, unit_numbers
+from robopolicy.core.group_statistics import HistoryGroups
 
 DOUBLE = torch.float64
 

@@ -11,7 +11,7 @@ from torch.nn.functional import logsigmoid
 
 from robopolicy.contrib.text_catalogue.pair_objectives import self_test_pair
 from robopolicy.contrib.text_catalogue.targets import DIVERGENCES
-from robopolicy.core.objectives import pairs as objectives
+from robopolicy.core import objectives
 
 
 def mean(terms: list[Tensor]) -> Tensor:

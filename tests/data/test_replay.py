@@ -6,8 +6,8 @@ import pytest
 import torch
 from small_replay import drawn, generator, play, random_replay, request, state, successor, window
 
+from robopolicy.data.batches import Transitions
 from robopolicy.data.replay import Replay
-from robopolicy.data.transitions import Transitions
 from robopolicy.errors import UserError
 
 

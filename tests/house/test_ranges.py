@@ -8,8 +8,8 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 import pytest
 
 from robopolicy.algorithms.registry import ALGORITHMS
+from robopolicy.constraints import Range, Ranged, UpTo
 from robopolicy.errors import UserError
-from robopolicy.limits import Range, Ranged, UpTo
 from robopolicy.policies.registry import POLICIES
 from robopolicy.training.config import TrainConfig
 

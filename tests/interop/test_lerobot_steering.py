@@ -22,7 +22,7 @@ from robopolicy.data.replay import Replay
 from robopolicy.interop.lerobot.loading import load_lerobot
 from robopolicy.policies.wrappers.latent import STEERING_ACTOR, LatentPolicy, NoiseSpace
 from robopolicy.policies.wrappers.zero_noise import ZeroNoisePolicy
-from robopolicy.samplers.replay import ReplaySampler
+from robopolicy.rollout.off_policy import ReplaySampler
 from robopolicy.sim.chunk import ChunkedSim
 from robopolicy.sim.contract import Observation, Step, TensorSpec
 from robopolicy.sim.registry import SimOptions

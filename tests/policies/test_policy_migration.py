@@ -15,9 +15,9 @@ from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
 from robopolicy.policies.migration import migrate, migrate_state
-from robopolicy.provenance import sha256
 from robopolicy.training.checkpoint import load_policy, save_checkpoint, verify_checkpoint
 from robopolicy.training.compose import compose_config, config_text, read_config
+from robopolicy.versions import sha256
 
 SHAPES = {"state": (2,), "image.top": (3, 16, 16), "entities.others": (2, 3), "stock.0.9": (2,)}
 VISION = {"widths": (16,), "keypoints": 4}

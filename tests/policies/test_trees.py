@@ -335,7 +335,7 @@ def test_an_outline_has_a_line_per_node():
 
 def test_two_skills_under_a_tree_reach_what_neither_reaches_alone():
     from robopolicy.evaluation.harness import evaluate
-    from robopolicy.policies.wrappers.callable import CallablePolicy
+    from robopolicy.policies.wrappers.black_box import CallablePolicy
     from robopolicy.sim.registry import SimOptions, make_sim
 
     spec = PolicySpec({"state": (6,)}, 2)

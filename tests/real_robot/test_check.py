@@ -15,7 +15,7 @@ from scripted import NAMES, ScriptedLift
 
 from robopolicy.cli import main as cli
 from robopolicy.cli.commands import COMMANDS
-from robopolicy.interop.checkpoint_source import CheckpointSource
+from robopolicy.interop.sources import CheckpointSource
 from robopolicy_robots import check as checks
 from robopolicy_robots import deploy_verb
 from robopolicy_robots.policy_source import Wanted

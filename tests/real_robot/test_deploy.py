@@ -17,10 +17,10 @@ from scripted import NAMES, ScriptedLift
 from robopolicy.cli import main as cli
 from robopolicy.cli.commands import COMMANDS
 from robopolicy.data.episodes import Episode, Episodes
-from robopolicy.data.lerobot import write_lerobot
+from robopolicy.data.formats.lerobot import write_lerobot
 from robopolicy.deploy.safety.filter import SafetyFilter
 from robopolicy.evaluation.harness import evaluate
-from robopolicy.interop.checkpoint_source import CheckpointSource
+from robopolicy.interop.sources import CheckpointSource
 from robopolicy.sim.registry import SimOptions, make_sim
 from robopolicy_robots import deploy_verb
 from robopolicy_robots.filter_log import refilter

@@ -18,7 +18,7 @@ from robopolicy.cli import main as cli
 from robopolicy.cli.commands import COMMANDS
 from robopolicy.errors import UserError
 from robopolicy.evaluation.harness import evaluate
-from robopolicy.interop.checkpoint_source import CheckpointSource
+from robopolicy.interop.sources import CheckpointSource
 from robopolicy.nets.normalizer import Normalizer
 from robopolicy.nets.vision import VisionConfig
 from robopolicy.policies.base import Policy, PolicySpec

@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from robopolicy.catalogue import read_recipe
 from robopolicy.contrib.text_catalogue.curricula import (
     CategoryBandit,
     Frontier,
@@ -14,9 +13,10 @@ from robopolicy.contrib.text_catalogue.curricula import (
     Staged,
 )
 from robopolicy.errors import UserError
-from robopolicy.samplers.curricula import SAMPLERS, Uncertain, Uniform
-from robopolicy.samplers.parts import build
-from robopolicy.samplers.protocols import Pool, Task
+from robopolicy.recipe_files import read_recipe
+from robopolicy.text.rollouts.collector import build
+from robopolicy.text.rollouts.prompt_samplers import SAMPLERS, Uncertain, Uniform
+from robopolicy.text.rollouts.protocols import Pool, Task
 
 COUNT = 12
 POOL = Pool(

@@ -7,11 +7,11 @@ import torch
 from playground import Playground
 from torch.testing import assert_close
 
-from robopolicy.catalogue import read_recipe, recipe_names
 from robopolicy.core.decisions import Decisions
 from robopolicy.core.recipe import Recipe
-from robopolicy.samplers.collector import DEFAULTS, Collector
-from robopolicy.samplers.protocols import Pool
+from robopolicy.recipe_files import read_recipe, recipe_names
+from robopolicy.text.rollouts.collector import DEFAULTS, Collector
+from robopolicy.text.rollouts.protocols import Pool
 
 NAMES = [name for name in recipe_names() if DEFAULTS.keys() & read_recipe(name).get("rollout", {}).keys()]
 

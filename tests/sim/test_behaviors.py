@@ -13,9 +13,9 @@ from robopolicy.contrib.quality_diversity.behaviors import BEHAVIORS, TaskBehavi
 from robopolicy.contrib.quality_diversity.descriptor import FEATURES
 from robopolicy.contrib.quality_diversity.feet import PlanarFeet
 from robopolicy.errors import UserError
+from robopolicy.sim.backends.mujoco.task import BatchState
 from robopolicy.sim.checker import check_simulator
 from robopolicy.sim.contract import VectorSim
-from robopolicy.sim.mujoco.task import BatchState
 from robopolicy.sim.registry import SimOptions, make_sim, observation_options
 from robopolicy.sim.wrappers.registry import WrapperSpec
 from robopolicy_tasks.locomotion.robots import HalfCheetah, Hopper, Walker2d

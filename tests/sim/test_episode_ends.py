@@ -6,11 +6,11 @@ import pytest
 import torch
 from slider import Slider, make_slider_env
 
+from robopolicy.sim.backends.gymnasium import GymnasiumSim
+from robopolicy.sim.backends.mujoco.backend import MujocoSim
+from robopolicy.sim.backends.warp import WarpSim
 from robopolicy.sim.chunk import ChunkedSim
 from robopolicy.sim.contract import VectorSim
-from robopolicy.sim.gymnasium import GymnasiumSim
-from robopolicy.sim.mujoco.backend import MujocoSim
-from robopolicy.sim.mujoco.warp import WarpSim
 
 BACKENDS: dict[str, Callable[[int], VectorSim]] = {
     "rollout": lambda n: MujocoSim(Slider(), n, engine="rollout"),

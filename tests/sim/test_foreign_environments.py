@@ -10,8 +10,8 @@ import torch
 from gymnasium import spaces
 
 from robopolicy.errors import SimulatorFailed, UserError
+from robopolicy.sim.backends.gymnasium import GymnasiumSim
 from robopolicy.sim.chunk import ChunkedSim
-from robopolicy.sim.gymnasium import GymnasiumSim
 from robopolicy.sim.registry import SimOptions, make_sim, observation_options
 
 

@@ -10,13 +10,12 @@ from slider import Slider
 
 from robopolicy.contrib.known_dynamics.dynamics import Dynamics, DynamicsSim, Outcome
 from robopolicy.errors import UserError
+from robopolicy.sim.backends.gymnasium import GymnasiumSim
+from robopolicy.sim.backends.mujoco.backend import MujocoSim
+from robopolicy.sim.backends.mujoco.task import Array, BatchState, namespace
+from robopolicy.sim.backends.mujoco.task import Outcome as TaskOutcome
+from robopolicy.sim.backends.warp import WarpSim
 from robopolicy.sim.contract import SimSpec, TensorSpec, VectorSim
-from robopolicy.sim.gymnasium import GymnasiumSim
-from robopolicy.sim.mujoco.arrays import namespace
-from robopolicy.sim.mujoco.backend import MujocoSim
-from robopolicy.sim.mujoco.task import Array, BatchState
-from robopolicy.sim.mujoco.task import Outcome as TaskOutcome
-from robopolicy.sim.mujoco.warp import WarpSim
 from robopolicy.sim.registry import SimOptions, make_sim
 
 

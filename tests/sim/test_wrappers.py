@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from robopolicy import plugins
+from robopolicy.constraints import Positive, Ranged
 from robopolicy.errors import UserError
-from robopolicy.limits import Positive, Ranged
 from robopolicy.sim.contract import Observation, SimSpec, Step, TensorSpec
 from robopolicy.sim.registry import SimOptions, make_sim, observation_options
 from robopolicy.sim.wrappers.base import SimWrapper, innermost

@@ -22,9 +22,9 @@ from robopolicy.contrib.drone_volleyball.scene import (
     build_model,
 )
 from robopolicy.errors import UserError
+from robopolicy.sim.backends.mujoco.backend import MujocoSim
+from robopolicy.sim.backends.mujoco.task import BatchState, Initial
 from robopolicy.sim.checker import check_simulator
-from robopolicy.sim.mujoco.backend import MujocoSim
-from robopolicy.sim.mujoco.task import BatchState, Initial
 from robopolicy.sim.registry import SimOptions, get_task, make_sim
 
 DRILLS = {"volley/bump": Bump, "volley/hit": Hit, "volley/pass": Pass}

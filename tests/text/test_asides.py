@@ -10,7 +10,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from robopolicy.catalogue import read_recipe
 from robopolicy.contrib.text_catalogue.annotators import (
     BETA,
     ROLLOUTS,
@@ -24,16 +23,17 @@ from robopolicy.core.decisions import Decisions
 from robopolicy.core.gradients import flat_gradient
 from robopolicy.core.recipe_keys import DEFAULTS
 from robopolicy.errors import UserError
-from robopolicy.samplers.protocols import Task
+from robopolicy.recipe_files import read_recipe
 from robopolicy.sim.registry import SimOptions
 from robopolicy.spec import PolicySpec
-from robopolicy.text.asides import Greedy, Worlds, asides_of
-from robopolicy.text.learner import TextRecipe, TextRecipeConfig
+from robopolicy.text.annotators import Greedy, Worlds, asides_of
 from robopolicy.text.policy import TextConfig, TextPolicy
+from robopolicy.text.recipe_trainer import TextRecipe, TextRecipeConfig
+from robopolicy.text.rollouts.protocols import Task
 from robopolicy.text.sim import TextSim
 from robopolicy.text.task import Episode, Question, TextTask, Turn
-from robopolicy.text.world import TextWorld, score
-from robopolicy.training.attempt_sources import AttemptSource
+from robopolicy.text.text_env import TextWorld, score
+from robopolicy.training.text_rollout_source import AttemptSource
 from robopolicy_tasks.text.arithmetic import Arithmetic
 from robopolicy_tasks.text.calculator import Calculator
 from robopolicy_tasks.text.grid import Grid, Waypoints

@@ -14,13 +14,13 @@ from robopolicy.errors import UserError
 from robopolicy.sim.registry import SimOptions, make_sim
 from robopolicy.spec import PolicySpec
 from robopolicy.text.datasets import read_demonstrations, read_offline, read_pairs, read_rows
-from robopolicy.text.imitation import TextSFT, TextSFTConfig
-from robopolicy.text.learner import TextRecipe, TextRecipeConfig
 from robopolicy.text.policy import TextConfig, TextPolicy
+from robopolicy.text.recipe_trainer import TextRecipe, TextRecipeConfig
+from robopolicy.text.sft import TextSFT, TextSFTConfig
 from robopolicy.text.sim import TextSim
-from robopolicy.text.wire import unpack
+from robopolicy.text.task import unpack
 from robopolicy.training.checkpoint import load_policy
-from robopolicy.training.text_sources import recipe_source
+from robopolicy.training.text_file_source import recipe_source
 from robopolicy_tasks.text.arithmetic import Arithmetic
 
 SMALL = ["policy.width=16", "policy.layers=1", "policy.heads=2", "evaluation.episodes=0", "logging.every=1"]

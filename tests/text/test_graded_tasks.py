@@ -14,13 +14,13 @@ from robopolicy.contrib.text_catalogue.review import Review
 from robopolicy.contrib.text_diffusion.policy import DiffusionTextConfig, DiffusionTextPolicy
 from robopolicy.errors import UserError
 from robopolicy.policies.base import PolicySpec
-from robopolicy.samplers.protocols import Task, able
 from robopolicy.sim.registry import SimOptions, make_sim
-from robopolicy.text.learner import TextRecipe, TextRecipeConfig
 from robopolicy.text.policy import TextConfig, TextPolicy
+from robopolicy.text.recipe_trainer import TextRecipe, TextRecipeConfig
+from robopolicy.text.rollouts.protocols import Task, able
 from robopolicy.text.task import Inquiry
-from robopolicy.text.world import TextWorld
-from robopolicy.training.text_sources import recipe_source
+from robopolicy.text.text_env import TextWorld
+from robopolicy.training.text_file_source import recipe_source
 from robopolicy_tasks.text.arithmetic import Arithmetic
 from robopolicy_tasks.text.calculator import Calculator
 from robopolicy_tasks.text.grid import SIZE, Grid, Pits, Waypoints, distances

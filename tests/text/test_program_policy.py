@@ -19,7 +19,7 @@ from robopolicy.evaluation.harness import evaluate
 from robopolicy.policies.base import PolicySpec
 from robopolicy.sim.registry import SimOptions, make_sim
 from robopolicy.text.policy import TextConfig, TextPolicy
-from robopolicy.text.wire import TURN, pack, unpack
+from robopolicy.text.task import TURN, pack, unpack
 
 SPEC = PolicySpec({"state": (2,)}, 2)
 WALK = """

@@ -5,20 +5,20 @@ from pathlib import Path
 import pytest
 import torch
 
-from robopolicy.catalogue import read_recipe, recipe_names
 from robopolicy.core.recipe_keys import DEFAULTS as OF_RECIPES
 from robopolicy.errors import UserError
-from robopolicy.samplers.collector import DEFAULTS
+from robopolicy.recipe_files import read_recipe, recipe_names
 from robopolicy.sim.registry import SimOptions
 from robopolicy.spec import PolicySpec
-from robopolicy.text.learner import TextRecipe, TextRecipeConfig
 from robopolicy.text.policy import TextConfig, TextPolicy
+from robopolicy.text.recipe_trainer import TextRecipe, TextRecipeConfig
+from robopolicy.text.rollouts.collector import DEFAULTS
 from robopolicy.text.scoring_options import SCORING_OPTIONS, scoring_options
 from robopolicy.text.sim import TextSim
-from robopolicy.text.world import score
-from robopolicy.training.attempt_sources import AttemptSource, OverlappedSource
+from robopolicy.text.text_env import score
 from robopolicy.training.checkpoint import save_checkpoint
-from robopolicy.training.text_sources import recipe_source
+from robopolicy.training.text_file_source import recipe_source
+from robopolicy.training.text_rollout_source import AttemptSource, OverlappedSource
 from robopolicy_tasks.text.grid import Grid
 
 SPEC = PolicySpec({"text": (Grid.prompt_bytes,)}, Grid.completion_bytes)

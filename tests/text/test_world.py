@@ -6,21 +6,20 @@ from dataclasses import replace
 import pytest
 import torch
 
-from robopolicy.catalogue import read_recipe
 from robopolicy.contrib.text_catalogue.annotators import to_come
 from robopolicy.contrib.text_catalogue.interventions import INTERVENTIONS
 from robopolicy.contrib.text_catalogue.starts import unit_reward
 from robopolicy.errors import UserError
-from robopolicy.samplers.attempts import from_plain, to_plain
-from robopolicy.samplers.parts import build
-from robopolicy.samplers.protocols import TEACHER, Task, able, rewards_of
-from robopolicy.samplers.topologies import Flat, Segments
+from robopolicy.recipe_files import read_recipe
 from robopolicy.spec import PolicySpec
 from robopolicy.text.datasets import PromptTask
 from robopolicy.text.policy import TextConfig, TextPolicy
-from robopolicy.text.task import Episode, Question, TextTask, Turn
-from robopolicy.text.wire import shortened
-from robopolicy.text.world import TextWorld, score
+from robopolicy.text.rollouts.collector import build
+from robopolicy.text.rollouts.protocols import TEACHER, Task, able, rewards_of
+from robopolicy.text.rollouts.strategies import Flat, Segments
+from robopolicy.text.rollouts.trajectories import from_plain, to_plain
+from robopolicy.text.task import Episode, Question, TextTask, Turn, shortened
+from robopolicy.text.text_env import TextWorld, score
 from robopolicy_tasks.text.arithmetic import Arithmetic
 from robopolicy_tasks.text.calculator import CALL, Calculator
 from robopolicy_tasks.text.grid import Grid

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from robopolicy.data.collect import collect
-from robopolicy.data.lerobot import LeRobotWriter
+from robopolicy.data.formats.lerobot import LeRobotWriter
 from robopolicy.policies.base import Policy, PolicySpec
 from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
 from robopolicy.sim.registry import SimOptions, get_task, make_sim

@@ -15,7 +15,6 @@ from safetensors.torch import load_file, save_file
 from robopolicy.cli.main import main
 from robopolicy.errors import UserError
 from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
-from robopolicy.provenance import sha256
 from robopolicy.training.checkpoint import (
     golden_observations,
     load_policy,
@@ -24,6 +23,7 @@ from robopolicy.training.checkpoint import (
     verify_checkpoint,
 )
 from robopolicy.training.manifest import SCHEMA
+from robopolicy.versions import sha256
 
 OBS = {"state": torch.linspace(-1, 1, 8 * 2 * 6).reshape(8, 2, 6)}
 

@@ -8,7 +8,7 @@ import pytest
 from test_replay_runs import QUICK, assert_interruption_changes_nothing
 
 from robopolicy.cli.main import main
-from robopolicy.policies.wrappers.selected import SelectedPolicy
+from robopolicy.policies.wrappers.best_of_n import SelectedPolicy
 from robopolicy.training.checkpoint import load_policy
 
 RUN = ["task=point_mass", *QUICK, "algorithm.batch_size=16", "algorithm.critic.hidden=[16]"]

@@ -16,8 +16,8 @@ from test_resume import kill_and_resume
 
 from robopolicy.algorithms.sac import SAC
 from robopolicy.cli.main import main
+from robopolicy.data.batches import Transitions
 from robopolicy.data.episodes import Episodes
-from robopolicy.data.transitions import Transitions
 from robopolicy.errors import UserError
 from robopolicy.sim.contract import VectorSim
 from robopolicy.training import build, loop

@@ -10,11 +10,11 @@ from robopolicy.algorithms.gorl import DecoderFit, GoRLConfig
 from robopolicy.contrib.control.props import PROPS, PROPSConfig
 from robopolicy.contrib.control.stock_wrapper import StockConfig, StockSim
 from robopolicy.contrib.control.subpo import Visited
-from robopolicy.data.rollout import Rollout
+from robopolicy.data.batches import Rollout
 from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
-from robopolicy.samplers.tally import EpisodeTally
+from robopolicy.rollout.on_policy import EpisodeTally
 from robopolicy.sim.chunk import ChunkedSim
 from robopolicy.sim.contract import SimSpec, TensorSpec, VectorSim
 

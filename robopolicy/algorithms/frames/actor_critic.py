@@ -19,12 +19,12 @@ from robopolicy.algorithms.frames.base import Metrics, Observer, Stateful
 from robopolicy.algorithms.frames.on_policy import Beside, Rows, minibatches, sequences
 from robopolicy.algorithms.frames.rollout_learner import RolloutLearner, RolloutLearnerConfig
 from robopolicy.algorithms.frames.symmetry import Symmetry, SymmetryConfig
+from robopolicy.constraints import Count, NotNegative, Positive
+from robopolicy.core.distributed import average_gradients, mean_over_ranks
 from robopolicy.core.gradients import clip_gradients
-from robopolicy.core.ranks import average_gradients, mean_over_ranks
 from robopolicy.critics.value import ValueNet
 from robopolicy.errors import UserError, unknown_name
-from robopolicy.limits import Count, NotNegative, Positive
-from robopolicy.mirror import Mirror
+from robopolicy.mirror_symmetry import Mirror
 from robopolicy.policies.base import Info, Observation, Policy, Sample
 from robopolicy.policies.heads.explicit import ExplicitPolicy
 from robopolicy.policies.heads.gaussian import GaussianPolicy

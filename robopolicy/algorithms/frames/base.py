@@ -23,7 +23,7 @@ import torch
 from torch import nn
 
 from robopolicy.errors import UserError
-from robopolicy.mirror import Mirror
+from robopolicy.mirror_symmetry import Mirror
 from robopolicy.policies.base import Observation, Policy, Sample
 from robopolicy.policies.noise import Randomness
 

@@ -25,13 +25,13 @@ from robopolicy.algorithms.frames.on_policy import (
     minibatches,
     rows_with_advantages,
 )
+from robopolicy.constraints import Count, Natural, NotNegative, Positive, Ranged, Share, UpTo
 from robopolicy.core.gradients import clip_gradients
 from robopolicy.core.returns import DISCOUNT_UNITS
 from robopolicy.critics.q import borrow_statistics
 from robopolicy.critics.value import ValueConfig, ValueNet
-from robopolicy.data.rollout import Rollout
+from robopolicy.data.batches import Rollout
 from robopolicy.errors import unknown_name
-from robopolicy.limits import Count, Natural, NotNegative, Positive, Ranged, Share, UpTo
 from robopolicy.policies.base import Info, Policy
 
 

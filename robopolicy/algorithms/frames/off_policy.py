@@ -15,13 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from robopolicy.algorithms.frames.base import Algorithm, Metrics, Observer, Stateful, frozen_copy
+from robopolicy.constraints import Count, Natural, Positive, PositiveShare, Ranged, Ratio, Share
 from robopolicy.core.gradients import clip_gradients
 from robopolicy.critics.q import CriticConfig, QEnsemble, TargetUpdate, random_members
+from robopolicy.data.batches import Request, Transitions
 from robopolicy.data.episodes import Episodes
-from robopolicy.data.transitions import Request, Transitions
 from robopolicy.errors import UserError, unknown_name
-from robopolicy.limits import Count, Natural, Positive, PositiveShare, Ranged, Ratio, Share
-from robopolicy.nets.modes import training_mode
+from robopolicy.nets.module_state import training_mode
 from robopolicy.policies.base import Info, Observation, Policy, Sample
 from robopolicy.policies.noise import Randomness
 

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from robopolicy.core.advantages.trackers import RunningMoments
-from robopolicy.core.ranks import mean_over_ranks, rank, world_size
+from robopolicy.core.distributed import mean_over_ranks, rank, world_size
 from robopolicy.core.returns import chunk_discount, gae, successor_values
-from robopolicy.data.rollout import Rollout
+from robopolicy.core.trackers import RunningMoments
+from robopolicy.data.batches import Rollout
 
 Value = Callable[[dict[str, Tensor]], Tensor]
 

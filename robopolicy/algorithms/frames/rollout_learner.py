@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 
 from robopolicy.algorithms.frames.base import Algorithm, Metrics, Observer, Stateful
 from robopolicy.algorithms.frames.on_policy import ReturnScale, Rows, explained_variance, flatten, rows_with_advantages
+from robopolicy.constraints import Count, Natural, Ranged, Share
 from robopolicy.critics.q import borrow_statistics
 from robopolicy.critics.value import ValueConfig, ValueNet
-from robopolicy.data.rollout import Rollout
-from robopolicy.limits import Count, Natural, Ranged, Share
+from robopolicy.data.batches import Rollout
 from robopolicy.policies.base import Policy
 
 

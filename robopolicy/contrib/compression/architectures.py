@@ -28,9 +28,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from robopolicy.constraints import Count, Layers, Natural, Positive, Ranged
 from robopolicy.errors import UserError
-from robopolicy.limits import Count, Layers, Natural, Positive, Ranged
-from robopolicy.samplers.protocols import Part
+from robopolicy.text.rollouts.protocols import Part
 
 Widths = tuple[int, ...]
 

@@ -9,9 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from robopolicy.cli.given import check_idle
-from robopolicy.cli.options import add_search_options, check_numbers
-from robopolicy.cli.outputs import add_overwrite_option, check_search
+from robopolicy.cli.options import add_overwrite_option, add_search_options, check_idle, check_numbers, check_search
 from robopolicy.errors import UserError
 
 if TYPE_CHECKING:
@@ -66,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
     """Compress; 0 when the checkpoint is written."""
     from contextlib import closing
 
-    from robopolicy.cli.players import load_players, open_sim, sim_options
+    from robopolicy.cli.policy_args import load_players, open_sim, sim_options
     from robopolicy.cli.progress import progress_bars
     from robopolicy.contrib.compression.architectures import smallest
     from robopolicy.contrib.compression.compression import (
@@ -78,8 +76,7 @@ def run(args: argparse.Namespace) -> int:
         widths_of,
     )
     from robopolicy.evaluation.report import aligned, table
-    from robopolicy.evaluation.search.evaluators import SimEvaluator
-    from robopolicy.evaluation.search.weights import hold_out
+    from robopolicy.evaluation.search.weights import SimEvaluator, hold_out
     from robopolicy.policies.base import Policy
 
     _check(args)
@@ -183,8 +180,8 @@ def _searcher(args: argparse.Namespace, teacher: Policy) -> ArchitectureSearch:
 
 def _request(args: argparse.Namespace) -> dict[str, Any]:
     """What decides the score of a student."""
-    from robopolicy.provenance import sha256
     from robopolicy.training.manifest import MANIFEST
+    from robopolicy.versions import sha256
 
     names = ("updates", "seen_episodes", "seen_seed", "noise", "episodes", "seed", "reward", "backend")
     return {"teacher": sha256(args.checkpoint / MANIFEST), **{name: getattr(args, name) for name in names}}
@@ -232,7 +229,7 @@ def _write(
 
     from robopolicy.files import atomic_folder
     from robopolicy.training.checkpoint import save_checkpoint
-    from robopolicy.training.parents import record_parent
+    from robopolicy.training.manifest import record_parent
 
     training = {
         "compressed": {"widths": list(widths), "parameters": dict(sizes), "students": len(scores)},

@@ -27,7 +27,7 @@ from robopolicy.data.chunks import ChunkBatch
 from robopolicy.errors import UserError
 from robopolicy.evaluation.actors import DisturbedActor, PolicyActor, RandomActor
 from robopolicy.evaluation.harness import play
-from robopolicy.nets.modes import evaluation_mode
+from robopolicy.nets.module_state import evaluation_mode
 from robopolicy.nets.normalizer import Normalizer
 from robopolicy.policies.base import Observation, Policy
 from robopolicy.policies.noise import Randomness

@@ -10,13 +10,13 @@ import torch
 
 from robopolicy.algorithms.frames.base import Metrics, Stateful, frozen_copy
 from robopolicy.algorithms.frames.off_policy import OffPolicy
+from robopolicy.constraints import Positive, Ranged
 from robopolicy.contrib.control.prior_mask import MaskSchedule, PriorMask
-from robopolicy.data.transitions import Transitions
-from robopolicy.limits import Positive, Ranged
+from robopolicy.data.batches import Transitions
 from robopolicy.policies.base import Observation, Policy, Sample
 from robopolicy.policies.heads.gaussian import GaussianPolicy
 from robopolicy.policies.noise import Randomness
-from robopolicy.policies.wrappers.callable import CallableConfig, CallablePolicy
+from robopolicy.policies.wrappers.black_box import CallableConfig, CallablePolicy
 
 
 @dataclass(frozen=True)

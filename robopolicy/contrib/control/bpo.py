@@ -25,12 +25,12 @@ from torch import Tensor, nn
 
 from robopolicy.algorithms.frames.actor_critic import ActorCritic, ActorCriticConfig
 from robopolicy.algorithms.frames.on_policy import Rows
-from robopolicy.core.ranks import mean_over_ranks
+from robopolicy.constraints import Count, InnerShare, Positive
+from robopolicy.core.distributed import mean_over_ranks
 from robopolicy.core.regularizers import k3
 from robopolicy.core.surrogates import best_ratio
 from robopolicy.critics.q import borrow_statistics
 from robopolicy.critics.value import ValueConfig, ValueNet
-from robopolicy.limits import Count, InnerShare, Positive
 from robopolicy.policies.base import Info, Policy
 
 

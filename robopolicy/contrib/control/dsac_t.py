@@ -21,10 +21,10 @@ from torch import Tensor, nn
 
 from robopolicy.algorithms.frames.base import Stateful, frozen_copy
 from robopolicy.algorithms.sac import SAC, SACConfig
+from robopolicy.constraints import Count, Positive
 from robopolicy.contrib.control.gaussian_critic import GaussianQ
 from robopolicy.critics.q import CriticConfig, TargetUpdate
-from robopolicy.data.transitions import Transitions
-from robopolicy.limits import Count, Positive
+from robopolicy.data.batches import Transitions
 from robopolicy.policies.base import Info, Policy
 from robopolicy.policies.noise import normal
 

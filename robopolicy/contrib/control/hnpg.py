@@ -24,12 +24,11 @@ from torch import Tensor
 from robopolicy.algorithms.frames.base import Metrics, Observer, Stateful, frozen_copy
 from robopolicy.algorithms.frames.on_policy import Rows, minibatches
 from robopolicy.algorithms.ppo import PPO, PPOConfig
+from robopolicy.constraints import Count, Positive
 from robopolicy.contrib.control.hybrid_rollout import HybridRollout
 from robopolicy.contrib.control.props import joined
 from robopolicy.critics.q import CriticConfig, QEnsemble
-from robopolicy.data.rollout import Rollout
-from robopolicy.data.transitions import Request, Transitions
-from robopolicy.limits import Count, Positive
+from robopolicy.data.batches import Request, Rollout, Transitions
 from robopolicy.policies.base import Observation, Policy, Sample
 from robopolicy.policies.noise import Randomness
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from robopolicy.data.rollout import Rollout
-from robopolicy.data.transitions import Transitions
+from robopolicy.data.batches import Rollout, Transitions
 
 
 @dataclass(frozen=True, kw_only=True)

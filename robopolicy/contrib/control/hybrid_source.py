@@ -10,8 +10,8 @@ import torch
 from robopolicy.algorithms.frames.base import Algorithm
 from robopolicy.contrib.control.hnpg import HNPG
 from robopolicy.contrib.control.hybrid_rollout import HybridRollout
+from robopolicy.data.batches import Request
 from robopolicy.data.replay import Replay
-from robopolicy.data.transitions import Request
 from robopolicy.device import move
 from robopolicy.sim.chunk import ChunkedSim
 from robopolicy.training.make_source import Source, SourceContext

@@ -21,8 +21,8 @@ from torch import Tensor
 
 from robopolicy.algorithms.frames.base import Stateful, frozen_copy
 from robopolicy.algorithms.sac import SAC, SACConfig
-from robopolicy.data.transitions import Transitions
-from robopolicy.limits import Count, NotNegative, Positive
+from robopolicy.constraints import Count, NotNegative, Positive
+from robopolicy.data.batches import Transitions
 from robopolicy.policies.base import Info, Policy
 from robopolicy.policies.noise import normal
 

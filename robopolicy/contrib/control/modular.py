@@ -17,8 +17,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from robopolicy.constraints import Count, Ranged
 from robopolicy.errors import UserError
-from robopolicy.limits import Count, Ranged
 from robopolicy.nets.backbone import BackboneBuilder, BackboneConfig, NetworkSizes
 from robopolicy.nets.mlp import MLP
 from robopolicy.nets.time import TimeEmbedding, network_rows

@@ -17,8 +17,8 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from robopolicy.algorithms.frames.base import Metrics, Observer, Stateful, frozen_copy
 from robopolicy.algorithms.frames.on_policy import Rows, minibatches, normalize
 from robopolicy.algorithms.frames.rollout_learner import RolloutLearner, RolloutLearnerConfig
-from robopolicy.data.rollout import Rollout
-from robopolicy.limits import Count, Positive, PositiveShare
+from robopolicy.constraints import Count, Positive, PositiveShare
+from robopolicy.data.batches import Rollout
 from robopolicy.policies.base import Policy
 
 

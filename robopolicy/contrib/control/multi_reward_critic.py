@@ -15,7 +15,7 @@ from robopolicy.algorithms.frames.actor_critic import ActorCritic, value_loss
 from robopolicy.algorithms.frames.on_policy import Rows, flatten
 from robopolicy.contrib.control.vector_value import TermValues
 from robopolicy.core.returns import chunk_discount, gae
-from robopolicy.data.rollout import Rollout
+from robopolicy.data.batches import Rollout
 from robopolicy.errors import unknown_name
 
 

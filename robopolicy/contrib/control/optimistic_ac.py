@@ -26,11 +26,11 @@ from torch import Tensor
 
 from robopolicy.algorithms.frames.base import Stateful, frozen_copy
 from robopolicy.algorithms.sac import SAC, SACConfig
+from robopolicy.constraints import Count, Natural, NotNegative, PartialShare, Positive, PositiveShare
 from robopolicy.contrib.control.optimism import RareSwitch, upper_value
 from robopolicy.critics.q import CriticConfig, QEnsemble
-from robopolicy.data.transitions import Transitions
+from robopolicy.data.batches import Transitions
 from robopolicy.errors import UserError
-from robopolicy.limits import Count, Natural, NotNegative, PartialShare, Positive, PositiveShare
 from robopolicy.policies.base import Info, Policy
 from robopolicy.policies.noise import uniform
 

@@ -23,10 +23,10 @@ import torch
 from torch import Tensor
 
 from robopolicy.algorithms.frames.soft import SoftConfig, SoftOffPolicy
+from robopolicy.constraints import NotNegative
 from robopolicy.critics.q import QEnsemble
 from robopolicy.data.replay import Transitions
 from robopolicy.errors import UserError
-from robopolicy.limits import NotNegative
 from robopolicy.policies.base import Info, Observation, Policy
 from robopolicy.policies.density import choose
 from robopolicy.policies.heads.mixture import MixturePolicy

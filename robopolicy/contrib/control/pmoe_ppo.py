@@ -24,10 +24,10 @@ from torch import Tensor
 from robopolicy.algorithms.frames.base import Metrics, Observer, Stateful
 from robopolicy.algorithms.frames.on_policy import Rows, minibatches
 from robopolicy.algorithms.ppo import PPO, PPOConfig
+from robopolicy.constraints import Count, NotNegative, Positive
 from robopolicy.contrib.control.pmoe import frequency_loss
 from robopolicy.critics.q import CriticConfig, QEnsemble
 from robopolicy.errors import UserError
-from robopolicy.limits import Count, NotNegative, Positive
 from robopolicy.policies.base import Info, Observation, Policy, Sample
 from robopolicy.policies.heads.mixture import MixturePolicy
 from robopolicy.policies.noise import Randomness

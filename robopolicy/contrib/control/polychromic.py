@@ -26,15 +26,15 @@ from torch import Tensor
 
 from robopolicy.algorithms.frames.on_policy import Rows, normalize
 from robopolicy.algorithms.ppo import PPO, PPOConfig
+from robopolicy.constraints import Count, NotNegative, Several
 from robopolicy.contrib.control.positions import PlaceConfig
 from robopolicy.contrib.control.props import joined
+from robopolicy.contrib.control.stages import set_advantage
 from robopolicy.contrib.control.vine_batch import VineRollout
-from robopolicy.core.advantages.sets import set_advantage
 from robopolicy.core.decisions import Decisions
 from robopolicy.core.regularizers import k3
-from robopolicy.data.rollout import GroupRollout, Rollout
+from robopolicy.data.batches import GroupRollout, Rollout
 from robopolicy.errors import UserError
-from robopolicy.limits import Count, NotNegative, Several
 from robopolicy.policies.base import Info, Policy
 
 MOST_SETS = 1000

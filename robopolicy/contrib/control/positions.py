@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from robopolicy.constraints import Natural, Positive, Ranged
 from robopolicy.errors import UserError
-from robopolicy.limits import Natural, Positive, Ranged
 from robopolicy.policies.base import Observation, Policy
 
 

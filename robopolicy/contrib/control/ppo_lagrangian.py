@@ -32,12 +32,12 @@ from torch import Tensor
 from robopolicy.algorithms.frames.base import Metrics, Stateful
 from robopolicy.algorithms.frames.on_policy import Rows
 from robopolicy.algorithms.ppo import PPO, PPOConfig
+from robopolicy.constraints import NotNegative, Positive
 from robopolicy.contrib.control.multi_reward_critic import TermCritic
 from robopolicy.contrib.control.vector_value import TermValues
 from robopolicy.core.regularizers import Dual
-from robopolicy.data.rollout import Rollout
+from robopolicy.data.batches import Rollout
 from robopolicy.errors import UserError
-from robopolicy.limits import NotNegative, Positive
 from robopolicy.policies.base import Policy
 
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from robopolicy.constraints import PartialShare, Ranged, Share
 from robopolicy.errors import UserError
-from robopolicy.limits import PartialShare, Ranged, Share
 from robopolicy.nets.normalizer import Normalizer
 from robopolicy.policies.base import Observation, Policy
 from robopolicy.policies.noise import Randomness, uniform

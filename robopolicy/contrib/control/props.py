@@ -30,10 +30,10 @@ from torch import Tensor
 from robopolicy.algorithms.frames.base import Metrics, frozen_copy
 from robopolicy.algorithms.frames.on_policy import Rows, flatten
 from robopolicy.algorithms.ppo import PPO, PPOConfig
+from robopolicy.constraints import Count, InnerShare, Positive, Ranged
 from robopolicy.core.regularizers import k3
-from robopolicy.data.rollout import Rollout
+from robopolicy.data.batches import Rollout
 from robopolicy.device import move
-from robopolicy.limits import Count, InnerShare, Positive, Ranged
 from robopolicy.policies.base import Observation, Policy, Record, Sample
 from robopolicy.policies.noise import Randomness
 

@@ -23,10 +23,10 @@ import torch
 from torch import Tensor
 
 from robopolicy.algorithms.sac import SAC, SACConfig
+from robopolicy.constraints import NotNegative, Share
 from robopolicy.contrib.control.reward_predicting_q import SupervisedQ
 from robopolicy.critics.q import CriticConfig
-from robopolicy.data.transitions import Transitions
-from robopolicy.limits import NotNegative, Share
+from robopolicy.data.batches import Transitions
 from robopolicy.policies.base import Info, Policy
 
 

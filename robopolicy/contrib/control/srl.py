@@ -22,11 +22,11 @@ import torch
 from torch import Tensor
 
 from robopolicy.algorithms.frames.soft import SoftConfig, SoftOffPolicy
+from robopolicy.constraints import Count, Finite
 from robopolicy.contrib.control.model_based_q import ModelledQ
 from robopolicy.contrib.control.sequence import SequencePolicy
-from robopolicy.data.transitions import Request, Transitions
+from robopolicy.data.batches import Request, Transitions
 from robopolicy.errors import UserError
-from robopolicy.limits import Count, Finite
 from robopolicy.policies.base import Info, Observation, Policy
 from robopolicy.policies.noise import Randomness
 

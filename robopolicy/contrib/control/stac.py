@@ -20,10 +20,10 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from robopolicy.algorithms.sac import SAC, SACConfig
+from robopolicy.constraints import NotNegative
 from robopolicy.contrib.control.gaussian_critic import GaussianQ
 from robopolicy.critics.q import CriticConfig
-from robopolicy.data.transitions import Transitions
-from robopolicy.limits import NotNegative
+from robopolicy.data.batches import Transitions
 from robopolicy.policies.base import Info, Policy
 from robopolicy.policies.density import bounded
 

@@ -26,12 +26,12 @@ from torch import Tensor, nn
 
 from robopolicy.algorithms.frames.off_policy import descend
 from robopolicy.algorithms.td3 import TD3, TD3Config
+from robopolicy.constraints import Count, Finite, Natural, Positive, PositiveShare, Share
 from robopolicy.contrib.control.quantile_critic import QuantileQ, quantile_loss
 from robopolicy.contrib.control.stock_encoder import STOCK_PREFIX, StockEncoder
 from robopolicy.critics.q import CriticConfig
-from robopolicy.data.transitions import Transitions
+from robopolicy.data.batches import Transitions
 from robopolicy.errors import UserError, unknown_name
-from robopolicy.limits import Count, Finite, Natural, Positive, PositiveShare, Share
 from robopolicy.policies.base import Info, Observation, Policy
 from robopolicy.policies.heads.gaussian import GaussianPolicy
 from robopolicy.policies.noise import normal

@@ -15,9 +15,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from robopolicy.constraints import InnerShare, Ranged
 from robopolicy.contrib.control.stock_encoder import STOCK_PREFIX
 from robopolicy.errors import UserError
-from robopolicy.limits import InnerShare, Ranged
 from robopolicy.sim.contract import Observation, SimSpec, Step, TensorSpec, VectorSim
 from robopolicy.sim.wrappers.base import SimWrapper, single_key
 

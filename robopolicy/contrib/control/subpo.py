@@ -25,10 +25,10 @@ from torch import Tensor
 
 from robopolicy.algorithms.frames.base import Metrics, Stateful
 from robopolicy.algorithms.ppo import PPO, PPOConfig
+from robopolicy.constraints import NotNegative
 from robopolicy.contrib.control.positions import PlaceConfig
-from robopolicy.data.rollout import Rollout
+from robopolicy.data.batches import Rollout
 from robopolicy.errors import unknown_name
-from robopolicy.limits import NotNegative
 from robopolicy.policies.base import Policy
 
 NOISE = 0.1  # variance of a measurement, for `information`

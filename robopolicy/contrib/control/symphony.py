@@ -28,12 +28,12 @@ from torch import Tensor, nn
 
 from robopolicy.algorithms.frames.base import Stateful
 from robopolicy.algorithms.frames.off_policy import OffPolicy, OffPolicyConfig, descend
+from robopolicy.constraints import Count, NotNegative, Positive, Ratio
 from robopolicy.contrib.control.symphony_policy import SwaddledPolicy
 from robopolicy.contrib.control.weighted_quantile_q import SortedQ
 from robopolicy.critics.q import CriticConfig
-from robopolicy.data.transitions import Request, Transitions
+from robopolicy.data.batches import Request, Transitions
 from robopolicy.errors import UserError
-from robopolicy.limits import Count, NotNegative, Positive, Ratio
 from robopolicy.policies.base import Info, Observation, Policy, Sample
 from robopolicy.policies.noise import Randomness
 

@@ -17,7 +17,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from robopolicy.limits import Count
+from robopolicy.constraints import Count
 from robopolicy.nets.backbone import BackboneConfig, make_direct
 from robopolicy.policies.base import Info, Observation, PolicySpec, Sample, chunk_mean
 from robopolicy.policies.heads.explicit import ExplicitConfig, ExplicitPolicy

@@ -27,9 +27,9 @@ from torch import Tensor
 from robopolicy.algorithms.frames.base import Metrics, Stateful
 from robopolicy.algorithms.frames.off_policy import descend
 from robopolicy.algorithms.td3 import TD3, TD3Config
-from robopolicy.data.transitions import Transitions
+from robopolicy.constraints import InnerShare, NotNegative, Positive
+from robopolicy.data.batches import Transitions
 from robopolicy.errors import UserError, unknown_name
-from robopolicy.limits import InnerShare, NotNegative, Positive
 from robopolicy.policies.base import Info, Observation, Policy, Sample, chunk_mean
 from robopolicy.policies.heads.gaussian import GaussianPolicy
 from robopolicy.policies.noise import Randomness

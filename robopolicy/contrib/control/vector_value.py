@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from robopolicy.constraints import Count
 from robopolicy.contrib.control.modular import ModularMLP
 from robopolicy.critics.value import ValueConfig, ValueNet
-from robopolicy.limits import Count
 from robopolicy.nets.mlp import MLP
 from robopolicy.spec import PolicySpec
 

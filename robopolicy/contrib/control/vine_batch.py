@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from robopolicy.data.rollout import GroupRollout, Rollout
+from robopolicy.data.batches import GroupRollout, Rollout
 
 
 @dataclass(frozen=True, kw_only=True)

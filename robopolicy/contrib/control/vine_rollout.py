@@ -13,11 +13,11 @@ from typing import Any
 import torch
 
 from robopolicy.contrib.control.vine_batch import VineRollout
-from robopolicy.data.rollout import GroupRollout
+from robopolicy.data.batches import GroupRollout
 from robopolicy.errors import UserError
 from robopolicy.policies.base import Sample
-from robopolicy.samplers.group import play_out
-from robopolicy.samplers.rollout import Act, RolloutSampler
+from robopolicy.rollout.groups import play_out
+from robopolicy.rollout.on_policy import Act, RolloutSampler
 from robopolicy.sim.chunk import ChunkedSim, ChunkStep
 
 

@@ -22,9 +22,9 @@ from robopolicy.contrib.drone_volleyball.scene import (
     Airframe,
     build_model,
 )
-from robopolicy.mirror import Mirror, Reflection
+from robopolicy.mirror_symmetry import Mirror, Reflection
+from robopolicy.sim.backends.mujoco.task import Array, BatchState, Initial, MujocoTask, Outcome
 from robopolicy.sim.contract import TensorSpec
-from robopolicy.sim.mujoco.task import Array, BatchState, Initial, MujocoTask, Outcome
 
 SPREAD: Array = np.array([0.5, 0.5, 0.2])  # [m] a drone starts this far from its anchor along each axis at most
 TILT = 0.1 * np.pi  # [rad] roll and pitch it starts with at most; its heading is any

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from robopolicy.contrib.drone_volleyball.court import FAULT, Touch, VolleyTask, recall
 from robopolicy.contrib.drone_volleyball.scene import BALL_RADIUS, NET_HEIGHT, PADDLE_TOP, UP
-from robopolicy.sim.mujoco.task import Array, BatchState, Initial, Outcome
+from robopolicy.sim.backends.mujoco.task import Array, BatchState, Initial, Outcome
 
 REACH = PADDLE_TOP + BALL_RADIUS  # [m] from a drone's centre to that of a ball on its paddle
 LOW_BUMP = 0.2  # reward of a bump; the first one, or after a flight that stayed low

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from robopolicy.errors import UserError
-from robopolicy.samplers.protocols import BlackBox
+from robopolicy.text.rollouts.protocols import BlackBox
 
 _MOST_OPTIONS = 1000  # of all agents together
 

@@ -12,7 +12,7 @@ from typing import NamedTuple, cast
 import numpy as np
 
 from robopolicy.contrib.drone_volleyball.scene import BALL_BOUNCE, BALL_KEPT, GRAVITY, UP, Airframe
-from robopolicy.sim.mujoco.task import Array
+from robopolicy.sim.backends.mujoco.task import Array
 
 # Factor `k (k - 1) ... (k - order + 1)` of the power k in the derivatives of order 0 to 3.
 _FACTORS: Array = np.array([[float(perm(k, order)) for k in range(6)] for order in range(4)])

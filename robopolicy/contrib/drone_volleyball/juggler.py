@@ -30,9 +30,9 @@ from robopolicy.contrib.drone_volleyball.flight import (
 )
 from robopolicy.contrib.drone_volleyball.scene import BALL_RADIUS, GRAVITY, PADDLE_TOP, UP
 from robopolicy.errors import UserError
+from robopolicy.sim.backends.mujoco.backend import MujocoSim
+from robopolicy.sim.backends.mujoco.task import Array, BatchState
 from robopolicy.sim.contract import Observation, VectorSim
-from robopolicy.sim.mujoco.backend import MujocoSim
-from robopolicy.sim.mujoco.task import Array, BatchState
 
 HOVER, GO, SWING = range(3)
 SHORTEST = 0.1  # [s] before the ball is met; a swing does not begin later

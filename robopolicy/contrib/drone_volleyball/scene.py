@@ -8,7 +8,7 @@ from pathlib import Path
 import mujoco
 import numpy as np
 
-from robopolicy.sim.mujoco.task import Array
+from robopolicy.sim.backends.mujoco.task import Array
 
 ASSETS = Path(__file__).parent
 BALL_RADIUS = 0.1  # [m]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from robopolicy.contrib.drone_volleyball import drills
+from robopolicy.sim.backends.mujoco.backend import make_mujoco
 from robopolicy.sim.contract import VectorSim
-from robopolicy.sim.mujoco.make import make_mujoco
 from robopolicy.sim.registry import SimOptions
 
 

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from robopolicy.extras import need
-from robopolicy.samplers.protocols import BlackBox
+from robopolicy.optional import need
+from robopolicy.text.rollouts.protocols import BlackBox
 
 Genome = tuple[int, ...]
 

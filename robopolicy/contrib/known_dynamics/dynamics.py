@@ -22,7 +22,7 @@ from torch import Tensor
 
 from robopolicy.errors import UserError
 from robopolicy.sim.contract import Observation, SimSpec, Step
-from robopolicy.sim.rows import RowSim
+from robopolicy.sim.vector_env import RowSim
 
 
 @dataclass(frozen=True)

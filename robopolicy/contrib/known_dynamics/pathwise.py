@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from robopolicy.algorithms.frames.base import Algorithm, Metrics, Stateful
+from robopolicy.constraints import Natural, Positive, Ranged
 from robopolicy.contrib.known_dynamics.scenarios import Unrolled
 from robopolicy.core.gradients import clip_gradients
 from robopolicy.errors import UserError
-from robopolicy.limits import Natural, Positive, Ranged
 from robopolicy.policies.base import Info, Policy
 from robopolicy.policies.heads.gaussian import GaussianPolicy
 

@@ -20,9 +20,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from robopolicy.constraints import Positive
 from robopolicy.contrib.known_dynamics.pathwise import Pathwise, PathwiseConfig
 from robopolicy.contrib.known_dynamics.scenarios import Plans, Unrolled, unroll
-from robopolicy.limits import Positive
 from robopolicy.policies.base import Info
 
 

@@ -24,10 +24,10 @@ from torch import Tensor, nn
 from robopolicy.algorithms.frames.base import Observer, Stateful
 from robopolicy.algorithms.frames.off_policy import descend
 from robopolicy.algorithms.frames.regularized_td3 import RegularizedTD3, RegularizedTD3Config
+from robopolicy.constraints import Count, Natural, NotNegative, Positive, Ranged
 from robopolicy.critics.q import CriticConfig, borrow_normalizers
 from robopolicy.critics.value import ValueConfig, ValueNet
-from robopolicy.data.transitions import Transitions
-from robopolicy.limits import Count, Natural, NotNegative, Positive, Ranged
+from robopolicy.data.batches import Transitions
 from robopolicy.nets.mlp import MLP
 from robopolicy.nets.vision import VisionConfig
 from robopolicy.policies.base import Info, Observation, Policy

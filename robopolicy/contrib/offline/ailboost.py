@@ -32,15 +32,15 @@ from torch import Tensor
 from robopolicy.algorithms.frames.base import Metrics, Stateful, frozen_copy
 from robopolicy.algorithms.frames.off_policy import descend
 from robopolicy.algorithms.sac import SAC, SACConfig
+from robopolicy.constraints import Count, InnerShare, Positive, PositiveShare, Ranged
 from robopolicy.contrib.offline.discriminator import (
     Discriminator,
     DiscriminatorConfig,
     gradient_penalty,
     reverse_kl_loss,
 )
-from robopolicy.data.transitions import Request, Transitions
+from robopolicy.data.batches import Request, Transitions
 from robopolicy.errors import UserError
-from robopolicy.limits import Count, InnerShare, Positive, PositiveShare, Ranged
 from robopolicy.policies.base import Info, Policy
 from robopolicy.policies.noise import uniform
 

@@ -24,6 +24,7 @@ from torch import Tensor
 from robopolicy.algorithms.bc import warmup_cosine
 from robopolicy.algorithms.frames.base import Algorithm, Metrics, Stateful, frozen_copy
 from robopolicy.algorithms.frames.off_policy import descend
+from robopolicy.constraints import Count, Natural, Positive, Ranged
 from robopolicy.contrib.offline.corrected import (
     CorrectedPolicy,
     Correction,
@@ -34,7 +35,6 @@ from robopolicy.contrib.offline.corrected import (
 )
 from robopolicy.data.chunks import ChunkBatch
 from robopolicy.errors import UserError
-from robopolicy.limits import Count, Natural, Positive, Ranged
 from robopolicy.policies.base import Info, Policy
 
 

@@ -24,15 +24,15 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from robopolicy.constraints import Count, NotNegative, Positive, Ranged
 from robopolicy.critics.q import borrow_normalizers
 from robopolicy.errors import UserError
-from robopolicy.limits import Count, NotNegative, Positive, Ranged
 from robopolicy.nets.mlp import MLP
 from robopolicy.nets.vision import VisionConfig
 from robopolicy.policies.base import Info, Observation, Policy, PolicySpec, Sample
 from robopolicy.policies.noise import Randomness, normal
+from robopolicy.policies.wrappers.best_of_n import within_bounds
 from robopolicy.policies.wrappers.nested import WrappingPolicy, alike, describe, rebuild
-from robopolicy.policies.wrappers.selected import within_bounds
 from robopolicy.schema import from_plain, to_plain
 
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from robopolicy.constraints import Count, NotNegative, Ranged
 from robopolicy.critics.q import Judged, borrow_normalizers
-from robopolicy.limits import Count, NotNegative, Ranged
 from robopolicy.nets.mlp import MLP
 from robopolicy.nets.vision import VisionConfig
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from robopolicy.errors import UserError
-from robopolicy.extras import need
+from robopolicy.optional import need
 
 Array = NDArray[Any]
 

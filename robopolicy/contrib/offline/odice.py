@@ -26,12 +26,12 @@ import torch
 from torch import Tensor
 
 from robopolicy.algorithms.frames.offline_critic import Imitating, OfflineCriticConfig
+from robopolicy.constraints import InnerShare, NotNegative, Positive
 from robopolicy.core.gradients import flat_gradient
 from robopolicy.critics.q import CriticConfig, Judged, QEnsemble
+from robopolicy.data.batches import Transitions
 from robopolicy.data.episodes import Array, Episodes
-from robopolicy.data.transitions import Transitions
 from robopolicy.errors import UserError
-from robopolicy.limits import InnerShare, NotNegative, Positive
 from robopolicy.policies.base import Info, Policy
 
 SMALLEST = 1e-10  # squared norm of a gradient below which it has no direction

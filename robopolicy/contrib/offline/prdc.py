@@ -27,12 +27,12 @@ import torch
 from torch import Tensor
 
 from robopolicy.algorithms.frames.regularized_td3 import RegularizedTD3, RegularizedTD3Config
+from robopolicy.constraints import NotNegative
 from robopolicy.contrib.offline.nearest_neighbors import NearestPairs
+from robopolicy.data.batches import Transitions
 from robopolicy.data.chunks import ChunkSampler
 from robopolicy.data.episodes import Array, Episodes
-from robopolicy.data.transitions import Transitions
 from robopolicy.errors import UserError
-from robopolicy.limits import NotNegative
 from robopolicy.policies.base import Info, Observation, Policy
 
 SLICE = 8192  # frames of the dataset that are read at a time

@@ -7,9 +7,14 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from robopolicy.cli.given import check_idle, check_resume
-from robopolicy.cli.options import add_model_options, check_numbers, train_model
-from robopolicy.cli.outputs import add_overwrite_option
+from robopolicy.cli.options import (
+    add_model_options,
+    add_overwrite_option,
+    check_idle,
+    check_numbers,
+    check_resume,
+    train_model,
+)
 
 if TYPE_CHECKING:
     from robopolicy.training.loop import Trainer
@@ -91,7 +96,7 @@ def _write(args: argparse.Namespace) -> int:
         load_trajectories,
         synthetic_segments,
     )
-    from robopolicy.data.lerobot import LeRobotWriter
+    from robopolicy.data.formats.lerobot import LeRobotWriter
     from robopolicy.errors import UserError
     from robopolicy.training.checkpoint import load_policy
 

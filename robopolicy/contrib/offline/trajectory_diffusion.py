@@ -28,10 +28,10 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
+from robopolicy.constraints import NotNegative, Positive, Ranged, Several
 from robopolicy.contrib.offline.posterior_mean import expected_chunk
 from robopolicy.contrib.offline.segments import NOTHING, TransitionLayout, nothing
 from robopolicy.errors import UserError
-from robopolicy.limits import NotNegative, Positive, Ranged, Several
 from robopolicy.policies.base import Policy, PolicySpec
 from robopolicy.policies.heads.edm import EDMConfig, EDMPolicy
 from robopolicy.policies.noise import normal

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from robopolicy.algorithms.bc import BC, BCConfig
+from robopolicy.constraints import Count, Natural, Ranged
 from robopolicy.contrib.offline.segments import SegmentSampler, TransitionLayout
 from robopolicy.contrib.offline.trajectory_diffusion import Pull, TrajectoryConfig, TrajectoryModel
 from robopolicy.data.episodes import Episode, Episodes
-from robopolicy.data.lerobot import read_lerobot
+from robopolicy.data.formats.lerobot import read_lerobot
 from robopolicy.device import move, usable_device
 from robopolicy.errors import UserError
-from robopolicy.limits import Count, Natural, Ranged
 from robopolicy.policies.migration import migrate
 from robopolicy.schema import from_plain, to_plain
 from robopolicy.training.build import seed_everything
@@ -28,7 +28,7 @@ from robopolicy.training.loop import Trainer
 from robopolicy.training.manifest import MANIFEST, Kind, git_commit, manifest_content, versions
 from robopolicy.training.model_runs import ModelParts, ModelRunConfig, resume_model, start_model
 from robopolicy.training.sources import DatasetSource
-from robopolicy.worldmodel.films import split
+from robopolicy.worldmodel.videos import split
 
 SCHEMA = 1  # raise it with every change that an older reader would misunderstand
 KIND = Kind("trajectory model", "synthesize")

@@ -18,16 +18,9 @@ from pathlib import Path
 
 import torch
 
-from robopolicy.policies.ordering import (
-    VisitConfig,
-    VisitPolicy,
-    nearest_orders,
-    order_visits,
-    path_length,
-    save_visits,
-    shortest_orders,
-    train_visits,
-)
+from robopolicy.contrib.ordering.exact import nearest_orders, path_length, shortest_orders
+from robopolicy.contrib.ordering.network import VisitConfig, VisitPolicy, save_visits
+from robopolicy.contrib.ordering.visits import order_visits, train_visits
 
 EXACT = 8  # visits up to which the shortest ways are worked out for the table
 

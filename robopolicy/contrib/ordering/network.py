@@ -17,10 +17,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from robopolicy.constraints import Count, Layers, Ranged
 from robopolicy.errors import UserError
 from robopolicy.files import atomic_folder, parse_json, refuse_foreign
-from robopolicy.limits import Count, Layers, Ranged
-from robopolicy.nets.attention import AttentionBlock
+from robopolicy.nets.transformer import AttentionBlock
 from robopolicy.schema import from_plain, to_plain
 
 MODEL, FACTS = "model.safetensors", "visits.json"

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from robopolicy.limits import Count, Ranged
+from robopolicy.constraints import Count, Ranged
 from robopolicy.nets.augmentation import Augmentation
 
 BLUR = 1.0  # [cells] standard deviation of the blur

@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from robopolicy.cli.options import add_search_options, check_numbers
-from robopolicy.cli.outputs import add_overwrite_option, check_search
+from robopolicy.cli.options import add_overwrite_option, add_search_options, check_numbers, check_search
 from robopolicy.errors import UserError
 
 if TYPE_CHECKING:
@@ -84,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
     """Make the policy; 0 when the checkpoint is written."""
     from contextlib import closing
 
-    from robopolicy.cli.players import Player, open_sim, sim_options
+    from robopolicy.cli.policy_args import Player, open_sim, sim_options
     from robopolicy.evaluation.report import aligned, table
     from robopolicy.evaluation.search.weights import check_disjoint
 
@@ -141,8 +140,7 @@ def _improve(
     from robopolicy.cli.progress import progress_bars
     from robopolicy.contrib.programs.program_backends import author, feedback
     from robopolicy.contrib.programs.search import ProgramSearch, refine
-    from robopolicy.evaluation.search.evaluators import SimEvaluator
-    from robopolicy.evaluation.search.weights import hold_out
+    from robopolicy.evaluation.search.weights import SimEvaluator, hold_out
 
     args.out.mkdir(parents=True, exist_ok=True)
     if not args.resume:
@@ -196,7 +194,7 @@ def _write(
     from robopolicy.files import atomic_folder
     from robopolicy.spec import MEMORY
     from robopolicy.training.checkpoint import save_checkpoint
-    from robopolicy.training.parents import record_parent
+    from robopolicy.training.manifest import record_parent
 
     spec, first = policy.spec, sim.reset(args.seed)
     shown = [key for key in spec.observation if key != MEMORY]

@@ -25,12 +25,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from robopolicy.constraints import Count, Positive
 from robopolicy.contrib.programs.sandbox import IMPORTS, Answerer
 from robopolicy.errors import UserError
-from robopolicy.limits import Count, Positive
 from robopolicy.policies.base import Observation, PolicySpec
 from robopolicy.policies.wrappers.black_box import BlackBoxConfig, BlackBoxPolicy
-from robopolicy.text.wire import KEY, messages, pack, unpack
+from robopolicy.text.task import KEY, messages, pack, unpack
 
 PATIENCE = 3  # processes that may hang or break down before a program is given up
 FAULTS = 100  # complaints that are kept

@@ -26,9 +26,9 @@ from robopolicy.evaluation.result import EvalResult
 from robopolicy.policies.base import Policy, PolicySpec
 from robopolicy.sim.contract import SimSpec
 from robopolicy.text.policy import TextPolicy
-from robopolicy.text.wire import KEY
+from robopolicy.text.task import KEY
 from robopolicy.training.checkpoint import load_policy
-from robopolicy.worldmodel.judge.vlm import Served
+from robopolicy.worldmodel.success_detectors.vlm import Served
 
 TOKEN = "ROBOPOLICY_AUTHOR_TOKEN"  # environment variable that holds the token of a served author
 LONGEST = 4096  # tokens that a served author may write

@@ -28,7 +28,7 @@ from robopolicy.contrib.programs.trees.mutation import changed
 from robopolicy.contrib.programs.trees.nodes import parse_tree
 from robopolicy.errors import UserError
 from robopolicy.files import parse_json, write_text
-from robopolicy.samplers.protocols import Part
+from robopolicy.text.rollouts.protocols import Part
 
 VERSION = 1
 WORST = float("-inf")

@@ -30,9 +30,9 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor, nn
 
+from robopolicy.constraints import Finite, Ranged
 from robopolicy.contrib.programs.trees.nodes import Node, Tick, Tree, read_tree
 from robopolicy.errors import UserError
-from robopolicy.limits import Finite, Ranged
 from robopolicy.policies.base import Observation, Policy, PolicySpec, Sample
 from robopolicy.policies.composition.alignment import part_of
 from robopolicy.policies.noise import Randomness

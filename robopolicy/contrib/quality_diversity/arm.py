@@ -16,7 +16,7 @@ from torch import Tensor
 
 from robopolicy.sim.contract import Observation, SimSpec, Step, TensorSpec
 from robopolicy.sim.registry import SimOptions
-from robopolicy.sim.rows import RowSim
+from robopolicy.sim.vector_env import RowSim
 
 LINKS = 8
 DT = 0.1  # seconds per control step

@@ -15,8 +15,8 @@ from torch import Tensor
 from robopolicy.contrib.quality_diversity.behavior import BehaviorDescriptor
 from robopolicy.contrib.quality_diversity.feet import PlanarFeet
 from robopolicy.plugins import Registry
+from robopolicy.sim.backends.mujoco.task import Array, BatchState
 from robopolicy.sim.contract import Step
-from robopolicy.sim.mujoco.task import Array, BatchState
 
 
 @dataclass(frozen=True)

@@ -35,14 +35,14 @@ from torch import Tensor, nn
 from robopolicy.algorithms.frames.base import Metrics, Stateful
 from robopolicy.algorithms.frames.off_policy import descend
 from robopolicy.algorithms.td3 import TD3, TD3Config
+from robopolicy.constraints import Count, Finite, Natural, NotNegative, Positive
 from robopolicy.contrib.quality_diversity.behavior import DESCRIPTOR
 from robopolicy.contrib.quality_diversity.elites import EliteArchive, Elites
 from robopolicy.contrib.quality_diversity.generation import Candidates, Generation
 from robopolicy.contrib.quality_diversity.stacked_policies import Population
 from robopolicy.critics.q import CriticConfig
-from robopolicy.data.transitions import Transitions
+from robopolicy.data.batches import Transitions
 from robopolicy.errors import UserError
-from robopolicy.limits import Count, Finite, Natural, NotNegative, Positive
 from robopolicy.nets.backbone import DirectMLP
 from robopolicy.policies.base import Observation, Policy
 from robopolicy.policies.heads.gaussian import GaussianPolicy

@@ -18,8 +18,8 @@ from torch import Tensor
 from robopolicy.contrib.quality_diversity.behavior import DESCRIPTOR, BehaviorDescriptor
 from robopolicy.contrib.quality_diversity.behaviors import BEHAVIORS
 from robopolicy.errors import UserError
+from robopolicy.sim.backends.mujoco.backend import MujocoSim
 from robopolicy.sim.contract import LOG_PREFIX, Observation, SimSpec, Step, TensorSpec, VectorSim
-from robopolicy.sim.mujoco.backend import MujocoSim
 from robopolicy.sim.wrappers.base import SimWrapper, innermost
 
 FEATURES = "behavior"

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from robopolicy.errors import UserError
-from robopolicy.extras import need
+from robopolicy.optional import need
 
 SAMPLES = 20  # points per cell from which k-means makes the cells
 

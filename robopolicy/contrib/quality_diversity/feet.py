@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import mujoco
 import numpy as np
 
-from robopolicy.sim.mujoco.task import Array
+from robopolicy.sim.backends.mujoco.task import Array
 
 NEAR = 0.01  # [m] above the ground that counts as contact
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from robopolicy.data.transitions import Transitions
+from robopolicy.data.batches import Transitions
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from robopolicy.contrib.quality_diversity.generation import Candidates, Scores
 from robopolicy.contrib.quality_diversity.individuals import Individuals, view_of
 from robopolicy.data.replay import Replay
 from robopolicy.policies.base import Observation
-from robopolicy.samplers.replay import remember
-from robopolicy.samplers.tally import EpisodeTally
+from robopolicy.rollout.off_policy import remember
+from robopolicy.rollout.on_policy import EpisodeTally
 from robopolicy.sim.chunk import ChunkedSim, ChunkStep, PlayedStep
 
 PlayMembers = Callable[[Tensor, Observation], Tensor]

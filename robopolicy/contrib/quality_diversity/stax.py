@@ -35,6 +35,7 @@ import torch
 from torch import Tensor
 
 from robopolicy.algorithms.frames.base import Algorithm, Metrics, Stateful
+from robopolicy.constraints import Count, Finite, Natural, Positive, Ranged
 from robopolicy.contrib.quality_diversity.autoencoder import Autoencoder
 from robopolicy.contrib.quality_diversity.behavior import DESCRIPTOR
 from robopolicy.contrib.quality_diversity.elites import Elites
@@ -43,7 +44,6 @@ from robopolicy.contrib.quality_diversity.individuals import Individuals, view_d
 from robopolicy.contrib.quality_diversity.novelty import front_numbers, novelty, spread_out
 from robopolicy.contrib.quality_diversity.stacked_policies import Population
 from robopolicy.errors import UserError, unknown_name
-from robopolicy.limits import Count, Finite, Natural, Positive, Ranged
 from robopolicy.policies.base import Policy
 from robopolicy.policies.heads.gaussian import GaussianPolicy
 

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from robopolicy.sim.contract import Observation, SimSpec, Step, TensorSpec, VectorSim
 from robopolicy.sim.registry import SimOptions
-from robopolicy.sim.rows import RowSim
+from robopolicy.sim.vector_env import RowSim
 
 DT = 0.1  # [s] per control step
 RADIUS = 0.15  # [m] of the circle in which they meet

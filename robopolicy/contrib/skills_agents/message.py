@@ -23,8 +23,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from robopolicy.constraints import Count, Ranged
 from robopolicy.errors import UserError, unknown_name
-from robopolicy.limits import Count, Ranged
 from robopolicy.nets.encoder import CLOUD_PREFIX, IMAGE_PREFIX
 from robopolicy.sim.contract import Observation, SimSpec, Step, TensorSpec, VectorSim
 from robopolicy.sim.wrappers.base import SimWrapper, single_key

@@ -14,11 +14,11 @@ from typing import Annotated, cast
 import torch
 from torch import Tensor, nn
 
+from robopolicy.constraints import Count, Range, Ranged
 from robopolicy.errors import UserError
-from robopolicy.limits import Count, Range, Ranged
-from robopolicy.nets.attention import AttentionBlock
 from robopolicy.nets.modality import ModalityEncoder
 from robopolicy.nets.normalizer import MIN_RANGE
+from robopolicy.nets.transformer import AttentionBlock
 
 
 @dataclass(frozen=True)

@@ -20,9 +20,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from robopolicy.constraints import NotNegative, Ranged, Several
 from robopolicy.contrib.skills_agents.skill_discriminator import SkillDecoder
 from robopolicy.errors import UserError
-from robopolicy.limits import NotNegative, Ranged, Several
 from robopolicy.nets.encoder import CLOUD_PREFIX, EMBEDDING_PREFIX, IMAGE_PREFIX
 from robopolicy.sim.contract import TERM_PREFIX, Observation, SimSpec, Step, TensorSpec, VectorSim
 from robopolicy.sim.wrappers.base import SimWrapper

@@ -23,8 +23,8 @@ from robopolicy.errors import UserError
 from robopolicy.nets.encoder import EMBEDDING_PREFIX, Layout, ObservationEncoder
 from robopolicy.nets.normalizer import Normalizer, unfitted_normalizers
 from robopolicy.policies.base import Observation, Policy, PolicySpec
-from robopolicy.policies.composition.blend import Field
-from robopolicy.policies.composition.reading import units
+from robopolicy.policies.composition.joint_field import Field
+from robopolicy.policies.composition.sampler_adapter import units
 from robopolicy.policies.heads.consistency import ConsistencyPolicy
 from robopolicy.policies.heads.generative import GenerativePolicy
 

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from robopolicy.constraints import Ranged
 from robopolicy.errors import UserError
-from robopolicy.limits import Ranged
 from robopolicy.nets.encoder import EmbeddingConfig, ObservationEncoder, encoder_configs
 from robopolicy.nets.normalizer import Statistics, make_normalizer
 from robopolicy.nets.point_cloud import PointCloudConfig

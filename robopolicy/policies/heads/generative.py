@@ -17,8 +17,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from robopolicy.constraints import Count, NotNegative
 from robopolicy.errors import UserError, unknown_name
-from robopolicy.limits import Count, NotNegative
 from robopolicy.nets.backbone import BackboneConfig, make_backbone
 from robopolicy.nets.encoder import EmbeddingConfig, ObservationEncoder, encoder_configs
 from robopolicy.nets.normalizer import Statistics, make_normalizer

@@ -29,7 +29,7 @@ class SimWrapper(VectorSim):
 
     name: ClassVar[str]
     config_class: ClassVar[type[Any]]
-    """Frozen dataclass of the options, which all have defaults; types of `robopolicy.limits` give their ranges."""
+    """Frozen dataclass of the options, which all have defaults; types of `robopolicy.constraints` give their ranges."""
     order: ClassVar[int] = 100
     """Place among several wrappers, the smallest innermost, so that a policy finds the order that it was trained in."""
 

@@ -26,7 +26,7 @@ def _gymnasium_entry(env_id: str) -> TaskEntry:
     name = f"gymnasium/{env_id}"
 
     def make(options: SimOptions) -> VectorSim:
-        from robopolicy.sim.gymnasium import GymnasiumSim
+        from robopolicy.sim.backends.gymnasium import GymnasiumSim
 
         return _with_its_views(GymnasiumSim(env_id, options.num_envs, task=name), options)
 
@@ -37,7 +37,7 @@ def _robotics_entry(env_id: str) -> TaskEntry:
     name = f"gymnasium_robotics/{env_id}"
 
     def make(options: SimOptions) -> VectorSim:
-        from robopolicy.sim.gymnasium import GymnasiumSim
+        from robopolicy.sim.backends.gymnasium import GymnasiumSim
 
         if find_spec(ROBOTICS) is None:
             raise UserError(f"Task {name} needs pip install 'robopolicy[gymnasiumrobotics]'.")
@@ -51,7 +51,7 @@ def _envpool_entry(env_id: str) -> TaskEntry:
     name = f"envpool/{env_id}"
 
     def make(options: SimOptions) -> VectorSim:
-        from robopolicy.sim.envpool import EnvPoolSim
+        from robopolicy.sim.backends.envpool import EnvPoolSim
 
         # Meta-World hides the goal unless asked.
         extra = {"partially_observable": False} if env_id.startswith("MetaWorld/") else {}
@@ -66,7 +66,7 @@ def mjlab_entry(env_id: str, name: str = "", description: str = "") -> TaskEntry
     name = name or f"mjlab/{env_id}"
 
     def make(options: SimOptions) -> VectorSim:
-        from robopolicy.sim.mjlab import make_mjlab
+        from robopolicy.sim.backends.mjlab import make_mjlab
 
         bound = _action_bound(env_id)
         sim = make_mjlab(env_id, options.num_envs, device=options.device, task=name, action_bound=bound)
@@ -79,7 +79,7 @@ def _isaaclab_entry(env_id: str) -> TaskEntry:
     name = f"isaaclab/{env_id}"
 
     def make(options: SimOptions) -> VectorSim:
-        from robopolicy.sim.isaaclab import make_isaaclab
+        from robopolicy.sim.backends.isaaclab import make_isaaclab
 
         bound = _action_bound(env_id)
         sim = make_isaaclab(env_id, options.num_envs, device=options.device, task=name, action_bound=bound)

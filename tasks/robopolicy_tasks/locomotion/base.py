@@ -14,9 +14,8 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
+from robopolicy.sim.backends.mujoco.task import Array, BatchState, Initial, MujocoTask, Outcome, namespace
 from robopolicy.sim.contract import TERM_PREFIX, TensorSpec
-from robopolicy.sim.mujoco.arrays import namespace
-from robopolicy.sim.mujoco.task import Array, BatchState, Initial, MujocoTask, Outcome
 
 _UNITS = {
     mujoco.mjtJoint.mjJNT_FREE: (("x [m]", "y [m]", "z [m]", "qw", "qx", "qy", "qz"), ("vx", "vy", "vz")),

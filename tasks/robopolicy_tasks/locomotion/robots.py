@@ -6,9 +6,8 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
-from robopolicy.mirror import Mirror, Reflection
-from robopolicy.sim.mujoco.arrays import namespace
-from robopolicy.sim.mujoco.task import Array, BatchState, Initial, Outcome
+from robopolicy.mirror_symmetry import Mirror, Reflection
+from robopolicy.sim.backends.mujoco.task import Array, BatchState, Initial, Outcome, namespace
 from robopolicy_tasks.locomotion.base import GymnasiumRobot, parts
 
 

@@ -21,7 +21,7 @@ _TASKS = {
 
 def _maker(module: str, task: str) -> Callable[[SimOptions], VectorSim]:
     def make(options: SimOptions) -> VectorSim:
-        from robopolicy.sim.mujoco.make import make_mujoco
+        from robopolicy.sim.backends.mujoco.backend import make_mujoco
 
         return make_mujoco(
             getattr(import_module(f"robopolicy_tasks.manipulation.{module}"), task)(options.reward), options

@@ -19,7 +19,7 @@ _TASKS = {
 
 def _maker(name: str, ranges: str) -> Callable[[SimOptions], VectorSim]:
     def make(options: SimOptions) -> VectorSim:
-        from robopolicy.sim.mujoco.make import make_mujoco
+        from robopolicy.sim.backends.mujoco.backend import make_mujoco
         from robopolicy_tasks.velocity import randomization
         from robopolicy_tasks.velocity.go1 import Go1
 
