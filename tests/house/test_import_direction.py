@@ -16,7 +16,6 @@ FLOORS = {
     "robopolicy.data": 1,
     "robopolicy.algorithms": 2,
     "robopolicy.rollout": 2,
-    "robopolicy.contrib": 4,
     "robopolicy.worldmodel": 2,
     "robopolicy.evaluation": 3,
     "robopolicy.text": 3,
