@@ -10,12 +10,20 @@ import pytest
 from robopolicy.algorithms.registry import ALGORITHMS
 from robopolicy.constraints import Range, Ranged, UpTo
 from robopolicy.errors import UserError
+from robopolicy.nets.augmentation import AUGMENTATIONS
+from robopolicy.nets.backbone import BACKBONES
+from robopolicy.nets.modality import ENCODERS
 from robopolicy.policies.registry import POLICIES
 from robopolicy.training.config import TrainConfig
 
 CONFIGS = {
     "a run": TrainConfig,
     **{name: registry[name].config_class for registry in (ALGORITHMS, POLICIES) for name in registry},
+    **{
+        f"{part.kind}: {name}": part[name].config_class
+        for part in (ENCODERS, BACKBONES, AUGMENTATIONS)
+        for name in part
+    },
 }
 
 
