@@ -14,6 +14,8 @@ from robopolicy.nets.augmentation import AUGMENTATIONS
 from robopolicy.nets.backbone import BACKBONES
 from robopolicy.nets.modality import ENCODERS
 from robopolicy.policies.registry import POLICIES
+from robopolicy.schema import PlainForm
+from robopolicy.sim.wrappers.registry import WRAPPERS
 from robopolicy.training.config import TrainConfig
 
 CONFIGS = {
@@ -21,7 +23,7 @@ CONFIGS = {
     **{name: registry[name].config_class for registry in (ALGORITHMS, POLICIES) for name in registry},
     **{
         f"{part.kind}: {name}": part[name].config_class
-        for part in (ENCODERS, BACKBONES, AUGMENTATIONS)
+        for part in (ENCODERS, BACKBONES, AUGMENTATIONS, WRAPPERS)
         for name in part
     },
 }
@@ -57,6 +59,8 @@ def test_numbers_without_a_range_are_found() -> None:
 
 def parts(hint: Any) -> Iterator[type[Any]]:
     """The config dataclasses within a type, itself included."""
+    if isinstance(hint, type) and issubclass(hint, PlainForm):
+        return  # checks its own settings
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
         yield hint
         for kind in get_type_hints(hint, include_extras=True).values():
