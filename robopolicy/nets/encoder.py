@@ -6,7 +6,7 @@
 * `embedding.*`: float `(D,)`, an embedding of an instruction or a goal, e.g. of unit norm from a text encoder. It is
   not normalised and has a projection of its own. While imitating, a share of the rows may see zeros instead of all its
   embeddings, so that zeros come to mean "no instruction" (`without_embeddings`, for classifier-free guidance);
-* `stock.<discount>`: float `(2,)`, what the episode has earned and how worth has grown since it began (`sim/stock.py`).
+* `stock.<discount>`: float `(2,)`, what the episode has earned and how worth has grown since it began.
   Enters as one number, the stock: what was earned plus `start` times the growth;
 * anything else, a goal position for instance: a vector, concatenated in sorted order and normalised.
 """

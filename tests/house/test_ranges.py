@@ -11,11 +11,13 @@ from robopolicy.algorithms.registry import ALGORITHMS
 from robopolicy.errors import UserError
 from robopolicy.limits import Range, Ranged, UpTo
 from robopolicy.policies.registry import POLICIES
+from robopolicy.schema import PlainForm
+from robopolicy.sim.wrappers.registry import WRAPPERS
 from robopolicy.training.config import TrainConfig
 
 CONFIGS = {
     "a run": TrainConfig,
-    **{name: registry[name].config_class for registry in (ALGORITHMS, POLICIES) for name in registry},
+    **{name: registry[name].config_class for registry in (ALGORITHMS, POLICIES, WRAPPERS) for name in registry},
 }
 
 
@@ -49,6 +51,8 @@ def test_numbers_without_a_range_are_found() -> None:
 
 def parts(hint: Any) -> Iterator[type[Any]]:
     """The config dataclasses within a type, itself included."""
+    if isinstance(hint, type) and issubclass(hint, PlainForm):
+        return  # checks its own settings
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
         yield hint
         for kind in get_type_hints(hint, include_extras=True).values():
