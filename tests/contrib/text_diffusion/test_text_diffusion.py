@@ -5,6 +5,7 @@ from itertools import permutations, product
 
 import pytest
 import torch
+from text_forms import SPEC
 
 from robopolicy.cli.main import main
 from robopolicy.contrib.text_diffusion.parts import Inpaint
@@ -15,13 +16,16 @@ from robopolicy.samplers.protocols import Task
 from robopolicy.samplers.topologies import Flat
 from robopolicy.sim.registry import SimOptions
 from robopolicy.spec import PolicySpec
+from robopolicy.text.imitation import TextSFT, TextSFTConfig
 from robopolicy.text.learner import TextRecipe, TextRecipeConfig
 from robopolicy.text.sim import TextSim
+from robopolicy.text.summaries import summarised
 from robopolicy.text.task import Question, TextTask
 from robopolicy.text.tokenizers import ByteTokenizer
 from robopolicy.text.wire import pack, unpack
 from robopolicy.text.world import TextWorld, score
 from robopolicy.training.attempt_sources import AttemptSource
+from robopolicy.training.text_sources import text_source
 from robopolicy_tasks.text.arithmetic import Arithmetic
 from robopolicy_tasks.text.grid import Grid
 
@@ -230,3 +234,20 @@ def test_settings_that_do_not_fit_are_refused():
     ):
         with pytest.raises(UserError, match=message):
             DiffusionTextConfig(**settings)
+
+
+def test_masked_diffusion_has_no_such_summaries():
+    diffusion = DiffusionTextPolicy(DiffusionTextConfig(width=16, layers=1, heads=2), SPEC)
+    with pytest.raises(UserError, match="Part 'rhythm' of this recipe reads a causal model"):
+        summarised(diffusion, None, {"rhythm": {}})
+
+
+def test_messages_that_do_not_fit_a_canvas_are_refused(tmp_path):
+    file = tmp_path / "x.jsonl"
+    file.write_text('{"prompt": "p", "completion": "ccccccc"}\n')
+    policy = DiffusionTextPolicy(
+        DiffusionTextConfig(width=16, layers=1, heads=2, context=64), PolicySpec({"text": (16,)}, 6)
+    )
+    algorithm = TextSFT(TextSFTConfig(data=str(file)), policy, total_updates=2)
+    with pytest.raises(UserError, match="row 1 has a message of 7 tokens, but a"):
+        text_source(TextSim(Arithmetic(), SimOptions(num_envs=1)), algorithm, 0)
