@@ -12,12 +12,11 @@ from recipe_rules import (
     check_what_is_masked_reaches_no_part,
     plays,
 )
-from robopolicy.catalogue import read_recipe
 from theme_names import recipes_of
 
 from robopolicy import plugins
 from robopolicy.core.recipe import Recipe
-from robopolicy.recipe_files import recipe_ring
+from robopolicy.recipe_files import read_recipe, recipe_ring
 from robopolicy_tasks.locomotion.base import parts
 
 THEMES = list(plugins.themes())

@@ -6,10 +6,11 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from robopolicy.catalogue import read_recipe
 from tabular import Tabular, ppo, recipe_of, seq_mean, tabular
 from torch import Tensor
 from torch.testing import assert_close
+
+from robopolicy.recipe_files import read_recipe
 
 
 def collected(how: str, losses: Tensor, valid: Tensor) -> Tensor:

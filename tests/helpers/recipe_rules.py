@@ -6,7 +6,6 @@ import re
 
 import torch
 from playground import Playground
-from robopolicy.catalogue import read_recipe
 from tabular import recipe_of, tabular, with_extras
 from torch.testing import assert_close
 
@@ -15,6 +14,7 @@ from robopolicy.core.recipe import DEFAULTS, Recipe
 from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.exploration.flow_chains import SDEChain
 from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
+from robopolicy.recipe_files import read_recipe
 from robopolicy.text.rollouts.collector import DEFAULTS as OF_ROLLOUTS
 from robopolicy.text.rollouts.collector import Collector
 from robopolicy.text.rollouts.protocols import Pool

@@ -5,12 +5,11 @@ from dataclasses import replace
 import pytest
 import torch
 from playground import Playground
-from robopolicy.samplers.attempts import from_plain, to_plain
 
 from robopolicy.core.advantage import outcome
 from robopolicy.errors import UserError
 from robopolicy.text.rollouts.protocols import Task, able, degenerate
-from robopolicy.text.rollouts.trajectories import groups_of, stack
+from robopolicy.text.rollouts.trajectories import from_plain, groups_of, stack, to_plain
 from robopolicy.training.resume import load_tree, save_tree
 
 

@@ -2,11 +2,10 @@
 
 import pytest
 import torch
-from robopolicy.catalogue import read_recipe
-from robopolicy.samplers.curricula import SAMPLERS, Uncertain
 
 from robopolicy.errors import UserError
-from robopolicy.text.rollouts.prompt_samplers import Uniform
+from robopolicy.recipe_files import read_recipe
+from robopolicy.text.rollouts.prompt_samplers import SAMPLERS, Uncertain, Uniform
 from robopolicy.text.rollouts.protocols import Pool, Task
 from robopolicy.training import build
 

@@ -7,10 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from robopolicy.catalogue import read_recipe
 
 from robopolicy.core.decisions import Decisions
 from robopolicy.core.recipe import DEFAULTS
+from robopolicy.recipe_files import read_recipe
 from robopolicy.sim.registry import SimOptions
 from robopolicy.spec import PolicySpec
 from robopolicy.text.annotators import Greedy, Worlds, asides_of

@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from robopolicy.samplers.attempts import from_plain, to_plain
 
 from robopolicy.errors import UserError
 from robopolicy.spec import PolicySpec
@@ -13,6 +12,7 @@ from robopolicy.text.datasets import PromptTask
 from robopolicy.text.policy import TextConfig, TextPolicy
 from robopolicy.text.rollouts.protocols import Task, able
 from robopolicy.text.rollouts.strategies import Flat
+from robopolicy.text.rollouts.trajectories import from_plain, to_plain
 from robopolicy.text.task import Episode, Question, TextTask, Turn
 from robopolicy.text.text_env import TextWorld, score
 from robopolicy_tasks.text.arithmetic import Arithmetic

@@ -6,7 +6,6 @@ import math
 
 import pytest
 import torch
-from robopolicy.catalogue import read_recipe
 from torch import Tensor
 from torch.testing import assert_close
 
@@ -19,6 +18,7 @@ from robopolicy.contrib.text_catalogue.starts import WindowGae
 from robopolicy.core.advantage import Scope
 from robopolicy.core.decisions import Decisions, by_group, by_trajectory
 from robopolicy.core.recipe import Recipe
+from robopolicy.recipe_files import read_recipe
 
 
 def episodes(reward: list[float], group: list[int], length: int = 1, **fields: object) -> Decisions:

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from robopolicy.catalogue import read_recipe
 
 from robopolicy.contrib.text_catalogue.annotators import (
     BETA,
@@ -21,6 +20,7 @@ from robopolicy.core.decisions import Decisions
 from robopolicy.core.gradients import flat_gradient
 from robopolicy.core.recipe import DEFAULTS
 from robopolicy.errors import UserError
+from robopolicy.recipe_files import read_recipe
 from robopolicy.sim.registry import SimOptions
 from robopolicy.spec import PolicySpec
 from robopolicy.text.annotators import Worlds, asides_of

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from robopolicy.samplers.curricula import SAMPLERS, Uncertain
 
 from robopolicy.contrib.text_catalogue.curricula import (
     CategoryBandit,
@@ -14,7 +13,7 @@ from robopolicy.contrib.text_catalogue.curricula import (
     Staged,
 )
 from robopolicy.errors import UserError
-from robopolicy.text.rollouts.prompt_samplers import Uniform
+from robopolicy.text.rollouts.prompt_samplers import SAMPLERS, Uncertain, Uniform
 from robopolicy.text.rollouts.protocols import Pool, Task
 
 COUNT = 12

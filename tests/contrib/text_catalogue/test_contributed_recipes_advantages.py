@@ -6,7 +6,6 @@ import math
 
 import pytest
 import torch
-from robopolicy.catalogue import read_recipe
 from tabular import Tabular, check_recipe, ppo, recipe_of, rewards, seq_mean, standardised, tabular
 from torch import Tensor
 
@@ -16,6 +15,7 @@ from robopolicy.contrib.text_catalogue.probe_baselines import RidgeProbe
 from robopolicy.contrib.text_catalogue.windows import cat
 from robopolicy.core.advantage import outcome
 from robopolicy.core.decisions import Decisions
+from robopolicy.recipe_files import read_recipe
 
 
 def groups(case: Tabular) -> Tensor:

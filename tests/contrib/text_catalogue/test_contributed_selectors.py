@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from robopolicy.catalogue import read_recipe
 from theme_names import parts_of
 
 from robopolicy.core.decisions import Decisions, by_trajectory
 from robopolicy.core.recipe import Recipe
 from robopolicy.core.registry import build
+from robopolicy.recipe_files import read_recipe
 
 OPTIONS = {
     "positive": {"key": "base"},

@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from robopolicy.catalogue import read_recipe
 
 from robopolicy.contrib.text_catalogue.annotators import to_come
 from robopolicy.contrib.text_catalogue.starts import unit_reward
 from robopolicy.contrib.text_catalogue.windows import Segments
 from robopolicy.errors import UserError
+from robopolicy.recipe_files import read_recipe
 from robopolicy.spec import PolicySpec
 from robopolicy.text.policy import TextConfig, TextPolicy
 from robopolicy.text.rollouts.collector import INTERVENTIONS

@@ -5,14 +5,13 @@ import math
 import pytest
 import torch
 from playground import Playground
-from robopolicy.samplers.parts import REWARDS
 from torch.testing import assert_close
 
 from robopolicy.contrib.text_catalogue.reward_ranks import ParetoRank, Rank, RankFailures
 from robopolicy.contrib.text_catalogue.reward_terms import Criterion, Debate, Gated, Least, Refinement, Sum, ZeroSum
 from robopolicy.contrib.text_catalogue.reward_weights import GradientWeights, HypervolumeFactor, ToolCalls, hypervolume
 from robopolicy.core.gradients import influence
-from robopolicy.text.rollouts.collector import Composition, outcomes_of
+from robopolicy.text.rollouts.collector import REWARDS, Composition, outcomes_of
 from robopolicy.text.rollouts.protocols import Outcomes
 
 

@@ -5,7 +5,6 @@ from itertools import permutations, product
 
 import pytest
 import torch
-from robopolicy.training.text_sources import text_source
 from text_forms import SPEC
 
 from robopolicy.cli.main import main
@@ -24,6 +23,7 @@ from robopolicy.text.sim import TextSim
 from robopolicy.text.task import Question, TextTask, pack, unpack
 from robopolicy.text.text_env import TextWorld, score
 from robopolicy.text.tokenizers import ByteTokenizer
+from robopolicy.training.text_file_source import recipe_source
 from robopolicy.training.text_rollout_source import AttemptSource
 from robopolicy_tasks.text.arithmetic import Arithmetic
 from robopolicy_tasks.text.grid import Grid
@@ -249,4 +249,4 @@ def test_messages_that_do_not_fit_a_canvas_are_refused(tmp_path):
     )
     algorithm = TextSFT(TextSFTConfig(data=str(file)), policy, total_updates=2)
     with pytest.raises(UserError, match="row 1 has a message of 7 tokens, but a"):
-        text_source(TextSim(Arithmetic(), SimOptions(num_envs=1)), algorithm, 0)
+        recipe_source(TextSim(Arithmetic(), SimOptions(num_envs=1)), algorithm, 0)
