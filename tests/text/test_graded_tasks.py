@@ -7,7 +7,7 @@ pytest.importorskip("transformers")
 import torch
 
 from robopolicy.policies.base import PolicySpec
-from robopolicy.samplers.protocols import Task, able
+from robopolicy.samplers.protocols import Task
 from robopolicy.text.policy import TextConfig, TextPolicy
 from robopolicy.text.world import TextWorld
 from robopolicy_tasks.text.calculator import Calculator
