@@ -1,5 +1,6 @@
 """Its place, beside the packages, is what puts `docs`, `recipes` and `benchmarks` on the import path of the tests."""
 
+import gc
 import os
 import random
 import signal
@@ -13,6 +14,7 @@ from robopolicy.cli.main import main
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # of the processes that tests start
 torch.set_num_threads(1)  # networks of tests are small, and threads of tests that run side by side wait for each other
+gc.set_threshold(20_000, 20, 50)  # a worker holds a million objects; freezing them as well saves no more
 if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     # Under nohup: processes that tests start would ignore it, too; a handler, no less idle here, is not inherited.
     signal.signal(signal.SIGHUP, lambda *_: None)
