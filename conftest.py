@@ -4,7 +4,7 @@ import gc
 import os
 import random
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 
 import numpy as np
 import pytest
@@ -22,6 +22,27 @@ if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is signal.SIG_I
 
 # On a build for CPUs alone, `torch.manual_seed` formats a stack for the GPUs that are not there: 0.4 ms a test.
 seed_torch = torch.manual_seed if torch.accelerator.current_accelerator() else torch.default_generator.manual_seed
+
+
+MOST = 10.0  # [s] of CPU time for a test: about three times what the longest need, as there are slower processors
+UNLIMITED = {"slow", "gpu", "compiles"}
+
+
+def cpu_seconds() -> float:
+    """CPU time of this process and of those it has waited for; wall time would tell how busy the machine is."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+    """Keep `make test` quick; what a fixture does for many tests is not counted."""
+    start = cpu_seconds()
+    result = yield
+    spent = cpu_seconds() - start
+    if spent > MOST and UNLIMITED.isdisjoint(mark.name for mark in item.iter_markers()):
+        pytest.fail(f"{spent:.1f} s of CPU time, at most {MOST:g}: mark it slow or make it smaller", pytrace=False)
+    return result
 
 
 @pytest.fixture(autouse=True)
