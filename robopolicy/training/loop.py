@@ -32,15 +32,7 @@ from robopolicy.training.checkpoint import load_policy, load_training_state, sav
 from robopolicy.training.compose import config_file, config_text, read_config
 from robopolicy.training.config import TrainConfig
 from robopolicy.training.distributed import check_distributed
-from robopolicy.training.guards import (
-    Summary,
-    TrainingDiverged,
-    better,
-    check_metrics,
-    check_parameters,
-    collapsed,
-    duel,
-)
+from robopolicy.training.guards import Summary, TrainingDiverged, check_metrics, check_parameters
 from robopolicy.training.loggers import RunConsole, describe_duel, describe_evaluation, make_loggers
 from robopolicy.training.resume import Interrupted, claim, load_random_state, random_state, restore, taken
 from robopolicy.versions import versions
@@ -253,10 +245,10 @@ class Trainer:
             return None
         self._log({f"eval/{key}": value for key, value in summary.items() if value is not None})
         self.console.note(f"{self.config.name}  update {self.update}/{self.total}  {describe_evaluation(summary)}")
-        if better(summary, self.best):
+        if guards.better(summary, self.best):
             self.best = {**summary, "update": self.update}
             self._save("best", {"algorithm": self.algorithm.state_dict()})
-        elif self.best is not None and collapsed(summary, self.best):
+        elif self.best is not None and guards.collapsed(summary, self.best):
             self._restore(self.best)
         return summary
 
@@ -287,7 +279,7 @@ class Trainer:
         base, best = (load_policy(folder, self.parts.policy.device)[0] for folder in folders)
         settings = self.config.evaluation
         fresh = settings.seed + settings.episodes
-        self.against_base = outcome = duel(
+        self.against_base = outcome = guards.duel(
             base, best, self.parts.eval_sim, episodes=settings.episodes, seed=fresh, before_round=self._stop_if_asked
         )
         kept = outcome.difference.estimate < 0
