@@ -32,7 +32,7 @@ class Refusal(MetaPathFinder):
 
 @contextmanager
 def hidden(*themes: str) -> Iterator[None]:
-    """Hide themes while the context lasts: their rows, presets and recipes are unknown, their modules not importable."""
+    """Hide themes while the context lasts: their rows, presets and recipes are unknown, their modules missing."""
     refusal = Refusal(themes)
     loaded = {name: sys.modules.pop(name) for name in list(sys.modules) if refusal.covers(name)}
     with TemporaryDirectory() as folder:

@@ -63,7 +63,7 @@ class PRDC(RegularizedTD3):
         """
         super().__init__(config, policy, total_updates=total_updates)
         layout = self.policy.encoder.layout
-        others = [*layout.images, *layout.clouds, *layout.entities, *layout.embeddings]
+        others = [key for _, keys in layout.encoded for key in keys]
         if others:
             raise UserError(
                 f"PRDC measures distances between vectors, but '{policy.name}' sees {others}; name vectors in "
