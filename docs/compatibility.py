@@ -110,6 +110,7 @@ SETTINGS = {
     "mutants": 3,
     "climbers": 2,
     "actors": 2,
+    "population": 8,
     "critic_steps": 2,
     "climb_steps": 2,
 }

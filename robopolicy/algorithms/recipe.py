@@ -1,6 +1,6 @@
 """Any recipe for rollouts on a denoising chain: the catalogue of text methods, trained on robots.
 
-A recipe (`configs/text/NAME.yaml`, or a file of yours) is a method as plain data; here a denoising step takes the place
+A recipe (a name, or a file of yours) is a method as plain data; here a denoising step takes the place
 of a token, a chunk that of a turn, an episode that of a completion, and a start state that of a prompt. Several
 episodes are played from each start. Flows are sampled by the stochastic differential equation with their marginals
 (`sde_chain`), diffusion by its own noisy steps (`diffusion_chain`); every step is a decision with the log-density of
@@ -48,7 +48,7 @@ SCORED = 4096  # chunks scored at once before the update
 class RecipeTunerConfig(ActorTunerConfig):
     """Settings of the recipes on chains."""
 
-    recipe: str = "grpo"  # name in configs/text, or the path of a .yaml file
+    recipe: str = "grpo"  # name of a recipe, or the path of a .yaml file
     group_size: Count = 8  # G, episodes per start state; must divide sim.num_envs
     noise_level: Positive = 0.3  # c of a flow's noise c sqrt((1 - t) / t)
     std_min: Positive = 0.1  # smallest standard deviation of a diffusion step, normalised action units

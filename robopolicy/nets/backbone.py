@@ -59,7 +59,10 @@ class BackboneConfig(Ranged):
         Raises:
             UserError: An option is unknown, or its value does not fit.
         """
-        return with_defaults(BACKBONES[self.backbone].config_class, self.backbone_options, "backbone_options")
+        config_class = BACKBONES[self.backbone].config_class
+        if config_class is NoOptions and self.backbone_options:
+            raise UserError(f"Backbone '{self.backbone}' takes no backbone_options, got {self.backbone_options}.")
+        return with_defaults(config_class, self.backbone_options, "backbone_options")
 
 
 @dataclass(frozen=True)

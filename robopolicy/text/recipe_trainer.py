@@ -1,6 +1,6 @@
 """Learning text by any recipe of the catalogue from what the policy writes.
 
-`text_recipe` hands the attempts of the sampling side to a `Recipe` (`configs/text`): select, compare, and per epoch and
+`text_recipe` hands the attempts of the sampling side to a `Recipe`: select, compare, and per epoch and
 minibatch score, loss and step; all of it is the core that robots use. A policy that is fresh may first imitate the
 task's own solutions (`imitation.py`), as nothing can be compared where nobody ever succeeds. Log-probabilities of the
 start of an update are those recorded while sampling; where another engine wrote, or in half precision, where a cache
@@ -53,7 +53,7 @@ class TextRecipeConfig(TextLearnerConfig):
     """Settings of learning by a recipe."""
 
     lr: Positive = 3e-4  # of AdamW, after the warm-up
-    recipe: str = "grpo"  # name in configs/text, or the path of a .yaml file
+    recipe: str = "grpo"  # name of a recipe, or the path of a .yaml file
     critic_lr: Positive = 1e-3  # of the value head, where the recipe has a critic
     imitation: Natural = 0  # first updates, which imitate the task's own solutions
     imitation_lr: Positive = 1e-3  # learning rate of these

@@ -1,5 +1,6 @@
-"""What all tests of contrib may ask for."""
+"""Decisions in every layout, and what runs of the point mass need."""
 
-from point_mass_data import demonstrations, make_policy
+from batches import decisions, shift
+from point_mass_fixtures import clone, demonstrations, make_policy
 
-__all__ = ["demonstrations", "make_policy"]
+__all__ = ["clone", "decisions", "demonstrations", "make_policy", "shift"]

@@ -1,5 +1,5 @@
-"""What all tests of this folder may ask for."""
+"""One batch per layout: every part of the core must treat them alike."""
 
-from layouts import decisions, shift
+from batches import decisions, shift
 
 __all__ = ["decisions", "shift"]

@@ -125,7 +125,8 @@ def test_settings_that_fit_no_encoder_are_refused(encoders: dict, message: str) 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"backbone": "mlp", "backbone_options": {"modules": 2}}, "Unknown setting 'modules' in backbone_options"),
+        ({"backbone": "mlp", "backbone_options": {"modules": 2}}, "Backbone 'mlp' takes no backbone_options"),
+        ({"backbone": "modular", "backbone_options": {"modul": 2}}, "Did you mean 'modules'"),
         ({"backbone": "mpl"}, "Unknown backbone 'mpl'"),
     ],
 )

@@ -12,6 +12,7 @@ from robopolicy.sim.checker import check_simulator
 from robopolicy.sim.registry import SimOptions, make_sim
 
 pytest.importorskip("mjlab", reason="needs robopolicy[mjlab]")
+pytestmark = pytest.mark.compiles
 
 ENVS = 8
 STEPS = 20  # of the short episodes

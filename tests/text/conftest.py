@@ -1,5 +1,9 @@
-"""What all tests of this folder may ask for."""
+"""A small text policy and a pretrained model in a folder."""
 
-from small_policies import folder, policy
+import pytest
+
+pytest.importorskip("transformers")
+
+from text_fixtures import folder, policy
 
 __all__ = ["folder", "policy"]

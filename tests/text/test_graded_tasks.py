@@ -8,41 +8,14 @@ import torch
 
 from robopolicy.contrib.text_catalogue.critique import Critique
 from robopolicy.contrib.text_catalogue.decompose import Decompose, consistency, plan, solved
-from robopolicy.contrib.text_catalogue.judge import Judge
 from robopolicy.contrib.text_catalogue.nim import Nim, divided, played, value
 from robopolicy.contrib.text_catalogue.review import Review
-from robopolicy.contrib.text_diffusion.policy import DiffusionTextConfig, DiffusionTextPolicy
-from robopolicy.errors import UserError
 from robopolicy.policies.base import PolicySpec
-from robopolicy.sim.registry import SimOptions, make_sim
 from robopolicy.text.policy import TextConfig, TextPolicy
-from robopolicy.text.recipe_trainer import TextRecipe, TextRecipeConfig
-from robopolicy.text.rollouts.protocols import Task, able
-from robopolicy.text.task import Inquiry
+from robopolicy.text.rollouts.protocols import Task
 from robopolicy.text.text_env import TextWorld
-from robopolicy.training.text_file_source import recipe_source
-from robopolicy_tasks.text.arithmetic import Arithmetic
 from robopolicy_tasks.text.calculator import Calculator
 from robopolicy_tasks.text.grid import SIZE, Grid, Pits, Waypoints, distances
-
-ASKING = {
-    "craft_gui": "critique",
-    "mashost": "grid",
-    "fate": "pits",
-    "hila": "calculator",
-    "videochat_m1": "critique",
-    "urpo": "critique",
-    "retroformer": "review",
-    "daslam": "decompose",
-    "gui_critic_r1": "review",
-    "docthinker": "calculator",
-    "xiangqi_r1": "nim",
-    "read": "grid",
-    "critique_rl": "review",
-    "hiper": "waypoints",
-    "a2p": "grid",
-    "search_r2": "calculator",
-}
 
 
 def small(seed=0):
@@ -71,18 +44,6 @@ def test_solutions_solve_and_fit(task):
         talk = sum(len(turn.reply) + len(message) + 1 for turn, message in zip(turns, said, strict=True))
         assert len(episode.prompt) + talk <= task.prompt_bytes + task.completion_bytes
         assert all(turn.measures["format"] == 1.0 for turn in turns)
-
-
-@pytest.mark.parametrize("recipe", ASKING)
-def test_recipes_play_the_task_that_grades_what_they_ask_for(recipe):
-    policy, companion = small(), small(1)
-    config = TextRecipeConfig(recipe=recipe, prompts=4, problems=40, group_size=2)
-    algorithm = TextRecipe(config, policy, total_updates=4)
-    algorithm.accompany(companion)
-    source = recipe_source(make_sim(f"text/{ASKING[recipe]}", SimOptions(num_envs=1)), algorithm, seed=0)
-    metrics = algorithm.update(source.next(algorithm)) | source.metrics()
-    assert all(torch.isfinite(torch.tensor(number)) for number in metrics.values())
-    source.close()
 
 
 def test_moves_are_graded_by_the_way_that_is_left():
@@ -115,7 +76,10 @@ def test_announced_places_are_subgoals():
     places = [len(word) == 2 for word in said]
     assert places[0] and sum(places) == 2
     world = TextWorld(small(), Waypoints(), torch.Generator().manual_seed(0))
-    rows = world.batch(able(world, "teach")(Task(seed, payload=seed), 1))
+    talk = world.start(Task(seed, payload=seed))
+    for message in said:
+        world.append(talk, message, own=True)
+    rows = world.batch([world.attempt_of(talk)])
     subgoal, unit, own = rows.extra["subgoal"][0], rows.need("unit")[0], rows.valid()[0]
     assert torch.equal(subgoal, own & torch.tensor(places)[unit])
     assert torch.equal(rows.extra["switch"], rows.extra["subgoal"]) and subgoal.any() and (own & ~subgoal).any()
@@ -203,41 +167,3 @@ def test_a_judge_is_asked_about_answers_and_elsewhere_the_verdict_stands():
         open_ = attempt.metrics["open"] == 1.0
         assert open_ == claimed.endswith("=")
         assert attempt.metrics["judge"] == (len(f"{claimed}{said}?") / 100 if open_ else attempt.reward)
-
-
-def test_a_judge_compares_two_messages():
-    policy = small()
-    judge = Judge(policy, torch.Generator().manual_seed(0))
-    asked = [Inquiry("1+1=2?", "y", "n"), Inquiry("1+1=3?", "y", "n"), Inquiry("1+1=2?", "n", "y")]
-    sure = judge(asked)
-    assert sure[0] + sure[2] == pytest.approx(1.0) and all(0.0 < one < 1.0 for one in sure) and judge([]) == []
-    last = policy.tokenizer.prompt(["1+1=2?"])
-    logits = policy.model(torch.tensor([last])).logits[0, -1].log_softmax(0)
-    y, n = (policy.message(word)[0] for word in "yn")
-    # both messages have one letter, and end alike or nearly so
-    ratio = torch.stack([logits[y], logits[n]]).softmax(0)[0]
-    assert sure[0] == pytest.approx(float(ratio.detach()), abs=0.05)
-
-
-@pytest.mark.parametrize("likelihood", ["chain", "elbo"])
-def test_masked_diffusion_can_judge(likelihood):
-    torch.manual_seed(0)
-    shape = {"width": 16, "layers": 1, "heads": 2, "context": 64, "samples": 64}
-    policy = DiffusionTextPolicy(DiffusionTextConfig(likelihood=likelihood, **shape), PolicySpec({"text": (16,)}, 3))
-    judge = Judge(policy, torch.Generator().manual_seed(0))
-    sure = judge([Inquiry("1+1=2?", "y", "n"), Inquiry("1+1=2?", "n", "y")])
-    assert sum(sure) == pytest.approx(1.0, abs=0.2) and all(0.0 < one < 1.0 for one in sure)
-
-
-def test_who_cannot_be_judged_is_refused():
-    algorithm = TextRecipe(TextRecipeConfig(recipe="urpo"), small(), total_updates=4)
-    with pytest.raises(UserError, match=r"text/arithmetic does not say how to ask one"):
-        recipe_source(make_sim("text/arithmetic", SimOptions(num_envs=1)), algorithm, seed=0)
-    with pytest.raises(UserError, match="players=0 for its judge"):
-        TextRecipe(TextRecipeConfig(recipe="urpo", players=2), small(), total_updates=4)
-    with pytest.raises(UserError, match="players must be at most 256"):
-        TextRecipeConfig(players=2000)
-    external = TextRecipe(TextRecipeConfig(recipe="craft_gui"), small(), total_updates=4)
-    with pytest.raises(UserError, match="needs a second policy"):
-        recipe_source(make_sim("text/critique", SimOptions(num_envs=1)), external, seed=0)
-    assert Arithmetic().inquiry(0, ["1"]) is None

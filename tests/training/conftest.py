@@ -1,5 +1,5 @@
-"""What all tests of this folder may ask for."""
+"""Small policies and demonstrations of the point mass."""
 
-from point_mass_data import demonstrations, make_policy
+from point_mass_fixtures import clone, demonstrations, make_policy
 
-__all__ = ["demonstrations", "make_policy"]
+__all__ = ["clone", "demonstrations", "make_policy"]

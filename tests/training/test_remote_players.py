@@ -178,8 +178,8 @@ def test_two_players_share_the_groups_and_stay_within_the_bound(monkeypatch):
 
 def test_what_players_cannot_do_is_said(monkeypatch):
     monkeypatch.setitem(LINES, "process", Here)
-    algorithm, feed = source(players=1, recipe="ghpo")
-    with pytest.raises(UserError, match="ability 'hint', which RemoteWorld lacks"):
+    algorithm, feed = source(players=1, recipe="arpo_agentic")
+    with pytest.raises(UserError, match="ability 'branch', which RemoteWorld lacks"):
         for _ in range(4):
             feed.next(algorithm)
     feed.close()

@@ -191,14 +191,16 @@ def test_an_interrupted_run_ends_with_the_same_bits(
     assert_interruption_changes_nothing(settings, tmp_path, monkeypatch)
 
 
-def assert_interruption_changes_nothing(settings: list[str], out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Eight updates, whole and interrupted at the fifth, end with the same bits."""
-    settings = [*settings, "budget.updates=8", "checkpoint_every=3", f"out={out}", "replay.capacity=300"]
+def assert_interruption_changes_nothing(
+    settings: list[str], out: Path, monkeypatch: pytest.MonkeyPatch, updates: int = 8
+) -> None:
+    """So many updates, whole and interrupted three before the end, end with the same bits."""
+    settings = [*settings, f"budget.updates={updates}", "checkpoint_every=3", f"out={out}", "replay.capacity=300"]
     assert main(["train", *settings, "name=whole"]) == 0
     log = JsonlLogger.log
 
     def interrupt(self: JsonlLogger, update: int, row: Any) -> None:
-        if update == 5:
+        if update == updates - 3:
             os.kill(os.getpid(), signal.SIGINT)
         log(self, update, row)
 

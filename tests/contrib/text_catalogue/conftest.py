@@ -1,6 +1,9 @@
-"""What all tests of this folder may ask for."""
+"""A small text policy."""
 
-from layouts import decisions, shift
-from small_policies import folder, policy
+import pytest
 
-__all__ = ["decisions", "folder", "policy", "shift"]
+pytest.importorskip("transformers")
+
+from text_fixtures import policy
+
+__all__ = ["policy"]

@@ -8,7 +8,6 @@ from playground import Playground
 from torch.testing import assert_close
 
 from robopolicy.contrib.text_catalogue.interventions import (
-    INTERVENTIONS,
     Demonstration,
     Drop,
     Hint,
@@ -17,8 +16,10 @@ from robopolicy.contrib.text_catalogue.interventions import (
     SampleBuffer,
     Scaffold,
     Teacher,
+    failed,
 )
 from robopolicy.contrib.text_diffusion.parts import Inpaint
+from robopolicy.text.rollouts.collector import INTERVENTIONS
 from robopolicy.text.rollouts.protocols import HINTED, POLICY, REPAIRED, REPLAYED, TEACHER, Task, rewards_of
 from robopolicy.text.rollouts.trajectories import stack
 
@@ -268,3 +269,7 @@ def test_tied_groups_give_way_to_earlier_ones(world):
     part.observe([])
     part.observe([])
     assert part.rows(tied, world) == tied, "forgotten"
+
+
+def test_a_group_without_a_success_has_failed():
+    assert failed(torch.tensor([0.5, 0.0])) and not failed(torch.tensor([0.6, 0.0]))

@@ -5,6 +5,7 @@ from itertools import permutations, product
 
 import pytest
 import torch
+from text_forms import SPEC
 
 from robopolicy.cli.main import main
 from robopolicy.contrib.text_diffusion.parts import Inpaint
@@ -13,13 +14,16 @@ from robopolicy.errors import UserError
 from robopolicy.policies.noise import RowStreams
 from robopolicy.sim.registry import SimOptions
 from robopolicy.spec import PolicySpec
+from robopolicy.text.annotators import summarised
 from robopolicy.text.recipe_trainer import TextRecipe, TextRecipeConfig
 from robopolicy.text.rollouts.protocols import Task
 from robopolicy.text.rollouts.strategies import Flat
+from robopolicy.text.sft import TextSFT, TextSFTConfig
 from robopolicy.text.sim import TextSim
 from robopolicy.text.task import Question, TextTask, pack, unpack
 from robopolicy.text.text_env import TextWorld, score
 from robopolicy.text.tokenizers import ByteTokenizer
+from robopolicy.training.text_file_source import recipe_source
 from robopolicy.training.text_rollout_source import AttemptSource
 from robopolicy_tasks.text.arithmetic import Arithmetic
 from robopolicy_tasks.text.grid import Grid
@@ -229,3 +233,20 @@ def test_settings_that_do_not_fit_are_refused():
     ):
         with pytest.raises(UserError, match=message):
             DiffusionTextConfig(**settings)
+
+
+def test_masked_diffusion_has_no_such_summaries():
+    diffusion = DiffusionTextPolicy(DiffusionTextConfig(width=16, layers=1, heads=2), SPEC)
+    with pytest.raises(UserError, match="Part 'rhythm' of this recipe reads a causal model"):
+        summarised(diffusion, None, {"rhythm": {}})
+
+
+def test_messages_that_do_not_fit_a_canvas_are_refused(tmp_path):
+    file = tmp_path / "x.jsonl"
+    file.write_text('{"prompt": "p", "completion": "ccccccc"}\n')
+    policy = DiffusionTextPolicy(
+        DiffusionTextConfig(width=16, layers=1, heads=2, context=64), PolicySpec({"text": (16,)}, 6)
+    )
+    algorithm = TextSFT(TextSFTConfig(data=str(file)), policy, total_updates=2)
+    with pytest.raises(UserError, match="row 1 has a message of 7 tokens, but a"):
+        recipe_source(TextSim(Arithmetic(), SimOptions(num_envs=1)), algorithm, 0)

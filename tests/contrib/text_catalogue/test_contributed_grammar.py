@@ -80,16 +80,6 @@ def test_an_untrained_policy_writes_nothing_else(task):
     assert bool((plain.logp[valid] <= out.logp[valid] + 1e-5).all())
 
 
-def test_a_grammar_that_allows_everything_changes_nothing():
-    """I (3.06)."""
-    policy = untrained()
-    prompts, everything = [policy.tokenizer.prompt(["1+1="])] * 4, torch.ones(policy.vocabulary, dtype=torch.bool)
-    written = policy.write(prompts, torch.Generator().manual_seed(1), allowed=lambda _: everything)
-    plain = policy.write(prompts, torch.Generator().manual_seed(1))
-    assert torch.equal(written.tokens, plain.tokens) and torch.equal(written.logp, plain.logp)
-    assert bool(written.support.all())
-
-
 def test_a_message_that_was_begun_goes_on_in_its_form():
     policy = untrained(4)
     prompt = policy.tokenizer.prompt(["1 2 3 6:"])

@@ -140,7 +140,7 @@ def with_extras(
 
 
 def recipe_of(name: str, **changes: Any) -> Recipe:
-    """A recipe of `configs/text`, some of its keys replaced."""
+    """A recipe, some of its keys replaced."""
     return Recipe.from_plain(read_recipe(name) | changes)
 
 
@@ -157,7 +157,7 @@ def check(recipe: Recipe, case: Tabular, formula: Callable[[Tabular], Tensor]) -
 
 
 def check_recipe(name: str, formula: Callable[[Tabular], Tensor], *, drift: float = 0.3, **fields: Any) -> None:
-    """`check` of a recipe of `configs/text` on fresh data and `drift` away from it; `fields` as of `tabular`."""
+    """`check` of a recipe on fresh data and `drift` away from it; `fields` as of `tabular`."""
     for distance in (0.0, drift):
         check(recipe_of(name), tabular(drift=distance, **fields), formula)
 

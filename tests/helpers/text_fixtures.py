@@ -1,4 +1,4 @@
-"""Fixtures: a small text policy and a pretrained model in a folder, as transformers writes it."""
+"""A small text policy and a pretrained model in a folder, as transformers writes it."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Fixtures: small policies and demonstrations of the point mass."""
+"""Fixtures of the point mass: demonstrations, a run that imitates them, and a small policy."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from robopolicy.cli.main import main
 from robopolicy.data.collect import collect
 from robopolicy.data.formats.lerobot import LeRobotWriter
 from robopolicy.policies.base import Policy, PolicySpec
@@ -24,6 +25,16 @@ def demonstrations(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with LeRobotWriter(path, control_dt=sim.spec.control_dt) as writer:
         collect(sim, make_expert(), writer, episodes=20)
     return path
+
+
+@pytest.fixture(scope="session")
+def clone(demonstrations: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that has barely imitated them, of a flow of three steps."""
+    out = tmp_path_factory.mktemp("clone")
+    settings = ["task=point_mass", "algorithm=bc", "policy.hidden=[16]", "policy.steps=3", "budget.updates=5"]
+    settings += [f"dataset={demonstrations}", "evaluation.episodes=0", f"out={out}", "name=clone"]
+    assert main(["train", *settings]) == 0
+    return out / "clone"
 
 
 @pytest.fixture

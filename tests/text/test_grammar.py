@@ -1,0 +1,21 @@
+"""Messages of a form: what may come next, what is written, scored and learned under it."""
+
+import torch
+
+from robopolicy.spec import PolicySpec
+from robopolicy.text.policy import TextConfig, TextPolicy
+
+
+def untrained(budget=6):
+    torch.manual_seed(0)
+    return TextPolicy(TextConfig(width=16, layers=1, heads=2, context=160), PolicySpec({"text": (16,)}, budget))
+
+
+def test_a_grammar_that_allows_everything_changes_nothing():
+    """I (3.06)."""
+    policy = untrained()
+    prompts, everything = [policy.tokenizer.prompt(["1+1="])] * 4, torch.ones(policy.vocabulary, dtype=torch.bool)
+    written = policy.write(prompts, torch.Generator().manual_seed(1), allowed=lambda _: everything)
+    plain = policy.write(prompts, torch.Generator().manual_seed(1))
+    assert torch.equal(written.tokens, plain.tokens) and torch.equal(written.logp, plain.logp)
+    assert bool(written.support.all())
