@@ -9,9 +9,9 @@ import pytest
 import torch
 from on_policy_learners import (
     algorithm,
-    moves_statistics_when_the_epochs_are_over,
-    resumes_with_the_same_weights,
-    takes_the_statistics_of_the_policy,
+    check_moves_statistics_when_the_epochs_are_over,
+    check_resumes_with_the_same_weights,
+    check_takes_the_statistics_of_the_policy,
 )
 from torch import Tensor
 
@@ -89,7 +89,7 @@ def test_many_mirror_steps_end_at_the_exponential_of_the_advantage() -> None:
 
 
 def test_a_resumed_run_ends_with_the_same_weights() -> None:
-    resumes_with_the_same_weights("ppo")
+    check_resumes_with_the_same_weights("ppo")
 
 
 def test_the_adaptive_rate_falls_after_large_steps_and_rises_after_small_ones() -> None:
@@ -121,7 +121,7 @@ def test_the_epochs_end_once_the_kl_is_too_large(target_kl: float | None, epochs
 
 
 def test_running_statistics_move_when_the_epochs_are_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    moves_statistics_when_the_epochs_are_over("ppo", monkeypatch)
+    check_moves_statistics_when_the_epochs_are_over("ppo", monkeypatch)
 
 
 def test_the_linear_rate_ends_at_nothing() -> None:
@@ -155,4 +155,4 @@ def test_impossible_settings_are_refused(settings: dict[str, Any], reason: str) 
 
 
 def test_a_critic_that_normalises_as_the_policy_takes_its_statistics() -> None:
-    takes_the_statistics_of_the_policy("ppo")
+    check_takes_the_statistics_of_the_policy("ppo")

@@ -9,7 +9,7 @@ import fine_tuning_tools as tools
 import pytest
 import torch
 from cue import BEST, LENGTH, CueSim
-from recurrent_learners import SPEC, has_ratios_of_one_after_unrolling, learner, sampler_for
+from recurrent_learners import SPEC, check_has_ratios_of_one_after_unrolling, learner, sampler_for
 from torch import Tensor
 
 from robopolicy.algorithms.frames.on_policy import sequences
@@ -61,7 +61,7 @@ def test_memories_run_on_in_episodes_and_start_at_zero() -> None:
 
 @pytest.mark.parametrize("kind", ["gru", "lstm"])
 def test_ratios_of_fresh_data_are_one_after_unrolling(kind: str) -> None:
-    has_ratios_of_one_after_unrolling("ppo", kind)
+    check_has_ratios_of_one_after_unrolling("ppo", kind)
 
 
 def test_sequences_are_whole_columns_and_every_one_comes_once() -> None:

@@ -7,10 +7,10 @@ import torch
 from chunk_bandit import SMALL, STATISTICS
 from mixed_bandit import batches, mixed, regret
 from td3_learners import (
-    accepts_only_a_squashed_gaussian_and_sane_settings,
+    check_accepts_only_a_squashed_gaussian_and_sane_settings,
+    check_resumes_with_the_same_weights,
     drawn,
     gradient,
-    resumes_with_the_same_weights,
     td3_bc,
 )
 
@@ -51,11 +51,11 @@ def test_the_pull_is_measured_in_normalised_units_over_valid_executed_steps() ->
 
 
 def test_a_resumed_run_ends_with_the_same_weights() -> None:
-    resumes_with_the_same_weights(td3_bc)
+    check_resumes_with_the_same_weights(td3_bc)
 
 
 def test_only_a_squashed_gaussian_and_sane_settings_are_accepted() -> None:
-    accepts_only_a_squashed_gaussian_and_sane_settings(td3_bc)
+    check_accepts_only_a_squashed_gaussian_and_sane_settings(td3_bc)
 
 
 def test_bad_data_holds_imitation_back_more_than_td3_bc() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import fine_tuning_tools as tools
 import pytest
 import torch
-from mirrored_learners import MIRROR, averages_both_sides, learner
+from mirrored_learners import MIRROR, check_averages_both_sides, learner
 from torch import Tensor
 
 from robopolicy.algorithms.frames.symmetry import SymmetryConfig
@@ -49,7 +49,7 @@ def test_mirroring_decisions_twice_gives_the_decisions() -> None:
 
 
 def test_the_loss_is_the_mean_of_both_sides_and_the_kl_that_of_the_played_one() -> None:
-    averages_both_sides("ppo")
+    check_averages_both_sides("ppo")
 
 
 def test_mirrored_ratios_start_at_one_for_a_symmetric_policy() -> None:

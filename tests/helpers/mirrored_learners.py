@@ -33,7 +33,7 @@ def learner(name: str = "ppo", seed: int = 0, mixture: bool = False, **overrides
     return made
 
 
-def averages_both_sides(name: str) -> None:
+def check_averages_both_sides(name: str) -> None:
     """The loss is the mean over the played and the mirrored side, and the KL divergence that of the played one."""
     made = learner(name, symmetry=SymmetryConfig(augment=True))
     rows = made.rows_of(tools.sampler_for(made).collect(made.act))

@@ -28,7 +28,7 @@ def algorithm(name: str, seed: int = 0, updates: int = 20, **overrides: Any) -> 
     return make_algorithm(name, config, policy, total_updates=updates)
 
 
-def resumes_with_the_same_weights(name: str) -> None:
+def check_resumes_with_the_same_weights(name: str) -> None:
     """A resumed run ends with the weights of one that was not interrupted."""
     learner, other = tools.resumed(partial(algorithm, name, lr_schedule="adaptive", target_kl=0.01))
     for key, value in learner.policy.state_dict().items():
@@ -37,7 +37,7 @@ def resumes_with_the_same_weights(name: str) -> None:
         assert all(torch.equal(a, b) for a, b in zip(mine.parameters(), theirs.parameters(), strict=True))
 
 
-def moves_statistics_when_the_epochs_are_over(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def check_moves_statistics_when_the_epochs_are_over(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Running statistics stay while minibatches are learned from."""
     learner = algorithm(name)
     statistics = lambda: [b.clone() for net in learner.observers() for b in net.buffers()]  # noqa: E731
@@ -54,7 +54,7 @@ def moves_statistics_when_the_epochs_are_over(name: str, monkeypatch: pytest.Mon
     assert not same(before, statistics())
 
 
-def takes_the_statistics_of_the_policy(name: str) -> None:
+def check_takes_the_statistics_of_the_policy(name: str) -> None:
     """A critic that normalises as the policy does has the policy's statistics."""
     policy = GaussianPolicy(GaussianConfig(normalization="minmax"), PolicySpec({"state": (2,)}, 2))
     policy.fit_normalizer({"state": {"min": [0.0, -2.0], "max": [4.0, 0.0]}})

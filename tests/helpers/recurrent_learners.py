@@ -36,7 +36,7 @@ def sampler_for(made: Any, num_envs: int = 16) -> RolloutSampler:
     return RolloutSampler(sim, decisions=made.config.decisions, memory=made.policy.spec.memory_dim)
 
 
-def has_ratios_of_one_after_unrolling(name: str, kind: str) -> None:
+def check_has_ratios_of_one_after_unrolling(name: str, kind: str) -> None:
     """Decisions of fresh data, unrolled again from the middle of episodes, have ratio 1."""
     made = learner(name, kind)
     sampler = sampler_for(made)

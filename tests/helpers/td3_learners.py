@@ -37,13 +37,13 @@ def gradient(algorithm: RegularizedTD3, loss: Tensor) -> Tensor:
     return torch.cat([part.flatten() for part in found])
 
 
-def resumes_with_the_same_weights(make: Callable[..., RegularizedTD3]) -> None:
+def check_resumes_with_the_same_weights(make: Callable[..., RegularizedTD3]) -> None:
     """A resumed run ends with the weights of one that was not interrupted."""
     supply = iter(batches(make(), SHOWN, 4))
     assert_resumes(make, lambda: next(supply))
 
 
-def accepts_only_a_squashed_gaussian_and_sane_settings(make: Callable[..., RegularizedTD3]) -> None:
+def check_accepts_only_a_squashed_gaussian_and_sane_settings(make: Callable[..., RegularizedTD3]) -> None:
     """Other heads, a negative alpha and negative noise are refused."""
     kind = type(make())
     with pytest.raises(UserError, match="squashed"):

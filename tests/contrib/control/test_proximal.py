@@ -13,9 +13,9 @@ import pytest
 import torch
 from on_policy_learners import (
     algorithm,
-    moves_statistics_when_the_epochs_are_over,
-    resumes_with_the_same_weights,
-    takes_the_statistics_of_the_policy,
+    check_moves_statistics_when_the_epochs_are_over,
+    check_resumes_with_the_same_weights,
+    check_takes_the_statistics_of_the_policy,
 )
 from torch import Tensor
 from torch.distributions import Normal, kl_divergence
@@ -188,16 +188,16 @@ NAMES = ("bpo", "mdpo", "ta_lpo")
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_resumed_proximal_run_ends_with_the_same_weights(name: str) -> None:
-    resumes_with_the_same_weights(name)
+    check_resumes_with_the_same_weights(name)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_running_statistics_move_when_the_epochs_are_over(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    moves_statistics_when_the_epochs_are_over(name, monkeypatch)
+    check_moves_statistics_when_the_epochs_are_over(name, monkeypatch)
 
 
 def test_critics_that_normalise_as_the_policy_take_its_statistics() -> None:
-    takes_the_statistics_of_the_policy("bpo")
+    check_takes_the_statistics_of_the_policy("bpo")
 
 
 @pytest.mark.parametrize(

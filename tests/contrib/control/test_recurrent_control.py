@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from recurrent_learners import has_ratios_of_one_after_unrolling, learner
+from recurrent_learners import check_has_ratios_of_one_after_unrolling, learner
 
 from robopolicy.errors import UserError
 
@@ -11,7 +11,7 @@ from robopolicy.errors import UserError
 @pytest.mark.parametrize("name", ["mdpo", "bpo"])
 @pytest.mark.parametrize("kind", ["gru", "lstm"])
 def test_ratios_of_fresh_data_are_one_after_unrolling(name: str, kind: str) -> None:
-    has_ratios_of_one_after_unrolling(name, kind)
+    check_has_ratios_of_one_after_unrolling(name, kind)
 
 
 @pytest.mark.parametrize("name", ["npg_igt", "props"])

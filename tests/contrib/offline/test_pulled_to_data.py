@@ -15,10 +15,10 @@ from mixed_bandit import batches, mixed, regret
 from td3_learners import (
     COMMON,
     SHOWN,
-    accepts_only_a_squashed_gaussian_and_sane_settings,
+    check_accepts_only_a_squashed_gaussian_and_sane_settings,
+    check_resumes_with_the_same_weights,
     drawn,
     gradient,
-    resumes_with_the_same_weights,
     td3_bc,
 )
 from torch import Tensor
@@ -56,12 +56,12 @@ MAKERS: dict[str, Callable[..., RegularizedTD3]] = {"prdc": prdc, "a2pr": a2pr}
 
 @pytest.mark.parametrize("name", MAKERS)
 def test_a_resumed_run_ends_with_the_same_weights(name: str) -> None:
-    resumes_with_the_same_weights(MAKERS[name])
+    check_resumes_with_the_same_weights(MAKERS[name])
 
 
 @pytest.mark.parametrize("name", MAKERS)
 def test_only_a_squashed_gaussian_and_sane_settings_are_accepted(name: str) -> None:
-    accepts_only_a_squashed_gaussian_and_sane_settings(MAKERS[name])
+    check_accepts_only_a_squashed_gaussian_and_sane_settings(MAKERS[name])
 
 
 # PRDC.
