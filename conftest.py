@@ -4,11 +4,14 @@ import gc
 import os
 import random
 import signal
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from hiding import THEMES, hidden
 
 from robopolicy.cli.main import main
 
@@ -22,6 +25,37 @@ if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is signal.SIG_I
 
 # On a build for CPUs alone, `torch.manual_seed` formats a stack for the GPUs that are not there: 0.4 ms a test.
 seed_torch = torch.manual_seed if torch.accelerator.current_accelerator() else torch.default_generator.manual_seed
+
+
+CONTRIB = Path(__file__).parent / "tests" / "contrib"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add `--hide-contrib`."""
+    words = "test the product as if robopolicy/contrib had no theme; tests/contrib is left out"
+    parser.addoption("--hide-contrib", action="store_true", help=words)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Hide contrib before any test file is imported."""
+    if config.getoption("--hide-contrib"):
+        stack = ExitStack()
+        stack.enter_context(hidden(*THEMES))
+        config.add_cleanup(stack.close)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave `tests/contrib` out where contrib is hidden."""
+    return True if config.getoption("--hide-contrib") and collection_path.is_relative_to(CONTRIB) else None
+
+
+def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
+    """Mark what lies in `tests/contrib`, and there the rules that themes share with the product."""
+    for item in items:
+        if item.path.is_relative_to(CONTRIB):
+            item.add_marker("contrib")
+            if item.path.stem.endswith("_rules"):
+                item.add_marker("rules")
 
 
 MOST = 10.0  # [s] of CPU time for a test: about three times what the longest need, as there are slower processors

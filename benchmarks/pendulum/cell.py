@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.parallel import run_cells
-from benchmarks.pendulum.tasks import CONTROLLER, NOISY, PLAIN, register
+from benchmarks.pendulum.tasks import NOISY, PLAIN, register
 from benchmarks.themes import contributed
 from robopolicy.algorithms.frames.off_policy import OffPolicy
 from robopolicy.algorithms.sac import SAC
@@ -50,20 +50,9 @@ class Row:
     settings: tuple[str, ...] = ()
 
 
-SMALL = (  # as the others; its own are three steps, twice the width and a third of the rate
-    *("algorithm.utd=1", "algorithm.critic.hidden=[256,256]"),
-    *("algorithm.lr=3e-4", "algorithm.critic_lr=3e-4"),
-)
-CHUNKS = ("chunk.horizon=8", "chunk.execute=8", "algorithm.utd=8")  # a gradient step per control step, as the others
 ROWS = {
     "sac": Row("sac"),
-    "dsac_t": Row("dsac_t"),
-    "stac": Row("stac"),
-    "symphony": Row("symphony", "swaddled", settings=SMALL),
-    "camel_sac": Row("camel_sac", settings=(f"algorithm.mask.prior={CONTROLLER}",)),
-    "srl": Row("srl", "sequence", settings=CHUNKS),
     "sac-noisy": Row("sac", task=NOISY),
-    "stac-noisy": Row("stac", task=NOISY),
     **{
         name: Row(**row | {"settings": tuple(row.get("settings", ()))})
         for name, row in contributed("pendulum", "rows").items()
@@ -176,7 +165,7 @@ def jerk(played: Tensor) -> float:
 def value_bias(algorithm: SAC, sim: VectorSim) -> float:
     """Value of the first draws less what they really earned: rewards and entropy, the critic's word for what is left.
 
-    Values are the lesser of two in SAC and the mean in STAC.
+    Values are those from which the critic's targets are made.
     """
     gamma, alpha = algorithm.config.gamma, float(algorithm.temperature.value)
     generator = torch.Generator().manual_seed(HELD_OUT)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import re
 import warnings
 from pathlib import Path
 from typing import Any
@@ -13,23 +12,17 @@ import fine_tuning_tools as tools
 import pytest
 import torch
 import yaml
+from recipe_tuners import HEADS, check_updates_a_flow, tuner
+from theme_names import recipes_of
 
-from robopolicy.algorithms.recipe import Compared, RecipeTuner, RecipeTunerConfig, decisions_of, whole_groups
+from robopolicy.algorithms.recipe import Compared, RecipeTuner, decisions_of, whole_groups
 from robopolicy.core.advantage import outcome
 from robopolicy.core.recipe import Recipe
 from robopolicy.core.registry import REGISTRIES
 from robopolicy.errors import UserError
 from robopolicy.policies.heads.diffusion import DiffusionPolicy
 from robopolicy.policies.heads.flow import FlowPolicy
-from robopolicy.recipe_files import read_recipe, recipe_names
-
-ROLLOUTS = [name for name in recipe_names() if read_recipe(name).get("data", "rollout") == "rollout"]
-HEADS = {"flow": tools.flow_head, "diffusion": tools.diffusion_head}
-
-
-def tuner(head: str = "flow", seed: int = 0, **overrides: Any) -> RecipeTuner:
-    settings = {"group_size": 4, "batch_size": 64} | overrides
-    return RecipeTuner(RecipeTunerConfig(**settings), HEADS[head](seed), total_updates=20)
+from robopolicy.recipe_files import read_recipe
 
 
 def compared(algorithm: RecipeTuner, rollout: Any) -> Compared:
@@ -160,21 +153,9 @@ def test_what_does_not_fit_is_refused_in_one_line(tmp_path: Path) -> None:
         needy.update(tools.sampler_for(needy).collect(needy.act))
 
 
-@pytest.mark.parametrize(
-    "name", [name for name in recipe_names() if read_recipe(name).get("data") in (None, "rollout")]
-)
+@pytest.mark.parametrize("name", recipes_of("product", "rollout"))
 def test_a_recipe_updates_a_flow_or_names_what_robots_do_not_record(name: str) -> None:
-    algorithm = tuner(recipe=name, group_size=8, epochs=1)
-    before = tools.snapshot(algorithm.policy)
-    rollout = tools.sampler_for(algorithm).collect(algorithm.act)
-    try:
-        metrics = algorithm.update(rollout)
-    except UserError as error:
-        assert re.search(r"needs Decisions\.(value|extra\['\w+'\]), which is missing", str(error))
-    else:
-        learned = tools.changed(before, algorithm.policy)
-        assert learned or metrics["actor/selected"] == 0  # this task knows no success, to which some limit themselves
-        assert all(math.isfinite(value) for value in metrics.values())
+    check_updates_a_flow(name)
 
 
 def test_grpo_improves_a_flow_that_was_never_trained() -> None:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import re
 
+import pytest
 import torch
 from playground import Playground
 from tabular import recipe_of, tabular, with_extras
 from torch.testing import assert_close
 
+from robopolicy.core import registry
 from robopolicy.core.decisions import Decisions
 from robopolicy.core.recipe import DEFAULTS, Recipe
 from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.exploration.flow_chains import SDEChain
 from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
-from robopolicy.recipe_files import read_recipe
+from robopolicy.recipe_files import read_recipe, recipe_ring
 from robopolicy.text.rollouts.collector import DEFAULTS as OF_ROLLOUTS
 from robopolicy.text.rollouts.collector import Collector
 from robopolicy.text.rollouts.protocols import Pool
@@ -176,3 +178,24 @@ def check_plays_and_learns(name: str, layout: str) -> None:
 def plays(name: str) -> bool:
     """Whether a recipe has a `rollout` section that the sampling side reads."""
     return bool(OF_ROLLOUTS.keys() & read_recipe(name).get("rollout", {}).keys())
+
+
+def check_needs_no_other_theme(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It names parts of the product and of its theme alone."""
+    home, build = recipe_ring(name), registry.build
+    strangers: list[str] = []
+
+    def watched(slot, plain):
+        part = plain if isinstance(plain, str) else plain.get("name", "") if isinstance(plain, dict) else ""
+        if part in registry.REGISTRIES.get(slot, ()) and registry.REGISTRIES[slot].ring(part) not in ("product", home):
+            strangers.append(f"{slot} {part}")
+        return build(slot, plain)
+
+    for module in ("registry", "recipe"):
+        monkeypatch.setattr(f"robopolicy.core.{module}.build", watched)
+    rollout = Recipe.from_plain(read_recipe(name)).rollout
+    for slot in ("sampler", "topology", "intervention", "reward"):
+        given = rollout.get(slot, [])
+        for plain in given if isinstance(given, list) else [given]:
+            watched(slot, plain)
+    assert not strangers

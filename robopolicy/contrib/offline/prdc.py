@@ -10,7 +10,7 @@ demonstrations, in which the nearest pair lies far away, nor with images,
 clouds, entities or embeddings. A large `beta` is td3_bc.
 
 `novelty` in the log is the distance to that pair in units of the usual one between pairs of the data: values well above
-1 say that the actor has left it (`robopolicy.contrib.offline.nearest_neighbors`, which needs the extra `neighbours`).
+1 say that the actor has left it (`robopolicy.contrib.offline.nearest_neighbors`, which needs the extra `offline`).
 
 Deviations from the public code: states are standardised by the dataset whatever the policy does; a pair holds the
 executed part of a chunk.
@@ -63,7 +63,7 @@ class PRDC(RegularizedTD3):
         """
         super().__init__(config, policy, total_updates=total_updates)
         layout = self.policy.encoder.layout
-        others = [*layout.images, *layout.clouds, *layout.entities, *layout.embeddings]
+        others = [key for _, keys in layout.encoded for key in keys]
         if others:
             raise UserError(
                 f"PRDC measures distances between vectors, but '{policy.name}' sees {others}; name vectors in "

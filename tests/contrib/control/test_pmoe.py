@@ -12,15 +12,10 @@ import torch
 from chunk_bandit import SMALL, SPEC, STATISTICS, batch, first_actions, flow, gaussian, seeded
 from torch import Tensor
 
-from robopolicy.algorithms.ppo import PPO, PPOConfig
 from robopolicy.algorithms.registry import make_algorithm
 from robopolicy.contrib.control.pmoe import PMOE, PMOEConfig, actor_loss, frequency_loss
 from robopolicy.errors import UserError
-from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.heads.mixture import MixtureConfig, MixturePolicy
-from robopolicy.rollout.on_policy import RolloutSampler
-from robopolicy.sim.chunk import ChunkedSim
-from robopolicy.sim.registry import SimOptions, make_sim
 from robopolicy.training.checkpoint import load_policy, save_checkpoint, verify_checkpoint
 
 
@@ -193,16 +188,3 @@ def test_other_policies_are_refused_with_the_way_out() -> None:
     for policy in (gaussian(), flow(), mixture(squash=False)):
         with pytest.raises(UserError, match="policy=squashed_mixture"):
             make_algorithm("pmoe", PMOEConfig(), policy, total_updates=1)
-
-
-def test_ppo_trains_the_mixture_on_its_exact_density() -> None:
-    sim = make_sim("toy/point_mass", SimOptions(num_envs=8, reward="shaped"))
-    spec = PolicySpec({"state": (6,)}, 2, horizon=2, execute=2)
-    policy = MixturePolicy(MixtureConfig(hidden=(16,), experts=2), spec)
-    policy.fit_normalizer({"action": {"min": [-1.0, -1.0], "max": [1.0, 1.0]}})
-    algorithm = PPO(PPOConfig(decisions=8, epochs=1, batch_size=64, entropy_coef=0.01), policy, total_updates=2)
-    sampler = RolloutSampler(ChunkedSim(sim, execute=2, obs_horizon=1, gamma=0.99), decisions=8, seed=0)
-    before = copy.deepcopy(policy.state_dict())
-    metrics = algorithm.update(sampler.collect(algorithm.act))
-    assert metrics["actor/approx_kl"] == pytest.approx(0.0, abs=1e-8)  # one epoch, one minibatch
-    assert all(not torch.equal(before[key], policy.state_dict()[key]) for key in before if "router" in key)
