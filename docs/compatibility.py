@@ -68,7 +68,7 @@ RECURRENT = {"recurrent_gaussian"}
 def trained_heads(name: str) -> set[str]:
     """Keys of `HEADS` of the policies that an algorithm trains, as its class states them."""
     algorithm = ALGORITHMS[name]
-    able = RECURRENT if algorithm.may_remember else set[str]()
+    able = RECURRENT if algorithm.supports_recurrent else set[str]()
     return able.union(*map(_heads_of, algorithm.heads)) & HEADS.keys()
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from robopolicy.algorithms.frames.base import Algorithm
+from robopolicy.algorithms.common.algorithm import Algorithm
 from robopolicy.algorithms.registry import ALGORITHMS, make_algorithm
 from robopolicy.data.episodes import Episodes
 from robopolicy.data.statistics import dataset_statistics
@@ -61,7 +61,7 @@ def learner(
             check_compatible(policy.spec, sim)
     else:
         policy = _new_policy(config, episodes, sim, device, bounds=data_source != "dataset")
-    if sim is not None and ALGORITHMS[name].needs_bounds:
+    if sim is not None and ALGORITHMS[name].requires_action_bounds:
         _check_bounds(policy, sim, name)
     updates = _total_updates(config, algorithm_config, data_source)
     if any(entry.name == "seed" for entry in fields(algorithm_config)):

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from robopolicy.algorithms.frames.base import Algorithm
+from robopolicy.algorithms.common.algorithm import Algorithm
 from robopolicy.algorithms.frames.off_policy import OffPolicy
 from robopolicy.data.batches import Request, Transitions
 from robopolicy.data.replay import MixedReplay, Replay

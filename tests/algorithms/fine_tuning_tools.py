@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from robopolicy.algorithms.frames.on_policy import Rows, rows_with_advantages
+from robopolicy.algorithms.common.rollout_batch import RolloutBatch, compute_advantages
 from robopolicy.data.batches import Rollout
 from robopolicy.policies.base import Policy, PolicySpec
 from robopolicy.policies.heads.diffusion import DiffusionConfig, DiffusionPolicy
@@ -77,8 +77,8 @@ def rollout_of(obs: dict[str, Tensor], record: dict[str, Tensor], steps: int) ->
     return Rollout(seen, decided, none.unsqueeze(-1), none, none.long(), none.bool(), none.bool(), {}, last)
 
 
-def rows_of(algorithm: Any, rollout: Any) -> Rows:
-    return algorithm.prepare(rows_with_advantages(rollout, algorithm.critic, gamma=0.99, lam=0.95))
+def rows_of(algorithm: Any, rollout: Any) -> RolloutBatch:
+    return algorithm.prepare(compute_advantages(rollout, algorithm.critic, gamma=0.99, lam=0.95))
 
 
 def snapshot(module: nn.Module) -> dict[str, Tensor]:

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from robopolicy.algorithms.frames.matching import StoredPoints
-from robopolicy.algorithms.frames.on_policy import Rows, rows_with_advantages
+from robopolicy.algorithms.common.fine_tuning import StoredPoints
+from robopolicy.algorithms.common.rollout_batch import RolloutBatch, compute_advantages
 from robopolicy.algorithms.registry import ALGORITHMS
 from robopolicy.critics.value import ValueConfig
 from robopolicy.data.batches import Rollout
@@ -72,9 +72,9 @@ def bandit(
     return Rollout(first, record, sample.logp.unsqueeze(0), value.unsqueeze(0), steps, done, ~done, none, obs)
 
 
-def prepared(algorithm: StoredPoints, rollout: Rollout) -> Rows:
+def prepared(algorithm: StoredPoints, rollout: Rollout) -> RolloutBatch:
     """Rows as the first epoch sees them."""
-    rows = rows_with_advantages(rollout, algorithm.critic, gamma=0.99, lam=0.95)
+    rows = compute_advantages(rollout, algorithm.critic, gamma=0.99, lam=0.95)
     with torch.no_grad():
         return algorithm.prepare(rows)
 

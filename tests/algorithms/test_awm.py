@@ -22,8 +22,8 @@ from matching_tools import (
 )
 
 from robopolicy.algorithms.awm import WEIGHTINGS, AWMConfig, awm_estimator
+from robopolicy.algorithms.common.rollout_batch import normalize
 from robopolicy.algorithms.fpo import actor_loss
-from robopolicy.algorithms.frames.on_policy import normalize
 from robopolicy.errors import UserError
 from robopolicy.policies.base import PolicySpec
 

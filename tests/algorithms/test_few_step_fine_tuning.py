@@ -57,7 +57,7 @@ def test_the_fine_tuned_head_is_deployed_as_what_it_was(name: str, tmp_path: Pat
     rollout = sampler.collect(algorithm.act)
     algorithm.update(rollout)
     obs = {key: value[0] for key, value in rollout.obs.items()}
-    save_checkpoint(tmp_path / "best", algorithm.deployable(), task="toy/point_mass", obs_sample=obs)
+    save_checkpoint(tmp_path / "best", algorithm.inference_policy(), task="toy/point_mass", obs_sample=obs)
     assert verify_checkpoint(tmp_path / "best").ok
     assert load_policy(tmp_path / "best")[0].name == name
 

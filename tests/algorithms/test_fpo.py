@@ -22,9 +22,9 @@ from matching_tools import (
     tuner,
 )
 
+from robopolicy.algorithms.common.rollout_batch import normalize
 from robopolicy.algorithms.fpo import FPOConfig, actor_loss, fpo_estimator
 from robopolicy.algorithms.fpo_pp import FPOPlusPlusConfig, clamp_through, huber
-from robopolicy.algorithms.frames.on_policy import normalize
 from robopolicy.core.estimator import Estimator, EstimatorConfig
 from robopolicy.core.ratios import ConstantBounds
 from robopolicy.errors import UserError
@@ -192,7 +192,7 @@ def test_the_loss_of_a_chunk_is_a_mean_or_a_sum_over_executed_steps() -> None:
 
 def test_saving_leaves_the_ratio_of_fresh_data_at_one(tmp_path: Path) -> None:
     algorithm = tuner("fpo_pp", head(hidden_dropout=0.5))
-    deployed = algorithm.deployable()
+    deployed = algorithm.inference_policy()
     save_checkpoint(tmp_path / "saved", deployed, task="toy/point_mass", obs_sample=observations(5))
     assert deployed.training and not any(module.training for module in algorithm.policy.head.modules())
     _, info = algorithm.actor_loss(prepared(algorithm, bandit(algorithm.policy, 64)))
@@ -201,7 +201,7 @@ def test_saving_leaves_the_ratio_of_fresh_data_at_one(tmp_path: Path) -> None:
 
 def test_deployment_starts_from_zero_noise_unless_switched_off(tmp_path: Path) -> None:
     algorithm, obs = tuner("fpo_pp"), observations(5)
-    deployed = algorithm.deployable()
+    deployed = algorithm.inference_policy()
     assert isinstance(deployed, ZeroNoisePolicy) and deployed.base is algorithm.policy.head
     zero = torch.zeros(5, SPEC.horizon, SPEC.action_dim)
     assert torch.equal(deployed.act(obs), algorithm.policy.head.decode(obs, zero))
@@ -214,7 +214,7 @@ def test_deployment_starts_from_zero_noise_unless_switched_off(tmp_path: Path) -
     assert isinstance(loaded, ZeroNoisePolicy)
     again = tuner("fpo_pp", loaded.train())  # what it deployed can be fine-tuned again
     assert again.policy.head is loaded.base
-    assert tuner("fpo_pp", zero_noise=False).deployable().name == "flow"
+    assert tuner("fpo_pp", zero_noise=False).inference_policy().name == "flow"
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from robopolicy.algorithms import ppo as ppo_module
-from robopolicy.algorithms.frames.base import Algorithm
-from robopolicy.algorithms.frames.on_policy import rows_with_advantages
+from robopolicy.algorithms.common.algorithm import Algorithm
+from robopolicy.algorithms.common.rollout_batch import compute_advantages
 from robopolicy.algorithms.gorl import EpisodeReturns, GoRL, GoRLConfig, latent_penalty
 from robopolicy.algorithms.ppo import PPO, PPOConfig
 from robopolicy.data.batches import Rollout
@@ -118,11 +118,11 @@ def test_stages_alternate_between_encoder_and_decoder(make: Callable[[], Generat
 def test_clip_gradient_bound_and_penalty_change_after_stage_zero() -> None:
     algorithm = gorl()
     sampler = sampler_for(algorithm)
-    rows = rows_with_advantages(sampler.collect(algorithm.act), algorithm.critic, gamma=0.99, lam=0.95)
+    rows = compute_advantages(sampler.collect(algorithm.act), algorithm.critic, gamma=0.99, lam=0.95)
     seen = []
     for _ in range(2):
         plain, _ = ppo_module.actor_loss(algorithm.policy, rows, algorithm.estimator)
-        loss, info = algorithm.actor_loss(rows, diagnose=True)
+        loss, info = algorithm.actor_loss(rows, log_stats=True)
         weight = float(((loss - plain) / info["penalty"]).detach())
         seen.append((algorithm.config.clip, algorithm.config.grad_clip, weight))
         run(algorithm, sampler, 4)
@@ -150,7 +150,7 @@ def test_the_decoder_stays_fixed_and_out_of_the_ratio(updates: int) -> None:
     before = snapshot(algorithm.decoder)
     for _ in range(2):
         rollout = sampler.collect(algorithm.act)
-        rows = rows_with_advantages(rollout, algorithm.critic, gamma=0.99, lam=0.95)
+        rows = compute_advantages(rollout, algorithm.critic, gamma=0.99, lam=0.95)
         scores = algorithm.policy.decisions(rows.obs, rows.record).logp
         assert float((torch.exp(scores.detach() - rows.logp) - 1).abs().max()) < 1e-5
         other = copy.deepcopy(algorithm.policy)
@@ -253,7 +253,7 @@ def test_a_decoder_reproduces_what_was_played() -> None:
     obs = {"state": torch.randn(4000, 1, 6, generator=generator)}
     side = torch.sign(torch.randn(4000, 1, 1, generator=generator))
     played = (0.6 * side + 0.2 + 0.15 * torch.randn(4000, 2, 2, generator=generator)).tanh()
-    algorithm.policy.observe(obs)
+    algorithm.policy.update_stats(obs)
     algorithm.fit.restart(algorithm.policy.actor, seed=0)
     algorithm.fit.add(obs, played)
     algorithm.fit.train(torch.Generator().manual_seed(1))
@@ -329,7 +329,7 @@ def test_a_resumed_run_ends_with_the_same_weights(at: int, tmp_path: Path) -> No
     run(straight, sampler, at)
     state, sim_state = copy.deepcopy(straight.state_dict()), copy.deepcopy(sampler.state_dict())
     observed = {"state": torch.zeros(2, 1, 6)}
-    save_checkpoint(tmp_path / "c", straight.deployable(), task="toy/point_mass", obs_sample=observed)
+    save_checkpoint(tmp_path / "c", straight.inference_policy(), task="toy/point_mass", obs_sample=observed)
     run(straight, sampler, 6)
     resumed = GoRL(GoRLConfig(**QUICK), load_policy(tmp_path / "c")[0].train(), total_updates=20)
     resumed.load_state_dict(state)
@@ -346,7 +346,7 @@ def test_what_is_deployed_round_trips_in_every_stage(updates: int, tmp_path: Pat
     algorithm = gorl()
     run(algorithm, sampler_for(algorithm), updates)
     obs = {"state": torch.randn(4, 1, 6)}
-    save_checkpoint(tmp_path / "c", algorithm.deployable(), task="toy/point_mass", obs_sample=obs)
+    save_checkpoint(tmp_path / "c", algorithm.inference_policy(), task="toy/point_mass", obs_sample=obs)
     assert verify_checkpoint(tmp_path / "c").ok
     loaded, _ = load_policy(tmp_path / "c")
     assert torch.equal(loaded.act(obs, deterministic=True), algorithm.policy.act(obs, deterministic=True))

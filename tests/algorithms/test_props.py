@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Normal, kl_divergence
 
-from robopolicy.algorithms.frames.on_policy import rows_with_advantages
+from robopolicy.algorithms.common.rollout_batch import compute_advantages
 from robopolicy.algorithms.ppo import PPO, PPOConfig
 from robopolicy.contrib.control.props import PROPS, BehaviourConfig, PROPSConfig, push_loss
 from robopolicy.contrib.control.sampling_error import sampling_error
@@ -174,7 +174,7 @@ def test_every_ratio_of_kept_and_new_decisions_starts_at_one() -> None:
     rollout = sampler.collect(learner.act)
     rows = learner.rows_of(rollout)
     assert len(rows) == 2 * 16 * 8
-    _, info = learner.actor_loss(rows, diagnose=True)
+    _, info = learner.actor_loss(rows, log_stats=True)
     assert float(info["ratio_max"]) < 1e-5
     assert not torch.allclose(rollout.logp.flatten(0, 1), rows.logp[-16 * 8 :])  # it was played by the pushed copy
 
@@ -188,7 +188,7 @@ def test_kept_decisions_have_the_advantages_of_their_own_rollout() -> None:
         learner.update(rollouts[-1])
     rollouts.append(sampler.collect(learner.act))
     rows, scale = learner.rows_of(rollouts[-1]), learner.scale
-    scored = [rows_with_advantages(rollout, learner.critic, gamma=0.99, lam=0.95, scale=scale) for rollout in rollouts]
+    scored = [compute_advantages(rollout, learner.critic, gamma=0.99, lam=0.95, scale=scale) for rollout in rollouts]
     for name in ("advantage", "value_target"):
         torch.testing.assert_close(getattr(rows, name), torch.cat([getattr(part, name) for part in scored]))
 

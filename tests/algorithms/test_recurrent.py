@@ -11,7 +11,7 @@ import torch
 from cue import BEST, LENGTH, CueSim
 from torch import Tensor
 
-from robopolicy.algorithms.frames.on_policy import sequences
+from robopolicy.algorithms.common.rollout_batch import recurrent_minibatches
 from robopolicy.algorithms.ppo import PPOConfig
 from robopolicy.algorithms.registry import make_algorithm
 from robopolicy.contrib.control.bpo import BPOConfig
@@ -91,7 +91,7 @@ def test_ratios_of_fresh_data_are_one_after_unrolling(name: str, kind: str) -> N
     sampler.collect(made.act)  # the next one begins in the middle of episodes
     rollout = sampler.collect(made.act)
     rows = made.rows_of(rollout)
-    for part, _ in sequences(rows, rollout.shape, 52, made.generator):
+    for part, _ in recurrent_minibatches(rows, rollout.shape, 52, made.generator):
         obs = made.policy.unrolled(part.obs, 13)
         torch.testing.assert_close(obs[MEMORY], part.obs[MEMORY], rtol=0, atol=1e-6)
         logp = made.policy.decisions(obs, part.record).logp
@@ -102,7 +102,7 @@ def test_sequences_are_whole_columns_and_every_one_comes_once() -> None:
     made = learner()
     rollout = sampler_for(made, 10).collect(made.act)
     rows = made.rows_of(rollout)
-    parts = list(sequences(rows, rollout.shape, 52, made.generator))
+    parts = list(recurrent_minibatches(rows, rollout.shape, 52, made.generator))
     assert [last for _, last in parts] == [False, False, True] and sum(len(part) for part, _ in parts) == 130
     columns = torch.cat([part.advantage.view(13, -1) for part, _ in parts], 1)
     expected = rows.advantage.view(13, 10)
@@ -132,7 +132,7 @@ def test_a_policy_with_memory_learns_what_one_without_cannot() -> None:
         sampler = sampler_for(made, 32)
         for _ in range(15):
             made.update(sampler.collect(made.act))
-        results[kind] = float(evaluate(made.deployable(), CueSim(8), episodes=64).returns.mean())
+        results[kind] = float(evaluate(made.inference_policy(), CueSim(8), episodes=64).returns.mean())
     assert min(results["gru"], results["lstm"]) > 0.9 * BEST and results["none"] < 0.3, results
 
 

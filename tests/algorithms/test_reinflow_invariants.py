@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Normal
 
-from robopolicy.algorithms.frames.on_policy import Rows, minibatches, normalize
+from robopolicy.algorithms.common.rollout_batch import RolloutBatch, minibatches, normalize
 from robopolicy.algorithms.reinflow import ReinFlow, ReinFlowConfig, actor_loss, bc_loss, chain_logp
 from robopolicy.critics.value import ValueConfig
 from robopolicy.policies.density import normal_log_density
@@ -52,7 +52,7 @@ def test_seeds_train_as_stored_chains_do() -> None:
     rows = tools.rows_of(seeds, rollout)
     assert seeds._recorder is not None
     record, logp = seeds._recorder.recall(rows.obs, rows.record)
-    kept = Rows(rows.obs, record, logp, rows.advantage, rows.value_target, rows.value)
+    kept = RolloutBatch(rows.obs, record, logp, rows.advantage, rows.value_target, rows.value)
     stored.policy.load_state_dict(seeds.policy.state_dict())
     losses = seeds.actor_loss(rows)[0], stored.actor_loss(kept)[0]
     one, two = (
@@ -68,7 +68,7 @@ def shake(module: nn.Module, scale: float) -> None:
             parameter.add_(scale * torch.randn_like(parameter))
 
 
-def whole_chain_logp(policy: StochasticFlow, rows: Rows) -> Tensor:
+def whole_chain_logp(policy: StochasticFlow, rows: RolloutBatch) -> Tensor:
     """Log-density `(B,)` of the initial noise and of every transition after it, one step after the other."""
     chain = rows.record["chain"]  # (B, K + 1, H, A)
     features, total = policy.head.encode(rows.obs), Normal(0.0, 1.0).log_prob(chain[:, 0]).flatten(1).sum(1).double()
@@ -205,7 +205,7 @@ def test_the_gradient_of_a_bandit_is_the_closed_form() -> None:
     obs = {"state": torch.zeros(rows, 1, 1)}
     sample = algorithm.act(obs, generator=torch.Generator().manual_seed(0))
     reward = -(sample.chunk[:, 0, 0] - 2).square()
-    batch = Rows(obs, sample.record, sample.logp, reward, reward, reward)
+    batch = RolloutBatch(obs, sample.record, sample.logp, reward, reward, reward)
     loss, _ = actor_loss(algorithm.policy, batch, algorithm.estimator, config)
     head = algorithm.policy.head
     assert isinstance(head, Drift)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from matching_tools import NAMES, SPEC, bandit, gradient, head, observations, prepared, tuner
 
-from robopolicy.algorithms.frames.on_policy import minibatches
+from robopolicy.algorithms.common.rollout_batch import minibatches
 from robopolicy.errors import UserError
 from robopolicy.policies.exploration.sampled import MATCHED, SampledPolicy
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
@@ -123,7 +123,7 @@ def test_a_resumed_algorithm_ends_with_the_same_weights(name: str) -> None:
 def test_what_is_deployed_survives_a_checkpoint(name: str, family: str, tmp_path: Path) -> None:
     algorithm = tuner(name, head(family), critic_warmup=0)
     algorithm.update(bandit(algorithm.policy, 80))
-    deployed, obs = algorithm.deployable(), observations(5)
+    deployed, obs = algorithm.inference_policy(), observations(5)
     save_checkpoint(tmp_path / "saved", deployed, task="toy/point_mass", obs_sample=obs)
     loaded, _ = load_policy(tmp_path / "saved")
     chunks = [policy.act(obs, generator=torch.Generator().manual_seed(3)) for policy in (deployed, loaded)]

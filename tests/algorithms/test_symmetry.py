@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from robopolicy.algorithms.frames.actor_critic import ActorCritic
-from robopolicy.algorithms.frames.symmetry import SymmetryConfig
+from robopolicy.algorithms.common.on_policy import ActorCritic
+from robopolicy.algorithms.common.symmetry import SymmetryConfig
 from robopolicy.algorithms.ppo import PPOConfig
 from robopolicy.algorithms.registry import make_algorithm
 from robopolicy.contrib.control.bpo import BPOConfig
@@ -75,9 +75,9 @@ def test_the_loss_is_the_mean_of_both_sides_and_the_kl_that_of_the_played_one(na
     made = learner(name, symmetry=SymmetryConfig(augment=True))
     rows = made.rows_of(tools.sampler_for(made).collect(made.act))
     image = made._symmetry.rows(rows)
-    both, info = made._actor_loss(rows, image, diagnose=True)
-    played, own = made.actor_loss(rows, diagnose=True)
-    mirrored, _ = made.actor_loss(image, diagnose=True)
+    both, info = made._actor_loss(rows, image, log_stats=True)
+    played, own = made.actor_loss(rows, log_stats=True)
+    mirrored, _ = made.actor_loss(image, log_stats=True)
     torch.testing.assert_close(both, (played + mirrored) / 2)
     assert float(info["approx_kl"]) == float(own["approx_kl"]) == pytest.approx(0, abs=1e-9)
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from robopolicy.algorithms.frames.base import frozen_copy
+from robopolicy.algorithms.common.algorithm import frozen_copy
 from robopolicy.cli.main import main
 from robopolicy.core.ratios import importance_weight
 from robopolicy.core.surrogates import SURROGATES

@@ -88,7 +88,7 @@ def run_of_a_wrapper(tmp_path, monkeypatch):
     start = f"init_from={tmp_path}/base/checkpoints/last"
     trainer = start_run(compose_config([*settings, *QUICK, f"out={tmp_path}", "name=run", "budget.updates=2", start]))
     policy = trainer.algorithm.policy
-    monkeypatch.setattr(trainer.algorithm, "deployable", lambda: copy.deepcopy(policy))
+    monkeypatch.setattr(trainer.algorithm, "inference_policy", lambda: copy.deepcopy(policy))
     return trainer
 
 

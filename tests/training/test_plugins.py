@@ -108,4 +108,4 @@ def test_a_run_imports_no_algorithm_but_its_own() -> None:
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
     packages = {"robopolicy.algorithms", "robopolicy.algorithms.frames"}
     imported = {name for name in found if name.startswith("robopolicy.algorithms")} - packages
-    assert imported == {"robopolicy.algorithms.registry", "robopolicy.algorithms.frames.base"}
+    assert imported == {"robopolicy.algorithms.registry", "robopolicy.algorithms.common.algorithm"}

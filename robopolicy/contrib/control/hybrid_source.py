@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from robopolicy.algorithms.frames.base import Algorithm
+from robopolicy.algorithms.common.algorithm import Algorithm
 from robopolicy.contrib.control.hnpg import HNPG
 from robopolicy.contrib.control.hybrid_rollout import HybridRollout
 from robopolicy.data.batches import Request

@@ -24,7 +24,7 @@ from math import comb
 import torch
 from torch import Tensor
 
-from robopolicy.algorithms.frames.on_policy import Rows, normalize
+from robopolicy.algorithms.common.rollout_batch import RolloutBatch, normalize
 from robopolicy.algorithms.ppo import PPO, PPOConfig
 from robopolicy.constraints import Count, NotNegative, Several
 from robopolicy.contrib.control.positions import PlaceConfig
@@ -92,7 +92,7 @@ class Polychromic(PPO):
     heads = ("decisions",)
     reference = "hamid2025polychromic"
     distributed = False
-    may_remember = False  # vines begin without memories
+    supports_recurrent = False  # vines begin without memories
     config: PolychromicConfig
 
     def __init__(self, config: PolychromicConfig, policy: Policy, *, total_updates: int) -> None:
@@ -112,16 +112,16 @@ class Polychromic(PPO):
         advantage = set_advantage(grouped(returns), grouped(ways), self.config.members)
         return advantage.unflatten(0, (-1, returns.shape[1])).transpose(1, 2).flatten(0, 1)
 
-    def rows_of(self, batch: Rollout) -> Rows:
+    def process_rollout(self, batch: Rollout) -> RolloutBatch:
         """Decisions of the rollout and of the vines; those in the window of a vine have its set advantage."""
         assert isinstance(batch, VineRollout)
         advantage = self.advantages(batch.vines)
         advantage = advantage / advantage.square().mean().sqrt().clamp(min=1e-8)
-        parts, shared = [super().rows_of(batch)], [torch.zeros(batch.shape, device=advantage.device).flatten()]
+        parts, shared = [super().process_rollout(batch)], [torch.zeros(batch.shape, device=advantage.device).flatten()]
         early = [torch.zeros_like(shared[0], dtype=torch.bool)]
         for vine, own in zip(batch.vines, advantage, strict=True):
             played, (steps, envs) = vine.played.flatten(), vine.shape
-            parts.append(super().rows_of(vine)[played])
+            parts.append(super().process_rollout(vine)[played])
             shared.append(own.expand(steps, envs).flatten()[played])
             time = torch.arange(steps, device=played.device)[:, None].expand(steps, envs)
             early.append((time < self.config.window).flatten()[played])
@@ -130,9 +130,9 @@ class Polychromic(PPO):
         gae[~inside] = normalize(rows.advantage[~inside])
         return replace(rows, advantage=torch.where(inside, torch.cat(shared), gae))
 
-    def actor_loss(self, rows: Rows, *, diagnose: bool) -> tuple[Tensor, Info]:
+    def loss(self, rows: RolloutBatch, *, log_stats: bool) -> tuple[Tensor, Info]:
         """That of PPO, and the KL from the policy that played."""
         output = self.policy.decisions(rows.obs, rows.record)
         advantage = normalize(rows.advantage)[:, None]
-        loss, info = self.estimator(Decisions(rows.logp), advantage, output.logp, output.entropy, diagnose=diagnose)
+        loss, info = self.estimator(Decisions(rows.logp), advantage, output.logp, output.entropy, log_stats=log_stats)
         return loss + self.config.kl_coef * k3(rows.logp - output.logp).mean(), info

@@ -27,8 +27,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from robopolicy.algorithms.frames.base import Metrics, frozen_copy
-from robopolicy.algorithms.frames.on_policy import Rows, flatten
+from robopolicy.algorithms.common.algorithm import Metrics, frozen_copy
+from robopolicy.algorithms.common.rollout_batch import RolloutBatch, flatten
 from robopolicy.algorithms.ppo import PPO, PPOConfig
 from robopolicy.constraints import Count, InnerShare, Positive, Ranged
 from robopolicy.core.regularizers import k3
@@ -63,7 +63,7 @@ def push_loss(change: Tensor, bound: float) -> Tensor:
     return change.exp().clamp(min=1 - bound)
 
 
-def joined(parts: list[Rows]) -> Rows:
+def joined(parts: list[RolloutBatch]) -> RolloutBatch:
     """Rows one after the other."""
 
     def cat(trees: list[dict[str, Tensor]]) -> dict[str, Tensor]:
@@ -71,7 +71,7 @@ def joined(parts: list[Rows]) -> Rows:
 
     names = ("logp", "advantage", "value_target", "value")
     values = {name: torch.cat([getattr(part, name) for part in parts]) for name in names}
-    return Rows(cat([part.obs for part in parts]), cat([part.record for part in parts]), **values)
+    return RolloutBatch(cat([part.obs for part in parts]), cat([part.record for part in parts]), **values)
 
 
 class PROPS(PPO):
@@ -83,7 +83,7 @@ class PROPS(PPO):
     heads = ("decisions",)
     reference = "corrado2023props"
     distributed = False
-    may_remember = False  # rollouts that are kept have no order in time
+    supports_recurrent = False  # rollouts that are kept have no order in time
     config: PROPSConfig
 
     def __init__(self, config: PROPSConfig, policy: Policy, *, total_updates: int) -> None:
@@ -102,9 +102,9 @@ class PROPS(PPO):
         self.played.append((obs, sample.record))
         return sample
 
-    def rows_of(self, batch: Rollout) -> Rows:
+    def process_rollout(self, batch: Rollout) -> RolloutBatch:
         """All kept decisions, scored anew by the policy and the critic."""
-        rows = joined([super(PROPS, self).rows_of(rollout) for rollout in [*self.kept, batch]])
+        rows = joined([super(PROPS, self).process_rollout(rollout) for rollout in [*self.kept, batch]])
         with torch.no_grad():
             return replace(rows, logp=self.policy.decisions(rows.obs, rows.record).logp)
 

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from robopolicy.algorithms.frames.base import Metrics, Stateful
+from robopolicy.algorithms.common.algorithm import Checkpointable, Metrics
 from robopolicy.algorithms.ppo import PPO, PPOConfig
 from robopolicy.constraints import NotNegative
 from robopolicy.contrib.control.positions import PlaceConfig
@@ -159,6 +159,6 @@ class SubPO(PPO):
         metrics = super().update(replace(batch, reward=gains + self.config.task_coef * batch.reward))
         return metrics | {"actor/gain": float(gains.mean())}
 
-    def parts(self) -> Mapping[str, Stateful]:
+    def checkpoint_items(self) -> Mapping[str, Checkpointable]:
         """PPO's parts and the places of the running episodes."""
-        return {**super().parts(), "visited": self.visited}
+        return {**super().checkpoint_items(), "visited": self.visited}
