@@ -121,7 +121,7 @@ class RolloutSource(PlayedSource):
     @classmethod
     def build(cls, context: SourceContext) -> Source:
         """Rollouts of this process, or those of all processes as one."""
-        decisions, memory = context.settings.decisions, context.spec.memory_dim
+        decisions, memory = context.settings.num_steps, context.spec.memory_dim
         own = cls(context.chunked_sim(), context.device, decisions=decisions, seed=context.seed, memory=memory)
         return own if world_size() == 1 else SharedRollouts(own)
 

@@ -52,7 +52,7 @@ def sampler_for(algorithm: Any, num_envs: int = 16) -> Any:
     sim = chunked(algorithm, num_envs)
     if algorithm.data_source == "group":
         return GroupSampler(sim, group_size=algorithm.config.group_size)
-    return RolloutSampler(sim, decisions=algorithm.config.decisions, memory=algorithm.policy.spec.memory_dim)
+    return RolloutSampler(sim, decisions=algorithm.config.num_steps, memory=algorithm.policy.spec.memory_dim)
 
 
 def resumed(make: Callable[..., Any], num_envs: int = 16, sampling: Any = sampler_for) -> tuple[Any, Any]:
@@ -78,7 +78,7 @@ def rollout_of(obs: dict[str, Tensor], record: dict[str, Tensor], steps: int) ->
 
 
 def rows_of(algorithm: Any, rollout: Any) -> RolloutBatch:
-    return algorithm.prepare(compute_advantages(rollout, algorithm.critic, gamma=0.99, lam=0.95))
+    return algorithm.prepare(compute_advantages(rollout, algorithm.critic, gamma=0.99, gae_lambda=0.95))
 
 
 def snapshot(module: nn.Module) -> dict[str, Tensor]:

@@ -74,7 +74,7 @@ def bandit(
 
 def prepared(algorithm: StoredPoints, rollout: Rollout) -> RolloutBatch:
     """Rows as the first epoch sees them."""
-    rows = compute_advantages(rollout, algorithm.critic, gamma=0.99, lam=0.95)
+    rows = compute_advantages(rollout, algorithm.critic, gamma=0.99, gae_lambda=0.95)
     with torch.no_grad():
         return algorithm.prepare(rows)
 
@@ -110,13 +110,13 @@ def point_mass_return(name: str, *, updates: int, **config: Any) -> float:
     """Return of a rollout after training from scratch on the shaped point mass; about -6 before."""
     spec = PolicySpec({"state": (6,)}, action_dim=2, horizon=4, execute=2)
     policy = head(spec=spec, normalization="running", hidden=(64, 64), action_normalization="identity")
-    settings = {"decisions": 20, "batch_size": 512, "lr": 1e-3, "lr_final": 1e-3, "critic_lr": 1e-3}
+    settings = {"num_steps": 20, "batch_size": 512, "lr": 1e-3, "lr_final": 1e-3, "critic_lr": 1e-3}
     critic = ValueConfig(hidden=(64, 64))
     algorithm = tuner(name, policy, updates=updates, **(settings | {"critic": critic} | config))
     sim = ChunkedSim(
         make_sim("toy/point_mass", SimOptions(num_envs=64, reward="shaped")), execute=2, gamma=algorithm.step_discount
     )
-    sampler = RolloutSampler(sim, decisions=algorithm.config.decisions, seed=0)
+    sampler = RolloutSampler(sim, decisions=algorithm.config.num_steps, seed=0)
     for _ in range(updates):
         algorithm.update(sampler.collect(algorithm.act))
     sampler.episode_stats()

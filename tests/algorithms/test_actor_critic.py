@@ -28,7 +28,7 @@ from robopolicy.errors import UserError
 from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
 
-SMALL = {"decisions": 16, "epochs": 2, "batch_size": 64}
+SMALL = {"num_steps": 16, "epochs": 2, "batch_size": 64}
 CONFIGS = {"bpo": BPOConfig, "mdpo": MDPOConfig, "ppo": PPOConfig, "ta_lpo": TALPOConfig}
 
 
@@ -40,7 +40,7 @@ def algorithm(name: str, seed: int = 0, updates: int = 20, **overrides: Any) -> 
 
 def rows_of(learner: ActorCritic) -> RolloutBatch:
     rollout = tools.sampler_for(learner).collect(learner.act)
-    return compute_advantages(rollout, learner.critic, gamma=0.99, lam=0.95)
+    return compute_advantages(rollout, learner.critic, gamma=0.99, gae_lambda=0.95)
 
 
 def tabular(seed: int, states: int = 4, actions: int = 5) -> tuple[Tensor, Tensor, Tensor]:
@@ -365,7 +365,7 @@ def test_a_critic_that_normalises_as_the_policy_takes_its_statistics(name: str) 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["bpo", "mdpo", "ta_lpo"])
 def test_they_learn_the_point_mass(name: str) -> None:
-    learner = algorithm(name, updates=100, decisions=40, epochs=6, batch_size=512, lr=1e-3)
+    learner = algorithm(name, updates=100, num_steps=40, epochs=6, batch_size=512, lr=1e-3)
     sampler = tools.sampler_for(learner, num_envs=64)
     for _ in range(30):
         learner.update(sampler.collect(learner.act))

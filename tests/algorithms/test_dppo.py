@@ -23,7 +23,7 @@ from robopolicy.policies.wrappers.staged import StagedDiffusion
 from robopolicy.training.checkpoint import load_policy, save_checkpoint
 
 TINY = {"transformer_width": 16, "transformer_layers": 1, "transformer_heads": 2}
-QUICK: dict[str, Any] = {"decisions": 8, "batch_size": 64, "epochs": 2}
+QUICK: dict[str, Any] = {"num_steps": 8, "batch_size": 64, "epochs": 2}
 
 
 def dppo(seed: int = 0, head: dict[str, Any] | None = None, **overrides: Any) -> DPPO:

@@ -157,7 +157,7 @@ def test_epochs_end_before_the_first_step_beyond_the_target_kl(name: str, kl: tu
 def test_the_kl_of_large_steps_ends_the_epochs() -> None:
     counted = []
     for target in (2e-4, None):
-        algorithm = tuner("flow_sde", decisions=4, batch_size=16, lr=0.01, target_kl=target)
+        algorithm = tuner("flow_sde", num_steps=4, batch_size=16, lr=0.01, target_kl=target)
         metrics = algorithm.update(tools.sampler_for(algorithm).collect(algorithm.act))
         counted.append(metrics["actor/epochs"])
     assert counted[0] < counted[1] == 5
@@ -181,7 +181,7 @@ def episodes(policy: Policy, reward: Tensor) -> Rollout:
 def test_advantages_are_those_of_scaled_rewards_discounted_in_their_unit(
     unit: str, inside: float, between: float, scaled: bool
 ) -> None:
-    algorithm = tuner("flow_sde", gamma=0.5, lam=1.0, discount_unit=unit, normalize_reward=scaled)
+    algorithm = tuner("flow_sde", gamma=0.5, gae_lambda=1.0, discount_unit=unit, normalize_reward=scaled)
     assert algorithm.step_discount == inside  # of the rewards in a chunk
     rollout = episodes(algorithm.policy, torch.tensor([[1.0, 0.0], [2.0, 0.0], [4.0, 8.0]]))
     found, prepare = [], algorithm.prepare
@@ -196,7 +196,7 @@ def test_advantages_are_those_of_scaled_rewards_discounted_in_their_unit(
 
 @pytest.mark.parametrize("lam", [1.0, 0.5])
 def test_the_critic_learns_the_discounted_returns(lam: float) -> None:
-    settings: dict[str, Any] = {"gamma": 0.5, "lam": lam, "discount_unit": "chunk", "normalize_reward": False}
+    settings: dict[str, Any] = {"gamma": 0.5, "gae_lambda": lam, "discount_unit": "chunk", "normalize_reward": False}
     rates: dict[str, Any] = {"critic": ValueConfig(hidden=(64, 64)), "critic_lr": 3e-3, "critic_warmup": 100}
     algorithm = tuner("flow_sde", epochs=30, updates=100, **settings, **rates)
     rollout = episodes(algorithm.policy, torch.tensor([[1.0, 0.0], [2.0, 0.0], [4.0, 8.0]]))

@@ -30,7 +30,7 @@ def grpo(seed: int = 0, **overrides: Any) -> FlowGRPO:
 
 
 def sde(seed: int = 0, **overrides: Any) -> FlowSDE:
-    settings = {"decisions": 8, "batch_size": 64, "kl_coef": 0.01} | overrides
+    settings = {"num_steps": 8, "batch_size": 64, "kl_coef": 0.01} | overrides
     return FlowSDE(FlowSDEConfig(**settings), tools.flow_head(seed), total_updates=20)
 
 

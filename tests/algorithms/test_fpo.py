@@ -46,7 +46,7 @@ def moved(algorithm: Any, rows: int = 64, scale: float = 0.05) -> Any:
 
 
 def test_the_ratio_is_the_exponential_of_the_mean_difference_of_losses() -> None:
-    algorithm = tuner("fpo", pairs=5)
+    algorithm = tuner("fpo", num_mc_samples=5)
     rows = moved(algorithm)
     loss, info = algorithm.actor_loss(rows)
     losses = algorithm.policy.losses(rows.obs, rows.record).mean(-1)  # (B, N)
@@ -61,7 +61,7 @@ def test_the_ratio_is_the_exponential_of_the_mean_difference_of_losses() -> None
 def test_the_first_gradient_has_its_closed_form_on_a_gaussian_bandit() -> None:
     """With reward a, E[A grad l] over noise and actions is `2 std^2 E_t[(1 - c t)^2]`, towards higher actions."""
     policy, std = GaussianFlow(0.3, 0.5), 0.5
-    algorithm = tuner("fpo", policy, pairs=8)
+    algorithm = tuner("fpo", policy, num_mc_samples=8)
     gradients = []
     for seed in range(30):
         noise = torch.Generator().manual_seed(seed)
@@ -92,9 +92,9 @@ def test_at_ratio_one_the_gradient_is_that_of_weighted_matching(trust_region: st
 
 
 def test_with_one_pair_and_no_bounds_fpo_pp_is_fpo() -> None:
-    plain = tuner("fpo", pairs=1, clip=0.02)
+    plain = tuner("fpo", num_mc_samples=1, clip=0.02)
     rows = moved(plain)
-    plus = tuner("fpo_pp", pairs=1, clip=0.02, **UNBOUNDED)
+    plus = tuner("fpo_pp", num_mc_samples=1, clip=0.02, **UNBOUNDED)
     plus.policy.load_state_dict(plain.policy.state_dict())
     expected, info = plain.actor_loss(rows)
     loss, other = plus.actor_loss(rows)
@@ -105,7 +105,7 @@ def test_with_one_pair_and_no_bounds_fpo_pp_is_fpo() -> None:
 
 
 def test_the_mean_of_the_ratios_of_the_pairs_is_at_least_fpos_ratio() -> None:
-    algorithm = tuner("fpo_pp", pairs=8, **UNBOUNDED)
+    algorithm = tuner("fpo_pp", num_mc_samples=8, **UNBOUNDED)
     rows = moved(algorithm)
     difference = algorithm.logp(rows).detach() - rows.logp  # (B, N)
     assert bool((difference.exp().mean(1) >= difference.mean(1).exp()).all())
@@ -131,7 +131,7 @@ def test_aspo_pulls_bad_chunks_back_where_the_clip_leaves_them() -> None:
 
 @pytest.mark.parametrize("trust_region", ["clip", "aspo"])
 def test_fpo_pp_bounds_its_ratios_as_its_trust_region_says(trust_region: str) -> None:
-    algorithm = tuner("fpo_pp", pairs=4, clip=0.02, trust_region=trust_region)
+    algorithm = tuner("fpo_pp", num_mc_samples=4, clip=0.02, trust_region=trust_region)
     rows = prepared(algorithm, bandit(algorithm.policy, 64))
     ratio = torch.linspace(0.9, 1.1, 256)[torch.randperm(256, generator=torch.Generator().manual_seed(0))].view(64, 4)
     loss, _ = algorithm.actor_loss(replace(rows, logp=rows.logp - ratio.log()))
@@ -220,7 +220,7 @@ def test_deployment_starts_from_zero_noise_unless_switched_off(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("name", "config", "message"),
     [
-        ("fpo", {"pairs": 0}, "pairs must be at least 1"),
+        ("fpo", {"num_mc_samples": 0}, "num_mc_samples must be at least 1"),
         ("fpo", {"exploration_std": -0.1}, "exploration_std must not be negative"),
         ("fpo", {"reduction": "max"}, "Unknown reduction 'max'"),
         ("fpo_pp", {"trust_region": "spo"}, "Did you mean 'aspo'"),

@@ -24,7 +24,7 @@ def learner(seed: int = 0, execute: int = 1, **config: Any) -> HAMNet:
     policy = GaussianPolicy(GaussianConfig(hidden=(16,), backbone="modular", backbone_options={"modules": 2}), spec)
     policy.fit_normalizer(tools.STATISTICS)
     critic = VectorValueConfig(hidden=(16,), modules=2, context_width=8)
-    settings = {"decisions": 45, "epochs": 2, "batch_size": 64, "terms": ("success",), "critic": critic} | config
+    settings = {"num_steps": 45, "epochs": 2, "batch_size": 64, "terms": ("success",), "critic": critic} | config
     return HAMNet(HAMNetConfig(**settings), policy, total_updates=20)
 
 
@@ -40,7 +40,7 @@ def towards_goal(obs: dict[str, torch.Tensor], *, generator: Any = None) -> Samp
 
 
 def test_parts_add_up_to_the_reward_also_through_chunks() -> None:
-    algorithm = learner(execute=3, decisions=15)
+    algorithm = learner(execute=3, num_steps=15)
     batch = tools.sampler_for(algorithm).collect(towards_goal)
     goal = batch.terminated.float() * 0.99 ** (batch.steps - 1)  # discounted within the chunk, as the reward
     torch.testing.assert_close(batch.terms["success"], goal)
@@ -55,7 +55,7 @@ def test_advantages_of_the_parts_add_up_to_that_of_the_reward() -> None:
     batch = played(algorithm)
     assert bool(batch.truncated.any())
     rows = algorithm.rows_of(batch)
-    plain = compute_advantages(batch, algorithm.critic, gamma=0.99, lam=0.95)
+    plain = compute_advantages(batch, algorithm.critic, gamma=0.99, gae_lambda=0.95)
     for name in ("advantage", "value_target", "value"):
         assert getattr(rows, name).shape == (len(plain), 2)
         torch.testing.assert_close(getattr(rows, name).sum(1), getattr(plain, name), rtol=1e-4, atol=1e-4)

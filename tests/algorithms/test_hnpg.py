@@ -48,7 +48,7 @@ class Learning:
         policy = GaussianPolicy(
             GaussianConfig(normalization=normalization, log_std_init=-0.3), PolicySpec({"state": (length,)}, 1)
         )
-        settings = {"decisions": length, **FAST, **(HYBRID if hybrid else {}), **overrides}
+        settings = {"num_steps": length, **FAST, **(HYBRID if hybrid else {}), **overrides}
         config: Any = HNPGConfig(**settings) if hybrid else PPOConfig(**settings)
         self.algorithm: Any = make_algorithm("hnpg" if hybrid else "ppo", config, policy, total_updates=50)
         self.sampler = RolloutSampler(ChunkedSim(LockSim(32, length)), decisions=length)

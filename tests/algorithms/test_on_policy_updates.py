@@ -39,7 +39,7 @@ def ppo(seed: int = 0, **overrides: Any) -> PPO:
     torch.manual_seed(seed)
     spec = PolicySpec({"state": (6,)}, 2)
     policy = GaussianPolicy(GaussianConfig(normalization="running"), spec)
-    settings: dict[str, Any] = {"decisions": 16, "epochs": 2, "batch_size": 64} | overrides
+    settings: dict[str, Any] = {"num_steps": 16, "epochs": 2, "batch_size": 64} | overrides
     return PPO(PPOConfig(**settings), policy, total_updates=100)
 
 
@@ -48,7 +48,7 @@ def reinflow(seed: int = 0, **overrides: Any) -> ReinFlow:
     spec = PolicySpec({"state": (6,)}, 2, horizon=4, execute=2)
     policy = FlowPolicy(FlowConfig(hidden=(64, 64)), spec)
     policy.fit_normalizer({"state": FLAT, "action": ACTION})
-    settings: dict[str, Any] = {"decisions": 8, "batch_size": 64} | overrides
+    settings: dict[str, Any] = {"num_steps": 8, "batch_size": 64} | overrides
     return ReinFlow(ReinFlowConfig(**settings), policy, total_updates=20)
 
 
@@ -70,11 +70,11 @@ def sampler_for(algorithm: Algorithm, num_envs: int = 16, reward: str = "shaped"
     sim = make_sim("toy/point_mass", SimOptions(num_envs=num_envs, reward=reward))
     spec = algorithm.policy.spec
     chunked = ChunkedSim(sim, execute=spec.execute, obs_horizon=spec.obs_horizon, gamma=algorithm.step_discount)
-    return RolloutSampler(chunked, decisions=algorithm.config.decisions, seed=0)  # type: ignore[attr-defined]
+    return RolloutSampler(chunked, decisions=algorithm.config.num_steps, seed=0)  # type: ignore[attr-defined]
 
 
 def rows_of(algorithm: Any, rollout: Rollout) -> Any:
-    return compute_advantages(rollout, algorithm.critic, gamma=0.99, lam=0.95)
+    return compute_advantages(rollout, algorithm.critic, gamma=0.99, gae_lambda=0.95)
 
 
 def snapshot(algorithm: Any) -> dict[str, torch.Tensor]:
@@ -204,7 +204,7 @@ def test_a_single_row_has_a_finite_explained_variance() -> None:
 
 @pytest.mark.slow
 def test_ppo_learns_the_point_mass() -> None:
-    algorithm = ppo(decisions=40, epochs=6, batch_size=512, lr=1e-3)
+    algorithm = ppo(num_steps=40, epochs=6, batch_size=512, lr=1e-3)
     sampler = sampler_for(algorithm, num_envs=64)
     for _ in range(30):
         algorithm.update(sampler.collect(algorithm.act))

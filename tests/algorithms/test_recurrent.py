@@ -42,15 +42,15 @@ PRIVILEGED = ValueConfig(vectors={"state": 2, "critic": 1})
 def learner(name: str = "ppo", kind: str = "gru", seed: int = 0, updates: int = 40, **overrides: Any) -> Any:
     torch.manual_seed(seed)
     config = GaussianConfig(recurrent=RecurrentConfig(kind=kind, width=16), log_std_init=-0.5)
-    settings = {"decisions": 13, "epochs": 3, "batch_size": 104, "lr": 3e-3, "gamma": 1.0} | overrides
+    settings = {"num_steps": 13, "epochs": 3, "batch_size": 104, "lr": 3e-3, "gamma": 1.0} | overrides
     if name == "npg_igt":
-        settings = {"decisions": 13}
+        settings = {"num_steps": 13}
     return make_algorithm(name, CONFIGS[name](**settings), make_policy("gaussian", config, SPEC), total_updates=updates)
 
 
 def sampler_for(made: Any, num_envs: int = 16) -> RolloutSampler:
     sim = ChunkedSim(CueSim(num_envs))
-    return RolloutSampler(sim, decisions=made.config.decisions, memory=made.policy.spec.memory_dim)
+    return RolloutSampler(sim, decisions=made.config.num_steps, memory=made.policy.spec.memory_dim)
 
 
 def test_the_cue_keeps_the_contract() -> None:
@@ -128,7 +128,7 @@ def test_gradients_flow_back_through_time_but_not_through_the_start_of_an_episod
 def test_a_policy_with_memory_learns_what_one_without_cannot() -> None:
     results = {}
     for kind in ("gru", "lstm", "none"):
-        made = learner(kind=kind, decisions=10, batch_size=160, lr=1e-2)
+        made = learner(kind=kind, num_steps=10, batch_size=160, lr=1e-2)
         sampler = sampler_for(made, 32)
         for _ in range(15):
             made.update(sampler.collect(made.act))

@@ -20,7 +20,7 @@ from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
 
 
 def reinflow(head: dict[str, Any] | None = None, **overrides: Any) -> ReinFlow:
-    settings: dict[str, Any] = {"decisions": 8, "batch_size": 64} | overrides
+    settings: dict[str, Any] = {"num_steps": 8, "batch_size": 64} | overrides
     return ReinFlow(ReinFlowConfig(**settings), tools.flow_head(**(head or {})), total_updates=20)
 
 
@@ -164,7 +164,7 @@ def test_imitation_compares_the_chunks_from_zero_noise() -> None:
 
 def test_every_update_moves_the_bound_of_decaying_noise() -> None:
     noise = NoiseConfig(schedule="learned_decay", std_min=0.1, std_max=0.2)
-    algorithm = ReinFlow(ReinFlowConfig(decisions=4, epochs=1, noise=noise), tools.flow_head(), total_updates=4)
+    algorithm = ReinFlow(ReinFlowConfig(num_steps=4, epochs=1, noise=noise), tools.flow_head(), total_updates=4)
     sampler = tools.sampler_for(algorithm)
     bounds = []
     for _ in range(4):

@@ -29,7 +29,7 @@ CONFIGS = {"ppo": PPOConfig, "bpo": BPOConfig, "mdpo": MDPOConfig}
 
 def learner(name: str = "ppo", seed: int = 0, mixture: bool = False, **overrides: Any) -> Any:
     torch.manual_seed(seed)
-    settings = {"decisions": 16, "epochs": 2, "batch_size": 64} | overrides
+    settings = {"num_steps": 16, "epochs": 2, "batch_size": 64} | overrides
     policy: Any = GaussianPolicy(GaussianConfig(), SPEC)
     if mixture:
         policy = MixturePolicy(MixtureConfig(hidden=(16,), action_normalization="identity"), SPEC)
@@ -92,7 +92,7 @@ def test_mirrored_ratios_start_at_one_for_a_symmetric_policy() -> None:
 
 
 def trained(settings: SymmetryConfig, updates: int = 12, seed: int = 0) -> GaussianPolicy:
-    made = learner(seed=seed, decisions=20, epochs=5, batch_size=320, lr=2e-3, symmetry=settings)
+    made = learner(seed=seed, num_steps=20, epochs=5, batch_size=320, lr=2e-3, symmetry=settings)
     sampler = tools.sampler_for(made, 32)
     for _ in range(updates):
         made.update(sampler.collect(made.act))

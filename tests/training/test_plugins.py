@@ -56,7 +56,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def settings(*more: str) -> list[str]:
-    small = ("sim.num_envs=2", "algorithm.decisions=8", "algorithm.batch_size=8", "evaluation.episodes=1")
+    small = ("sim.num_envs=2", "algorithm.num_steps=8", "algorithm.batch_size=8", "evaluation.episodes=1")
     return ["task=locomotion/hopper", "policy=gaussian", "algorithm=timid", "budget.updates=1", *small, *more]
 
 

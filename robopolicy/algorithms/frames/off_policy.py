@@ -42,7 +42,7 @@ class OffPolicyConfig(Ranged):
     tau: PositiveShare = 0.005  # share of the online critic that enters its target after every step
     critic: CriticConfig = field(default_factory=CriticConfig)  # Q ensemble
     target_members: Count = 2  # members of the ensemble, drawn at random, whose minimum is the target
-    decisions: Count = 1  # chunk decisions per environment between updates
+    num_steps: Count = 1  # chunk decisions per environment between updates
     precision: str = "float32"  # float32 | bfloat16, of the matrix products: faster where the processor has them
     seed: Natural = 0  # of everything the updates draw
 

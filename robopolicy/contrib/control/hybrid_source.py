@@ -47,7 +47,7 @@ class HybridSource(RolloutSource):
             context.device,
             Replay.from_episodes(context.dataset(), gamma=settings.gamma),
             request=algorithm.request,
-            decisions=settings.decisions,
+            decisions=settings.num_steps,
             seed=context.seed,
         )
 

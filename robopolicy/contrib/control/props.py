@@ -54,7 +54,7 @@ class BehaviourConfig(Ranged):
 class PROPSConfig(PPOConfig):
     """Settings of PROPS; those of PPO hold for its updates."""
 
-    kept: Count = 2  # b, newest rollouts of which an update learns
+    num_kept_batches: Count = 2  # b, newest rollouts of which an update learns
     behaviour: BehaviourConfig = BehaviourConfig()  # the policy that plays
 
 
@@ -90,36 +90,40 @@ class PROPS(PPO):
         """Prepare to train `policy` for `total_updates` rollouts."""
         super().__init__(config, policy, total_updates=total_updates)
         self.player: Policy = frozen_copy(policy)
-        self.kept: list[Rollout] = []  # earlier rollouts
+        self.kept_batches: list[Rollout] = []  # earlier rollouts
         self.played: list[tuple[Observation, Record]] = []  # of this rollout
         self.pushes: list[float] = []  # approximate KL of the copy to the policy after each push of this rollout
 
     def act(self, obs: Observation, *, generator: Randomness = None) -> Sample:
         """Draw a chunk from the behaviour policy, which is pushed when it is due."""
         if len(self.played) % self.config.behaviour.every == 0:
-            self._push(next(iter(obs.values())).shape[0] * self.config.behaviour.every)
+            self._update_behavior_policy(next(iter(obs.values())).shape[0] * self.config.behaviour.every)
         sample = self.player.sample(obs, generator=generator)
         self.played.append((obs, sample.record))
         return sample
 
     def process_rollout(self, batch: Rollout) -> RolloutBatch:
         """All kept decisions, scored anew by the policy and the critic."""
-        rows = joined([super(PROPS, self).process_rollout(rollout) for rollout in [*self.kept, batch]])
+        rows = joined([super(PROPS, self).process_rollout(rollout) for rollout in [*self.kept_batches, batch]])
         with torch.no_grad():
             return replace(rows, logp=self.policy.decisions(rows.obs, rows.record).logp)
 
     def update(self, batch: Rollout) -> Metrics:
         """PPO on the kept rollouts; then the copy is made and pushed for the next one."""
         metrics = super().update(batch) | {"behaviour/kl": fmean(self.pushes or [0.0])}
-        self.kept = [*self.kept, batch][-(self.config.kept - 1) :] if self.config.kept > 1 else []
+        self.kept_batches = (
+            [*self.kept_batches, batch][-(self.config.num_kept_batches - 1) :]
+            if self.config.num_kept_batches > 1
+            else []
+        )
         self.played, self.pushes = [], []
         return metrics
 
     @torch.enable_grad()
-    def _push(self, due: int) -> None:
+    def _update_behavior_policy(self, due: int) -> None:
         """Copy the policy, and push the copy away from what was played, as far as `due` decisions need it."""
         self.player.load_state_dict(self.policy.state_dict())
-        parts = [(flatten(rollout.obs), flatten(rollout.record)) for rollout in self.kept] + self.played
+        parts = [(flatten(rollout.obs), flatten(rollout.record)) for rollout in self.kept_batches] + self.played
         if not parts:
             return
         obs, record = ({key: torch.cat([part[i][key] for part in parts]) for key in parts[0][i]} for i in range(2))
@@ -151,9 +155,9 @@ class PROPS(PPO):
 
     def state_dict(self) -> dict[str, Any]:
         """States of all parts, and the kept rollouts."""
-        return {**super().state_dict(), "kept": [vars(rollout) for rollout in self.kept]}
+        return {**super().state_dict(), "kept": [vars(rollout) for rollout in self.kept_batches]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore `state_dict`."""
         super().load_state_dict(state)
-        self.kept = [move(Rollout(**rollout), self.policy.device) for rollout in state["kept"]]
+        self.kept_batches = [move(Rollout(**rollout), self.policy.device) for rollout in state["kept"]]

@@ -158,7 +158,7 @@ class AILBoost(SAC):
     @property
     def learner(self) -> int:
         """How many learners came before the one that is learning."""
-        return self.updates * self.config.decisions // self.config.learner_decisions
+        return self.updates * self.config.num_steps // self.config.learner_decisions
 
     def update(self, batch: Transitions) -> Metrics:
         """As SAC on what was played; where a learner ends, the next one gets the reward of now."""
