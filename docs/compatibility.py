@@ -74,7 +74,7 @@ def allowed(name: str) -> set[str]:
     Empty for algorithms of text, which train policy=text alone.
     """
     algorithm = ALGORITHMS[name]
-    able = RECURRENT if algorithm.may_remember else set[str]()
+    able = RECURRENT if algorithm.supports_recurrent else set[str]()
     return able.union(*map(_heads_of, algorithm.heads)) & all_heads().keys()
 
 

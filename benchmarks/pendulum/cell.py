@@ -98,7 +98,7 @@ def run_cell(key: Key, env_steps: int = ENV_STEPS) -> dict[str, Any]:
     with closing(make_sim(PLAIN, SimOptions(num_envs=EPISODES))) as sim:
         return {
             **common,
-            **judge(algorithm.deployable(), sim),
+            **judge(algorithm.inference_policy(), sim),
             "bias": value_bias(algorithm, sim) if isinstance(algorithm, SAC) else None,
             "curve": curve(folder),
         }

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from benchmarks.themes import contributed
-from robopolicy.algorithms.frames.base import Metrics
+from robopolicy.algorithms.common.algorithm import Metrics
 from robopolicy.cli.main import main as robopolicy
 from robopolicy.core.recipe_keys import DEFAULTS
 from robopolicy.errors import UserError

@@ -50,7 +50,7 @@ class CalQL(SAC):
     data_source = "replay"
     heads = ("squashed_gaussian",)
     reference = "nakamoto2023calql"
-    needs_bounds = True
+    requires_action_bounds = True
     config: CalQLConfig
 
     def __init__(self, config: CalQLConfig, policy: Policy, *, total_updates: int) -> None:

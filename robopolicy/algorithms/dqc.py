@@ -25,7 +25,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from robopolicy.algorithms.frames.base import Observer, Stateful
+from robopolicy.algorithms.common.algorithm import Checkpointable, Observer
 from robopolicy.algorithms.frames.q_chunking import QChunking, QChunkingConfig, known_errors
 from robopolicy.constraints import Count, InnerShare, Natural, Share
 from robopolicy.critics.q import QEnsemble
@@ -149,10 +149,10 @@ class DQC(QChunking):
         """The shared ones and the long critic and V."""
         return *super().observers(), self.long_critic.encoder, self.value
 
-    def deployable(self) -> Policy:
+    def inference_policy(self) -> Policy:
         """The policy with the critic of prefixes."""
         return self.player
 
-    def parts(self) -> Mapping[str, Stateful]:
+    def checkpoint_items(self) -> Mapping[str, Checkpointable]:
         """The shared parts, the long critic and V."""
-        return {**super().parts(), "long_critic": self.long_critic, "value": self.value}
+        return {**super().checkpoint_items(), "long_critic": self.long_critic, "value": self.value}

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from robopolicy.algorithms.frames.base import Metrics, Observer, Stateful
+from robopolicy.algorithms.common.algorithm import Checkpointable, Metrics, Observer
 from robopolicy.algorithms.frames.off_policy import descend
 from robopolicy.algorithms.frames.steering import Steering, SteeringConfig
 from robopolicy.constraints import Ratio
@@ -102,10 +102,10 @@ class DSRLNA(Steering):
         descend(self.noise_critic_optimizer, loss)
         return info
 
-    def parts(self) -> Mapping[str, Stateful]:
+    def checkpoint_items(self) -> Mapping[str, Checkpointable]:
         """The shared parts and Q_W with its optimiser."""
         return {
-            **super().parts(),
+            **super().checkpoint_items(),
             "noise_critic": self._noise_critic,
             "noise_critic_optimizer": self.noise_critic_optimizer,
         }

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from robopolicy.algorithms.frames.base import Metrics
+from robopolicy.algorithms.common.algorithm import Metrics
 from robopolicy.algorithms.frames.steering import Steering, SteeringConfig
 from robopolicy.critics.q import QEnsemble
 from robopolicy.data.batches import Transitions

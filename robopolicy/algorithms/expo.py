@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from robopolicy.algorithms.frames.base import Observer, Stateful
+from robopolicy.algorithms.common.algorithm import Checkpointable, Observer
 from robopolicy.algorithms.frames.imitation import imitation_loss, require_imitation
 from robopolicy.algorithms.frames.off_policy import OffPolicy, OffPolicyConfig, descend
 from robopolicy.algorithms.frames.soft import Temperature
@@ -96,7 +96,7 @@ class EXPO(OffPolicy):
     data_source = "replay"
     heads = ("imitation_loss",)
     reference = "dong2025expo"
-    needs_bounds = True
+    requires_action_bounds = True
     config: EXPOConfig
 
     def __init__(self, config: EXPOConfig, policy: Policy, *, total_updates: int) -> None:
@@ -169,14 +169,14 @@ class EXPO(OffPolicy):
         """The shared ones, the averaged base and the edit policy."""
         return *super().observers(), self.ema.module, self.edit.encoder
 
-    def deployable(self) -> Policy:
+    def inference_policy(self) -> Policy:
         """The on-the-fly policy with the averaged base."""
         return self.player
 
-    def parts(self) -> Mapping[str, Stateful]:
+    def checkpoint_items(self) -> Mapping[str, Checkpointable]:
         """The shared parts, the averaged base, the edit policy, its temperature and the optimisers."""
         return {
-            **super().parts(),
+            **super().checkpoint_items(),
             "ema": self.ema,
             "edit": self.edit,
             "temperature": self.temperature,

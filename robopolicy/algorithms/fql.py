@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from robopolicy.algorithms.frames.base import Observer, Stateful
+from robopolicy.algorithms.common.algorithm import Checkpointable, Observer
 from robopolicy.algorithms.frames.off_policy import descend
 from robopolicy.algorithms.frames.q_chunking import QChunking, QChunkingConfig
 from robopolicy.constraints import NotNegative
@@ -132,10 +132,10 @@ class FQL(QChunking):
         """The shared ones and the one-step policy."""
         return *super().observers(), self.student
 
-    def deployable(self) -> Policy:
+    def inference_policy(self) -> Policy:
         """The one-step policy."""
         return self.student
 
-    def parts(self) -> Mapping[str, Stateful]:
+    def checkpoint_items(self) -> Mapping[str, Checkpointable]:
         """The shared parts, the one-step policy and its optimiser."""
-        return {**super().parts(), "student": self.student, "student_optimizer": self.student_optimizer}
+        return {**super().checkpoint_items(), "student": self.student, "student_optimizer": self.student_optimizer}

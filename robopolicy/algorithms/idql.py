@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from robopolicy.algorithms.frames.base import Observer, Stateful
+from robopolicy.algorithms.common.algorithm import Checkpointable, Observer
 from robopolicy.algorithms.frames.offline_critic import ImplicitConfig, ImplicitRule, OfflineCritic, OfflineCriticConfig
 from robopolicy.constraints import Count, Positive, Share
 from robopolicy.critics.q import CriticConfig
@@ -81,6 +81,6 @@ class IDQL(OfflineCritic):
         """The shared ones and the averaged policy."""
         return *super().observers(), self.ema.module
 
-    def parts(self) -> Mapping[str, Stateful]:
+    def checkpoint_items(self) -> Mapping[str, Checkpointable]:
         """The shared parts and the averaged policy."""
-        return {**super().parts(), "ema": self.ema}
+        return {**super().checkpoint_items(), "ema": self.ema}

@@ -85,7 +85,7 @@ class PARL(OfflineCritic):
     data_source = "replay"
     heads = ("imitation_loss",)
     reference = "mark2024parl"
-    needs_bounds = True
+    requires_action_bounds = True
     config: PARLConfig
     player: OptimizedPolicy
 
@@ -122,7 +122,7 @@ class PARL(OfflineCritic):
         online = bool(batch.online.any())
         for network in self.observers():
             if online or network is not self.policy:
-                network.observe(batch.obs)
+                network.update_stats(batch.obs)
 
     def actor_step(self, batch: Transitions) -> Info:
         """Imitation of optimised chunks; nothing while offline."""

@@ -61,6 +61,6 @@ class QC(QChunking):
         """Imitation."""
         return {"imitation": self.imitate(batch)}
 
-    def deployable(self) -> Policy:
+    def inference_policy(self) -> Policy:
         """The policy with its critic."""
         return self.player

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from robopolicy.algorithms.frames.base import Stateful, frozen_copy
+from robopolicy.algorithms.common.algorithm import Checkpointable, frozen_copy
 from robopolicy.algorithms.frames.off_policy import OffPolicy, OffPolicyConfig, descend
 from robopolicy.constraints import Count, NotNegative
 from robopolicy.critics.q import CriticConfig, TargetUpdate
@@ -109,6 +109,6 @@ class TD3(OffPolicy):
         normalizer = self.policy.action_normalizer
         return normalizer.denormalize((normalizer.normalize(chunk) + noise).clamp(-1, 1))
 
-    def parts(self) -> Mapping[str, Stateful]:
+    def checkpoint_items(self) -> Mapping[str, Checkpointable]:
         """The shared parts, the slow copy of the policy and the optimiser of the actor."""
-        return {**super().parts(), "target_policy": self.target_policy, "optimizer": self.optimizer}
+        return {**super().checkpoint_items(), "target_policy": self.target_policy, "optimizer": self.optimizer}

@@ -41,6 +41,18 @@ MOVES: tuple[Move, ...] = (
         "task.wrappers",
         _wrappers,
     ),
+    Move(("algorithm.decisions",), "algorithm.num_steps"),
+    Move(("algorithm.lam",), "algorithm.gae_lambda"),
+    Move(("algorithm.pairs",), "algorithm.num_mc_samples"),
+    Move(("algorithm.identity_start",), "algorithm.skip_first_decoder"),
+    Move(("algorithm.clip_later",), "algorithm.decoder_stage.clip"),
+    Move(("algorithm.grad_clip_later",), "algorithm.decoder_stage.grad_clip"),
+    Move(("algorithm.penalty_later",), "algorithm.decoder_stage.penalty"),
+    Move(("algorithm.kept",), "algorithm.num_kept_batches"),
+    Move(("algorithm.forks",), "algorithm.branch_points"),
+    Move(("algorithm.vines",), "algorithm.branches"),
+    Move(("algorithm.members",), "algorithm.set_size"),
+    Move(("algorithm.place.entries",), "algorithm.place.indices"),
 )
 
 

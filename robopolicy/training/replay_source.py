@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from robopolicy.algorithms.frames.base import Algorithm
+from robopolicy.algorithms.common.algorithm import Algorithm
 from robopolicy.algorithms.frames.off_policy import OffPolicy
 from robopolicy.data.batches import Request, Transitions
 from robopolicy.data.replay import MixedReplay, Replay
@@ -98,7 +98,7 @@ class ReplaySource:
             context.device,
             request=request,
             settings=context.config.replay,
-            decisions=context.settings.decisions,
+            decisions=context.settings.num_steps,
             utd=context.settings.utd,
             seed=context.seed,
         )
@@ -202,7 +202,7 @@ def gradient_steps(utd: float, num_envs: int, decisions: int) -> int:
     if round(steps) < 1 or abs(steps - round(steps)) > 1e-6:
         raise UserError(
             f"algorithm.utd={utd:g} with {num_envs} environments and {decisions} decisions asks for {steps:g} gradient "
-            "steps per update; choose utd so that utd * sim.num_envs * algorithm.decisions is a whole number."
+            "steps per update; choose utd so that utd * sim.num_envs * algorithm.num_steps is a whole number."
         )
     return round(steps)
 

@@ -10,10 +10,15 @@ import pytest
 import torch
 from matching_tools import BARE, bandit, gradient, head, point_mass_return, prepared, tuner
 
-from robopolicy.algorithms.ac_flow import ACFlowConfig, actor_loss, critic_weights
-from robopolicy.algorithms.frames.on_policy import normalize
+from robopolicy.algorithms.ac_flow import (
+    ACFlowConfig,
+    IntermediateConfig,
+    IntermediateValue,
+    actor_loss,
+    critic_weights,
+)
+from robopolicy.algorithms.common.rollout_batch import normalize
 from robopolicy.core.estimator import Estimator, EstimatorConfig
-from robopolicy.critics.intermediate import IntermediateConfig, IntermediateValue
 from robopolicy.critics.value import ValueConfig
 from robopolicy.errors import UserError
 from robopolicy.policies.base import PolicySpec

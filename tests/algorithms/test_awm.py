@@ -22,8 +22,8 @@ from matching_tools import (
 )
 
 from robopolicy.algorithms.awm import WEIGHTINGS, AWMConfig, awm_estimator
+from robopolicy.algorithms.common.rollout_batch import normalize
 from robopolicy.algorithms.fpo import actor_loss
-from robopolicy.algorithms.frames.on_policy import normalize
 from robopolicy.errors import UserError
 from robopolicy.policies.base import PolicySpec
 
@@ -75,9 +75,9 @@ def test_equal_positive_advantages_are_imitation_of_own_chunks() -> None:
 
 
 def test_fpos_ratio_is_the_geometric_mean_of_the_ratios_of_awm() -> None:
-    matching = tuner("awm", pairs=8, **FREE)
+    matching = tuner("awm", num_mc_samples=8, **FREE)
     rows = rows_of(matching)
-    fpo = tuner("fpo", pairs=8)
+    fpo = tuner("fpo", num_mc_samples=8)
     shake(matching.policy)
     fpo.policy.load_state_dict(matching.policy.state_dict())
     ratio = (matching.logp(rows) - rows.logp).detach().exp()  # (B, N)

@@ -248,7 +248,7 @@ def test_the_averaged_base_of_expo_acts_and_the_trained_one_bootstraps(backup: s
     one = torch.ones(ROWS, 2, 1)
     for draw in (algorithm.act, algorithm.explore):
         assert torch.equal(draw(seen.obs).chunk, -one)
-    assert torch.equal(algorithm.deployable().act(seen.obs), -one)
+    assert torch.equal(algorithm.inference_policy().act(seen.obs), -one)
     lowest = algorithm.target_critic(seen.next_obs, one).min(0).values
     torch.testing.assert_close(algorithm.target(seen), seen.reward + 0.9 * lowest)
 

@@ -320,7 +320,7 @@ def test_a_resumed_algorithm_ends_with_the_same_weights(kind: type[Steering]) ->
     resumed.load_state_dict(state)
     resumed.update(second)
     after = resumed.state_dict()
-    for part in straight.parts():
+    for part in straight.checkpoint_items():
         for key, item in straight.state_dict()[part].items():
             if isinstance(item, Tensor):
                 assert torch.equal(item, after[part][key]), f"{part}.{key}"
@@ -341,7 +341,7 @@ def test_a_nan_shows_in_the_metrics_and_autocast_stays_finite(kind: type[Steerin
 def test_what_is_deployed_round_trips(kind: type[Steering], tmp_path: Path) -> None:
     algorithm = make(kind, flow())
     obs = {"state": torch.randn(4, 1, 6)}
-    save_checkpoint(tmp_path / "c", algorithm.deployable(), task="toy/point_mass", obs_sample=obs)
+    save_checkpoint(tmp_path / "c", algorithm.inference_policy(), task="toy/point_mass", obs_sample=obs)
     assert verify_checkpoint(tmp_path / "c").ok
     loaded, _ = load_policy(tmp_path / "c")
     assert torch.equal(loaded.act(obs, deterministic=True), algorithm.policy.act(obs, deterministic=True))

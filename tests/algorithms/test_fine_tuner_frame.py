@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from robopolicy.algorithms.frames.on_policy import ReturnScale, Rows
+from robopolicy.algorithms.common.rollout_batch import RewardNormalizer, RolloutBatch
 from robopolicy.algorithms.registry import ALGORITHMS, make_algorithm
 from robopolicy.critics.value import ValueConfig
 from robopolicy.data.batches import Rollout
@@ -39,12 +39,12 @@ def observations(rows: int = ROWS) -> Observation:
     return {"state": torch.randn(rows, 1, 6, generator=torch.Generator().manual_seed(1))}
 
 
-def played(algorithm: Any, advantage: Tensor) -> Rows:
+def played(algorithm: Any, advantage: Tensor) -> RolloutBatch:
     """Fresh decisions with these advantages, as the first epoch sees them."""
     obs = observations(len(advantage))
     sample = algorithm.policy.sample(obs, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
-        return algorithm.prepare(Rows(obs, sample.record, sample.logp, advantage, advantage, advantage))
+        return algorithm.prepare(RolloutBatch(obs, sample.record, sample.logp, advantage, advantage, advantage))
 
 
 @pytest.mark.parametrize("name", ["reinflow", "dppo", "ac_flow"])
@@ -72,7 +72,7 @@ def signs() -> Tensor:
     return torch.tensor([1.0, -1.0]).repeat(ROWS // 2)
 
 
-def with_ratios(algorithm: Any, rows: Rows, ratio: Tensor) -> Rows:
+def with_ratios(algorithm: Any, rows: RolloutBatch, ratio: Tensor) -> RolloutBatch:
     """`rows` whose recorded log-probabilities make the present ratios `(B,)` these."""
     now = algorithm.policy.decisions(rows.obs, rows.record).logp.detach()
     spec = algorithm.policy.spec
@@ -93,7 +93,7 @@ def test_decisions_beyond_the_clip_are_not_pushed_further(name: str, stretch: fl
     assert float(info["clip_fraction"]) == float(stretch > 1)
 
 
-def spread_of(algorithm: Any, rows: Rows) -> Tensor:
+def spread_of(algorithm: Any, rows: RolloutBatch) -> Tensor:
     """Standard deviations of what the entropy bonus of `algorithm` counts."""
     policy = algorithm.policy
     if algorithm.name == "policyflow":
@@ -142,7 +142,7 @@ def test_epochs_end_before_the_first_step_beyond_the_target_kl(name: str, kl: tu
     algorithm, measured, steps = tuner(name, **EARLY), iter(kl), []
     rows, original, step = played(algorithm, signs()), algorithm.actor_loss, algorithm.actor_optimizer.step
 
-    def with_kl(rows: Rows) -> tuple[Tensor, dict[str, Tensor]]:
+    def with_kl(rows: RolloutBatch) -> tuple[Tensor, dict[str, Tensor]]:
         loss, info = original(rows)
         return loss, info | {"approx_kl": torch.tensor(next(measured))}
 
@@ -157,7 +157,7 @@ def test_epochs_end_before_the_first_step_beyond_the_target_kl(name: str, kl: tu
 def test_the_kl_of_large_steps_ends_the_epochs() -> None:
     counted = []
     for target in (2e-4, None):
-        algorithm = tuner("flow_sde", decisions=4, batch_size=16, lr=0.01, target_kl=target)
+        algorithm = tuner("flow_sde", num_steps=4, batch_size=16, lr=0.01, target_kl=target)
         metrics = algorithm.update(tools.sampler_for(algorithm).collect(algorithm.act))
         counted.append(metrics["actor/epochs"])
     assert counted[0] < counted[1] == 5
@@ -181,7 +181,7 @@ def episodes(policy: Policy, reward: Tensor) -> Rollout:
 def test_advantages_are_those_of_scaled_rewards_discounted_in_their_unit(
     unit: str, inside: float, between: float, scaled: bool
 ) -> None:
-    algorithm = tuner("flow_sde", gamma=0.5, lam=1.0, discount_unit=unit, normalize_reward=scaled)
+    algorithm = tuner("flow_sde", gamma=0.5, gae_lambda=1.0, discount_unit=unit, normalize_reward=scaled)
     assert algorithm.step_discount == inside  # of the rewards in a chunk
     rollout = episodes(algorithm.policy, torch.tensor([[1.0, 0.0], [2.0, 0.0], [4.0, 8.0]]))
     found, prepare = [], algorithm.prepare
@@ -196,7 +196,7 @@ def test_advantages_are_those_of_scaled_rewards_discounted_in_their_unit(
 
 @pytest.mark.parametrize("lam", [1.0, 0.5])
 def test_the_critic_learns_the_discounted_returns(lam: float) -> None:
-    settings: dict[str, Any] = {"gamma": 0.5, "lam": lam, "discount_unit": "chunk", "normalize_reward": False}
+    settings: dict[str, Any] = {"gamma": 0.5, "gae_lambda": lam, "discount_unit": "chunk", "normalize_reward": False}
     rates: dict[str, Any] = {"critic": ValueConfig(hidden=(64, 64)), "critic_lr": 3e-3, "critic_warmup": 100}
     algorithm = tuner("flow_sde", epochs=30, updates=100, **settings, **rates)
     rollout = episodes(algorithm.policy, torch.tensor([[1.0, 0.0], [2.0, 0.0], [4.0, 8.0]]))
@@ -209,7 +209,7 @@ def test_the_critic_learns_the_discounted_returns(lam: float) -> None:
 
 
 def test_scaled_rewards_end_at_ten_deviations_and_unscaled_ones_nowhere() -> None:
-    scale = ReturnScale()
+    scale = RewardNormalizer()
     assert scale(torch.tensor([300.0])).item() == 300.0
     scale.moments.observe(torch.tensor([0.0, 0.2]))
     expected = torch.tensor([0.5 * scale.factor, 10.0, -10.0])

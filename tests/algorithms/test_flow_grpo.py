@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from robopolicy.algorithms.common.rollout_batch import RolloutBatch, minibatches, normalize
 from robopolicy.algorithms.flow_grpo import FlowGRPO, FlowGRPOConfig, actor_loss, group_advantage, rows_of
 from robopolicy.algorithms.flow_sde import FlowSDE, FlowSDEConfig
-from robopolicy.algorithms.frames.on_policy import Rows, minibatches, normalize
 from robopolicy.critics.q import CriticConfig, QEnsemble
 from robopolicy.errors import UserError
 from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
@@ -30,7 +30,7 @@ def grpo(seed: int = 0, **overrides: Any) -> FlowGRPO:
 
 
 def sde(seed: int = 0, **overrides: Any) -> FlowSDE:
-    settings = {"decisions": 8, "batch_size": 64, "kl_coef": 0.01} | overrides
+    settings = {"num_steps": 8, "batch_size": 64, "kl_coef": 0.01} | overrides
     return FlowSDE(FlowSDEConfig(**settings), tools.flow_head(seed), total_updates=20)
 
 
@@ -38,7 +38,7 @@ MAKERS = {"flow_grpo": grpo, "flow_sde": sde}
 both = pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
 
 
-def fresh_rows(algorithm: Any, rollout: Any) -> Rows:
+def fresh_rows(algorithm: Any, rollout: Any) -> RolloutBatch:
     if algorithm.data_source == "rollout":
         return tools.rows_of(algorithm, rollout)
     return algorithm.prepare(rows_of(rollout, group_advantage(rollout.returns, rollout.group, 5.0)))
@@ -166,7 +166,7 @@ def test_a_resumed_run_ends_with_the_same_weights(make: Any, settings: dict[str,
 @both
 def test_the_plain_flow_is_deployed_and_survives_a_checkpoint(make: Any, tmp_path: Path) -> None:
     algorithm = make()
-    deployed = algorithm.deployable()
+    deployed = algorithm.inference_policy()
     assert type(deployed) is FlowPolicy
     obs = {"state": torch.randn(4, 1, 6)}
     save_checkpoint(tmp_path / "c", deployed, task="toy/point_mass", obs_sample=obs)
@@ -218,7 +218,7 @@ def test_the_gradient_of_a_bandit_is_the_closed_form(steps: int) -> None:
     obs = {"state": torch.zeros(rows, 1, 1)}
     sample = algorithm.act(obs, generator=torch.Generator().manual_seed(0))
     reward = sample.chunk[:, 0, 0]
-    batch = Rows(obs, sample.record, sample.logp, reward - reward.mean(), reward, reward)
+    batch = RolloutBatch(obs, sample.record, sample.logp, reward - reward.mean(), reward, reward)
     loss, _ = algorithm.actor_loss(batch)
     head = algorithm.policy.head
     assert isinstance(head, Constant)

@@ -22,9 +22,9 @@ from matching_tools import (
     tuner,
 )
 
+from robopolicy.algorithms.common.rollout_batch import normalize
 from robopolicy.algorithms.fpo import FPOConfig, actor_loss, fpo_estimator
 from robopolicy.algorithms.fpo_pp import FPOPlusPlusConfig, clamp_through, huber
-from robopolicy.algorithms.frames.on_policy import normalize
 from robopolicy.core.estimator import Estimator, EstimatorConfig
 from robopolicy.core.ratios import ConstantBounds
 from robopolicy.errors import UserError
@@ -46,7 +46,7 @@ def moved(algorithm: Any, rows: int = 64, scale: float = 0.05) -> Any:
 
 
 def test_the_ratio_is_the_exponential_of_the_mean_difference_of_losses() -> None:
-    algorithm = tuner("fpo", pairs=5)
+    algorithm = tuner("fpo", num_mc_samples=5)
     rows = moved(algorithm)
     loss, info = algorithm.actor_loss(rows)
     losses = algorithm.policy.losses(rows.obs, rows.record).mean(-1)  # (B, N)
@@ -61,7 +61,7 @@ def test_the_ratio_is_the_exponential_of_the_mean_difference_of_losses() -> None
 def test_the_first_gradient_has_its_closed_form_on_a_gaussian_bandit() -> None:
     """With reward a, E[A grad l] over noise and actions is `2 std^2 E_t[(1 - c t)^2]`, towards higher actions."""
     policy, std = GaussianFlow(0.3, 0.5), 0.5
-    algorithm = tuner("fpo", policy, pairs=8)
+    algorithm = tuner("fpo", policy, num_mc_samples=8)
     gradients = []
     for seed in range(30):
         noise = torch.Generator().manual_seed(seed)
@@ -92,9 +92,9 @@ def test_at_ratio_one_the_gradient_is_that_of_weighted_matching(trust_region: st
 
 
 def test_with_one_pair_and_no_bounds_fpo_pp_is_fpo() -> None:
-    plain = tuner("fpo", pairs=1, clip=0.02)
+    plain = tuner("fpo", num_mc_samples=1, clip=0.02)
     rows = moved(plain)
-    plus = tuner("fpo_pp", pairs=1, clip=0.02, **UNBOUNDED)
+    plus = tuner("fpo_pp", num_mc_samples=1, clip=0.02, **UNBOUNDED)
     plus.policy.load_state_dict(plain.policy.state_dict())
     expected, info = plain.actor_loss(rows)
     loss, other = plus.actor_loss(rows)
@@ -105,7 +105,7 @@ def test_with_one_pair_and_no_bounds_fpo_pp_is_fpo() -> None:
 
 
 def test_the_mean_of_the_ratios_of_the_pairs_is_at_least_fpos_ratio() -> None:
-    algorithm = tuner("fpo_pp", pairs=8, **UNBOUNDED)
+    algorithm = tuner("fpo_pp", num_mc_samples=8, **UNBOUNDED)
     rows = moved(algorithm)
     difference = algorithm.logp(rows).detach() - rows.logp  # (B, N)
     assert bool((difference.exp().mean(1) >= difference.mean(1).exp()).all())
@@ -131,7 +131,7 @@ def test_aspo_pulls_bad_chunks_back_where_the_clip_leaves_them() -> None:
 
 @pytest.mark.parametrize("trust_region", ["clip", "aspo"])
 def test_fpo_pp_bounds_its_ratios_as_its_trust_region_says(trust_region: str) -> None:
-    algorithm = tuner("fpo_pp", pairs=4, clip=0.02, trust_region=trust_region)
+    algorithm = tuner("fpo_pp", num_mc_samples=4, clip=0.02, trust_region=trust_region)
     rows = prepared(algorithm, bandit(algorithm.policy, 64))
     ratio = torch.linspace(0.9, 1.1, 256)[torch.randperm(256, generator=torch.Generator().manual_seed(0))].view(64, 4)
     loss, _ = algorithm.actor_loss(replace(rows, logp=rows.logp - ratio.log()))
@@ -192,7 +192,7 @@ def test_the_loss_of_a_chunk_is_a_mean_or_a_sum_over_executed_steps() -> None:
 
 def test_saving_leaves_the_ratio_of_fresh_data_at_one(tmp_path: Path) -> None:
     algorithm = tuner("fpo_pp", head(hidden_dropout=0.5))
-    deployed = algorithm.deployable()
+    deployed = algorithm.inference_policy()
     save_checkpoint(tmp_path / "saved", deployed, task="toy/point_mass", obs_sample=observations(5))
     assert deployed.training and not any(module.training for module in algorithm.policy.head.modules())
     _, info = algorithm.actor_loss(prepared(algorithm, bandit(algorithm.policy, 64)))
@@ -201,7 +201,7 @@ def test_saving_leaves_the_ratio_of_fresh_data_at_one(tmp_path: Path) -> None:
 
 def test_deployment_starts_from_zero_noise_unless_switched_off(tmp_path: Path) -> None:
     algorithm, obs = tuner("fpo_pp"), observations(5)
-    deployed = algorithm.deployable()
+    deployed = algorithm.inference_policy()
     assert isinstance(deployed, ZeroNoisePolicy) and deployed.base is algorithm.policy.head
     zero = torch.zeros(5, SPEC.horizon, SPEC.action_dim)
     assert torch.equal(deployed.act(obs), algorithm.policy.head.decode(obs, zero))
@@ -214,13 +214,13 @@ def test_deployment_starts_from_zero_noise_unless_switched_off(tmp_path: Path) -
     assert isinstance(loaded, ZeroNoisePolicy)
     again = tuner("fpo_pp", loaded.train())  # what it deployed can be fine-tuned again
     assert again.policy.head is loaded.base
-    assert tuner("fpo_pp", zero_noise=False).deployable().name == "flow"
+    assert tuner("fpo_pp", zero_noise=False).inference_policy().name == "flow"
 
 
 @pytest.mark.parametrize(
     ("name", "config", "message"),
     [
-        ("fpo", {"pairs": 0}, "pairs must be at least 1"),
+        ("fpo", {"num_mc_samples": 0}, "num_mc_samples must be at least 1"),
         ("fpo", {"exploration_std": -0.1}, "exploration_std must not be negative"),
         ("fpo", {"reduction": "max"}, "Unknown reduction 'max'"),
         ("fpo_pp", {"trust_region": "spo"}, "Did you mean 'aspo'"),

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from robopolicy.algorithms import ppo as ppo_module
-from robopolicy.algorithms.frames.base import Algorithm
-from robopolicy.algorithms.frames.on_policy import rows_with_advantages
+from robopolicy.algorithms.common.algorithm import Algorithm
+from robopolicy.algorithms.common.rollout_batch import compute_advantages
 from robopolicy.algorithms.gorl import EpisodeReturns, GoRL, GoRLConfig, latent_penalty
 from robopolicy.algorithms.ppo import PPO, PPOConfig
 from robopolicy.data.batches import Rollout
@@ -35,7 +35,7 @@ SPEC = PolicySpec({"state": (6,)}, 2, horizon=2, execute=2)
 STATE = {"min": [-1.0] * 6, "max": [1.0] * 6}
 ACTION = {"action": {"min": [-1.0, -1.0], "max": [1.0, 1.0]}}
 ENCODER = GaussianConfig(hidden=(16,), activation="silu", state_dependent_std=True)
-SMALL: dict[str, Any] = {"decisions": 8, "epochs": 2, "batch_size": 64, "encoder": ENCODER, "seed": 3}
+SMALL: dict[str, Any] = {"num_steps": 8, "epochs": 2, "batch_size": 64, "encoder": ENCODER, "seed": 3}
 QUICK = SMALL | {"stages": (2, 2, 1), "decoder_updates": 2, "decoder_steps": 3, "decoder_batch": 32}
 
 
@@ -60,7 +60,7 @@ def gorl(head: GenerativePolicy | None = None, **overrides: Any) -> GoRL:
 def sampler_for(algorithm: Algorithm, num_envs: int = 16, seed: int = 0) -> RolloutSampler:
     sim = make_sim("toy/point_mass", SimOptions(num_envs=num_envs, reward="shaped"))
     chunked = ChunkedSim(sim, execute=2, gamma=algorithm.step_discount)
-    return RolloutSampler(chunked, decisions=algorithm.config.decisions, seed=seed)
+    return RolloutSampler(chunked, decisions=algorithm.config.num_steps, seed=seed)
 
 
 def snapshot(module: torch.nn.Module) -> dict[str, Tensor]:
@@ -118,11 +118,11 @@ def test_stages_alternate_between_encoder_and_decoder(make: Callable[[], Generat
 def test_clip_gradient_bound_and_penalty_change_after_stage_zero() -> None:
     algorithm = gorl()
     sampler = sampler_for(algorithm)
-    rows = rows_with_advantages(sampler.collect(algorithm.act), algorithm.critic, gamma=0.99, lam=0.95)
+    rows = compute_advantages(sampler.collect(algorithm.act), algorithm.critic, gamma=0.99, gae_lambda=0.95)
     seen = []
     for _ in range(2):
         plain, _ = ppo_module.actor_loss(algorithm.policy, rows, algorithm.estimator)
-        loss, info = algorithm.actor_loss(rows, diagnose=True)
+        loss, info = algorithm.actor_loss(rows, log_stats=True)
         weight = float(((loss - plain) / info["penalty"]).detach())
         seen.append((algorithm.config.clip, algorithm.config.grad_clip, weight))
         run(algorithm, sampler, 4)
@@ -150,7 +150,7 @@ def test_the_decoder_stays_fixed_and_out_of_the_ratio(updates: int) -> None:
     before = snapshot(algorithm.decoder)
     for _ in range(2):
         rollout = sampler.collect(algorithm.act)
-        rows = rows_with_advantages(rollout, algorithm.critic, gamma=0.99, lam=0.95)
+        rows = compute_advantages(rollout, algorithm.critic, gamma=0.99, gae_lambda=0.95)
         scores = algorithm.policy.decisions(rows.obs, rows.record).logp
         assert float((torch.exp(scores.detach() - rows.logp) - 1).abs().max()) < 1e-5
         other = copy.deepcopy(algorithm.policy)
@@ -238,7 +238,7 @@ def test_fresh_decoders_and_encoders_keep_the_boxes_of_clouds_and_sets() -> None
     boxes = {key: {"min": [-3.0] * math.prod(shape), "max": [7.0] * math.prod(shape)} for key, shape in shapes.items()}
     head = FlowPolicy(FlowConfig(hidden=(16,), normalization="minmax"), PolicySpec(shapes, 2))
     head.fit_normalizer(boxes | ACTION)
-    algorithm = gorl(head, identity_start=False)
+    algorithm = gorl(head, skip_first_decoder=False)
     algorithm.fit.restart(algorithm.policy.actor, seed=0)
     algorithm._begin_stage()
     for encoder in (algorithm.policy.actor.encoder, algorithm.decoder.head.encoder, algorithm.fit.head.encoder):
@@ -253,7 +253,7 @@ def test_a_decoder_reproduces_what_was_played() -> None:
     obs = {"state": torch.randn(4000, 1, 6, generator=generator)}
     side = torch.sign(torch.randn(4000, 1, 1, generator=generator))
     played = (0.6 * side + 0.2 + 0.15 * torch.randn(4000, 2, 2, generator=generator)).tanh()
-    algorithm.policy.observe(obs)
+    algorithm.policy.update_stats(obs)
     algorithm.fit.restart(algorithm.policy.actor, seed=0)
     algorithm.fit.add(obs, played)
     algorithm.fit.train(torch.Generator().manual_seed(1))
@@ -313,7 +313,7 @@ def test_the_memory_of_the_decoder_keeps_the_newest_chunks() -> None:
 
 def test_an_imitated_policy_can_be_the_first_decoder() -> None:
     head = flow(normalization="minmax")
-    algorithm = gorl(head, identity_start=False)
+    algorithm = gorl(head, skip_first_decoder=False)
     assert algorithm.config.clip == 0.3
     obs = {"state": torch.randn(5, 1, 6)}
     sample = algorithm.act(obs)
@@ -329,7 +329,7 @@ def test_a_resumed_run_ends_with_the_same_weights(at: int, tmp_path: Path) -> No
     run(straight, sampler, at)
     state, sim_state = copy.deepcopy(straight.state_dict()), copy.deepcopy(sampler.state_dict())
     observed = {"state": torch.zeros(2, 1, 6)}
-    save_checkpoint(tmp_path / "c", straight.deployable(), task="toy/point_mass", obs_sample=observed)
+    save_checkpoint(tmp_path / "c", straight.inference_policy(), task="toy/point_mass", obs_sample=observed)
     run(straight, sampler, 6)
     resumed = GoRL(GoRLConfig(**QUICK), load_policy(tmp_path / "c")[0].train(), total_updates=20)
     resumed.load_state_dict(state)
@@ -346,7 +346,7 @@ def test_what_is_deployed_round_trips_in_every_stage(updates: int, tmp_path: Pat
     algorithm = gorl()
     run(algorithm, sampler_for(algorithm), updates)
     obs = {"state": torch.randn(4, 1, 6)}
-    save_checkpoint(tmp_path / "c", algorithm.deployable(), task="toy/point_mass", obs_sample=obs)
+    save_checkpoint(tmp_path / "c", algorithm.inference_policy(), task="toy/point_mass", obs_sample=obs)
     assert verify_checkpoint(tmp_path / "c").ok
     loaded, _ = load_policy(tmp_path / "c")
     assert torch.equal(loaded.act(obs, deterministic=True), algorithm.policy.act(obs, deterministic=True))
@@ -378,7 +378,7 @@ def test_what_cannot_be_learned_is_refused() -> None:
 
 @pytest.mark.slow
 def test_a_new_decoder_plays_as_well_as_what_it_learned_from() -> None:
-    settings: dict[str, Any] = {"decisions": 20, "epochs": 5, "batch_size": 512, "lr": 2e-3, "stages": (12, 5)}
+    settings: dict[str, Any] = {"num_steps": 20, "epochs": 5, "batch_size": 512, "lr": 2e-3, "stages": (12, 5)}
     head = flow(hidden=(64, 64), steps=5)
     algorithm = gorl(head, **settings, decoder_updates=3, decoder_steps=400, decoder_batch=256, decoder_lr=2e-3)
     sampler = sampler_for(algorithm, num_envs=64)

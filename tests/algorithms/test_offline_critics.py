@@ -110,7 +110,7 @@ def test_iql_moves_a_gaussian_to_the_better_mode_and_plain_imitation_does_not() 
         algorithm = iql(gaussian(imitation="mse"), beta=beta, implicit=replace(VALUE, expectile=0.7))
         for _ in range(40):
             algorithm.update(batch(two_modes(256), lambda action: (action[:, 0] > 0).float()))
-        means.append(float(first_actions(algorithm.deployable()).mean()))
+        means.append(float(first_actions(algorithm.inference_policy()).mean()))
     assert abs(means[0]) < 0.2 and means[1] > 0.5
 
 
@@ -120,7 +120,7 @@ def test_idql_leaves_the_policy_to_imitation_and_acts_with_the_better_mode() -> 
         algorithm.update(batch(two_modes(192), lambda action: (action[:, 0] > 0).float()))
     base = first_actions(algorithm.ema.module)
     assert 0.25 < float((base > 0).float().mean()) < 0.75
-    assert float((first_actions(algorithm.deployable()) > 0.3).float().mean()) > 0.95
+    assert float((first_actions(algorithm.inference_policy()) > 0.3).float().mean()) > 0.95
 
 
 @pytest.mark.parametrize("make", [idql, expo])

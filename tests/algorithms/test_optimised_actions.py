@@ -30,7 +30,7 @@ def test_the_policy_is_frozen_offline_and_trained_online() -> None:
 def test_normalisers_of_the_policy_are_frozen_offline_too() -> None:
     policy = FlowPolicy(FlowConfig(hidden=(32, 32), normalization="running"), SPEC)
     policy.fit_normalizer({"action": STATISTICS["action"]})
-    policy.observe({"state": torch.randn(64, 1, 2)})
+    policy.update_stats({"state": torch.randn(64, 1, 2)})
     algorithm = MAKERS["pa_rl"](policy)
     before, critic = snapshot(policy), snapshot(algorithm.critic)
     algorithm.update(batch(two_modes(128), peak))
@@ -71,7 +71,7 @@ def test_pa_rl_moves_the_policy_beyond_the_data() -> None:
     for _ in range(40):
         algorithm.update(batch(0.5 + 0.3 * torch.randn(128, 2, 1).clamp(-3, 1.6), peak))
     assert torch.equal(first_actions(algorithm.policy).mean(), start)
-    assert first_actions(algorithm.deployable()).mean() > start + 0.1
+    assert first_actions(algorithm.inference_policy()).mean() > start + 0.1
     for _ in range(40):
         algorithm.update(batch(0.5 + 0.3 * torch.randn(128, 2, 1).clamp(-3, 1.6), peak, online=True))
     assert first_actions(algorithm.policy).mean() > start + 0.15
@@ -119,7 +119,7 @@ def test_edits_climb_beyond_the_samples_of_the_base() -> None:
     algorithm = expo(temperature=0.01, temperature_lr=0.0, edit_lr=3e-3)
     for _ in range(40):
         algorithm.update(batch(0.5 + 0.1 * torch.randn(256, 2, 1), peak, online=True))
-    base, played = first_actions(algorithm.ema.module), first_actions(algorithm.deployable())
+    base, played = first_actions(algorithm.ema.module), first_actions(algorithm.inference_policy())
     assert abs(float(base.mean()) - 0.5) < 0.1
     assert float(played.mean()) > float(base.mean()) + 0.15
 

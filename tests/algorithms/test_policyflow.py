@@ -23,7 +23,7 @@ from matching_tools import (
     tuner,
 )
 
-from robopolicy.algorithms.frames.on_policy import normalize
+from robopolicy.algorithms.common.rollout_batch import normalize
 from robopolicy.algorithms.policyflow import PolicyFlowConfig, brownian_loss
 from robopolicy.errors import UserError
 from robopolicy.policies.base import PolicySpec
@@ -183,7 +183,7 @@ def test_only_executed_steps_are_scored_and_the_noise_is_not_deployed() -> None:
     other["action"] = rows.record["action"].clone()
     other["action"][:, SPEC.execute :] += 1.0
     assert torch.equal(algorithm.policy.decisions(rows.obs, other).logp, algorithm.logp(rows))
-    assert algorithm.deployable() is algorithm.policy.head
+    assert algorithm.inference_policy() is algorithm.policy.head
 
 
 @pytest.mark.parametrize(

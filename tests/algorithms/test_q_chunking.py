@@ -58,7 +58,7 @@ def test_the_better_mode_is_found_where_imitation_has_both(name: str) -> None:
     algorithm = MAKERS[name](**({"n_step": 1} if name == "dqc" else {}))
     for _ in range(80 if name == "fql" else 50):
         algorithm.update(batch(two_modes(128), positive))
-    cloned, improved = first_actions(algorithm.policy), first_actions(algorithm.deployable())
+    cloned, improved = first_actions(algorithm.policy), first_actions(algorithm.inference_policy())
     assert 0.2 < float((cloned > 0).float().mean()) < 0.8
     assert float((improved > 0).float().mean()) > 0.9
 
@@ -291,9 +291,9 @@ def test_a_resumed_learner_ends_with_the_same_weights(name: str) -> None:
     resumed = MAKERS[name]()
     resumed.load_state_dict(state)
     play(resumed, 2)
-    for part, module in straight.parts().items():
+    for part, module in straight.checkpoint_items().items():
         if isinstance(module, nn.Module):
-            other = resumed.parts()[part].state_dict()
+            other = resumed.checkpoint_items()[part].state_dict()
             assert all(torch.equal(value, other[key]) for key, value in module.state_dict().items()), part
 
 
@@ -302,19 +302,19 @@ def test_what_is_deployed_survives_a_checkpoint(name: str, tmp_path: Any) -> Non
     algorithm = MAKERS[name]()
     algorithm.update(batch(two_modes(64), positive))
     obs = {"state": torch.randn(4, 1, 2)}
-    save_checkpoint(tmp_path / "ckpt", algorithm.deployable(), task="toy/point_mass", obs_sample=obs)
+    save_checkpoint(tmp_path / "ckpt", algorithm.inference_policy(), task="toy/point_mass", obs_sample=obs)
     loaded, _ = load_policy(tmp_path / "ckpt")
-    torch.testing.assert_close(first_actions(loaded), first_actions(algorithm.deployable()))
+    torch.testing.assert_close(first_actions(loaded), first_actions(algorithm.inference_policy()))
     assert verify_checkpoint(tmp_path / "ckpt").ok
 
 
 @makers
 def test_an_update_in_bfloat16_is_finite_and_moves_every_network(name: str) -> None:
     algorithm = MAKERS[name](precision="bfloat16", n_step=1)
-    before = {part: copy.deepcopy(value.state_dict()) for part, value in algorithm.parts().items()}
+    before = {part: copy.deepcopy(value.state_dict()) for part, value in algorithm.checkpoint_items().items()}
     metrics = algorithm.update(batch(two_modes(64), positive, discount=0.9))
     assert all(math.isfinite(value) for value in metrics.values())
-    for part, value in algorithm.parts().items():
+    for part, value in algorithm.checkpoint_items().items():
         if isinstance(value, nn.Module):
             assert all(bool(weight.isfinite().all()) for weight in value.parameters()), part
             state = value.state_dict()
@@ -324,11 +324,11 @@ def test_an_update_in_bfloat16_is_finite_and_moves_every_network(name: str) -> N
 @makers
 def test_saving_leaves_every_module_in_its_mode(name: str, tmp_path: Any) -> None:
     algorithm = MAKERS[name](flow(hidden_dropout=0.5))
-    networks = [part for part in algorithm.parts().values() if isinstance(part, nn.Module)]
-    before = [module.training for part in (algorithm.deployable(), *networks) for module in part.modules()]
+    networks = [part for part in algorithm.checkpoint_items().values() if isinstance(part, nn.Module)]
+    before = [module.training for part in (algorithm.inference_policy(), *networks) for module in part.modules()]
     obs = {"state": torch.rand(4, 1, 2)}
-    save_checkpoint(tmp_path / "c", algorithm.deployable(), task="toy/point_mass", obs_sample=obs)
-    after = [module.training for part in (algorithm.deployable(), *networks) for module in part.modules()]
+    save_checkpoint(tmp_path / "c", algorithm.inference_policy(), task="toy/point_mass", obs_sample=obs)
+    after = [module.training for part in (algorithm.inference_policy(), *networks) for module in part.modules()]
     assert before == after
 
 

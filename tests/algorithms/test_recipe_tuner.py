@@ -105,7 +105,7 @@ def test_the_base_is_the_reference_and_stays_bit_identical(head: str, tmp_path: 
     assert 0.0 < kl[0] < kl[2] and all(math.isfinite(value) for value in kl)
     assert not tools.changed(base, algorithm.base) and algorithm.reference_policy.head is algorithm.base
     assert tools.changed(before, algorithm.policy)
-    assert type(algorithm.deployable()) is (FlowPolicy if head == "flow" else DiffusionPolicy)
+    assert type(algorithm.inference_policy()) is (FlowPolicy if head == "flow" else DiffusionPolicy)
 
 
 @both

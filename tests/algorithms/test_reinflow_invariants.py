@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Normal
 
-from robopolicy.algorithms.frames.on_policy import Rows, minibatches, normalize
+from robopolicy.algorithms.common.rollout_batch import RolloutBatch, minibatches, normalize
 from robopolicy.algorithms.reinflow import ReinFlow, ReinFlowConfig, actor_loss, bc_loss, chain_logp
 from robopolicy.critics.value import ValueConfig
 from robopolicy.policies.density import normal_log_density
@@ -20,7 +20,7 @@ from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
 
 
 def reinflow(head: dict[str, Any] | None = None, **overrides: Any) -> ReinFlow:
-    settings: dict[str, Any] = {"decisions": 8, "batch_size": 64} | overrides
+    settings: dict[str, Any] = {"num_steps": 8, "batch_size": 64} | overrides
     return ReinFlow(ReinFlowConfig(**settings), tools.flow_head(**(head or {})), total_updates=20)
 
 
@@ -52,7 +52,7 @@ def test_seeds_train_as_stored_chains_do() -> None:
     rows = tools.rows_of(seeds, rollout)
     assert seeds._recorder is not None
     record, logp = seeds._recorder.recall(rows.obs, rows.record)
-    kept = Rows(rows.obs, record, logp, rows.advantage, rows.value_target, rows.value)
+    kept = RolloutBatch(rows.obs, record, logp, rows.advantage, rows.value_target, rows.value)
     stored.policy.load_state_dict(seeds.policy.state_dict())
     losses = seeds.actor_loss(rows)[0], stored.actor_loss(kept)[0]
     one, two = (
@@ -68,7 +68,7 @@ def shake(module: nn.Module, scale: float) -> None:
             parameter.add_(scale * torch.randn_like(parameter))
 
 
-def whole_chain_logp(policy: StochasticFlow, rows: Rows) -> Tensor:
+def whole_chain_logp(policy: StochasticFlow, rows: RolloutBatch) -> Tensor:
     """Log-density `(B,)` of the initial noise and of every transition after it, one step after the other."""
     chain = rows.record["chain"]  # (B, K + 1, H, A)
     features, total = policy.head.encode(rows.obs), Normal(0.0, 1.0).log_prob(chain[:, 0]).flatten(1).sum(1).double()
@@ -164,7 +164,7 @@ def test_imitation_compares_the_chunks_from_zero_noise() -> None:
 
 def test_every_update_moves_the_bound_of_decaying_noise() -> None:
     noise = NoiseConfig(schedule="learned_decay", std_min=0.1, std_max=0.2)
-    algorithm = ReinFlow(ReinFlowConfig(decisions=4, epochs=1, noise=noise), tools.flow_head(), total_updates=4)
+    algorithm = ReinFlow(ReinFlowConfig(num_steps=4, epochs=1, noise=noise), tools.flow_head(), total_updates=4)
     sampler = tools.sampler_for(algorithm)
     bounds = []
     for _ in range(4):
@@ -205,7 +205,7 @@ def test_the_gradient_of_a_bandit_is_the_closed_form() -> None:
     obs = {"state": torch.zeros(rows, 1, 1)}
     sample = algorithm.act(obs, generator=torch.Generator().manual_seed(0))
     reward = -(sample.chunk[:, 0, 0] - 2).square()
-    batch = Rows(obs, sample.record, sample.logp, reward, reward, reward)
+    batch = RolloutBatch(obs, sample.record, sample.logp, reward, reward, reward)
     loss, _ = actor_loss(algorithm.policy, batch, algorithm.estimator, config)
     head = algorithm.policy.head
     assert isinstance(head, Drift)

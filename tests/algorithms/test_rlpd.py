@@ -166,7 +166,7 @@ def test_what_is_deployed_survives_a_checkpoint(tmp_path: Path) -> None:
     algorithm = rlpd()
     algorithm.update(batch(320))
     obs = {"state": torch.randn(3, 1, 2)}
-    save_checkpoint(tmp_path / "rlpd", algorithm.deployable(), task="toy/point_mass", obs_sample=obs)
+    save_checkpoint(tmp_path / "rlpd", algorithm.inference_policy(), task="toy/point_mass", obs_sample=obs)
     loaded, _ = load_policy(tmp_path / "rlpd")
-    assert torch.equal(loaded.act(obs, deterministic=True), algorithm.deployable().act(obs, deterministic=True))
+    assert torch.equal(loaded.act(obs, deterministic=True), algorithm.inference_policy().act(obs, deterministic=True))
     assert verify_checkpoint(tmp_path / "rlpd").ok

@@ -274,7 +274,7 @@ def test_the_actor_learns_what_pays() -> None:
         obs = {"state": torch.tensor([[side, 1.0]])}
         replay.add(torch.tensor([0]), obs, action, -(action[:, 0] - 0.5 * side).square(), yes, ~yes, obs)
     algorithm = learn(sac(**(FAST | {"lr": 3e-3, "temperature": 1e-3}), critic={"hidden": (64, 64)}), replay, 60)
-    best = algorithm.deployable().act({"state": torch.tensor([[[-1.0, 1.0]], [[1.0, 1.0]]])}, deterministic=True)
+    best = algorithm.inference_policy().act({"state": torch.tensor([[[-1.0, 1.0]], [[1.0, 1.0]]])}, deterministic=True)
     assert best.flatten().tolist() == pytest.approx([-0.5, 0.5], abs=0.1)
 
 
@@ -388,9 +388,9 @@ def test_what_is_deployed_survives_a_checkpoint(tmp_path: Path) -> None:
     algorithm = sac(CHUNK)
     algorithm.update(windows(16, CHUNK))
     obs = {"state": torch.randn(3, 2, 2)}
-    save_checkpoint(tmp_path / "sac", algorithm.deployable(), task="toy/point_mass", obs_sample=obs)
+    save_checkpoint(tmp_path / "sac", algorithm.inference_policy(), task="toy/point_mass", obs_sample=obs)
     loaded, _ = load_policy(tmp_path / "sac")
-    assert torch.equal(loaded.act(obs, deterministic=True), algorithm.deployable().act(obs, deterministic=True))
+    assert torch.equal(loaded.act(obs, deterministic=True), algorithm.inference_policy().act(obs, deterministic=True))
     assert verify_checkpoint(tmp_path / "sac").ok
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from matching_tools import NAMES, SPEC, bandit, gradient, head, observations, prepared, tuner
 
-from robopolicy.algorithms.frames.on_policy import minibatches
+from robopolicy.algorithms.common.rollout_batch import minibatches
 from robopolicy.errors import UserError
 from robopolicy.policies.exploration.sampled import MATCHED, SampledPolicy
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
@@ -123,7 +123,7 @@ def test_a_resumed_algorithm_ends_with_the_same_weights(name: str) -> None:
 def test_what_is_deployed_survives_a_checkpoint(name: str, family: str, tmp_path: Path) -> None:
     algorithm = tuner(name, head(family), critic_warmup=0)
     algorithm.update(bandit(algorithm.policy, 80))
-    deployed, obs = algorithm.deployable(), observations(5)
+    deployed, obs = algorithm.inference_policy(), observations(5)
     save_checkpoint(tmp_path / "saved", deployed, task="toy/point_mass", obs_sample=obs)
     loaded, _ = load_policy(tmp_path / "saved")
     chunks = [policy.act(obs, generator=torch.Generator().manual_seed(3)) for policy in (deployed, loaded)]
@@ -159,7 +159,7 @@ def test_policies_it_cannot_train_are_refused_with_the_reason(name: str, family:
 
 
 def test_only_executed_steps_are_scored() -> None:
-    policy = SampledPolicy(head(), pairs=5)
+    policy = SampledPolicy(head(), num_mc_samples=5)
     obs = observations(6)
     record = policy.complete(obs, policy.sample(obs).record, torch.Generator().manual_seed(0))
     losses = policy.losses(obs, record)
@@ -173,7 +173,7 @@ def test_only_executed_steps_are_scored() -> None:
 
 def test_exploration_noise_is_part_of_what_is_played_and_scored() -> None:
     obs = observations(2000)
-    plain, noisy = (SampledPolicy(head(), pairs=1, exploration_std=std) for std in (0.0, 0.05))
+    plain, noisy = (SampledPolicy(head(), num_mc_samples=1, exploration_std=std) for std in (0.0, 0.05))
     samples = [policy.sample(obs, generator=torch.Generator().manual_seed(0)) for policy in (plain, noisy)]
     assert torch.equal(samples[0].chunk, plain.act(obs, deterministic=True, generator=torch.Generator().manual_seed(0)))
     moved = samples[1].record["data"] - samples[0].record["data"]
@@ -188,7 +188,7 @@ def test_exploration_noise_is_part_of_what_is_played_and_scored() -> None:
 def test_stratified_times_visit_every_part_of_the_time_law(family: str) -> None:
     policy = head(family)
     many = policy.draw_times(20_000, torch.Generator().manual_seed(1)).sort().values
-    sampled = SampledPolicy(policy, pairs=4, stratified=True)
+    sampled = SampledPolicy(policy, num_mc_samples=4, stratified=True)
     obs = observations(500)
     t = sampled.complete(obs, sampled.sample(obs).record, torch.Generator().manual_seed(0))["t"]
     quarters = many[[4999, 9999, 14999]]

@@ -87,7 +87,7 @@ def test_it_finds_the_best_action_of_a_bandit(bins: int) -> None:
     algorithm = td3(critic=critic)
     for _ in range(400):
         algorithm.update(played())
-    assert (first_actions(algorithm.deployable()) - 0.4).abs().mean() < 0.1
+    assert (first_actions(algorithm.inference_policy()) - 0.4).abs().mean() < 0.1
 
 
 def test_a_resumed_run_ends_with_the_same_weights() -> None:

@@ -21,7 +21,7 @@ from robopolicy.training.compose import compose_config, config_text
 from robopolicy.training.loggers import read_jsonl
 
 PPO = ["task=point_mass", "task.reward=shaped", "algorithm=ppo", "policy=gaussian", "sim.num_envs=4"]
-QUICK = ["algorithm.decisions=8", "evaluation.episodes=10"]
+QUICK = ["algorithm.num_steps=8", "evaluation.episodes=10"]
 SPOKEN = ["task=text/arithmetic", "budget.updates=1"]
 BC = ["task=point_mass", "budget.updates=2", "evaluation.episodes=0"]
 

@@ -222,7 +222,7 @@ def test_a_target_moves_by_tau_and_copies_statistics() -> None:
     with torch.no_grad():
         for parameter in source.parameters():
             parameter.add_(1.0)
-    source.encoder.observe(observations(50))
+    source.encoder.update_stats(observations(50))
     update.step(0.25)
     for kept, old in zip(target.parameters(), before, strict=True):
         torch.testing.assert_close(kept, old + 0.25)

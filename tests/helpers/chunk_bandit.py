@@ -130,8 +130,8 @@ def assert_resumes(make: Callable[[int], Any], feed: Callable[[], Any]) -> None:
     for part in data[2:]:
         straight.update(part)
         other.update(part)
-    for name, part in straight.parts().items():
-        mine, theirs = part.state_dict(), other.parts()[name].state_dict()
+    for name, part in straight.checkpoint_items().items():
+        mine, theirs = part.state_dict(), other.checkpoint_items()[name].state_dict()
         for key, value in mine.items():
             assert not isinstance(value, Tensor) or torch.equal(value, theirs[key]), f"{name} {key}"
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from robopolicy.algorithms.frames.on_policy import Rows, rows_with_advantages
+from robopolicy.algorithms.common.rollout_batch import RolloutBatch, compute_advantages
 from robopolicy.data.batches import Rollout
 from robopolicy.policies.base import Policy, PolicySpec
 from robopolicy.policies.heads.diffusion import DiffusionConfig, DiffusionPolicy
@@ -52,7 +52,7 @@ def sampler_for(algorithm: Any, num_envs: int = 16) -> Any:
     sim = chunked(algorithm, num_envs)
     if algorithm.data_source == "group":
         return GroupSampler(sim, group_size=algorithm.config.group_size)
-    return RolloutSampler(sim, decisions=algorithm.config.decisions, memory=algorithm.policy.spec.memory_dim)
+    return RolloutSampler(sim, decisions=algorithm.config.num_steps, memory=algorithm.policy.spec.memory_dim)
 
 
 def resumed(make: Callable[..., Any], num_envs: int = 16, sampling: Any = sampler_for) -> tuple[Any, Any]:
@@ -77,8 +77,8 @@ def rollout_of(obs: dict[str, Tensor], record: dict[str, Tensor], steps: int) ->
     return Rollout(seen, decided, none.unsqueeze(-1), none, none.long(), none.bool(), none.bool(), {}, last)
 
 
-def rows_of(algorithm: Any, rollout: Any) -> Rows:
-    return algorithm.prepare(rows_with_advantages(rollout, algorithm.critic, gamma=0.99, lam=0.95))
+def rows_of(algorithm: Any, rollout: Any) -> RolloutBatch:
+    return algorithm.prepare(compute_advantages(rollout, algorithm.critic, gamma=0.99, gae_lambda=0.95))
 
 
 def snapshot(module: nn.Module) -> dict[str, Tensor]:

@@ -142,7 +142,7 @@ def test_every_ratio_of_fresh_data_is_one_in_any_minibatch(head: str, mode: str)
     policy = HEADS[head]()
     policy.train(mode == "train")
     obs = observations(64, policy.spec)
-    policy.observe(obs)
+    policy.update_stats(obs)
     sample = policy.sample(obs, generator=torch.Generator().manual_seed(0))
     order = torch.randperm(64, generator=torch.Generator().manual_seed(2))
     for index in (torch.arange(64), order, order[:1], order[:13], order[13:30]):

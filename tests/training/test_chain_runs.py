@@ -14,12 +14,12 @@ from robopolicy.cli.main import main
 from robopolicy.training.loop import Trainer, resume_run
 
 COMMON = ["evaluation.episodes=4", "sim.num_envs=8", "algorithm.epochs=1", "logging.every=1", "checkpoint_every=2"]
-DPPO = ["algorithm=dppo", "algorithm.decisions=6", "algorithm.trained_steps=2"]
+DPPO = ["algorithm=dppo", "algorithm.num_steps=6", "algorithm.trained_steps=2"]
 RUNS = {
     "dppo": DPPO,
     "flow_grpo": ["algorithm=flow_grpo", "algorithm.group_size=4"],
     "recipe": ["algorithm=recipe", "algorithm.recipe=grpo", "algorithm.group_size=4"],
-    "flow_sde": ["algorithm=flow_sde", "algorithm.decisions=6", "algorithm.recompute_chains=true"],
+    "flow_sde": ["algorithm=flow_sde", "algorithm.num_steps=6", "algorithm.recompute_chains=true"],
 }
 
 

@@ -98,7 +98,7 @@ def test_torchrun_trains_one_run_that_the_first_process_writes(tmp_path: Path):
     words = [
         *SETTINGS,
         "algorithm=ppo",
-        "algorithm.decisions=8",
+        "algorithm.num_steps=8",
         "evaluation.episodes=2",
         f"out={tmp_path}",
         "name=run",

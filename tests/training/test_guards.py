@@ -24,7 +24,7 @@ from robopolicy.training.loop import resume_run, start_run
 from robopolicy.training.resume import Interrupted
 
 PPO_RUN = ["task=point_mass", "task.reward=shaped", "algorithm=ppo", "policy=gaussian", "sim.num_envs=4"]
-QUICK = ["algorithm.decisions=8", "evaluation.episodes=10", "evaluation.every=1", "logging.every=1"]
+QUICK = ["algorithm.num_steps=8", "evaluation.episodes=10", "evaluation.every=1", "logging.every=1"]
 
 
 def summary(success, low=0.0, high=1.0, ret=0.0, n=100):
@@ -88,7 +88,7 @@ def run_of_a_wrapper(tmp_path, monkeypatch):
     start = f"init_from={tmp_path}/base/checkpoints/last"
     trainer = start_run(compose_config([*settings, *QUICK, f"out={tmp_path}", "name=run", "budget.updates=2", start]))
     policy = trainer.algorithm.policy
-    monkeypatch.setattr(trainer.algorithm, "deployable", lambda: copy.deepcopy(policy))
+    monkeypatch.setattr(trainer.algorithm, "inference_policy", lambda: copy.deepcopy(policy))
     return trainer
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,39 @@ def test_a_run_from_before_wrappers_had_a_list_is_read(tmp_path: Path, old: dict
     content["task"] |= NONE | old
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(content))
     assert read_config(tmp_path / "config.yaml").task.wrappers == new
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "old", "new"),
+    [
+        ("ppo", {"decisions": 7, "lam": 0.5}, {"num_steps": 7, "gae_lambda": 0.5}),
+        ("sac", {"decisions": 3}, {"num_steps": 3}),
+        ("fpo", {"pairs": 3}, {"num_mc_samples": 3}),
+        (
+            "gorl",
+            {"identity_start": False, "clip_later": 0.4},
+            {"skip_first_decoder": False, "decoder_stage.clip": 0.4},
+        ),
+        ("props", {"kept": 3}, {"num_kept_batches": 3}),
+        ("polychromic", {"forks": 1, "members": 3}, {"branch_points": 1, "set_size": 3}),
+        ("subpo", {"place.entries": [0]}, {"place.indices": [0]}),
+    ],
+)
+def test_settings_of_algorithms_are_read_under_their_present_names(
+    tmp_path: Path, algorithm: str, old: dict[str, Any], new: dict[str, Any]
+) -> None:
+    content: Any = to_plain(compose_config([*RUN[:2], f"algorithm={algorithm}", RUN[3]]))
+    for keys, present in ((new, False), (old, True)):
+        for key, value in keys.items():
+            *path, last = key.split(".")
+            section = reduce(lambda tree, name: tree[name], path, content["algorithm"])
+            section.pop(last, None)
+            if present:
+                section[last] = value
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(content))
+    read: Any = read_config(tmp_path / "config.yaml").algorithm
+    found = {key: reduce(lambda tree, name: tree[name], key.split("."), read) for key in new}
+    assert found == new
 
 
 def test_present_configurations_stay_as_they_are() -> None:

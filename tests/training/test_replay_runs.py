@@ -91,7 +91,7 @@ def test_sac_runs_from_the_command_line(tmp_path: Path) -> None:
 
 def test_play_begins_with_a_warm_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     batches = spy(monkeypatch)
-    run = trainer(tmp_path, *SAC_RUN, "budget.updates=3", "algorithm.utd=2", "algorithm.decisions=3")
+    run = trainer(tmp_path, *SAC_RUN, "budget.updates=3", "algorithm.utd=2", "algorithm.num_steps=3")
     run.train()
     assert [len(batch) for batch in batches] == [16 * 2 * 4 * 3] * 3  # batch_size * utd * environments * decisions
     assert all(batch.online.all() for batch in batches)

@@ -27,10 +27,10 @@ from robopolicy_tasks.toy.point_mass import PointMassSim
 
 COMMON = ["task=point_mass", "evaluation.episodes=10", "evaluation.every=4", "checkpoint_every=3", "logging.every=1"]
 BC = [*COMMON, "policy.hidden=[32]", "algorithm.batch_size=64"]
-REINFLOW = [*COMMON, "algorithm=reinflow", "sim.num_envs=8", "algorithm.decisions=10", "algorithm.epochs=1"]
-PPO = [*COMMON, "algorithm=ppo", "policy=gaussian", "task.reward=shaped", "sim.num_envs=4", "algorithm.decisions=16"]
+REINFLOW = [*COMMON, "algorithm=reinflow", "sim.num_envs=8", "algorithm.num_steps=10", "algorithm.epochs=1"]
+PPO = [*COMMON, "algorithm=ppo", "policy=gaussian", "task.reward=shaped", "sim.num_envs=4", "algorithm.num_steps=16"]
 
-MUJOCO = ["algorithm=ppo", "policy=gaussian", "sim.num_envs=4", "algorithm.decisions=16", "evaluation.episodes=0"]
+MUJOCO = ["algorithm=ppo", "policy=gaussian", "sim.num_envs=4", "algorithm.num_steps=16", "evaluation.episodes=0"]
 CHEETAH = [*MUJOCO, "task=half_cheetah", "checkpoint_every=3", "logging.every=1"]
 LIFT = [*MUJOCO, "task=lift", "sim.backend=mujoco-exact", "checkpoint_every=3", "logging.every=1"]
 WARP = pytest.param([*CHEETAH, "sim.backend=warp"], marks=pytest.mark.slow)
@@ -118,7 +118,7 @@ def test_a_resumed_run_goes_back_to_the_best_of_then(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Trainer, "_played", played)
     shape = ["task=point_mass", "task.reward=shaped", "policy=gaussian", "policy.hidden=[8]", "algorithm=ppo"]
-    sizes = ["algorithm.critic.hidden=[8]", "sim.num_envs=2", "algorithm.decisions=7", f"out={tmp_path}"]
+    sizes = ["algorithm.critic.hidden=[8]", "sim.num_envs=2", "algorithm.num_steps=7", f"out={tmp_path}"]
     pace = ["budget.updates=12", "evaluation.every=2", "checkpoint_every=5"]
     straight = start_run(compose_config([*shape, *sizes, *pace, "name=straight"]))
     straight.train()

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from robopolicy.algorithms.frames.on_policy import ReturnScale
+from robopolicy.algorithms.common.rollout_batch import RewardNormalizer
 from robopolicy.algorithms.gorl import DecoderFit, GoRLConfig
 from robopolicy.contrib.control.props import PROPS, PROPSConfig
 from robopolicy.contrib.control.stock_wrapper import StockConfig, StockSim
@@ -57,7 +57,7 @@ def made(device: torch.device) -> tuple[Visited, PROPS, DecoderFit]:
 
 @pytest.mark.filterwarnings("ignore:.*non-meta parameter")
 def test_what_an_algorithm_remembers_of_its_play() -> None:
-    scale = ReturnScale()
+    scale = RewardNormalizer()
     scale.moments.observe = lambda values: None  # type: ignore[method-assign]
     scale.load_state_dict({"running": torch.zeros(3), "moments": scale.moments.state_dict()})
     scale.observe(rollout(GPU), 0.9)

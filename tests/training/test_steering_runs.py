@@ -29,7 +29,7 @@ GORL = [
     "policy=flow_decoder",
     "policy.hidden=[16]",
     "algorithm=gorl",
-    "algorithm.decisions=8",
+    "algorithm.num_steps=8",
     "algorithm.epochs=1",
     "algorithm.stages=[2,2,1]",
     "algorithm.decoder_updates=2",
@@ -113,6 +113,6 @@ def test_gorl_from_an_imitated_policy_resumes_bit_identically(
     update: int, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own = [setting for setting in GORL if not setting.startswith(("task=", "policy"))]
-    settings = [*own, f"init_from={base}", "algorithm.identity_start=false", "budget.updates=6"]
+    settings = [*own, f"init_from={base}", "algorithm.skip_first_decoder=false", "budget.updates=6"]
     assert main(["train", *settings, f"out={tmp_path}", "name=whole"]) == 0
     assert_identical(tmp_path / "whole", interrupted_at(update, settings, tmp_path, monkeypatch))

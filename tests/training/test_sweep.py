@@ -13,7 +13,7 @@ from robopolicy.training.build import Parts
 from robopolicy.training.config import TaskConfig
 from robopolicy.training.many_runs import combinations
 
-POINT_MASS = ["task=point_mass", "task.reward=shaped", "policy=gaussian", "sim.num_envs=4", "algorithm.decisions=8"]
+POINT_MASS = ["task=point_mass", "task.reward=shaped", "policy=gaussian", "sim.num_envs=4", "algorithm.num_steps=8"]
 QUICK = [*POINT_MASS, "budget.updates=2", "evaluation.episodes=0"]
 
 

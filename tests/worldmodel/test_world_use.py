@@ -181,7 +181,7 @@ def rate(result: dict) -> float:
 
 def test_leaving_the_support_of_films_is_a_cost_that_a_constraint_bounds(folder):
     algorithm = ["algorithm=ppo_lagrangian", "algorithm.costs=[outside]", "algorithm.limits=[0.5]"]
-    settings = ["algorithm.decisions=8", "sim.num_envs=4", "world.steps=6", "budget.updates=2", "evaluation.episodes=0"]
+    settings = ["algorithm.num_steps=8", "sim.num_envs=4", "world.steps=6", "budget.updates=2", "evaluation.episodes=0"]
     guard = [f"world.support={folder / 'films'}", "world.support_penalty=3", "task.observe=[gripper,block]"]
     place = [f"sim.backend=worldmodel:{folder / 'world0'}", f"out={folder}", "name=bounded", "task=push"]
     policy = ["policy=gaussian", "policy.normalization=running", "logging.every=1"]
@@ -193,7 +193,7 @@ def test_leaving_the_support_of_films_is_a_cost_that_a_constraint_bounds(folder)
 
 
 def test_fine_tuning_in_a_world_model_is_judged_by_the_simulator(folder, capsys):
-    algorithm = ["algorithm=reinflow", "algorithm.decisions=4", "algorithm.epochs=1", "algorithm.batch_size=16"]
+    algorithm = ["algorithm=reinflow", "algorithm.num_steps=4", "algorithm.epochs=1", "algorithm.batch_size=16"]
     settings = ["sim.num_envs=4", "world.samples=2", "world.penalty=0.1", "world.steps=6", "budget.updates=2"]
     place = [f"world.films={folder / 'films'}", f"sim.backend=worldmodel:{folder / 'world0'}", f"out={folder}"]
     rest = ["evaluation.episodes=4", "evaluation.every=2", f"init_from={folder / 'policy0'}", "name=tuned"]

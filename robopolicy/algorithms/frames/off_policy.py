@@ -14,7 +14,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from robopolicy.algorithms.frames.base import Algorithm, Metrics, Observer, Stateful, frozen_copy
+from robopolicy.algorithms.common.algorithm import Algorithm, Checkpointable, Metrics, Observer, frozen_copy
 from robopolicy.constraints import Count, Natural, Positive, PositiveShare, Ranged, Ratio, Share
 from robopolicy.core.gradients import clip_gradients
 from robopolicy.critics.q import CriticConfig, QEnsemble, TargetUpdate, random_members
@@ -42,7 +42,7 @@ class OffPolicyConfig(Ranged):
     tau: PositiveShare = 0.005  # share of the online critic that enters its target after every step
     critic: CriticConfig = field(default_factory=CriticConfig)  # Q ensemble
     target_members: Count = 2  # members of the ensemble, drawn at random, whose minimum is the target
-    decisions: Count = 1  # chunk decisions per environment between updates
+    num_steps: Count = 1  # chunk decisions per environment between updates
     precision: str = "float32"  # float32 | bfloat16, of the matrix products: faster where the processor has them
     seed: Natural = 0  # of everything the updates draw
 
@@ -50,7 +50,7 @@ class OffPolicyConfig(Ranged):
 class OffPolicy(Algorithm):
     """Alternates critic steps towards `target` with actor steps; subclasses define both."""
 
-    may_fall = True  # an actor follows its critic out of what the base knew before the critic knows better
+    may_regress = True  # an actor follows its critic out of what the base knew before the critic knows better
     config: OffPolicyConfig
     decisions_only: ClassVar[bool] = False  # sample only where a chunk was chosen, for what was noted there
     whole_ensemble: ClassVar[bool] = False  # the target asks all members, so that `target_members` says nothing
@@ -166,7 +166,7 @@ class OffPolicy(Algorithm):
     def observe(self, batch: Transitions) -> None:
         """Merge the observations of `batch` into running normalisers."""
         for network in self.observers():
-            network.observe(batch.obs)
+            network.update_stats(batch.obs)
 
     def _precision(self, device: torch.device) -> torch.autocast:
         # Weights change within the context, so casts of them must not be kept.
@@ -180,7 +180,7 @@ class OffPolicy(Algorithm):
         self.critic_steps += 1
         return {"loss": loss, **info}
 
-    def parts(self) -> Mapping[str, Stateful]:
+    def checkpoint_items(self) -> Mapping[str, Checkpointable]:
         """Policy, critic, target and the critic's optimiser; subclasses add theirs."""
         return {
             "policy": self.policy,

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from robopolicy.algorithms.frames.base import Observer, Stateful
+from robopolicy.algorithms.common.algorithm import Checkpointable, Observer
 from robopolicy.algorithms.frames.imitation import imitation_loss, require_imitation
 from robopolicy.algorithms.frames.off_policy import OffPolicy, OffPolicyConfig, descend
 from robopolicy.constraints import Count, InnerShare, NotNegative, Positive, Ranged
@@ -63,7 +63,7 @@ class CriticRule(nn.Module, ABC):
             propose: Chunks `(B, C, H, A)` that the policy might play at the batch's observations.
         """
 
-    def observe(self, obs: Observation) -> None:
+    def update_stats(self, obs: Observation) -> None:
         """Merge `obs` into running statistics, if there are any."""
 
 
@@ -89,9 +89,9 @@ class ImplicitRule(CriticRule):
         loss = (expectile_loss(q - value, self.expectile) * batch.weight).mean()
         return loss, {"state_value": value.detach().mean(), "advantage": (q - value.detach()).mean()}
 
-    def observe(self, obs: Observation) -> None:
+    def update_stats(self, obs: Observation) -> None:
         """Those of V."""
-        self.value.observe(obs)
+        self.value.update_stats(obs)
 
 
 class ConservativeRule(CriticRule):
@@ -164,9 +164,9 @@ class Imitating(OffPolicy):
         descend(self.optimizer, loss, self.policy, self.config.grad_clip)
         return loss
 
-    def parts(self) -> Mapping[str, Stateful]:
+    def checkpoint_items(self) -> Mapping[str, Checkpointable]:
         """The shared parts and the optimiser of the policy."""
-        return {**super().parts(), "optimizer": self.optimizer}
+        return {**super().checkpoint_items(), "optimizer": self.optimizer}
 
 
 class OfflineCritic(Imitating):
@@ -224,10 +224,10 @@ class OfflineCritic(Imitating):
         """The shared ones and the rule."""
         return *super().observers(), self.rule
 
-    def deployable(self) -> Policy:
+    def inference_policy(self) -> Policy:
         """The player."""
         return self.player
 
-    def parts(self) -> Mapping[str, Stateful]:
+    def checkpoint_items(self) -> Mapping[str, Checkpointable]:
         """The shared parts and the rule."""
-        return {**super().parts(), "rule": self.rule}
+        return {**super().checkpoint_items(), "rule": self.rule}

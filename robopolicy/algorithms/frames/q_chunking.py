@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from robopolicy.algorithms.frames.base import Stateful
+from robopolicy.algorithms.common.algorithm import Checkpointable
 from robopolicy.algorithms.frames.imitation import imitation_loss, require_imitation
 from robopolicy.algorithms.frames.off_policy import OffPolicy, OffPolicyConfig, descend
 from robopolicy.constraints import Positive
@@ -69,6 +69,6 @@ class QChunking(OffPolicy):
         descend(self.optimizer, loss.mean(), self.policy, self.config.grad_clip)
         return loss.mean()
 
-    def parts(self) -> Mapping[str, Stateful]:
+    def checkpoint_items(self) -> Mapping[str, Checkpointable]:
         """The shared parts and the optimiser of the policy."""
-        return {**super().parts(), "optimizer": self.optimizer}
+        return {**super().checkpoint_items(), "optimizer": self.optimizer}

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from robopolicy.algorithms.frames.base import Stateful
+from robopolicy.algorithms.common.algorithm import Checkpointable
 from robopolicy.algorithms.frames.off_policy import OffPolicy, OffPolicyConfig, descend
 from robopolicy.constraints import Finite, NotNegative, Positive
 from robopolicy.critics.q import CriticConfig, QEnsemble
@@ -109,6 +109,6 @@ class SoftOffPolicy(OffPolicy):
         descend(self.optimizer, loss + self.temperature.loss(logp, self.target_entropy))
         return {"loss": loss, "entropy": -logp.mean(), "temperature": alpha, **info}
 
-    def parts(self) -> Mapping[str, Stateful]:
+    def checkpoint_items(self) -> Mapping[str, Checkpointable]:
         """The shared parts, the temperature and the optimiser of actor and temperature."""
-        return {**super().parts(), "temperature": self.temperature, "optimizer": self.optimizer}
+        return {**super().checkpoint_items(), "temperature": self.temperature, "optimizer": self.optimizer}

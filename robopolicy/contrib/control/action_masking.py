@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from robopolicy.algorithms.frames.base import Metrics, Stateful, frozen_copy
+from robopolicy.algorithms.common.algorithm import Checkpointable, Metrics, frozen_copy
 from robopolicy.algorithms.frames.off_policy import OffPolicy
 from robopolicy.constraints import Positive, Ranged
 from robopolicy.contrib.control.prior_mask import MaskSchedule, PriorMask
@@ -44,7 +44,7 @@ class MaskedPlay(OffPolicy):
         self.mask = PriorMask(prior, mask.width, mask.schedule, self.policy.action_normalizer)
 
     @classmethod
-    def wanted_base(cls, config: Any) -> str:
+    def init_hint(cls, config: Any) -> str:
         """Without a coded prior the band lies around the starting policy, which must know something."""
         return "" if config.mask.prior else "init_from=CHECKPOINT or algorithm.mask.prior=NAME"
 
@@ -73,6 +73,6 @@ class MaskedPlay(OffPolicy):
             metrics["mask/preferred"] = float(better.float().mean())
         return metrics | {"mask/epsilon": float(self.mask.epsilon)}
 
-    def parts(self) -> Mapping[str, Stateful]:
+    def checkpoint_items(self) -> Mapping[str, Checkpointable]:
         """The algorithm's parts and the mask, with the prior in it."""
-        return {**super().parts(), "mask": self.mask}
+        return {**super().checkpoint_items(), "mask": self.mask}

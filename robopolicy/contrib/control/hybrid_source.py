@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from robopolicy.algorithms.frames.base import Algorithm
+from robopolicy.algorithms.common.algorithm import Algorithm
 from robopolicy.contrib.control.hnpg import HNPG
 from robopolicy.contrib.control.hybrid_rollout import HybridRollout
 from robopolicy.data.batches import Request
@@ -47,7 +47,7 @@ class HybridSource(RolloutSource):
             context.device,
             Replay.from_episodes(context.dataset(), gamma=settings.gamma),
             request=algorithm.request,
-            decisions=settings.decisions,
+            decisions=settings.num_steps,
             seed=context.seed,
         )
 

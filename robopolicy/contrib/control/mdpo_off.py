@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from robopolicy.algorithms.frames.base import Stateful, frozen_copy
+from robopolicy.algorithms.common.algorithm import Checkpointable, frozen_copy
 from robopolicy.algorithms.sac import SAC, SACConfig
 from robopolicy.constraints import Count, NotNegative, Positive
 from robopolicy.data.batches import Transitions
@@ -69,6 +69,6 @@ class MDPOOff(SAC):
             self.previous.load_state_dict(self.policy.state_dict())
         return info
 
-    def parts(self) -> Mapping[str, Stateful]:
+    def checkpoint_items(self) -> Mapping[str, Checkpointable]:
         """SAC's parts and the copy."""
-        return {**super().parts(), "previous": self.previous}
+        return {**super().checkpoint_items(), "previous": self.previous}

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from robopolicy.algorithms.frames.base import Stateful, frozen_copy
+from robopolicy.algorithms.common.algorithm import Checkpointable, frozen_copy
 from robopolicy.algorithms.sac import SAC, SACConfig
 from robopolicy.constraints import Count, Natural, NotNegative, PartialShare, Positive, PositiveShare
 from robopolicy.contrib.control.optimism import RareSwitch, upper_value
@@ -124,6 +124,6 @@ class OptimisticAC(SAC):
             mine.copy_(first)
         self.optimizer.state.clear()
 
-    def parts(self) -> Mapping[str, Stateful]:
+    def checkpoint_items(self) -> Mapping[str, Checkpointable]:
         """SAC's parts, the first policy, the kept critic and the switch."""
-        return {**super().parts(), "start": self.start, "kept": self.kept, "switch": self.switch}
+        return {**super().checkpoint_items(), "start": self.start, "kept": self.kept, "switch": self.switch}

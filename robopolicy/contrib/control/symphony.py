@@ -26,7 +26,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from robopolicy.algorithms.frames.base import Stateful
+from robopolicy.algorithms.common.algorithm import Checkpointable
 from robopolicy.algorithms.frames.off_policy import OffPolicy, OffPolicyConfig, descend
 from robopolicy.constraints import Count, NotNegative, Positive, Ratio
 from robopolicy.contrib.control.symphony_policy import SwaddledPolicy
@@ -175,6 +175,6 @@ class Symphony(OffPolicy):
         descend(self.optimizer, loss)
         return {"loss": loss, "gain": gain, "swaddling": penalty, "strength": strength.mean()}
 
-    def parts(self) -> Mapping[str, Stateful]:
+    def checkpoint_items(self) -> Mapping[str, Checkpointable]:
         """The shared parts, the units and the optimiser of the actor."""
-        return {**super().parts(), "units": self.units, "optimizer": self.optimizer}
+        return {**super().checkpoint_items(), "units": self.units, "optimizer": self.optimizer}

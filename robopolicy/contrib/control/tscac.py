@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from robopolicy.algorithms.frames.base import Metrics, Stateful
+from robopolicy.algorithms.common.algorithm import Checkpointable, Metrics
 from robopolicy.algorithms.frames.off_policy import descend
 from robopolicy.algorithms.td3 import TD3, TD3Config
 from robopolicy.constraints import InnerShare, NotNegative, Positive
@@ -126,7 +126,7 @@ class TSCAC(TD3):
             metrics |= {f"{signal}/{key}": value for key, value in teacher.update(own).items()}
         self.errors = torch.stack([t.errors for t in self.teachers.values() if t.errors is not None]).mean(0)
         for network in self.observers():
-            network.observe(batch.obs)
+            network.update_stats(batch.obs)
         self._target_update.copy_buffers()
         self._policy_update.copy_buffers()
         self.updates += 1
@@ -153,6 +153,9 @@ class TSCAC(TD3):
         difference = normalizer.normalize(chunk[:, executed]) - normalizer.normalize(other[:, executed])
         return difference.square().mean(-1)
 
-    def parts(self) -> Mapping[str, Stateful]:
+    def checkpoint_items(self) -> Mapping[str, Checkpointable]:
         """TD3's parts, and every teacher."""
-        return {**super().parts(), **{f"teacher_{signal}": teacher for signal, teacher in self.teachers.items()}}
+        return {
+            **super().checkpoint_items(),
+            **{f"teacher_{signal}": teacher for signal, teacher in self.teachers.items()},
+        }

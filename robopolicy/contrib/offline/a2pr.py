@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from robopolicy.algorithms.frames.base import Observer, Stateful
+from robopolicy.algorithms.common.algorithm import Checkpointable, Observer
 from robopolicy.algorithms.frames.off_policy import descend
 from robopolicy.algorithms.frames.regularized_td3 import RegularizedTD3, RegularizedTD3Config
 from robopolicy.constraints import Count, Natural, NotNegative, Positive, Ranged
@@ -163,10 +163,10 @@ class A2PR(RegularizedTD3):
         """The shared ones and V and the VAE."""
         return *super().observers(), self.value, self.vae.encoder
 
-    def parts(self) -> Mapping[str, Stateful]:
+    def checkpoint_items(self) -> Mapping[str, Checkpointable]:
         """TD3's parts, V, the VAE and their optimisers."""
         return {
-            **super().parts(),
+            **super().checkpoint_items(),
             "value": self.value,
             "value_optimizer": self.value_optimizer,
             "vae": self.vae,

@@ -29,7 +29,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from robopolicy.algorithms.frames.base import Metrics, Stateful, frozen_copy
+from robopolicy.algorithms.common.algorithm import Checkpointable, Metrics, frozen_copy
 from robopolicy.algorithms.frames.off_policy import descend
 from robopolicy.algorithms.sac import SAC, SACConfig
 from robopolicy.constraints import Count, InnerShare, Positive, PositiveShare, Ranged
@@ -158,13 +158,13 @@ class AILBoost(SAC):
     @property
     def learner(self) -> int:
         """How many learners came before the one that is learning."""
-        return self.updates * self.config.decisions // self.config.learner_decisions
+        return self.updates * self.config.num_steps // self.config.learner_decisions
 
     def update(self, batch: Transitions) -> Metrics:
         """As SAC on what was played; where a learner ends, the next one gets the reward of now."""
         learner = self.learner
         metrics = super().update(batch)
-        self.discriminator.encoder.observe(batch.obs)
+        self.discriminator.encoder.update_stats(batch.obs)
         if not learner or self.learner > learner:
             self.judge.load_state_dict(self.discriminator.state_dict())
         return metrics | {"critic/learner": float(learner)}
@@ -201,7 +201,7 @@ class AILBoost(SAC):
         """As SAC, where play has led."""
         return super().actor_step(batch.select(batch.online))
 
-    def parts(self) -> Mapping[str, Stateful]:
+    def checkpoint_items(self) -> Mapping[str, Checkpointable]:
         """SAC's parts, the discriminator, its optimiser and the judge."""
         own = {"discriminator": self.discriminator, "discriminator_optimizer": self.discriminator_optimizer}
-        return {**super().parts(), **own, "judge": self.judge}
+        return {**super().checkpoint_items(), **own, "judge": self.judge}

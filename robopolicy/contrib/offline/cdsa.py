@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from robopolicy.algorithms.bc import warmup_cosine
-from robopolicy.algorithms.frames.base import Algorithm, Metrics, Stateful, frozen_copy
+from robopolicy.algorithms.common.algorithm import Algorithm, Checkpointable, Metrics, frozen_copy
 from robopolicy.algorithms.frames.off_policy import descend
 from robopolicy.constraints import Count, Natural, Positive, Ranged
 from robopolicy.contrib.offline.corrected import (
@@ -68,7 +68,7 @@ class CDSA(Algorithm):
     data_source = "dataset"
     heads = ("imitation_loss",)
     reference = "liu2024cdsa"
-    needs_base = True
+    requires_pretrained = True
     policy: CorrectedPolicy
 
     def __init__(self, config: CDSAConfig, policy: Policy, *, total_updates: int) -> None:
@@ -83,7 +83,7 @@ class CDSA(Algorithm):
         corrected = correct(frozen_copy(base), model, config.correction)
         super().__init__(corrected, total_updates=total_updates, seed=config.seed)
         self.config = config
-        self.reach = base.spec.execute
+        self.lookahead_steps = base.spec.execute
         self.optimizer = torch.optim.Adam(model.parameters(), lr=config.lr, fused=True)
 
     def update(self, batch: ChunkBatch) -> Metrics:
@@ -97,6 +97,6 @@ class CDSA(Algorithm):
         metrics = {"model/loss": loss.item(), "model/lr": rate}
         return metrics | {f"model/{key}": value.item() for key, value in info.items()}
 
-    def parts(self) -> Mapping[str, Stateful]:
+    def checkpoint_items(self) -> Mapping[str, Checkpointable]:
         """Policy with its networks, and their optimiser."""
         return {"policy": self.policy, "optimizer": self.optimizer}

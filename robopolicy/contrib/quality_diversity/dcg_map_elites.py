@@ -32,7 +32,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from robopolicy.algorithms.frames.base import Metrics, Stateful
+from robopolicy.algorithms.common.algorithm import Checkpointable, Metrics
 from robopolicy.algorithms.frames.off_policy import descend
 from robopolicy.algorithms.td3 import TD3, TD3Config
 from robopolicy.constraints import Count, Finite, Natural, NotNegative, Positive
@@ -250,9 +250,9 @@ class DCGMAPElites(TD3):
         weight[:, :, columns] = 0.0
         return policy
 
-    def parts(self) -> Mapping[str, Stateful]:
+    def checkpoint_items(self) -> Mapping[str, Checkpointable]:
         """Those of TD3 and the archive."""
-        return {**super().parts(), "archive": self.archive}
+        return {**super().checkpoint_items(), "archive": self.archive}
 
     def state_dict(self) -> dict[str, object]:
         """Those of the parts, and who is played next."""

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from robopolicy.algorithms.frames.base import Algorithm
+from robopolicy.algorithms.common.algorithm import Algorithm
 from robopolicy.contrib.quality_diversity.dcg_map_elites import DCGMAPElites
 from robopolicy.contrib.quality_diversity.generation import Generation
 from robopolicy.contrib.quality_diversity.individuals import Individuals

@@ -328,7 +328,7 @@ class ComposedPolicy(Policy):
         """Refused: its parents have been trained with statistics of their own."""
         raise UserError("A composed policy has no statistics to fit: its parents keep those they were trained with.")
 
-    def observe(self, obs: Observation) -> None:
+    def update_stats(self, obs: Observation) -> None:
         """Nothing: the parents keep the statistics they were trained with."""
 
     def train(self, mode: bool = True) -> ComposedPolicy:

@@ -359,7 +359,7 @@ def test_the_density_of_a_chunk_is_that_of_its_draw() -> None:
 def test_all_of_them_find_the_best_action_of_a_bandit(name: str, updates: int, settings: dict[str, Any]) -> None:
     algorithm = learner(name, temperature=0.02, temperature_lr=0.0, **settings)
     train(algorithm, updates, lambda: batch(torch.rand(128, 2, 1) * 2 - 1, peak))
-    assert (first_actions(algorithm.deployable()) - 0.4).abs().mean() < 0.1
+    assert (first_actions(algorithm.inference_policy()) - 0.4).abs().mean() < 0.1
 
 
 @pytest.mark.parametrize("name", ["dsac_t", "stac", "mdpo_off"])
@@ -375,8 +375,8 @@ def test_a_resumed_run_ends_with_the_same_weights(name: str) -> None:
     other.load_state_dict(state)
     rest = iter(data[2:])
     train(other, 2, lambda: next(rest))
-    for key, part in straight.parts().items():
-        mine, theirs = part.state_dict(), other.parts()[key].state_dict()
+    for key, part in straight.checkpoint_items().items():
+        mine, theirs = part.state_dict(), other.checkpoint_items()[key].state_dict()
         if key != "optimizer" and key != "critic_optimizer":
             assert all(torch.equal(value, theirs[at]) for at, value in mine.items()), key
 

@@ -9,7 +9,7 @@ import fine_tuning_tools as tools
 import pytest
 import torch
 
-from robopolicy.algorithms.frames.on_policy import Rows, rows_with_advantages
+from robopolicy.algorithms.common.rollout_batch import RolloutBatch, compute_advantages
 from robopolicy.contrib.control.hamnet import HAMNet, HAMNetConfig, normalized
 from robopolicy.contrib.control.vector_value import VectorValueConfig
 from robopolicy.data.batches import Rollout
@@ -24,7 +24,7 @@ def learner(seed: int = 0, execute: int = 1, **config: Any) -> HAMNet:
     policy = GaussianPolicy(GaussianConfig(hidden=(16,), backbone="modular", backbone_options={"modules": 2}), spec)
     policy.fit_normalizer(tools.STATISTICS)
     critic = VectorValueConfig(hidden=(16,), modules=2, context_width=8)
-    settings = {"decisions": 45, "epochs": 2, "batch_size": 64, "terms": ("success",), "critic": critic} | config
+    settings = {"num_steps": 45, "epochs": 2, "batch_size": 64, "terms": ("success",), "critic": critic} | config
     return HAMNet(HAMNetConfig(**settings), policy, total_updates=20)
 
 
@@ -40,7 +40,7 @@ def towards_goal(obs: dict[str, torch.Tensor], *, generator: Any = None) -> Samp
 
 
 def test_parts_add_up_to_the_reward_also_through_chunks() -> None:
-    algorithm = learner(execute=3, decisions=15)
+    algorithm = learner(execute=3, num_steps=15)
     batch = tools.sampler_for(algorithm).collect(towards_goal)
     goal = batch.terminated.float() * 0.99 ** (batch.steps - 1)  # discounted within the chunk, as the reward
     torch.testing.assert_close(batch.terms["success"], goal)
@@ -55,7 +55,7 @@ def test_advantages_of_the_parts_add_up_to_that_of_the_reward() -> None:
     batch = played(algorithm)
     assert bool(batch.truncated.any())
     rows = algorithm.rows_of(batch)
-    plain = rows_with_advantages(batch, algorithm.critic, gamma=0.99, lam=0.95)
+    plain = compute_advantages(batch, algorithm.critic, gamma=0.99, gae_lambda=0.95)
     for name in ("advantage", "value_target", "value"):
         assert getattr(rows, name).shape == (len(plain), 2)
         torch.testing.assert_close(getattr(rows, name).sum(1), getattr(plain, name), rtol=1e-4, atol=1e-4)
@@ -65,7 +65,7 @@ def test_fresh_gradients_are_those_of_the_sum_and_each_part_is_clipped_by_itself
     algorithm = learner()
     rows = algorithm.rows_of(played(algorithm))
     parameters = list(algorithm.policy.parameters())
-    loss, info = algorithm.actor_loss(rows, diagnose=True)
+    loss, info = algorithm.actor_loss(rows, log_stats=True)
     assert float(info["approx_kl"]) == pytest.approx(0.0, abs=1e-9)
     advantage = normalized(rows.advantage)
     logp = algorithm.policy.decisions(rows.obs, rows.record).logp.sum(1)
@@ -76,7 +76,7 @@ def test_fresh_gradients_are_those_of_the_sum_and_each_part_is_clipped_by_itself
     moved = replace(rows, logp=rows.logp - 1.0)
     logp = algorithm.policy.decisions(rows.obs, rows.record).logp.sum(1)
     expected = torch.autograd.grad(-(advantage.clamp(max=0).sum(1) * torch.e * logp).mean(), parameters)
-    loss, _ = algorithm.actor_loss(moved, diagnose=False)
+    loss, _ = algorithm.actor_loss(moved, log_stats=False)
     for one, other in zip(torch.autograd.grad(loss, parameters), expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
 
@@ -133,5 +133,5 @@ def test_a_diverged_step_loses_its_parts() -> None:
     batch = played(algorithm)
     broken = batch.terms["success"].clone()
     broken[0] = torch.nan
-    rows: Rows = algorithm.rows_of(replace(batch, terms={"success": broken}))
+    rows: RolloutBatch = algorithm.rows_of(replace(batch, terms={"success": broken}))
     assert bool(rows.advantage.isfinite().all())

@@ -48,7 +48,7 @@ class Learning:
         policy = GaussianPolicy(
             GaussianConfig(normalization=normalization, log_std_init=-0.3), PolicySpec({"state": (length,)}, 1)
         )
-        settings = {"decisions": length, **FAST, **(HYBRID if hybrid else {}), **overrides}
+        settings = {"num_steps": length, **FAST, **(HYBRID if hybrid else {}), **overrides}
         config: Any = HNPGConfig(**settings) if hybrid else PPOConfig(**settings)
         self.algorithm: Any = make_algorithm("hnpg" if hybrid else "ppo", config, policy, total_updates=50)
         self.sampler = RolloutSampler(ChunkedSim(LockSim(32, length)), decisions=length)
@@ -64,7 +64,7 @@ class Learning:
     def train(self, updates: int) -> float:
         for _ in range(updates):
             self.algorithm.update(self.batch())
-        result = evaluate(self.algorithm.deployable(), LockSim(8, self.length), episodes=8)
+        result = evaluate(self.algorithm.inference_policy(), LockSim(8, self.length), episodes=8)
         return float(result.returns.mean())
 
 
@@ -93,7 +93,7 @@ def test_rows_of_both_halves_start_at_ratio_one_and_those_of_the_dataset_have_no
     learning = Learning(4, offline_batch=2000, value_samples=30)
     found = learning.algorithm.rows_of(learning.batch())
     assert len(found) == 32 * 4 + 2000
-    _, info = learning.algorithm.actor_loss(found, diagnose=True)
+    _, info = learning.algorithm.actor_loss(found, log_stats=True)
     assert float(info["ratio_max"]) < 1e-5
     offline = found.advantage[128:]
     assert float(offline.mean().abs()) < 4 * float(offline.std()) / 2000**0.5

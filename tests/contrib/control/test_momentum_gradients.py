@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils import parameters_to_vector
 
-from robopolicy.algorithms.frames.on_policy import Rows, normalize, rows_with_advantages
+from robopolicy.algorithms.common.rollout_batch import RolloutBatch, compute_advantages, normalize
 from robopolicy.algorithms.registry import make_algorithm
 from robopolicy.contrib.control.harpg import HARPG, HARPGConfig, hessian_vector
 from robopolicy.contrib.control.momentum import MomentumGradient, Trace
@@ -28,13 +28,13 @@ CONFIGS = {"npg_igt": NPGIGTConfig, "harpg": HARPGConfig}
 def algorithm(name: str, seed: int = 0, **overrides: Any) -> Any:
     torch.manual_seed(seed)
     policy = GaussianPolicy(GaussianConfig(normalization="running"), PolicySpec({"state": (6,)}, 2))
-    settings = {"decisions": 16, "batch_size": 64, "critic_epochs": 2} | overrides
+    settings = {"num_steps": 16, "batch_size": 64, "critic_epochs": 2} | overrides
     return make_algorithm(name, CONFIGS[name](**settings), policy, total_updates=20)
 
 
-def rows_of(learner: MomentumGradient, num_envs: int = 8) -> Rows:
+def rows_of(learner: MomentumGradient, num_envs: int = 8) -> RolloutBatch:
     rollout = tools.sampler_for(learner, num_envs).collect(learner.act)
-    return rows_with_advantages(rollout, learner.critic, gamma=0.99, lam=0.95)
+    return compute_advantages(rollout, learner.critic, gamma=0.99, gae_lambda=0.95)
 
 
 def test_transported_averages_are_the_gradient_of_a_quadratic_at_every_step() -> None:
@@ -76,7 +76,7 @@ def test_the_second_part_of_the_carried_gradient_is_a_finite_difference() -> Non
     learner: HARPG = algorithm("harpg")
     learner.policy.double()
     rows = rows_of(algorithm("harpg"))
-    rows = Rows(
+    rows = RolloutBatch(
         {key: value.double() for key, value in rows.obs.items()},
         {key: value.double() for key, value in rows.record.items()},
         *(value.double() for value in (rows.logp, rows.advantage, rows.value_target, rows.value)),
@@ -105,7 +105,7 @@ def test_the_second_part_of_the_carried_gradient_is_a_finite_difference() -> Non
 def test_the_first_step_has_the_given_length_along_the_policy_gradient(name: str) -> None:
     learner = algorithm(name, step_size=0.03)
     rollout = tools.sampler_for(learner, 8).collect(learner.act)
-    rows = rows_with_advantages(rollout, learner.critic, gamma=0.99, lam=0.95)
+    rows = compute_advantages(rollout, learner.critic, gamma=0.99, gae_lambda=0.95)
     before = learner.trace.weights.clone()
     if name == "harpg":
         rows = rows[torch.arange(8).expand(16, 8).flatten() < 4]
@@ -199,7 +199,7 @@ def test_what_is_deployed_is_what_was_learned_not_what_plays() -> None:
     for _ in range(3):
         learner.update(sampler.collect(learner.act))
     weights = lambda policy: parameters_to_vector(policy.parameters())  # noqa: E731
-    assert torch.equal(weights(learner.deployable()), learner.trace.weights)
+    assert torch.equal(weights(learner.inference_policy()), learner.trace.weights)
     assert torch.equal(weights(learner.policy), look_ahead(learner.trace, learner.share))
     assert not torch.equal(weights(learner.policy), learner.trace.weights)
 
@@ -248,7 +248,7 @@ def test_normalised_steps_regulate_over_a_tenfold_range_of_lengths_and_others_di
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["npg_igt", "harpg"])
 def test_both_improve_on_the_point_mass(name: str) -> None:
-    learner = algorithm(name, decisions=40, batch_size=512, critic_epochs=4, step_size=0.2)
+    learner = algorithm(name, num_steps=40, batch_size=512, critic_epochs=4, step_size=0.2)
     sampler = tools.sampler_for(learner, num_envs=64)
     returns = []
     for _ in range(25):

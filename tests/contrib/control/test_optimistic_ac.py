@@ -109,7 +109,7 @@ def test_it_finds_the_best_action_of_a_bandit() -> None:
     algorithm = optimistic(temperature=0.05, temperature_lr=0.0, dwell=60)
     for _ in range(350):
         metrics = algorithm.update(bandit())
-    assert (first_actions(algorithm.deployable()) - 0.4).abs().mean() < 0.15
+    assert (first_actions(algorithm.inference_policy()) - 0.4).abs().mean() < 0.15
     assert 1 <= metrics["actor/switches"] <= 4
 
 

@@ -11,7 +11,7 @@ from chunk_bandit import flow, gaussian
 from test_pmoe import mixture, peaks, shares
 from torch import Tensor, nn
 
-from robopolicy.algorithms.frames.on_policy import Rows
+from robopolicy.algorithms.common.rollout_batch import RolloutBatch
 from robopolicy.algorithms.registry import make_algorithm
 from robopolicy.contrib.control.pmoe import frequency_loss
 from robopolicy.contrib.control.pmoe_ppo import PMOEPPO, PMOEPPOConfig
@@ -37,7 +37,7 @@ def played(algorithm: PMOEPPO, rows: int = 256) -> Rollout:
     return Rollout(first, record, sample.logp[None], reward, end.long(), end, ~end, {"state": obs["state"][:0]}, obs)
 
 
-def rows_of(algorithm: PMOEPPO) -> Rows:
+def rows_of(algorithm: PMOEPPO) -> RolloutBatch:
     return algorithm.rows_of(played(algorithm))
 
 
@@ -52,9 +52,9 @@ def test_the_ratio_of_fresh_data_is_one_and_the_frequency_moves_the_router_alone
     algorithm = learner()
     rows, policy = rows_of(algorithm), algorithm.policy
     algorithm.q = Always()  # type: ignore[assignment]
-    loss, info = algorithm.actor_loss(rows, diagnose=True)
+    loss, info = algorithm.actor_loss(rows, log_stats=True)
     assert float(info["approx_kl"]) == pytest.approx(0.0, abs=1e-9)
-    plain, _ = super(PMOEPPO, algorithm).actor_loss(rows, diagnose=True)
+    plain, _ = super(PMOEPPO, algorithm).actor_loss(rows, log_stats=True)
     names, parameters = zip(*policy.named_parameters(), strict=True)
     gradients = [torch.autograd.grad(part, parameters, retain_graph=True) for part in (loss, plain)]
     router, _ = frequency_loss(policy.experts(policy.features(rows.obs)).log_weight, torch.ones(256).long())

@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from robopolicy.contrib.control.polychromic import Polychromic, PolychromicConfig, ways_of
-from robopolicy.contrib.control.positions import PlaceConfig
+from robopolicy.contrib.control.polychromic import Polychromic, PolychromicConfig, visited_sets
+from robopolicy.contrib.control.positions import PositionConfig
 from robopolicy.contrib.control.stages import set_advantage, set_values
 from robopolicy.contrib.control.vine_rollout import VineSampler
 from robopolicy.errors import UserError
@@ -21,12 +21,12 @@ from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
 
 SMALL: dict[str, Any] = {
-    "decisions": 10,
+    "num_steps": 10,
     "epochs": 2,
     "batch_size": 64,
-    "forks": 2,
-    "vines": 4,
-    "members": 2,
+    "branch_points": 2,
+    "branches": 4,
+    "set_size": 2,
     "window": 3,
 }
 
@@ -39,7 +39,12 @@ def learner(seed: int = 0, **config: Any) -> Polychromic:
 
 def sampler_for(algorithm: Polychromic) -> VineSampler:
     config = algorithm.config
-    return VineSampler(tools.chunked(algorithm, 3), decisions=config.decisions, forks=config.forks, vines=config.vines)
+    return VineSampler(
+        tools.chunked(algorithm, 3),
+        decisions=config.num_steps,
+        branch_points=config.branch_points,
+        branches=config.branches,
+    )
 
 
 def test_a_set_is_worth_its_mean_return_times_the_share_of_different_ways() -> None:
@@ -76,10 +81,10 @@ def test_ways_are_sets_of_cells_of_what_was_played() -> None:
     one = torch.tensor([[[0.2], [5.0]], [[1.5], [6.0]], [[0.7], [9.0]]])  # (3, 2, 1): cells {0, 1} and {5, 6, 9}
     other = torch.tensor([[[1.1], [5.5]], [[0.3], [6.5]]])  # {0, 1} and {5, 6}
     played = [torch.tensor([[True, True], [True, True], [True, False]]), torch.ones(2, 2, dtype=torch.bool)]
-    ways = ways_of([one, other], played)
+    ways = visited_sets([one, other], played)
     assert ways[0, 0] == ways[1, 0] and ways[0, 1] == ways[1, 1] and ways[0, 0] != ways[0, 1]
     played[0][2, 1] = True
-    assert len(ways_of([one, other], played)[:, 1].unique()) == 2
+    assert len(visited_sets([one, other], played)[:, 1].unique()) == 2
 
 
 def entropy_and_worst(polychromic: bool, seed: int) -> tuple[float, float, float]:
@@ -111,17 +116,17 @@ def test_windows_learn_from_sets_and_all_else_from_gae() -> None:
     algorithm = learner()
     batch = sampler_for(algorithm).collect(algorithm.act)
     rows = algorithm.rows_of(batch)
-    played = sum(int(vine.played.sum()) for vine in batch.vines)
+    played = sum(int(vine.played.sum()) for vine in batch.branches)
     assert len(rows) == 30 + played
-    _, info = algorithm.actor_loss(rows, diagnose=True)
+    _, info = algorithm.actor_loss(rows, log_stats=True)
     assert float(info["approx_kl"]) == pytest.approx(0.0, abs=1e-9)
-    shared = algorithm.advantages(batch.vines)
+    shared = algorithm.advantages(batch.branches)
     unit = float(shared.square().mean().sqrt())
-    first = int(batch.vines[0].played.sum())
-    own = torch.full((len(batch.vines[0].played), 3), torch.nan)
-    own[batch.vines[0].played] = rows.advantage[30 : 30 + first]
+    first = int(batch.branches[0].played.sum())
+    own = torch.full((len(batch.branches[0].played), 3), torch.nan)
+    own[batch.branches[0].played] = rows.advantage[30 : 30 + first]
     torch.testing.assert_close(own[:3], (shared[0] / unit).expand(3, 3))
-    early = [torch.arange(len(vine.played))[:, None].expand(vine.shape)[vine.played] < 3 for vine in batch.vines]
+    early = [torch.arange(len(vine.played))[:, None].expand(vine.shape)[vine.played] < 3 for vine in batch.branches]
     rest = rows.advantage[~torch.cat([torch.zeros(30, dtype=torch.bool), *early])]
     assert float(rest.mean()) == pytest.approx(0, abs=1e-5) and float(rest.std()) == pytest.approx(1, abs=1e-5)
 
@@ -130,7 +135,7 @@ def test_what_departs_from_the_policy_that_played_costs_its_kl() -> None:
     free, bound = learner(kl_coef=0.0), learner(kl_coef=0.5)
     rows = free.rows_of(sampler_for(free).collect(free.act))
     rows = replace(rows, logp=rows.logp - 0.3)  # all ratios are exp(0.3)
-    losses = [algorithm.actor_loss(rows, diagnose=False)[0] for algorithm in (free, bound)]
+    losses = [algorithm.actor_loss(rows, log_stats=False)[0] for algorithm in (free, bound)]
     assert float((losses[1] - losses[0]).detach()) == pytest.approx(0.5 * (math.exp(0.3) - 1 - 0.3), rel=1e-4)
     slopes = [
         tools.gradient(loss, list(algorithm.policy.parameters()))
@@ -142,15 +147,15 @@ def test_what_departs_from_the_policy_that_played_costs_its_kl() -> None:
 
 
 def test_advantages_belong_to_their_vines() -> None:
-    algorithm = learner(vines=3)
+    algorithm = learner(branches=3)
     batch = sampler_for(algorithm).collect(algorithm.act)
-    found = algorithm.advantages(batch.vines)
+    found = algorithm.advantages(batch.branches)
     for fork, env in product(range(2), range(3)):
-        vines = batch.vines[3 * fork : 3 * fork + 3]
-        assert {int(vine.group[env]) for vine in vines} == {3 * fork + env}
-        returns = torch.stack([vine.returns[env] for vine in vines])[None]
-        places = [algorithm.config.place.of(vine.obs)[:, env : env + 1] for vine in vines]
-        ways = ways_of(places, [vine.played[:, env : env + 1] for vine in vines]).T
+        branches = batch.branches[3 * fork : 3 * fork + 3]
+        assert {int(vine.group[env]) for vine in branches} == {3 * fork + env}
+        returns = torch.stack([vine.returns[env] for vine in branches])[None]
+        places = [algorithm.config.place.extract(vine.obs)[:, env : env + 1] for vine in branches]
+        ways = visited_sets(places, [vine.played[:, env : env + 1] for vine in branches]).T
         expected: Tensor = set_advantage(returns, ways, 2)[0]
         torch.testing.assert_close(found[3 * fork : 3 * fork + 3, env], expected)
 
@@ -163,9 +168,14 @@ def test_a_resumed_run_ends_with_the_same_weights() -> None:
 
 
 def test_settings_that_make_no_sets_are_refused() -> None:
-    settings: list[dict[str, Any]] = [{"members": 4}, {"members": 1}, {"vines": 40, "members": 20}, {"forks": 11}]
+    settings: list[dict[str, Any]] = [
+        {"set_size": 4},
+        {"set_size": 1},
+        {"branches": 40, "set_size": 20},
+        {"branch_points": 11},
+    ]
     for wrong in [*settings, {"window": 0}]:
         with pytest.raises(UserError):
             PolychromicConfig(**(SMALL | wrong))
     with pytest.raises(UserError, match=r"place\.key"):
-        learner(place=PlaceConfig(key="pose"))
+        learner(place=PositionConfig(key="pose"))

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from robopolicy.algorithms.frames.on_policy import rows_with_advantages
+from robopolicy.algorithms.common.rollout_batch import compute_advantages
 from robopolicy.algorithms.ppo import PPO, PPOConfig
 from robopolicy.contrib.control.ppo_lagrangian import EpisodeCosts, PPOLagrangian, PPOLagrangianConfig, lagrangian
 from robopolicy.critics.value import ValueConfig
@@ -22,7 +22,7 @@ from robopolicy.rollout.on_policy import RolloutSampler
 from robopolicy.sim.chunk import ChunkedSim
 from robopolicy.sim.registry import SimOptions, make_sim
 
-SETTINGS: dict[str, Any] = {"decisions": 45, "epochs": 2, "batch_size": 64, "critic": ValueConfig(hidden=(16,))}
+SETTINGS: dict[str, Any] = {"num_steps": 45, "epochs": 2, "batch_size": 64, "critic": ValueConfig(hidden=(16,))}
 
 
 def learner(seed: int = 0, spec: PolicySpec | None = None, **config: Any) -> PPOLagrangian:
@@ -124,7 +124,7 @@ def test_without_costs_rows_are_those_of_ppo() -> None:
     algorithm = learner(costs=(), limits=())
     batch = played(algorithm)
     rows = algorithm.rows_of(batch)
-    plain = rows_with_advantages(batch, algorithm.critic, gamma=0.99, lam=0.95)
+    plain = compute_advantages(batch, algorithm.critic, gamma=0.99, gae_lambda=0.95)
     torch.testing.assert_close(rows.advantage, plain.advantage, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(rows.value_target[:, 0], plain.value_target, rtol=1e-4, atol=1e-5)
 
@@ -137,7 +137,7 @@ def test_penalties_that_are_constraints_leave_the_reward() -> None:
     idle = learner(limits=(1e9,))
     rows = idle.rows_of(batch)  # no multiplier: the advantage is that of the reward without the penalty
     plain = replace(batch, reward=batch.reward - batch.terms["energy"])
-    values = rows_with_advantages(plain, lambda obs: idle.critic.by_term(obs)[:, 1], gamma=0.99, lam=0.95)
+    values = compute_advantages(plain, lambda obs: idle.critic.by_term(obs)[:, 1], gamma=0.99, gae_lambda=0.95)
     torch.testing.assert_close(rows.advantage, values.advantage, rtol=1e-4, atol=1e-5)
 
 

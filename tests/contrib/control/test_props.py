@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Normal, kl_divergence
 
-from robopolicy.algorithms.frames.on_policy import rows_with_advantages
+from robopolicy.algorithms.common.rollout_batch import compute_advantages
 from robopolicy.algorithms.ppo import PPO, PPOConfig
 from robopolicy.contrib.control.props import PROPS, BehaviourConfig, PROPSConfig, push_loss
 from robopolicy.contrib.control.sampling_error import sampling_error
@@ -24,7 +24,7 @@ def algorithm(kind: type[PPO] = PROPS, seed: int = 0, **overrides: Any) -> Any:
     torch.manual_seed(seed)
     policy = GaussianPolicy(GaussianConfig(normalization="running"), PolicySpec({"state": (6,)}, 2))
     config: Any = PROPSConfig if kind is PROPS else PPOConfig
-    settings: dict[str, Any] = {"decisions": 16, "epochs": 2, "batch_size": 64} | overrides
+    settings: dict[str, Any] = {"num_steps": 16, "epochs": 2, "batch_size": 64} | overrides
     return kind(config(**settings), policy, total_updates=20)
 
 
@@ -37,9 +37,9 @@ def error_of(decisions: int, envs: int, pushed: bool, seed: int) -> float:
     torch.manual_seed(seed)
     policy = GaussianPolicy(GaussianConfig(), PolicySpec({"state": (3,)}, 2))
     rounds, generator = decisions // envs, torch.Generator().manual_seed(seed)
-    learner = PROPS(PROPSConfig(decisions=rounds), policy, total_updates=10)
+    learner = PROPS(PROPSConfig(num_steps=rounds), policy, total_updates=10)
     kept = policy.sample(constant(decisions), generator=generator).record["raw"]
-    learner.kept = [tools.rollout_of(constant(decisions), {"raw": kept}, rounds)]
+    learner.kept_batches = [tools.rollout_of(constant(decisions), {"raw": kept}, rounds)]
     act = learner.act if pushed else policy.sample
     new = [act(constant(envs), generator=generator).record["raw"] for _ in range(rounds)]
     raw = torch.cat([kept, *new])  # (B, 1, A)
@@ -118,27 +118,27 @@ def test_on_a_grid_pushed_play_has_the_sampling_error_that_was_measured_for_the_
 
 
 def test_a_push_is_as_large_as_the_gap() -> None:
-    learner: PROPS = algorithm(kept=2)
+    learner: PROPS = algorithm(num_kept_batches=2)
     learner.policy = GaussianPolicy(GaussianConfig(), PolicySpec({"state": (3,)}, 2))
     learner.player = copy.deepcopy(learner.policy)
     mean, _ = learner.policy.distribution(constant(1))
     for share in (0.05, 0.2):
         raw = mean.detach() + torch.randn(4000, 1, 2)
         raw = raw - raw.mean(0) + mean.detach()[0] + share / 2  # the kept are this far off
-        learner.kept = [tools.rollout_of(constant(4000), {"raw": raw}, 4)]
-        learner._push(2000)
+        learner.kept_batches = [tools.rollout_of(constant(4000), {"raw": raw}, 4)]
+        learner._update_behavior_policy(2000)
         moved = learner.player.distribution(constant(1))[0] - mean
         torch.testing.assert_close(moved.detach(), torch.full((1, 1, 2), -share), rtol=0.5, atol=0.02)
 
 
 def test_the_copy_is_held_by_the_divergence_of_the_policy_from_it() -> None:
     settings = BehaviourConfig(lr=0.03, steps=5, bound=0.9, kl_coef=0.01, target_kl=10.0)
-    learner: PROPS = algorithm(kept=2, behaviour=settings)
+    learner: PROPS = algorithm(num_kept_batches=2, behaviour=settings)
     learner.policy = GaussianPolicy(GaussianConfig(hidden=()), PolicySpec({"state": (3,)}, 2))
     learner.player = copy.deepcopy(learner.policy)
     raw = learner.policy.sample(constant(20_000), generator=learner.generator).record["raw"]
-    learner.kept = [tools.rollout_of(constant(20_000), {"raw": raw}, 4)]
-    learner._push(5000)
+    learner.kept_batches = [tools.rollout_of(constant(20_000), {"raw": raw}, 4)]
+    learner._update_behavior_policy(5000)
     with torch.no_grad():
         policy, pushed = (
             Normal(mean, log_std.exp())
@@ -168,19 +168,19 @@ def test_the_push_ends_at_its_bound() -> None:
 
 
 def test_every_ratio_of_kept_and_new_decisions_starts_at_one() -> None:
-    learner: PROPS = algorithm(kept=2)
+    learner: PROPS = algorithm(num_kept_batches=2)
     sampler = tools.sampler_for(learner, 8)
     learner.update(sampler.collect(learner.act))
     rollout = sampler.collect(learner.act)
     rows = learner.rows_of(rollout)
     assert len(rows) == 2 * 16 * 8
-    _, info = learner.actor_loss(rows, diagnose=True)
+    _, info = learner.actor_loss(rows, log_stats=True)
     assert float(info["ratio_max"]) < 1e-5
     assert not torch.allclose(rollout.logp.flatten(0, 1), rows.logp[-16 * 8 :])  # it was played by the pushed copy
 
 
 def test_kept_decisions_have_the_advantages_of_their_own_rollout() -> None:
-    learner: PROPS = algorithm(kept=3)
+    learner: PROPS = algorithm(num_kept_batches=3)
     sampler = tools.sampler_for(learner, 8)
     rollouts = []
     for _ in range(2):
@@ -188,13 +188,16 @@ def test_kept_decisions_have_the_advantages_of_their_own_rollout() -> None:
         learner.update(rollouts[-1])
     rollouts.append(sampler.collect(learner.act))
     rows, scale = learner.rows_of(rollouts[-1]), learner.scale
-    scored = [rows_with_advantages(rollout, learner.critic, gamma=0.99, lam=0.95, scale=scale) for rollout in rollouts]
+    scored = [
+        compute_advantages(rollout, learner.critic, gamma=0.99, gae_lambda=0.95, reward_scale=scale)
+        for rollout in rollouts
+    ]
     for name in ("advantage", "value_target"):
         torch.testing.assert_close(getattr(rows, name), torch.cat([getattr(part, name) for part in scored]))
 
 
 def test_the_copy_plays_stays_near_the_policy_and_leaves_it_alone() -> None:
-    learner: PROPS = algorithm(kept=2, behaviour=BehaviourConfig(target_kl=0.02))
+    learner: PROPS = algorithm(num_kept_batches=2, behaviour=BehaviourConfig(target_kl=0.02))
     sampler = tools.sampler_for(learner, 8)
     learner.update(sampler.collect(learner.act))
     before = [p.clone() for p in learner.policy.parameters()]
@@ -207,7 +210,7 @@ def test_the_copy_plays_stays_near_the_policy_and_leaves_it_alone() -> None:
 
 
 def test_with_one_kept_rollout_and_no_push_it_is_ppo() -> None:
-    mine, plain = algorithm(kept=1, behaviour=BehaviourConfig(every=16)), algorithm(PPO)
+    mine, plain = algorithm(num_kept_batches=1, behaviour=BehaviourConfig(every=16)), algorithm(PPO)
     for learner in (mine, plain):
         sampler = tools.sampler_for(learner, 8)
         for _ in range(2):
@@ -223,8 +226,8 @@ def test_a_resumed_run_ends_with_the_same_weights() -> None:
 
 
 def test_impossible_settings_are_refused() -> None:
-    with pytest.raises(UserError, match="kept"):
-        PROPSConfig(kept=0)
+    with pytest.raises(UserError, match="num_kept_batches"):
+        PROPSConfig(num_kept_batches=0)
     with pytest.raises(UserError, match="bound"):
         BehaviourConfig(bound=1.5)
     with pytest.raises(UserError, match="every"):

@@ -133,7 +133,7 @@ def test_it_finds_the_best_action_of_a_noisy_bandit() -> None:
     algorithm = sl_mgac(temperature=0.05, temperature_lr=0.0)
     for _ in range(250):
         algorithm.update(bandit(noise=0.3))
-    assert (first_actions(algorithm.deployable()) - 0.4).abs().mean() < 0.15
+    assert (first_actions(algorithm.inference_policy()) - 0.4).abs().mean() < 0.15
 
 
 def test_a_resumed_run_ends_with_the_same_weights() -> None:

@@ -157,7 +157,7 @@ def test_a_sequence_stops_the_carriage_that_a_held_action_overshoots() -> None:
     for _ in range(300):
         algorithm.update(pushes())
     place = torch.linspace(-0.4, 0.4, 21)
-    chunk = algorithm.deployable().act({"state": place.view(-1, 1, 1)}, deterministic=True)[:, :, 0]
+    chunk = algorithm.inference_policy().act({"state": place.view(-1, 1, 1)}, deterministic=True)[:, :, 0]
     played = held = place
     for j in range(3):
         played, held = moved(played, chunk[:, j]), moved(held, chunk[:, 0])

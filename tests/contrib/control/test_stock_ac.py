@@ -210,7 +210,7 @@ def test_with_its_stock_it_meets_a_total_that_no_policy_without_it_can() -> None
     assert float(gap.max()) == pytest.approx(-1.0)
     algorithm = learned(stock_ac(actor_delay=1, target_noise=0.05), two_stages, 250)
     obs = {"stage": torch.ones(2, 1, 1), KEY: earned_at_stage_one(coin).unsqueeze(1)}
-    action = algorithm.deployable().act(obs, deterministic=True).flatten()
+    action = algorithm.inference_policy().act(obs, deterministic=True).flatten()
     total = coin + GAMMA * second_reward(action)
     assert -float((total - 1).abs().mean()) > -0.2
 
@@ -221,7 +221,7 @@ def test_the_worst_quarter_is_wary_where_the_mean_is_bold(functional: str, actio
         stock_ac(functional=functional, start=0.0, start_rate=0.05, actor_delay=1, edits=1), gamble, 200
     )
     obs = {"stage": torch.zeros(1, 1, 1), KEY: torch.tensor([[[0.0, 1.0]]])}
-    assert float(algorithm.deployable().act(obs, deterministic=True)) == pytest.approx(action, abs=0.15)
+    assert float(algorithm.inference_policy().act(obs, deterministic=True)) == pytest.approx(action, abs=0.15)
     if functional == "cvar":  # the wary action earns -0.5 for sure
         assert float(stock_of(algorithm.policy).start) == pytest.approx(0.5, abs=0.2)
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from robopolicy.contrib.control.positions import PlaceConfig
+from robopolicy.contrib.control.positions import PositionConfig
 from robopolicy.contrib.control.subpo import NOISE, OBJECTIVES, SubPO, SubPOConfig, Visited
 from robopolicy.data.batches import Rollout
 from robopolicy.errors import UserError
@@ -20,13 +20,13 @@ from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
 from robopolicy.rollout.on_policy import RolloutSampler
 
 STEPS = 8
-LINE = PlaceConfig(entries=(0,), scale=1.0)
+LINE = PositionConfig(indices=(0,), scale=1.0)
 
 
 def learner(seed: int = 0, size: int = 6, **config: Any) -> SubPO:
     torch.manual_seed(seed)
     policy = GaussianPolicy(GaussianConfig(hidden=(16,), log_std_init=-0.5), PolicySpec({"state": (size,)}, size // 3))
-    settings: dict[str, Any] = {"decisions": 16, "epochs": 2, "batch_size": 64} | config
+    settings: dict[str, Any] = {"num_steps": 16, "epochs": 2, "batch_size": 64} | config
     return SubPO(SubPOConfig(**settings), policy, total_updates=50)
 
 
@@ -86,9 +86,9 @@ def test_every_episode_has_a_memory_of_its_own_that_lasts_across_rollouts() -> N
 
 
 def test_without_gains_the_task_alone_is_learned() -> None:
-    algorithm = learner(task_coef=1.0, place=PlaceConfig(scale=1e6))
+    algorithm = learner(task_coef=1.0, place=PositionConfig(scale=1e6))
     sampler = tools.sampler_for(algorithm)
-    plain, other = copy.deepcopy(algorithm.state_dict()), learner(task_coef=1.0, place=PlaceConfig(scale=1e6))
+    plain, other = copy.deepcopy(algorithm.state_dict()), learner(task_coef=1.0, place=PositionConfig(scale=1e6))
     data = sampler.collect(algorithm.act)
     inside = {key: value.abs() for key, value in data.obs.items()}  # one cell
     data = replace(data, obs=inside, last_obs={key: value.abs() for key, value in data.last_obs.items()})
@@ -125,7 +125,9 @@ def play(algorithm: SubPO, rows: int = 32) -> Rollout:
 
 
 def test_a_line_is_covered_in_one_direction() -> None:
-    algorithm = learner(size=3, place=replace(LINE, scale=0.1), lr=3e-3, epochs=4, batch_size=64, gamma=1.0, lam=1.0)
+    algorithm = learner(
+        size=3, place=replace(LINE, scale=0.1), lr=3e-3, epochs=4, batch_size=64, gamma=1.0, gae_lambda=1.0
+    )
     before = algorithm.gains(play(algorithm)).sum(0).mean()
     for _ in range(25):
         algorithm.update(play(algorithm))
@@ -154,13 +156,13 @@ def weighted(place: Tensor, seen: Tensor, count: Tensor) -> Tensor:
 def test_gains_cover_a_line_whose_best_places_pay_every_time_to_a_sum_of_rewards(
     additive: bool, low: float, high: float
 ) -> None:
-    algorithm = learner(size=3, place=replace(LINE, scale=0.1), lr=1e-2, epochs=4, gamma=1.0, lam=1.0)
+    algorithm = learner(size=3, place=replace(LINE, scale=0.1), lr=1e-2, epochs=4, gamma=1.0, gae_lambda=1.0)
     algorithm.gain = weighted
     for _ in range(12):
         data = play(algorithm)
         if additive:
             after = torch.cat([data.obs["state"][1:], data.last_obs["state"].unsqueeze(0)])
-            paid = worth(algorithm.config.place.of({"state": after}))
+            paid = worth(algorithm.config.place.extract({"state": after}))
             super(SubPO, algorithm).update(replace(data, reward=torch.where(data.terminated, 0.0, paid)))
         else:
             algorithm.update(data)
@@ -176,7 +178,7 @@ def test_a_resumed_run_ends_with_the_same_weights() -> None:
 
 
 def test_rollouts_of_a_simulator_go_on_where_they_ended() -> None:
-    algorithm = learner(place=PlaceConfig(scale=0.05), decisions=10)
+    algorithm = learner(place=PositionConfig(scale=0.05), num_steps=10)
     sampler = tools.sampler_for(algorithm, num_envs=4)
     assert isinstance(sampler, RolloutSampler)
     whole = []
@@ -189,10 +191,10 @@ def test_rollouts_of_a_simulator_go_on_where_they_ended() -> None:
 
 def test_what_it_cannot_see_is_refused() -> None:
     with pytest.raises(UserError, match=r"algorithm\.place\.key"):
-        learner(place=PlaceConfig(key="camera"))
-    with pytest.raises(UserError, match="entries"):
-        learner(place=PlaceConfig(entries=(0, 6)))
+        learner(place=PositionConfig(key="camera"))
+    with pytest.raises(UserError, match="indices"):
+        learner(place=PositionConfig(indices=(0, 6)))
     with pytest.raises(UserError, match="scale"):
-        PlaceConfig(scale=0)
+        PositionConfig(scale=0)
     with pytest.raises(UserError, match="objective"):
         SubPOConfig(objective="cover")

@@ -218,7 +218,7 @@ def test_it_finds_the_good_actions_of_a_bandit() -> None:
     algorithm = symphony(swaddling=0.01)
     for _ in range(300):
         algorithm.update(played())
-    assert float(peak(first_actions(algorithm.deployable()).unsqueeze(1)).mean()) > 0.9  # at random 0.5
+    assert float(peak(first_actions(algorithm.inference_policy()).unsqueeze(1)).mean()) > 0.9  # at random 0.5
 
 
 def test_swaddling_weakens_actions() -> None:

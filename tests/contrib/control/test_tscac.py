@@ -117,7 +117,7 @@ def actions_at(nearness: tuple[float, ...], seed: int = 0) -> list[float]:
         main.config = replace(main.config, nearness=weight)
         while main.updates < 400:
             main.update(played())
-        found.append(float(first_actions(main.deployable()).mean()))
+        found.append(float(first_actions(main.inference_policy()).mean()))
     return found
 
 

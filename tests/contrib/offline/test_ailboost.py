@@ -281,4 +281,4 @@ def test_it_goes_where_demonstrations_stay_and_cloning_does_not() -> None:
     for _ in range(algorithm.total_updates):
         algorithm.update(play.next(algorithm))
     assert algorithm.learner == 11 and distance(algorithm.policy) < 0.25
-    assert distance(copy.deepcopy(algorithm.deployable())) == distance(algorithm.policy)  # type: ignore[arg-type]
+    assert distance(copy.deepcopy(algorithm.inference_policy())) == distance(algorithm.policy)  # type: ignore[arg-type]

@@ -200,7 +200,7 @@ def test_it_imitates_the_good_minority(head: str) -> None:
     for data in batches(algorithm, mixed(), 150):
         metrics = algorithm.update(data)
     assert 0.02 < metrics["actor/imitated"] < 0.3  # 15 % of the data is good
-    assert regret(algorithm.deployable()) < 0.2
+    assert regret(algorithm.inference_policy()) < 0.2
 
 
 def test_a_resumed_run_ends_with_the_same_weights() -> None:

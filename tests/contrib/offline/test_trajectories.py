@@ -288,7 +288,7 @@ def test_a_trained_model_obeys_the_dynamics_with_and_without_guidance():
     learner = BC(BCConfig(lr=3e-3), model.head, total_updates=updates)
     for _ in range(updates):
         learner.update(next(sampler))
-    model.head = learner.deployable()  # type: ignore[assignment]
+    model.head = learner.inference_policy()  # type: ignore[assignment]
     gaps = []
     for strength in (0.0, 0.5, 2.0):
         pull = PolicyPull(model, Line(-0.8), PolicyGuidance(strength))

@@ -135,7 +135,7 @@ def test_who_was_paid_gets_an_emitter_once_and_is_what_the_run_deploys() -> None
     batch = played(algorithm, pay)
     algorithm.update(batch)
     assert len(algorithm.emitters) == len(algorithm.paid) == 2
-    assert torch.equal(algorithm.population.weights(algorithm.deployable()), batch.weights[4])
+    assert torch.equal(algorithm.population.weights(algorithm.inference_policy()), batch.weights[4])
     distance = (torch.cat([algorithm.candidates[:0], batch.weights]) - batch.weights[3]).square().mean(1).sqrt()
     assert algorithm.emitters[0].sigma <= float(distance[distance > 0].min()) / 3 + 1e-6
     everyone = algorithm.parents

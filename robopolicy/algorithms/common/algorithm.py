@@ -1,15 +1,14 @@
-"""The algorithm contract: `update` on experience, `act` to explore, `deployable` to evaluate and export.
+"""The algorithm contract: `update` on experience, `act` to explore, `inference_policy` to evaluate and export.
 
 An algorithm never imports a logger, a simulator or the command line. `data_source` names the source of the batches that
 its `update` takes (`robopolicy/training/make_source.py`), e.g. "dataset" (a `ChunkBatch`), "rollout" (a `Rollout`),
 "group" (a `GroupRollout`) or "replay" (`Transitions`).
 
 Every registered class states `data_source`, `heads` and `reference` as literals in its own body, so that listings and
-documents are written without importing it.
-
-Methods of the frames that algorithms of other packages may override: `rows_of` (from a rollout to rows with
-advantages), `actor_loss`, `critic_loss`, and in the frame of replay learners `use_dataset` (a look at the whole dataset
-before the first update). An algorithm that changes more than these writes its own `update`.
+documents are written without importing it. Its `update` shows the order of the method and calls helpers of this
+package. Methods that heirs in other packages may override say "hook" in their docstring: `process_rollout`, `loss` and
+`critic_loss` of the on-policy family, `use_dataset` of the learners from replay. An heir that changes more than these
+writes its own `update`.
 """
 
 from __future__ import annotations
@@ -30,8 +29,8 @@ from robopolicy.policies.noise import Randomness
 Metrics = dict[str, float]
 
 
-class Stateful(Protocol):
-    """Anything that can be saved and restored: networks, optimisers, trackers."""
+class Checkpointable(Protocol):
+    """Object that can be saved and restored: networks, optimisers, trackers."""
 
     def state_dict(self) -> Mapping[str, Any]:
         """The state."""
@@ -43,19 +42,19 @@ class Stateful(Protocol):
 
 
 class Observer(Protocol):
-    """Anything with running statistics of observations: policies, critics, encoders."""
+    """Object with running statistics of observations: policies, critics, encoders."""
 
-    def observe(self, obs: Observation) -> None:
-        """Merge `obs` into them."""
+    def update_stats(self, obs: Observation) -> None:
+        """Merge `obs` into the statistics."""
         ...
 
 
 @runtime_checkable
 class EpisodeTracker(Protocol):
-    """A part that adds up episodes from rollout to rollout."""
+    """Object that accumulates statistics of episodes over several rollouts."""
 
-    def cut(self) -> None:
-        """Forget the running episodes, of which the rest will not be played."""
+    def reset_episodes(self) -> None:
+        """Forget the running episodes, whose remaining steps will not be collected."""
         ...
 
 
@@ -67,20 +66,20 @@ class Algorithm(ABC):
     data_source: ClassVar[str]  # key in `SOURCES` of what provides the batches of `update`
     heads: ClassVar[tuple[str, ...]]  # policies it trains: names, or a verb (`decisions`) for all policies that have it
     reference: ClassVar[str]  # key of its paper in docs/references.bib
-    may_fall: ClassVar[bool] = False  # success falls for a while when all is well: a collapse shows at the end only
+    may_regress: ClassVar[bool] = False  # success may fall for a while; only the end of a run shows a collapse
     distributed: ClassVar[bool] = False  # its updates can be shared by several processes (`training/distributed.py`)
     config: Any  # frozen dataclass
     policy: Policy  # the trainable policy, exploration included
-    may_remember: ClassVar[bool] = False  # trains recurrent policies through time
-    needs_base: ClassVar[bool] = False  # starts from a trained policy and learns nothing useful from a fresh one
+    supports_recurrent: ClassVar[bool] = False  # trains recurrent policies through time
+    requires_pretrained: ClassVar[bool] = False  # needs a trained policy; a fresh one learns nothing useful
     needs_dataset: ClassVar[bool] = False  # plays, and has nothing to learn from play alone
     constrained: bool = False  # gives success up where a constraint asks for it: less of it is no collapse
-    needs_bounds: ClassVar[bool] = False  # proposes or judges actions anywhere in the action space
-    reach: int = 0  # control steps from an observation of a dataset to the next one that `update` wants; 0 wants none
+    requires_action_bounds: ClassVar[bool] = False  # evaluates actions anywhere in the action space
+    lookahead_steps: int = 0  # control steps from an observation of a dataset to the next one of its batch; 0: none
     step_discount: float = 1.0  # discount per control step inside a chunk, for `ChunkedSim(gamma=...)`
 
     def __init__(self, policy: Policy, *, total_updates: int, seed: int = 0) -> None:
-        """Remember the policy and seed the generator of minibatches and losses."""
+        """Keep the policy and seed the generator of minibatches and losses."""
         self.policy = policy
         self.total_updates = total_updates
         self.updates = 0  # calls of `update` so far
@@ -92,9 +91,9 @@ class Algorithm(ABC):
         return self.updates / self.total_updates
 
     @classmethod
-    def wanted_base(cls, config: Any) -> str:
-        """What to pass in place of a fresh policy with the settings `config`; empty if it will do."""
-        return "init_from=CHECKPOINT" if cls.needs_base else ""
+    def init_hint(cls, config: Any) -> str:
+        """Setting that gives the pretrained policy required with `config`, e.g. "init_from=CHECKPOINT"; else empty."""
+        return "init_from=CHECKPOINT" if cls.requires_pretrained else ""
 
     @classmethod
     def check_settings(cls, *, dataset: str, env_steps: int, offline_updates: int) -> None:
@@ -141,29 +140,29 @@ class Algorithm(ABC):
             UserError: The settings need a mirror and there is none, or it does not fit.
         """
 
-    def deployable(self) -> Policy:
+    def inference_policy(self) -> Policy:
         """The policy to evaluate and to put into a checkpoint (averaged weights, no exploration network)."""
         return self.policy
 
     @abstractmethod
-    def parts(self) -> Mapping[str, Stateful]:
-        """Everything besides counter and generator that decides future updates, by name."""
+    def checkpoint_items(self) -> Mapping[str, Checkpointable]:
+        """Everything that decides future updates, except counter and generator, by its name in `state_dict`."""
 
     def state_dict(self) -> dict[str, Any]:
-        """States of all parts, the counter and the generator."""
-        state: dict[str, Any] = {name: copy.copy(part.state_dict()) for name, part in self.parts().items()}
+        """States of all checkpoint items, the counter and the generator."""
+        state: dict[str, Any] = {name: copy.copy(item.state_dict()) for name, item in self.checkpoint_items().items()}
         return state | {"updates": self.updates, "generator": self.generator.get_state()}
 
-    def cut(self) -> None:
-        """Forget the episodes that were being played, which a resumed run cannot go on with."""
-        for part in self.parts().values():
-            if isinstance(part, EpisodeTracker):
-                part.cut()
+    def reset_episodes(self) -> None:
+        """Forget the running episodes, which a resumed run starts anew."""
+        for item in self.checkpoint_items().values():
+            if isinstance(item, EpisodeTracker):
+                item.reset_episodes()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore `state_dict`."""
-        for name, part in self.parts().items():
-            part.load_state_dict(state[name])
+        for name, item in self.checkpoint_items().items():
+            item.load_state_dict(state[name])
         self.updates = int(state["updates"])
         self.generator.set_state(state["generator"])
 

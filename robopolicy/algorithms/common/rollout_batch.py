@@ -1,18 +1,13 @@
-"""Parts shared by the on-policy actor-critic algorithms; `fine_tuner.py` builds the fine-tuners' frame on them.
-
-They turn a `Rollout` into rows with advantages and value targets, draw minibatches, and scale rewards.
-"""
+"""Rollouts as batches of rows: advantages and value targets, minibatches, epochs, scaled rewards."""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from queue import SimpleQueue
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from robopolicy.core.distributed import mean_over_ranks, rank, world_size
 from robopolicy.core.returns import chunk_discount, gae, successor_values
@@ -23,7 +18,7 @@ Value = Callable[[dict[str, Tensor]], Tensor]
 
 
 @dataclass(frozen=True)
-class Rows:
+class RolloutBatch:
     """A rollout flattened to B = T * N rows, ready for minibatches."""
 
     obs: dict[str, Tensor]  # (B, To, ...)
@@ -36,9 +31,9 @@ class Rows:
     def __len__(self) -> int:
         return int(self.advantage.shape[0])
 
-    def __getitem__(self, index: Tensor | slice) -> Rows:
+    def __getitem__(self, index: Tensor | slice) -> RolloutBatch:
         pick = lambda tree: {key: value[index] for key, value in tree.items()}  # noqa: E731
-        return Rows(
+        return RolloutBatch(
             pick(self.obs),
             pick(self.record),
             self.logp[index],
@@ -47,6 +42,10 @@ class Rows:
             self.value[index],
         )
 
+    def split(self, size: int) -> list[RolloutBatch]:
+        """Consecutive batches of `size` rows; the last may be smaller."""
+        return [self[slice(start, start + size)] for start in range(0, len(self), size)]
+
 
 def flatten(tree: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Merge the leading (T, N) of every tensor into rows."""
@@ -54,24 +53,24 @@ def flatten(tree: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def rows_with_advantages(
+def compute_advantages(
     rollout: Rollout,
     value: Value,
     *,
     gamma: float,
-    lam: float,
+    gae_lambda: float,
     discount_unit: str = "step",
-    scale: Callable[[Tensor], Tensor] | None = None,
-) -> Rows:
-    """Score a rollout with the critic and compute GAE.
+    reward_scale: Callable[[Tensor], Tensor] | None = None,
+) -> RolloutBatch:
+    """Evaluate a rollout with the critic and compute generalised advantage estimates (GAE).
 
     Args:
         rollout: Experience `(T, N, ...)`.
         value: Critic, maps observations `(B, To, ...)` to `(B,)`.
         gamma: Discount, per control step or per chunk.
-        lam: GAE lambda, per decision.
+        gae_lambda: GAE lambda, per decision.
         discount_unit: "step" or "chunk", see `robopolicy.core.returns.chunk_discount`.
-        scale: Maps the rewards to those that are learned from; None learns from them as they are.
+        reward_scale: Maps the rewards to those that are learned from; None learns from the rewards themselves.
     """
     shape = rollout.shape
     obs = flatten(rollout.obs)
@@ -79,9 +78,9 @@ def rows_with_advantages(
     bootstrap = rollout.truncated & ~rollout.terminated
     successor = successor_values(values, value(rollout.last_obs), bootstrap, value(rollout.final_obs))
     discount = chunk_discount(gamma, rollout.steps, discount_unit)
-    reward = rollout.reward if scale is None else scale(rollout.reward)
-    advantage, target = gae(reward, values, successor, rollout.terminated, rollout.truncated, discount, lam)
-    return Rows(
+    reward = rollout.reward if reward_scale is None else reward_scale(rollout.reward)
+    advantage, target = gae(reward, values, successor, rollout.terminated, rollout.truncated, discount, gae_lambda)
+    return RolloutBatch(
         obs,
         flatten(rollout.record),
         rollout.logp.flatten(0, 1),
@@ -91,7 +90,7 @@ def rows_with_advantages(
     )
 
 
-def minibatches(rows: Rows, size: int, generator: torch.Generator) -> Iterator[tuple[Rows, bool]]:
+def minibatches(rows: RolloutBatch, size: int, generator: torch.Generator) -> Iterator[tuple[RolloutBatch, bool]]:
     """Yield the rows in random order, `size` at a time, and whether it is the last, which may be smaller.
 
     Each of several processes, which know the same rows, gets its share of them.
@@ -102,8 +101,10 @@ def minibatches(rows: Rows, size: int, generator: torch.Generator) -> Iterator[t
         yield shuffled[slice(start + rank(), end, world_size())], end == len(rows)
 
 
-def sequences(rows: Rows, shape: tuple[int, int], size: int, generator: torch.Generator) -> Iterator[tuple[Rows, bool]]:
-    """As `minibatches` of about `size` rows, which are whole columns of a rollout of `shape` (T, N), time first."""
+def recurrent_minibatches(
+    rows: RolloutBatch, shape: tuple[int, int], size: int, generator: torch.Generator
+) -> Iterator[tuple[RolloutBatch, bool]]:
+    """Yield `minibatches` of about `size` rows that are whole columns of a rollout of `shape` (T, N), time first."""
     steps, envs = shape
     places, columns = torch.arange(steps * envs).view(shape), max(1, size // steps)
     order = torch.randperm(envs, generator=generator)
@@ -112,53 +113,26 @@ def sequences(rows: Rows, shape: tuple[int, int], size: int, generator: torch.Ge
         yield rows[chosen.flatten()], start + columns >= envs
 
 
-Work = Callable[[Rows], Tensor]
+Batch = TypeVar("Batch")
 
 
-class Beside:
-    """Runs a function on a second thread while the caller works: the critic's gradient beside the actor's.
-
-    Both live in networks of their own, so the result does not depend on which of them is faster. Minibatches too small
-    to pay for the hand-over are computed by the caller.
+class Epochs(Generic[Batch]):
+    """Several passes over the same data in minibatches; iterating may stop early.
 
     Args:
-        networks: What the function trains.
+        draw: Starts one pass, an iterator over minibatches.
+        count: Passes.
     """
 
-    SMALLEST = 2_000_000  # rows times weights; measured with two hidden layers of 64
+    def __init__(self, draw: Callable[[], Iterator[Batch]], count: int) -> None:
+        self._draw = draw
+        self._count = count
+        self.completed = 0  # passes whose last minibatch has been used
 
-    def __init__(self, networks: Iterable[nn.Module]) -> None:
-        weights = sum(parameter.numel() for network in networks for parameter in network.parameters())
-        self._fewest = self.SMALLEST / max(1, weights)  # rows
-        self._calls: SimpleQueue[tuple[Work, Rows] | None] = SimpleQueue()
-        self._results: SimpleQueue[Tensor | Exception] = SimpleQueue()
-        threading.Thread(target=_serve, args=(self._calls, self._results), daemon=True, name="critic").start()
-
-    def start(self, function: Work, rows: Rows) -> None:
-        """Begin `function(rows)`; `wait` must follow."""
-        if len(rows) < self._fewest:
-            self._results.put(function(rows))
-        else:
-            self._calls.put((function, rows))
-
-    def wait(self) -> Tensor:
-        """Result of the call begun last; raises what it raised."""
-        result = self._results.get()
-        if isinstance(result, Exception):
-            raise result
-        return result
-
-    def __del__(self) -> None:
-        self._calls.put(None)
-
-
-def _serve(calls: SimpleQueue[tuple[Work, Rows] | None], results: SimpleQueue[Tensor | Exception]) -> None:
-    while (call := calls.get()) is not None:
-        function, rows = call
-        try:
-            results.put(function(rows))
-        except Exception as error:
-            results.put(error)
+    def __iter__(self) -> Iterator[Batch]:
+        for _ in range(self._count):
+            yield from self._draw()
+            self.completed += 1
 
 
 def normalize(advantage: Tensor) -> Tensor:
@@ -177,27 +151,27 @@ def normalize(advantage: Tensor) -> Tensor:
     return ((exact - exact.mean()) / (exact.std() + 1e-8)).to(advantage.dtype)
 
 
-def explained_variance(rows: Rows) -> float:
+def explained_variance(rows: RolloutBatch) -> float:
     """Share of the variance of the value targets that the critic predicted before the update; 1 is perfect."""
     variance = rows.value_target.var(0, correction=0).sum().clamp_min(1e-12)
     return float(1 - (rows.value_target - rows.value).var(0, correction=0).sum() / variance)
 
 
-class ReturnScale:
-    """Running standard deviation of the discounted return, to divide rewards by (state in `state_dict`).
+class RewardNormalizer:
+    """Divides rewards by the running standard deviation of the discounted return (state in `state_dict`).
 
     The discounted return runs on from rollout to rollout and is cut at episode ends. Where hardly any episode is
-    rewarded the deviation is small, and a reward many times as large: it is cut at 10, as in the public code of DPPO
-    and ReinFlow.
+    rewarded the deviation is small, and a reward many times as large: it is clipped to 10, as in the public code of
+    DPPO and ReinFlow.
     """
 
-    LARGEST = 10.0  # scaled reward
+    MAX_REWARD = 10.0  # largest scaled reward
 
     def __init__(self) -> None:
         self.running: Tensor | None = None  # (N,) return so far, discounted to the next decision
         self.moments = RunningMoments()
 
-    def observe(self, rollout: Rollout, gamma: float, discount_unit: str = "step") -> None:
+    def update(self, rollout: Rollout, gamma: float, discount_unit: str = "step") -> None:
         """Add the rewards of one rollout, discounted as its advantages are."""
         start = torch.zeros_like(rollout.reward[0])
         carried = start if self.running is None else self.running.to(start.device)
@@ -210,14 +184,14 @@ class ReturnScale:
         self.running = carried
         self.moments.observe(torch.stack(returns))
 
-    def cut(self) -> None:
-        """Forget the running episodes, of which the rest will not be played."""
+    def reset_episodes(self) -> None:
+        """Forget the returns of the running episodes, whose remaining steps will not be collected."""
         self.running = None
 
     def __call__(self, reward: Tensor) -> Tensor:
         """Scaled rewards, of any shape."""
         factor = self.factor
-        return reward if factor == 1.0 else (reward * factor).clamp(-self.LARGEST, self.LARGEST)
+        return reward if factor == 1.0 else (reward * factor).clamp(-self.MAX_REWARD, self.MAX_REWARD)
 
     @property
     def factor(self) -> float:
