@@ -15,8 +15,8 @@ from on_policy_learners import (
 )
 from torch import Tensor
 
-from robopolicy.algorithms.frames.actor_critic import LR_FACTOR, value_loss
-from robopolicy.algorithms.frames.on_policy import Rows
+from robopolicy.algorithms.common.on_policy import LR_FACTOR, value_loss
+from robopolicy.algorithms.common.rollout_batch import RolloutBatch
 from robopolicy.algorithms.ppo import PPO
 from robopolicy.core.surrogates import best_ratio, mirror
 from robopolicy.errors import UserError
@@ -132,7 +132,7 @@ def test_the_linear_rate_ends_at_nothing() -> None:
 
 
 def test_a_clipped_value_counts_the_larger_error() -> None:
-    rows = Rows({}, {}, torch.zeros(3), torch.zeros(3), torch.tensor([1.0, 1.0, 1.0]), torch.zeros(3))
+    rows = RolloutBatch({}, {}, torch.zeros(3), torch.zeros(3), torch.tensor([1.0, 1.0, 1.0]), torch.zeros(3))
     value = torch.tensor([0.1, 0.5, 3.0], requires_grad=True)
     loss = value_loss(value, rows, clip=0.2)
     assert loss.item() == pytest.approx((0.9**2 + 0.8**2 + 2.0**2) / 3)

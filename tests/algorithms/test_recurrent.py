@@ -10,9 +10,9 @@ import pytest
 import torch
 from cue import BEST, LENGTH, CueSim
 from recurrent_learners import SPEC, check_has_ratios_of_one_after_unrolling, learner, sampler_for
+from robopolicy.algorithms.frames.on_policy import sequences
 from torch import Tensor
 
-from robopolicy.algorithms.frames.on_policy import sequences
 from robopolicy.critics.value import ValueConfig
 from robopolicy.errors import UserError
 from robopolicy.evaluation.harness import evaluate
@@ -98,7 +98,7 @@ def test_a_policy_with_memory_learns_what_one_without_cannot() -> None:
         sampler = sampler_for(made, 32)
         for _ in range(15):
             made.update(sampler.collect(made.act))
-        results[kind] = float(evaluate(made.deployable(), CueSim(8), episodes=64).returns.mean())
+        results[kind] = float(evaluate(made.inference_policy(), CueSim(8), episodes=64).returns.mean())
     assert min(results["gru"], results["lstm"]) > 0.9 * BEST and results["none"] < 0.3, results
 
 

@@ -64,5 +64,5 @@ def test_bad_data_holds_imitation_back_more_than_td3_bc() -> None:
         algorithm = td3_bc(alpha=alpha)
         for data in batches(algorithm, episodes, 200):
             algorithm.update(data)
-        found.append(regret(algorithm.deployable()))
+        found.append(regret(algorithm.inference_policy()))
     assert found[0] > 0.7 and 0.12 < found[1] < 0.4

@@ -10,7 +10,7 @@ import torch
 from mirrored_learners import MIRROR, check_averages_both_sides, learner
 from torch import Tensor
 
-from robopolicy.algorithms.frames.symmetry import SymmetryConfig
+from robopolicy.algorithms.common.symmetry import SymmetryConfig
 from robopolicy.errors import UserError
 from robopolicy.mirror_symmetry import Mirror, Reflection
 from robopolicy.policies.heads.gaussian import GaussianPolicy

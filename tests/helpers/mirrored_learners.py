@@ -7,9 +7,9 @@ from typing import Any
 import fine_tuning_tools as tools
 import pytest
 import torch
-
 from robopolicy.algorithms.frames.actor_critic import ActorCritic
-from robopolicy.algorithms.frames.symmetry import SymmetryConfig
+
+from robopolicy.algorithms.common.symmetry import SymmetryConfig
 from robopolicy.algorithms.registry import ALGORITHMS, make_algorithm
 from robopolicy.mirror_symmetry import Mirror, Reflection
 from robopolicy.policies.base import PolicySpec
@@ -38,8 +38,8 @@ def check_averages_both_sides(name: str) -> None:
     made = learner(name, symmetry=SymmetryConfig(augment=True))
     rows = made.rows_of(tools.sampler_for(made).collect(made.act))
     image = made._symmetry.rows(rows)
-    both, info = made._actor_loss(rows, image, diagnose=True)
-    played, own = made.actor_loss(rows, diagnose=True)
-    mirrored, _ = made.actor_loss(image, diagnose=True)
+    both, info = made._actor_loss(rows, image, log_stats=True)
+    played, own = made.actor_loss(rows, log_stats=True)
+    mirrored, _ = made.actor_loss(image, log_stats=True)
     torch.testing.assert_close(both, (played + mirrored) / 2)
     assert float(info["approx_kl"]) == float(own["approx_kl"]) == pytest.approx(0, abs=1e-9)

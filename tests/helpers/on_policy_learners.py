@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from robopolicy.algorithms.frames.on_policy import Rows
+from robopolicy.algorithms.common.rollout_batch import RolloutBatch
 from robopolicy.algorithms.registry import ALGORITHMS, make_algorithm
 from robopolicy.critics.value import ValueConfig
 from robopolicy.errors import UserError
@@ -44,9 +44,9 @@ def check_moves_statistics_when_the_epochs_are_over(name: str, monkeypatch: pyte
     same = lambda a, b: all(torch.equal(x, y) for x, y in zip(a, b, strict=True))  # noqa: E731
     before, actor_loss, seen = statistics(), learner.actor_loss, []
 
-    def spy(rows: Rows, *, diagnose: bool) -> tuple[Tensor, dict[str, Tensor]]:
+    def spy(rows: RolloutBatch, *, log_stats: bool) -> tuple[Tensor, dict[str, Tensor]]:
         seen.append(statistics())
-        return actor_loss(rows, diagnose=diagnose)
+        return actor_loss(rows, log_stats=log_stats)
 
     monkeypatch.setattr(learner, "actor_loss", spy)
     learner.update(tools.sampler_for(learner).collect(learner.act))

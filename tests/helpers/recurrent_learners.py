@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 from cue import CueSim
-
 from robopolicy.algorithms.frames.on_policy import sequences
+
 from robopolicy.algorithms.registry import ALGORITHMS, make_algorithm
 from robopolicy.nets.recurrent import RecurrentConfig
 from robopolicy.policies.base import PolicySpec

@@ -8,7 +8,7 @@ import pytest
 from emulated_gpu import GPU, GpuTensor, emulated_gpu
 
 from docs.compatibility import allowed, opened
-from robopolicy.algorithms.frames.on_policy import Beside
+from robopolicy.algorithms.common.on_policy import BackgroundWorker
 from robopolicy.algorithms.registry import ALGORITHMS
 from robopolicy.errors import UserError
 from robopolicy.policies.registry import POLICIES
@@ -23,7 +23,7 @@ UNSEEN = {"meanflow"}  # learns by forward-mode derivatives, which the stand-in 
 
 def check_learns_on_a_gpu(name: str, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An algorithm learns on a GPU, goes on from its resume point and acts, and leaves nothing on the CPU."""
-    monkeypatch.setattr(Beside, "SMALLEST", float("inf"))  # a mode of torch holds for one thread
+    monkeypatch.setattr(BackgroundWorker, "SMALLEST", float("inf"))  # a mode of torch holds for one thread
     head = min(allowed(name) - UNSEEN)
     with emulated_gpu(), opened(place, name, head, device="cuda") as parts:
         algorithm, source = parts.algorithm, parts.source
@@ -33,7 +33,7 @@ def check_learns_on_a_gpu(name: str, place: Path, tmp_path: Path, monkeypatch: p
         algorithm.load_state_dict(state["algorithm"])
         source.load_state_dict(state["source"])
         algorithm.update(source.next(algorithm))
-        policy = algorithm.deployable()
+        policy = algorithm.inference_policy()
         assert isinstance(policy.act(source.observations()), GpuTensor)
         assert policy.device == GPU
 

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 from source_tree import ROOT, parse
 
+from benchmarks.latency import HEADS
 from docs.algorithm_sections import PREPARATIONS, AlgorithmRow
-from docs.compatibility import ALLOWED, HEADS
+from docs.compatibility import ALLOWED
 from docs.generate_methods import PAGE, STATUSES, load, render
 from docs.measured import measured, recipes_measured
 from robopolicy.algorithms.frames.off_policy import OffPolicy

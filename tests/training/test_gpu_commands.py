@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from emulated_gpu import emulated_gpu
 
-from robopolicy.algorithms.common.rollout_batch import BackgroundWorker
+from robopolicy.algorithms.common.on_policy import BackgroundWorker
 from robopolicy.cli.main import main
 
 SMALL = ["policy.hidden=[8]", "budget.updates=2", "evaluation.episodes=0", "out=runs"]

@@ -153,7 +153,7 @@ def test_experts_cover_both_optima_where_one_gaussian_keeps_to_one() -> None:
     learn(single)
     assert min(shares(several.policy)) > 0.1 and sum(shares(several.policy)) > 0.7
     assert min(shares(single.policy)) < 0.02 and max(shares(single.policy)) > 0.9
-    best = first_actions(several.deployable())
+    best = first_actions(several.inference_policy())
     assert float((best.abs() - 0.7).abs().max()) < 0.2
 
 
@@ -161,7 +161,9 @@ def test_the_deployed_policy_survives_a_checkpoint(tmp_path: Path) -> None:
     algorithm = pmoe()
     metrics = algorithm.update(played(128))
     assert {"actor/router_loss", "actor/router_entropy", "actor/entropy", "actor/expert_entropy"} <= set(metrics)
-    save_checkpoint(tmp_path / "checkpoint", algorithm.deployable(), task="toy/point_mass", obs_sample=played(4).obs)
+    save_checkpoint(
+        tmp_path / "checkpoint", algorithm.inference_policy(), task="toy/point_mass", obs_sample=played(4).obs
+    )
     assert verify_checkpoint(tmp_path / "checkpoint").ok
     again, _ = load_policy(tmp_path / "checkpoint")
     torch.testing.assert_close(first_actions(again), first_actions(algorithm.policy))

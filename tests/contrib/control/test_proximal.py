@@ -17,11 +17,11 @@ from on_policy_learners import (
     check_resumes_with_the_same_weights,
     check_takes_the_statistics_of_the_policy,
 )
+from robopolicy.algorithms.frames.actor_critic import ActorCritic
 from torch import Tensor
 from torch.distributions import Normal, kl_divergence
 
-from robopolicy.algorithms.frames.actor_critic import ActorCritic
-from robopolicy.algorithms.frames.on_policy import Rows, flatten, normalize, rows_with_advantages
+from robopolicy.algorithms.common.rollout_batch import RolloutBatch, compute_advantages, flatten, normalize
 from robopolicy.contrib.control.bpo import BPO, median_loss
 from robopolicy.contrib.control.mdpo import MDPO
 from robopolicy.contrib.control.ta_lpo import TALPO
@@ -30,9 +30,9 @@ from robopolicy.data.batches import Rollout
 from robopolicy.errors import UserError
 
 
-def rows_of(learner: ActorCritic) -> Rows:
+def rows_of(learner: ActorCritic) -> RolloutBatch:
     rollout = tools.sampler_for(learner).collect(learner.act)
-    return rows_with_advantages(rollout, learner.critic, gamma=0.99, lam=0.95)
+    return compute_advantages(rollout, learner.critic, gamma=0.99, lam=0.95)
 
 
 def test_the_median_loss_is_least_where_half_of_the_mass_lies_above() -> None:
@@ -56,7 +56,7 @@ def test_the_trained_median_normalises_the_targets_of_skewed_returns_and_the_val
     heavy = torch.randn(4096, generator=torch.Generator().manual_seed(0)).exp()
     returns = (heavy - heavy.mean()) / heavy.std()  # spread 1, as those of normalised rewards
     obs, zero = {"state": torch.zeros(len(returns), 1, 6)}, torch.zeros(len(returns))
-    rows = Rows(obs, {}, zero[:, None], zero, returns, zero)
+    rows = RolloutBatch(obs, {}, zero[:, None], zero, returns, zero)
     optimizer = torch.optim.Adam([*learner.median.parameters(), *learner.critic.parameters()], lr=3e-3)
     for at in torch.arange(4096).view(64, 64).repeat(4, 1):
         optimizer.zero_grad()
@@ -72,7 +72,7 @@ def test_the_trained_median_normalises_the_targets_of_skewed_returns_and_the_val
 def test_bpo_starts_at_ratio_one_and_pushes_towards_better_actions() -> None:
     learner: BPO = algorithm("bpo", temperature=1e-6)
     rows = rows_of(learner)
-    loss, info = learner.actor_loss(rows, diagnose=True)
+    loss, info = learner.actor_loss(rows, log_stats=True)
     assert float(info["approx_kl"]) == pytest.approx(0, abs=1e-9)
     assert float(info["outside"]) == 0.0
     actual = torch.autograd.grad(loss, list(learner.policy.parameters()))
@@ -87,8 +87,10 @@ def test_bpo_starts_at_ratio_one_and_pushes_towards_better_actions() -> None:
 def test_bpo_pulls_a_ratio_beyond_its_target_back() -> None:
     learner: BPO = algorithm("bpo", temperature=1e-6)
     rows = rows_of(learner)
-    rows = Rows(rows.obs, rows.record, rows.logp - 1.0, rows.advantage, rows.value_target, rows.value)  # ratio e
-    loss, _ = learner.actor_loss(rows, diagnose=False)
+    rows = RolloutBatch(
+        rows.obs, rows.record, rows.logp - 1.0, rows.advantage, rows.value_target, rows.value
+    )  # ratio e
+    loss, _ = learner.actor_loss(rows, log_stats=False)
     actual = torch.autograd.grad(loss, list(learner.policy.parameters()))
     with torch.no_grad():
         weight = (rows.value_target - learner.critic(rows.obs)).abs()
@@ -107,10 +109,10 @@ def test_mdpo_follows_the_advantage_times_its_step_less_the_log_ratio() -> None:
     rows = rows_of(learner)
     logp = learner.policy.decisions(rows.obs, rows.record).logp.sum(1)
     advantage = 0.5 * normalize(rows.advantage)
-    loss, _ = learner.actor_loss(rows, diagnose=False)
+    loss, _ = learner.actor_loss(rows, log_stats=False)
     assert_same_gradient(loss, -(advantage * logp).mean(), learner)
     moved = replace(rows, logp=rows.logp - 0.3)  # all ratios are exp(0.3), of which the KL pulls back 0.3
-    loss, _ = learner.actor_loss(moved, diagnose=False)
+    loss, _ = learner.actor_loss(moved, log_stats=False)
     assert_same_gradient(loss, ((0.3 - advantage) * math.exp(0.3) * logp).mean(), learner)
 
 
@@ -153,7 +155,7 @@ def test_the_steps_of_mdpo_shrink_to_nothing() -> None:
     assert learner.step_size == pytest.approx(0.5)
     learner.updates = 20
     rows = rows_of(learner)
-    loss, _ = learner.actor_loss(rows, diagnose=True)
+    loss, _ = learner.actor_loss(rows, log_stats=True)
     assert max(float(g.abs().max()) for g in torch.autograd.grad(loss, list(learner.policy.parameters()))) < 1e-6
 
 
@@ -173,9 +175,9 @@ def test_the_drift_of_ta_lpo_narrows_with_the_budget_and_resumes() -> None:
 def test_ta_lpo_with_wide_drifts_is_the_unclipped_gradient() -> None:
     learner: TALPO = algorithm("ta_lpo", alpha=1e6, beta=1e6)
     rows = rows_of(learner)
-    rows = Rows(rows.obs, rows.record, rows.logp - 0.3, rows.advantage, rows.value_target, rows.value)
+    rows = RolloutBatch(rows.obs, rows.record, rows.logp - 0.3, rows.advantage, rows.value_target, rows.value)
     parameters = list(learner.policy.parameters())
-    actual = torch.autograd.grad(learner.actor_loss(rows, diagnose=False)[0], parameters)
+    actual = torch.autograd.grad(learner.actor_loss(rows, log_stats=False)[0], parameters)
     change = learner.policy.decisions(rows.obs, rows.record).logp.sum(1) - rows.logp.sum(1)
     advantage = (rows.advantage - rows.advantage.mean()) / (rows.advantage.std() + 1e-8)
     plain = torch.autograd.grad(importance(change, advantage, 0.8, 1.2).loss.mean(), parameters)

@@ -254,6 +254,6 @@ def test_bad_data_holds_imitation_back_most_then_td3_bc_then_the_others() -> Non
         algorithm = MAKERS.get(name, td3_bc)(alpha=alpha, **({"episodes": episodes} if name == "prdc" else {}))
         for data in batches(algorithm, episodes, 200):
             algorithm.update(data)
-        found[name] = regret(algorithm.deployable())
+        found[name] = regret(algorithm.inference_policy())
     assert found["imitation"] > 0.7 and 0.12 < found["td3_bc"] < 0.4
     assert max(found["prdc"], found["a2pr"]) < 0.1

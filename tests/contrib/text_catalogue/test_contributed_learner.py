@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from robopolicy.algorithms.frames.base import frozen_copy
+from robopolicy.algorithms.common.algorithm import frozen_copy
 from robopolicy.sim.registry import SimOptions
 from robopolicy.spec import PolicySpec
 from robopolicy.text.policy import TextConfig, TextPolicy
