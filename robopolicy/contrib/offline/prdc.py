@@ -62,8 +62,8 @@ class PRDC(RegularizedTD3):
             UserError: The policy sees what has no distances.
         """
         super().__init__(config, policy, total_updates=total_updates)
-        layout = self.policy.encoder.layout
-        others = [*layout.images, *layout.clouds, *layout.entities, *layout.embeddings]
+        vectors = self.policy.encoder.layout.normalized
+        others = [key for key in self.policy.spec.observation if key not in vectors]
         if others:
             raise UserError(
                 f"PRDC measures distances between vectors, but '{policy.name}' sees {others}; name vectors in "
