@@ -88,9 +88,9 @@ SETTINGS = {
     "batch_size": 16,
     "offline_batch": 16,
     "scenarios": 8,
-    "decisions": 4,
+    "num_steps": 4,
     "utd": 0.25,
-    "actor_delay": 1,
+    "policy_delay": 1,
     "discriminator_delay": 1,
     "epochs": 1,
     "q_epochs": 1,
@@ -103,12 +103,13 @@ SETTINGS = {
     "top": 2,
     "ascent_steps": 2,
     "edits": 2,
+    "augmentations": 2,
     "cells": 16,
-    "mutants": 3,
-    "climbers": 2,
+    "ga_offspring": 3,
+    "pg_offspring": 2,
     "actors": 2,
     "critic_steps": 2,
-    "climb_steps": 2,
+    "pg_steps": 2,
 }
 
 

@@ -28,8 +28,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from robopolicy.algorithms.common.offline import imitation_loss
 from robopolicy.algorithms.frames.base import Metrics, Stateful, frozen_copy
-from robopolicy.algorithms.frames.imitation import imitation_loss
 from robopolicy.algorithms.frames.on_policy import Rows, flatten
 from robopolicy.algorithms.ppo import PPO, PPOConfig
 from robopolicy.constraints import Count, NotNegative, Positive

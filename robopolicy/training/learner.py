@@ -82,7 +82,7 @@ def _total_updates(config: TrainConfig, algorithm_config: Any, data_source: str)
         raise UserError(
             f"Algorithm '{config.algorithm['name']}' plays whole episodes, of any length; set budget.updates instead."
         )
-    per_update = algorithm_config.decisions * config.sim.num_envs * config.chunk.execute
+    per_update = algorithm_config.num_steps * config.sim.num_envs * config.chunk.execute
     if data_source != "replay":
         return math.ceil(config.budget.env_steps / per_update)
     warmup, steps = config.replay.warmup_steps, config.budget.env_steps

@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 
 from robopolicy.algorithms.bc import warmup_cosine
+from robopolicy.algorithms.common.off_policy import optimizer_step
 from robopolicy.algorithms.frames.base import Algorithm, Metrics, Stateful, frozen_copy
-from robopolicy.algorithms.frames.off_policy import descend
 from robopolicy.constraints import Count, Natural, Positive, Ranged
 from robopolicy.contrib.offline.corrected import (
     CorrectedPolicy,
@@ -92,7 +92,7 @@ class CDSA(Algorithm):
         rate = self.config.lr * warmup_cosine(self.updates, self.config.warmup, self.total_updates)
         self.optimizer.param_groups[0]["lr"] = rate
         loss, info = cdsa_loss(self.policy.model, batch, self.generator)
-        descend(self.optimizer, loss, self.policy.model, self.config.grad_clip)
+        optimizer_step(self.optimizer, loss, self.policy.model, self.config.grad_clip)
         self.updates += 1
         metrics = {"model/loss": loss.item(), "model/lr": rate}
         return metrics | {f"model/{key}": value.item() for key, value in info.items()}
