@@ -16,7 +16,7 @@ from torch import Tensor
 from benchmarks.parallel import run_cells
 from benchmarks.pendulum.tasks import NOISY, PLAIN, register
 from benchmarks.themes import contributed
-from robopolicy.algorithms.frames.off_policy import OffPolicy
+from robopolicy.algorithms.common.off_policy import OffPolicy
 from robopolicy.algorithms.sac import SAC
 from robopolicy.evaluation.actors import Actor, as_actor
 from robopolicy.evaluation.frequency import HeldActor
@@ -172,12 +172,12 @@ def value_bias(algorithm: SAC, sim: VectorSim) -> float:
     played = ChunkedSim(sim)
     obs = played.reset(HELD_OUT)
     chunk, _ = algorithm.policy.rsample(obs, generator=generator)
-    claimed = algorithm.critic.lowest(obs, chunk)
+    claimed = algorithm.critic.min_q(obs, chunk)
     earned = torch.zeros_like(claimed)
     for t in range(STEPS):
         step = played.step(chunk)
         earned += gamma**t * step.reward
         chunk, logp = algorithm.policy.rsample(step.final_obs, generator=generator)
         earned -= gamma ** (t + 1) * alpha * logp
-    earned += gamma**STEPS * algorithm.critic.lowest(step.final_obs, chunk)
+    earned += gamma**STEPS * algorithm.critic.min_q(step.final_obs, chunk)
     return float((claimed - earned).mean())

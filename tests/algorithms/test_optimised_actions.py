@@ -57,7 +57,7 @@ def test_the_bootstrap_is_the_value_of_the_best_optimised_chunk() -> None:
     state = algorithm.generator.get_state()
     target = algorithm.target(data)
     algorithm.generator.set_state(state)
-    best = algorithm.player.propose(data.next_obs, generator=algorithm.generator).best()
+    best = algorithm.acting_policy.propose(data.next_obs, generator=algorithm.generator).best()
     expected = data.reward + 0.9 * algorithm.target_critic(data.next_obs, best).min(0).values
     torch.testing.assert_close(target, expected)
 
@@ -80,8 +80,8 @@ def test_pa_rl_moves_the_policy_beyond_the_data() -> None:
 def test_the_chosen_value_is_at_least_that_of_the_best_base_sample() -> None:
     algorithm = expo()
     obs = batch(two_modes(32), peak).obs
-    found = algorithm.player.propose(obs, generator=algorithm.generator)
-    chosen = algorithm.player.score(obs, found.best()[:, None])[:, 0]
+    found = algorithm.acting_policy.propose(obs, generator=algorithm.generator)
+    chosen = algorithm.acting_policy.score(obs, found.best()[:, None])[:, 0]
     assert bool((chosen >= found.values[:, :4].max(1).values - 1e-6).all())
 
 
@@ -109,7 +109,7 @@ def test_the_softmax_bonus_is_zero_for_equal_values_and_never_positive_on_averag
 
 
 def test_base_edit_and_temperature_step_once_per_actor_delay() -> None:
-    algorithm = expo(actor_delay=4)
+    algorithm = expo(policy_delay=4)
     algorithm.update(batch(two_modes(64 * 4), peak, online=True))
     steps = [int(next(iter(o.state.values()))["step"]) for o in (algorithm.optimizer, algorithm.edit_optimizer)]
     assert steps == [1, 1] and algorithm.critic_steps == 4 and int(algorithm.ema.updates) == 1

@@ -24,10 +24,10 @@ from chunk_bandit import (
 from chunking_learners import MAKERS, dqc, fql, qc
 from torch import Tensor, nn
 
+from robopolicy.algorithms.common.off_policy import OffPolicy
 from robopolicy.algorithms.dqc import DQCConfig, optimistic_loss, quantile_loss
 from robopolicy.algorithms.fql import actor_loss, one_step_copy
-from robopolicy.algorithms.frames.off_policy import OffPolicy
-from robopolicy.data.batches import Request, Transitions
+from robopolicy.data.batches import ReplaySampleSpec, Transitions
 from robopolicy.data.replay import Replay
 from robopolicy.errors import UserError
 from robopolicy.policies.base import PolicySpec
@@ -50,7 +50,7 @@ def windows(steps: int, *, success: bool = True) -> Transitions:
         ends = (done, done & False) if success else (done & False, done)
         here, after = ({"state": torch.tensor([[float(t + j), 0.0]])} for j in (0, 1))
         memory.add(torch.zeros(1).long(), here, torch.zeros(1, 1), done.float(), *ends, after)
-    return memory.take(torch.arange(8), Request(8, max(steps, 2), steps, 0.9))
+    return memory.take(torch.arange(8), ReplaySampleSpec(8, max(steps, 2), steps, 0.9))
 
 
 @makers
@@ -96,10 +96,10 @@ def test_chunks_cut_short_are_drawn_as_often_as_the_mean_of_the_complete_ones(na
     data = replace(data, reward=torch.where(data.steps < 3, 1.0, 0.0))
     algorithm = MAKERS[name](n_step=3)
     algorithm.target = lambda batch: 1e3 * batch.reward  # type: ignore[method-assign]
-    errors = algorithm.critic_loss(data)[1]["errors"]
+    errors = algorithm.critic_loss(data)[1]["td_errors"]
     torch.testing.assert_close(errors[6:], errors[:6].mean().expand(2))
     assert float(errors[:6].std()) > 0
-    nothing = algorithm.critic_loss(data.select(data.steps < 3))[1]["errors"]
+    nothing = algorithm.critic_loss(data.select(data.steps < 3))[1]["td_errors"]
     assert nothing.tolist() == [0.0, 0.0]
 
 
@@ -137,7 +137,7 @@ def test_one_action_chunks_are_best_of_n_temporal_difference_learning() -> None:
     state = algorithm.generator.get_state()
     target = algorithm.target(data)
     algorithm.generator.set_state(state)
-    chunk = algorithm.player.act(data.next_obs, generator=algorithm.generator)
+    chunk = algorithm.acting_policy.act(data.next_obs, generator=algorithm.generator)
     torch.testing.assert_close(target, data.reward + 0.9 * algorithm.target_critic(data.next_obs, chunk).mean(0))
 
 
@@ -229,9 +229,9 @@ def test_dqc_refuses_rewards_that_are_no_probabilities_and_short_long_chunks() -
 
 @makers
 def test_a_setting_of_other_critics_is_refused(name: str) -> None:
-    assert MAKERS[name](target_members=2).config.critic.members == 2
-    with pytest.raises(UserError, match="target_members does nothing, got 1"):
-        MAKERS[name](target_members=1)
+    assert MAKERS[name](num_min_qs=2).config.critic.members == 2
+    with pytest.raises(UserError, match="num_min_qs does nothing, got 1"):
+        MAKERS[name](num_min_qs=1)
 
 
 def test_the_one_step_policy_starts_as_the_first_step_of_the_flow() -> None:

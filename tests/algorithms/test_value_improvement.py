@@ -24,8 +24,8 @@ from chunk_bandit import (
 from torch import Tensor, nn
 from value_learners import MAKERS, peak, same, snapshot
 
+from robopolicy.algorithms.common.offline import ConservativeConfig, ImplicitConfig
 from robopolicy.algorithms.expo import EXPOConfig
-from robopolicy.algorithms.frames.offline_critic import ConservativeConfig, ImplicitConfig
 from robopolicy.algorithms.idql import IDQLConfig
 from robopolicy.algorithms.iql import IQLConfig
 from robopolicy.algorithms.pa_rl import PARLConfig
@@ -76,7 +76,7 @@ def test_what_is_deployed_round_trips_through_a_checkpoint(name: str, tmp_path: 
 def test_acting_gives_unscored_chunks_without_a_graph(name: str) -> None:
     algorithm = MAKERS[name]()
     data = batch(two_modes(8), peak)
-    for draw in (algorithm.act, algorithm.explore):
+    for draw in (algorithm.act, algorithm.warmup_action):
         sample = draw(data.obs, generator=torch.Generator().manual_seed(0))
         assert sample.chunk.shape == (8, 2, 1) and not sample.chunk.requires_grad
         again = draw(data.obs, generator=torch.Generator().manual_seed(0))
@@ -148,7 +148,7 @@ def test_policies_that_cannot_imitate_are_refused(name: str) -> None:
     "build",
     [
         lambda: IQLConfig(beta=-1.0),
-        lambda: PARLConfig(critic_rule="sarsa"),
+        lambda: PARLConfig(critic_objective="sarsa"),
         lambda: EXPOConfig(backup="worst"),
         lambda: EXPOConfig(edit_lr=0.0),
         lambda: IDQLConfig(ema_decay=1.5),

@@ -95,7 +95,7 @@ def test_every_critic_has_a_lowest_value(config: dict[str, Any]) -> None:
         CriticConfig(**({"hidden": (16,), "activation": "relu", "layer_norm": False} | config)), policy()
     )
     obs, chunk = observations(4), torch.rand(4, 5, 2, requires_grad=True)
-    least = critic.lowest(obs, chunk)
+    least = critic.min_q(obs, chunk)
     torch.testing.assert_close(least, critic(obs, chunk).min(0).values)
     least.sum().backward()
     assert chunk.grad is not None and bool(chunk.grad[:, :3].any()) and not bool(chunk.grad[:, 3:].any())

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from robopolicy.algorithms.frames.off_policy import OffPolicy
+from robopolicy.algorithms.common.off_policy import OffPolicy
 from robopolicy.critics.q import CriticConfig
 from robopolicy.data.batches import Transitions
 from robopolicy.policies.base import Policy, PolicySpec, Sample
@@ -158,7 +158,7 @@ def assert_acts_without_dropout(algorithm: OffPolicy, data: Transitions) -> None
     for _ in range(2):
         assert not algorithm.policy.training
         assert bool(algorithm.config.critic.dropout) != torch.equal(loss(), loss())
-        for verb in (algorithm.act, algorithm.explore):
+        for verb in (algorithm.act, algorithm.warmup_action):
             assert torch.equal(chunks(verb), chunks(verb))
         assert torch.equal(target(), target())
         before = copy.deepcopy(algorithm.policy.state_dict())

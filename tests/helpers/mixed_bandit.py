@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from robopolicy.algorithms.frames.off_policy import OffPolicy
+from robopolicy.algorithms.common.off_policy import OffPolicy
 from robopolicy.data.batches import Transitions
 from robopolicy.data.episodes import Episodes
 from robopolicy.data.replay import Replay
@@ -39,7 +39,7 @@ def batches(algorithm: OffPolicy, episodes: Episodes, count: int, seed: int = 0)
     """Minibatches of the data as training would draw them."""
     memory = Replay.from_episodes(episodes, gamma=algorithm.config.gamma)
     generator = torch.Generator().manual_seed(seed)
-    return [memory.sample(algorithm.request, generator) for _ in range(count)]
+    return [memory.sample(algorithm.sample_spec, generator) for _ in range(count)]
 
 
 def regret(policy: Policy, rows: int = 300) -> float:

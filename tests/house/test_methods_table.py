@@ -15,7 +15,7 @@ from docs.algorithm_sections import PREPARATIONS, AlgorithmRow
 from docs.compatibility import ALLOWED
 from docs.generate_methods import PAGE, STATUSES, load, render
 from docs.measured import measured, recipes_measured
-from robopolicy.algorithms.frames.off_policy import OffPolicy
+from robopolicy.algorithms.common.off_policy import OffPolicy
 from robopolicy.algorithms.registry import ALGORITHMS
 from robopolicy.cli.main import parse as parse_command
 from robopolicy.training.compose import compose_config
@@ -112,7 +112,7 @@ def dataset_use(algorithm: str) -> tuple[bool, bool]:
     """Whether an algorithm needs a dataset, and whether it accepts one."""
     kind = ALGORITHMS[algorithm]
     if issubclass(kind, OffPolicy):
-        return kind.needs_dataset, not kind.decisions_only
+        return kind.needs_dataset, not kind.chunk_starts_only
     needs = kind.data_source == "dataset" or kind.needs_dataset
     return needs, needs
 

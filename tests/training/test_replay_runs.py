@@ -32,15 +32,15 @@ COMMON = ["task=point_mass", "task.reward=shaped", *SMALL, *QUICK]
 SAC_RUN = [*COMMON, "algorithm=sac"]
 FROM_SCRATCH = {
     "symphony": ["policy=swaddled", "algorithm.utd=1"],
-    "optimistic_ac": ["algorithm.dwell=1", "algorithm.candidates=2"],
+    "optimistic_ac": ["algorithm.min_switch_interval=1", "algorithm.candidates=2"],
     "srl": ["policy=sequence"],
     "stock_ac": ["task.wrappers=[{name: stock, discount: 0.95}]", "algorithm.gamma=0.95"],
     "camel_td3": ["algorithm.mask.prior=point_mass_pd"],
-    "tscac": ["algorithm.signals=[energy,stillness]", "algorithm.first_stage=0.5"],
+    "tscac": ["algorithm.aux_rewards=[control_cost,velocity_cost]", "algorithm.stage1_fraction=0.5"],
 }
 RAW_FLOW = ["policy=flow", "policy.normalization=identity", "policy.action_normalization=identity"]
 AILBOOST_RUN = [*COMMON, "algorithm=ailboost", "algorithm.learner_decisions=2", "algorithm.discriminator_delay=2"]
-RLPD_RUN = [*COMMON, "algorithm=rlpd", "algorithm.utd=2", "algorithm.actor_delay=2"]
+RLPD_RUN = [*COMMON, "algorithm=rlpd", "algorithm.utd=2", "algorithm.policy_delay=2"]
 
 
 def trainer(out: Path, *settings: str) -> Trainer:

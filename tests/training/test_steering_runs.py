@@ -69,7 +69,8 @@ def assert_identical(one: Path, two: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "algorithm", [["algorithm=dsrl_na"], ["algorithm=dsrl_sac"], ["algorithm=dsrl_sac", "algorithm.space.kind=repeat"]]
+    "algorithm",
+    [["algorithm=dsrl_na"], ["algorithm=dsrl_sac"], ["algorithm=dsrl_sac", "algorithm.noise_space.kind=repeat"]],
 )
 def test_a_steered_run_resumes_bit_identically(
     algorithm: list[str], base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -1,1 +1,1 @@
-"""What several algorithms share: the contract, rollouts as minibatches, and the helpers of each family."""
+"""Parts that several algorithms share."""

@@ -28,7 +28,7 @@ from robopolicy.constraints import Count, Positive
 from robopolicy.contrib.control.hybrid_rollout import HybridRollout
 from robopolicy.contrib.control.props import joined
 from robopolicy.critics.q import CriticConfig, QEnsemble
-from robopolicy.data.batches import Request, Rollout, Transitions
+from robopolicy.data.batches import ReplaySampleSpec, Rollout, Transitions
 from robopolicy.policies.base import Observation, Policy, Sample
 from robopolicy.policies.noise import Randomness
 
@@ -66,10 +66,12 @@ class HNPG(PPO):
         self._q_loss = 0.0  # of the last minibatch
 
     @property
-    def request(self) -> Request:
+    def sample_spec(self) -> ReplaySampleSpec:
         """Windows to draw from the dataset."""
         spec = self.policy.spec
-        return Request(self.config.offline_batch, spec.horizon, spec.execute, self.config.gamma, spec.obs_horizon)
+        return ReplaySampleSpec(
+            self.config.offline_batch, spec.horizon, spec.execute, self.config.gamma, spec.obs_horizon
+        )
 
     def act(self, obs: Observation, *, generator: Randomness = None) -> Sample:
         """Draw a chunk and note it for Q."""

@@ -275,7 +275,7 @@ class STAX(Algorithm):
         paid = self.paid[order]
         return Elites(paid.weights, paid.fitness, self.behaviours(paid).double())
 
-    def taken_out(self, member: Tensor) -> GaussianPolicy:
+    def extract_policy(self, member: Tensor) -> GaussianPolicy:
         """A policy of its own with the weights `(D,)`."""
         policy = copy.deepcopy(self.policy)
         self.population.put(member.to(policy.device), policy)

@@ -55,7 +55,7 @@ def test_masked_actions_lie_in_the_band_around_the_prior(name: str) -> None:
     prior = lean(OBS)
     torch.testing.assert_close(low, (prior - 0.2).clamp(min=-1))
     torch.testing.assert_close(high, (prior + 0.2).clamp(max=1))
-    for draw in (algorithm.act, algorithm.explore):
+    for draw in (algorithm.act, algorithm.warmup_action):
         chunk = draw(OBS, generator=torch.Generator().manual_seed(0)).chunk.detach()
         assert bool(((chunk >= low) & (chunk <= high)).all())
         assert float((chunk - low).abs().min()) < 0.02 and float((chunk - high).abs().min()) < 0.02
@@ -78,7 +78,7 @@ def test_without_masking_it_is_the_unmasked_run_bit_for_bit(name: str) -> None:
     masked = learner(name, mask=MaskConfig("lean", 0.2, MaskSchedule(initial=0.0)))
     for seed in range(3):
         generators = [torch.Generator().manual_seed(seed) for _ in range(2)]
-        for verb in ("explore", "act"):
+        for verb in ("warmup_action", "act"):
             one, two = (getattr(a, verb)(OBS, generator=g) for a, g in zip((plain, masked), generators, strict=True))
             assert torch.equal(one.chunk, two.chunk)
         torch.manual_seed(seed)
@@ -92,7 +92,7 @@ def test_without_masking_it_is_the_unmasked_run_bit_for_bit(name: str) -> None:
 def test_a_share_of_the_decisions_is_masked() -> None:
     algorithm: CAMELSAC = learner("camel_sac", mask=MaskConfig("lean", 0.01, MaskSchedule(initial=0.3)))
     obs = {"state": torch.rand(4000, 1, 2) * 2 - 1}
-    chunk = algorithm.explore(obs, generator=torch.Generator().manual_seed(0)).chunk
+    chunk = algorithm.warmup_action(obs, generator=torch.Generator().manual_seed(0)).chunk
     near = ((chunk - lean(obs)).abs() < 0.0101).all(2).all(1)
     assert float(near.float().mean()) == pytest.approx(0.3, abs=0.03)
 
@@ -113,11 +113,10 @@ def test_the_critic_says_which_action_is_preferred(better: float, share: float) 
     algorithm: CAMELSAC = learner("camel_sac", mask=MaskConfig("lean", 0.2, MaskSchedule(decay=0.1)))
     prior = lean(OBS)
 
-    def lowest(obs: Any, chunk: Tensor) -> Tensor:  # likes to be far from the prior, or near it
+    def min_q(obs: Any, chunk: Tensor) -> Tensor:  # likes to be far from the prior, or near it
         return better * (chunk - lean(obs)).abs().sum((1, 2))
 
-    algorithm.critic.lowest = lowest  # type: ignore[method-assign]
-    algorithm.actor_step = lambda _: {}  # type: ignore[method-assign]
+    algorithm.critic.min_q = min_q  # type: ignore[method-assign]
     algorithm.policy.mode = lambda obs: -lean(obs).sign()  # type: ignore[method-assign]
     assert bool(prior.abs().max() <= 1)
     assert algorithm.update(played())["mask/preferred"] == share
@@ -140,7 +139,7 @@ def successes(prior: str) -> int:
     mask = MaskConfig(prior, 0.3, MaskSchedule(initial=1.0 if prior else 0.0))
     algorithm = CAMELSAC(CAMELSACConfig(mask=mask), policy, total_updates=10)
     replay = Replay(8000, 20)
-    ReplaySampler(ChunkedSim(sim), replay).play(algorithm.explore, 200)
+    ReplaySampler(ChunkedSim(sim), replay).play(algorithm.warmup_action, 200)
     return int(replay.state_dict()["arrays"]["terminated"].sum())
 
 

@@ -11,10 +11,10 @@ import torch
 from chunk_bandit import SPEC, batch, first_actions, gaussian, seeded, shifted
 from torch import Tensor, nn
 
-from robopolicy.algorithms.frames.soft import actor_loss
+from robopolicy.algorithms.common.off_policy import optimizer_step
 from robopolicy.algorithms.registry import make_algorithm
-from robopolicy.algorithms.sac import SAC, SACConfig
-from robopolicy.contrib.control.dsac_t import DSACT, DSACTConfig, Spread, distribution_loss
+from robopolicy.algorithms.sac import SAC, SACConfig, actor_loss
+from robopolicy.contrib.control.dsac_t import DSACT, DSACTConfig, RunningStd, distribution_loss
 from robopolicy.contrib.control.gaussian_critic import GaussianQ
 from robopolicy.contrib.control.mdpo_off import MDPOOff, MDPOOffConfig
 from robopolicy.contrib.control.stac import FLOOR, STAC, STACConfig, likelihood_loss
@@ -41,7 +41,7 @@ def peak(action: Tensor) -> Tensor:
 class Peak(nn.Module):
     """A critic that knows `peak`."""
 
-    def lowest(self, obs: Any, chunk: Tensor) -> Tensor:
+    def min_q(self, obs: Any, chunk: Tensor) -> Tensor:
         return peak(chunk[:, 0])
 
 
@@ -103,7 +103,7 @@ def test_the_actor_of_dsac_t_climbs_the_least_mean() -> None:
 
 
 def test_the_slow_policy_of_dsac_t_follows_by_tau() -> None:
-    algorithm: DSACT = learner("dsac_t", actor_delay=1, tau=0.25)
+    algorithm: DSACT = learner("dsac_t", policy_delay=1, tau=0.25)
     before = [weights.clone() for weights in algorithm.target_policy.parameters()]
     algorithm.update(loop())
     pairs = zip(before, algorithm.policy.parameters(), algorithm.target_policy.parameters(), strict=True)
@@ -198,7 +198,7 @@ def test_sampled_targets_far_away_move_the_spread_no_further_than_the_clip() -> 
 
 
 def test_the_average_spread_begins_at_the_first_batch() -> None:
-    spread = Spread(2, 0.1)
+    spread = RunningStd(2, 0.1)
     spread.observe(torch.tensor([[1.0, 3.0], [4.0, 4.0]]))
     assert spread.average.tolist() == [2.0, 4.0]
     spread.observe(torch.tensor([[4.0, 4.0], [4.0, 4.0]]))
@@ -264,7 +264,7 @@ def test_the_target_of_stac_has_no_dropout() -> None:
 def test_mdpo_with_all_entropy_its_own_is_sac() -> None:
     algorithm: MDPOOff = learner("mdpo_off")
     alpha = algorithm.temperature.value
-    algorithm.config = MDPOOffConfig(proximity=float(alpha.detach()))
+    algorithm.config = MDPOOffConfig(kl_coef=float(alpha.detach()))
     data = loop()
     algorithm.generator.manual_seed(3)
     mine, _, _ = algorithm.actor_loss(data, alpha)
@@ -273,7 +273,7 @@ def test_mdpo_with_all_entropy_its_own_is_sac() -> None:
 
 
 def test_the_actor_of_mdpo_weighs_the_copy_by_what_its_own_entropy_leaves() -> None:
-    algorithm: MDPOOff = learner("mdpo_off", temperature=0.2, proximity=0.7)
+    algorithm: MDPOOff = learner("mdpo_off", temperature=0.2, kl_coef=0.7)
     shifted(algorithm.previous)
     data, generator = loop(), seeded(algorithm)
     loss, _, _ = algorithm.actor_loss(data, algorithm.temperature.value)
@@ -291,7 +291,7 @@ def test_the_actor_of_mdpo_weighs_the_copy_by_what_its_own_entropy_leaves() -> N
 def test_mdpo_scores_draws_that_tanh_has_saturated() -> None:
     """With the copy still equal and no values, `lambda log pi`, though tanh rounds draws near 9 to 1."""
     algorithm: MDPOOff = learner("mdpo_off", temperature=0.2)
-    algorithm.critic.lowest = lambda obs, chunk: torch.zeros(len(chunk))
+    algorithm.critic.min_q = lambda obs, chunk: torch.zeros(len(chunk))
     policy = algorithm.policy = gaussian(state_dependent_std=True)
     output = [layer for layer in policy.actor.modules() if isinstance(layer, nn.Linear)][-1]
     with torch.no_grad():
@@ -308,14 +308,14 @@ def test_mdpo_scores_draws_that_tanh_has_saturated() -> None:
     torch.testing.assert_close(found.view(2, 2)[0], wanted.mean(1), atol=1e-3, rtol=1e-3)
 
 
-def test_the_actor_of_mdpo_stays_near_its_copy_the_more_proximity_weighs() -> None:
-    def divergence(proximity: float) -> float:
-        algorithm: MDPOOff = learner("mdpo_off", proximity=proximity, temperature=0.02, lr=1e-2)
+def test_the_actor_of_mdpo_stays_near_its_copy_the_more_its_kl_weighs() -> None:
+    def divergence(kl_coef: float) -> float:
+        algorithm: MDPOOff = learner("mdpo_off", kl_coef=kl_coef, temperature=0.02, lr=1e-2)
         algorithm.critic = Peak()  # type: ignore[assignment]
-        algorithm.critic_steps = 1  # none that renews the copy
         data = loop()
         for _ in range(150):
-            algorithm.actor_step(data)
+            loss, _, _ = algorithm.actor_loss(data, algorithm.temperature.value)
+            optimizer_step(algorithm.optimizer, loss)
         with torch.no_grad():
             chunk, logp = algorithm.policy.rsample(data.obs, generator=torch.Generator().manual_seed(0))
             return float((logp - algorithm.previous.log_density(data.obs, chunk)).mean())
@@ -326,7 +326,7 @@ def test_the_actor_of_mdpo_stays_near_its_copy_the_more_proximity_weighs() -> No
 
 
 def test_mdpo_renews_its_copy_and_never_trains_it() -> None:
-    algorithm: MDPOOff = learner("mdpo_off", copy_every=3)
+    algorithm: MDPOOff = learner("mdpo_off", target_update_interval=3)
     weights = lambda net: [p.clone() for p in net.parameters()]  # noqa: E731
     same = lambda a, b: all(torch.equal(x, y) for x, y in zip(a, b, strict=True))  # noqa: E731
     first = weights(algorithm.previous)
@@ -351,9 +351,9 @@ def test_the_density_of_a_chunk_is_that_of_its_draw() -> None:
 @pytest.mark.parametrize(
     ("name", "updates", "settings"),
     [
-        ("dsac_t", 900, {"actor_delay": 1}),  # a spread near 0 slows its mean
+        ("dsac_t", 900, {"policy_delay": 1}),  # a spread near 0 slows its mean
         ("stac", 400, {"members": 1}),
-        ("mdpo_off", 400, {"copy_every": 10, "proximity": 0.05}),
+        ("mdpo_off", 400, {"target_update_interval": 10, "kl_coef": 0.05}),
     ],
 )
 def test_all_of_them_find_the_best_action_of_a_bandit(name: str, updates: int, settings: dict[str, Any]) -> None:
@@ -386,8 +386,8 @@ def test_the_shared_refusals_name_what_is_wrong() -> None:
         GaussianQ(CriticConfig(bins=11), gaussian())
     with pytest.raises(UserError, match="pessimism"):
         STACConfig(pessimism=-1.0)
-    with pytest.raises(UserError, match="copy_every"):
-        MDPOOffConfig(copy_every=0)
+    with pytest.raises(UserError, match="target_update_interval"):
+        MDPOOffConfig(target_update_interval=0)
     with pytest.raises(UserError, match="dropout"):
         CriticConfig(dropout=1.0)
     with pytest.raises(UserError, match="squashed"):
@@ -397,4 +397,4 @@ def test_the_shared_refusals_name_what_is_wrong() -> None:
 @pytest.mark.parametrize("name", ["dsac_t", "stac"])
 def test_members_that_the_target_does_not_choose_from_are_refused(name: str) -> None:
     with pytest.raises(UserError, match=f"Algorithm '{name}' bootstraps from all members.*, got 1;"):
-        learner(name, target_members=1)
+        learner(name, num_min_qs=1)

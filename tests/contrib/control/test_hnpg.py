@@ -195,7 +195,7 @@ def test_a_restored_source_draws_the_same_windows_and_plays_the_same_rollout() -
             ChunkedSim(LockSim(4, 3)),
             torch.device("cpu"),
             replay,
-            request=learning.algorithm.request,
+            sample_spec=learning.algorithm.sample_spec,
             decisions=3,
             seed=seed,
         )

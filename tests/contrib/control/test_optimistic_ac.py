@@ -10,7 +10,7 @@ import torch
 from chunk_bandit import assert_resumes, batch, first_actions, flow, gaussian
 from torch import Tensor
 
-from robopolicy.contrib.control.optimism import RareSwitch, upper_value
+from robopolicy.contrib.control.optimism import LazyUpdate, upper_value
 from robopolicy.contrib.control.optimistic_ac import OptimisticAC, OptimisticACConfig, bellman_error
 from robopolicy.critics.q import CriticConfig
 from robopolicy.data.batches import Transitions
@@ -21,7 +21,14 @@ CRITIC = CriticConfig(members=3, hidden=(32, 32), activation="relu", layer_norm=
 
 def optimistic(seed: int = 0, **config: Any) -> OptimisticAC:
     torch.manual_seed(seed)
-    settings = {"critic": CRITIC, "batch_size": 128, "lr": 3e-3, "critic_lr": 3e-3, "tau": 0.05, "dwell": 5} | config
+    settings = {
+        "critic": CRITIC,
+        "batch_size": 128,
+        "lr": 3e-3,
+        "critic_lr": 3e-3,
+        "tau": 0.05,
+        "min_switch_interval": 5,
+    } | config
     return OptimisticAC(OptimisticACConfig(**settings), gaussian(log_std_init=-1.0), total_updates=1000)
 
 
@@ -77,7 +84,7 @@ def test_the_actor_climbs_the_kept_critic_and_no_other() -> None:
 
 
 def test_a_kept_critic_stays_frozen_until_the_switch_and_then_the_policy_starts_over() -> None:
-    algorithm = optimistic(dwell=1000)
+    algorithm = optimistic(min_switch_interval=1000)
     first = [p.clone() for p in algorithm.policy.parameters()]
     kept = [p.clone() for p in algorithm.kept.parameters()]
     for _ in range(4):
@@ -85,7 +92,7 @@ def test_a_kept_critic_stays_frozen_until_the_switch_and_then_the_policy_starts_
     assert metrics["actor/switches"] == 0 and algorithm.optimizer.state
     assert all(torch.equal(a, b) for a, b in zip(kept, algorithm.kept.parameters(), strict=True))
     assert not all(torch.equal(a, b) for a, b in zip(first, algorithm.policy.parameters(), strict=True))
-    algorithm.start_over()
+    algorithm.reset_actor()
     assert all(torch.equal(a, b) for a, b in zip(first, algorithm.policy.parameters(), strict=True))
     for mine, current in zip(algorithm.kept.parameters(), algorithm.critic.parameters(), strict=True):
         assert torch.equal(mine, current) and not mine.requires_grad
@@ -93,20 +100,20 @@ def test_a_kept_critic_stays_frozen_until_the_switch_and_then_the_policy_starts_
 
 
 def test_a_switch_is_due_when_the_kept_critic_is_clearly_worse() -> None:
-    switch = RareSwitch(2.0, 0.1)
+    switch = LazyUpdate(2.0, 0.1)
     assert not switch.due(2.1, 1.0) and switch.due(2.11, 1.0) and switch.changes == 1
-    patient = RareSwitch(2.0, 0.0, dwell=2)
+    patient = LazyUpdate(2.0, 0.0, min_switch_interval=2)
     assert [patient.due(9.0, 1.0) for _ in range(6)] == [False, False, True, False, False, True]
-    smooth = RareSwitch(2.0, 0.0, memory=0.5)
+    smooth = LazyUpdate(2.0, 0.0, memory=0.5)
     found = [smooth.due(kept, 1.0) for kept in (1.0, 2.6, 2.6)]  # averages 1, 1.8, 2.2
     assert found == [False, False, True]
-    resumed = RareSwitch(2.0, 0.0, memory=0.5)
+    resumed = LazyUpdate(2.0, 0.0, memory=0.5)
     resumed.load_state_dict(smooth.state_dict())
     assert resumed.state_dict() == smooth.state_dict()
 
 
 def test_it_finds_the_best_action_of_a_bandit() -> None:
-    algorithm = optimistic(temperature=0.05, temperature_lr=0.0, dwell=60)
+    algorithm = optimistic(temperature=0.05, temperature_lr=0.0, min_switch_interval=60)
     for _ in range(350):
         metrics = algorithm.update(bandit())
     assert (first_actions(algorithm.inference_policy()) - 0.4).abs().mean() < 0.15
@@ -116,7 +123,9 @@ def test_it_finds_the_best_action_of_a_bandit() -> None:
 @pytest.mark.parametrize("bins", [0, 21])
 def test_a_resumed_run_ends_with_the_same_weights(bins: int) -> None:
     critic = CriticConfig(members=3, hidden=(16,), bins=bins, value_min=-5.0, value_max=5.0)
-    assert_resumes(lambda seed: optimistic(seed, critic=critic, dwell=1), lambda: bandit(32, discount=0.9))
+    assert_resumes(
+        lambda seed: optimistic(seed, critic=critic, min_switch_interval=1), lambda: bandit(32, discount=0.9)
+    )
 
 
 def test_what_it_cannot_do_is_refused() -> None:
@@ -124,8 +133,8 @@ def test_what_it_cannot_do_is_refused() -> None:
         ({"quantile": 0.0}, r"quantile must lie in \(0, 1\]"),
         ({"candidates": 0}, "candidates must be at least 1"),
         ({"factor": 1}, "factor > 1"),
-        ({"dwell": -1}, "dwell must be at least 0"),
-        ({"target_members": 1}, "'optimistic_ac' bootstraps from all members"),
+        ({"min_switch_interval": -1}, "min_switch_interval must be at least 0"),
+        ({"num_min_qs": 1}, "'optimistic_ac' bootstraps from all members"),
         ({"backup_entropy": False}, "backup_entropy does nothing"),
     )
     for settings, reason in refused:
@@ -197,7 +206,7 @@ def sharpened(logits: Tensor, table: Tensor) -> Tensor:
 def episodes_of_optimism(seed: int, enough: float, limit: int, quantile: float = 1.0) -> int:
     generator, counts = torch.Generator().manual_seed(seed), torch.zeros(PLACES, 2, PLACES)
     prior = torch.rand(10, PLACES, 2, generator=generator) / (1 - GAMMA)
-    table, logits, switch = prior, torch.zeros(PLACES, 2), RareSwitch(2.0, 0.02)
+    table, logits, switch = prior, torch.zeros(PLACES, 2), LazyUpdate(2.0, 0.02)
     kept = upper_value(table, quantile)
     for episode in range(limit):
         if worth(logits.softmax(1)) >= enough:

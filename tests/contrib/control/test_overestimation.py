@@ -23,7 +23,7 @@ def bias(name: str, seed: int, **settings: Any) -> float:
     for _ in range(100):
         algorithm.update(rows(memory, torch.randperm(MEMORY)))
     with torch.no_grad():
-        return float(algorithm.critic.lowest(memory.obs, algorithm.policy.mode(memory.obs)).mean())
+        return float(algorithm.critic.min_q(memory.obs, algorithm.policy.mode(memory.obs)).mean())
 
 
 @pytest.mark.parametrize("seed", range(2))

@@ -170,7 +170,7 @@ def test_the_deployed_policy_survives_a_checkpoint(tmp_path: Path) -> None:
 
 
 def test_exploration_before_learning_is_uniform_over_the_bounds() -> None:
-    chunk = pmoe().explore({"state": torch.zeros(5000, 1, 2)}, generator=torch.Generator().manual_seed(0)).chunk
+    chunk = pmoe().warmup_action({"state": torch.zeros(5000, 1, 2)}, generator=torch.Generator().manual_seed(0)).chunk
     assert float(chunk.abs().max()) <= 1 and float(chunk.std()) == pytest.approx(1 / math.sqrt(3), abs=0.02)
 
 

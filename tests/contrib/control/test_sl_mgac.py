@@ -11,9 +11,9 @@ import torch
 from chunk_bandit import assert_resumes, batch, first_actions, flow, gaussian
 from torch import Tensor
 
-from robopolicy.algorithms.frames.off_policy import descend
+from robopolicy.algorithms.common.off_policy import optimizer_step
 from robopolicy.algorithms.sac import SAC, SACConfig
-from robopolicy.contrib.control.reward_predicting_q import SupervisedQ
+from robopolicy.contrib.control.reward_predicting_q import RewardPredictingQ
 from robopolicy.contrib.control.sl_mgac import SLMGAC, SLMGACConfig
 from robopolicy.critics.q import CriticConfig
 from robopolicy.data.batches import Transitions
@@ -48,13 +48,13 @@ def loop(rows: int = 128) -> Transitions:
 
 @pytest.mark.parametrize("bins", [0, 31])
 def test_value_and_reward_are_outputs_of_one_trunk(bins: int) -> None:
-    critic = SupervisedQ(replace(CRITIC, bins=bins, value_min=-2.0, value_max=2.0), gaussian())
+    critic = RewardPredictingQ(replace(CRITIC, bins=bins, value_min=-2.0, value_max=2.0), gaussian())
     data = bandit(8)
     output = critic.output(critic.encode(data.obs), data.chunk)
     assert output.shape == (2, 8, (bins or 1) + 1)
     assert critic.value(output).shape == critic.reward(output).shape == (2, 8)
     torch.testing.assert_close(critic(data.obs, data.chunk), critic.value(output))
-    torch.testing.assert_close(critic.lowest(data.obs, data.chunk), critic.value(output).amin(0))
+    torch.testing.assert_close(critic.min_q(data.obs, data.chunk), critic.value(output).amin(0))
     other = output.clone()
     other[..., -1] += 5.0  # what is said of rewards is no part of the value
     assert torch.equal(critic.value(other), critic.value(output))
@@ -64,7 +64,7 @@ def test_value_and_reward_are_outputs_of_one_trunk(bins: int) -> None:
 
 
 def test_the_loss_is_that_of_value_and_reward_as_written() -> None:
-    algorithm, data = sl_mgac(reward_coef=0.7, reward_trust=0.25), bandit(16, discount=0.9)
+    algorithm, data = sl_mgac(reward_coef=0.7, reward_trust_coef=0.25), bandit(16, discount=0.9)
     algorithm.generator.manual_seed(3)
     loss, _ = algorithm.critic_loss(data)
     algorithm.generator.manual_seed(3)
@@ -78,7 +78,7 @@ def test_the_loss_is_that_of_value_and_reward_as_written() -> None:
 
 
 def test_without_trust_its_target_is_that_of_sac() -> None:
-    algorithm, data = sl_mgac(reward_trust=0.0), bandit(16, discount=0.9)
+    algorithm, data = sl_mgac(reward_trust_coef=0.0), bandit(16, discount=0.9)
     assert torch.equal(algorithm.smoothed(data).reward, data.reward)
     plain = SAC(SACConfig(critic=CRITIC), algorithm.policy, total_updates=1)
     plain.target_critic = algorithm.target_critic
@@ -91,10 +91,10 @@ def test_without_trust_its_target_is_that_of_sac() -> None:
 def test_the_noise_of_rewards_does_not_reach_a_target_that_trusts_the_prediction() -> None:
     variance, value = {}, {}
     for trust in (0.0, 1.0):
-        algorithm = sl_mgac(reward_trust=trust, backup_entropy=False, critic=replace(CRITIC, members=1))
+        algorithm = sl_mgac(reward_trust_coef=trust, backup_entropy=False, critic=replace(CRITIC, members=1))
         torch.manual_seed(1)
         for _ in range(300):
-            descend(algorithm.critic_optimizer, algorithm.critic_loss(loop())[0])
+            optimizer_step(algorithm.critic_optimizer, algorithm.critic_loss(loop())[0])
             algorithm._target_update.step(0.05)
         _, info = algorithm.critic_loss(loop(2000))
         variance[trust], value[trust] = float(info["td_variance"]), float(info["value"])
@@ -108,7 +108,7 @@ def test_a_group_that_is_seen_has_its_own_values() -> None:
     settings = {"hidden": (16,), "squash": True, "normalization": "identity", "action_normalization": "minmax"}
     policy = GaussianPolicy(GaussianConfig(**settings), spec)
     policy.fit_normalizer({"action": {"min": [-1.0], "max": [1.0]}})
-    critic = SupervisedQ(CRITIC, policy)
+    critic = RewardPredictingQ(CRITIC, policy)
     group = torch.arange(64) % 2
     obs = {
         "state": torch.zeros(64, 1, 2),
@@ -118,7 +118,9 @@ def test_a_group_that_is_seen_has_its_own_values() -> None:
     optimizer = torch.optim.Adam(critic.parameters(), lr=1e-2)
     for _ in range(60):
         output = critic.output(critic.encode(obs), chunk)
-        descend(optimizer, (critic.regression(output, earned) + (critic.reward(output) - earned).square()).mean())
+        optimizer_step(
+            optimizer, (critic.regression(output, earned) + (critic.reward(output) - earned).square()).mean()
+        )
     torch.testing.assert_close(critic(obs, chunk), earned.expand(2, -1), atol=0.1, rtol=0)
     assert all(bool(p.grad.any()) for p in critic.encoder.projections.parameters() if p.grad is not None)
     assert all(p.grad is None for p in policy.parameters())
@@ -144,6 +146,6 @@ def test_what_it_cannot_do_is_refused() -> None:
     with pytest.raises(UserError, match="reward_coef must not be negative"):
         SLMGACConfig(reward_coef=-1.0)
     with pytest.raises(UserError, match=r"reward_trust must lie in \[0, 1\]"):
-        SLMGACConfig(reward_trust=1.5)
+        SLMGACConfig(reward_trust_coef=1.5)
     with pytest.raises(UserError, match="squashed Gaussian"):
         SLMGAC(SLMGACConfig(), flow(), total_updates=1)

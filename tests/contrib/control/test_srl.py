@@ -11,7 +11,7 @@ import torch
 from chunk_bandit import assert_resumes, gaussian, seeded, shifted
 from torch import Tensor
 
-from robopolicy.contrib.control.model_based_q import ModelledQ
+from robopolicy.contrib.control.model_based_q import ModelBasedQ
 from robopolicy.contrib.control.sequence import SequenceConfig, SequencePolicy
 from robopolicy.contrib.control.srl import SRL, SRLConfig, actor_loss
 from robopolicy.critics.q import CriticConfig
@@ -84,10 +84,10 @@ def test_every_action_is_judged_where_the_model_puts_it() -> None:
     algorithm, data = srl(obs_horizon=2), pushes(obs_horizon=2)
     seen: list[Tensor] = []
 
-    class Known(ModelledQ):
-        def lowest(self, obs: Any, chunk: Tensor) -> Tensor:
+    class Known(ModelBasedQ):
+        def min_q(self, obs: Any, chunk: Tensor) -> Tensor:
             seen.extend(obs["state"].clone().split(len(data.reward)))  # all places of the sequence at once
-            return super().lowest(obs, chunk)
+            return super().min_q(obs, chunk)
 
         def change(self, obs: Any, action: Tensor) -> Tensor:
             return 0.5 * action[:, 0]  # units are those of the limits
@@ -121,10 +121,11 @@ def test_the_loss_adds_up_over_the_sequence_and_the_slow_model_says_where_action
 
 def test_the_temperature_follows_the_entropy_of_a_single_action() -> None:
     algorithm, data = srl(horizon=3), pushes()
-    generator = seeded(algorithm)
-    chunk_logp = copy.deepcopy(algorithm.policy).rsample(data.obs, generator=generator)[1]  # (B, 3)
-    info = algorithm.actor_step(data)
-    torch.testing.assert_close(info["entropy"], -chunk_logp.mean())
+    generator, policy = seeded(algorithm), copy.deepcopy(algorithm.policy)
+    policy.rsample(data.next_obs, steps=1, generator=generator)  # of the target
+    chunk_logp = policy.rsample(data.obs, generator=generator)[1]  # (B, 3)
+    metrics = algorithm.update(data)
+    assert metrics["actor/entropy"] == pytest.approx(-float(chunk_logp.detach().mean()))
     assert algorithm.target_entropy == -1.0
     torch.testing.assert_close(algorithm.temperature.log.grad, -(chunk_logp.mean() - 1.0).detach())
 
@@ -174,8 +175,8 @@ def test_a_later_action_knows_the_earlier_ones() -> None:
 
 
 def test_it_asks_for_single_steps() -> None:
-    request = srl().request
-    assert (request.horizon, request.steps) == (1, 1)
+    sample_spec = srl().sample_spec
+    assert (sample_spec.horizon, sample_spec.steps) == (1, 1)
 
 
 def test_a_resumed_run_ends_with_the_same_weights() -> None:
@@ -187,7 +188,7 @@ def test_what_it_cannot_train_is_refused() -> None:
         SRL(SRLConfig(), gaussian(), total_updates=1)
     with pytest.raises(UserError, match="n_step"):
         SRLConfig(n_step=3)
-    assert srl(n_step=1).request.steps == 1
+    assert srl(n_step=1).sample_spec.steps == 1
     with pytest.raises(UserError, match="hidden"):
         SequenceConfig(hidden=())
     spec = PolicySpec({"state": (1,), "image.front": (3, 32, 32)}, action_dim=1)

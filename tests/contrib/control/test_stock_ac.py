@@ -110,10 +110,10 @@ def test_quantile_regression_finds_the_quantiles() -> None:
     critic = QuantileQ(SMALL, policy(), quantiles=8)
     guess = torch.zeros(8, requires_grad=True)
     optimizer = torch.optim.Adam([guess], lr=0.02)
-    draws = torch.arange(1000.0).add(0.5).div(1000)  # uniform on (0, 1)
+    quantile_samples = torch.arange(1000.0).add(0.5).div(1000)  # uniform on (0, 1)
     for _ in range(200):
         optimizer.zero_grad()
-        quantile_loss(guess.view(1, 1, 8), draws[None], critic.levels, 0.0).sum().backward()
+        quantile_loss(guess.view(1, 1, 8), quantile_samples[None], critic.levels, 0.0).sum().backward()
         optimizer.step()
     torch.testing.assert_close(guess.detach(), critic.levels, atol=0.02, rtol=0)
 
@@ -146,9 +146,9 @@ def test_played_stocks_are_the_discounted_sums_of_rewards() -> None:
 
 
 def test_editing_changes_the_stocks_alone_and_keeps_the_books() -> None:
-    algorithm, data = stock_ac(edits=4), two_stages()
+    algorithm, data = stock_ac(augmentations=4), two_stages()
     data = replace(data, steps=torch.randint(1, 4, (128,)))
-    rows = algorithm.edited(data)
+    rows = algorithm.augmented(data)
     assert len(rows) == 5 * 128
     for name in ("chunk", "reward", "discount", "steps"):
         assert torch.equal(getattr(rows, name), getattr(data, name).repeat(5, *[1] * (getattr(data, name).dim() - 1)))
@@ -175,8 +175,8 @@ def test_along_an_episode_the_stock_less_what_was_earned_is_its_start() -> None:
 def test_a_policy_at_an_edited_stock_acts_as_at_an_earned_one() -> None:
     algorithm = stock_ac()
     obs = two_stages().obs
-    edited = algorithm.at_stock(obs, algorithm.stock(obs))
-    torch.testing.assert_close(algorithm.policy.mode(edited), algorithm.policy.mode(obs))
+    augmented = algorithm.at_stock(obs, algorithm.stock(obs))
+    torch.testing.assert_close(algorithm.policy.mode(augmented), algorithm.policy.mode(obs))
 
 
 def test_draws_are_the_next_quantiles_of_the_member_with_the_least_utility() -> None:
@@ -184,7 +184,7 @@ def test_draws_are_the_next_quantiles_of_the_member_with_the_least_utility() -> 
     shifted(algorithm.target_critic, 0.1)
     shifted(algorithm.target_policy)
     with torch.no_grad():
-        drawn = algorithm.draws(data)
+        drawn = algorithm.quantile_samples(data)
         quantiles = algorithm.target_critic.quantiles(data.next_obs, algorithm.target_policy.mode(data.next_obs))
         distance = (algorithm.stock(data.next_obs)[:, None] + quantiles).abs().mean(-1)  # (M, B)
     far = distance[0] > distance[1]
@@ -208,7 +208,7 @@ def test_with_its_stock_it_meets_a_total_that_no_policy_without_it_can() -> None
     blind = torch.linspace(-1, 1, 201)  # the one action at the second stage, whatever the coin gave
     gap = -(coin + GAMMA * second_reward(blind[:, None]) - 1).abs().mean(1)
     assert float(gap.max()) == pytest.approx(-1.0)
-    algorithm = learned(stock_ac(actor_delay=1, target_noise=0.05), two_stages, 250)
+    algorithm = learned(stock_ac(policy_delay=1, target_noise=0.05), two_stages, 250)
     obs = {"stage": torch.ones(2, 1, 1), KEY: earned_at_stage_one(coin).unsqueeze(1)}
     action = algorithm.inference_policy().act(obs, deterministic=True).flatten()
     total = coin + GAMMA * second_reward(action)
@@ -218,7 +218,7 @@ def test_with_its_stock_it_meets_a_total_that_no_policy_without_it_can() -> None
 @pytest.mark.parametrize(("functional", "action"), [("mean", 1.0), ("cvar", -1.0)])
 def test_the_worst_quarter_is_wary_where_the_mean_is_bold(functional: str, action: float) -> None:
     algorithm = learned(
-        stock_ac(functional=functional, start=0.0, start_rate=0.05, actor_delay=1, edits=1), gamble, 200
+        stock_ac(functional=functional, start=0.0, start_rate=0.05, policy_delay=1, augmentations=1), gamble, 200
     )
     obs = {"stage": torch.zeros(1, 1, 1), KEY: torch.tensor([[[0.0, 1.0]]])}
     assert float(algorithm.inference_policy().act(obs, deterministic=True)) == pytest.approx(action, abs=0.15)

@@ -12,19 +12,20 @@ import torch
 from chunk_bandit import SPEC, STATISTICS, assert_resumes, batch, first_actions, flow, gaussian, seeded, shifted
 from torch import Tensor
 
+from robopolicy.algorithms.common.off_policy import optimizer_step
 from robopolicy.contrib.control.symphony import (
+    RewardScaler,
     Symphony,
     SymphonyConfig,
-    Units,
-    fading,
+    action_penalty_loss,
+    age_quantile,
     rising_gain,
-    swaddling_loss,
     symmetric_loss,
 )
 from robopolicy.contrib.control.symphony_policy import SwaddledConfig, SwaddledPolicy
-from robopolicy.contrib.control.weighted_quantile_q import SortedQ
+from robopolicy.contrib.control.weighted_quantile_q import WeightedQuantileQ
 from robopolicy.critics.q import CriticConfig
-from robopolicy.data.batches import Request
+from robopolicy.data.batches import ReplaySampleSpec
 from robopolicy.data.replay import Replay
 from robopolicy.errors import UserError
 
@@ -57,19 +58,19 @@ def played(rows: int = 128, discount: float = 0.0) -> Any:
 def test_the_penalty_is_steep_near_full_strength_and_ends_below_it() -> None:
     strength = torch.tensor([1e-3, 0.3, 0.9, 0.99, 0.999], requires_grad=True)
     for tightness in (0.2, 0.5, 0.9):
-        loss = swaddling_loss(strength, torch.full((5,), tightness))
+        loss = action_penalty_loss(strength, torch.full((5,), tightness))
         (slope,) = torch.autograd.grad(loss.sum(), strength)
         assert bool(loss.isfinite().all())
         assert float(slope[-1]) > 100 and float(slope[-1]) > float(slope[-2]) > float(slope[-3])
         assert float(slope[0]) < 0  # a little strength is welcome
-    at = swaddling_loss(torch.tensor(0.25), torch.tensor(0.5))
+    at = action_penalty_loss(torch.tensor(0.25), torch.tensor(0.5))
     early, late = math.log((1 + 0.0625) / (1 - 0.0625)), math.log((1 + 0.25) / (1 - 0.25))
     assert float(at) == pytest.approx(early + 0.5 * 0.25 * math.log(0.25) + late, rel=1e-5)
 
 
 def test_a_tight_penalty_begins_at_less_strength() -> None:
     strength = torch.full((2,), 0.5, requires_grad=True)
-    (slope,) = torch.autograd.grad(swaddling_loss(strength, torch.tensor([0.1, 0.9])).sum(), strength)
+    (slope,) = torch.autograd.grad(action_penalty_loss(strength, torch.tensor([0.1, 0.9])).sum(), strength)
     assert float(slope[1]) > 1 > 10 * abs(float(slope[0]))
 
 
@@ -80,30 +81,30 @@ def test_the_losses_are_squares_near_zero_and_lines_far_out() -> None:
 
 
 def test_advantages_are_leads_over_the_running_average_in_its_own_unit() -> None:
-    units = Units()
-    units.average.fill_(-2.0)
+    scaler = RewardScaler()
+    scaler.average.fill_(-2.0)
     golden = (math.sqrt(5) - 1) / 2
     value = torch.tensor([-1.0, -4.0], requires_grad=True)
     average = -2.0 * golden + value.detach() * (1 - golden)
-    found = units.advantage(value)
+    found = scaler.advantage(value)
     torch.testing.assert_close(found, (value - average) / average.abs())
-    assert float(units.average) == pytest.approx(float(average.mean()))
+    assert float(scaler.average) == pytest.approx(float(average.mean()))
     (slope,) = torch.autograd.grad(found.sum(), value)
     torch.testing.assert_close(slope, 1 / average.abs())  # the average is no way to a larger lead
 
 
 def test_the_first_rewards_set_their_unit() -> None:
-    units = Units()
-    assert units.scaled(torch.zeros(3)).tolist() == [0, 0, 0]
-    assert units.scaled(torch.tensor([2.0, -6.0])).tolist() == [0.5, -1.5]
-    assert units.scaled(torch.tensor([100.0])).tolist() == [25.0]
+    scaler = RewardScaler()
+    assert scaler.scaled(torch.zeros(3)).tolist() == [0, 0, 0]
+    assert scaler.scaled(torch.tensor([2.0, -6.0])).tolist() == [0.5, -1.5]
+    assert scaler.scaled(torch.tensor([100.0])).tolist() == [25.0]
 
 
 # The critic.
 
 
 def test_a_value_weighs_the_low_nodes_most_whatever_their_order() -> None:
-    critic = SortedQ(SMALL, swaddled(), nodes=8)
+    critic = WeightedQuantileQ(SMALL, swaddled(), nodes=8)
     weights = critic.weights
     assert float(weights.sum()) == pytest.approx(1.0) and bool((weights.diff() <= 0).all())
     assert float(weights[0] / weights[-1]) > 50
@@ -115,7 +116,7 @@ def test_a_value_weighs_the_low_nodes_most_whatever_their_order() -> None:
 
 
 def test_every_node_is_moved_by_the_weight_of_its_rank() -> None:
-    critic = SortedQ(SMALL, swaddled(), nodes=8)
+    critic = WeightedQuantileQ(SMALL, swaddled(), nodes=8)
     output = torch.randn(3, 5, 8, requires_grad=True)
     value = critic.value(output)
     (gradient,) = torch.autograd.grad(value.sum(), output)
@@ -130,7 +131,7 @@ def test_the_target_is_the_scaled_reward_and_the_value_of_a_noisy_action() -> No
         algorithm.generator.manual_seed(3)
         found = algorithm.target(data)
         chunk, _, _ = algorithm.policy.rsample(data.next_obs, generator=torch.Generator().manual_seed(3))
-        value = algorithm.target_critic.lowest(data.next_obs, chunk)
+        value = algorithm.target_critic.min_q(data.next_obs, chunk)
     torch.testing.assert_close(found, data.reward / data.reward.abs().mean() + 0.9 * value)
 
 
@@ -145,7 +146,7 @@ def test_every_node_of_every_member_follows_the_same_target_by_the_symmetric_los
     output = algorithm.critic.output(algorithm.critic.encode(data.obs), data.chunk)  # (M, B, nodes)
     error = output - target[:, None]
     torch.testing.assert_close(loss, (error * (error / 2).tanh() * data.weight[:, None]).mean())
-    torch.testing.assert_close(info["errors"], error.detach().abs().mean((0, 2)))
+    torch.testing.assert_close(info["td_errors"], error.detach().abs().mean((0, 2)))
 
 
 # The memory.
@@ -157,13 +158,13 @@ def counts(age_quantile: Any, lanes: int = 2, steps: int = 30) -> Tensor:
     for t in range(steps):
         obs = {"state": torch.full((lanes, 1), float(t))}
         replay.add(torch.arange(lanes), obs, torch.zeros(lanes, 1), torch.zeros(lanes), no, no, obs)
-    request = Request(batch_size=20_000, horizon=1, steps=1, gamma=0.9, age_quantile=age_quantile)
-    drawn = replay.sample(request, torch.Generator().manual_seed(0)).obs["state"].flatten().long()
+    sample_spec = ReplaySampleSpec(batch_size=20_000, horizon=1, steps=1, gamma=0.9, age_quantile=age_quantile)
+    drawn = replay.sample(sample_spec, torch.Generator().manual_seed(0)).obs["state"].flatten().long()
     return torch.bincount(drawn, minlength=steps)
 
 
 def test_a_fading_memory_draws_the_new_rather_than_the_old() -> None:
-    found = counts(fading)
+    found = counts(age_quantile)
     assert int(found[:10].sum()) == 0  # overwritten
     position = (torch.arange(20) + 0.5) / 20
     expected = (math.pi * position).pow(math.e).tanh()[:19]  # the newest has no successor yet
@@ -174,7 +175,8 @@ def test_a_fading_memory_draws_the_new_rather_than_the_old() -> None:
 
 
 def test_it_asks_for_a_fading_memory() -> None:
-    assert symphony().request.age_quantile is fading and symphony(fading=False).request.age_quantile is None
+    assert symphony().sample_spec.age_quantile is age_quantile
+    assert symphony(age_weighting=False).sample_spec.age_quantile is None
 
 
 # The agent.
@@ -192,22 +194,24 @@ def test_noise_is_weak_and_limited() -> None:
 def test_the_actor_climbs_the_next_value_alone_and_leaves_the_critic() -> None:
     algorithm, data = symphony(), played()
     before = [p.clone() for p in (*algorithm.critic.parameters(), *algorithm.target_critic.parameters())]
-    algorithm.actor_step(data)
+    optimizer_step(algorithm.optimizer, algorithm.actor_loss(data)[0])
     after = [*algorithm.critic.parameters(), *algorithm.target_critic.parameters()]
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
     assert all(p.grad is None for p in after)
 
 
 def test_the_actor_gains_the_lead_of_the_next_value_under_the_slow_critic() -> None:
-    algorithm, data = symphony(swaddling=0.5), played()
+    algorithm, data = symphony(action_penalty=0.5), played()
     shifted(algorithm.target_critic)
-    algorithm.units.average.fill_(2.0)
-    policy, units, generator = copy.deepcopy(algorithm.policy), copy.deepcopy(algorithm.units), seeded(algorithm)
-    info = algorithm.actor_step(data)
+    algorithm.scaler.average.fill_(2.0)
+    policy, scaler, generator = copy.deepcopy(algorithm.policy), copy.deepcopy(algorithm.scaler), seeded(algorithm)
+    found, info = algorithm.actor_loss(data)
+    optimizer_step(algorithm.optimizer, found)
     chunk, strength, tightness = policy.rsample(data.next_obs, generator=generator)
-    gain = rising_gain(units.advantage(algorithm.target_critic.lowest(data.next_obs, chunk))).mean()
+    gain = rising_gain(scaler.advantage(algorithm.target_critic.min_q(data.next_obs, chunk))).mean()
     torch.testing.assert_close(info["gain"], gain)
-    loss = 0.5 * swaddling_loss(strength[:, :1], tightness[:, :1]).mean() - gain  # one action of a chunk is executed
+    executed = strength[:, :1], tightness[:, :1]  # one action of a chunk
+    loss = 0.5 * action_penalty_loss(*executed).mean() - gain
     slopes = torch.autograd.grad(loss, list(policy.parameters()))
     for weights, slope in zip(algorithm.policy.parameters(), slopes, strict=True):
         torch.testing.assert_close(weights.grad, slope)
@@ -215,7 +219,7 @@ def test_the_actor_gains_the_lead_of_the_next_value_under_the_slow_critic() -> N
 
 def test_it_finds_the_good_actions_of_a_bandit() -> None:
     """Not the best one exactly: it is judged under noise, and by a gain that values leads more than it fears lags."""
-    algorithm = symphony(swaddling=0.01)
+    algorithm = symphony(action_penalty=0.01)
     for _ in range(300):
         algorithm.update(played())
     assert float(peak(first_actions(algorithm.inference_policy()).unsqueeze(1)).mean()) > 0.9  # at random 0.5
@@ -224,7 +228,7 @@ def test_it_finds_the_good_actions_of_a_bandit() -> None:
 def test_swaddling_weakens_actions() -> None:
     strengths = []
     for weight in (0.0, 1.0):
-        algorithm = symphony(swaddling=weight)
+        algorithm = symphony(action_penalty=weight)
         for _ in range(200):
             algorithm.update(batch(torch.rand(128, 2, 1) * 2 - 1, lambda action: 2 + action.squeeze(1)))
         strengths.append(float(first_actions(algorithm.policy).mean()))
@@ -242,4 +246,4 @@ def test_what_it_cannot_train_is_refused() -> None:
     with pytest.raises(UserError, match="nodes"):
         SymphonyConfig(nodes=0)
     with pytest.raises(UserError, match="histogram"):
-        SortedQ(CriticConfig(bins=5), swaddled(), nodes=4)
+        WeightedQuantileQ(CriticConfig(bins=5), swaddled(), nodes=4)

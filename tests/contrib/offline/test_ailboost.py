@@ -14,10 +14,10 @@ from chunk_bandit import gaussian as bandit_policy
 from line import STEPS, LineSim, demonstrations, distance, gaussian
 from torch import Tensor, nn
 
-from robopolicy.contrib.offline.ailboost import AILBoost, AILBoostConfig, Boosting, discriminator_loss
+from robopolicy.contrib.offline.ailboost import AILBoost, AILBoostConfig, LearnerMixture, discriminator_loss
 from robopolicy.contrib.offline.discriminator import DiscriminatorConfig, gradient_penalty, reverse_kl_loss
 from robopolicy.critics.q import CriticConfig
-from robopolicy.data.batches import Request, Transitions
+from robopolicy.data.batches import ReplaySampleSpec, Transitions
 from robopolicy.data.replay import Replay
 from robopolicy.errors import UserError
 from robopolicy.sim.chunk import ChunkedSim
@@ -47,7 +47,7 @@ def same(one: nn.Module, two: nn.Module) -> bool:
 
 
 def test_weights_of_learners_are_those_of_boosting() -> None:
-    mixture = Boosting(0.05, 10)
+    mixture = LearnerMixture(0.05, 10)
     for learners in (1, 2, 10, 60):
         assert mixture.masses(learners).sum() == pytest.approx(1.0)
     assert mixture.masses(2).tolist() == pytest.approx([0.05, 0.95])
@@ -59,30 +59,30 @@ def test_weights_of_learners_are_those_of_boosting() -> None:
 
 @pytest.mark.parametrize(("steps", "learners"), [(7, 1), (19, 1), (20, 2), (45, 4), (170, 10)])
 def test_a_memory_weighs_its_steps_as_the_learners_that_played_them(steps: int, learners: int) -> None:
-    mixture, replay, no = Boosting(0.2, 10), Replay(100), torch.zeros(1, dtype=torch.bool)
+    mixture, replay, no = LearnerMixture(0.2, 10), Replay(100), torch.zeros(1, dtype=torch.bool)
     for t in range(steps):
         obs = {"state": torch.full((1, 1), float(t))}
         replay.add(torch.tensor([0]), obs, torch.zeros(1, 1), torch.zeros(1), no, no, obs)
-    kept = replay.take(torch.arange(len(replay)), Request(8, horizon=1, steps=1, gamma=0.9, weighting=mixture))
+    kept = replay.take(torch.arange(len(replay)), ReplaySampleSpec(8, horizon=1, steps=1, gamma=0.9, weighting=mixture))
     age = (steps - 1 - kept.obs["state"][:, 0, 0].long()) // 10  # of the learner, in learners
-    share = kept.weight.double() / len(replay)
-    found = [float(share[age.clamp(max=learners - 1) == number].sum()) for number in range(learners)]
+    mixture_rate = kept.weight.double() / len(replay)
+    found = [float(mixture_rate[age.clamp(max=learners - 1) == number].sum()) for number in range(learners)]
     assert found == pytest.approx(mixture.masses(learners), rel=1e-5)
     assert float(kept.weight.mean()) == pytest.approx(1.0, rel=1e-5)
     assert learners > 1 or bool((kept.weight == 1).all())
 
 
 @pytest.mark.parametrize(
-    ("share", "block", "message"),
+    ("mixture_rate", "block", "message"),
     [
-        (0.0, 5, r"share must lie in \(0, 1\)"),
-        (1.0, 5, r"share must lie in \(0, 1\)"),
+        (0.0, 5, r"mixture_rate must lie in \(0, 1\)"),
+        (1.0, 5, r"mixture_rate must lie in \(0, 1\)"),
         (0.1, 0, "block must be at least 1"),
     ],
 )
-def test_impossible_mixtures_are_refused(share: float, block: int, message: str) -> None:
+def test_impossible_mixtures_are_refused(mixture_rate: float, block: int, message: str) -> None:
     with pytest.raises(UserError, match=message):
-        Boosting(share, block)
+        LearnerMixture(mixture_rate, block)
 
 
 # The discriminator.
@@ -150,11 +150,11 @@ def test_it_learns_to_tell_demonstrations_from_play() -> None:
 # Who climbs what.
 
 
-def test_rewards_are_the_judges_word_and_an_end_earns_it_for_ever() -> None:
+def test_rewards_are_the_output_of_the_discriminator_and_an_end_earns_it_for_ever() -> None:
     algorithm, data = ailboost(gamma=0.5), mixed(discount=0.5)
     played = data.select(data.online)
     played = replace(played, discount=torch.where(torch.arange(16) < 4, 0.0, 0.5), weight=torch.rand(16))
-    judge, judged = algorithm.judge, algorithm.judged(played)
+    judge, judged = algorithm.reward_discriminator, algorithm.imitation_reward(played)
     with torch.no_grad():
         word = judge(judge.inputs(played.obs, played.chunk))
         end = judge(judge.ended(1))
@@ -180,7 +180,7 @@ def test_every_learner_climbs_the_reward_of_its_beginning() -> None:
     agrees: list[bool] = []
     for _ in range(10):
         algorithm.update(mixed())
-        agrees.append(same(algorithm.judge, algorithm.discriminator))
+        agrees.append(same(algorithm.reward_discriminator, algorithm.discriminator))
     assert agrees == [True, True, True, False, False, True, False, False, True, False]
     assert algorithm.learner == 3
 
@@ -189,14 +189,14 @@ def test_a_single_learner_is_plain_adversarial_imitation() -> None:
     algorithm = ailboost(learner_decisions=10_000, discriminator_delay=1)
     for _ in range(4):
         algorithm.update(mixed())
-        assert same(algorithm.judge, algorithm.discriminator)
-    mixture = algorithm.request.weighting
+        assert same(algorithm.reward_discriminator, algorithm.discriminator)
+    mixture = algorithm.sample_spec.weighting
     assert mixture is not None and bool((mixture(np.arange(900), np.full(900, 900)) == 1).all())
 
 
 def test_the_memory_is_asked_for_the_weights_of_learners() -> None:
-    algorithm = ailboost(learner_decisions=7, share=0.2)
-    assert algorithm.request.weighting == Boosting(0.2, 7 * algorithm.policy.spec.execute)
+    algorithm = ailboost(learner_decisions=7, mixture_rate=0.2)
+    assert algorithm.sample_spec.weighting == LearnerMixture(0.2, 7 * algorithm.policy.spec.execute)
 
 
 def test_a_resumed_run_ends_with_the_same_weights() -> None:
@@ -208,7 +208,7 @@ def test_what_it_cannot_do_is_refused() -> None:
         ({"n_step": 3}, "n_step=0"),
         ({"gamma": 1.0}, "gamma < 1"),
         ({"learner_decisions": 0}, "learner_decisions must be at least 1"),
-        ({"share": 1.0}, r"share must lie in \(0, 1\)"),
+        ({"mixture_rate": 1.0}, r"mixture_rate must lie in \(0, 1\)"),
     )
     for settings, reason in refused:
         with pytest.raises(UserError, match=reason):
@@ -232,9 +232,9 @@ def source(algorithm: AILBoost, seed: int, **settings: Any) -> ReplaySource:
         ChunkedSim(LineSim(16), execute=1, obs_horizon=1, gamma=1.0),
         Replay.from_episodes(data, gamma=algorithm.config.gamma),
         torch.device("cpu"),
-        request=algorithm.request,
+        sample_spec=algorithm.sample_spec,
         settings=ReplayConfig(capacity=20_000, warmup_steps=320, **settings),
-        decisions=1,
+        num_steps=1,
         utd=1 / 16,
         seed=seed,
     )
@@ -251,7 +251,7 @@ def on_the_line(seed: int) -> AILBoost:
         tau=0.05,
         temperature=0.1,
         target_entropy=-2.0,
-        share=0.1,
+        mixture_rate=0.1,
         learner_decisions=2 * STEPS,
         discriminator_lr=2e-3,
         discriminator_delay=1,

@@ -34,7 +34,7 @@ SHOWN = mixed(200)
 def odice(seed: int = 0, policy: Policy | None = None, **config: Any) -> ODICE:
     torch.manual_seed(seed)
     algorithm = ODICE(ODICEConfig(**(COMMON | config)), policy or gaussian(imitation="mse"), total_updates=100)
-    algorithm.use_dataset(SHOWN)
+    algorithm.attach_dataset(SHOWN)
     return algorithm
 
 
@@ -158,7 +158,7 @@ def test_the_value_is_where_visits_average_to_what_conservatism_asks() -> None:
     data = replace(data, obs={"state": torch.zeros(128, 1, 2)}, reward=torch.arange(128) % 2 * 2.0 - 1)
     algorithm.reward_scale = 1.0
     for _ in range(150):
-        algorithm._critic_step(data)
+        algorithm.critic_step(data)
     value = float(algorithm.critic.values(data.obs).mean().detach())
     assert value == pytest.approx(2 / 3, abs=0.05)  # both in the linear part: 1 - V / 2 = 2 / 3
     torch.testing.assert_close(algorithm.weights(data), (data.reward - value).clamp(min=0), atol=0.05, rtol=0)
@@ -173,15 +173,15 @@ def test_the_largest_return_sets_the_unit_of_rewards() -> None:
     episodes = Episodes(arrays, np.array([2, 5]), ("", ""), np.array([-1, -1]), 0.1)
     assert discounted_returns(episodes, 0.5).tolist() == [2.0, -2.0]
     algorithm = odice(gamma=0.5, largest_return=50.0)
-    algorithm.use_dataset(episodes)
+    algorithm.attach_dataset(episodes)
     assert algorithm.reward_scale == 25.0
     other = odice(seed=1)
     other.load_state_dict(algorithm.state_dict())
     assert other.reward_scale == 25.0
     with pytest.raises(UserError, match="earns anything"):
-        algorithm.use_dataset(replace(episodes, arrays=arrays | {"reward": np.zeros(5)}))
+        algorithm.attach_dataset(replace(episodes, arrays=arrays | {"reward": np.zeros(5)}))
     with pytest.raises(UserError, match="no 'reward'"):
-        algorithm.use_dataset(replace(episodes, arrays={key: arrays[key] for key in ("state", "action")}))
+        algorithm.attach_dataset(replace(episodes, arrays={key: arrays[key] for key in ("state", "action")}))
 
 
 def test_without_rewards_all_data_is_imitated_alike() -> None:
@@ -218,4 +218,4 @@ def test_settings_that_make_no_sense_are_refused() -> None:
     with pytest.raises(UserError, match="histogram"):
         ODICEConfig(critic=replace(SMALL, bins=11))
     with pytest.raises(UserError, match="'odice' bootstraps from all members"):
-        odice(target_members=1)
+        odice(num_min_qs=1)

@@ -30,7 +30,12 @@ from robopolicy.training.config import (
 
 pytest.importorskip("ribs")
 
-from robopolicy.contrib.quality_diversity.dcg_map_elites import DCGMAPElites, DCGMAPElitesConfig, conditioned, crossed
+from robopolicy.contrib.quality_diversity.dcg_map_elites import (
+    DCGMAPElites,
+    DCGMAPElitesConfig,
+    conditioned,
+    iso_line_crossover,
+)
 
 NETWORK = GaussianConfig(
     hidden=(24, 24),
@@ -40,7 +45,15 @@ NETWORK = GaussianConfig(
     action_normalization="minmax",
     normalization="identity",
 )
-SMALL = {"cells": 32, "mutants": 4, "climbers": 3, "actors": 3, "critic_steps": 5, "climb_steps": 4, "batch_size": 32}
+SMALL = {
+    "cells": 32,
+    "ga_offspring": 4,
+    "pg_offspring": 3,
+    "actors": 3,
+    "critic_steps": 5,
+    "pg_steps": 4,
+    "batch_size": 32,
+}
 
 
 def run(seed: int = 0, num_envs: int = 8, policy: GaussianConfig = NETWORK, horizon: int = 1, **settings: Any) -> Parts:
@@ -97,11 +110,11 @@ def test_behaving_as_asked_pays_and_nothing_else_does() -> None:
 def test_children_lie_between_and_around_their_parents() -> None:
     generator = torch.Generator().manual_seed(0)
     first, second = torch.zeros(2000, 3), torch.tensor([1.0, 2.0, -1.0]).expand(2000, 3)
-    assert torch.equal(crossed(first, second, 0.0, 0.0, generator), first)
-    along = crossed(first, second, 0.0, 0.05, generator)
+    assert torch.equal(iso_line_crossover(first, second, 0.0, 0.0, generator), first)
+    along = iso_line_crossover(first, second, 0.0, 0.05, generator)
     torch.testing.assert_close(along[:, 1], 2 * along[:, 0])
     assert float(along[:, 0].std()) == pytest.approx(0.05, rel=0.1)
-    assert float(crossed(first, second, 0.005, 0.0, generator).std()) == pytest.approx(0.005, rel=0.1)
+    assert float(iso_line_crossover(first, second, 0.005, 0.0, generator).std()) == pytest.approx(0.005, rel=0.1)
 
 
 def test_a_member_plays_as_a_policy_with_its_weights_and_its_constant_does() -> None:
@@ -147,7 +160,7 @@ def test_candidates_are_scored_by_their_own_episodes() -> None:
 
 
 def test_climbers_climb_the_critic_at_their_own_descriptor_and_leave_it_alone() -> None:
-    parts = run(climb_steps=20)
+    parts = run(pg_steps=20)
     algorithm = learner(parts)
     generations(parts, 2)
     critic = copy.deepcopy(algorithm.critic.state_dict())
@@ -178,7 +191,7 @@ def test_an_elite_taken_out_ignores_what_it_is_asked_for() -> None:
     generations(parts, 1)
     wanted = torch.tensor([0.9, 0.5])
     best = algorithm.archive.nearest(wanted)
-    policy = algorithm.taken_out(best.solution[0])
+    policy = algorithm.extract_policy(best.solution[0])
     weights, constants = algorithm.population.split(best.solution)
     expected = algorithm.population.modes(weights, constants, {key: value[None] for key, value in obs.items()})[0]
     torch.testing.assert_close(policy.mode(obs), expected)
@@ -198,10 +211,10 @@ def test_a_resumed_run_ends_with_the_same_archive_and_weights() -> None:
 
 def test_it_covers_more_of_where_an_arm_can_reach_than_as_many_random_networks() -> None:
     """S176 (f), 320 episodes each; with three seeds 1.9 to 2.6 times as much."""
-    sizes = {"cells": 128, "critic_steps": 20, "climb_steps": 5, "iso": 0.02, "line": 0.1}
-    searched = run(num_envs=40, mutants=24, climbers=8, actors=8, **sizes)
+    sizes = {"cells": 128, "critic_steps": 20, "pg_steps": 5, "iso": 0.02, "line": 0.1}
+    searched = run(num_envs=40, ga_offspring=24, pg_offspring=8, actors=8, **sizes)
     found = generations(searched, 8)[-1]
-    drawn = run(num_envs=40, mutants=320, climbers=0, actors=0, **sizes)
+    drawn = run(num_envs=40, ga_offspring=320, pg_offspring=0, actors=0, **sizes)
     random = generations(drawn, 1)[-1]
     assert searched.source.env_steps == drawn.source.env_steps == 320 * 20
     assert found["archive/coverage"] > 1.7 * random["archive/coverage"]
@@ -221,8 +234,11 @@ def test_what_it_cannot_train_is_refused() -> None:
     with pytest.raises(UserError, match=r"policy\.normalization=identity"):
         run(policy=replace(NETWORK, normalization="running"))
     refused: tuple[tuple[dict[str, Any], str], ...] = (
-        ({"mutants": -1}, "mutants must be at least 0"),
-        ({"mutants": 0, "climbers": 0, "actors": 0}, r"algorithm\.mutants, climbers and actors must be at least 1"),
+        ({"ga_offspring": -1}, "ga_offspring must be at least 0"),
+        (
+            {"ga_offspring": 0, "pg_offspring": 0, "actors": 0},
+            r"algorithm\.ga_offspring, pg_offspring and actors must be at least 1",
+        ),
         ({"critic_steps": 0}, "critic_steps must be at least 1"),
         ({"length": 0.0}, "length must be positive"),
     )

@@ -12,8 +12,11 @@ from robopolicy.cli.main import main
 SMALL = [
     "experiment=arm_dcg_map_elites",
     "policy.hidden=[16,16]",
-    *(f"algorithm.{key}={value}" for key, value in {"cells": 32, "mutants": 4, "climbers": 2, "actors": 2}.items()),
-    *("algorithm.critic_steps=3", "algorithm.climb_steps=2", "sim.num_envs=8"),
+    *(
+        f"algorithm.{key}={value}"
+        for key, value in {"cells": 32, "ga_offspring": 4, "pg_offspring": 2, "actors": 2}.items()
+    ),
+    *("algorithm.critic_steps=3", "algorithm.pg_steps=2", "sim.num_envs=8"),
     *("budget.updates=2", "evaluation.episodes=2", "logging.every=1"),
 ]
 
