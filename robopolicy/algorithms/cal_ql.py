@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from robopolicy.algorithms.common.algorithm import Checkpointable, Metrics
 from robopolicy.algorithms.common.max_entropy import (
     MaxEntropyConfig,
     Temperature,
@@ -30,7 +31,6 @@ from robopolicy.algorithms.common.max_entropy import (
 )
 from robopolicy.algorithms.common.off_policy import OffPolicy, UpdateStats, optimizer_step, require_squashed, td_loss
 from robopolicy.algorithms.common.offline import ConservativeConfig, ConservativeObjective
-from robopolicy.algorithms.frames.base import Metrics, Stateful
 from robopolicy.algorithms.sac import actor_loss, soft_target
 from robopolicy.constraints import Count, Positive
 from robopolicy.critics.q import CriticConfig, random_subset_min
@@ -106,6 +106,6 @@ class CalQL(OffPolicy):
                 stats.actor(loss=loss, entropy=-logp.mean(), temperature=alpha)
         return self.finish(batch, stats)
 
-    def parts(self) -> Mapping[str, Stateful]:
+    def checkpoint_items(self) -> Mapping[str, Checkpointable]:
         """The shared parts, the temperature and the optimiser of actor and temperature."""
-        return {**super().parts(), "temperature": self.temperature, "optimizer": self.optimizer}
+        return {**super().checkpoint_items(), "temperature": self.temperature, "optimizer": self.optimizer}

@@ -25,9 +25,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from robopolicy.algorithms.common.algorithm import Checkpointable, Metrics, Observer
 from robopolicy.algorithms.common.off_policy import OffPolicy, UpdateStats, optimizer_step
 from robopolicy.algorithms.common.offline import QChunkingConfig, imitation_loss, known_errors, require_imitation
-from robopolicy.algorithms.frames.base import Metrics, Observer, Stateful
 from robopolicy.constraints import Count, InnerShare, Natural, Share
 from robopolicy.critics.q import QEnsemble
 from robopolicy.critics.value import ValueConfig, ValueNet
@@ -173,11 +173,11 @@ class DQC(OffPolicy):
         """The shared ones and the long critic and V."""
         return *super().observers(), self.long_critic.encoder, self.value
 
-    def deployable(self) -> Policy:
+    def inference_policy(self) -> Policy:
         """The policy with the critic of prefixes."""
         return self.acting_policy
 
-    def parts(self) -> Mapping[str, Stateful]:
+    def checkpoint_items(self) -> Mapping[str, Checkpointable]:
         """The shared parts, the optimiser of the policy, the long critic and V."""
         own = {"optimizer": self.optimizer, "long_critic": self.long_critic, "value": self.value}
-        return {**super().parts(), **own}
+        return {**super().checkpoint_items(), **own}

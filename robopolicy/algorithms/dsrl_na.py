@@ -24,6 +24,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from robopolicy.algorithms.common.algorithm import Checkpointable, Metrics, Observer
 from robopolicy.algorithms.common.max_entropy import (
     SteeringConfig,
     Temperature,
@@ -33,7 +34,6 @@ from robopolicy.algorithms.common.max_entropy import (
     target_entropy,
 )
 from robopolicy.algorithms.common.off_policy import OffPolicy, UpdateStats, optimizer_step
-from robopolicy.algorithms.frames.base import Metrics, Observer, Stateful
 from robopolicy.algorithms.sac import actor_loss, soft_target
 from robopolicy.constraints import Ratio
 from robopolicy.critics.q import QEnsemble
@@ -130,10 +130,10 @@ class DSRLNA(OffPolicy):
         """The shared ones and Q_W."""
         return *super().observers(), self.noise_critic.encoder
 
-    def parts(self) -> Mapping[str, Stateful]:
+    def checkpoint_items(self) -> Mapping[str, Checkpointable]:
         """The shared parts, the temperature, the optimiser of the actor, and Q_W with its optimiser."""
         return {
-            **super().parts(),
+            **super().checkpoint_items(),
             "temperature": self.temperature,
             "optimizer": self.optimizer,
             "noise_critic": self.noise_critic,

@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
+from robopolicy.algorithms.common.algorithm import Checkpointable, Metrics
 from robopolicy.algorithms.common.max_entropy import (
     SteeringConfig,
     Temperature,
@@ -29,7 +30,6 @@ from robopolicy.algorithms.common.max_entropy import (
     target_entropy,
 )
 from robopolicy.algorithms.common.off_policy import OffPolicy, UpdateStats, optimizer_step
-from robopolicy.algorithms.frames.base import Metrics, Stateful
 from robopolicy.algorithms.sac import actor_loss, soft_target
 from robopolicy.critics.q import QEnsemble
 from robopolicy.data.batches import Transitions
@@ -106,6 +106,6 @@ class DSRLSAC(OffPolicy):
                 stats.actor(loss=loss, entropy=-logp.mean(), temperature=alpha)
         return self.finish(batch, stats)
 
-    def parts(self) -> Mapping[str, Stateful]:
+    def checkpoint_items(self) -> Mapping[str, Checkpointable]:
         """The shared parts, the temperature and the optimiser of actor and temperature."""
-        return {**super().parts(), "temperature": self.temperature, "optimizer": self.optimizer}
+        return {**super().checkpoint_items(), "temperature": self.temperature, "optimizer": self.optimizer}

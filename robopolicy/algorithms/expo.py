@@ -26,10 +26,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from robopolicy.algorithms.common.algorithm import Checkpointable, Metrics, Observer
 from robopolicy.algorithms.common.max_entropy import Temperature
 from robopolicy.algorithms.common.off_policy import OffPolicy, OffPolicyConfig, UpdateStats, optimizer_step
 from robopolicy.algorithms.common.offline import imitation_loss, require_imitation
-from robopolicy.algorithms.frames.base import Metrics, Observer, Stateful
 from robopolicy.constraints import Count, Finite, Natural, NotNegative, Positive, Ratio, Share
 from robopolicy.critics.q import CriticConfig, QEnsemble
 from robopolicy.critics.value import softmax_weights
@@ -96,7 +96,7 @@ class EXPO(OffPolicy):
     data_source = "replay"
     heads = ("imitation_loss",)
     reference = "dong2025expo"
-    needs_bounds = True
+    requires_action_bounds = True
     config: EXPOConfig
 
     def __init__(self, config: EXPOConfig, policy: Policy, *, total_updates: int) -> None:
@@ -177,14 +177,14 @@ class EXPO(OffPolicy):
         """The shared ones, the averaged base and the edit policy."""
         return *super().observers(), self.ema.module, self.edit.encoder
 
-    def deployable(self) -> Policy:
+    def inference_policy(self) -> Policy:
         """The on-the-fly policy with the averaged base."""
         return self.acting_policy
 
-    def parts(self) -> Mapping[str, Stateful]:
+    def checkpoint_items(self) -> Mapping[str, Checkpointable]:
         """The shared parts, the averaged base, the edit policy, its temperature and the optimisers."""
         return {
-            **super().parts(),
+            **super().checkpoint_items(),
             "ema": self.ema,
             "edit": self.edit,
             "temperature": self.temperature,

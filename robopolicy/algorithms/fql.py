@@ -23,9 +23,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from robopolicy.algorithms.common.algorithm import Checkpointable, Metrics, Observer
 from robopolicy.algorithms.common.off_policy import OffPolicy, UpdateStats, optimizer_step
 from robopolicy.algorithms.common.offline import QChunkingConfig, complete_chunk_loss, imitation_loss
-from robopolicy.algorithms.frames.base import Metrics, Observer, Stateful
 from robopolicy.constraints import NotNegative
 from robopolicy.critics.q import QEnsemble
 from robopolicy.data.batches import Transitions
@@ -151,11 +151,11 @@ class FQL(OffPolicy):
         """The shared ones and the one-step policy."""
         return *super().observers(), self.student
 
-    def deployable(self) -> Policy:
+    def inference_policy(self) -> Policy:
         """The one-step policy."""
         return self.student
 
-    def parts(self) -> Mapping[str, Stateful]:
+    def checkpoint_items(self) -> Mapping[str, Checkpointable]:
         """The shared parts, the optimiser of the flow, the one-step policy and its optimiser."""
         own = {"optimizer": self.optimizer, "student": self.student, "student_optimizer": self.student_optimizer}
-        return {**super().parts(), **own}
+        return {**super().checkpoint_items(), **own}

@@ -30,8 +30,8 @@ import torch
 from torch import Tensor
 
 from robopolicy.algorithms.common.algorithm import Algorithm, Checkpointable, Metrics, frozen_copy
+from robopolicy.algorithms.common.offline import imitation_loss
 from robopolicy.algorithms.common.rollout_batch import flatten
-from robopolicy.algorithms.frames.imitation import imitation_loss
 from robopolicy.algorithms.ppo import PPO, PPOConfig, ppo_estimator
 from robopolicy.constraints import Count, NotNegative, Positive, Ranged
 from robopolicy.critics.value import ValueConfig

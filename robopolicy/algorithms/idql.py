@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from robopolicy.algorithms.common.algorithm import Checkpointable, Metrics, Observer
 from robopolicy.algorithms.common.off_policy import OffPolicy, UpdateStats, optimizer_step, td_loss
 from robopolicy.algorithms.common.offline import (
     ImitationConfig,
@@ -29,7 +30,6 @@ from robopolicy.algorithms.common.offline import (
     imitation_loss,
     require_imitation,
 )
-from robopolicy.algorithms.frames.base import Metrics, Observer, Stateful
 from robopolicy.constraints import Count, Positive, Share
 from robopolicy.critics.q import CriticConfig
 from robopolicy.data.batches import Transitions
@@ -118,10 +118,10 @@ class IDQL(OffPolicy):
         """The shared ones, V and the averaged policy."""
         return *super().observers(), self.objective, self.ema.module
 
-    def deployable(self) -> Policy:
+    def inference_policy(self) -> Policy:
         """The averaged policy with the target critic."""
         return self.acting_policy
 
-    def parts(self) -> Mapping[str, Stateful]:
+    def checkpoint_items(self) -> Mapping[str, Checkpointable]:
         """The shared parts, the optimiser of the policy, V and the averaged policy."""
-        return {**super().parts(), "optimizer": self.optimizer, "rule": self.objective, "ema": self.ema}
+        return {**super().checkpoint_items(), "optimizer": self.optimizer, "rule": self.objective, "ema": self.ema}

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from robopolicy.algorithms.common.algorithm import Checkpointable, Metrics, Observer
 from robopolicy.algorithms.common.off_policy import OffPolicy, UpdateStats, optimizer_step, td_loss
 from robopolicy.algorithms.common.offline import (
     ImitationConfig,
@@ -27,7 +28,6 @@ from robopolicy.algorithms.common.offline import (
     imitation_loss,
     require_imitation,
 )
-from robopolicy.algorithms.frames.base import Metrics, Observer, Stateful
 from robopolicy.constraints import NotNegative, Positive
 from robopolicy.critics.q import CriticConfig
 from robopolicy.critics.value import advantage_weight
@@ -111,6 +111,6 @@ class IQL(OffPolicy):
         """The shared ones and V."""
         return *super().observers(), self.objective
 
-    def parts(self) -> Mapping[str, Stateful]:
+    def checkpoint_items(self) -> Mapping[str, Checkpointable]:
         """The shared parts, the optimiser of the policy and V."""
-        return {**super().parts(), "optimizer": self.optimizer, "rule": self.objective}
+        return {**super().checkpoint_items(), "optimizer": self.optimizer, "rule": self.objective}

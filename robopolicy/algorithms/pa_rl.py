@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from robopolicy.algorithms.common.algorithm import Checkpointable, Metrics, Observer
 from robopolicy.algorithms.common.off_policy import OffPolicy, UpdateStats, optimizer_step, td_loss
 from robopolicy.algorithms.common.offline import (
     ConservativeConfig,
@@ -35,7 +36,6 @@ from robopolicy.algorithms.common.offline import (
     imitation_loss,
     require_imitation,
 )
-from robopolicy.algorithms.frames.base import Metrics, Observer, Stateful
 from robopolicy.constraints import Count, Natural, Positive
 from robopolicy.critics.q import CriticConfig
 from robopolicy.data.batches import Transitions
@@ -172,10 +172,10 @@ class PARL(OffPolicy):
         """The shared ones and V, if there is one."""
         return *super().observers(), self.objective
 
-    def deployable(self) -> Policy:
+    def inference_policy(self) -> Policy:
         """The policy with its critic."""
         return self.acting_policy
 
-    def parts(self) -> Mapping[str, Stateful]:
+    def checkpoint_items(self) -> Mapping[str, Checkpointable]:
         """The shared parts, the optimiser of the policy and V, if there is one."""
-        return {**super().parts(), "optimizer": self.optimizer, "rule": self.objective}
+        return {**super().checkpoint_items(), "optimizer": self.optimizer, "rule": self.objective}

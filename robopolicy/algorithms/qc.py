@@ -20,6 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from robopolicy.algorithms.common.algorithm import Checkpointable, Metrics
 from robopolicy.algorithms.common.off_policy import OffPolicy, UpdateStats, optimizer_step
 from robopolicy.algorithms.common.offline import (
     QChunkingConfig,
@@ -27,7 +28,6 @@ from robopolicy.algorithms.common.offline import (
     imitation_loss,
     require_imitation,
 )
-from robopolicy.algorithms.frames.base import Metrics, Stateful
 from robopolicy.constraints import Count
 from robopolicy.data.batches import Transitions
 from robopolicy.policies.base import Info, Observation, Policy, Sample
@@ -95,6 +95,6 @@ class QC(OffPolicy):
         """The policy with its critic."""
         return self.acting_policy
 
-    def parts(self) -> Mapping[str, Stateful]:
+    def checkpoint_items(self) -> Mapping[str, Checkpointable]:
         """The shared parts and the optimiser of the policy."""
-        return {**super().parts(), "optimizer": self.optimizer}
+        return {**super().checkpoint_items(), "optimizer": self.optimizer}

@@ -23,6 +23,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from robopolicy.algorithms.common.algorithm import Checkpointable, Metrics
 from robopolicy.algorithms.common.max_entropy import (
     MaxEntropyConfig,
     Temperature,
@@ -31,7 +32,6 @@ from robopolicy.algorithms.common.max_entropy import (
     target_entropy,
 )
 from robopolicy.algorithms.common.off_policy import OffPolicy, UpdateStats, optimizer_step, require_squashed
-from robopolicy.algorithms.frames.base import Metrics, Stateful
 from robopolicy.algorithms.sac import soft_target
 from robopolicy.constraints import Count, Finite, Ratio
 from robopolicy.critics.q import CriticConfig, QEnsemble
@@ -104,6 +104,6 @@ class RLPD(OffPolicy):
                 stats.actor(loss=loss, entropy=-logp.mean(), temperature=alpha)
         return self.finish(batch, stats)
 
-    def parts(self) -> Mapping[str, Stateful]:
+    def checkpoint_items(self) -> Mapping[str, Checkpointable]:
         """The shared parts, the temperature and the optimiser of actor and temperature."""
-        return {**super().parts(), "temperature": self.temperature, "optimizer": self.optimizer}
+        return {**super().checkpoint_items(), "temperature": self.temperature, "optimizer": self.optimizer}

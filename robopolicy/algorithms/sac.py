@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from robopolicy.algorithms.common.algorithm import Checkpointable, Metrics
 from robopolicy.algorithms.common.max_entropy import (
     MaxEntropyConfig,
     Temperature,
@@ -22,7 +23,6 @@ from robopolicy.algorithms.common.max_entropy import (
     target_entropy,
 )
 from robopolicy.algorithms.common.off_policy import OffPolicy, UpdateStats, optimizer_step, require_squashed
-from robopolicy.algorithms.frames.base import Metrics, Stateful
 from robopolicy.critics.q import QEnsemble
 from robopolicy.data.batches import Transitions
 from robopolicy.policies.base import Info, Observation, Policy, Sample
@@ -100,6 +100,6 @@ class SAC(OffPolicy):
                 stats.actor(loss=loss, entropy=-logp.mean(), temperature=alpha, **info)
         return self.finish(batch, stats)  # TD errors, normalisers, counter
 
-    def parts(self) -> Mapping[str, Stateful]:
+    def checkpoint_items(self) -> Mapping[str, Checkpointable]:
         """The shared parts, the temperature and the optimiser of actor and temperature."""
-        return {**super().parts(), "temperature": self.temperature, "optimizer": self.optimizer}
+        return {**super().checkpoint_items(), "temperature": self.temperature, "optimizer": self.optimizer}

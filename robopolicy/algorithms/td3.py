@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from robopolicy.algorithms.common.algorithm import Checkpointable, Metrics, frozen_copy
 from robopolicy.algorithms.common.off_policy import (
     OffPolicy,
     OffPolicyConfig,
@@ -28,7 +29,6 @@ from robopolicy.algorithms.common.off_policy import (
     optimizer_step,
     require_squashed,
 )
-from robopolicy.algorithms.frames.base import Metrics, Stateful, frozen_copy
 from robopolicy.constraints import Count, NotNegative
 from robopolicy.critics.q import CriticConfig, QEnsemble, TargetUpdate
 from robopolicy.data.batches import Transitions
@@ -129,6 +129,6 @@ class TD3(OffPolicy):
                 stats.actor(loss=loss, **info)
         return self.finish(batch, stats)  # TD errors, normalisers, counter
 
-    def parts(self) -> Mapping[str, Stateful]:
+    def checkpoint_items(self) -> Mapping[str, Checkpointable]:
         """The shared parts, the target policy and the optimiser of the actor."""
-        return {**super().parts(), "target_policy": self.target_policy, "optimizer": self.optimizer}
+        return {**super().checkpoint_items(), "target_policy": self.target_policy, "optimizer": self.optimizer}

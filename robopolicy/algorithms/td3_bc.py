@@ -20,8 +20,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from robopolicy.algorithms.common.algorithm import Checkpointable, Metrics, frozen_copy
 from robopolicy.algorithms.common.off_policy import OffPolicy, UpdateStats, optimizer_step, require_squashed
-from robopolicy.algorithms.frames.base import Metrics, Stateful, frozen_copy
 from robopolicy.algorithms.td3 import TD3Config, noisy_chunk, q1, smoothed_chunk
 from robopolicy.constraints import NotNegative
 from robopolicy.critics.q import TargetUpdate
@@ -113,6 +113,6 @@ class TD3BC(OffPolicy):
                 stats.actor(loss=loss, **info)
         return self.finish(batch, stats)
 
-    def parts(self) -> Mapping[str, Stateful]:
+    def checkpoint_items(self) -> Mapping[str, Checkpointable]:
         """The shared parts, the target policy and the optimiser of the actor."""
-        return {**super().parts(), "target_policy": self.target_policy, "optimizer": self.optimizer}
+        return {**super().checkpoint_items(), "target_policy": self.target_policy, "optimizer": self.optimizer}

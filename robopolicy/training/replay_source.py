@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
+from robopolicy.algorithms.common.algorithm import Algorithm
 from robopolicy.algorithms.common.off_policy import OffPolicy
-from robopolicy.algorithms.frames.base import Algorithm
 from robopolicy.data.batches import ReplaySampleSpec, Transitions
 from robopolicy.data.replay import MixedReplay, Replay
 from robopolicy.device import move

@@ -14,8 +14,7 @@ from td3_learners import (
     td3_bc,
 )
 
-from robopolicy.algorithms.frames.regularized_td3 import regularized_loss
-from robopolicy.algorithms.td3_bc import TD3BC, TD3BCConfig
+from robopolicy.algorithms.td3_bc import TD3BC, TD3BCConfig, regularized_loss
 from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
 

@@ -18,7 +18,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from robopolicy.algorithms.frames.base import Algorithm, Metrics, Observer, Stateful, frozen_copy
+from robopolicy.algorithms.common.algorithm import Algorithm, Checkpointable, Metrics, Observer, frozen_copy
 from robopolicy.constraints import Count, Natural, Positive, PositiveShare, Ranged, Ratio, Share
 from robopolicy.core.gradients import clip_gradients
 from robopolicy.critics.q import CriticConfig, QEnsemble, TargetUpdate, random_members, random_subset_min
@@ -72,7 +72,7 @@ class UpdateStats:
 class OffPolicy(Algorithm):
     """A critic ensemble, its target network and its optimiser; subclasses write `target` and `update`."""
 
-    may_fall = True  # an actor follows its critic out of what the base knew before the critic knows better
+    may_regress = True  # an actor follows its critic out of what the base knew before the critic knows better
     config: OffPolicyConfig
     chunk_starts_only: ClassVar[bool] = False  # sample windows where a chunk was chosen, whose record is known
     uses_full_ensemble: ClassVar[bool] = False  # the target uses all members, so that `num_min_qs` does nothing
@@ -194,9 +194,9 @@ class OffPolicy(Algorithm):
     def observe(self, batch: Transitions) -> None:
         """Merge the observations of `batch` into running normalisers."""
         for network in self.observers():
-            network.observe(batch.obs)
+            network.update_stats(batch.obs)
 
-    def parts(self) -> Mapping[str, Stateful]:
+    def checkpoint_items(self) -> Mapping[str, Checkpointable]:
         """Policy, critic, target network and the critic's optimiser; subclasses add theirs."""
         return {
             "policy": self.policy,

@@ -153,7 +153,7 @@ class ImplicitObjective(CriticObjective):
 
     def observe(self, obs: Observation) -> None:
         """Merge `obs` into the normaliser of V."""
-        self.value.observe(obs)
+        self.value.update_stats(obs)
 
 
 class ConservativeObjective(CriticObjective):

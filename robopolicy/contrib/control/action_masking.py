@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from robopolicy.algorithms.frames.base import Metrics, frozen_copy
+from robopolicy.algorithms.common.algorithm import Metrics, frozen_copy
 from robopolicy.algorithms.sac import SAC
 from robopolicy.algorithms.td3 import TD3
 from robopolicy.constraints import Positive, Ranged

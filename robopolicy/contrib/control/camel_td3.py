@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from robopolicy.algorithms.frames.base import Metrics, Stateful
+from robopolicy.algorithms.common.algorithm import Checkpointable, Metrics
 from robopolicy.algorithms.td3 import TD3, TD3Config
 from robopolicy.contrib.control.action_masking import MaskConfig, init_hint, make_mask, masked, update_mask
 from robopolicy.data.batches import Transitions
@@ -42,7 +42,7 @@ class CAMELTD3(TD3):
         self.mask = make_mask(config.mask, self.policy)
 
     @classmethod
-    def wanted_base(cls, config: CAMELTD3Config) -> str:
+    def init_hint(cls, config: CAMELTD3Config) -> str:
         """What to pass in place of a fresh policy, where there is no coded prior."""
         return init_hint(config.mask)
 
@@ -59,6 +59,6 @@ class CAMELTD3(TD3):
         metrics = super().update(batch)
         return metrics | update_mask(self.mask, self, batch)
 
-    def parts(self) -> Mapping[str, Stateful]:
+    def checkpoint_items(self) -> Mapping[str, Checkpointable]:
         """The parts of TD3 and the mask, with the prior in it."""
-        return {**super().parts(), "mask": self.mask}
+        return {**super().checkpoint_items(), "mask": self.mask}

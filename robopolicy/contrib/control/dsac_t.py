@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from robopolicy.algorithms.common.algorithm import Checkpointable, Metrics, frozen_copy
 from robopolicy.algorithms.common.off_policy import UpdateStats, optimizer_step
-from robopolicy.algorithms.frames.base import Metrics, Stateful, frozen_copy
 from robopolicy.algorithms.sac import SAC, SACConfig
 from robopolicy.constraints import Count, Positive
 from robopolicy.contrib.control.gaussian_critic import GaussianQ
@@ -144,6 +144,6 @@ class DSACT(SAC):
                 self._policy_update.copy_buffers()
         return self.finish(batch, stats)
 
-    def parts(self) -> Mapping[str, Stateful]:
+    def checkpoint_items(self) -> Mapping[str, Checkpointable]:
         """SAC's parts, the average spread and the slow copy of the policy."""
-        return {**super().parts(), "spread": self.spread, "target_policy": self.target_policy}
+        return {**super().checkpoint_items(), "spread": self.spread, "target_policy": self.target_policy}

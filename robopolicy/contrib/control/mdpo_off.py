@@ -19,8 +19,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from robopolicy.algorithms.common.algorithm import Checkpointable, Metrics, frozen_copy
 from robopolicy.algorithms.common.off_policy import UpdateStats, optimizer_step
-from robopolicy.algorithms.frames.base import Metrics, Stateful, frozen_copy
 from robopolicy.algorithms.sac import SAC, SACConfig
 from robopolicy.constraints import Count, NotNegative, Positive
 from robopolicy.data.batches import Transitions
@@ -77,6 +77,6 @@ class MDPOOff(SAC):
                     self.previous.load_state_dict(self.policy.state_dict())
         return self.finish(batch, stats)
 
-    def parts(self) -> Mapping[str, Stateful]:
+    def checkpoint_items(self) -> Mapping[str, Checkpointable]:
         """SAC's parts and the copy."""
-        return {**super().parts(), "previous": self.previous}
+        return {**super().checkpoint_items(), "previous": self.previous}

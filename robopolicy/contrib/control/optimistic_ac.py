@@ -24,8 +24,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from robopolicy.algorithms.common.algorithm import Checkpointable, Metrics, frozen_copy
 from robopolicy.algorithms.common.off_policy import UpdateStats, optimizer_step
-from robopolicy.algorithms.frames.base import Metrics, Stateful, frozen_copy
 from robopolicy.algorithms.sac import SAC, SACConfig
 from robopolicy.constraints import Count, Natural, NotNegative, PartialShare, Positive, PositiveShare
 from robopolicy.contrib.control.optimism import LazyUpdate, upper_value
@@ -142,6 +142,6 @@ class OptimisticAC(SAC):
             mine.copy_(first)
         self.optimizer.state.clear()
 
-    def parts(self) -> Mapping[str, Stateful]:
+    def checkpoint_items(self) -> Mapping[str, Checkpointable]:
         """SAC's parts, the first policy, the kept critic and the switch."""
-        return {**super().parts(), "start": self.start, "kept": self.kept, "switch": self.switch}
+        return {**super().checkpoint_items(), "start": self.start, "kept": self.kept, "switch": self.switch}

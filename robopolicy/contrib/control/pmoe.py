@@ -23,6 +23,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from robopolicy.algorithms.common.algorithm import Checkpointable, Metrics
 from robopolicy.algorithms.common.max_entropy import (
     MaxEntropyConfig,
     Temperature,
@@ -31,7 +32,6 @@ from robopolicy.algorithms.common.max_entropy import (
     target_entropy,
 )
 from robopolicy.algorithms.common.off_policy import OffPolicy, UpdateStats, optimizer_step
-from robopolicy.algorithms.frames.base import Metrics, Stateful
 from robopolicy.algorithms.sac import soft_target
 from robopolicy.constraints import NotNegative
 from robopolicy.critics.q import QEnsemble
@@ -122,6 +122,6 @@ class PMOE(OffPolicy):
         entropies = {"entropy": -sample.logp.mean(), "expert_entropy": -logp.mean()}
         return {"loss": loss, "temperature": alpha, **info, **entropies}
 
-    def parts(self) -> Mapping[str, Stateful]:
+    def checkpoint_items(self) -> Mapping[str, Checkpointable]:
         """The shared parts, the temperature and the optimiser of actor and temperature."""
-        return {**super().parts(), "temperature": self.temperature, "optimizer": self.optimizer}
+        return {**super().checkpoint_items(), "temperature": self.temperature, "optimizer": self.optimizer}

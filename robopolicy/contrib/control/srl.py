@@ -22,9 +22,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from robopolicy.algorithms.common.algorithm import Checkpointable, Metrics
 from robopolicy.algorithms.common.max_entropy import MaxEntropyConfig, Temperature, actor_optimizer, target_entropy
 from robopolicy.algorithms.common.off_policy import OffPolicy, UpdateStats, optimizer_step, td_loss
-from robopolicy.algorithms.frames.base import Metrics, Stateful
 from robopolicy.algorithms.sac import soft_target
 from robopolicy.constraints import Count, Finite
 from robopolicy.contrib.control.model_based_q import ModelBasedQ
@@ -131,6 +131,6 @@ class SRL(OffPolicy):
                 stats.actor(loss=loss, entropy=-logp.mean(), temperature=alpha)
         return self.finish(batch, stats)
 
-    def parts(self) -> Mapping[str, Stateful]:
+    def checkpoint_items(self) -> Mapping[str, Checkpointable]:
         """The shared parts, the temperature and the optimiser of actor and temperature."""
-        return {**super().parts(), "temperature": self.temperature, "optimizer": self.optimizer}
+        return {**super().checkpoint_items(), "temperature": self.temperature, "optimizer": self.optimizer}

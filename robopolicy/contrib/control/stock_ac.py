@@ -24,8 +24,8 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor, nn
 
+from robopolicy.algorithms.common.algorithm import Metrics
 from robopolicy.algorithms.common.off_policy import UpdateStats, optimizer_step
-from robopolicy.algorithms.frames.base import Metrics
 from robopolicy.algorithms.td3 import TD3, TD3Config, smoothed_chunk
 from robopolicy.constraints import Count, Finite, Natural, Positive, PositiveShare, Share
 from robopolicy.contrib.control.quantile_critic import QuantileQ, quantile_loss

@@ -26,8 +26,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from robopolicy.algorithms.common.algorithm import Checkpointable, Metrics
 from robopolicy.algorithms.common.off_policy import OffPolicy, OffPolicyConfig, UpdateStats, optimizer_step
-from robopolicy.algorithms.frames.base import Metrics, Stateful
 from robopolicy.constraints import Count, NotNegative, Positive, Ratio
 from robopolicy.contrib.control.symphony_policy import SwaddledPolicy
 from robopolicy.contrib.control.weighted_quantile_q import WeightedQuantileQ
@@ -185,6 +185,6 @@ class Symphony(OffPolicy):
                 stats.actor(loss=loss, **info)
         return self.finish(batch, stats)
 
-    def parts(self) -> Mapping[str, Stateful]:
+    def checkpoint_items(self) -> Mapping[str, Checkpointable]:
         """The shared parts, the units and the optimiser of the actor."""
-        return {**super().parts(), "units": self.scaler, "optimizer": self.optimizer}
+        return {**super().checkpoint_items(), "units": self.scaler, "optimizer": self.optimizer}

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from robopolicy.algorithms.frames.base import Metrics, Stateful
+from robopolicy.algorithms.common.algorithm import Checkpointable, Metrics
 from robopolicy.algorithms.td3 import TD3, TD3Config, q1
 from robopolicy.constraints import InnerShare, NotNegative, Positive
 from robopolicy.data.batches import Transitions
@@ -151,6 +151,9 @@ class TSCAC(TD3):
         difference = normalizer.normalize(chunk[:, executed]) - normalizer.normalize(other[:, executed])
         return difference.square().mean(-1)
 
-    def parts(self) -> Mapping[str, Stateful]:
+    def checkpoint_items(self) -> Mapping[str, Checkpointable]:
         """TD3's parts, and every teacher."""
-        return {**super().parts(), **{f"teacher_{reward}": teacher for reward, teacher in self.teachers.items()}}
+        return {
+            **super().checkpoint_items(),
+            **{f"teacher_{reward}": teacher for reward, teacher in self.teachers.items()},
+        }

@@ -21,8 +21,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from robopolicy.algorithms.common.algorithm import Checkpointable, Metrics, Observer
 from robopolicy.algorithms.common.off_policy import UpdateStats, optimizer_step
-from robopolicy.algorithms.frames.base import Metrics, Observer, Stateful
 from robopolicy.algorithms.td3 import q1, smoothed_chunk
 from robopolicy.algorithms.td3_bc import TD3BC, TD3BCConfig, chunk_distance, executed
 from robopolicy.constraints import Count, Natural, NotNegative, Positive, Ranged
@@ -177,10 +177,10 @@ class A2PR(TD3BC):
         """The shared ones and V and the VAE."""
         return *super().observers(), self.value, self.vae.encoder
 
-    def parts(self) -> Mapping[str, Stateful]:
+    def checkpoint_items(self) -> Mapping[str, Checkpointable]:
         """TD3's parts, V, the VAE and their optimisers."""
         return {
-            **super().parts(),
+            **super().checkpoint_items(),
             "value": self.value,
             "value_optimizer": self.value_optimizer,
             "vae": self.vae,

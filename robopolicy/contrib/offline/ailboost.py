@@ -29,8 +29,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from robopolicy.algorithms.common.algorithm import Checkpointable, Metrics, frozen_copy
 from robopolicy.algorithms.common.off_policy import UpdateStats, optimizer_step
-from robopolicy.algorithms.frames.base import Metrics, Stateful, frozen_copy
 from robopolicy.algorithms.sac import SAC, SACConfig
 from robopolicy.constraints import Count, InnerShare, Positive, PositiveShare, Ranged
 from robopolicy.contrib.offline.discriminator import (
@@ -175,7 +175,7 @@ class AILBoost(SAC):
                 optimizer_step(self.optimizer, loss + self.temperature.loss(logp, self.target_entropy))
                 stats.actor(loss=loss, entropy=-logp.mean(), temperature=alpha, **info)
         metrics = self.finish(batch, stats)
-        self.discriminator.encoder.observe(batch.obs)
+        self.discriminator.encoder.update_stats(batch.obs)
         if not learner or self.learner > learner:
             self.reward_discriminator.load_state_dict(self.discriminator.state_dict())
         return metrics | {"critic/learner": float(learner)}
@@ -206,7 +206,7 @@ class AILBoost(SAC):
         reward = reward + torch.where(played.discount == 0, after, 0.0)
         return replace(played, reward=reward, weight=torch.ones_like(played.weight))
 
-    def parts(self) -> Mapping[str, Stateful]:
+    def checkpoint_items(self) -> Mapping[str, Checkpointable]:
         """SAC's parts, the discriminator, its optimiser and the one that rewards."""
         own = {"discriminator": self.discriminator, "discriminator_optimizer": self.discriminator_optimizer}
-        return {**super().parts(), **own, "judge": self.reward_discriminator}
+        return {**super().checkpoint_items(), **own, "judge": self.reward_discriminator}

@@ -25,9 +25,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from robopolicy.algorithms.common.algorithm import Checkpointable, Metrics
 from robopolicy.algorithms.common.off_policy import OffPolicy, UpdateStats, optimizer_step
 from robopolicy.algorithms.common.offline import ImitationConfig, imitation_loss, require_imitation
-from robopolicy.algorithms.frames.base import Metrics, Stateful
 from robopolicy.constraints import InnerShare, NotNegative, Positive
 from robopolicy.core.gradients import flat_gradient
 from robopolicy.critics.q import CriticConfig, Judged, QEnsemble
@@ -212,9 +212,9 @@ class ODICE(OffPolicy):
                 stats.actor(loss=loss, weight=weight.mean(), imitated=(weight > 0).float().mean())
         return self.finish(batch, stats)
 
-    def parts(self) -> Mapping[str, Stateful]:
+    def checkpoint_items(self) -> Mapping[str, Checkpointable]:
         """The shared parts and the optimiser of the policy."""
-        return {**super().parts(), "optimizer": self.optimizer}
+        return {**super().checkpoint_items(), "optimizer": self.optimizer}
 
     def state_dict(self) -> dict[str, Any]:
         """States of all parts and the scale of the rewards."""

@@ -32,8 +32,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from robopolicy.algorithms.common.algorithm import Checkpointable, Metrics
 from robopolicy.algorithms.common.off_policy import optimizer_step
-from robopolicy.algorithms.frames.base import Metrics, Stateful
 from robopolicy.algorithms.td3 import TD3, TD3Config, q1
 from robopolicy.constraints import Count, Finite, Natural, NotNegative, Positive
 from robopolicy.contrib.quality_diversity.behavior import DESCRIPTOR
@@ -251,9 +251,9 @@ class DCGMAPElites(TD3):
         weight[:, :, columns] = 0.0
         return policy
 
-    def parts(self) -> Mapping[str, Stateful]:
+    def checkpoint_items(self) -> Mapping[str, Checkpointable]:
         """Those of TD3 and the archive."""
-        return {**super().parts(), "archive": self.archive}
+        return {**super().checkpoint_items(), "archive": self.archive}
 
     def state_dict(self) -> dict[str, object]:
         """Those of the parts, and who is played next."""
