@@ -1,4 +1,4 @@
-"""BPO and MDPO against their closed forms, and what the frame of on-policy control shares."""
+"""BPO and MDPO against their closed forms, and what they share with PPO."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Normal, kl_divergence
 
-from robopolicy.algorithms.common.on_policy import LR_FACTOR, ActorCritic, value_loss
+from robopolicy.algorithms.common.on_policy import LR_FACTOR, adapt_rate, value_loss
 from robopolicy.algorithms.common.rollout_batch import RolloutBatch, compute_advantages, flatten, normalize
 from robopolicy.algorithms.ppo import PPO, PPOConfig
 from robopolicy.algorithms.registry import make_algorithm
@@ -38,7 +38,7 @@ def algorithm(name: str, seed: int = 0, updates: int = 20, **overrides: Any) -> 
     return make_algorithm(name, CONFIGS[name](**(SMALL | overrides)), policy, total_updates=updates)
 
 
-def rows_of(learner: ActorCritic) -> RolloutBatch:
+def rows_of(learner: PPO) -> RolloutBatch:
     rollout = tools.sampler_for(learner).collect(learner.act)
     return compute_advantages(rollout, learner.critic, gamma=0.99, gae_lambda=0.95)
 
@@ -125,7 +125,7 @@ def test_the_trained_median_normalises_the_targets_of_skewed_returns_and_the_val
 def test_bpo_starts_at_ratio_one_and_pushes_towards_better_actions() -> None:
     learner: BPO = algorithm("bpo", temperature=1e-6)
     rows = rows_of(learner)
-    loss, info = learner.actor_loss(rows, log_stats=True)
+    loss, info = learner.loss(rows, log_stats=True)
     assert float(info["approx_kl"]) == pytest.approx(0, abs=1e-9)
     assert float(info["outside"]) == 0.0
     actual = torch.autograd.grad(loss, list(learner.policy.parameters()))
@@ -143,7 +143,7 @@ def test_bpo_pulls_a_ratio_beyond_its_target_back() -> None:
     rows = RolloutBatch(
         rows.obs, rows.record, rows.logp - 1.0, rows.advantage, rows.value_target, rows.value
     )  # ratio e
-    loss, _ = learner.actor_loss(rows, log_stats=False)
+    loss, _ = learner.loss(rows, log_stats=False)
     actual = torch.autograd.grad(loss, list(learner.policy.parameters()))
     with torch.no_grad():
         weight = (rows.value_target - learner.critic(rows.obs)).abs()
@@ -173,7 +173,7 @@ def test_many_mirror_steps_end_at_the_exponential_of_the_advantage() -> None:
     torch.testing.assert_close(logits.detach().softmax(0), wanted, rtol=0, atol=3e-8)
 
 
-def assert_same_gradient(loss: Tensor, expected: Tensor, learner: ActorCritic) -> None:
+def assert_same_gradient(loss: Tensor, expected: Tensor, learner: PPO) -> None:
     parameters = list(learner.policy.parameters())
     tools.assert_close(tools.gradient(loss, parameters), tools.gradient(expected, parameters))
 
@@ -183,10 +183,10 @@ def test_mdpo_follows_the_advantage_times_its_step_less_the_log_ratio() -> None:
     rows = rows_of(learner)
     logp = learner.policy.decisions(rows.obs, rows.record).logp.sum(1)
     advantage = 0.5 * normalize(rows.advantage)
-    loss, _ = learner.actor_loss(rows, log_stats=False)
+    loss, _ = learner.loss(rows, log_stats=False)
     assert_same_gradient(loss, -(advantage * logp).mean(), learner)
     moved = replace(rows, logp=rows.logp - 0.3)  # all ratios are exp(0.3), of which the KL pulls back 0.3
-    loss, _ = learner.actor_loss(moved, log_stats=False)
+    loss, _ = learner.loss(moved, log_stats=False)
     assert_same_gradient(loss, ((0.3 - advantage) * math.exp(0.3) * logp).mean(), learner)
 
 
@@ -229,7 +229,7 @@ def test_the_steps_of_mdpo_shrink_to_nothing() -> None:
     assert learner.step_size == pytest.approx(0.5)
     learner.updates = 20
     rows = rows_of(learner)
-    loss, _ = learner.actor_loss(rows, log_stats=True)
+    loss, _ = learner.loss(rows, log_stats=True)
     assert max(float(g.abs().max()) for g in torch.autograd.grad(loss, list(learner.policy.parameters()))) < 1e-6
 
 
@@ -251,7 +251,7 @@ def test_ta_lpo_with_wide_drifts_is_the_unclipped_gradient() -> None:
     rows = rows_of(learner)
     rows = RolloutBatch(rows.obs, rows.record, rows.logp - 0.3, rows.advantage, rows.value_target, rows.value)
     parameters = list(learner.policy.parameters())
-    actual = torch.autograd.grad(learner.actor_loss(rows, log_stats=False)[0], parameters)
+    actual = torch.autograd.grad(learner.loss(rows, log_stats=False)[0], parameters)
     change = learner.policy.decisions(rows.obs, rows.record).logp.sum(1) - rows.logp.sum(1)
     advantage = (rows.advantage - rows.advantage.mean()) / (rows.advantage.std() + 1e-8)
     plain = torch.autograd.grad(importance(change, advantage, 0.8, 1.2).loss.mean(), parameters)
@@ -272,11 +272,11 @@ def test_the_adaptive_rate_falls_after_large_steps_and_rises_after_small_ones() 
     learner: PPO = algorithm("ppo", lr=1e-3, lr_schedule="adaptive", target_kl=0.01)
     for kl, factor in ((0.03, 1 / LR_FACTOR), (0.015, 1.0), (0.004, LR_FACTOR), (0.0, 1.0)):
         before = learner.optimizer.param_groups[0]["lr"]
-        learner._adapt_lr(kl)
+        adapt_rate(learner.optimizer, kl, 0.01)
         assert learner.optimizer.param_groups[0]["lr"] == pytest.approx(before * factor)
     for kl, bound in ((1.0, 1e-5), (1e-6, 1e-2)):
         for _ in range(50):
-            learner._adapt_lr(kl)
+            adapt_rate(learner.optimizer, kl, 0.01)
         assert learner.optimizer.param_groups[0]["lr"] == pytest.approx(bound)
 
 
@@ -293,21 +293,21 @@ def test_the_epochs_end_once_the_kl_is_too_large(target_kl: float | None, epochs
     learner: PPO = algorithm("ppo", target_kl=target_kl)
     metrics = learner.update(tools.sampler_for(learner).collect(learner.act))
     assert metrics["actor/epochs"] == epochs
-    assert learner.optimizer.state[learner.parameters[0]]["step"] == steps
+    assert learner.optimizer.state[learner.optimizer.param_groups[0]["params"][0]]["step"] == steps
 
 
 @pytest.mark.parametrize("name", ["bpo", "mdpo", "ppo", "ta_lpo"])
 def test_running_statistics_move_when_the_epochs_are_over(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     learner = algorithm(name)
-    statistics = lambda: [b.clone() for net in learner.observers() for b in net.buffers()]  # noqa: E731
+    statistics = lambda: [b.clone() for net in (learner.policy, *learner.critics().values()) for b in net.buffers()]  # noqa: E731
     same = lambda a, b: all(torch.equal(x, y) for x, y in zip(a, b, strict=True))  # noqa: E731
-    before, actor_loss, seen = statistics(), learner.actor_loss, []
+    before, original, seen = statistics(), learner.loss, []
 
     def spy(rows: RolloutBatch, *, log_stats: bool) -> tuple[Tensor, dict[str, Tensor]]:
         seen.append(statistics())
-        return actor_loss(rows, log_stats=log_stats)
+        return original(rows, log_stats=log_stats)
 
-    monkeypatch.setattr(learner, "actor_loss", spy)
+    monkeypatch.setattr(learner, "loss", spy)
     learner.update(tools.sampler_for(learner).collect(learner.act))
     assert len(seen) == 8 and all(same(before, during) for during in seen)
     assert not same(before, statistics())

@@ -14,7 +14,13 @@ import pytest
 import torch
 import yaml
 
-from robopolicy.algorithms.recipe import Compared, RecipeTuner, RecipeTunerConfig, decisions_of, whole_groups
+from robopolicy.algorithms.recipe import (
+    RecipeFineTuner,
+    RecipeFineTunerConfig,
+    ScoredBatch,
+    decisions_of,
+    group_minibatches,
+)
 from robopolicy.core.advantage import outcome
 from robopolicy.core.recipe import Recipe
 from robopolicy.core.registry import REGISTRIES
@@ -27,14 +33,14 @@ ROLLOUTS = [name for name in recipe_names() if read_recipe(name).get("data", "ro
 HEADS = {"flow": tools.flow_head, "diffusion": tools.diffusion_head}
 
 
-def tuner(head: str = "flow", seed: int = 0, **overrides: Any) -> RecipeTuner:
+def tuner(head: str = "flow", seed: int = 0, **overrides: Any) -> RecipeFineTuner:
     settings = {"group_size": 4, "batch_size": 64} | overrides
-    return RecipeTuner(RecipeTunerConfig(**settings), HEADS[head](seed), total_updates=20)
+    return RecipeFineTuner(RecipeFineTunerConfig(**settings), HEADS[head](seed), total_updates=20)
 
 
-def compared(algorithm: RecipeTuner, rollout: Any) -> Compared:
+def compared(algorithm: RecipeFineTuner, rollout: Any) -> ScoredBatch:
     decisions = algorithm._scored(decisions_of(rollout, algorithm.dimensions, 0))
-    return Compared(decisions, algorithm.recipe.advantage(decisions))
+    return ScoredBatch(decisions, algorithm.recipe.advantage(decisions))
 
 
 both = pytest.mark.parametrize("head", HEADS)
@@ -54,7 +60,7 @@ def test_every_ratio_of_fresh_data_is_one_and_the_gradient_is_the_policy_gradien
     sampler = tools.sampler_for(algorithm)
     algorithm.update(sampler.collect(algorithm.act))
     rows = compared(algorithm, sampler.collect(algorithm.act))
-    loss, info = algorithm.actor_loss(rows)
+    loss, info = algorithm.loss(rows)
     assert float(info["ratio_max"]) < 1e-3 and float(info["clip_fraction"]) == 0.0
     logp = algorithm.policy.decisions(
         {"state": rows.decisions.extra["obs.state"]}, {"chain": rows.decisions.extra["record.chain"]}
@@ -63,7 +69,8 @@ def test_every_ratio_of_fresh_data_is_one_and_the_gradient_is_the_policy_gradien
     share = 1.0 / torch.bincount(episodes)[episodes] / len(episodes.unique()) / logp.shape[1]  # mean of episode means
     plain = -(share[:, None] * rows.advantage * logp * algorithm.dimensions).sum()
     tools.assert_close(
-        tools.gradient(loss, algorithm.actor_parameters), tools.gradient(plain, algorithm.actor_parameters)
+        tools.gradient(loss, tools.actor_parameters(algorithm)),
+        tools.gradient(plain, tools.actor_parameters(algorithm)),
     )
 
 
@@ -93,9 +100,9 @@ def test_rows_are_chunks_of_episodes_in_order_of_time() -> None:
     assert float(rows.need("reward")[:, :-1].abs().sum()) == 0.0 and rows.need("version").unique().item() == 3
 
 
-def test_a_minibatch_holds_whole_groups() -> None:
+def test_a_minibatch_holds_group_minibatches() -> None:
     group = torch.tensor([0, 1, 2, 3, 3, 2, 1, 0, 0])
-    parts = list(whole_groups(group, 4, torch.Generator().manual_seed(0)))
+    parts = list(group_minibatches(group, 4, torch.Generator().manual_seed(0)))
     assert sorted(torch.cat(parts).tolist()) == list(range(9))
     assert all(not set(group[a].tolist()) & set(group[b].tolist()) for a, b in itertools.pairwise(parts))
     assert all(len(part) >= 4 for part in parts[:-1])

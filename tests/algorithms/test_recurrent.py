@@ -90,7 +90,7 @@ def test_ratios_of_fresh_data_are_one_after_unrolling(name: str, kind: str) -> N
     sampler = sampler_for(made)
     sampler.collect(made.act)  # the next one begins in the middle of episodes
     rollout = sampler.collect(made.act)
-    rows = made.rows_of(rollout)
+    rows = made.process_rollout(rollout)
     for part, _ in recurrent_minibatches(rows, rollout.shape, 52, made.generator):
         obs = made.policy.unrolled(part.obs, 13)
         torch.testing.assert_close(obs[MEMORY], part.obs[MEMORY], rtol=0, atol=1e-6)
@@ -101,7 +101,7 @@ def test_ratios_of_fresh_data_are_one_after_unrolling(name: str, kind: str) -> N
 def test_sequences_are_whole_columns_and_every_one_comes_once() -> None:
     made = learner()
     rollout = sampler_for(made, 10).collect(made.act)
-    rows = made.rows_of(rollout)
+    rows = made.process_rollout(rollout)
     parts = list(recurrent_minibatches(rows, rollout.shape, 52, made.generator))
     assert [last for _, last in parts] == [False, False, True] and sum(len(part) for part, _ in parts) == 130
     columns = torch.cat([part.advantage.view(13, -1) for part, _ in parts], 1)

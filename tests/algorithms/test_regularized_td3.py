@@ -78,7 +78,7 @@ def test_without_alpha_it_imitates_and_with_much_of_it_it_climbs() -> None:
     data = drawn(algorithm)
     mode = algorithm.policy.mode(data.obs)
     error = (mode - data.chunk)[:, :1].square().mean()
-    assert float(algorithm.actor_loss(data)[0].detach()) == pytest.approx(error.item(), rel=1e-5)
+    assert float(algorithm.loss(data)[0].detach()) == pytest.approx(error.item(), rel=1e-5)
     greedy = td3_bc(alpha=1e6)
     climb = gradient(greedy, -greedy.first_value(data.obs, greedy.policy.mode(data.obs)).mean())
     found = gradient(greedy, greedy.actor_loss(data)[0])
@@ -123,7 +123,7 @@ def test_a_large_beta_is_td3_bc() -> None:
     data = drawn(pulled)
     chunk = pulled.policy.mode(data.obs)
     torch.testing.assert_close(pulled.penalty(data, chunk)[0], plain.penalty(data, chunk)[0])
-    torch.testing.assert_close(pulled.actor_loss(data)[0], plain.actor_loss(data)[0])
+    torch.testing.assert_close(pulled.actor_loss(data)[0], plain.loss(data)[0])
 
 
 def test_without_beta_the_nearest_action_of_any_state_is_close_enough() -> None:
@@ -213,11 +213,11 @@ def test_where_no_advantage_is_positive_nothing_pulls() -> None:
     data = drawn(algorithm)
     with torch.no_grad():
         [layer for layer in algorithm.value.head.modules() if isinstance(layer, torch.nn.Linear)][-1].bias.add_(100.0)
-    loss, info = algorithm.actor_loss(data)
+    loss, info = algorithm.loss(data)
     assert float(info["pulled"]) == 0 and not gradient(algorithm, loss).any()
     with torch.no_grad():
         [layer for layer in algorithm.value.head.modules() if isinstance(layer, torch.nn.Linear)][-1].bias.sub_(200.0)
-    loss, info = algorithm.actor_loss(data)
+    loss, info = algorithm.loss(data)
     assert float(info["pulled"]) == 1 and gradient(algorithm, loss).any()
 
 

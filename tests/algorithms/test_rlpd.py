@@ -156,7 +156,7 @@ def test_a_nan_is_not_swallowed_and_autocast_is_finite() -> None:
     part = batch(16)
     with torch.autocast("cpu", torch.bfloat16):
         loss, _ = algorithm.critic_loss(part)
-        actor, _, _ = algorithm.actor_loss(part, algorithm.temperature.value)
+        actor, _, _ = algorithm.loss(part, algorithm.temperature.value)
     assert bool(loss.isfinite() & actor.isfinite())
     metrics = algorithm.update(replace(part, reward=part.reward * torch.nan))
     assert metrics["critic/loss"] != metrics["critic/loss"]

@@ -9,9 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from robopolicy.algorithms.common.on_policy import ActorCritic
 from robopolicy.algorithms.common.symmetry import SymmetryConfig
-from robopolicy.algorithms.ppo import PPOConfig
+from robopolicy.algorithms.ppo import PPO, PPOConfig
 from robopolicy.algorithms.registry import make_algorithm
 from robopolicy.contrib.control.bpo import BPOConfig
 from robopolicy.contrib.control.mdpo import MDPOConfig
@@ -34,7 +33,7 @@ def learner(name: str = "ppo", seed: int = 0, mixture: bool = False, **overrides
     if mixture:
         policy = MixturePolicy(MixtureConfig(hidden=(16,), action_normalization="identity"), SPEC)
     made = make_algorithm(name, CONFIGS[name](**settings), policy, total_updates=30)
-    assert isinstance(made, ActorCritic)
+    assert isinstance(made, PPO)
     made.attach_symmetry(MIRROR)
     return made
 
@@ -61,9 +60,9 @@ def test_a_reflection_applied_twice_changes_nothing() -> None:
 def test_mirroring_decisions_twice_gives_the_decisions() -> None:
     made = learner(symmetry=SymmetryConfig(augment=True))
     sampler = tools.sampler_for(made)
-    rows = made.rows_of(sampler.collect(made.act))
-    once = made._symmetry.rows(rows)
-    again = made._symmetry.rows(once)
+    rows = made.process_rollout(sampler.collect(made.act))
+    once = made.symmetry.image(rows)
+    again = made.symmetry.image(once)
     assert not torch.equal(once.obs["state"], rows.obs["state"])
     assert torch.equal(again.obs["state"], rows.obs["state"])
     assert torch.equal(again.record["raw"], rows.record["raw"])
@@ -73,11 +72,11 @@ def test_mirroring_decisions_twice_gives_the_decisions() -> None:
 @pytest.mark.parametrize("name", CONFIGS)
 def test_the_loss_is_the_mean_of_both_sides_and_the_kl_that_of_the_played_one(name: str) -> None:
     made = learner(name, symmetry=SymmetryConfig(augment=True))
-    rows = made.rows_of(tools.sampler_for(made).collect(made.act))
-    image = made._symmetry.rows(rows)
-    both, info = made._actor_loss(rows, image, log_stats=True)
-    played, own = made.actor_loss(rows, log_stats=True)
-    mirrored, _ = made.actor_loss(image, log_stats=True)
+    rows = made.process_rollout(tools.sampler_for(made).collect(made.act))
+    image = made.symmetry.image(rows)
+    both, info = made.minibatch_loss(rows, image, 16, log_stats=True)
+    played, own = made.loss(rows, log_stats=True)
+    mirrored, _ = made.loss(image, log_stats=True)
     torch.testing.assert_close(both, (played + mirrored) / 2)
     assert float(info["approx_kl"]) == float(own["approx_kl"]) == pytest.approx(0, abs=1e-9)
 
@@ -87,7 +86,7 @@ def test_mirrored_ratios_start_at_one_for_a_symmetric_policy() -> None:
     with torch.no_grad():
         for p in made.policy.actor.parameters():
             p.zero_()
-    rows = made._symmetry.rows(made.rows_of(tools.sampler_for(made).collect(made.act)))
+    rows = made.symmetry.image(made.process_rollout(tools.sampler_for(made).collect(made.act)))
     torch.testing.assert_close(made.policy.decisions(rows.obs, rows.record).logp, rows.logp)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from emulated_gpu import emulated_gpu
 
-from robopolicy.algorithms.common.rollout_batch import BackgroundWorker
+from robopolicy.algorithms.common.on_policy import BackgroundWorker
 from robopolicy.cli.main import main
 
 SMALL = ["policy.hidden=[8]", "budget.updates=2", "evaluation.episodes=2", "evaluation.every=1", "out=runs"]
@@ -56,7 +56,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def test_what_is_made_of_policies_on_a_gpu_plays_there(
     what: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(BackgroundWorker, "SMALLEST", float("inf"))  # a mode of torch holds for one thread
+    monkeypatch.setattr(BackgroundWorker, "MIN_PARALLEL_WORK", float("inf"))  # a mode of torch holds for one thread
     monkeypatch.chdir(folder)
     made = str(tmp_path / "made")
     run(*MADE[what], "--out", made, "--device", "cuda")

@@ -11,7 +11,7 @@ from emulated_gpu import GPU, GpuTensor, emulated_gpu
 from torch import nn
 
 from docs.compatibility import ALLOWED, opened, workplace
-from robopolicy.algorithms.common.rollout_batch import BackgroundWorker
+from robopolicy.algorithms.common.on_policy import BackgroundWorker
 from robopolicy.training.resume import load_tree, save_tree
 
 PACKAGES = {"dcg_map_elites": "ribs", "ts_ddr": "clarabel"}  # of optional extras
@@ -62,7 +62,7 @@ def test_an_algorithm_learns_on_a_gpu_goes_on_from_its_resume_point_and_acts(
 ) -> None:
     if name in PACKAGES:
         pytest.importorskip(PACKAGES[name])
-    monkeypatch.setattr(BackgroundWorker, "SMALLEST", float("inf"))  # a mode of torch holds for one thread
+    monkeypatch.setattr(BackgroundWorker, "MIN_PARALLEL_WORK", float("inf"))  # a mode of torch holds for one thread
     head = min(ALLOWED[name] - UNSEEN)
     with emulated_gpu(), opened(place, name, head, device="cuda") as parts:
         algorithm, source = parts.algorithm, parts.source
