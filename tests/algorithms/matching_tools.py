@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from fine_tuning_tools import completed
 from torch import Tensor, nn
 
-from robopolicy.algorithms.common.fine_tuning import StoredPoints
 from robopolicy.algorithms.common.rollout_batch import RolloutBatch, compute_advantages
 from robopolicy.algorithms.registry import ALGORITHMS
 from robopolicy.critics.value import ValueConfig
@@ -72,11 +72,10 @@ def bandit(
     return Rollout(first, record, sample.logp.unsqueeze(0), value.unsqueeze(0), steps, done, ~done, none, obs)
 
 
-def prepared(algorithm: StoredPoints, rollout: Rollout) -> RolloutBatch:
+def prepared(algorithm: Any, rollout: Rollout) -> RolloutBatch:
     """Rows as the first epoch sees them."""
     rows = compute_advantages(rollout, algorithm.critic, gamma=0.99, gae_lambda=0.95)
-    with torch.no_grad():
-        return algorithm.prepare(rows)
+    return completed(algorithm, rows)
 
 
 def gradient(loss: Tensor, module: nn.Module) -> Tensor:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from robopolicy.algorithms.common.rollout_batch import RolloutBatch, minibatches, normalize
-from robopolicy.algorithms.dppo import DPPO, DPPOConfig, actor_loss, bc_loss, step_advantage
+from robopolicy.algorithms.dppo import DPPO, DPPOConfig, bc_loss, dppo_loss, step_advantage
 from robopolicy.core.decisions import Decisions
 from robopolicy.errors import UserError
 from robopolicy.policies.exploration import diffusion_chain
@@ -52,7 +52,7 @@ def test_every_ratio_of_the_first_minibatch_is_one(name: str) -> None:
         rollout = sampler.collect(algorithm.act)
         rows = tools.rows_of(algorithm, rollout)
         for batch, _ in minibatches(rows, 50, torch.Generator().manual_seed(0)):
-            _, info = algorithm.actor_loss(batch)
+            _, info = algorithm.loss(batch)
             assert float(info["ratio_max"]) < 1e-5
             assert float(info["approx_kl"]) == pytest.approx(0.0, abs=1e-9) and float(info["clip_fraction"]) == 0.0
         metrics = algorithm.update(rollout)
@@ -62,11 +62,11 @@ def test_every_ratio_of_the_first_minibatch_is_one(name: str) -> None:
 def test_the_first_gradient_is_the_policy_gradient_of_every_step() -> None:
     algorithm = dppo(gamma_denoise=0.5, trained_steps=3)
     rows = tools.rows_of(algorithm, tools.sampler_for(algorithm).collect(algorithm.act))
-    loss, _ = actor_loss(algorithm.policy, rows, algorithm.estimator, algorithm.config)
+    loss, _ = dppo_loss(algorithm.policy, rows, algorithm.estimator, algorithm.config)
     logp = algorithm.policy.decisions(rows.obs, rows.record).logp
     weights = torch.tensor([0.25, 0.5, 1.0])
     plain = -(normalize(rows.advantage)[:, None] * weights * logp).mean()
-    parameters = algorithm.actor_parameters
+    parameters = tools.actor_parameters(algorithm)
     tools.assert_close(tools.gradient(loss, parameters), tools.gradient(plain, parameters))
 
 
@@ -76,10 +76,10 @@ def test_without_discounted_credit_only_the_last_step_learns() -> None:
     advantage = step_advantage(rows.advantage, Decisions(logp_old=rows.logp), algorithm.config)
     assert not bool(advantage[:, :-1].any())
     torch.testing.assert_close(advantage[:, -1], normalize(rows.advantage))  # 0 ** 0 = 1
-    loss, _ = actor_loss(algorithm.policy, rows, algorithm.estimator, algorithm.config)
+    loss, _ = dppo_loss(algorithm.policy, rows, algorithm.estimator, algorithm.config)
     last = algorithm.policy.decisions(rows.obs, rows.record).logp[:, -1]
     plain = -(normalize(rows.advantage) * last).mean() / 4
-    parameters = algorithm.actor_parameters
+    parameters = tools.actor_parameters(algorithm)
     tools.assert_close(tools.gradient(loss, parameters), tools.gradient(plain, parameters))
 
 
@@ -160,7 +160,7 @@ def test_saving_leaves_the_ratio_of_fresh_data_at_one(tmp_path: Path) -> None:
     save_checkpoint(tmp_path / "c", algorithm.inference_policy(), task="toy/point_mass", obs_sample=obs)
     assert not any(module.training for module in algorithm.policy.head.modules())
     rows = tools.rows_of(algorithm, tools.sampler_for(algorithm).collect(algorithm.act))
-    _, info = algorithm.actor_loss(rows)
+    _, info = algorithm.loss(rows)
     assert float(info["ratio_max"]) < 1e-5
 
 
@@ -209,7 +209,7 @@ def test_losses_stay_finite_under_autocast_and_show_a_nan() -> None:
     rollout = tools.sampler_for(algorithm).collect(algorithm.act)
     rows = tools.rows_of(algorithm, rollout)
     with torch.autocast("cpu", torch.bfloat16):
-        loss, _ = algorithm.actor_loss(rows)
+        loss, _ = algorithm.loss(rows)
         assert bool(loss.isfinite())
     rollout.reward[3, 2] = float("nan")
     assert math.isnan(algorithm.update(rollout)["critic/loss"])
@@ -261,7 +261,7 @@ def test_the_gradient_of_a_bandit_is_the_closed_form(monkeypatch: pytest.MonkeyP
     sample = algorithm.act(obs, generator=torch.Generator().manual_seed(0))
     reward = -(sample.chunk[:, 0, 0] - 2).square()
     batch = RolloutBatch(obs, sample.record, sample.logp, reward, reward, reward)
-    loss, info = actor_loss(algorithm.policy, batch, algorithm.estimator, config)
+    loss, info = dppo_loss(algorithm.policy, batch, algorithm.estimator, config)
     head = algorithm.policy.head
     assert isinstance(head, Drift) and float(info["clamped"]) < 0.01
     (slope,) = torch.autograd.grad(loss, [head.drift])

@@ -9,8 +9,6 @@ import fine_tuning_tools as tools
 import pytest
 import torch
 
-from robopolicy.algorithms import ppo as ppo_module
-from robopolicy.algorithms import reinflow as reinflow_module
 from robopolicy.algorithms.common.algorithm import Algorithm
 from robopolicy.algorithms.common.rollout_batch import (
     RewardNormalizer,
@@ -21,8 +19,8 @@ from robopolicy.algorithms.common.rollout_batch import (
     normalize,
 )
 from robopolicy.algorithms.gorl import EpisodeReturns
-from robopolicy.algorithms.ppo import PPO, PPOConfig
-from robopolicy.algorithms.reinflow import ReinFlow, ReinFlowConfig
+from robopolicy.algorithms.ppo import PPO, PPOConfig, ppo_loss
+from robopolicy.algorithms.reinflow import ReinFlow, ReinFlowConfig, reinflow_loss
 from robopolicy.data.batches import Rollout
 from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
@@ -54,11 +52,11 @@ def reinflow(seed: int = 0, **overrides: Any) -> ReinFlow:
 
 def test_episodes_that_a_resumed_run_cannot_go_on_with_are_forgotten() -> None:
     algorithm, returns = ppo(), EpisodeReturns()
-    algorithm.scale.running = returns.running = torch.ones(2)
+    algorithm.reward_normalizer.running = returns.running = torch.ones(2)
     returns.discard()
     algorithm.reset_episodes()
     returns.reset_episodes()
-    assert (algorithm.scale.running, returns.running, returns.fresh) == (None, None, None)
+    assert (algorithm.reward_normalizer.running, returns.running, returns.fresh) == (None, None, None)
 
 
 @pytest.mark.parametrize("value", [0.1, -3.3, 57.7])
@@ -93,9 +91,9 @@ def test_every_ratio_of_the_first_minibatch_is_one(make: Any) -> None:
             assert (torch.exp(logp - batch.logp) - 1).abs().max() < 1e-5
         batch, _ = next(minibatches(rows, 64, torch.Generator().manual_seed(1)))
         if isinstance(algorithm, PPO):
-            _, info = ppo_module.actor_loss(algorithm.policy, batch, algorithm.estimator)
+            _, info = ppo_loss(algorithm.policy, batch, algorithm.estimator)
         else:
-            _, info = reinflow_module.actor_loss(algorithm.policy, batch, algorithm.estimator, algorithm.config)
+            _, info = reinflow_loss(algorithm.policy, batch, algorithm.estimator, algorithm.config)
         assert float(info["approx_kl"]) == pytest.approx(0.0, abs=1e-9)
         assert float(info["clip_fraction"]) == 0.0
         algorithm.update(rollout)
@@ -106,10 +104,10 @@ def test_the_first_gradient_is_the_policy_gradient(make: Any) -> None:
     algorithm = make(entropy_coef=0.0, **({} if make is ppo else {"logp_clamp": None}))
     rows = rows_of(algorithm, sampler_for(algorithm).collect(algorithm.act))
     if isinstance(algorithm, PPO):
-        loss, _ = ppo_module.actor_loss(algorithm.policy, rows, algorithm.estimator)
+        loss, _ = ppo_loss(algorithm.policy, rows, algorithm.estimator)
         dims = 1
     else:
-        loss, _ = reinflow_module.actor_loss(algorithm.policy, rows, algorithm.estimator, algorithm.config)
+        loss, _ = reinflow_loss(algorithm.policy, rows, algorithm.estimator, algorithm.config)
         dims = 4 * 4 * 2  # its density is a mean over the steps of the chain and all dimensions of the chunk
     advantage = (rows.advantage - rows.advantage.mean()) / (rows.advantage.std() + 1e-8)
     plain = -(advantage * algorithm.policy.decisions(rows.obs, rows.record).logp.sum(1)).mean() / dims
@@ -145,13 +143,13 @@ def test_statistics_of_a_fine_tuner_move_when_its_epochs_are_over(monkeypatch: p
     algorithm = reinflow()
     statistics = lambda: [b.clone() for net in (algorithm.policy, algorithm.critic) for b in net.buffers()]  # noqa: E731
     same = lambda a, b: all(torch.equal(x, y) for x, y in zip(a, b, strict=True))  # noqa: E731
-    before, actor_loss, seen = statistics(), algorithm.actor_loss, []
+    before, original, seen = statistics(), algorithm.loss, []
 
     def spy(rows: Any) -> Any:
         seen.append(statistics())
-        return actor_loss(rows)
+        return original(rows)
 
-    monkeypatch.setattr(algorithm, "actor_loss", spy)
+    monkeypatch.setattr(algorithm, "loss", spy)
     algorithm.update(sampler_for(algorithm).collect(algorithm.act))
     assert seen and all(same(before, during) for during in seen)
     assert not same(before, statistics())
@@ -177,7 +175,7 @@ def test_the_return_scale_merges_rollouts_and_discounts_as_the_advantages_do(uni
         empty: dict[str, torch.Tensor] = {}
         ended, earned = done[part], reward[part]
         rollout = Rollout(empty, empty, earned, earned, steps[part], ended, ended & False, empty, empty)
-        scale.observe(rollout, 0.9, unit)
+        scale.update(rollout, 0.9, unit)
 
     torch.manual_seed(0)
     reward, done = torch.rand(40, 3), torch.rand(40, 3) < 0.1

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Normal
 
-from robopolicy.algorithms.common.rollout_batch import RolloutBatch, minibatches, normalize
-from robopolicy.algorithms.reinflow import ReinFlow, ReinFlowConfig, actor_loss, bc_loss, chain_logp
+from robopolicy.algorithms.common.rollout_batch import RolloutBatch, compute_advantages, minibatches, normalize
+from robopolicy.algorithms.reinflow import ReinFlow, ReinFlowConfig, bc_loss, chain_logp, reinflow_loss
 from robopolicy.critics.value import ValueConfig
 from robopolicy.policies.density import normal_log_density
 from robopolicy.policies.exploration.flow_chains import NoiseConfig, StochasticFlow
@@ -40,7 +40,7 @@ def test_every_ratio_of_the_first_minibatch_is_one(name: str) -> None:
     for _ in range(2):
         rollout = sampler.collect(algorithm.act)
         for batch, _ in minibatches(tools.rows_of(algorithm, rollout), 50, torch.Generator().manual_seed(0)):
-            _, info = algorithm.actor_loss(batch)
+            _, info = algorithm.loss(batch)
             assert float(info["ratio_max"]) < 1e-5 and float(info["clip_fraction"]) == 0.0
         algorithm.update(rollout)
 
@@ -49,14 +49,14 @@ def test_seeds_train_as_stored_chains_do() -> None:
     stored, seeds = reinflow(), reinflow(recompute_chains=True)
     rollout = tools.sampler_for(seeds).collect(seeds.act)
     assert {key: value.dtype for key, value in rollout.record.items()} == {"seed": torch.int64}
-    rows = tools.rows_of(seeds, rollout)
-    assert seeds._recorder is not None
-    record, logp = seeds._recorder.recall(rows.obs, rows.record)
-    kept = RolloutBatch(rows.obs, record, logp, rows.advantage, rows.value_target, rows.value)
+    rows = compute_advantages(rollout, seeds.critic, gamma=0.99, gae_lambda=0.95)
+    seeds.recorder.snapshot()
+    drawn = seeds.recorder.resample(rows)
     stored.policy.load_state_dict(seeds.policy.state_dict())
-    losses = seeds.actor_loss(rows)[0], stored.actor_loss(kept)[0]
+    assert stored.recorder.resample(drawn) is drawn
+    losses = seeds.loss(drawn)[0], stored.loss(drawn)[0]
     one, two = (
-        tools.gradient(loss, algorithm.actor_parameters)
+        tools.gradient(loss, tools.actor_parameters(algorithm))
         for loss, algorithm in zip(losses, (seeds, stored), strict=True)
     )
     tools.assert_close(one, two)
@@ -85,7 +85,7 @@ def test_the_ratio_is_that_of_whole_chains_whose_initial_noise_cancels() -> None
         before = whole_chain_logp(algorithm.policy, rows)
         shake(algorithm.policy, 0.02)
         change = whole_chain_logp(algorithm.policy, rows) - before
-        loss, info = algorithm.actor_loss(rows)
+        loss, info = algorithm.loss(rows)
     assert float(change.abs().max()) > 0.1
     chain = rows.record["chain"]
     ratio = (change / chain[:, 1:].flatten(1).shape[1]).exp()  # per transition and dimension
@@ -117,8 +117,8 @@ def test_the_clamp_stops_the_gradient_of_small_noise_and_says_so() -> None:
     for clamp, stopped in ((1.0, True), (None, False)):
         algorithm = reinflow(noise=small, logp_clamp=clamp, entropy_coef=0.0)
         rows = tools.rows_of(algorithm, tools.sampler_for(algorithm).collect(algorithm.act))
-        loss, info = actor_loss(algorithm.policy, rows, algorithm.estimator, algorithm.config)
-        slopes = tools.gradient(loss, algorithm.actor_parameters)
+        loss, info = reinflow_loss(algorithm.policy, rows, algorithm.estimator, algorithm.config)
+        slopes = tools.gradient(loss, tools.actor_parameters(algorithm))
         assert all(not bool(slope.any()) for slope in slopes) == stopped
         assert ("clamped" in info) == stopped and (not stopped or float(info["clamped"]) == 1.0)
 
@@ -128,10 +128,10 @@ def test_losses_stay_finite_under_autocast_and_show_a_nan() -> None:
     rollout = tools.sampler_for(algorithm).collect(algorithm.act)
     rows = tools.rows_of(algorithm, rollout)
     with torch.autocast("cpu", torch.bfloat16):
-        loss, info = algorithm.actor_loss(rows)
+        loss, info = algorithm.loss(rows)
     assert bool(loss.isfinite()) and bool(info["bc_loss"].isfinite())
     rows.record["chain"][3, 2] = math.nan
-    assert bool(algorithm.actor_loss(rows)[0].isnan())
+    assert bool(algorithm.loss(rows)[0].isnan())
     rollout.reward[3, 2] = math.nan
     assert math.isnan(algorithm.update(rollout)["critic/loss"])
 
@@ -206,7 +206,7 @@ def test_the_gradient_of_a_bandit_is_the_closed_form() -> None:
     sample = algorithm.act(obs, generator=torch.Generator().manual_seed(0))
     reward = -(sample.chunk[:, 0, 0] - 2).square()
     batch = RolloutBatch(obs, sample.record, sample.logp, reward, reward, reward)
-    loss, _ = actor_loss(algorithm.policy, batch, algorithm.estimator, config)
+    loss, _ = reinflow_loss(algorithm.policy, batch, algorithm.estimator, config)
     head = algorithm.policy.head
     assert isinstance(head, Drift)
     (slope,) = torch.autograd.grad(loss, [head.drift])

@@ -38,7 +38,7 @@ def test_every_ratio_of_fresh_data_is_one(name: str, family: str) -> None:
         rows = prepared(algorithm, rollout)
         for batch, _ in minibatches(rows, 33, torch.Generator().manual_seed(0)):
             assert float(((algorithm.logp(batch) - batch.logp).exp() - 1).detach().abs().max()) < 1e-5
-        _, info = algorithm.actor_loss(rows)
+        _, info = algorithm.loss(rows)
         assert float(info["approx_kl"]) == pytest.approx(0.0, abs=1e-9)
         assert float(info["clip_fraction"]) == 0.0
         algorithm.update(rollout)
@@ -47,7 +47,7 @@ def test_every_ratio_of_fresh_data_is_one(name: str, family: str) -> None:
 @names
 def test_points_are_drawn_once_per_rollout(name: str) -> None:
     algorithm, seen = tuner(name, epochs=3, critic_warmup=0), {}
-    original = algorithm.actor_loss
+    original = algorithm.loss
 
     def spy(rows: Any) -> Any:
         for row in range(len(rows)):  # rows are told apart by their observation
@@ -56,7 +56,7 @@ def test_points_are_drawn_once_per_rollout(name: str) -> None:
             seen.setdefault(key, []).append(kept | {"logp": rows.logp[row].clone()})
         return original(rows)
 
-    algorithm.actor_loss = spy
+    algorithm.loss = spy
     rollout = bandit(algorithm.policy, 100)
     algorithm.update(rollout)
     assert len(seen) == 100
@@ -79,7 +79,7 @@ def test_the_loss_draws_nothing(name: str) -> None:
     rows = prepared(algorithm, bandit(algorithm.policy, 40))
     states, losses = [], []
     for _ in range(2):
-        losses.append(algorithm.actor_loss(rows)[0].detach())
+        losses.append(algorithm.loss(rows)[0].detach())
         states.append((torch.get_rng_state(), algorithm.generator.get_state()))
     assert torch.equal(*losses) and all(torch.equal(*pair) for pair in zip(*states, strict=True))
 
@@ -136,7 +136,7 @@ def test_a_nan_shows_in_the_loss(name: str) -> None:
     algorithm = tuner(name)
     rows = prepared(algorithm, bandit(algorithm.policy, 50))
     rows.obs["state"][3] = float("nan")
-    assert bool(algorithm.actor_loss(rows)[0].isnan())
+    assert bool(algorithm.loss(rows)[0].isnan())
 
 
 @names
@@ -145,7 +145,7 @@ def test_losses_stay_finite_under_autocast(name: str) -> None:
     rollout = bandit(algorithm.policy, 50)
     with torch.autocast("cpu", torch.bfloat16):
         rows = prepared(algorithm, rollout)
-        loss, _ = algorithm.actor_loss(rows)
+        loss, _ = algorithm.loss(rows)
     assert bool(loss.isfinite()) and bool(gradient(loss, algorithm.policy).isfinite().all())
 
 

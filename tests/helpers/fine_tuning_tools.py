@@ -77,8 +77,22 @@ def rollout_of(obs: dict[str, Tensor], record: dict[str, Tensor], steps: int) ->
     return Rollout(seen, decided, none.unsqueeze(-1), none, none.long(), none.bool(), none.bool(), {}, last)
 
 
+def completed(algorithm: Any, rows: RolloutBatch) -> RolloutBatch:
+    """Rows as the first epoch sees them: with chains, or with stored points."""
+    if hasattr(algorithm, "weighted"):
+        return algorithm.weighted(rows)
+    if hasattr(algorithm, "flow_loss"):
+        return algorithm.flow_loss.complete(rows)
+    algorithm.recorder.snapshot()
+    return algorithm.recorder.resample(rows)
+
+
+def actor_parameters(algorithm: Any) -> list[nn.Parameter]:
+    return algorithm.actor_optimizer.param_groups[0]["params"]
+
+
 def rows_of(algorithm: Any, rollout: Any) -> RolloutBatch:
-    return algorithm.prepare(compute_advantages(rollout, algorithm.critic, gamma=0.99, gae_lambda=0.95))
+    return completed(algorithm, compute_advantages(rollout, algorithm.critic, gamma=0.99, gae_lambda=0.95))
 
 
 def snapshot(module: nn.Module) -> dict[str, Tensor]:

@@ -185,7 +185,7 @@ def test_a_collapse_restores_the_best_state(tmp_path, monkeypatch):
     monkeypatch.setattr(trainer.algorithm, "load_state_dict", spy)
     report = trainer.train()
     assert states == [2]  # not at 0.75, which may be chance
-    assert trainer.algorithm.scale.running is None  # the rewards so far were those of other episodes
+    assert trainer.algorithm.reward_normalizer.running is None  # the rewards so far were those of other episodes
     assert (report["restored"], report["final"]["success"], report["best"]["update"]) == (1, 0.9, 2)
     assert [
         row["guard/restored"] for row in read_jsonl(trainer.folder / "metrics.jsonl") if "guard/restored" in row

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from robopolicy.algorithms.common.rollout_batch import RewardNormalizer
-from robopolicy.algorithms.gorl import DecoderFit, GoRLConfig
+from robopolicy.algorithms.gorl import DecoderTrainer, GoRLConfig
 from robopolicy.contrib.control.props import PROPS, PROPSConfig
 from robopolicy.contrib.control.stock_wrapper import StockConfig, StockSim
 from robopolicy.contrib.control.subpo import Visited
@@ -48,11 +48,11 @@ def rollout(device: torch.device) -> Rollout:
         return Rollout({"state": torch.zeros(4, 3, 1, 1)}, {}, ones, ones, ones.long(), flags, flags, last, last)
 
 
-def made(device: torch.device) -> tuple[Visited, PROPS, DecoderFit]:
+def made(device: torch.device) -> tuple[Visited, PROPS, DecoderTrainer]:
     """Parts that remember more than networks and optimisers."""
     with device:
         props = PROPS(PROPSConfig(), GaussianPolicy(GaussianConfig(), SPEC), total_updates=2)
-        return Visited(2), props, DecoderFit(FlowPolicy(FlowConfig(), SPEC), GoRLConfig())
+        return Visited(2), props, DecoderTrainer(FlowPolicy(FlowConfig(), SPEC), GoRLConfig())
 
 
 @pytest.mark.filterwarnings("ignore:.*non-meta parameter")
@@ -60,14 +60,14 @@ def test_what_an_algorithm_remembers_of_its_play() -> None:
     scale = RewardNormalizer()
     scale.moments.observe = lambda values: None  # type: ignore[method-assign]
     scale.load_state_dict({"running": torch.zeros(3), "moments": scale.moments.state_dict()})
-    scale.observe(rollout(GPU), 0.9)
+    scale.update(rollout(GPU), 0.9)
     assert scale.running is not None and scale.running.device == GPU
     saved = made(torch.device("cpu"))
     visited, props, decoder = made(GPU)
     visited.load_state_dict({"places": torch.zeros(3, 4, 2), "count": torch.ones(3, dtype=torch.int64)})
     assert visited.places.device == visited.count.device == GPU
     props.load_state_dict(saved[1].state_dict() | {"kept": [vars(rollout(torch.device("cpu")))]})
-    assert {props.kept[0].reward.device, props.kept[0].obs["state"].device} == {GPU}
+    assert {props.kept_batches[0].reward.device, props.kept_batches[0].obs["state"].device} == {GPU}
     chunks = {"obs": {"state": torch.zeros(5, 1, 1)}, "chunk": torch.zeros(5, 1, 1)}
     decoder.load_state_dict(saved[2].state_dict() | chunks)
     assert decoder.chunk is not None and decoder.chunk.device == decoder.obs["state"].device == GPU

@@ -49,7 +49,7 @@ def normalized(advantage: Tensor) -> Tensor:
 
 
 class HAMNet(MultiRewardCritic):
-    """PPO on vectors of rewards; `RolloutBatch` hold `(B, R)` advantages, values and targets."""
+    """PPO on vectors of rewards; a `RolloutBatch` holds `(B, R)` advantages, values and targets."""
 
     name = "hamnet"
     config_class = HAMNetConfig

@@ -1,7 +1,7 @@
 """On-policy learners with a value for every part of the reward: HAMNet's, and those of constraints.
 
 A simulator may say which parts its reward has (`Step.info["reward.NAME"]`, `Rollout.terms`). What the named ones leave
-of the reward is one more part, the last. `RolloutBatch` then hold `(B, R)` advantages, values and targets.
+of the reward is one more part, the last. A `RolloutBatch` then holds `(B, R)` advantages, values and targets.
 """
 
 from __future__ import annotations

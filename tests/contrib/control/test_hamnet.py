@@ -54,7 +54,7 @@ def test_advantages_of_the_parts_add_up_to_that_of_the_reward() -> None:
     algorithm = learner()
     batch = played(algorithm)
     assert bool(batch.truncated.any())
-    rows = algorithm.rows_of(batch)
+    rows = algorithm.process_rollout(batch)
     plain = compute_advantages(batch, algorithm.critic, gamma=0.99, gae_lambda=0.95)
     for name in ("advantage", "value_target", "value"):
         assert getattr(rows, name).shape == (len(plain), 2)
@@ -63,9 +63,9 @@ def test_advantages_of_the_parts_add_up_to_that_of_the_reward() -> None:
 
 def test_fresh_gradients_are_those_of_the_sum_and_each_part_is_clipped_by_itself() -> None:
     algorithm = learner()
-    rows = algorithm.rows_of(played(algorithm))
+    rows = algorithm.process_rollout(played(algorithm))
     parameters = list(algorithm.policy.parameters())
-    loss, info = algorithm.actor_loss(rows, log_stats=True)
+    loss, info = algorithm.loss(rows, log_stats=True)
     assert float(info["approx_kl"]) == pytest.approx(0.0, abs=1e-9)
     advantage = normalized(rows.advantage)
     logp = algorithm.policy.decisions(rows.obs, rows.record).logp.sum(1)
@@ -76,7 +76,7 @@ def test_fresh_gradients_are_those_of_the_sum_and_each_part_is_clipped_by_itself
     moved = replace(rows, logp=rows.logp - 1.0)
     logp = algorithm.policy.decisions(rows.obs, rows.record).logp.sum(1)
     expected = torch.autograd.grad(-(advantage.clamp(max=0).sum(1) * torch.e * logp).mean(), parameters)
-    loss, _ = algorithm.actor_loss(moved, log_stats=False)
+    loss, _ = algorithm.loss(moved, log_stats=False)
     for one, other in zip(torch.autograd.grad(loss, parameters), expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
 
@@ -133,5 +133,5 @@ def test_a_diverged_step_loses_its_parts() -> None:
     batch = played(algorithm)
     broken = batch.terms["success"].clone()
     broken[0] = torch.nan
-    rows: RolloutBatch = algorithm.rows_of(replace(batch, terms={"success": broken}))
+    rows: RolloutBatch = algorithm.process_rollout(replace(batch, terms={"success": broken}))
     assert bool(rows.advantage.isfinite().all())

@@ -75,9 +75,9 @@ def test_the_lock_keeps_the_contract() -> None:
 def test_the_bellman_target_is_reward_plus_the_value_of_what_the_policy_does_next() -> None:
     learning = Learning(4)
     algorithm, windows = learning.algorithm, learning.windows
-    algorithm.scale.observe(replace(learning.batch(), reward=5 * torch.rand(4, 32)), 0.99)
-    reward = algorithm.scale.factor * windows.reward  # in the units of what is played
-    assert 0 < algorithm.scale.factor < 0.5
+    algorithm.reward_normalizer.update(replace(learning.batch(), reward=5 * torch.rand(4, 32)), 0.99)
+    reward = algorithm.reward_normalizer.factor * windows.reward  # in the units of what is played
+    assert 0 < algorithm.reward_normalizer.factor < 0.5
     state = algorithm.generator.get_state()
     target = algorithm.bellman_target(windows)
     algorithm.generator.set_state(state)
@@ -91,9 +91,9 @@ def test_the_bellman_target_is_reward_plus_the_value_of_what_the_policy_does_nex
 
 def test_rows_of_both_halves_start_at_ratio_one_and_those_of_the_dataset_have_no_mean_advantage() -> None:
     learning = Learning(4, offline_batch=2000, value_samples=30)
-    found = learning.algorithm.rows_of(learning.batch())
+    found = learning.algorithm.process_rollout(learning.batch())
     assert len(found) == 32 * 4 + 2000
-    _, info = learning.algorithm.actor_loss(found, log_stats=True)
+    _, info = learning.algorithm.loss(found, log_stats=True)
     assert float(info["ratio_max"]) < 1e-5
     offline = found.advantage[128:]
     assert float(offline.mean().abs()) < 4 * float(offline.std()) / 2000**0.5
@@ -105,7 +105,7 @@ def test_q_fits_the_returns_of_play_and_the_dataset_at_once() -> None:
     algorithm, batch = learning.algorithm, learning.batch()
     chunk, earned = batch.record["chunk"], torch.zeros(3, 32)
     earned[-1] = 2 * chunk[-1, :, 0, 0].clamp(-1, 1)  # what the dataset knows nothing of
-    algorithm.rows_of(replace(batch, reward=earned))
+    algorithm.process_rollout(replace(batch, reward=earned))
     last = batch.offline.discount == 0
     obs = {key: value[last] for key, value in batch.offline.obs.items()}
     with torch.no_grad():

@@ -16,7 +16,7 @@ from torch.nn.utils import parameters_to_vector
 from robopolicy.algorithms.common.rollout_batch import RolloutBatch, compute_advantages, normalize
 from robopolicy.algorithms.registry import make_algorithm
 from robopolicy.contrib.control.harpg import HARPG, HARPGConfig, hessian_vector
-from robopolicy.contrib.control.momentum import MomentumGradient, Trace
+from robopolicy.contrib.control.momentum import MomentumGradient, MomentumState
 from robopolicy.contrib.control.npg_igt import NPGIGT, NPGIGTConfig, look_ahead
 from robopolicy.errors import UserError
 from robopolicy.policies.base import PolicySpec
@@ -42,7 +42,7 @@ def test_transported_averages_are_the_gradient_of_a_quadratic_at_every_step() ->
     root = torch.randn(5, 5, dtype=torch.float64)
     hessian, optimum = -(root @ root.T), torch.randn(5, dtype=torch.float64)
     gradient = lambda w: hessian @ (w - optimum)  # noqa: E731
-    trace = Trace(torch.zeros(5, dtype=torch.float64))
+    trace = MomentumState(torch.zeros(5, dtype=torch.float64))
     for t in range(20):
         share = 2 / (2 + t)
         average = trace.direction.lerp(gradient(look_ahead(trace, share)), share)
@@ -51,7 +51,7 @@ def test_transported_averages_are_the_gradient_of_a_quadratic_at_every_step() ->
 
 
 def test_the_first_step_looks_nowhere_and_a_later_one_beyond_the_weights() -> None:
-    trace = Trace(torch.zeros(2))
+    trace = MomentumState(torch.zeros(2))
     trace.move(torch.tensor([0.0, 2.0]), 0.5, normalized=True)
     assert trace.weights.tolist() == [0.0, 0.5]
     assert look_ahead(trace, 1.0).tolist() == [0.0, 0.5]
@@ -122,7 +122,7 @@ def test_harpg_carries_its_average_along_the_last_step_before_it_takes_the_new_g
     sampler = tools.sampler_for(learner, 8)
     learner.update(sampler.collect(learner.act))
     rollout = sampler.collect(learner.act)
-    rows = learner.rows_of(rollout)
+    rows = learner.process_rollout(rollout)
     trace, between = copy.deepcopy(learner.trace), copy.deepcopy(learner.policy)
     first = torch.arange(8).expand(16, 8).flatten() < 4
     moved = rows[~first]
@@ -151,7 +151,7 @@ def test_npg_igt_averages_with_a_weight_that_falls() -> None:
     sampler = tools.sampler_for(learner, 8)
     learner.update(sampler.collect(learner.act))
     rollout = sampler.collect(learner.act)
-    direction, gradient = learner.trace.direction.clone(), learner.gradient(learner.rows_of(rollout))
+    direction, gradient = learner.trace.direction.clone(), learner.gradient(learner.process_rollout(rollout))
     learner.update(rollout)
     torch.testing.assert_close(learner.trace.direction, 0.6 * direction + 0.4 * gradient)
 
@@ -226,7 +226,7 @@ def regulated(gains: Tensor, generator: torch.Generator, spread: float) -> tuple
 def regulation(step_size: float, normalize_step: bool, seeds: int = 4) -> Tensor:
     """Mean returns `(S,)` after 200 single episodes, each the gradient of one step; -21 at the start, -5.6 at best."""
     learner: NPGIGT = algorithm("npg_igt", step_size=step_size, normalize_step=normalize_step)
-    traces = [Trace(torch.zeros(2, dtype=torch.float64)) for _ in range(seeds)]
+    traces = [MomentumState(torch.zeros(2, dtype=torch.float64)) for _ in range(seeds)]
     generator, baseline = torch.Generator().manual_seed(0), torch.full((seeds,), -20.0, dtype=torch.float64)
     for learner.updates in range(200):
         played = torch.stack([look_ahead(trace, learner.share) for trace in traces])

@@ -97,7 +97,7 @@ def test_the_actor_climbs_the_highest_of_the_least_values_of_its_experts() -> No
     spec = algorithm.policy.spec
     assert algorithm.target_entropy == -spec.execute * spec.action_dim  # what is not executed costs nothing
     generator = seeded(algorithm)
-    loss, logp, _ = algorithm.actor_loss(data, torch.tensor(0.3))
+    loss, logp, _ = algorithm.loss(data, torch.tensor(0.3))
     chunks, densities, log_weight = algorithm.policy.rsample_experts(data.obs, generator=generator)
     values = algorithm.critic.of_candidates(data.obs, chunks).amin(0)
     best = values.argmax(1)

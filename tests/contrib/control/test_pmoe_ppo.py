@@ -38,7 +38,7 @@ def played(algorithm: PMOEPPO, rows: int = 256) -> Rollout:
 
 
 def rows_of(algorithm: PMOEPPO) -> RolloutBatch:
-    return algorithm.rows_of(played(algorithm))
+    return super(PMOEPPO, algorithm).process_rollout(played(algorithm))
 
 
 class Always(nn.Module):
@@ -52,9 +52,9 @@ def test_the_ratio_of_fresh_data_is_one_and_the_frequency_moves_the_router_alone
     algorithm = learner()
     rows, policy = rows_of(algorithm), algorithm.policy
     algorithm.q = Always()  # type: ignore[assignment]
-    loss, info = algorithm.actor_loss(rows, log_stats=True)
+    loss, info = algorithm.loss(rows, log_stats=True)
     assert float(info["approx_kl"]) == pytest.approx(0.0, abs=1e-9)
-    plain, _ = super(PMOEPPO, algorithm).actor_loss(rows, log_stats=True)
+    plain, _ = super(PMOEPPO, algorithm).loss(rows, log_stats=True)
     names, parameters = zip(*policy.named_parameters(), strict=True)
     gradients = [torch.autograd.grad(part, parameters, retain_graph=True) for part in (loss, plain)]
     router, _ = frequency_loss(policy.experts(policy.features(rows.obs)).log_weight, torch.ones(256).long())

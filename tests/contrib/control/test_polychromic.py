@@ -115,10 +115,10 @@ def test_all_good_arms_survive_where_a_plain_gradient_keeps_one(seed: int) -> No
 def test_windows_learn_from_sets_and_all_else_from_gae() -> None:
     algorithm = learner()
     batch = sampler_for(algorithm).collect(algorithm.act)
-    rows = algorithm.rows_of(batch)
+    rows = algorithm.process_rollout(batch)
     played = sum(int(vine.played.sum()) for vine in batch.branches)
     assert len(rows) == 30 + played
-    _, info = algorithm.actor_loss(rows, log_stats=True)
+    _, info = algorithm.loss(rows, log_stats=True)
     assert float(info["approx_kl"]) == pytest.approx(0.0, abs=1e-9)
     shared = algorithm.advantages(batch.branches)
     unit = float(shared.square().mean().sqrt())
@@ -133,9 +133,9 @@ def test_windows_learn_from_sets_and_all_else_from_gae() -> None:
 
 def test_what_departs_from_the_policy_that_played_costs_its_kl() -> None:
     free, bound = learner(kl_coef=0.0), learner(kl_coef=0.5)
-    rows = free.rows_of(sampler_for(free).collect(free.act))
+    rows = free.process_rollout(sampler_for(free).collect(free.act))
     rows = replace(rows, logp=rows.logp - 0.3)  # all ratios are exp(0.3)
-    losses = [algorithm.actor_loss(rows, log_stats=False)[0] for algorithm in (free, bound)]
+    losses = [algorithm.loss(rows, log_stats=False)[0] for algorithm in (free, bound)]
     assert float((losses[1] - losses[0]).detach()) == pytest.approx(0.5 * (math.exp(0.3) - 1 - 0.3), rel=1e-4)
     slopes = [
         tools.gradient(loss, list(algorithm.policy.parameters()))

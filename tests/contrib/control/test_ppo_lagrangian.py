@@ -83,13 +83,13 @@ def test_costs_are_added_up_over_rollouts_until_an_episode_ends() -> None:
     def of(*values: float) -> Tensor:
         return torch.tensor(values)[:, None, None].expand(-1, 2, 1).clone()
 
-    assert costs.observe(of(1.0, 2.0), torch.tensor([[False, False], [False, False]])) is None
+    assert costs.update(of(1.0, 2.0), torch.tensor([[False, False], [False, False]])) is None
     other = EpisodeCosts()
     other.load_state_dict(costs.state_dict())
     for one in (costs, other):
-        mean = one.observe(of(4.0, 8.0), torch.tensor([[True, False], [False, True]]))
+        mean = one.update(of(4.0, 8.0), torch.tensor([[True, False], [False, True]]))
         assert mean is not None and mean.tolist() == [(7.0 + 15.0) / 2]
-        again = one.observe(of(16.0), torch.tensor([[True, True]]))
+        again = one.update(of(16.0), torch.tensor([[True, True]]))
         assert again is not None and again.tolist() == [(24.0 + 16.0) / 2]
 
 
@@ -123,7 +123,7 @@ def test_costs_are_added_up_without_discount_within_chunks() -> None:
 def test_without_costs_rows_are_those_of_ppo() -> None:
     algorithm = learner(costs=(), limits=())
     batch = played(algorithm)
-    rows = algorithm.rows_of(batch)
+    rows = algorithm.process_rollout(batch)
     plain = compute_advantages(batch, algorithm.critic, gamma=0.99, gae_lambda=0.95)
     torch.testing.assert_close(rows.advantage, plain.advantage, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(rows.value_target[:, 0], plain.value_target, rtol=1e-4, atol=1e-5)
@@ -135,7 +135,7 @@ def test_penalties_that_are_constraints_leave_the_reward() -> None:
     parts = algorithm.rewards(batch)
     torch.testing.assert_close(parts[..., 1], batch.reward - batch.terms["energy"])
     idle = learner(limits=(1e9,))
-    rows = idle.rows_of(batch)  # no multiplier: the advantage is that of the reward without the penalty
+    rows = idle.process_rollout(batch)  # no multiplier: the advantage is that of the reward without the penalty
     plain = replace(batch, reward=batch.reward - batch.terms["energy"])
     values = compute_advantages(plain, lambda obs: idle.critic.by_term(obs)[:, 1], gamma=0.99, gae_lambda=0.95)
     torch.testing.assert_close(rows.advantage, values.advantage, rtol=1e-4, atol=1e-5)

@@ -172,9 +172,9 @@ def test_every_ratio_of_kept_and_new_decisions_starts_at_one() -> None:
     sampler = tools.sampler_for(learner, 8)
     learner.update(sampler.collect(learner.act))
     rollout = sampler.collect(learner.act)
-    rows = learner.rows_of(rollout)
+    rows = learner.process_rollout(rollout)
     assert len(rows) == 2 * 16 * 8
-    _, info = learner.actor_loss(rows, log_stats=True)
+    _, info = learner.loss(rows, log_stats=True)
     assert float(info["ratio_max"]) < 1e-5
     assert not torch.allclose(rollout.logp.flatten(0, 1), rows.logp[-16 * 8 :])  # it was played by the pushed copy
 
@@ -187,7 +187,7 @@ def test_kept_decisions_have_the_advantages_of_their_own_rollout() -> None:
         rollouts.append(sampler.collect(learner.act))
         learner.update(rollouts[-1])
     rollouts.append(sampler.collect(learner.act))
-    rows, scale = learner.rows_of(rollouts[-1]), learner.scale
+    rows, scale = learner.process_rollout(rollouts[-1]), learner.reward_normalizer
     scored = [
         compute_advantages(rollout, learner.critic, gamma=0.99, gae_lambda=0.95, reward_scale=scale)
         for rollout in rollouts

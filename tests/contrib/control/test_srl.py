@@ -108,7 +108,7 @@ def test_the_loss_adds_up_over_the_sequence_and_the_slow_model_says_where_action
     algorithm, data, alpha = srl(), pushes(), torch.tensor(0.1)
     shifted(algorithm.target_critic)
     generator = seeded(algorithm)
-    loss, mean_logp, _ = algorithm.actor_loss(data, alpha)
+    loss, mean_logp, _ = algorithm.loss(data, alpha)
     chunk, logp = algorithm.policy.rsample(data.obs, generator=generator)
     expected, place = torch.zeros(()), data.obs
     for j in range(3):
