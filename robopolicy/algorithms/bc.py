@@ -69,7 +69,7 @@ class BC(Algorithm):
         self.ema = EMA(policy) if config.ema else None
 
     def loss(self, batch: ChunkBatch) -> tuple[Tensor, Info]:
-        """What one gradient step descends; distillation and reflow descend other losses in the same frame."""
+        """Loss of one gradient step, and what to log; distillation and reflow have losses of their own."""
         set_augmentation_progress(self.policy, self.progress)
         return bc_loss(self.policy, batch)
 

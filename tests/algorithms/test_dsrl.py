@@ -240,7 +240,7 @@ def test_actor_and_critic_see_clouds_and_sets_as_the_base_does(kind: Kind) -> No
     base = FlowPolicy(FlowConfig(hidden=(16,), normalization="minmax"), PolicySpec(shapes, 2))
     base.fit_normalizer(boxes | {"action": {"min": [-1.0] * 2, "max": [1.0] * 2}})
     algorithm = make(kind, base)
-    for encoder in (algorithm.actor.encoder, algorithm.critic.encoder, algorithm.noise_critic.encoder):
+    for encoder in (algorithm.policy.actor.encoder, algorithm.critic.encoder, algorithm.noise_critic.encoder):
         for key, value in base.encoder.named_buffers():
             assert torch.equal(encoder.state_dict()[key], value), key
 

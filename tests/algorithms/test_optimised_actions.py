@@ -9,6 +9,8 @@ import torch
 from chunk_bandit import SPEC, STATISTICS, Known, batch, first_actions, flow, two_modes
 from value_learners import MAKERS, expo, pa_rl, pa_rl_iql, peak, same, snapshot
 
+from robopolicy.algorithms.common.off_policy import optimizer_step
+from robopolicy.algorithms.common.offline import imitation_loss
 from robopolicy.algorithms.expo import edit_loss, selection_bonus
 from robopolicy.algorithms.pa_rl import imitation_target
 from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
@@ -66,7 +68,8 @@ def test_pa_rl_moves_the_policy_beyond_the_data() -> None:
     algorithm = pa_rl_iql(ascent_rate=0.1, ascent_steps=5, temperature=0.02)
     for _ in range(40):  # imitate the data first
         data = batch(0.5 + 0.05 * torch.randn(256, 2, 1), peak)
-        algorithm.imitate(data.obs, data.chunk, None, data.mask)
+        loss = imitation_loss(algorithm.policy, data.obs, data.chunk, generator=algorithm.generator, progress=0.0)
+        optimizer_step(algorithm.optimizer, loss.mean(), algorithm.policy, algorithm.config.grad_clip)
     start = first_actions(algorithm.policy).mean()
     for _ in range(40):
         algorithm.update(batch(0.5 + 0.3 * torch.randn(128, 2, 1).clamp(-3, 1.6), peak))

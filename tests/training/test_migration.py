@@ -91,3 +91,22 @@ def test_settings_of_a_policy_move_in_its_checkpoints_as_well(tmp_path: Path, mo
     manifest |= {"task": "toy/point_mass", "training": {}, "versions": {}, "commit": None, "files": {}}
     (tmp_path / "manifest.json").write_text(json.dumps(manifest))
     assert read_manifest(tmp_path).config == {"net": {"hidden": [8]}}
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "old", "new"),
+    [
+        ("rlpd", {"actor_delay": 3, "target_members": 1}, {"policy_delay": 3, "num_min_qs": 1}),
+        ("pa_rl", {"critic_rule": "iql"}, {"critic_objective": "iql"}),
+        ("dsrl_na", {"space": {"bound": 2.0}}, {"noise_space": {"bound": 2.0}}),
+        ("expo", {"edits": 2}, {"edits": 2}),
+        ("stock_ac", {"edits": 2}, {"augmentations": 2}),
+        ("ailboost", {"share": 0.1}, {"mixture_rate": 0.1}),
+        ("tscac", {"signals": ["energy"]}, {"aux_rewards": ["control_cost"]}),
+    ],
+)
+def test_settings_of_replay_algorithms_have_their_present_names(
+    algorithm: str, old: dict[str, Any], new: dict[str, Any]
+) -> None:
+    content = {"algorithm": {"name": algorithm, **old}}
+    assert migrate_config(content) == {"algorithm": {"name": algorithm, **new}}

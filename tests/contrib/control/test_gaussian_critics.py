@@ -214,11 +214,11 @@ def test_the_likelihood_moves_the_mean_like_a_squared_error() -> None:
 
 def test_without_pessimism_stac_bootstraps_from_the_mean() -> None:
     algorithm: STAC = learner("stac", members=1, pessimism=0.0)
-    data, chunk = loop(), torch.rand(128, 2, 1)
-    expected = data.reward + data.discount * algorithm.target_critic(data.next_obs, chunk).squeeze(0)
-    torch.testing.assert_close(algorithm.bootstrap(data, chunk), expected)
+    data, chunk, critic = loop(), torch.rand(128, 2, 1), algorithm.target_critic
+    mean = algorithm.pessimistic(critic, data.next_obs, chunk)
+    torch.testing.assert_close(mean, critic(data.next_obs, chunk).squeeze(0))
     wary: STAC = learner("stac", members=1, pessimism=0.5)
-    assert (wary.bootstrap(data, chunk) < algorithm.bootstrap(data, chunk)).all()
+    assert (wary.pessimistic(critic, data.next_obs, chunk) < mean).all()
 
 
 def test_target_and_actor_of_stac_take_the_spread_off_the_soft_value() -> None:

@@ -145,7 +145,7 @@ def test_a_resumed_run_ends_with_the_same_weights() -> None:
 def test_what_it_cannot_do_is_refused() -> None:
     with pytest.raises(UserError, match="reward_coef must not be negative"):
         SLMGACConfig(reward_coef=-1.0)
-    with pytest.raises(UserError, match=r"reward_trust must lie in \[0, 1\]"):
+    with pytest.raises(UserError, match=r"reward_trust_coef must lie in \[0, 1\]"):
         SLMGACConfig(reward_trust_coef=1.5)
     with pytest.raises(UserError, match="squashed Gaussian"):
         SLMGAC(SLMGACConfig(), flow(), total_updates=1)
