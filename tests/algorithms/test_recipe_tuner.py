@@ -15,7 +15,7 @@ import yaml
 from recipe_tuners import HEADS, check_updates_a_flow, tuner
 from theme_names import recipes_of
 
-from robopolicy.algorithms.recipe import Compared, RecipeTuner, decisions_of, whole_groups
+from robopolicy.algorithms.recipe import RecipeFineTuner, ScoredBatch, decisions_of, group_minibatches
 from robopolicy.core.advantage import outcome
 from robopolicy.core.recipe import Recipe
 from robopolicy.core.registry import REGISTRIES
@@ -25,9 +25,9 @@ from robopolicy.policies.heads.flow import FlowPolicy
 from robopolicy.recipe_files import read_recipe
 
 
-def compared(algorithm: RecipeTuner, rollout: Any) -> Compared:
+def compared(algorithm: RecipeFineTuner, rollout: Any) -> ScoredBatch:
     decisions = algorithm._scored(decisions_of(rollout, algorithm.dimensions, 0))
-    return Compared(decisions, algorithm.recipe.advantage(decisions))
+    return ScoredBatch(decisions, algorithm.recipe.advantage(decisions))
 
 
 both = pytest.mark.parametrize("head", HEADS)
@@ -88,7 +88,7 @@ def test_rows_are_chunks_of_episodes_in_order_of_time() -> None:
 
 def test_a_minibatch_holds_whole_groups() -> None:
     group = torch.tensor([0, 1, 2, 3, 3, 2, 1, 0, 0])
-    parts = list(whole_groups(group, 4, torch.Generator().manual_seed(0)))
+    parts = list(group_minibatches(group, 4, torch.Generator().manual_seed(0)))
     assert sorted(torch.cat(parts).tolist()) == list(range(9))
     assert all(not set(group[a].tolist()) & set(group[b].tolist()) for a, b in itertools.pairwise(parts))
     assert all(len(part) >= 4 for part in parts[:-1])

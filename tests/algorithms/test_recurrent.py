@@ -10,9 +10,9 @@ import pytest
 import torch
 from cue import BEST, LENGTH, CueSim
 from recurrent_learners import SPEC, check_has_ratios_of_one_after_unrolling, learner, sampler_for
-from robopolicy.algorithms.frames.on_policy import sequences
 from torch import Tensor
 
+from robopolicy.algorithms.common.rollout_batch import recurrent_minibatches
 from robopolicy.critics.value import ValueConfig
 from robopolicy.errors import UserError
 from robopolicy.evaluation.harness import evaluate
@@ -68,7 +68,7 @@ def test_sequences_are_whole_columns_and_every_one_comes_once() -> None:
     made = learner()
     rollout = sampler_for(made, 10).collect(made.act)
     rows = made.rows_of(rollout)
-    parts = list(sequences(rows, rollout.shape, 52, made.generator))
+    parts = list(recurrent_minibatches(rows, rollout.shape, 52, made.generator))
     assert [last for _, last in parts] == [False, False, True] and sum(len(part) for part, _ in parts) == 130
     columns = torch.cat([part.advantage.view(13, -1) for part, _ in parts], 1)
     expected = rows.advantage.view(13, 10)

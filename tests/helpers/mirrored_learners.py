@@ -7,9 +7,9 @@ from typing import Any
 import fine_tuning_tools as tools
 import pytest
 import torch
-from robopolicy.algorithms.frames.actor_critic import ActorCritic
 
 from robopolicy.algorithms.common.symmetry import SymmetryConfig
+from robopolicy.algorithms.ppo import PPO
 from robopolicy.algorithms.registry import ALGORITHMS, make_algorithm
 from robopolicy.mirror_symmetry import Mirror, Reflection
 from robopolicy.policies.base import PolicySpec
@@ -28,7 +28,7 @@ def learner(name: str = "ppo", seed: int = 0, mixture: bool = False, **overrides
     if mixture:
         policy = MixturePolicy(MixtureConfig(hidden=(16,), action_normalization="identity"), SPEC)
     made = make_algorithm(name, ALGORITHMS[name].config_class(**settings), policy, total_updates=30)
-    assert isinstance(made, ActorCritic)
+    assert isinstance(made, PPO)
     made.attach_symmetry(MIRROR)
     return made
 

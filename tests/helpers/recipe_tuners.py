@@ -8,16 +8,16 @@ from typing import Any
 
 import fine_tuning_tools as tools
 
-from robopolicy.algorithms.recipe import RecipeTuner, RecipeTunerConfig
+from robopolicy.algorithms.recipe import RecipeFineTuner, RecipeFineTunerConfig
 from robopolicy.errors import UserError
 
 HEADS = {"flow": tools.flow_head, "diffusion": tools.diffusion_head}
 
 
-def tuner(head: str = "flow", seed: int = 0, **overrides: Any) -> RecipeTuner:
+def tuner(head: str = "flow", seed: int = 0, **overrides: Any) -> RecipeFineTuner:
     """A small fine-tuner."""
     settings = {"group_size": 4, "batch_size": 64} | overrides
-    return RecipeTuner(RecipeTunerConfig(**settings), HEADS[head](seed), total_updates=20)
+    return RecipeFineTuner(RecipeFineTunerConfig(**settings), HEADS[head](seed), total_updates=20)
 
 
 def check_updates_a_flow(name: str) -> None:

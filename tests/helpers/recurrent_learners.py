@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 from cue import CueSim
-from robopolicy.algorithms.frames.on_policy import sequences
 
+from robopolicy.algorithms.common.rollout_batch import recurrent_minibatches
 from robopolicy.algorithms.registry import ALGORITHMS, make_algorithm
 from robopolicy.nets.recurrent import RecurrentConfig
 from robopolicy.policies.base import PolicySpec
@@ -43,7 +43,7 @@ def check_has_ratios_of_one_after_unrolling(name: str, kind: str) -> None:
     sampler.collect(made.act)  # the next one begins in the middle of episodes
     rollout = sampler.collect(made.act)
     rows = made.rows_of(rollout)
-    for part, _ in sequences(rows, rollout.shape, 52, made.generator):
+    for part, _ in recurrent_minibatches(rows, rollout.shape, 52, made.generator):
         obs = made.policy.unrolled(part.obs, 13)
         torch.testing.assert_close(obs[MEMORY], part.obs[MEMORY], rtol=0, atol=1e-6)
         logp = made.policy.decisions(obs, part.record).logp

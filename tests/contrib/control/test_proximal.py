@@ -17,11 +17,11 @@ from on_policy_learners import (
     check_resumes_with_the_same_weights,
     check_takes_the_statistics_of_the_policy,
 )
-from robopolicy.algorithms.frames.actor_critic import ActorCritic
 from torch import Tensor
 from torch.distributions import Normal, kl_divergence
 
 from robopolicy.algorithms.common.rollout_batch import RolloutBatch, compute_advantages, flatten, normalize
+from robopolicy.algorithms.ppo import PPO
 from robopolicy.contrib.control.bpo import BPO, median_loss
 from robopolicy.contrib.control.mdpo import MDPO
 from robopolicy.contrib.control.ta_lpo import TALPO
@@ -30,7 +30,7 @@ from robopolicy.data.batches import Rollout
 from robopolicy.errors import UserError
 
 
-def rows_of(learner: ActorCritic) -> RolloutBatch:
+def rows_of(learner: PPO) -> RolloutBatch:
     rollout = tools.sampler_for(learner).collect(learner.act)
     return compute_advantages(rollout, learner.critic, gamma=0.99, lam=0.95)
 
@@ -99,7 +99,7 @@ def test_bpo_pulls_a_ratio_beyond_its_target_back() -> None:
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
 
 
-def assert_same_gradient(loss: Tensor, expected: Tensor, learner: ActorCritic) -> None:
+def assert_same_gradient(loss: Tensor, expected: Tensor, learner: PPO) -> None:
     parameters = list(learner.policy.parameters())
     tools.assert_close(tools.gradient(loss, parameters), tools.gradient(expected, parameters))
 

@@ -23,7 +23,7 @@ from td3_learners import (
 )
 from torch import Tensor
 
-from robopolicy.algorithms.frames.regularized_td3 import RegularizedTD3
+from robopolicy.algorithms.td3_bc import TD3BC
 from robopolicy.contrib.offline.a2pr import A2PR, A2PRConfig, ChunkVAE, ChunkVAEConfig, better_of, vae_loss
 from robopolicy.contrib.offline.prdc import PRDC, PRDCConfig
 from robopolicy.critics.value import ValueConfig
@@ -51,7 +51,7 @@ def a2pr(seed: int = 0, **config: Any) -> A2PR:
     return A2PR(A2PRConfig(**(COMMON | small | config)), gaussian(), total_updates=100)
 
 
-MAKERS: dict[str, Callable[..., RegularizedTD3]] = {"prdc": prdc, "a2pr": a2pr}
+MAKERS: dict[str, Callable[..., TD3BC]] = {"prdc": prdc, "a2pr": a2pr}
 
 
 @pytest.mark.parametrize("name", MAKERS)
