@@ -12,7 +12,9 @@ import torch
 pytest.importorskip("transformers")
 
 from robopolicy.errors import UserError
-from robopolicy.samplers.protocols import Task
+from robopolicy.samplers.protocols import Task, able
+from robopolicy.samplers.topologies import TOPOLOGIES
+from robopolicy.samplers.windows import Flat
 from robopolicy.sim.registry import SimOptions
 from robopolicy.spec import PolicySpec
 from robopolicy.text.learner import TextRecipe, TextRecipeConfig
@@ -176,9 +178,17 @@ def test_two_players_share_the_groups_and_stay_within_the_bound(monkeypatch):
     assert algorithm.updates == 4
 
 
+class Continued(Flat):
+    """Goes on from the middle of attempts."""
+
+    def rollout(self, world, tasks):
+        return [able(world, "branch")(attempt, 1) for attempt in super().rollout(world, tasks)]
+
+
 def test_what_players_cannot_do_is_said(monkeypatch):
     monkeypatch.setitem(LINES, "process", Here)
-    algorithm, feed = source(players=1, recipe="arpo_agentic")
+    monkeypatch.setitem(TOPOLOGIES._rows, "flat", Continued)
+    algorithm, feed = source(players=1)
     with pytest.raises(UserError, match="ability 'branch', which RemoteWorld lacks"):
         for _ in range(4):
             feed.next(algorithm)
