@@ -11,9 +11,11 @@ ISAACLAB_VENV  ?= .venv-isaaclab
 TORCH312       ?= torch==2.11.0
 PYTHON312      ?= $(firstword $(foreach python,python3.12 $(wildcard $(HOME)/.pyenv/versions/3.12*/bin/python3.12),\
   $(shell $(python) -c 'import sys; print(sys.executable)' 2>/dev/null)))
+TEST    := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal
+NUMERIC := $(addprefix tests/,core nets policies critics samplers algorithms evaluation worldmodel)
 export OMP_NUM_THREADS ?= 2
 
-.PHONY: demo test test-fast test-lerobot test-isaaclab test-ros lint types format docs check setup setup-dev clean
+.PHONY: demo test test-all test-portable test-lerobot test-isaaclab test-ros lint types format docs check setup setup-dev clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -22,11 +24,15 @@ help:  ## list the targets
 demo: $(VENV)/.setup  ## demonstrations -> flow policy -> RL fine-tuning -> report, plot and video in runs/demo
 	$(BIN)/python -m examples.demo --out $(RUNS)/demo --seed $(SEED)
 
-test: $(VENV)/.setup-dev  ## the whole test suite (no network, no GPU)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not gpu" -n 2 --dist loadfile
+test: $(VENV)/.setup-dev  ## the tests that are not marked slow (no network, no GPU)
+	$(TEST) -m "not gpu and not slow"
 
-test-fast: $(VENV)/.setup-dev  ## without the slow tests
-	$(BIN)/python -m pytest -q -m "not gpu and not slow"
+test-all: $(VENV)/.setup-dev  ## the whole test suite (no network, no GPU)
+	$(TEST) -m "not gpu"
+
+test-portable: $(VENV)/.setup-dev  ## the tests of numbers with the instructions of older processors: without AVX, and with AVX2
+	ATEN_CPU_CAPABILITY=default $(TEST) -m "not gpu and not slow" $(NUMERIC)
+	ATEN_CPU_CAPABILITY=avx2 $(TEST) -m "not gpu and not slow" $(NUMERIC)
 
 test-lerobot:  ## policies, datasets and robots against LeRobot itself, in an environment with Python 3.12
 	@test -n "$(PYTHON312)" || { echo "No Python 3.12 found; run: make test-lerobot PYTHON312=PATH"; exit 2; }
@@ -50,10 +56,11 @@ types: $(VENV)/.setup-dev  ## pyright
 format: $(VENV)/.setup-dev  ## let ruff rewrite the files
 	$(BIN)/ruff check --fix . && $(BIN)/ruff format .
 
-docs: $(VENV)/.setup-dev  ## generate docs/methods.md from docs/methods.toml
+docs: $(VENV)/.setup-dev  ## generate docs/methods.md and docs/references.md from their tables
+	$(BIN)/python -m docs.references
 	$(BIN)/python -m docs.generate_methods
 
-check: test lint types  ## what continuous integration runs
+check: test lint types  ## what continuous integration runs, but for test-all where that is due
 
 setup: $(VENV)/.setup  ## environment for users
 setup-dev: $(VENV)/.setup-dev  ## environment for contributors

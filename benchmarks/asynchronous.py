@@ -30,11 +30,11 @@ from benchmarks.parallel import run_cells
 from benchmarks.text.cell import TASKS, imitated, judge
 from robopolicy.evaluation.intervals import wilson
 from robopolicy.sim.registry import SimOptions, make_sim
-from robopolicy.text.learner import TextRecipe, TextRecipeConfig
 from robopolicy.text.policy import TextPolicy
+from robopolicy.text.recipe_trainer import TextRecipe, TextRecipeConfig
 from robopolicy.text.sim import TextSim
 from robopolicy.training.checkpoint import load_policy
-from robopolicy.training.text_sources import text_source
+from robopolicy.training.text_file_source import recipe_source
 
 TASK = TASKS["arithmetic"]
 UPDATES, QUICK = 60, 6
@@ -82,7 +82,7 @@ def run(key: Key, updates: int) -> dict[str, Any]:
     sim = make_sim(TASK.task, SimOptions(num_envs=1))
     assert isinstance(sim, TextSim)
     start, tokens, ages = 0.0, 0.0, []
-    with closing(text_source(sim, algorithm, 1_000_000 * (1 + seed))) as source:  # type: ignore[type-var]
+    with closing(recipe_source(sim, algorithm, 1_000_000 * (1 + seed))) as source:  # type: ignore[type-var]
         for update in range(updates):
             batch = source.next(algorithm)
             if update == 1:

@@ -67,7 +67,7 @@ def over_the_bridge(policy: str, episodes: int, words: list[str]) -> dict[str, A
     """The report of `robopolicy deploy`."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "report.json"
-        command = [sys.executable, "-m", "robopolicy.cli.main", "deploy", "--robot", "sim_panda", "--policy", policy]
+        command = [sys.executable, "-m", "robopolicy", "deploy", "--robot", "sim_panda", "--policy", policy]
         command += ["--task", TASK, "--episodes", str(episodes), "--seed", str(SEED), "--plain", "--out", str(out)]
         done = subprocess.run([*command, *words], capture_output=True, text=True, check=False)
         if not out.exists():

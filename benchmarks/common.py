@@ -19,8 +19,8 @@ from rich.console import Console
 from rich.table import Table
 
 from robopolicy.files import write_text
-from robopolicy.provenance import versions
-from robopolicy.sim.host import core_count
+from robopolicy.sim.vector_env import core_count
+from robopolicy.versions import versions
 
 RESULTS = Path(__file__).parent / "results"
 PACKAGES = (

@@ -42,9 +42,9 @@ from robopolicy.nets.normalizer import Normalizer
 from robopolicy.nets.recurrent import RecurrentConfig
 from robopolicy.policies.base import Policy, PolicySpec
 from robopolicy.policies.registry import POLICIES
+from robopolicy.policies.wrappers.best_of_n import select
 from robopolicy.policies.wrappers.composed import compose
 from robopolicy.policies.wrappers.latent import STEERING_ACTOR, LatentPolicy, NoiseSpace
-from robopolicy.policies.wrappers.selected import select
 from robopolicy.spec import IMAGE_PREFIX
 from robopolicy.training.checkpoint import save_checkpoint
 

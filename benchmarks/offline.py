@@ -35,8 +35,9 @@ from torch import Tensor
 from benchmarks.common import finished_cells, print_result, write_result
 from benchmarks.finetune.cell import HELD_OUT, held_out, train_anew
 from benchmarks.parallel import run_cells
+from benchmarks.themes import contributed
 from robopolicy.data.collect import collect
-from robopolicy.data.lerobot import LeRobotWriter
+from robopolicy.data.formats.lerobot import LeRobotWriter
 from robopolicy.evaluation.actors import RandomExpert
 from robopolicy.evaluation.intervals import student_mean, wilson
 from robopolicy.sim.contract import Observation, VectorSim
@@ -59,8 +60,12 @@ METHODS: dict[str, tuple[str, ...]] = {
     "prdc": REGULARIZED,
     "a2pr": (*REGULARIZED, "algorithm.value.hidden=[128,128]", "algorithm.vae.hidden=[128,128]"),
     "odice": (*OFFLINE, IMITATION),
+    **{name: tuple(settings) for name, settings in contributed("offline", "methods").items()},
 }
-"""Algorithm -> settings besides the shared ones; `{updates}` stands for the budget."""
+"""Algorithm -> settings besides the shared ones; `{updates}` stands for the budget.
+
+Themes of contrib add some by `[offline.methods]`: name -> settings.
+"""
 
 Key = tuple[str, int]  # method, seed
 
@@ -170,7 +175,7 @@ def main() -> None:
     arguments = parser.parse_args()
     keys = [(method, seed) for seed in arguments.seeds for method in arguments.methods]
     if arguments.quick:
-        keys = [("bc", 0), ("prdc", 0), ("odice", 0)]
+        keys = [("bc", 0), ("iql", 0), ("td3_bc", 0)]
     cells = run_cells(
         keys,
         partial(run, updates=200 if arguments.quick else 4000),

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from benchmarks.common import load_cell, save_cell
-from robopolicy.training.processes import in_processes
+from robopolicy.training.workers import in_processes
 
 Cell = dict[str, Any]
 Key = TypeVar("Key")

@@ -35,10 +35,10 @@ from robopolicy.critics.value import ValueConfig
 from robopolicy.evaluation.intervals import stratified_iqm
 from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
-from robopolicy.samplers.rollout import RolloutSampler
+from robopolicy.rollout.on_policy import RolloutSampler
+from robopolicy.sim.backends.mjlab import make_mjlab, mjlab_config
 from robopolicy.sim.chunk import ChunkedSim
-from robopolicy.sim.host import core_count
-from robopolicy.sim.mjlab import make_mjlab, mjlab_config
+from robopolicy.sim.vector_env import core_count
 
 BOUND = 1e6  # of actions, which rsl_rl leaves unbounded
 

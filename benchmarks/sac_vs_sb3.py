@@ -43,7 +43,7 @@ from robopolicy.data.replay import Replay
 from robopolicy.evaluation.intervals import stratified_iqm
 from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
-from robopolicy.samplers.replay import ReplaySampler
+from robopolicy.rollout.off_policy import ReplaySampler
 from robopolicy.sim.chunk import ChunkedSim
 from robopolicy.sim.registry import SimOptions, make_sim
 

@@ -22,8 +22,8 @@ import torch
 from numpy.typing import NDArray
 
 from benchmarks.common import print_result, write_result
-from robopolicy.sim.host import core_count
 from robopolicy.sim.registry import SimOptions, make_sim
+from robopolicy.sim.vector_env import core_count
 
 ENV_ID, TASK = "HalfCheetah-v5", "locomotion/half_cheetah"
 ACTION_DIM = 6

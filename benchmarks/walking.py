@@ -27,7 +27,7 @@ from benchmarks.common import RESULTS, print_result, write_result
 from robopolicy.evaluation.intervals import bootstrap_mean, wilson
 from robopolicy.evaluation.video import record, write_video
 from robopolicy.policies.base import Policy
-from robopolicy.sim.mujoco.make import make_mujoco
+from robopolicy.sim.backends.mujoco.backend import make_mujoco
 from robopolicy.sim.registry import SimOptions
 from robopolicy.training.checkpoint import load_policy
 from robopolicy_tasks.velocity.go1 import SEGMENTS, STROKE, Go1

@@ -25,8 +25,8 @@ import torch
 from benchmarks.common import print_result, write_result
 from benchmarks.sim_throughput import Play, take_turns
 from robopolicy.sim.contract import VectorSim
-from robopolicy.sim.host import core_count
 from robopolicy.sim.registry import SimOptions, make_sim
+from robopolicy.sim.vector_env import core_count
 from robopolicy.worldmodel.backend import SimStarts, WorldSim
 from robopolicy.worldmodel.contract import WorldSpec
 from robopolicy.worldmodel.latent import PRESETS, LatentConfig, LatentWorldModel

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from docs.compatibility import ALLOWED, HEADS
-from docs.markdown import anchor, table
+from docs.markdown import anchor, cite, table
 from docs.measured import measured
+from robopolicy.algorithms.registry import ALGORITHMS
+from robopolicy.training.make_source import SOURCES
 
 CHOOSER = """\
 ## What to use
@@ -16,17 +18,16 @@ CHOOSER = """\
 MATRIX = """\
 ## Which policy goes with which algorithm
 
-Found out by trying: every pair is built and updated once by `tests/algorithms/test_compatibility.py`. Where a mark is
-missing, the algorithm refuses the policy with the reason. A squashed head is bounded by a tanh
-(`policy=squashed_gaussian`, `policy=squashed_mixture`).
+As the classes of the algorithms state it; `tests/algorithms/test_compatibility.py` builds and updates every pair once.
+Where a mark is missing, the algorithm refuses the policy with the reason. A squashed head is bounded by a tanh.
 """
 
-ALGORITHMS = """\
+SECTIONS = """\
 ## Algorithms
 
-"peer" is a method that is none of the numbered sources, but that they build on or are compared with. Defaults that
-differ from the source's are named under "Deviations", the source's in brackets. Commands start from what these make,
-one from the [world model](world_models.md) of push:
+Papers that are not among the sources below are what those build on or are compared with. Defaults that differ from the
+paper's are named under "Deviations", the paper's in brackets. Commands start from what these make, one from the
+[world model](world_models.md) of push:
 
 ```bash
 {preparations}
@@ -57,7 +58,6 @@ class AlgorithmRow:
 
     name: str  # as registered
     family: str  # heading under which it is printed
-    source: str  # paper, authors and year, S number or "peer"
     use: str  # when
     avoid: str  # when not
     deviations: str  # the main ones, all are in the docstring; and the defaults that differ from the source's
@@ -81,7 +81,7 @@ def render_matrix(names: Sequence[str]) -> str:
 
 def render_algorithms(algorithms: Sequence[AlgorithmRow]) -> str:
     """A section per algorithm, by family, in the order of the table."""
-    parts = [ALGORITHMS.format(preparations="\n".join(PREPARATIONS))]
+    parts = [SECTIONS.format(preparations="\n".join(PREPARATIONS))]
     for family in dict.fromkeys(row.family for row in algorithms):
         parts.append(f"### {family}\n")
         parts += [_section(row) for row in algorithms if row.family == family]
@@ -93,11 +93,14 @@ def _section(row: AlgorithmRow) -> str:
     result = "\n".join(filter(None, results)) or "- **Our result**: not measured yet.\n"
     if row.finding:
         result += f"\n{row.finding}\n"
+    paper = cite(ALGORITHMS.attribute(row.name, "reference"))
     return f"""\
 #### `{row.name}`
 
-{row.source}.
+{ALGORITHMS.summary(row.name)}
 
+- **Paper**: {paper}.
+- **Data**: {SOURCES.summary(ALGORITHMS.attribute(row.name, "data_source"))}
 - **When**: {row.use}
 - **When not**: {row.avoid}
 - **Deviations**: {row.deviations}

@@ -1,6 +1,7 @@
-"""Which algorithm improves which policy: found out by trying, on the toy task with tiny networks.
+"""Which algorithm trains which policy: as its class states, and found out by trying on the toy task.
 
-`try_pair` builds one pair and updates it once; the tests hold `ALLOWED`, which the methods page prints, against it.
+`ALLOWED`, which the methods page prints, follows from the `heads` of the classes. `try_pair` builds one pair of tiny
+networks and updates it once; the tests compare both.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import torch
 
 from robopolicy.algorithms.registry import ALGORITHMS
 from robopolicy.data.episodes import Episode
-from robopolicy.data.lerobot import LeRobotWriter
+from robopolicy.data.formats.lerobot import LeRobotWriter
 from robopolicy.errors import UserError
 from robopolicy.nets.recurrent import RecurrentConfig
 from robopolicy.policies.base import Policy, PolicySpec
@@ -49,90 +50,38 @@ HEADS: dict[str, tuple[str, dict[str, Any]]] = {
     "consistency": ("consistency", {}),
     "autoregressive": ("autoregressive", {}),
     "mixture": ("mixture", {}),
-    "squashed mixture": ("mixture", {"squash": True}),
+    "squashed_mixture": ("mixture", {"squash": True}),
     "sequence": ("sequence", {"normalization": "minmax"}),
     "swaddled": ("swaddled", {"normalization": "minmax"}),
     "gaussian": ("gaussian", {"normalization": "minmax"}),
-    "squashed gaussian": (
+    "squashed_gaussian": (
         "gaussian",
         {"normalization": "minmax", "action_normalization": "minmax", "squash": True, "state_dependent_std": True},
     ),
-    "recurrent gaussian": ("gaussian", {"normalization": "minmax", "recurrent": RecurrentConfig(kind="gru", width=8)}),
+    "recurrent_gaussian": ("gaussian", {"normalization": "minmax", "recurrent": RecurrentConfig(kind="gru", width=8)}),
 }
-"""Label -> (registered policy, settings)."""
+"""Name in the matrix -> (registered policy, settings)."""
 
-EVERYTHING = set(HEADS) - {"recurrent gaussian"}
-FLOWS = {"flow", "shortcut", "meanflow"}
-POINTWISE = {"flow", "diffusion", "edm"}  # trained on the velocity at a point
-DENOISING = {*FLOWS, *POINTWISE, "consistency"}
-SCORED = EVERYTHING - DENOISING - {"swaddled"}  # chunks have a log-probability
-ALLOWED: dict[str, set[str]] = {
-    "a2pr": {"squashed gaussian"},
-    "ac_flow": POINTWISE,
-    "ailboost": {"squashed gaussian"},
-    "awm": POINTWISE,
-    "bc": EVERYTHING,
-    "bpo": SCORED | {"recurrent gaussian"},
-    "cal_ql": {"squashed gaussian"},
-    "camel_sac": {"squashed gaussian"},
-    "camel_td3": {"squashed gaussian"},
-    "cdsa": EVERYTHING,
-    "dcg_map_elites": {"squashed gaussian"},
-    "distill": DENOISING - {"consistency"},
-    "dppo": {"diffusion"},
-    "dqc": EVERYTHING,
-    "dsac_t": {"squashed gaussian"},
-    "dsrl_na": DENOISING,
-    "dsrl_sac": DENOISING,
-    "expo": EVERYTHING,
-    "flow_grpo": FLOWS,
-    "flow_sde": FLOWS,
-    "fpo": POINTWISE,
-    "fpo_pp": POINTWISE,
-    "fql": DENOISING,
-    "gorl": DENOISING,
-    "hamnet": SCORED | {"recurrent gaussian"},
-    "harpg": SCORED,
-    "hdpo": {"squashed gaussian"},
-    "hnpg": SCORED,
-    "idql": EVERYTHING,
-    "iql": EVERYTHING,
-    "mdpo": SCORED | {"recurrent gaussian"},
-    "mdpo_off": {"squashed gaussian"},
-    "npg_igt": SCORED,
-    "odice": EVERYTHING,
-    "optimistic_ac": {"squashed gaussian"},
-    "pa_rl": EVERYTHING,
-    "pmoe": {"squashed mixture"},
-    "pmoe_ppo": {"mixture", "squashed mixture"},
-    "policyflow": POINTWISE,
-    "polychromic": SCORED,
-    "ppo": SCORED | {"recurrent gaussian"},
-    "ppo_lagrangian": SCORED | {"recurrent gaussian"},
-    "prdc": {"squashed gaussian"},
-    "props": SCORED,
-    "qc": EVERYTHING,
-    "recipe": FLOWS | {"diffusion"},
-    "reflow": {"flow"},
-    "reinflow": FLOWS,
-    "rlpd": {"squashed gaussian"},
-    "sac": {"squashed gaussian"},
-    "sl_mgac": {"squashed gaussian"},
-    "srl": {"sequence"},
-    "stac": {"squashed gaussian"},
-    "stax": {"gaussian", "squashed gaussian"},
-    "stock_ac": {"squashed gaussian"},
-    "subpo": SCORED | {"recurrent gaussian"},
-    "symphony": {"swaddled"},
-    "ta_lpo": SCORED | {"recurrent gaussian"},
-    "td3": {"squashed gaussian"},
-    "td3_bc": {"squashed gaussian"},
-    "text_recipe": set(),  # they train policy=text alone, on text tasks
-    "text_sft": set(),
-    "ts_ddr": {"squashed gaussian"},
-    "tscac": {"squashed gaussian"},
-}
-"""Algorithm -> labels of the policies it trains."""
+RECURRENT = {"recurrent_gaussian"}
+
+
+def trained_heads(name: str) -> set[str]:
+    """Keys of `HEADS` of the policies that an algorithm trains, as its class states them."""
+    algorithm = ALGORITHMS[name]
+    able = RECURRENT if algorithm.may_remember else set[str]()
+    return able.union(*map(_heads_of, algorithm.heads)) & HEADS.keys()
+
+
+def _heads_of(stated: str) -> set[str]:
+    """The head of that name, or all that have the verb of that name."""
+    verb = getattr(Policy, stated, None)
+    if verb is None:
+        return {stated}
+    return {head for head, (name, _) in HEADS.items() if getattr(POLICIES[name], stated) is not verb} - RECURRENT
+
+
+ALLOWED: dict[str, set[str]] = {name: trained_heads(name) for name in ALGORITHMS}
+"""Algorithm -> keys of the policies it trains; empty for algorithms of text, which train policy=text alone."""
 
 SMALL: dict[str, Any] = {"hidden": (16,), "transformer_width": 16, "transformer_layers": 1, "width": 16, "layers": 1}
 SETTINGS = {
@@ -158,6 +107,7 @@ SETTINGS = {
     "mutants": 3,
     "climbers": 2,
     "actors": 2,
+    "population": 8,
     "critic_steps": 2,
     "climb_steps": 2,
 }
@@ -226,7 +176,7 @@ def opened(place: Path, algorithm: str, head: str, device: str = "cpu") -> Itera
     config_class = kind.config_class
     default = config_class()
     chosen = {key: value for key, value in SETTINGS.items() if getattr(default, key, 0)}  # what is off stays off
-    learns_from_data = kind.experience == "dataset" or kind.needs_dataset
+    learns_from_data = kind.data_source == "dataset" or kind.needs_dataset
     config = TrainConfig(
         algorithm={"name": algorithm, **to_plain(config_class(**chosen))},
         task=TaskConfig(name=TASKS.get(algorithm, TASK)),

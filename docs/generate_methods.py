@@ -10,12 +10,14 @@ import sys
 import tomllib
 from collections import Counter
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from docs.algorithm_sections import AlgorithmRow, Choice, render_algorithms, render_chooser, render_matrix
-from docs.markdown import table
+from docs.markdown import cite, table
 from docs.measured import recipes_measured
+from robopolicy.recipe_files import read_recipe, recipe_names
 
 FOLDER = Path(__file__).parent
 SOURCE = FOLDER / "methods.toml"
@@ -39,8 +41,11 @@ published source that the project is built from, and the part it plays here.
 SOURCES = """\
 ## Sources
 
-S000 to S183. Symbols are written `module:Name`; every symbol and test named below is resolved by the test suite.
+S000 to S183, with their entries in the [references](references.md). Symbols are written `module:Name`; every symbol and
+test named below is resolved by the test suite.
 """
+
+COLUMNS = ("source", "paper", "title", "part", "status", "where")
 
 VERBS = """\
 ### Which verb a method needs
@@ -54,6 +59,7 @@ class Method:
     """One row of the table."""
 
     id: str  # S000 .. S183
+    reference: str  # key in `docs/references.bib`
     title: str  # of the source, exactly
     family: str  # heading under which the row is printed
     part: str  # one sentence: what it becomes in this project
@@ -115,7 +121,7 @@ def _sources(methods: list[Method], verbs: list[Verb]) -> str:
     parts.append(table(["verb", "result", "for", "methods"], needs))
     for family in sorted({method.family for method in methods}):
         rows = [_row(method) for method in methods if method.family == family]
-        parts += [f"### {family[0].upper()}{family[1:]}\n", table(["source", "title", "part", "status", "where"], rows)]
+        parts += [f"### {family[0].upper()}{family[1:]}\n", table(COLUMNS, rows)]
     return "\n".join(parts)
 
 
@@ -124,8 +130,14 @@ def _row(method: Method) -> list[str]:
     where = [f"`{name}`" for name in (*method.symbols, *method.tests)]
     if method.benchmark:
         where.append(f"benchmark `{method.benchmark}`")
-    where += recipes_measured(method.id)
-    return [method.id, method.title, part, method.status, "<br>".join(where)]
+    where += recipes_measured([name for name, source in _recipes() if source in (method.id, method.reference)])
+    return [method.id, cite(method.reference), method.title, part, method.status, "<br>".join(where)]
+
+
+@cache
+def _recipes() -> list[tuple[str, str]]:
+    """Name and source of every text recipe."""
+    return [(name, str(read_recipe(name).get("source", ""))) for name in recipe_names()]
 
 
 def main() -> int:

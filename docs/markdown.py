@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from robopolicy.citations import citation
+
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A table; bars inside cells are escaped."""
@@ -14,3 +16,8 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def anchor(name: str) -> str:
     """A link to the section whose heading is the code `name`."""
     return f"[`{name}`](#{name})"
+
+
+def cite(key: str) -> str:
+    """A citation that leads from a page of `docs` to the entry of the bibliography."""
+    return f"[{citation(key)}](references.md#{key})"

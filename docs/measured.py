@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from docs.markdown import table
-from robopolicy.catalogue import read_recipe, recipe_names
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
 LABELS = ("method", "learner", "head")  # the column that says whose row it is; a table without one is about one alone
@@ -26,13 +25,12 @@ def measured(benchmark: str, names: Sequence[str], results: Path = RESULTS) -> s
     return f"- **Our result**, by `python -m benchmarks.{benchmark}`{task}:\n\n{table(list(rows[0]), cells)}"
 
 
-def recipes_measured(source: str, results: Path = RESULTS) -> list[str]:
-    """What the table of text recipes says of those of a source, `S014`: a line per recipe and task that it has played.
+def recipes_measured(names: Sequence[str], results: Path = RESULTS) -> list[str]:
+    """What the table of text recipes says of some of them: a line per recipe and task that it has played.
 
     Accuracy [%] of held-out prompts before and after, GRPO's, and the verdict on what the recipe claims.
     """
     record = _record(results / "text.json")
-    names = [name for name in recipe_names() if read_recipe(name).get("source") == source]
     tasks = {name: entry for name, entry in record.items() if isinstance(entry, dict) and "(imitation)" in entry}
     return [
         f"`{recipe}` on {task}: accuracy {_percent(entries['(imitation)'])} -> {_percent(found)} % "

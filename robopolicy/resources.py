@@ -1,8 +1,10 @@
-"""Folders that come with the package but are not Python: `configs` and `sim_assets`."""
+"""Folders that come with the package but are not Python: `configs`, of the product and of contrib, and `sim_assets`."""
 
 from __future__ import annotations
 
 from pathlib import Path
+
+from robopolicy.plugins import themes
 
 PACKAGE = Path(__file__).resolve().parent
 
@@ -15,3 +17,23 @@ def folder(name: str) -> Path:
     checkout = PACKAGE.parent / name
     inside = (PACKAGE.parent / "pyproject.toml").is_file() and checkout.is_dir()
     return checkout if inside else PACKAGE / "_data" / name
+
+
+def presets() -> list[Path]:
+    """Folders of presets: `configs`, and that of every theme of contrib which has one."""
+    own = [theme.folder / "configs" for theme in themes().values()]
+    return [folder("configs"), *(place for place in own if place.is_dir())]
+
+
+def preset_files(group: str) -> dict[str, Path]:
+    """Files of the presets `group=NAME` by name, sorted.
+
+    Raises:
+        ValueError: Two folders have a preset of one name.
+    """
+    found: dict[str, Path] = {}
+    for file in (file for place in presets() for file in sorted((place / group).glob("*.yaml"))):
+        if file.stem in found:
+            raise ValueError(f"Preset {group}={file.stem} is defined by {found[file.stem]} and {file}.")
+        found[file.stem] = file
+    return dict(sorted(found.items()))

@@ -4,16 +4,38 @@ from __future__ import annotations
 
 import dataclasses
 import types
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Self, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from robopolicy.constraints import Range
 from robopolicy.errors import UserError, unknown_name
-from robopolicy.limits import Range
 
 T = TypeVar("T")
 _FILLED: ContextVar[list[str] | None] = ContextVar("filled", default=None)
+
+
+class PlainForm(ABC):
+    """Base of settings that are written otherwise than as a mapping of their fields."""
+
+    @classmethod
+    @abstractmethod
+    def from_plain(cls, value: Any, where: str) -> Self:
+        """Build the setting from plain values.
+
+        Args:
+            value: Mapping, list, string or number.
+            where: Name of the setting, for messages.
+
+        Raises:
+            UserError: It does not fit.
+        """
+
+    @abstractmethod
+    def to_plain(self) -> Any:
+        """Inverse of `from_plain`."""
 
 
 @contextmanager
@@ -34,8 +56,9 @@ def from_plain(cls: type[T], data: Any, where: str) -> T:
     """Build the dataclass `cls` from a mapping of plain values; lists become tuples where the field is one.
 
     Args:
-        cls: Config dataclass; fields may be numbers, with ranges (`robopolicy.limits`), strings, bools, None, tuples
-            and further dataclasses.
+        cls: Config dataclass; fields may be numbers, with ranges (`robopolicy.constraints`), strings, bools, None,
+        tuples,
+            further dataclasses, and what has a `PlainForm`.
         data: Mapping with exactly the fields of `cls`.
         where: What is being read, for the message; empty where settings are known by their own names.
 
@@ -62,6 +85,13 @@ def from_plain(cls: type[T], data: Any, where: str) -> T:
     return cls(**{name: _convert(hints[name], data[name], at) for name, at in found})
 
 
+def with_defaults(cls: type[T], settings: Mapping[str, Any], where: str) -> T:
+    """As `from_plain`, with the defaults of `cls` where `settings` say nothing."""
+    if not isinstance(settings, Mapping):
+        raise _mismatch(where, "a mapping", settings)
+    return from_plain(cls, {**to_plain(cls()), **settings}, where)
+
+
 def to_plain(config: Any) -> dict[str, Any]:
     """Inverse of `from_plain`."""
     return {field.name: _plain(getattr(config, field.name)) for field in dataclasses.fields(config) if field.init}
@@ -78,6 +108,8 @@ def open_schema(cls: type[Any], **extra: Any) -> type[Any]:
     rows: dict[str, tuple[str, Any, Any]] = {}
     for entry in dataclasses.fields(cls):
         hint, value = hints[entry.name], _default(entry)
+        if any(_has_plain_form(item) for item in get_args(hint)):  # Hydra takes them as they are written
+            hint, value = tuple[Any, ...], _plain(value)
         if dataclasses.is_dataclass(hint) and isinstance(hint, type):
             hint = open_schema(hint)
             value = _copy_into(hint, value)
@@ -107,7 +139,13 @@ def _factory(value: Any) -> Any:
     return dataclasses.field(default_factory=lambda: value)
 
 
+def _has_plain_form(hint: Any) -> bool:
+    return isinstance(hint, type) and issubclass(hint, PlainForm)
+
+
 def _plain(value: Any) -> Any:
+    if isinstance(value, PlainForm):
+        return value.to_plain()
     if dataclasses.is_dataclass(value):
         return to_plain(value)
     if isinstance(value, Mapping):
@@ -121,6 +159,8 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
         return value
     if origin is Annotated:
         return _ranged(hint, value, where)
+    if _has_plain_form(hint):
+        return hint.from_plain(value, where)
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
         return from_plain(hint, value, where)
     if origin in (Union, types.UnionType):

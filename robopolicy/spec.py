@@ -8,8 +8,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 IMAGE_PREFIX = "image."  # of observations that are pictures (3, h, w), uint8
-DESCRIPTOR = "descriptor"  # observation that says which behaviour is wanted, each number from 0 to 1
-MESSAGE_PREFIX = "message."  # of observations that somebody else makes up (`sim/message.py`)
 STEP_KEYS = ("action", "executed", "reward", "terminated", "success", "closing")  # of a frame that are no observations
 MEMORY = "memory"  # observation of a recurrent policy: what it returned as memory one decision ago, zeros at the start
 

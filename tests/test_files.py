@@ -132,7 +132,7 @@ DEEP = 20_000
         ("a: 9" + "9" * 9_999, "Exceeds the limit|digits"),
         ('a: !!int ""', "does not fit its tag"),
         ("a: !!python/name:os.system", "could not determine a constructor"),
-        ("a: \0", "special characters"),
+        ("a: \0", "characters are not allowed"),
     ],
 )
 def test_text_that_is_no_yaml_gives_one_line(text, message):

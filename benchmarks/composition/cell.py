@@ -17,11 +17,9 @@ import torch
 from benchmarks.composition.parents import demonstrations, train_parent
 from benchmarks.composition.tasks import PairTask
 from robopolicy.evaluation.result import EvalResult
-from robopolicy.evaluation.search.evaluators import SimEvaluator
-from robopolicy.evaluation.search.ledger import Ledger
-from robopolicy.evaluation.search.simplex import Weights
-from robopolicy.evaluation.search.weights import hold_out, make_search, search_weights
-from robopolicy.nets.modes import evaluation_mode
+from robopolicy.evaluation.search.methods import Weights
+from robopolicy.evaluation.search.weights import Ledger, SimEvaluator, hold_out, make_search, search_weights
+from robopolicy.nets.module_state import evaluation_mode
 from robopolicy.policies.base import Observation, Policy
 from robopolicy.policies.composition.operators import And, Convex, Operator, Or
 from robopolicy.policies.wrappers.composed import compose

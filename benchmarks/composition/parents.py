@@ -12,7 +12,7 @@ from robopolicy.algorithms.bc import BC, BCConfig
 from robopolicy.data.chunks import ChunkSampler
 from robopolicy.data.collect import collect
 from robopolicy.data.episodes import Episodes
-from robopolicy.data.lerobot import LeRobotWriter, read_lerobot
+from robopolicy.data.formats.lerobot import LeRobotWriter, read_lerobot
 from robopolicy.data.statistics import dataset_statistics
 from robopolicy.policies.base import Policy, PolicySpec
 from robopolicy.policies.registry import POLICIES, make_policy

@@ -11,9 +11,9 @@ import numpy as np
 
 from benchmarks.composition.cell import OPERATORS, SEARCHED
 from benchmarks.composition.tasks import TASKS
-from robopolicy.evaluation.compare import format_p
 from robopolicy.evaluation.intervals import Interval, PairedDifference, bootstrap_mean, paired_difference, wilson
 from robopolicy.evaluation.plots import learning_curves
+from robopolicy.evaluation.result import format_p
 
 Cell = Mapping[str, Any]
 

@@ -19,9 +19,9 @@ from robopolicy.sim.contract import VectorSim
 from robopolicy.sim.registry import SimOptions, make_sim
 from robopolicy.training.checkpoint import load_policy
 from robopolicy.training.compose import compose_config
-from robopolicy.training.experience import FIRST_EPISODE
 from robopolicy.training.guards import TrainingDiverged
 from robopolicy.training.loop import start_run
+from robopolicy.training.make_source import FIRST_EPISODE
 
 WORK = Path("runs/control")
 EPISODES = 50

@@ -2,15 +2,16 @@
 
 Every row has the defaults of its algorithm, but for what this budget and these tasks ask of it, which is below. The
 sizes that a family shares are Stable-Baselines3's defaults, but for the number of environments, batches of 128 and, of
-the learners from replay, networks of two layers of 128.
+the learners from replay, networks of two layers of 128. Themes of contrib add rows by `[control.methods]` (`family`,
+`policy`, `settings`, `note`) and reasons by `[control.left_out]`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from robopolicy.algorithms.frames.rollout_learner import RolloutLearner
-from robopolicy.algorithms.registry import ALGORITHMS
+from benchmarks.themes import contributed
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,7 @@ class Method:
     family: Family
     policy: str = ""  # preset; empty is the family's
     settings: tuple[str, ...] = ()  # on top of the family's
+    note: str = ""  # what a line below the table says of it
 
     @property
     def is_baseline(self) -> bool:
@@ -83,6 +85,7 @@ LEFT_OUT = {
     "stock_ac": "it controls the worst episodes or a total, where the rows are judged by the mean return",
     "subpo": "it climbs marginal gains of a set function, not the return by which the rows are judged",
     "tscac": "it stays near teachers of side goals, where the score knows the return alone",
+    **contributed("control", "left_out"),
 }
 """Learners from scratch without a row, and why."""
 
@@ -99,9 +102,9 @@ def _methods() -> tuple[Method, ...]:
     # ASPO as published; the clip of fine-tuning, 0.02, hardly moves; the best of 0.1, 0.2 and 0.3 with other seeds.
     from_scratch = ("algorithm.trust_region=aspo", "algorithm.clip=0.1")
     single = ("algorithm.utd=1", "algorithm.lr=3e-4", "algorithm.critic_lr=3e-4")  # its own are three of a third
+    rare = "decides every 4 steps and learns every 2, all others in every step"
     sequence = ("chunk.horizon=8", "chunk.execute=4", "algorithm.utd=2")  # with single actions it is `sac`
-    rollouts = [name for name in ALGORITHMS if issubclass(ALGORITHMS[name], RolloutLearner)]
-    on_policy = [name for name in rollouts if name not in LEFT_OUT]
+    on_policy = ("bpo", "gorl", "hamnet", "harpg", "mdpo", "npg_igt", "pmoe_ppo", "ppo", "props", "ta_lpo")
     off_policy = ("sac", "mdpo_off", "dsac_t", "stac", "td3", "sl_mgac")
     return (
         *(Method(family.baseline, family) for family in FAMILIES),
@@ -112,8 +115,14 @@ def _methods() -> tuple[Method, ...]:
         Method("fpo_pp", ON_POLICY, "flow_decoder", (*flow, *from_scratch)),
         Method("pmoe", OFF_POLICY, "squashed_mixture"),
         Method("symphony", OFF_POLICY, "swaddled", single),
-        Method("srl", OFF_POLICY, "sequence", sequence),
+        Method("srl", OFF_POLICY, "sequence", sequence, note=rare),
+        *(_row(name, **row) for name, row in contributed("control", "methods").items()),
     )
+
+
+def _row(name: str, family: str, policy: str = "", settings: Sequence[str] = (), note: str = "") -> Method:
+    """A row of `benchmarks.toml`, whose family is told by name."""
+    return Method(name, {each.name: each for each in FAMILIES}[family], policy, tuple(settings), note)
 
 
 METHODS = {method.name: method for method in _methods()}
@@ -122,4 +131,4 @@ METHODS = {method.name: method for method in _methods()}
 def notes() -> list[str]:
     """Lines below the table: who has no row and why, and who decides less often than the others."""
     left_out = [f"- `{name}` has no row: {reason}." for name, reason in LEFT_OUT.items()]
-    return [*left_out, "- `srl` decides every 4 steps and learns every 2, all others in every step."]
+    return [*left_out, *(f"- `{name}` {method.note}." for name, method in METHODS.items() if method.note)]

@@ -18,7 +18,7 @@ from robopolicy.cli.main import main as robopolicy
 from robopolicy.evaluation.harness import evaluate
 from robopolicy.evaluation.result import EvalResult
 from robopolicy.files import write_text
-from robopolicy.sim.registry import SimOptions, make_sim, views_of
+from robopolicy.sim.registry import SimOptions, make_sim, observation_options
 from robopolicy.training.checkpoint import MODEL, load_policy
 from robopolicy.training.compose import compose_config
 from robopolicy.training.manifest import read_manifest
@@ -112,7 +112,7 @@ def held_out(checkpoint: Path, task: str) -> EvalResult:
     kept = WORK / "held_out" / f"{task.replace('/', '_')}-{_fingerprint(checkpoint)}.json"
     if not kept.exists():
         policy, _ = load_policy(checkpoint)
-        options = SimOptions(num_envs=32, **views_of([policy.spec.observation]))
+        options = SimOptions(num_envs=32, **observation_options([policy.spec.observation]))
         with closing(make_sim(task, options)) as sim:
             result = evaluate(policy, sim, episodes=EPISODES, seed=HELD_OUT)
         write_text(kept, json.dumps(result.to_dict()))
@@ -152,11 +152,11 @@ def _pace(settings: Sequence[str], steps: int, task: BenchTask, before: dict[str
     Groups play whole episodes: their budget is the updates that play as many steps while episodes are as long as the
     base's.
     """
-    experience = ALGORITHMS[compose_config(settings).algorithm["name"]].experience
-    if experience == "replay":
+    data_source = ALGORITHMS[compose_config(settings).algorithm["name"]].data_source
+    if data_source == "replay":
         return ["budget.updates=0", f"budget.env_steps={steps}", f"algorithm.utd={task.utd}"]
     wide = f"sim.num_envs={task.num_envs}"
-    if experience == "group":
+    if data_source == "group":
         assert before is not None
         return [wide, f"budget.updates={max(1, round(steps / (task.num_envs * before['length_mean'])))}"]
     decisions = task.rollout // task.horizon

@@ -18,6 +18,7 @@ from typing import Any
 
 from benchmarks.common import finished_cells, print_result, write_result
 from benchmarks.pendulum.cell import ENV_STEPS, HOLDS, ROWS, cell_name, run_all
+from benchmarks.themes import contributed
 from robopolicy.evaluation.intervals import student_mean
 
 Cell = dict[str, Any]
@@ -43,7 +44,9 @@ CLAIMS = (
     Claim("symphony", "jerk"),
     Claim("camel_sac", f"steps to {GOOD:.0f}"),
     Claim("srl", "lost when held for 8"),
+    *(Claim(row, **claim) for row, claims in contributed("pendulum", "claims").items() for claim in claims),
 )
+"""Themes of contrib add some by `[pendulum.claims]`: row -> list of the other fields of `Claim`."""
 
 
 def main() -> None:

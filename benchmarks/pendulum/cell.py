@@ -15,6 +15,7 @@ from torch import Tensor
 
 from benchmarks.parallel import run_cells
 from benchmarks.pendulum.tasks import CONTROLLER, NOISY, PLAIN, register
+from benchmarks.themes import contributed
 from robopolicy.algorithms.frames.off_policy import OffPolicy
 from robopolicy.algorithms.sac import SAC
 from robopolicy.evaluation.actors import Actor, as_actor
@@ -63,7 +64,12 @@ ROWS = {
     "srl": Row("srl", "sequence", settings=CHUNKS),
     "sac-noisy": Row("sac", task=NOISY),
     "stac-noisy": Row("stac", task=NOISY),
+    **{
+        name: Row(**row | {"settings": tuple(row.get("settings", ()))})
+        for name, row in contributed("pendulum", "rows").items()
+    },
 }
+"""Row -> learner; themes of contrib add some by `[pendulum.rows]`, whose keys are the fields of `Row`."""
 
 
 def run_all(keys: Sequence[Key], *, jobs: int, keep: bool, env_steps: int = ENV_STEPS) -> list[dict[str, Any]]:

@@ -8,7 +8,7 @@ import gymnasium
 import torch
 from torch import Tensor
 
-from robopolicy.policies.wrappers.callable import provide
+from robopolicy.policies.wrappers.black_box import provide
 
 PLAIN, NOISY = "gymnasium/Pendulum-v1", "gymnasium/NoisyPendulum-v1"
 NOISE = 2.0  # standard deviation of what is added to rewards between -16 and 0

@@ -8,28 +8,29 @@ import shutil
 import time
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import torch
 
+from benchmarks.themes import contributed
 from robopolicy.algorithms.frames.base import Metrics
-from robopolicy.catalogue import read_recipe, recipe_names
 from robopolicy.cli.main import main as robopolicy
-from robopolicy.core.recipe import DEFAULTS
+from robopolicy.core.recipe_keys import DEFAULTS
 from robopolicy.errors import UserError
 from robopolicy.evaluation.harness import evaluate
 from robopolicy.files import write_text
+from robopolicy.recipe_files import read_recipe, recipe_names
 from robopolicy.sim.registry import SimOptions, make_sim
 from robopolicy.text.evaluation import sample_attempts
-from robopolicy.text.learner import TextRecipe, TextRecipeConfig
 from robopolicy.text.policy import TextPolicy
+from robopolicy.text.recipe_trainer import TextRecipe, TextRecipeConfig
 from robopolicy.text.sim import TextSim
-from robopolicy.training.attempt_sources import AttemptSource
 from robopolicy.training.checkpoint import load_policy
-from robopolicy.training.text_sources import text_source
+from robopolicy.training.text_file_source import recipe_source
+from robopolicy.training.text_rollout_source import AttemptSource
 
 WORK = Path("runs/text_benchmark")
 HELD_OUT = 500_000  # first held-out prompt; training starts at a million and evaluates on 10000 and onwards
@@ -37,10 +38,10 @@ PROMPTS, SAMPLES = 200, 16
 ROWS = 256  # attempts per update, whatever the size of a group
 MEASURED = ("rollout/degenerate", "rollout/helped", "actor/informative", "actor/clip_fraction", "actor/approx_kl")
 JUDGED = ("craft_gui", "videochat_m1")  # recipes with a judge of their own
-ACCOMPANIED = ("kdrl", "salsa", *JUDGED)  # recipes with a second policy
+ACCOMPANIED = ("kdrl", "salsa", *JUDGED, *contributed("text", "accompanied"))  # recipes with a second policy
 STEPS = 4  # gradient steps per update: with one, all ratios are 1 and recipes that bound them are the same
 NO_RATIO = "pg"  # a surrogate that knows none: it is the gradient of the policy that acted alone, so for one step
-ON_POLICY = ("a_star_po",)  # other recipes whose sources take one step
+ON_POLICY = ("a_star_po", *contributed("text", "on_policy"))  # other recipes whose sources take one step
 
 
 @dataclass(frozen=True)
@@ -65,8 +66,9 @@ class BenchTask:
         return not self.recipes or recipe in ("grpo", *self.recipes)
 
 
+_MORE = contributed("text", "recipes")
 TASKS = {
-    task.name: task
+    task.name: replace(task, recipes=(*task.recipes, *_MORE.get(task.name, ())))
     for task in (
         BenchTask("arithmetic", imitation=130, tokens=120_000, taught=320),
         BenchTask("countdown", imitation=120, tokens=100_000, taught=300),
@@ -106,8 +108,12 @@ TASKS = {
         ),
         BenchTask("waypoints", imitation=80, tokens=60_000, recipes=("ppo", "hiper")),
         BenchTask("pits", imitation=50, tokens=80_000, recipes=("fate",)),
+        *(BenchTask(name, **row) for name, row in contributed("text", "tasks").items()),
     )
 }
+"""Themes of contrib add tasks by `[text.tasks]`, whose keys are the fields of `BenchTask`, and by `[text.recipes]`
+recipes to a task of the product: task -> names.
+"""
 
 
 def online_recipes() -> list[str]:
@@ -173,7 +179,7 @@ def _train(
     sim = make_sim(task.task, SimOptions(num_envs=1))
     assert isinstance(sim, TextSim)
     start, seen = time.process_time(), []
-    with closing(text_source(sim, algorithm, seed=1_000_000 * (1 + seed))) as source:
+    with closing(recipe_source(sim, algorithm, seed=1_000_000 * (1 + seed))) as source:
         assert isinstance(source, AttemptSource)
         while source.generated < tokens:
             seen.append(algorithm.update(source.next(algorithm)) | source.metrics())

@@ -13,8 +13,9 @@ from typing import Any
 
 import torch
 
-from robopolicy.core.probes import pass_at_k
+from benchmarks.themes import contributed
 from robopolicy.evaluation.intervals import Interval, student_mean
+from robopolicy.text.evaluation import pass_at_k
 
 Cell = Mapping[str, Any]
 HARD = 1  # most successes of the base at a hard prompt, of all its samples
@@ -144,8 +145,9 @@ CLAIMS: dict[str, Claim] = {
     "proact": Claim("accuracy", against="ppo"),
     "reinforce_pp_baseline": Claim("accuracy", against="reinforce_pp"),
     "reinforce": Claim("accuracy", against="rft"),
+    **{name: Claim(**row) for name, row in contributed("text", "claims").items()},
 }
-"""Recipe -> its claim."""
+"""Recipe -> its claim; themes of contrib add some by `[text.claims]`, whose keys are the fields of `Claim`."""
 
 
 def claim_of(recipe: str) -> Claim:

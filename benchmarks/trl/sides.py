@@ -17,16 +17,16 @@ from typing import Any
 import torch
 
 from robopolicy.evaluation.harness import evaluate
-from robopolicy.extras import need
+from robopolicy.optional import need
 from robopolicy.sim.registry import SimOptions, make_sim
 from robopolicy.spec import PolicySpec
-from robopolicy.text.imitation import TextSFT, TextSFTConfig
-from robopolicy.text.learner import TextRecipe, TextRecipeConfig
 from robopolicy.text.model import small_llama
 from robopolicy.text.policy import TextConfig, TextPolicy
+from robopolicy.text.recipe_trainer import TextRecipe, TextRecipeConfig
+from robopolicy.text.sft import TextSFT, TextSFTConfig
 from robopolicy.text.sim import TextSim
-from robopolicy.training.attempt_sources import AttemptSource
-from robopolicy.training.text_sources import DemonstrationSource
+from robopolicy.training.text_file_source import DemonstrationSource
+from robopolicy.training.text_rollout_source import AttemptSource
 
 TASK = "text/arithmetic"
 PROMPTS, GROUP, BUDGET = 32, 8, 6  # per update; attempts per prompt; tokens per answer

@@ -13,15 +13,14 @@ import torch
 from benchmarks.parallel import run_cells
 from benchmarks.worldmodel.tasks import ABLATIONS, SMALL, TASKS, BenchTask
 from robopolicy.cli.main import main as robopolicy
-from robopolicy.cli.players import disturbed_players, parse_noise
-from robopolicy.data.lerobot import read_lerobot
+from robopolicy.cli.policy_args import disturbed_players, parse_noise
+from robopolicy.data.formats.lerobot import read_lerobot
 from robopolicy.evaluation.harness import evaluate
 from robopolicy.evaluation.ope.fqe import FQE
 from robopolicy.evaluation.ope.logs import Logs
 from robopolicy.sim.registry import SimOptions, make_sim
 from robopolicy.training.checkpoint import load_policy
-from robopolicy.training.world_checkpoint import load_world
-from robopolicy.training.world_sims import world_sim
+from robopolicy.training.world_sims import load_world, world_sim
 
 WORK = Path("runs/worldmodel")
 HELD_OUT = 50_000  # first seed of the starts; films and demonstrations start below it

@@ -1,8 +1,8 @@
 """The viewer in a browser, the control loop's end of it: hands over what is worth seeing, and never waits for anyone.
 
-The viewer is a process of its own (`robopolicy.deploy.page`). A packet that does not fit at once is left out, nothing
-is handed over while nobody watches, and if the viewer dies the robot goes on. Back comes one thing alone: that somebody
-pressed the button.
+The viewer is a process of its own (`robopolicy.deploy.dashboard`). A packet that does not fit at once is left out,
+nothing is handed over while nobody watches, and if the viewer dies the robot goes on. Back comes one thing alone: that
+somebody pressed the button.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from robopolicy.deploy.page import ALONE, ENCODED, WATCHED, Page, pixels_packet
-from robopolicy.deploy.safety.limits import Array
+from robopolicy.deploy.dashboard import ALONE, ENCODED, WATCHED, Page, pixels_packet
+from robopolicy.deploy.safety.motion import Array
 from robopolicy_robots.figures import Figures
 from robopolicy_robots.messages import CATALOGUE, CompressedImage, Image
 from robopolicy_robots.robot import QUALITIES, RobotSpec

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from robopolicy.deploy.safety.limits import Array
+from robopolicy.deploy.safety.motion import Array
 from robopolicy.errors import UserError
 from robopolicy_robots.message import Message
 from robopolicy_robots.messages import Duration, Float64MultiArray, JointState, JointTrajectory, JointTrajectoryPoint

@@ -6,10 +6,12 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from robopolicy.cli.options import check_numbers
-from robopolicy.cli.outputs import add_overwrite_option
+from robopolicy.cli.commands import Command
+from robopolicy.cli.options import add_overwrite_option, check_numbers
 from robopolicy_robots.reach import add_options
 from robopolicy_robots.robot import robot_names
+
+COMMAND = Command(__name__, "drive a robot, real or simulated, with a policy")
 
 EXAMPLES = """\
 examples:
@@ -27,10 +29,9 @@ my_panda.yaml is a copy of robopolicy_robots/robots/franka_panda.yaml with the t
 
 
 def add_parser(subparsers: Any) -> None:
-    """Register the verb."""
+    """Register the command."""
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "deploy",
-        help="drive a robot, real or simulated, with a policy",
         description="Run the control loop of a policy on a robot behind the safety layer. A simulated robot is started "
         "in a process of its own, plays numbered episodes and is scored; a real one moves until you stop it.",
         epilog=EXAMPLES,

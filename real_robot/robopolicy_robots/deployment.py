@@ -15,16 +15,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from robopolicy.cli.given import check_idle, check_overwrite
+from robopolicy.cli.options import check_idle, check_overwrite
 from robopolicy.data.support import SupportGate, open_gate
 from robopolicy.deploy.chunk_buffer import JOINS
 from robopolicy.deploy.contract import ChunkSource
-from robopolicy.deploy.page import parse_address
-from robopolicy.deploy.safety.support import RESPONSES, SupportCheck, SupportCheckConfig
+from robopolicy.deploy.dashboard import parse_address
+from robopolicy.deploy.safety.ood import RESPONSES, SupportCheck, SupportCheckConfig
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.evaluation.intervals import wilson
 from robopolicy.files import check_new_file, free_place, write_text
-from robopolicy.sim.mujoco.task import MujocoTask
+from robopolicy.sim.backends.mujoco.task import MujocoTask
 from robopolicy.sim.registry import get_task
 from robopolicy.spec import MEMORY
 from robopolicy_robots.check import Subject, check, show

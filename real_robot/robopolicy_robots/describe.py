@@ -22,7 +22,7 @@ from xml.etree import ElementTree
 import numpy as np
 import yaml
 
-from robopolicy.cli.outputs import add_overwrite_option
+from robopolicy.cli.options import add_overwrite_option
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.files import check_new_file, write_text
 from robopolicy_robots.messages import JointState, JointTrajectory

@@ -11,8 +11,7 @@ import numpy as np
 
 from robopolicy.deploy.safety.filter import FilterConfig, FilterState, Measured, SafetyFilter, Workspace
 from robopolicy.deploy.safety.interventions import Intervention
-from robopolicy.deploy.safety.limits import Array, JointLimits
-from robopolicy.deploy.safety.stop import Motion
+from robopolicy.deploy.safety.motion import Array, JointLimits, Motion
 from robopolicy.errors import UserError
 from robopolicy.files import parse_json
 from robopolicy_robots.messages import String

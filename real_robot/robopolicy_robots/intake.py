@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from robopolicy.deploy.safety.filter import Measured
-from robopolicy.deploy.safety.limits import Array
+from robopolicy.deploy.safety.motion import Array
 from robopolicy.deploy.safety.watchdog import Watchdog
 from robopolicy.errors import UserError
 from robopolicy_robots.messages import CATALOGUE, JointState

@@ -22,10 +22,10 @@ from typing import Any
 
 import numpy as np
 
-from robopolicy.deploy.safety.estop import EStop
 from robopolicy.deploy.safety.filter import FilterState, Measured, SafetyFilter
 from robopolicy.deploy.safety.interventions import Intervention, InterventionLog
-from robopolicy.deploy.safety.limits import Array
+from robopolicy.deploy.safety.motion import Array
+from robopolicy.deploy.safety.watchdog import EStop
 from robopolicy.errors import UserError
 from robopolicy_robots.commands import command_message
 from robopolicy_robots.embodiment import Embodiment

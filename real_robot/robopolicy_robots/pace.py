@@ -13,7 +13,7 @@ from types import FrameType
 from typing import Any
 
 from robopolicy.errors import UserError
-from robopolicy.stopping import hear, stop_signals
+from robopolicy.shutdown import hear, stop_signals
 
 
 def beats(dt: float, stopping: threading.Event, seconds: float) -> Iterator[tuple[float, int]]:

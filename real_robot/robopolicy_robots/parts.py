@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from robopolicy.deploy.safety.estop import EStop
-from robopolicy.deploy.safety.fallback import Fallback, hold
 from robopolicy.deploy.safety.filter import SafetyFilter
-from robopolicy.deploy.safety.gate import ObservationGate
-from robopolicy.deploy.safety.support import SupportCheck
+from robopolicy.deploy.safety.motion import Fallback, hold
+from robopolicy.deploy.safety.ood import ObservationGate, SupportCheck
+from robopolicy.deploy.safety.watchdog import EStop
 from robopolicy_robots.states import Tick
 
 

@@ -11,10 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from robopolicy.deploy.chunk_buffer import ChunkBuffer, delay_steps
-from robopolicy.deploy.safety.gate import ObservationGate
 from robopolicy.deploy.safety.interventions import Intervention
-from robopolicy.deploy.safety.limits import Array
-from robopolicy.deploy.safety.support import Support, SupportCheck
+from robopolicy.deploy.safety.motion import Array
+from robopolicy.deploy.safety.ood import ObservationGate, Support, SupportCheck
 from robopolicy.errors import UserError
 from robopolicy_robots.embodiment import Embodiment
 from robopolicy_robots.policy_runner import Answer, Runner

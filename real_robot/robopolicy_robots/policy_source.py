@@ -70,7 +70,7 @@ def open_source(name: str, device: str = "cpu") -> ChunkSource:
         return open_bundle(name)
     if not Path(name).is_dir():
         raise UserError(f"There is no policy {name}: pass the folder of a bundle or a checkpoint, or ws://HOST:PORT.")
-    from robopolicy.interop.checkpoint_source import CheckpointSource
+    from robopolicy.interop.sources import CheckpointSource
     from robopolicy.training.checkpoint import load_policy
 
     policy, _ = load_policy(name, device)

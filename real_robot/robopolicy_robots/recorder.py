@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from robopolicy.errors import UserError, cannot_write
-from robopolicy.extras import need
+from robopolicy.optional import need
 from robopolicy_robots.codecs import cdr
 from robopolicy_robots.codecs.definitions import message_type, prepare
 from robopolicy_robots.message import Message

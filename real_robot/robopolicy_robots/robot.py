@@ -16,7 +16,7 @@ from typing import Any, get_args, get_type_hints
 import numpy as np
 
 from robopolicy.deploy.safety.filter import FilterConfig
-from robopolicy.deploy.safety.limits import Array, JointLimits
+from robopolicy.deploy.safety.motion import Array, JointLimits
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.files import parse_yaml
 from robopolicy.schema import from_plain

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from robopolicy.deploy.safety.interventions import Intervention
-from robopolicy.deploy.safety.limits import Array
+from robopolicy.deploy.safety.motion import Array
 
 
 class State(StrEnum):

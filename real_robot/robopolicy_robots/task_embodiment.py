@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from robopolicy.errors import UserError
-from robopolicy.sim.mujoco.task import BatchState, MujocoTask
+from robopolicy.sim.backends.mujoco.task import BatchState, MujocoTask
 from robopolicy_robots.embodiment import picture
 from robopolicy_robots.message import Message
 from robopolicy_robots.messages import Image, TwistStamped

@@ -30,12 +30,12 @@ from torch import Tensor, nn
 from robopolicy.algorithms.frames.base import Metrics, Stateful
 from robopolicy.algorithms.frames.matching import MatchingConfig, MatchingTuner, velocity_distance
 from robopolicy.algorithms.frames.on_policy import Rows, flatten, normalize
+from robopolicy.constraints import Natural, NotNegative, Positive
 from robopolicy.core.decisions import Decisions
 from robopolicy.core.estimator import Estimator, EstimatorConfig
 from robopolicy.critics.intermediate import IntermediateConfig, IntermediateValue
 from robopolicy.critics.q import borrow_statistics
-from robopolicy.data.rollout import Rollout
-from robopolicy.limits import Natural, NotNegative, Positive
+from robopolicy.data.batches import Rollout
 from robopolicy.policies.base import Info, Policy
 from robopolicy.policies.path import interpolate
 
@@ -71,6 +71,9 @@ class ACFlow(MatchingTuner):
 
     name = "ac_flow"
     config_class = ACFlowConfig
+    data_source = "rollout"
+    heads = ("flow", "diffusion", "edm")
+    reference = "fan2025acflow"
     config: ACFlowConfig
 
     def __init__(self, config: ACFlowConfig, policy: Policy, *, total_updates: int) -> None:

@@ -27,12 +27,12 @@ from robopolicy.algorithms.fpo import actor_loss
 from robopolicy.algorithms.frames.base import Metrics, Stateful
 from robopolicy.algorithms.frames.matching import MatchingConfig, MatchingTuner, velocity_distance
 from robopolicy.algorithms.frames.on_policy import Rows, normalize
+from robopolicy.constraints import Count, NotNegative, PartialShare, Positive
 from robopolicy.core.estimator import Estimator, EstimatorConfig
 from robopolicy.core.ratios import ConstantBounds
-from robopolicy.data.rollout import Rollout
+from robopolicy.data.batches import Rollout
 from robopolicy.errors import unknown_name
-from robopolicy.limits import Count, NotNegative, PartialShare, Positive
-from robopolicy.nets.ema import EMA
+from robopolicy.nets.module_state import EMA
 from robopolicy.policies.base import Info, Policy
 
 
@@ -87,6 +87,9 @@ class AWM(MatchingTuner):
 
     name = "awm"
     config_class = AWMConfig
+    data_source = "rollout"
+    heads = ("flow", "diffusion", "edm")
+    reference = "xue2025awm"
     config: AWMConfig
 
     def __init__(self, config: AWMConfig, policy: Policy, *, total_updates: int) -> None:

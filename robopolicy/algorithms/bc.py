@@ -18,14 +18,12 @@ import torch
 from torch import Tensor
 
 from robopolicy.algorithms.frames.base import Algorithm, Metrics, Stateful
+from robopolicy.constraints import Count, Natural, NotNegative, PartialShare, Positive, Ranged
 from robopolicy.core.gradients import clip_gradients
 from robopolicy.data.chunks import ChunkBatch
-from robopolicy.limits import Count, Natural, NotNegative, PartialShare, Positive, Ranged
-from robopolicy.nets.ema import EMA
-from robopolicy.nets.noise_mask import mask_loss, schedule_masks
+from robopolicy.nets.augmentation import augmentation_loss, set_augmentation_progress
+from robopolicy.nets.module_state import EMA
 from robopolicy.policies.base import Info, Policy
-
-MASKED = 0.5  # share of the updates, the first, in which images are seen through noise masks (`vision.noise_mask`)
 
 
 @dataclass(frozen=True)
@@ -43,9 +41,9 @@ class BCConfig(Ranged):
 
 
 def bc_loss(policy: Policy, batch: ChunkBatch, generator: torch.Generator | None = None) -> tuple[Tensor, Info]:
-    """Mean imitation loss of a batch of demonstrated chunks; noise masks on its images learn from it."""
+    """Mean imitation loss of a batch of demonstrated chunks, and what learned augmentations add to it."""
     loss, info = policy.imitation_loss(batch.obs, batch.chunk, batch.weight, mask=batch.mask, generator=generator)
-    return loss.mean() + mask_loss(policy, loss), info
+    return loss.mean() + augmentation_loss(policy, loss), info
 
 
 class BC(Algorithm):
@@ -53,7 +51,9 @@ class BC(Algorithm):
 
     name = "bc"
     config_class = BCConfig
-    experience = "dataset"
+    data_source = "dataset"
+    heads = ("imitation_loss",)
+    reference = "chi2023diffusion"
 
     def __init__(self, config: BCConfig, policy: Policy, *, total_updates: int) -> None:
         """Prepare to train `policy` for `total_updates` gradient steps."""
@@ -70,7 +70,7 @@ class BC(Algorithm):
 
     def loss(self, batch: ChunkBatch) -> tuple[Tensor, Info]:
         """What one gradient step descends; distillation and reflow descend other losses in the same frame."""
-        schedule_masks(self.policy, self.progress, MASKED)
+        set_augmentation_progress(self.policy, self.progress)
         return bc_loss(self.policy, batch)
 
     def update(self, batch: ChunkBatch) -> Metrics:

@@ -22,9 +22,9 @@ from torch import Tensor
 
 from robopolicy.algorithms.frames.offline_critic import ConservativeConfig, ConservativeRule
 from robopolicy.algorithms.sac import SAC, SACConfig
+from robopolicy.constraints import Count, Positive
 from robopolicy.critics.q import CriticConfig, random_subset_min
-from robopolicy.data.transitions import Transitions
-from robopolicy.limits import Count, Positive
+from robopolicy.data.batches import Transitions
 from robopolicy.policies.base import Info, Observation, Policy, Sample
 from robopolicy.policies.noise import Randomness
 
@@ -47,6 +47,9 @@ class CalQL(SAC):
 
     name = "cal_ql"
     config_class = CalQLConfig
+    data_source = "replay"
+    heads = ("squashed_gaussian",)
+    reference = "nakamoto2023calql"
     needs_bounds = True
     config: CalQLConfig
 

@@ -24,16 +24,15 @@ from torch import Tensor
 
 from robopolicy.algorithms.bc import BC, BCConfig
 from robopolicy.algorithms.frames.base import Metrics, Stateful, frozen_copy
+from robopolicy.constraints import Count, Natural, PartialShare, Positive, Several
 from robopolicy.data.chunks import ChunkBatch
 from robopolicy.errors import UserError
-from robopolicy.limits import Count, Natural, PartialShare, Positive, Several
-from robopolicy.nets.ema import EMA
+from robopolicy.nets.module_state import EMA
 from robopolicy.policies.base import Info, Policy, chunk_mean
 from robopolicy.policies.heads.consistency import ConsistencyConfig, ConsistencyPolicy
 from robopolicy.policies.heads.generative import GenerativeConfig, GenerativePolicy
 from robopolicy.policies.noise import normal
-from robopolicy.policies.ode import ode_step
-from robopolicy.policies.schedules import karras_sigmas
+from robopolicy.policies.path import karras_sigmas, ode_step
 
 TEACHERS = ("flow", "diffusion", "edm")
 
@@ -90,6 +89,9 @@ class Distill(BC):
 
     name: ClassVar[str] = "distill"
     config_class = DistillConfig
+    data_source = "dataset"
+    heads = ("flow", "shortcut", "meanflow", "diffusion", "edm")
+    reference = "song2023consistency"
     needs_base = True
     config: DistillConfig
     policy: ConsistencyPolicy

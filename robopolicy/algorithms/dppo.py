@@ -38,18 +38,18 @@ from robopolicy.algorithms.frames.base import Stateful, frozen_copy
 from robopolicy.algorithms.frames.chain_tuner import ChainTuner, ChainTunerConfig
 from robopolicy.algorithms.frames.fine_tuner import FineTuner, FineTunerConfig
 from robopolicy.algorithms.frames.on_policy import Rows, normalize
-from robopolicy.core.advantages.factors import DepthDiscount
+from robopolicy.constraints import Count, Natural, NotNegative, Positive, Range, Share, UpTo
+from robopolicy.core.advantage import DepthDiscount
 from robopolicy.core.decisions import Decisions
 from robopolicy.core.estimator import Estimator, EstimatorConfig
 from robopolicy.core.ratios import DepthBounds
 from robopolicy.critics.value import ValueConfig
 from robopolicy.errors import UserError
-from robopolicy.limits import Count, Natural, NotNegative, Positive, Range, Share, UpTo
 from robopolicy.policies.base import Info, Observation, Policy
-from robopolicy.policies.chains.chain import require_family
-from robopolicy.policies.chains.diffusion_chain import LOGP_BOUNDS, DiffusionChain
+from robopolicy.policies.exploration.chain import require_family
+from robopolicy.policies.exploration.diffusion_chain import LOGP_BOUNDS, DiffusionChain
 from robopolicy.policies.heads.diffusion import DiffusionPolicy
-from robopolicy.policies.wrappers.staged_diffusion import StagedDiffusion, in_stages
+from robopolicy.policies.wrappers.staged import StagedDiffusion, in_stages
 
 Tail = Annotated[float, Range(0, 0.5, below=True)]  # what may be cut off at either end
 
@@ -114,6 +114,9 @@ class DPPO(ChainTuner, FineTuner):
 
     name = "dppo"
     config_class = DPPOConfig
+    data_source = "rollout"
+    heads = ("diffusion",)
+    reference = "ren2024dppo"
     config: DPPOConfig
     policy: DiffusionChain
     base: StagedDiffusion

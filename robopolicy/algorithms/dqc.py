@@ -27,15 +27,15 @@ from torch import Tensor
 
 from robopolicy.algorithms.frames.base import Observer, Stateful
 from robopolicy.algorithms.frames.q_chunking import QChunking, QChunkingConfig, known_errors
+from robopolicy.constraints import Count, InnerShare, Natural, Share
 from robopolicy.critics.q import QEnsemble
 from robopolicy.critics.value import ValueConfig, ValueNet
-from robopolicy.data.transitions import Request, Transitions
+from robopolicy.data.batches import Request, Transitions
 from robopolicy.errors import UserError
-from robopolicy.limits import Count, InnerShare, Natural, Share
-from robopolicy.nets.modes import training_mode
+from robopolicy.nets.module_state import training_mode
 from robopolicy.policies.base import Info, Observation, Policy, Sample
 from robopolicy.policies.noise import Randomness
-from robopolicy.policies.wrappers.selected import select
+from robopolicy.policies.wrappers.best_of_n import select
 
 
 @dataclass(frozen=True)
@@ -78,6 +78,9 @@ class DQC(QChunking):
 
     name = "dqc"
     config_class = DQCConfig
+    data_source = "replay"
+    heads = ("imitation_loss",)
+    reference = "li2025dqc"
     config: DQCConfig
 
     def __init__(self, config: DQCConfig, policy: Policy, *, total_updates: int) -> None:

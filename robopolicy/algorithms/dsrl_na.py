@@ -27,9 +27,9 @@ from torch import Tensor
 from robopolicy.algorithms.frames.base import Metrics, Observer, Stateful
 from robopolicy.algorithms.frames.off_policy import descend
 from robopolicy.algorithms.frames.steering import Steering, SteeringConfig
+from robopolicy.constraints import Ratio
 from robopolicy.critics.q import QEnsemble
-from robopolicy.data.transitions import Transitions
-from robopolicy.limits import Ratio
+from robopolicy.data.batches import Transitions
 from robopolicy.policies.base import Observation, Policy
 
 
@@ -57,6 +57,9 @@ class DSRLNA(Steering):
 
     name = "dsrl_na"
     config_class = DSRLNAConfig
+    data_source = "replay"
+    heads = ("decode",)
+    reference = "wagenmaker2025dsrl"
     config: DSRLNAConfig
 
     def __init__(self, config: DSRLNAConfig, policy: Policy, *, total_updates: int) -> None:

@@ -22,7 +22,7 @@ from torch import Tensor
 from robopolicy.algorithms.frames.base import Metrics
 from robopolicy.algorithms.frames.steering import Steering, SteeringConfig
 from robopolicy.critics.q import QEnsemble
-from robopolicy.data.transitions import Transitions
+from robopolicy.data.batches import Transitions
 from robopolicy.errors import UserError
 from robopolicy.policies.base import Policy
 
@@ -37,6 +37,9 @@ class DSRLSAC(Steering):
 
     name = "dsrl_sac"
     config_class = DSRLSACConfig
+    data_source = "replay"
+    heads = ("decode",)
+    reference = "wagenmaker2025dsrl"
     decisions_only = True  # the noise is known where a chunk was chosen
     config: DSRLSACConfig
 

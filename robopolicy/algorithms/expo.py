@@ -30,15 +30,15 @@ from robopolicy.algorithms.frames.base import Observer, Stateful
 from robopolicy.algorithms.frames.imitation import imitation_loss, require_imitation
 from robopolicy.algorithms.frames.off_policy import OffPolicy, OffPolicyConfig, descend
 from robopolicy.algorithms.frames.soft import Temperature
-from robopolicy.critics.losses import softmax_weights
+from robopolicy.constraints import Count, Finite, Natural, NotNegative, Positive, Ratio, Share
 from robopolicy.critics.q import CriticConfig, QEnsemble
-from robopolicy.data.transitions import Transitions
+from robopolicy.critics.value import softmax_weights
+from robopolicy.data.batches import Transitions
 from robopolicy.errors import unknown_name
-from robopolicy.limits import Count, Finite, Natural, NotNegative, Positive, Ratio, Share
-from robopolicy.nets.ema import EMA
+from robopolicy.nets.module_state import EMA
 from robopolicy.policies.base import Info, Observation, Policy, Sample
 from robopolicy.policies.noise import Randomness
-from robopolicy.policies.wrappers.edited import EditConfig, EditedPolicy, EditNet, edit_samples
+from robopolicy.policies.wrappers.residual_edit import EditConfig, EditedPolicy, EditNet, edit_samples
 
 BACKUPS = ("best", "base")
 
@@ -93,6 +93,9 @@ class EXPO(OffPolicy):
 
     name = "expo"
     config_class = EXPOConfig
+    data_source = "replay"
+    heads = ("imitation_loss",)
+    reference = "dong2025expo"
     needs_bounds = True
     config: EXPOConfig
 

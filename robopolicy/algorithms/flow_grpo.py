@@ -19,7 +19,6 @@ small action chunks move more than those of images, hence a wider clip than the 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -27,17 +26,16 @@ from torch import Tensor
 from robopolicy.algorithms.frames.base import Metrics
 from robopolicy.algorithms.frames.chain_tuner import ChainTuner, ChainTunerConfig
 from robopolicy.algorithms.frames.on_policy import Rows
-from robopolicy.core.advantages.pipeline import Pipeline, Scope
-from robopolicy.core.advantages.stages import Baseline, Clip, Scale
+from robopolicy.constraints import Count, NotNegative, Positive, Several
+from robopolicy.core.advantage import Baseline, Clip, Pipeline, Scale, Scope
 from robopolicy.core.decisions import Decisions, by_group
 from robopolicy.core.estimator import Estimator, EstimatorConfig
 from robopolicy.core.ratios import ConstantBounds
 from robopolicy.core.regularizers import gaussian_kl
-from robopolicy.data.rollout import GroupRollout
-from robopolicy.limits import Count, NotNegative, Positive, Several
+from robopolicy.data.batches import GroupRollout
 from robopolicy.policies.base import Info, Policy
-from robopolicy.policies.chains.chain import require_family
-from robopolicy.policies.chains.sde_chain import SDEChain
+from robopolicy.policies.exploration.chain import require_family
+from robopolicy.policies.exploration.flow_chains import SDEChain
 
 
 @dataclass(frozen=True)
@@ -91,7 +89,9 @@ class FlowGRPO(ChainTuner):
 
     name = "flow_grpo"
     config_class = FlowGRPOConfig
-    experience: ClassVar[str] = "group"
+    data_source = "group"
+    heads = ("flow", "shortcut", "meanflow")
+    reference = "liu2025flowgrpo"
     config: FlowGRPOConfig
     policy: SDEChain
 
@@ -99,7 +99,7 @@ class FlowGRPO(ChainTuner):
         """Prepare to fine-tune `policy` (it is changed in place) for `total_updates` rollouts."""
         head = require_family(policy, ("flow",), "Flow-GRPO", "use dppo for diffusion and ppo for a Gaussian")
         super().__init__(config, SDEChain(head, config.noise_level), head, total_updates=total_updates)
-        self.reference = SDEChain(self.base, config.noise_level)
+        self.reference_policy = SDEChain(self.base, config.noise_level)
         self.estimator = Estimator(EstimatorConfig(bounds=ConstantBounds(config.clip)))
 
     def deployable(self) -> Policy:
@@ -121,7 +121,7 @@ class FlowGRPO(ChainTuner):
 
     def chain_loss(self, rows: Rows) -> tuple[Tensor, Info]:
         """Clipped surrogate on group advantages, and the KL to the base."""
-        return actor_loss(self.policy, self.reference, rows, rows.advantage, self.estimator, self.config.kl_coef)
+        return actor_loss(self.policy, self.reference_policy, rows, rows.advantage, self.estimator, self.config.kl_coef)
 
 
 def rows_of(batch: GroupRollout, advantage: Tensor) -> Rows:

@@ -21,12 +21,12 @@ from robopolicy.algorithms.flow_grpo import actor_loss
 from robopolicy.algorithms.frames.chain_tuner import ChainTuner, ChainTunerConfig
 from robopolicy.algorithms.frames.fine_tuner import FineTuner, FineTunerConfig
 from robopolicy.algorithms.frames.on_policy import Rows, normalize
+from robopolicy.constraints import NotNegative, Positive
 from robopolicy.core.estimator import Estimator, EstimatorConfig
 from robopolicy.core.ratios import ConstantBounds
-from robopolicy.limits import NotNegative, Positive
 from robopolicy.policies.base import Info, Policy
-from robopolicy.policies.chains.chain import require_family
-from robopolicy.policies.chains.sde_chain import SDEChain
+from robopolicy.policies.exploration.chain import require_family
+from robopolicy.policies.exploration.flow_chains import SDEChain
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,9 @@ class FlowSDE(ChainTuner, FineTuner):
 
     name = "flow_sde"
     config_class = FlowSDEConfig
+    data_source = "rollout"
+    heads = ("flow", "shortcut", "meanflow")
+    reference = "chen2025pirl"
     config: FlowSDEConfig
     policy: SDEChain
 
@@ -51,7 +54,7 @@ class FlowSDE(ChainTuner, FineTuner):
         """Prepare to fine-tune `policy` (it is changed in place) for `total_updates` rollouts."""
         head = require_family(policy, ("flow",), "Flow-SDE", "use dppo for diffusion and ppo for a Gaussian")
         super().__init__(config, SDEChain(head, config.noise_level), head, total_updates=total_updates)
-        self.reference = SDEChain(self.base, config.noise_level)
+        self.reference_policy = SDEChain(self.base, config.noise_level)
         self.estimator = Estimator(EstimatorConfig(bounds=ConstantBounds(config.clip)))
 
     def deployable(self) -> Policy:
@@ -61,4 +64,4 @@ class FlowSDE(ChainTuner, FineTuner):
     def chain_loss(self, rows: Rows) -> tuple[Tensor, Info]:
         """Clipped surrogate on GAE advantages, and the KL to the base."""
         advantage = normalize(rows.advantage)
-        return actor_loss(self.policy, self.reference, rows, advantage, self.estimator, self.config.kl_coef)
+        return actor_loss(self.policy, self.reference_policy, rows, advantage, self.estimator, self.config.kl_coef)

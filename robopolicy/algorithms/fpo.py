@@ -22,10 +22,10 @@ from torch import Tensor
 
 from robopolicy.algorithms.frames.matching import MatchingConfig, MatchingTuner
 from robopolicy.algorithms.frames.on_policy import Rows, normalize
+from robopolicy.constraints import Positive
 from robopolicy.core.decisions import Decisions
 from robopolicy.core.estimator import Estimator, EstimatorConfig
 from robopolicy.core.ratios import ConstantBounds
-from robopolicy.limits import Positive
 from robopolicy.policies.base import Info, Policy
 
 
@@ -51,6 +51,9 @@ class FPO(MatchingTuner):
 
     name = "fpo"
     config_class = FPOConfig
+    data_source = "rollout"
+    heads = ("flow", "diffusion", "edm")
+    reference = "mcallister2025fpo"
     config: FPOConfig
 
     def __init__(self, config: FPOConfig, policy: Policy, *, total_updates: int) -> None:

@@ -27,10 +27,10 @@ from torch import Tensor
 from robopolicy.algorithms.fpo import actor_loss
 from robopolicy.algorithms.frames.matching import MatchingConfig, MatchingTuner, reduce_steps
 from robopolicy.algorithms.frames.on_policy import Rows, normalize
+from robopolicy.constraints import NotNegative, Positive
 from robopolicy.core.estimator import Estimator, EstimatorConfig
 from robopolicy.core.ratios import ConstantBounds
 from robopolicy.errors import unknown_name
-from robopolicy.limits import NotNegative, Positive
 from robopolicy.policies.base import Info, Policy
 from robopolicy.policies.wrappers.zero_noise import ZeroNoisePolicy
 
@@ -74,6 +74,9 @@ class FPOPlusPlus(MatchingTuner):
 
     name = "fpo_pp"
     config_class = FPOPlusPlusConfig
+    data_source = "rollout"
+    heads = ("flow", "diffusion", "edm")
+    reference = "yi2026fpopp"
     config: FPOPlusPlusConfig
 
     def __init__(self, config: FPOPlusPlusConfig, policy: Policy, *, total_updates: int) -> None:

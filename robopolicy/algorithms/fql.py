@@ -26,10 +26,10 @@ from torch import Tensor
 from robopolicy.algorithms.frames.base import Observer, Stateful
 from robopolicy.algorithms.frames.off_policy import descend
 from robopolicy.algorithms.frames.q_chunking import QChunking, QChunkingConfig
+from robopolicy.constraints import NotNegative
 from robopolicy.critics.q import QEnsemble
-from robopolicy.data.transitions import Transitions
+from robopolicy.data.batches import Transitions
 from robopolicy.errors import UserError
-from robopolicy.limits import NotNegative
 from robopolicy.policies.base import Info, Observation, Policy, Sample
 from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
 from robopolicy.policies.heads.generative import GenerativeConfig, GenerativePolicy
@@ -89,6 +89,9 @@ class FQL(QChunking):
 
     name = "fql"
     config_class = FQLConfig
+    data_source = "replay"
+    heads = ("decode",)
+    reference = "park2025fql"
     config: FQLConfig
     policy: GenerativePolicy
 

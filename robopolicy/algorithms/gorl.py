@@ -32,19 +32,19 @@ from robopolicy.algorithms.frames.base import Metrics, Stateful, frozen_copy
 from robopolicy.algorithms.frames.imitation import imitation_loss
 from robopolicy.algorithms.frames.on_policy import Rows, flatten
 from robopolicy.algorithms.ppo import PPO, PPOConfig
+from robopolicy.constraints import Count, NotNegative, Positive
 from robopolicy.core.estimator import Estimator, EstimatorConfig
 from robopolicy.core.ratios import ConstantBounds
 from robopolicy.critics.value import ValueConfig
-from robopolicy.data.rollout import Rollout
+from robopolicy.data.batches import Rollout
 from robopolicy.device import move
 from robopolicy.errors import UserError
-from robopolicy.limits import Count, NotNegative, Positive
 from robopolicy.policies.base import Observation, Policy
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
 from robopolicy.policies.heads.generative import GenerativePolicy
 from robopolicy.policies.wrappers.latent import LatentPolicy, NoiseSpace
 from robopolicy.policies.wrappers.nested import describe, rebuild
-from robopolicy.policies.wrappers.staged_decoder import StagedDecoder
+from robopolicy.policies.wrappers.staged import StagedDecoder
 
 UNBOUNDED = NoiseSpace(bound=0.0)
 
@@ -188,6 +188,9 @@ class GoRL(PPO):
 
     name = "gorl"
     config_class = GoRLConfig
+    data_source = "rollout"
+    heads = ("decode",)
+    reference = "zhang2025gorl"
     distributed = False
     may_remember = False  # denoising heads have no memory
     may_fall = True  # when a stage begins

@@ -20,12 +20,12 @@ from dataclasses import dataclass, field
 
 from robopolicy.algorithms.frames.base import Observer, Stateful
 from robopolicy.algorithms.frames.offline_critic import ImplicitConfig, ImplicitRule, OfflineCritic, OfflineCriticConfig
+from robopolicy.constraints import Count, Positive, Share
 from robopolicy.critics.q import CriticConfig
-from robopolicy.data.transitions import Transitions
-from robopolicy.limits import Count, Positive, Share
-from robopolicy.nets.ema import EMA
+from robopolicy.data.batches import Transitions
+from robopolicy.nets.module_state import EMA
 from robopolicy.policies.base import Info, Policy
-from robopolicy.policies.wrappers.selected import select
+from robopolicy.policies.wrappers.best_of_n import select
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,9 @@ class IDQL(OfflineCritic):
 
     name = "idql"
     config_class = IDQLConfig
+    data_source = "replay"
+    heads = ("imitation_loss",)
+    reference = "hansenestruch2023idql"
     config: IDQLConfig
     rule: ImplicitRule
 

@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 
 from robopolicy.algorithms.frames.offline_critic import ImplicitConfig, ImplicitRule, OfflineCritic, OfflineCriticConfig
-from robopolicy.critics.losses import advantage_weight
+from robopolicy.constraints import NotNegative, Positive
 from robopolicy.critics.q import CriticConfig
-from robopolicy.data.transitions import Transitions
-from robopolicy.limits import NotNegative, Positive
+from robopolicy.critics.value import advantage_weight
+from robopolicy.data.batches import Transitions
 from robopolicy.policies.base import Info
 
 
@@ -43,6 +43,9 @@ class IQL(OfflineCritic):
 
     name = "iql"
     config_class = IQLConfig
+    data_source = "replay"
+    heads = ("imitation_loss",)
+    reference = "kostrikov2021iql"
     config: IQLConfig
     rule: ImplicitRule
 

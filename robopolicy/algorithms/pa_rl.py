@@ -32,13 +32,13 @@ from robopolicy.algorithms.frames.offline_critic import (
     OfflineCritic,
     OfflineCriticConfig,
 )
+from robopolicy.constraints import Count, Natural, Positive
 from robopolicy.critics.q import CriticConfig
-from robopolicy.data.transitions import Transitions
+from robopolicy.data.batches import Transitions
 from robopolicy.errors import unknown_name
-from robopolicy.limits import Count, Natural, Positive
 from robopolicy.policies.base import Info, Policy
-from robopolicy.policies.wrappers.optimized import OptimizedPolicy, optimize
-from robopolicy.policies.wrappers.selected import Candidates, draw_index
+from robopolicy.policies.wrappers.action_optimized import OptimizedPolicy, optimize
+from robopolicy.policies.wrappers.best_of_n import Candidates, draw_index
 
 RULES = ("cal_ql", "iql")
 
@@ -82,6 +82,9 @@ class PARL(OfflineCritic):
 
     name = "pa_rl"
     config_class = PARLConfig
+    data_source = "replay"
+    heads = ("imitation_loss",)
+    reference = "mark2024parl"
     needs_bounds = True
     config: PARLConfig
     player: OptimizedPolicy

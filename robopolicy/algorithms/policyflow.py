@@ -29,14 +29,14 @@ from torch import Tensor
 from robopolicy.algorithms.frames.fine_tuner import FineTunerConfig
 from robopolicy.algorithms.frames.matching import StoredPoints
 from robopolicy.algorithms.frames.on_policy import Rows, normalize
+from robopolicy.constraints import Count, NotNegative, Positive
 from robopolicy.core.decisions import Decisions
 from robopolicy.core.estimator import Estimator, EstimatorConfig
 from robopolicy.core.ratios import ConstantBounds
 from robopolicy.errors import unknown_name
-from robopolicy.limits import Count, NotNegative, Positive
 from robopolicy.policies.base import Info, Policy
-from robopolicy.policies.chains.perturbed_flow import PerturbationConfig, PerturbedFlow
-from robopolicy.policies.chains.sampled import require_matched
+from robopolicy.policies.exploration.endpoint_noise import PerturbationConfig, PerturbedFlow
+from robopolicy.policies.exploration.sampled import require_matched
 
 TARGETS = ("old", "present")
 
@@ -73,6 +73,9 @@ class PolicyFlow(StoredPoints):
 
     name = "policyflow"
     config_class = PolicyFlowConfig
+    data_source = "rollout"
+    heads = ("flow", "diffusion", "edm")
+    reference = "yang2026policyflow"
     config: PolicyFlowConfig
     policy: PerturbedFlow
 

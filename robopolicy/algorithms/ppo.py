@@ -18,10 +18,10 @@ from torch import Tensor
 
 from robopolicy.algorithms.frames.actor_critic import ActorCritic, ActorCriticConfig
 from robopolicy.algorithms.frames.on_policy import Rows, normalize
+from robopolicy.constraints import Positive
 from robopolicy.core.decisions import Decisions
 from robopolicy.core.estimator import Estimator, EstimatorConfig
 from robopolicy.core.ratios import ConstantBounds
-from robopolicy.limits import Positive
 from robopolicy.policies.base import Info, Policy
 
 
@@ -44,6 +44,9 @@ class PPO(ActorCritic):
 
     name = "ppo"
     config_class = PPOConfig
+    data_source = "rollout"
+    heads = ("decisions",)
+    reference = "schulman2017ppo"
     distributed = True
     config: PPOConfig
 

@@ -19,11 +19,11 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from robopolicy.algorithms.frames.q_chunking import QChunking, QChunkingConfig
-from robopolicy.data.transitions import Transitions
-from robopolicy.limits import Count
+from robopolicy.constraints import Count
+from robopolicy.data.batches import Transitions
 from robopolicy.policies.base import Info, Observation, Policy, Sample
 from robopolicy.policies.noise import Randomness
-from robopolicy.policies.wrappers.selected import select
+from robopolicy.policies.wrappers.best_of_n import select
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,9 @@ class QC(QChunking):
 
     name = "qc"
     config_class = QCConfig
+    data_source = "replay"
+    heads = ("imitation_loss",)
+    reference = "li2025qc"
     config: QCConfig
 
     def __init__(self, config: QCConfig, policy: Policy, *, total_updates: int) -> None:

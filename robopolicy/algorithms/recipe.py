@@ -21,26 +21,25 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from robopolicy.algorithms.frames.base import Metrics, Stateful
 from robopolicy.algorithms.frames.fine_tuner import ActorTuner, ActorTunerConfig
-from robopolicy.catalogue import read_recipe
+from robopolicy.constraints import Count, Positive
 from robopolicy.core.decisions import Decisions, MissingField
 from robopolicy.core.recipe import Recipe
-from robopolicy.data.rollout import GroupRollout
+from robopolicy.data.batches import GroupRollout
 from robopolicy.errors import UserError
-from robopolicy.limits import Count, Positive
 from robopolicy.policies.base import Info, Policy
-from robopolicy.policies.chains.chain import ChainPolicy, require_family
-from robopolicy.policies.chains.diffusion_chain import DiffusionChain
-from robopolicy.policies.chains.sde_chain import SDEChain
+from robopolicy.policies.exploration.chain import ChainPolicy, require_family
+from robopolicy.policies.exploration.diffusion_chain import DiffusionChain
+from robopolicy.policies.exploration.flow_chains import SDEChain
 from robopolicy.policies.heads.diffusion import DiffusionPolicy
 from robopolicy.policies.heads.generative import GenerativePolicy
-from robopolicy.policies.wrappers.staged_diffusion import in_stages
+from robopolicy.policies.wrappers.staged import in_stages
+from robopolicy.recipe_files import read_recipe
 
 SCORED = 4096  # chunks scored at once before the update
 
@@ -124,7 +123,9 @@ class RecipeTuner(ActorTuner):
 
     name = "recipe"
     config_class = RecipeTunerConfig
-    experience: ClassVar[str] = "group"
+    data_source = "group"
+    heads = ("flow", "shortcut", "meanflow", "diffusion")
+    reference = "shao2024grpo"
     config: RecipeTunerConfig
     policy: ChainPolicy
 
@@ -133,7 +134,7 @@ class RecipeTuner(ActorTuner):
         instead = "use ppo for a Gaussian"
         head = require_family(policy, ("flow", "diffusion"), "A recipe scores denoising steps and", instead)
         super().__init__(config, _chain(config, head), head, total_updates=total_updates)
-        self.reference = _chain(config, self.base)
+        self.reference_policy = _chain(config, self.base)
         self.recipe = _recipe(config.recipe)
         if config.target_kl is not None and self.recipe.estimator is None:
             raise UserError(f"Recipe '{config.recipe}' has no ratios; set algorithm.target_kl=null.")
@@ -194,7 +195,7 @@ class RecipeTuner(ActorTuner):
                 {key: value[start : start + SCORED] for key, value in tree.items()} for tree in (obs, record)
             )
             entropy.append(self.policy.decisions(seen, played).entropy)
-            reference.append(self.reference.decisions(seen, played).logp)
+            reference.append(self.reference_policy.decisions(seen, played).logp)
         scale = self.dimensions
         return decisions.with_fields(entropy=torch.cat(entropy) * scale, logp_ref=torch.cat(reference) * scale)
 

@@ -21,12 +21,12 @@ from torch import Tensor
 
 from robopolicy.algorithms.bc import BC, BCConfig
 from robopolicy.algorithms.frames.base import Stateful, frozen_copy
+from robopolicy.constraints import Count, Natural, Positive
 from robopolicy.data.chunks import ChunkBatch
 from robopolicy.errors import UserError
-from robopolicy.limits import Count, Natural, Positive
 from robopolicy.policies.base import Info, Policy
 from robopolicy.policies.heads.generative import GenerativePolicy
-from robopolicy.policies.ode import ode_solve
+from robopolicy.policies.path import ode_solve
 
 
 @dataclass(frozen=True)
@@ -60,6 +60,9 @@ class Reflow(BC):
 
     name: ClassVar[str] = "reflow"
     config_class = ReflowConfig
+    data_source = "dataset"
+    heads = ("flow",)
+    reference = "liu2022rectified"
     needs_base = True
     config: ReflowConfig
     policy: GenerativePolicy

@@ -1,32 +1,26 @@
-"""Algorithms by name; each is one file, imported when it is chosen."""
+"""Algorithms by name; each is one file, imported when it is chosen. Importing this module imports no torch."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from robopolicy.algorithms.frames.base import Algorithm
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.plugins import Registry
-from robopolicy.policies.base import Policy
+
+if TYPE_CHECKING:
+    from robopolicy.algorithms.frames.base import Algorithm
+    from robopolicy.policies.base import Policy
 
 ALGORITHMS: Registry[type[Algorithm]] = Registry(
     "algorithms",
     {
-        "a2pr": "robopolicy.algorithms.a2pr:A2PR",
         "ac_flow": "robopolicy.algorithms.ac_flow:ACFlow",
-        "ailboost": "robopolicy.algorithms.ailboost:AILBoost",
         "awm": "robopolicy.algorithms.awm:AWM",
         "bc": "robopolicy.algorithms.bc:BC",
-        "bpo": "robopolicy.algorithms.bpo:BPO",
         "cal_ql": "robopolicy.algorithms.cal_ql:CalQL",
-        "camel_sac": "robopolicy.algorithms.camel_sac:CAMELSAC",
-        "camel_td3": "robopolicy.algorithms.camel_td3:CAMELTD3",
-        "cdsa": "robopolicy.algorithms.cdsa:CDSA",
-        "dcg_map_elites": "robopolicy.algorithms.dcg_map_elites:DCGMAPElites",
         "distill": "robopolicy.algorithms.distill:Distill",
         "dppo": "robopolicy.algorithms.dppo:DPPO",
         "dqc": "robopolicy.algorithms.dqc:DQC",
-        "dsac_t": "robopolicy.algorithms.dsac_t:DSACT",
         "dsrl_na": "robopolicy.algorithms.dsrl_na:DSRLNA",
         "dsrl_sac": "robopolicy.algorithms.dsrl_sac:DSRLSAC",
         "expo": "robopolicy.algorithms.expo:EXPO",
@@ -36,46 +30,21 @@ ALGORITHMS: Registry[type[Algorithm]] = Registry(
         "fpo_pp": "robopolicy.algorithms.fpo_pp:FPOPlusPlus",
         "fql": "robopolicy.algorithms.fql:FQL",
         "gorl": "robopolicy.algorithms.gorl:GoRL",
-        "hamnet": "robopolicy.algorithms.hamnet:HAMNet",
-        "harpg": "robopolicy.algorithms.harpg:HARPG",
-        "hdpo": "robopolicy.algorithms.hdpo:HDPO",
-        "hnpg": "robopolicy.algorithms.hnpg:HNPG",
         "idql": "robopolicy.algorithms.idql:IDQL",
         "iql": "robopolicy.algorithms.iql:IQL",
-        "mdpo": "robopolicy.algorithms.mdpo:MDPO",
-        "mdpo_off": "robopolicy.algorithms.mdpo_off:MDPOOff",
-        "npg_igt": "robopolicy.algorithms.npg_igt:NPGIGT",
-        "odice": "robopolicy.algorithms.odice:ODICE",
-        "optimistic_ac": "robopolicy.algorithms.optimistic_ac:OptimisticAC",
         "pa_rl": "robopolicy.algorithms.pa_rl:PARL",
-        "pmoe": "robopolicy.algorithms.pmoe:PMOE",
-        "pmoe_ppo": "robopolicy.algorithms.pmoe_ppo:PMOEPPO",
         "policyflow": "robopolicy.algorithms.policyflow:PolicyFlow",
-        "polychromic": "robopolicy.algorithms.polychromic:Polychromic",
         "ppo": "robopolicy.algorithms.ppo:PPO",
-        "ppo_lagrangian": "robopolicy.algorithms.ppo_lagrangian:PPOLagrangian",
-        "prdc": "robopolicy.algorithms.prdc:PRDC",
-        "props": "robopolicy.algorithms.props:PROPS",
         "qc": "robopolicy.algorithms.qc:QC",
         "recipe": "robopolicy.algorithms.recipe:RecipeTuner",
         "reflow": "robopolicy.algorithms.reflow:Reflow",
         "reinflow": "robopolicy.algorithms.reinflow:ReinFlow",
         "rlpd": "robopolicy.algorithms.rlpd:RLPD",
         "sac": "robopolicy.algorithms.sac:SAC",
-        "sl_mgac": "robopolicy.algorithms.sl_mgac:SLMGAC",
-        "srl": "robopolicy.algorithms.srl:SRL",
-        "stac": "robopolicy.algorithms.stac:STAC",
-        "stax": "robopolicy.algorithms.stax:STAX",
-        "stock_ac": "robopolicy.algorithms.stock_ac:StockAC",
-        "subpo": "robopolicy.algorithms.subpo:SubPO",
-        "symphony": "robopolicy.algorithms.symphony:Symphony",
-        "ta_lpo": "robopolicy.algorithms.ta_lpo:TALPO",
         "td3": "robopolicy.algorithms.td3:TD3",
         "td3_bc": "robopolicy.algorithms.td3_bc:TD3BC",
-        "text_recipe": "robopolicy.text.learner:TextRecipe",
-        "text_sft": "robopolicy.text.imitation:TextSFT",
-        "ts_ddr": "robopolicy.algorithms.ts_ddr:TSDDR",
-        "tscac": "robopolicy.algorithms.tscac:TSCAC",
+        "text_recipe": "robopolicy.text.recipe_trainer:TextRecipe",
+        "text_sft": "robopolicy.text.sft:TextSFT",
     },
 )
 """Name -> class; constructed as `cls(cls.config_class(...), policy, total_updates=n)`."""

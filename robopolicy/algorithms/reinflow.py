@@ -28,14 +28,14 @@ from robopolicy.algorithms.frames.base import Metrics
 from robopolicy.algorithms.frames.chain_tuner import ChainTuner, ChainTunerConfig
 from robopolicy.algorithms.frames.fine_tuner import FineTuner, FineTunerConfig
 from robopolicy.algorithms.frames.on_policy import Rows, normalize
+from robopolicy.constraints import NotNegative, Positive
 from robopolicy.core.decisions import Decisions
 from robopolicy.core.estimator import Estimator, EstimatorConfig
 from robopolicy.core.ratios import ConstantBounds
-from robopolicy.data.rollout import Rollout
-from robopolicy.limits import NotNegative, Positive
+from robopolicy.data.batches import Rollout
 from robopolicy.policies.base import Info, Observation, Policy
-from robopolicy.policies.chains.chain import require_family
-from robopolicy.policies.chains.stochastic_flow import NoiseConfig, StochasticFlow
+from robopolicy.policies.exploration.chain import require_family
+from robopolicy.policies.exploration.flow_chains import NoiseConfig, StochasticFlow
 from robopolicy.policies.heads.generative import GenerativePolicy
 
 
@@ -84,6 +84,9 @@ class ReinFlow(ChainTuner, FineTuner):
 
     name = "reinflow"
     config_class = ReinFlowConfig
+    data_source = "rollout"
+    heads = ("flow", "shortcut", "meanflow")
+    reference = "zhang2025reinflow"
     config: ReinFlowConfig
     policy: StochasticFlow
 

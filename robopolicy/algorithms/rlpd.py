@@ -23,9 +23,9 @@ from typing import ClassVar
 from torch import Tensor
 
 from robopolicy.algorithms.sac import SAC, SACConfig
+from robopolicy.constraints import Count, Finite, Ratio
 from robopolicy.critics.q import CriticConfig, QEnsemble
-from robopolicy.data.transitions import Transitions
-from robopolicy.limits import Count, Finite, Ratio
+from robopolicy.data.batches import Transitions
 from robopolicy.policies.base import Info, Observation, Policy
 from robopolicy.policies.heads.gaussian import GaussianPolicy
 from robopolicy.policies.noise import Randomness
@@ -56,6 +56,9 @@ class RLPD(SAC):
 
     name = "rlpd"
     config_class = RLPDConfig
+    data_source = "replay"
+    heads = ("squashed_gaussian",)
+    reference = "ball2023rlpd"
     needs_dataset: ClassVar[bool] = True
     config: RLPDConfig
 

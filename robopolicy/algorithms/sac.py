@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from robopolicy.algorithms.frames.soft import SoftConfig, SoftOffPolicy, actor_loss
-from robopolicy.data.transitions import Transitions
+from robopolicy.data.batches import Transitions
 from robopolicy.errors import UserError
 from robopolicy.policies.base import Info, Policy
 from robopolicy.policies.heads.gaussian import GaussianPolicy
@@ -30,6 +30,9 @@ class SAC(SoftOffPolicy):
 
     name = "sac"
     config_class = SACConfig
+    data_source = "replay"
+    heads = ("squashed_gaussian",)
+    reference = "haarnoja2018sac"
     policy: GaussianPolicy
 
     def __init__(self, config: SACConfig, policy: Policy, *, total_updates: int) -> None:

@@ -23,10 +23,10 @@ from torch import Tensor
 
 from robopolicy.algorithms.frames.base import Stateful, frozen_copy
 from robopolicy.algorithms.frames.off_policy import OffPolicy, OffPolicyConfig, descend
+from robopolicy.constraints import Count, NotNegative
 from robopolicy.critics.q import CriticConfig, TargetUpdate
-from robopolicy.data.transitions import Transitions
+from robopolicy.data.batches import Transitions
 from robopolicy.errors import UserError
-from robopolicy.limits import Count, NotNegative
 from robopolicy.policies.base import Info, Observation, Policy, Sample
 from robopolicy.policies.heads.gaussian import GaussianPolicy
 from robopolicy.policies.noise import Randomness, normal
@@ -51,6 +51,9 @@ class TD3(OffPolicy):
 
     name = "td3"
     config_class = TD3Config
+    data_source = "replay"
+    heads = ("squashed_gaussian",)
+    reference = "fujimoto2018td3"
 
     def __init__(self, config: TD3Config, policy: Policy, *, total_updates: int) -> None:
         """Prepare to train the mode of a squashed Gaussian `policy`."""

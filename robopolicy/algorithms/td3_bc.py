@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from robopolicy.algorithms.frames.regularized_td3 import RegularizedTD3, RegularizedTD3Config
-from robopolicy.data.transitions import Transitions
+from robopolicy.data.batches import Transitions
 from robopolicy.policies.base import Info
 
 
@@ -32,6 +32,9 @@ class TD3BC(RegularizedTD3):
 
     name = "td3_bc"
     config_class = TD3BCConfig
+    data_source = "replay"
+    heads = ("squashed_gaussian",)
+    reference = "fujimoto2021td3bc"
     config: TD3BCConfig
 
     def penalty(self, batch: Transitions, chunk: Tensor) -> tuple[Tensor, Info]:

@@ -19,10 +19,9 @@ examples:
 
 
 def add_parser(subparsers: Any) -> None:
-    """Register the verb."""
+    """Register the command."""
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "bench",
-        help="train several seeds and report them together, with intervals and curves",
         description="Train the same SETTINGS as for `train` with consecutive seeds, the first of which is seed=. "
         "Report the interquartile mean of success and return over the seeds with a bootstrap interval. Finished runs "
         "are kept and interrupted ones go on: call it again to continue, or with more seeds.",
@@ -39,10 +38,10 @@ def run(args: argparse.Namespace) -> int:
     """Train what is missing, then report; 0 at the end, 130 after Ctrl-C."""
     from robopolicy.evaluation.report import aligned
     from robopolicy.files import refuse_foreign, write_text
-    from robopolicy.training.bench import ENOUGH, draw_curves, run_seeds, summarise
     from robopolicy.training.build import complete
     from robopolicy.training.compose import compose_config, config_text
-    from robopolicy.training.resuming import Interrupted
+    from robopolicy.training.many_runs import ENOUGH, draw_curves, run_seeds, summarise
+    from robopolicy.training.resume import Interrupted
 
     check_numbers(args, positive=("seeds", "jobs"), non_negative=())
     if any(setting.split("=")[0] in ("out", "name") for setting in args.settings):
@@ -78,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _table(report: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     """One row per stage and measure."""
-    from robopolicy.training.bench import MEASURES, STAGES
+    from robopolicy.training.many_runs import MEASURES, STAGES
 
     rows: list[list[str]] = []
     for stage in STAGES:

@@ -10,9 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from robopolicy.cli.given import check_idle
-from robopolicy.cli.options import check_numbers
-from robopolicy.cli.outputs import add_overwrite_option
+from robopolicy.cli.options import add_overwrite_option, check_idle, check_numbers
 
 if TYPE_CHECKING:
     from robopolicy.sim.registry import Expert, TaskEntry
@@ -32,10 +30,9 @@ examples:
 
 
 def add_parser(subparsers: Any) -> None:
-    """Register the verb."""
+    """Register the command."""
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "collect",
-        help="record demonstrations of a scripted expert or a policy",
         description="Record demonstrations of a task's scripted expert, or of a policy, into a LeRobotDataset (v3.0). "
         "The dataset depends on the seed, not on the number of environments.",
         epilog=EXAMPLES,
@@ -99,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
     from robopolicy.cli.progress import progress_bars
     from robopolicy.data.collect import CollectReport, collect
     from robopolicy.data.episodes import is_image
-    from robopolicy.data.lerobot import LeRobotWriter
+    from robopolicy.data.formats.lerobot import LeRobotWriter
     from robopolicy.errors import UserError
     from robopolicy.evaluation.actors import PolicyExpert, check_compatible
     from robopolicy.sim.registry import SimOptions, get_task, make_sim
@@ -186,7 +183,7 @@ def _demonstrations(args: argparse.Namespace, entry: TaskEntry) -> _Part:
 
 def _films(args: argparse.Namespace, entry: TaskEntry) -> list[_Part]:
     """Equal parts of the episodes for every behaviour, the first ones taking what is left over."""
-    from robopolicy.cli.players import parse_noise, short_names
+    from robopolicy.cli.policy_args import parse_noise, short_names
     from robopolicy.errors import UserError
     from robopolicy.evaluation.actors import RandomExpert
 

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from robopolicy.cli.given import check_idle
-from robopolicy.cli.options import add_judge_option, check_numbers
-from robopolicy.cli.outputs import add_overwrite_option, check_search
-from robopolicy.errors import UserError
+from robopolicy.cli.options import add_judge_option, add_overwrite_option, check_idle, check_numbers, check_search
+from robopolicy.errors import UserError, unknown_name
+from robopolicy.policies.composition.post import POST_COMPOSITION
 
 if TYPE_CHECKING:
-    from robopolicy.cli.composition import Outcome, Request
-    from robopolicy.cli.recipe import Recipe
-    from robopolicy.evaluation.search.ledger import Ledger
+    from robopolicy.cli.compose_config import Recipe
+    from robopolicy.cli.compose_run import Outcome, Request
+    from robopolicy.evaluation.search.weights import Ledger
 
 SETTINGS = ("episodes", "candidates", "divisions")  # of the search methods, by the names of the options
 
@@ -31,7 +31,6 @@ examples:
   robopolicy compose A --operator affine --set unconditioned=[0] --weights 2 -1 --out runs/guided
   robopolicy compose A B --critic runs/idql/checkpoints/best --set candidates=16 --out runs/best_of_16
   robopolicy compose A B --select data/lift --set selection.top=1 --out runs/chosen
-  robopolicy compose A B --correct runs/cdsa/checkpoints/best --out runs/conservative
   robopolicy compose --resume runs/searched
 
 operators:
@@ -50,17 +49,16 @@ settings of --set:
   corrector.steps=1, corrector.size=0.05         Langevin steps at every noise level
   guidance.strength=1, guidance.data_std=0.5, guidance.reduction=mean|min    pull of --critic on the samples
   candidates=16            play that of 16 chunks which --critic likes best
-  correction.action_coef, correction.state_coef, correction.state_step, correction.limit    pull of --correct
   selection.top=1, selection.least=0, selection.updates=1000     of --select: at most so many policies take part, and
                            none less preferred than this share of the first
+  then.NAME.KEY=VALUE      of --then NAME
 """
 
 
 def add_parser(subparsers: Any) -> None:
-    """Register the verb."""
+    """Register the command."""
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "compose",
-        help="combine policies into one, and search for their weights",
         description="Write a checkpoint that denoises with several policies at once. With --search their weights are "
         "found by playing common episode seeds, then tried on others beside each policy. Ctrl-C keeps what was played. "
         "Parents may differ in head, inputs, chunk length and steps. The checkpoint holds their weights, and refers to "
@@ -76,7 +74,13 @@ def add_parser(subparsers: Any) -> None:
         "--set", nargs="+", metavar="KEY=VALUE", default=[], help="settings of the composition, see below"
     )
     parser.add_argument("--critic", metavar="CKPT", help="checkpoint whose critic guides the samples or chooses one")
-    parser.add_argument("--correct", metavar="CKPT", help="checkpoint of algorithm=cdsa that pulls actions to its data")
+    parser.add_argument(
+        "--then",
+        nargs="+",
+        default=[],
+        metavar="NAME=CKPT",
+        help=f"change the composition with further checkpoints; NAME is one of: {', '.join(POST_COMPOSITION)}",
+    )
     parser.add_argument(
         "--select", default="", metavar="DATASET", help="demonstrations that teach which policies to ask where"
     )
@@ -116,7 +120,7 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Compose; 0 when the checkpoint is written."""
-    from robopolicy.cli.composition import LEDGER, Outcome, load, play, write
+    from robopolicy.cli.compose_run import LEDGER, Outcome, load, play, write
     from robopolicy.cli.progress import hint_when_stopped
 
     out, request, ledger = _resumed(args) if args.resume is not None else (args.out, _requested(args), None)
@@ -134,13 +138,12 @@ def run(args: argparse.Namespace) -> int:
 
 def _requested(args: argparse.Namespace) -> Request:
     """The request of a command line, checked as far as can be done without loading a policy."""
-    from robopolicy.cli.composition import LEDGER, Request
-    from robopolicy.cli.players import short_names
-    from robopolicy.cli.recipe import read_recipe
+    from robopolicy.cli.compose_config import read_recipe
+    from robopolicy.cli.compose_run import LEDGER, Request
+    from robopolicy.cli.policy_args import short_names
     from robopolicy.evaluation.search.weights import check_disjoint
     from robopolicy.policies.composition.selection import Selection
-    from robopolicy.training.manifest import read_manifest
-    from robopolicy.training.parents import record_parent
+    from robopolicy.training.manifest import read_manifest, record_parent
     from robopolicy.training.world_sims import is_world
 
     if args.out is None:
@@ -148,8 +151,9 @@ def _requested(args: argparse.Namespace) -> Request:
     recipe = read_recipe(args.operator, args.set)
     if args.select and recipe.selection is None:
         recipe = replace(recipe, selection=Selection())
-    settings = _check_options(args, recipe)
-    sources = [Path(name) for name in (*args.checkpoints, args.critic, args.correct) if name is not None]
+    then = _steps(args.then)
+    settings = _check_options(args, recipe, then)
+    sources = [Path(name) for name in (*args.checkpoints, args.critic, *then.values()) if name is not None]
     check_search(args.out, LEDGER, resume=False, overwrite=args.overwrite, sources=sources)
     tasks = list(dict.fromkeys(read_manifest(Path(name)).task for name in args.checkpoints))
     if args.task is None and len(tasks) > 1:
@@ -157,14 +161,11 @@ def _requested(args: argparse.Namespace) -> Request:
             f"The checkpoints were trained on {' and '.join(tasks)}; compose policies of one task, or say with --task "
             "which one they share."
         )
-    critic, correct = (
-        None if name is None else record_parent(Path(name), args.out) for name in (args.critic, args.correct)
-    )
     request = Request(
         parents=tuple(record_parent(Path(name), args.out) for name in args.checkpoints),
         names=tuple(short_names([*args.checkpoints, str(args.out)])),
-        critic=critic,
-        correct=correct,
+        critic=None if args.critic is None else record_parent(Path(args.critic), args.out),
+        then={name: record_parent(Path(place), args.out) for name, place in then.items()},
         select=args.select,
         recipe=recipe,
         weights=None if args.weights is None else tuple(args.weights),
@@ -189,7 +190,22 @@ def _requested(args: argparse.Namespace) -> Request:
     return request
 
 
-def _check_options(args: argparse.Namespace, recipe: Recipe) -> dict[str, int]:
+def _steps(words: Sequence[str]) -> dict[str, str]:
+    """Name -> checkpoint of `--then NAME=CKPT ...`."""
+    steps: dict[str, str] = {}
+    for word in words:
+        name, _, place = word.partition("=")
+        if not place:
+            raise UserError(f"--then takes NAME=CKPT, got '{word}'.")
+        if name not in POST_COMPOSITION:
+            raise unknown_name("step of --then", name, POST_COMPOSITION)
+        if name in steps:
+            raise UserError(f"--then takes every name once, got '{name}' twice.")
+        steps[name] = place
+    return steps
+
+
+def _check_options(args: argparse.Namespace, recipe: Recipe, then: Mapping[str, str]) -> dict[str, int]:
     """Refuse options that do not go together; return the settings of the search."""
     from robopolicy.policies.composition.operators import Weighted
 
@@ -198,15 +214,16 @@ def _check_options(args: argparse.Namespace, recipe: Recipe) -> dict[str, int]:
             "What is --critic to do? Add --set guidance.strength=1, or --set candidates=16 to play the best of 16."
         )
     count = len(args.checkpoints)
-    if count < 2 and not (count and (recipe.unconditioned or recipe.judged or args.correct)):
+    if count < 2 and not (count and (recipe.unconditioned or recipe.judged or then)):
         raise UserError(
-            f"Composing needs at least two checkpoints, got {count}; a single one can be guided or corrected: see "
-            "--critic, --correct and --set unconditioned=[0]."
+            f"Composing needs at least two checkpoints, got {count}; a single one can be guided or changed: see "
+            "--critic, --then and --set unconditioned=[0]."
         )
     if recipe.judged and args.critic is None:
         raise UserError("guidance and candidates need a judge; pass --critic CKPT.")
-    if recipe.correction is not None and args.correct is None:
-        raise UserError("correction needs networks that know the data; pass --correct CKPT, trained by algorithm=cdsa.")
+    for name in recipe.then:
+        if name not in then:
+            raise UserError(f"then.{name} has settings of a step that is not taken; pass --then {name}=CKPT.")
     if recipe.selection is not None and not args.select:
         raise UserError("A selection is learned from demonstrations; pass --select DATASET.")
     readings = len(recipe.readings(args.checkpoints))
@@ -242,11 +259,10 @@ def _check_options(args: argparse.Namespace, recipe: Recipe) -> dict[str, int]:
 
 def _resumed(args: argparse.Namespace) -> tuple[Path, Request, Ledger]:
     """The output folder, the request and the record of something interrupted."""
-    from robopolicy.cli.composition import LEDGER, Request
-    from robopolicy.evaluation.search.ledger import Ledger
+    from robopolicy.cli.compose_run import LEDGER, Request
+    from robopolicy.evaluation.search.weights import Ledger
     from robopolicy.schema import from_plain
-    from robopolicy.training.manifest import MANIFEST
-    from robopolicy.training.parents import check_parents
+    from robopolicy.training.manifest import MANIFEST, check_parents
 
     if args.checkpoints or args.given - {"--resume", "--json"}:
         raise UserError("What was interrupted keeps its settings; pass --resume OUT alone.")
@@ -262,9 +278,9 @@ def _resumed(args: argparse.Namespace) -> tuple[Path, Request, Ledger]:
 
 
 def _say(args: argparse.Namespace, out: Path, request: Request, outcome: Outcome) -> None:
-    from robopolicy.cli.composition import PREDICTED, weights_text
+    from robopolicy.cli.compose_run import PREDICTED, weights_text
     from robopolicy.evaluation.report import aligned, table
-    from robopolicy.evaluation.search.present import search_summary, search_table
+    from robopolicy.evaluation.search.search_report import search_summary, search_table
 
     own = request.names[-1]
     found, results, compared = outcome.found, outcome.results, outcome.compared

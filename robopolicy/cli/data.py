@@ -18,10 +18,9 @@ examples:
 
 
 def add_parser(subparsers: Any) -> None:
-    """Register the verb."""
+    """Register the command."""
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "data",
-        help="show what a dataset holds and what it is good for",
         description="The card of a dataset: episodes, features, success and return with intervals, trajectory quality "
         "(TQ) and state-action coverage (SACo), what may be wrong with it, and whether to imitate it or to learn more.",
         epilog=EXAMPLES,
@@ -38,7 +37,7 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Show the card; 0 when there is one, whatever it says."""
-    from robopolicy.data.lerobot import camera_shapes, read_lerobot
+    from robopolicy.data.formats.lerobot import camera_shapes, read_lerobot
     from robopolicy.errors import UserError
     from robopolicy.evaluation.dataset_card import ADVICE, References, dataset_card
     from robopolicy.evaluation.report import aligned
@@ -69,7 +68,7 @@ def _return(option: str, text: str | None) -> float | None:
     """A number, or the mean return of the dataset of that name."""
     import math
 
-    from robopolicy.data.lerobot import read_lerobot
+    from robopolicy.data.formats.lerobot import read_lerobot
     from robopolicy.data.quality import returns_of
     from robopolicy.errors import UserError
 

@@ -57,10 +57,9 @@ class Finding:
 
 
 def add_parser(subparsers: Any) -> None:
-    """Register the verb."""
+    """Register the command."""
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "doctor",
-        help="report versions, GL, GPU and optional packages",
         description="Report what this machine has and what each missing piece would enable. Always exits with 0.",
         epilog=EXAMPLES,
     )
@@ -120,8 +119,8 @@ def rendering() -> Finding:
     try:
         import mujoco
 
+        from robopolicy.sim.backends.mujoco.render import Renderer
         from robopolicy.sim.gl import gl_backend
-        from robopolicy.sim.mujoco.render import Renderer
 
         backend = gl_backend()
         box = "<geom type='box' size='.1 .1 .1' rgba='1 0 0 1'/><light pos='0 0 2'/>"

@@ -7,14 +7,14 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from robopolicy.cli.given import check_idle, check_overwrite
-from robopolicy.cli.options import add_player_options, check_numbers
-from robopolicy.cli.outputs import add_overwrite_option
+from robopolicy.cli.options import add_overwrite_option, add_player_options, check_idle, check_numbers, check_overwrite
 
 if TYPE_CHECKING:
-    from robopolicy.cli.players import Player
+    from robopolicy.cli.policy_args import Player
+    from robopolicy.evaluation.actors import Actor
     from robopolicy.evaluation.latency import LateResult
     from robopolicy.evaluation.result import EvalResult
+    from robopolicy.policies.base import Policy
     from robopolicy.sim.registry import TaskEntry
     from robopolicy.text.evaluation import Sampled
 
@@ -36,10 +36,9 @@ SAMPLED = "Chance that one of k answers is right, from {} at temperature 1"
 
 
 def add_parser(subparsers: Any) -> None:
-    """Register the verb."""
+    """Register the command."""
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "eval",
-        help="measure success and return with intervals",
         description="Play a fixed set of episode seeds and report success (Wilson interval) and return (bootstrap). "
         "Two players are compared seed by seed. The result does not depend on the number of environments.",
         epilog=EXAMPLES,
@@ -83,12 +82,12 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Evaluate; 0 when the report is written."""
-    from robopolicy.cli.players import imagining, load_players
+    from robopolicy.cli.policy_args import imagining, load_players
     from robopolicy.errors import UserError
-    from robopolicy.evaluation.compare import compare
     from robopolicy.evaluation.frequency import check_holds, frequency_facts, frequency_table
     from robopolicy.evaluation.latency import check_latencies, continuing, latency_facts, latency_table
     from robopolicy.evaluation.report import Report, aligned, all_notes, table, to_dict, write_report
+    from robopolicy.evaluation.result import compare
     from robopolicy.files import atomic_folder, check_new_folder, free_place
     from robopolicy.text.evaluation import sampled_facts, sampled_table
 
@@ -167,12 +166,11 @@ def _evaluate(
     """
     from contextlib import closing
 
-    from robopolicy.cli.players import open_sim, sim_options
+    from robopolicy.cli.policy_args import open_sim, sim_options
     from robopolicy.cli.progress import progress_bars
     from robopolicy.evaluation.frequency import frequency_curve
     from robopolicy.evaluation.harness import evaluate
     from robopolicy.evaluation.latency import latency_curve
-    from robopolicy.text.program import ProgramPolicy
     from robopolicy.training.world_sims import doubts
 
     results: dict[str, EvalResult] = {}
@@ -184,12 +182,10 @@ def _evaluate(
         for player in players:
             progress = add_bar(f"eval {player.label}", args.episodes)
             played = player.make()
-            if isinstance(played, ProgramPolicy):
-                played.take_note()  # of what was filmed
+            _notes(played)  # drops those of what was filmed
             results[player.label] = evaluate(played, sim, progress=progress, **episodes)
             notes += doubts(player.label, sim)
-            if isinstance(played, ProgramPolicy) and (trouble := played.take_note()):
-                notes.append(f"{player.label}: {trouble}")
+            notes += [f"{player.label}: {note}" for note in _notes(played)]
             if args.holds:
                 held[player.label] = frequency_curve(player.make(), sim, args.holds, **episodes)
             if latencies:
@@ -197,11 +193,18 @@ def _evaluate(
     return results, held, late
 
 
+def _notes(played: Policy | Actor) -> list[str]:
+    """What a policy says about its decisions since the last call."""
+    from robopolicy.policies.base import Policy
+
+    return played.notes() if isinstance(played, Policy) else []
+
+
 def _sample(args: argparse.Namespace, players: list[Player], entry: TaskEntry) -> dict[str, Sampled]:
     """Several answers of every text policy to each prompt; nothing where the task is no text."""
     from contextlib import closing
 
-    from robopolicy.cli.players import open_sim, sim_options
+    from robopolicy.cli.policy_args import open_sim, sim_options
     from robopolicy.text.evaluation import sample_attempts
     from robopolicy.text.policy import TextPolicy
     from robopolicy.text.sim import TextSim
@@ -224,7 +227,7 @@ def _film(
     """Video, still picture, and what to tell the reader about them."""
     from contextlib import closing
 
-    from robopolicy.cli.players import open_sim, sim_options, video_problem
+    from robopolicy.cli.policy_args import open_sim, sim_options, video_problem
     from robopolicy.evaluation.video import record, write_strip, write_video
 
     count = min(args.video, args.episodes)
@@ -245,7 +248,7 @@ def _film(
 
 
 def _facts(args: argparse.Namespace, entry: TaskEntry) -> dict[str, str]:
-    from robopolicy.provenance import versions
+    from robopolicy.versions import versions
 
     return {
         "task": entry.name,

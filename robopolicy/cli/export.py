@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from robopolicy.cli.outputs import add_overwrite_option
+from robopolicy.cli.options import add_overwrite_option
 from robopolicy.errors import UserError
 
 EXAMPLES = """\
@@ -19,10 +19,9 @@ examples:
 
 
 def add_parser(subparsers: Any) -> None:
-    """Register the verb."""
+    """Register the command."""
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "export",
-        help="write a checkpoint as a bundle for a robot",
         description="Write a checkpoint as one folder that onnxruntime and numpy run: an ONNX graph with normalisers "
         "and sampler inside and noise as an input, what goes in and comes out, and golden chunks. The graph is "
         "compared with torch first, and refused if it differs by more than 1e-4 in normalised units.",
@@ -43,10 +42,10 @@ def run(args: argparse.Namespace) -> int:
     from robopolicy.deploy.bundle import MANIFEST as BUNDLE
     from robopolicy.deploy.export import TaskFacts, export_bundle
     from robopolicy.files import check_new_folder
-    from robopolicy.provenance import sha256
     from robopolicy.schema import to_plain
     from robopolicy.training.checkpoint import golden_observations, load_policy
     from robopolicy.training.manifest import MANIFEST
+    from robopolicy.versions import sha256
 
     check_new_folder(args.out, "a bundle", BUNDLE, overwrite=args.overwrite)
     policy, described = load_policy(args.checkpoint)

@@ -7,8 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from robopolicy.cli.options import check_numbers
-from robopolicy.cli.outputs import add_overwrite_option
+from robopolicy.cli.options import add_overwrite_option, check_numbers
 
 if TYPE_CHECKING:
     from robopolicy.policies.base import Policy
@@ -28,10 +27,9 @@ examples:
 
 
 def add_parser(subparsers: Any) -> None:
-    """Register the verb."""
+    """Register the command."""
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "import",
-        help="make a checkpoint of a policy from elsewhere",
         description="Wrap or convert a policy from elsewhere, try it on its task and write a checkpoint. An endpoint "
         "is asked again whenever the checkpoint plays; files are copied into it.",
         epilog=EXAMPLES,
@@ -66,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
     """Import; 0 when the checkpoint is written."""
     from contextlib import closing
 
-    from robopolicy.cli.players import Player, open_sim, sim_options
+    from robopolicy.cli.policy_args import Player, open_sim, sim_options
     from robopolicy.files import check_new_folder
     from robopolicy.interop.sources import Source, open_policy
     from robopolicy.sim.chunk import ChunkedSim

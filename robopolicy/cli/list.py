@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
@@ -34,29 +34,13 @@ BACKENDS = (
     ("worldmodel:FOLDER", "a learned world model in the place of a task's own simulator", "", ""),
 )
 
-LEARNS = {
-    "dataset": "learns from a dataset",
-    "rollout": "learns by playing",
-    "hybrid": "learns by playing, with a dataset beside",
-    "group": "learns by playing in groups",
-    "vine": "learns by playing, several times on from the same states",
-    "replay": "learns from a replay memory",
-    "scenarios": "learns through known dynamics",
-    "plans": "learns through plans with known linear dynamics",
-    "population": "learns by playing whole generations of policies",
-    "individuals": "searches by playing whole generations of policies",
-    "text_demonstrations": "learns from solved conversations",
-    "text_rollout": "learns by answering prompts",
-}
-
 Row = dict[str, Any]
 
 
 def add_parser(subparsers: Any) -> None:
-    """Register the verb."""
+    """Register the command."""
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "list",
-        help="show tasks, policies, algorithms, experiments, backends and recipes",
         description="Show what can be named on the command line and in configurations.",
         epilog=EXAMPLES,
     )
@@ -85,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
 
 def tasks() -> list[Row]:
     """Registered tasks, then the families that take ids of another library, or files."""
-    from robopolicy.sim.registry import get_task, task_families, task_names
+    from robopolicy.sim.registry import get_task, task_families, task_names, task_ring
 
     rows: list[Row] = []
     for name in task_names():
@@ -97,6 +81,7 @@ def tasks() -> list[Row]:
                 "missing": _missing(entry),
                 "expert": entry.make_expert is not None,
                 "backends": list(entry.backends),
+                "ring": task_ring(name),
             }
         )
     for prefix, family in task_families().items():
@@ -112,21 +97,26 @@ def policies() -> list[Row]:
 
 
 def algorithms() -> list[Row]:
-    """Registered algorithms, with the experience they learn from."""
+    """Registered algorithms, with the data they learn from."""
     from robopolicy.algorithms.registry import ALGORITHMS
+    from robopolicy.training.make_source import SOURCES
 
-    return [_row(name, ALGORITHMS) | {"experience": ALGORITHMS[name].experience} for name in ALGORITHMS]
+    rows: list[Row] = []
+    for name in ALGORITHMS:
+        data_source = ALGORITHMS.attribute(name, "data_source")
+        rows.append(_row(name, ALGORITHMS) | {"data_source": data_source, "data": SOURCES.summary(data_source)})
+    return rows
 
 
 def experiments() -> list[Row]:
     """Presets for `experiment=`, with the first sentence of their comments."""
-    from robopolicy.training.compose import PRESETS
+    from robopolicy.resources import preset_files
 
     rows: list[Row] = []
-    for file in sorted((PRESETS / "experiment").glob("*.yaml")):
+    for name, file in preset_files("experiment").items():
         lines = takewhile(lambda line: line.startswith("#"), file.read_text(encoding="utf-8").splitlines())
         text = " ".join(line.lstrip("# ") for line in lines if "@package" not in line)
-        rows.append({"name": file.stem, "description": text.partition(". ")[0].rstrip(".") + ".", "missing": ""})
+        rows.append({"name": name, "description": text.partition(". ")[0].rstrip(".") + ".", "missing": ""})
     return rows
 
 
@@ -140,14 +130,14 @@ def backends() -> list[Row]:
 
 def recipes() -> list[Row]:
     """Recipes for `algorithm=recipe` and text policies, with their source and what they learn from."""
-    from robopolicy.catalogue import read_recipe, recipe_names, recipe_ring
-    from robopolicy.core.recipe import DEFAULTS
+    from robopolicy.core.recipe_keys import DEFAULTS
+    from robopolicy.recipe_files import read_recipe, recipe_names, recipe_ring
 
     plain = [(name, DEFAULTS | read_recipe(name)) for name in recipe_names()]
     return [
         {
             "name": name,
-            "description": f"{recipe['title']}: {recipe['status']}, learns from {recipe['data']}",
+            "description": f"{recipe['title']}{_cited(recipe)}: {recipe['status']}, learns from {recipe['data']}",
             "missing": "",
             "source": recipe["source"],
             "ring": recipe_ring(name),
@@ -170,9 +160,15 @@ def _row(name: str, registry: Registry[Any]) -> Row:
     return {"name": name, "description": registry.summary(name), "missing": "", "ring": registry.ring(name)}
 
 
+def _cited(recipe: Mapping[str, Any]) -> str:
+    from robopolicy.citations import citation
+
+    return f" ({citation(recipe['source'])})" if recipe["source"] else ""
+
+
 def _remarks(row: Row) -> str:
     parts = ["scripted expert"] if row.get("expert") else []
-    parts += [LEARNS[row["experience"]]] if "experience" in row else []
+    parts += [f"data: {row['data'][:1].lower()}{row['data'][1:].rstrip('.')}"] if "data" in row else []
     return f" ({', '.join(parts)})" if parts else ""
 
 

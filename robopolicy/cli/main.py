@@ -1,50 +1,20 @@
-"""`robopolicy VERB ...`: one module per verb, imported when it is used.
-
-A verb module has `add_parser(subparsers)`, which must stay cheap (no torch), and `run(args) -> int`. Packages above
-`robopolicy` add verbs of their own through the entry-point group `robopolicy.verbs`, each naming such a module.
-"""
+"""`robopolicy COMMAND ...`: parses the command line and runs the module of the command, the only one imported."""
 
 from __future__ import annotations
 
 import argparse
-import importlib
 import os
 import sys
 import warnings
-from collections.abc import Sequence
-from functools import cache
-from importlib.metadata import EntryPoint, entry_points
-from types import ModuleType
+from collections.abc import Iterable, Sequence
 from typing import NoReturn
 
 from robopolicy import __version__
+from robopolicy.cli.commands import COMMANDS, command_names
 from robopolicy.cli.options import check_alone
 from robopolicy.cli.progress import listen_for_stop
 from robopolicy.errors import UserError, did_you_mean, unknown_name
 from robopolicy.sim.gl import check_choice
-
-VERBS = (
-    "collect",
-    "data",
-    "import",
-    "train",
-    "bench",
-    "compose",
-    "program",
-    "eval",
-    "worldmodel",
-    "synthesize",
-    "ope",
-    "compress",
-    "export",
-    "elite",
-    "serve",
-    "verify",
-    "play",
-    "list",
-    "doctor",
-)
-_NO_MUJOCO = ("data", "elite", "serve", "verify", "list", "doctor")  # the others import it, and it reads MUJOCO_GL
 
 EXAMPLES = """\
 examples:
@@ -67,11 +37,11 @@ _SIMULATORS = r"(gymnasium|envpool|metaworld|ogbench)\b"  # they warn of their o
 
 
 class _Help(argparse.RawDescriptionHelpFormatter):
-    """Keeps line breaks, and has room for every verb beside its help."""
+    """Keeps line breaks, and has room for every command beside its help."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog)
-        self._action_max_length = 2 + len("worldmodel") + 2  # argparse forgets that verbs are indented once more
+        self._action_max_length = 2 + len("worldmodel") + 2  # argparse forgets that commands are indented once more
 
 
 class Parser(argparse.ArgumentParser):
@@ -87,14 +57,13 @@ class Parser(argparse.ArgumentParser):
         raise UserError(f"{message}; see '{self.prog} --help'.")
 
 
-@cache
-def added_verbs() -> dict[str, EntryPoint]:
-    """Verbs of other packages by name, without importing them."""
-    return {point.name: point for point in entry_points(group="robopolicy.verbs")}
+def build_parser(names: Iterable[str], chosen: str | None) -> tuple[Parser, dict[str, argparse.ArgumentParser]]:
+    """The parser of the commands `names`, and the parsers of each.
 
-
-def build_parser(verbs: Sequence[str]) -> tuple[Parser, dict[str, argparse.ArgumentParser]]:
-    """The parser with the given verbs, and each verb's own parser."""
+    Args:
+        names: Commands that the help lists; their modules are not imported.
+        chosen: The one among them whose module is imported and whose arguments are known.
+    """
     parser = Parser(
         prog="robopolicy",
         description="Robot policies from demonstrations to hardware: imitate, fine-tune with RL, evaluate, export. "
@@ -102,27 +71,25 @@ def build_parser(verbs: Sequence[str]) -> tuple[Parser, dict[str, argparse.Argum
         epilog=EXAMPLES,
     )
     parser.add_argument("--version", action="version", version=f"robopolicy {__version__}")
-    subparsers = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
-    for verb in verbs:
-        verb_module(verb).add_parser(subparsers)
+    subparsers = parser.add_subparsers(dest="verb", metavar="COMMAND", required=True)
+    for name in names:
+        if name == chosen:
+            COMMANDS[name].load().add_parser(subparsers)
+        else:
+            subparsers.add_parser(name, help=COMMANDS[name].help)
     return parser, dict(subparsers.choices)
-
-
-def verb_module(verb: str) -> ModuleType:
-    """Import the module of a verb."""
-    return importlib.import_module(f"robopolicy.cli.{verb}") if verb in VERBS else added_verbs()[verb].load()
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """Parse a command line.
 
     Raises:
-        UserError: A verb or an option is unknown, or a value does not fit.
+        UserError: A command or an option is unknown, or a value does not fit.
     """
-    verb = argv[0] if argv and not argv[0].startswith("-") else None
-    if verb is not None and verb not in VERBS and verb not in added_verbs():
-        raise unknown_name("verb", verb, (*VERBS, *added_verbs()))
-    parser, subparsers = build_parser((*VERBS, *added_verbs()) if verb is None else (verb,))
+    chosen = argv[0] if argv and not argv[0].startswith("-") else None
+    if chosen is not None and chosen not in COMMANDS:
+        raise unknown_name("command", chosen, COMMANDS)
+    parser, subparsers = build_parser(command_names() if chosen is None else (chosen,), chosen)
     args, unknown = parser.parse_known_args(argv)
     if unknown and not any(word.startswith("-") for word in unknown) and _plain(subparsers[args.verb]):
         # what argparse leaves over: arguments behind an option, when there were some in front of it
@@ -141,18 +108,21 @@ def _plain(parser: argparse.ArgumentParser) -> bool:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one verb; returns the exit code: 0 done, 2 bad input, 130 interrupted."""
+    """Run one command; returns the exit code: 0 done, 2 bad input, 130 interrupted."""
     warnings.filterwarnings("ignore", category=UserWarning, module=_SIMULATORS)
     if argv is None:  # as a program
+        if "_ARGCOMPLETE" in os.environ:  # the shell asks what may stand next
+            complete()
         listen_for_stop()
         warnings.formatwarning = _warning
     try:
         args = parse(sys.argv[1:] if argv is None else argv)
         if args.verb != "train":
             check_alone(args.verb)
-        if args.verb not in _NO_MUJOCO:
+        command = COMMANDS[args.verb]
+        if command.needs_mujoco:
             check_choice()
-        return int(verb_module(args.verb).run(args))
+        return int(command.load().run(args))
     except UserError as error:
         return _refuse(str(error))
     except BrokenPipeError:
@@ -170,6 +140,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
 
 
+def complete() -> None:
+    """Write the completions that the script of `robopolicy completion` asks for, and exit."""
+    import argcomplete
+
+    from robopolicy.cli.completion import add_completers
+
+    words = os.environ.get("COMP_LINE", "").split()
+    chosen = words[1] if len(words) > 1 and words[1] in COMMANDS else None
+    parser, subparsers = build_parser(command_names(), chosen)
+    if chosen is not None:
+        add_completers(subparsers[chosen])
+    argcomplete.autocomplete(parser)
+
+
 def _warning(message: Warning | str, *_: object) -> str:
     """One line, without the place in the source that Python would show."""
     return f"robopolicy: warning: {' '.join(str(message).split())}\n"
@@ -178,7 +162,3 @@ def _warning(message: Warning | str, *_: object) -> str:
 def _refuse(message: str) -> int:
     print(f"robopolicy: error: {' '.join(message.split())}", file=sys.stderr)
     return 2
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -7,11 +7,10 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from robopolicy.cli.given import check_idle
-from robopolicy.cli.options import check_numbers
+from robopolicy.cli.options import check_idle, check_numbers
 
 if TYPE_CHECKING:
-    from robopolicy.cli.players import Player
+    from robopolicy.cli.policy_args import Player
     from robopolicy.data.episodes import Episodes
     from robopolicy.evaluation.ope import Estimates
     from robopolicy.policies.base import Policy
@@ -27,10 +26,9 @@ examples:
 
 
 def add_parser(subparsers: Any) -> None:
-    """Register the verb."""
+    """Register the command."""
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "ope",
-        help="estimate returns from logged episodes, without playing",
         description="Off-policy evaluation: the discounted return of policies from a dataset that another behaviour "
         "played (collect with --keep-failures), by every estimator that the logs allow.",
         epilog=EXAMPLES,
@@ -61,8 +59,8 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Estimate; 0 when every policy has its table."""
-    from robopolicy.cli.players import load_players
-    from robopolicy.data.lerobot import read_lerobot
+    from robopolicy.cli.policy_args import load_players
+    from robopolicy.data.formats.lerobot import read_lerobot
     from robopolicy.errors import UserError
     from robopolicy.evaluation.ope import FQEConfig, OPEConfig, estimate, score_class
     from robopolicy.evaluation.report import aligned
@@ -114,7 +112,7 @@ def _behaviour(args: argparse.Namespace, entry: TaskEntry, players: list[Player]
     """Who played the logs, as far as it is known."""
     from contextlib import closing
 
-    from robopolicy.cli.players import open_sim, sim_options
+    from robopolicy.cli.policy_args import open_sim, sim_options
     from robopolicy.evaluation.ope import UniformPolicy
     from robopolicy.training.checkpoint import load_policy
 
@@ -131,7 +129,7 @@ def _play(args: argparse.Namespace, player: Player, entry: TaskEntry) -> Episode
     """Episodes that a policy itself plays."""
     from contextlib import closing
 
-    from robopolicy.cli.players import open_sim, sim_options
+    from robopolicy.cli.policy_args import open_sim, sim_options
     from robopolicy.data.collect import collect
     from robopolicy.data.episodes import Episode, Episodes
     from robopolicy.evaluation.actors import PolicyExpert

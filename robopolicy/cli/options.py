@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from robopolicy.constraints import check_count
 from robopolicy.errors import UserError
-from robopolicy.limits import check_count
 
 if TYPE_CHECKING:
     from robopolicy.training.loop import Report, Trainer
@@ -85,7 +85,7 @@ def train_model(
     Raises:
         UserError: The run cannot be made.
     """
-    from robopolicy.training.resuming import Interrupted
+    from robopolicy.training.resume import Interrupted
 
     if args.resume is not None and (args.dataset or args.set):
         raise UserError("A resumed run keeps its settings; pass --resume RUN alone.")
@@ -121,3 +121,76 @@ def check_numbers(args: argparse.Namespace, *, positive: Sequence[str], non_nega
     for least, names in ((1, positive), (0, non_negative)):
         for name in names:
             check_count(f"--{name.replace('_', '-')}", getattr(args, name), least)
+
+
+def check_idle(args: argparse.Namespace, why: str, *options: str) -> None:
+    """Refuse options that would have no effect.
+
+    Args:
+        args: As parsed by `cli.main`.
+        why: What is missing or in the way ("without --latency").
+        options: Their names.
+
+    Raises:
+        UserError: One of them was passed.
+    """
+    for option in options:
+        if option in args.given:
+            raise UserError(f"{option} has no effect {why}; leave it out.")
+
+
+def check_overwrite(args: argparse.Namespace, *places: str) -> None:
+    """Refuse `--overwrite` where no place was named, so that a free one is taken or nothing is written.
+
+    Raises:
+        UserError: It was passed alone.
+    """
+    if not args.given & set(places):
+        check_idle(args, f"without {' or '.join(places)}", "--overwrite")
+
+
+def check_resume(args: argparse.Namespace, *options: str) -> None:
+    """Refuse settings of a model's training run that goes on with those it began with.
+
+    Args:
+        args: As parsed with `options.add_model_options`.
+        options: Settings besides those.
+
+    Raises:
+        UserError: One of them was passed with `--resume`.
+    """
+    if args.resume is not None:
+        check_idle(args, "with --resume, which keeps the settings", "--seed", "--device", "--out", "--name", *options)
+
+
+def add_overwrite_option(parser: argparse.ArgumentParser) -> None:
+    """Whether what lies in the place of `--out` may be replaced."""
+    parser.add_argument("--overwrite", action="store_true", help="replace what is there already, if it is of this kind")
+
+
+def check_search(out: Path, record: str, *, resume: bool, overwrite: bool, sources: Iterable[Path] = ()) -> None:
+    """Refuse to search where something is that neither goes on nor may be replaced.
+
+    Args:
+        out: Folder of the checkpoint to come.
+        record: Name of the file in it that a search keeps.
+        resume: Whether a search that was begun is to go on.
+        overwrite: Whether a checkpoint or a search may be replaced.
+        sources: Checkpoints that it is made of.
+
+    Raises:
+        UserError: There is no search to go on with, or the place is taken.
+    """
+    from robopolicy.files import check_new_folder
+    from robopolicy.training.manifest import MANIFEST
+
+    begun = (out / record).is_file()
+    if resume:
+        if overwrite:
+            raise UserError("--resume goes on and --overwrite begins anew; leave one of them out.")
+        if not begun:
+            raise UserError(f"There is no search to go on with in {out}; leave --resume out.")
+        return
+    if begun and not overwrite and not (out / MANIFEST).is_file():
+        raise UserError(f"The search in {out} was interrupted; go on with --resume, or begin anew with --overwrite.")
+    check_new_folder(out, "a checkpoint", MANIFEST, record, overwrite=overwrite, sources=sources)

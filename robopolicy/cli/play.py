@@ -9,12 +9,10 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from robopolicy.cli.given import check_idle, check_overwrite
-from robopolicy.cli.options import add_player_options, check_numbers
-from robopolicy.cli.outputs import add_overwrite_option
+from robopolicy.cli.options import add_overwrite_option, add_player_options, check_idle, check_numbers, check_overwrite
 
 if TYPE_CHECKING:
-    from robopolicy.cli.players import Player
+    from robopolicy.cli.policy_args import Player
     from robopolicy.sim.contract import VectorSim
 
 EXAMPLES = """\
@@ -27,10 +25,9 @@ examples:
 
 
 def add_parser(subparsers: Any) -> None:
-    """Register the verb."""
+    """Register the command."""
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "play",
-        help="film a checkpoint, the expert or random actions",
         description="Play episodes and write a video grid whose borders show success and failure; needs no display.",
         epilog=EXAMPLES,
     )
@@ -50,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     """Play; 0 when the video is written or the viewer was closed."""
     from contextlib import closing
 
-    from robopolicy.cli.players import imagining, load_players, open_sim, sim_options
+    from robopolicy.cli.policy_args import imagining, load_players, open_sim, sim_options
     from robopolicy.errors import UserError
     from robopolicy.files import check_new_file, free_place
 
@@ -80,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _film(args: argparse.Namespace, player: Player, sim: VectorSim) -> None:
-    from robopolicy.cli.players import video_problem
+    from robopolicy.cli.policy_args import video_problem
     from robopolicy.errors import UserError
     from robopolicy.evaluation.video import record, write_video
 
@@ -113,7 +110,7 @@ def _watch(args: argparse.Namespace, player: Player, sim: VectorSim) -> None:
 
     from robopolicy.errors import UserError
     from robopolicy.evaluation.harness import play
-    from robopolicy.sim.mujoco.backend import MujocoSim
+    from robopolicy.sim.backends.mujoco.backend import MujocoSim
 
     if not isinstance(sim, MujocoSim):
         raise UserError(f"--viewer shows tasks of the native MuJoCo backend only, not {sim.spec.task}.")

@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from threading import Timer
 from types import FrameType
 
-from robopolicy.stopping import hear, stop_signals
+from robopolicy.shutdown import hear, stop_signals
 
 AGAIN = 0.05  # [s] after which a request that came while a module was imported is made again
 

@@ -23,10 +23,9 @@ the token that clients have to show is read from the environment, on both sides:
 
 
 def add_parser(subparsers: Any) -> None:
-    """Register the verb."""
+    """Register the command."""
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "serve",
-        help="serve a policy's chunks over the network",
         description="Serve a checkpoint or a bundle over websockets, to as many clients as ask. It listens on this "
         "machine alone; beyond it a token is needed, and without TLS that travels in the clear. Ctrl-C answers what is "
         "in work and stops.",
@@ -108,8 +107,8 @@ def _load(args: argparse.Namespace) -> Served:
             noise_shape=tuple(known.noise_shape),
             network_calls=known.network_calls,
         )
-    from robopolicy.cli.players import short_names
-    from robopolicy.interop.served import ServedPolicy
+    from robopolicy.cli.policy_args import short_names
+    from robopolicy.interop.remote import ServedPolicy
     from robopolicy.training.checkpoint import MODEL, load_policy
 
     policy, manifest = load_policy(args.policy, args.device)

@@ -9,7 +9,7 @@ from typing import Any
 
 from robopolicy.cli.options import check_alone, describe_end
 from robopolicy.errors import UserError
-from robopolicy.resources import folder
+from robopolicy.resources import preset_files, presets
 
 EXAMPLES = """\
 examples:
@@ -21,19 +21,18 @@ examples:
   robopolicy train task=lift policy=squashed_gaussian algorithm=rlpd dataset=data/lift budget.env_steps=100000
   robopolicy train algorithm=iql dataset=data/lift budget.updates=50000 replay.offline_updates=50000
   robopolicy train --resume runs/lift_reinflow
-  robopolicy train --show experiment=lift_reinflow
-  torchrun --nproc-per-node 2 -m robopolicy.cli.main train experiment=half_cheetah_ppo guards.restore_best=false
+  robopolicy train --print-config experiment=lift_reinflow
+  torchrun --nproc-per-node 2 -m robopolicy train experiment=half_cheetah_ppo guards.restore_best=false
   robopolicy train --multirun experiment=half_cheetah_ppo algorithm=ppo,bpo 'seed=range(0,3)'
   robopolicy train --multirun experiment=half_cheetah_sac algorithm.lr=1e-4,3e-4 hydra/launcher=joblib
 """
 
 
 def add_parser(subparsers: Any) -> None:
-    """Register the verb."""
+    """Register the command."""
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "train",
-        help="train a policy from demonstrations or by RL, or resume a run",
-        description="Train a policy. SETTINGS are group=preset and key=value; --show prints them all.",
+        description="Train a policy. SETTINGS are group=preset and key=value; --print-config prints them all.",
         epilog=EXAMPLES + _presets(),
     )
     parser.add_argument("settings", nargs="*", metavar="SETTING", help="group=preset or key=value")
@@ -46,12 +45,12 @@ def add_parser(subparsers: Any) -> None:
         help="train every combination of key=a,b,c, through hydra/launcher=basic, joblib, submitit_local, "
         "submitit_slurm or ray; a finished run is kept, an interrupted one goes on",
     )
-    parser.add_argument("--show", action="store_true", help="print the composed configuration and stop")
+    parser.add_argument("--print-config", action="store_true", help="print the composed configuration and stop")
 
 
 def run(args: argparse.Namespace) -> int:
     """Train; 0 at the end of the budget, 130 after Ctrl-C."""
-    if args.resume is None and not args.settings and not args.show:
+    if args.resume is None and not args.settings and not args.print_config:
         raise UserError(
             "Nothing to train; pass e.g. experiment=lift_flow_bc dataset=FOLDER, or see 'robopolicy train --help'."
         )
@@ -61,17 +60,22 @@ def run(args: argparse.Namespace) -> int:
         raise UserError("Call the sweep again to go on with it; --resume goes on with one run.")
     if args.multirun:
         check_alone("train --multirun")
-    from robopolicy.training.compose import compose_config, config_file, config_text, read_config
-    from robopolicy.training.distributed import processes
-    from robopolicy.training.loop import resume_run, start_run
-    from robopolicy.training.resuming import Interrupted
+    from robopolicy.training.names import check_sweep, read_settings
 
+    check_names = check_sweep if args.multirun else read_settings
+    check_names(args.settings)  # before torch is imported, which takes seconds
     if args.multirun:
         return _multirun(args)
-    if args.show:
+    from robopolicy.training.compose import compose_config, config_file, config_text, read_config
+
+    if args.print_config:
         config = compose_config(args.settings) if args.resume is None else read_config(config_file(args.resume))
         print(config_text(config), end="")
         return 0
+    from robopolicy.training.distributed import processes
+    from robopolicy.training.loop import resume_run, start_run
+    from robopolicy.training.resume import Interrupted
+
     with processes():
         trainer = resume_run(args.resume) if args.resume is not None else start_run(compose_config(args.settings))
         try:
@@ -87,10 +91,10 @@ def run(args: argparse.Namespace) -> int:
 def _multirun(args: argparse.Namespace) -> int:
     """Train a sweep, or show which runs it has."""
     from robopolicy.cli.progress import hint_when_stopped
-    from robopolicy.training.sweep import combinations, launch
+    from robopolicy.training.many_runs import combinations, launch
 
     configs, launcher = combinations(args.settings)
-    if args.show:
+    if args.print_config:
         print("\n".join(f"{config.out}/{config.name}" for config in configs))
         return 0
     with hint_when_stopped(lambda: "Stopped; call the same command again to go on."):
@@ -102,11 +106,9 @@ def _multirun(args: argparse.Namespace) -> int:
 
 def _presets() -> str:
     """Names of the presets, read from the file names to keep `--help` quick."""
-    groups = sorted(path for path in folder("configs").iterdir() if path.is_dir())
-    names = {group.name: sorted(file.stem for file in group.glob("*.yaml")) for group in groups}
-    recipes = len(names.pop("text", ()))
-    lines = [f"{group}: {', '.join(options)}" for group, options in names.items() if options]
-    lines += [f"algorithm.recipe: {recipes} recipes, see 'robopolicy list recipes'"] if recipes else []
+    groups = sorted({path.name for place in presets() for path in place.iterdir() if path.is_dir()} - {"text"})
+    lines = [f"{group}: {', '.join(names)}" for group in groups if (names := preset_files(group))]
+    lines.append("algorithm.recipe: see 'robopolicy list recipes'")
     return "presets:\n" + "".join(f"{_wrapped(line)}\n" for line in lines)
 
 

@@ -16,10 +16,9 @@ examples:
 
 
 def add_parser(subparsers: Any) -> None:
-    """Register the verb."""
+    """Register the command."""
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "verify",
-        help="recompute the golden chunk of a checkpoint or bundle",
         description="Check the files of a checkpoint or a bundle and recompute the action chunk stored beside it. A "
         "composed checkpoint is refused if a parent was moved or changed.",
         epilog=EXAMPLES,
@@ -38,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
     from robopolicy.schema import to_plain
     from robopolicy.sim.registry import get_task
     from robopolicy.training.checkpoint import verify_checkpoint
-    from robopolicy.training.parents import place_of
+    from robopolicy.training.manifest import place_of
 
     if (args.checkpoint / MANIFEST).is_file():
         return _verify_bundle(args)

@@ -14,14 +14,14 @@ KINDS = ("classifier", "probe")
 
 def fit(args: argparse.Namespace) -> int:
     """Train, measure and write; 0 when the judge is written."""
-    from robopolicy.data.lerobot import read_lerobot
-    from robopolicy.evaluation.judging import episode_confusions, frame_confusions
+    from robopolicy.data.formats.lerobot import read_lerobot
+    from robopolicy.evaluation.judge_metrics import episode_confusions, frame_confusions
     from robopolicy.files import check_new_folder
-    from robopolicy.training.world_checkpoint import load_world
-    from robopolicy.worldmodel.films import Films, split
-    from robopolicy.worldmodel.judge.classifier import SuccessClassifier
-    from robopolicy.worldmodel.judge.clips import Examples, FitConfig, JudgeConfig
-    from robopolicy.worldmodel.judge.store import FACTS, save_judge
+    from robopolicy.training.world_sims import load_world
+    from robopolicy.worldmodel.success_detectors.classifier import SuccessClassifier
+    from robopolicy.worldmodel.success_detectors.clips import Examples, FitConfig, JudgeConfig
+    from robopolicy.worldmodel.success_detectors.store import FACTS, save_judge
+    from robopolicy.worldmodel.videos import Films, split
 
     check_numbers(args, positive=("steps", "members", "frames"), non_negative=("seed",))
     if args.kind not in KINDS:
@@ -53,8 +53,7 @@ def fit(args: argparse.Namespace) -> int:
 def _fitted(kind: str, task: str, train: Any, held_out: Any, settings: dict[str, Any]) -> Any:
     from robopolicy.errors import UserError
     from robopolicy.sim.registry import get_task
-    from robopolicy.worldmodel.judge.classifier import fit_classifier
-    from robopolicy.worldmodel.judge.probe import fit_probe
+    from robopolicy.worldmodel.success_detectors.classifier import fit_classifier, fit_probe
 
     if kind == "classifier":
         return fit_classifier(train, held_out, **settings)

@@ -7,12 +7,19 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from robopolicy.cli.given import check_idle, check_overwrite, check_resume
-from robopolicy.cli.options import add_judge_option, add_model_options, check_numbers, train_model
-from robopolicy.cli.outputs import add_overwrite_option
+from robopolicy.cli.options import (
+    add_judge_option,
+    add_model_options,
+    add_overwrite_option,
+    check_idle,
+    check_numbers,
+    check_overwrite,
+    check_resume,
+    train_model,
+)
 
 if TYPE_CHECKING:
-    from robopolicy.cli.players import Player
+    from robopolicy.cli.policy_args import Player
     from robopolicy.evaluation.ranking import Ranking
     from robopolicy.evaluation.result import EvalResult
     from robopolicy.sim.contract import VectorSim
@@ -37,10 +44,9 @@ examples:
 
 
 def add_parser(subparsers: Any) -> None:
-    """Register the verb."""
+    """Register the command."""
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "worldmodel",
-        help="train a video world model and evaluate policies in it",
         description="A world model predicts camera frames from actions. One that follows its actions can stand in for "
         "the simulator wherever a backend is named: --backend worldmodel:FOLDER.",
         epilog=EXAMPLES,
@@ -108,8 +114,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _train(args: argparse.Namespace) -> int:
-    from robopolicy.training.model_runs import with_settings
-    from robopolicy.training.worlds import WorldTrainConfig, preset, resume_world, start_world
+    from robopolicy.training.model_runs import WorldTrainConfig, preset, resume_world, start_world, with_settings
 
     check_resume(args, "--preset", "--held-out")
 
@@ -124,13 +129,13 @@ def _train(args: argparse.Namespace) -> int:
 
 
 def _eval(args: argparse.Namespace) -> int:
-    from robopolicy.data.lerobot import read_lerobot
+    from robopolicy.data.formats.lerobot import read_lerobot
     from robopolicy.evaluation.report import aligned
-    from robopolicy.evaluation.world_films import contact_sheet
+    from robopolicy.evaluation.video_metrics import contact_sheet
     from robopolicy.files import check_new_file
-    from robopolicy.training.world_checkpoint import load_world
-    from robopolicy.worldmodel.diagnostics import follow, judge, table
-    from robopolicy.worldmodel.films import Films
+    from robopolicy.training.world_sims import load_world
+    from robopolicy.worldmodel.action_following import follow, judge, table
+    from robopolicy.worldmodel.videos import Films
 
     check_numbers(args, positive=("windows", "horizon"), non_negative=())
     check_overwrite(args, "--out")
@@ -233,7 +238,7 @@ def _film(args: argparse.Namespace, sims: _Sims, real: dict[str, EvalResult], fo
 
 
 def _play(args: argparse.Namespace) -> int:
-    from robopolicy.deploy.page import parse_address
+    from robopolicy.deploy.dashboard import parse_address
     from robopolicy.errors import UserError
     from robopolicy.files import check_new_file, free_place
 
@@ -267,7 +272,7 @@ def _play(args: argparse.Namespace) -> int:
 def _in_browser(args: argparse.Namespace, sims: _Sims) -> None:
     from contextlib import ExitStack, closing
 
-    from robopolicy.cli.world_view import by_keys, by_policy
+    from robopolicy.cli.teleop import by_keys, by_policy
 
     with ExitStack() as stack:
         predicted = stack.enter_context(closing(sims.open("predicted", 1)))
@@ -278,7 +283,7 @@ def _in_browser(args: argparse.Namespace, sims: _Sims) -> None:
 
 
 def _by_keys(args: argparse.Namespace, sim: VectorSim) -> None:
-    from robopolicy.cli.keyboard import action_of, half_blocks, keys_help, pressed
+    from robopolicy.cli.teleop import action_of, half_blocks, keys_help, pressed
 
     sim.reset(args.seed)
     print(keys_help(sim))
@@ -299,7 +304,7 @@ class _Sims:
 
     def __init__(self, args: argparse.Namespace, players: list[str]) -> None:
         """Load the world model, which must have passed its tests, and the players."""
-        from robopolicy.cli.players import disturbed_players
+        from robopolicy.cli.policy_args import disturbed_players
         from robopolicy.sim.registry import SimOptions, WorldOptions, get_task
         from robopolicy.training.world_sims import load_worlds
 

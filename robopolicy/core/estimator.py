@@ -16,15 +16,14 @@ from typing import Any, get_type_hints
 import torch
 from torch import Tensor
 
+from robopolicy.constraints import NotNegative, Positive
 from robopolicy.core.aggregate import AGGREGATES, masked_mean
 from robopolicy.core.decisions import Decisions
-from robopolicy.core.masks import MaskRule, compose
 from robopolicy.core.options import checked
 from robopolicy.core.ratios import LEVELS, REDUCTIONS, Bounds, ConstantBounds, Hierarchy, importance_weight, log_ratio
 from robopolicy.core.regularizers import KL_ESTIMATORS, Constant, Controller, Dual, k3, ratio_variance
+from robopolicy.core.selection import MaskRule, Weight, compose
 from robopolicy.core.surrogates import LINEAR, SURROGATES
-from robopolicy.core.weights import Weight
-from robopolicy.limits import NotNegative, Positive
 
 
 @dataclass(frozen=True)

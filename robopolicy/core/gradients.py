@@ -1,4 +1,4 @@
-"""Gradients: how long they may be, and where those of several losses on the same parameters conflict."""
+"""Gradients: their largest norm, and how those of several losses on the same parameters affect each other."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-SMALLEST = 1e-10  # squared norm of a gradient below which it has no direction
+SMALLEST = 1e-10  # standard deviation below which the scores of a group are 0
 
 
 def clip_gradients(parameters: Iterable[Tensor], limit: float) -> Tensor:
@@ -27,30 +27,6 @@ def flat_gradient(loss: Tensor, parameters: Iterable[Tensor]) -> Tensor:
     """Gradient `(P,)` of a scalar `loss`, all parameters in a row, 0 where it has none; the graph is kept."""
     found = torch.autograd.grad(loss, list(parameters), retain_graph=True, materialize_grads=True)
     return torch.cat([gradient.flatten() for gradient in found])
-
-
-def parallel_share(gradient: Tensor, along: Tensor) -> Tensor:
-    """How much of `along` `(P,)` is contained in `gradient` `(P,)`: `<g, a> / |a|^2`, negative where they conflict."""
-    return gradient @ along / (along @ along).clamp(min=SMALLEST)
-
-
-def orthogonal_sum(kept: Tensor, added: Tensor, parameters: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
-    """A loss with the whole gradient of `kept`, and of that of `added` the part orthogonal to it (ODICE, S095).
-
-    With `c = <g_a, g_k> / |g_k|^2` the gradient of `(1 - c) kept + added` is `g_k + (g_a - c g_k)`: whatever `added`
-    asks for, a small step lowers `kept` by as much as if it stood alone.
-
-    Args:
-        kept: Scalar loss.
-        added: Scalar loss.
-        parameters: What both are differentiated in.
-
-    Returns:
-        The loss, and c.
-    """
-    learned = list(parameters)
-    share = parallel_share(flat_gradient(added, learned), flat_gradient(kept, learned)).detach()
-    return (1 - share) * kept + added, share
 
 
 def influence(gradients: Tensor) -> Tensor:

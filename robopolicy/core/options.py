@@ -1,4 +1,4 @@
-"""What the options of parts may be: plain values, as the types of their parameters say (`robopolicy.limits`)."""
+"""What the options of parts may be: plain values, as the types of their parameters say (`robopolicy.constraints`)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Annotated, Any, Union, cast, get_args, get_origin
 
-from robopolicy.limits import Range
+from robopolicy.constraints import Range
 
 LARGEST = 1e15
 """Numbers are no larger, so that single precision holds what is made of them."""

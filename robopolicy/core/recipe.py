@@ -12,44 +12,19 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from robopolicy.core.advantages.pipeline import Pipeline, Stateful
+from robopolicy.constraints import Count
+from robopolicy.core.advantage import Pipeline, Stateful
+from robopolicy.core.advantage_sources import Critic, Fitted
 from robopolicy.core.aggregate import AGGREGATES
-from robopolicy.core.critics import Critic, Fitted
 from robopolicy.core.decisions import Decisions, first_rows
 from robopolicy.core.estimator import Estimator, EstimatorConfig, options_of
 from robopolicy.core.objectives import Objective
 from robopolicy.core.options import checked
-from robopolicy.core.parts import build
+from robopolicy.core.recipe_keys import CHOICES, DEFAULTS
+from robopolicy.core.registry import build
 from robopolicy.core.regularizers import Constant, Controller, Regularizer
-from robopolicy.core.selectors import Selector
-from robopolicy.limits import Count
+from robopolicy.core.selection import Selector
 
-DEFAULTS: dict[str, Any] = {
-    "source": "",  # row of the catalogue, e.g. S002; "" for baselines
-    "title": "",
-    "section": "",  # of the catalogue
-    "status": "works",  # works | experimental | reconstructed
-    "deviations": "",  # where it is not what the source does
-    "data": "rollout",  # what it learns from: rollout | pairs | demonstrations | offline
-    "start": "outcome",  # where the advantage starts
-    "select": [],  # selectors, in order
-    "advantage": [],  # stages, left to right
-    "estimator": {},  # fields of EstimatorConfig; null: the objective stands alone
-    "objective": None,  # a loss that sees whole groups, with its weight `coef` (1)
-    "regularizers": [],  # further penalties, each with its weight `coef` (1)
-    "controllers": {},  # term, or option of the surrogate -> controller in place of its constant
-    "critic": None,  # how the values that the start needs are learned: fields of Critic; null: they are not
-    "epochs": 1,  # passes over a batch
-    "minibatches": 1,  # gradient steps per pass
-    "group_size": 8,  # rollouts per prompt or start state
-    "rollout": {},  # for the sampling side
-}
-"""The keys of a recipe and what they are where a recipe is silent."""
-
-CHOICES = {
-    "status": ("works", "experimental", "reconstructed"),
-    "data": ("rollout", "pairs", "demonstrations", "offline"),
-}
 ESTIMATOR_TERMS = ("kl", "entropy", "ratio_variance")
 
 

@@ -11,11 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from robopolicy.core.advantages.pipeline import outcome
+from robopolicy.constraints import Count, NotNegative, Share
+from robopolicy.core.advantage import outcome
 from robopolicy.core.decisions import Decisions
-from robopolicy.core.ratios import log_ratio
-from robopolicy.core.signals import covariance, highest, share_count
-from robopolicy.limits import Count, NotNegative, Share
+from robopolicy.core.ratios import covariance, highest, log_ratio, share_count
 from robopolicy.plugins import Registry
 
 

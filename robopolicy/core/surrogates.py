@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from robopolicy.constraints import Positive
 from robopolicy.core.ratios import Bound
-from robopolicy.limits import Positive
 from robopolicy.plugins import Registry
 
 

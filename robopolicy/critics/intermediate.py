@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from robopolicy.limits import Count, Ranged
+from robopolicy.constraints import Count, Ranged
 from robopolicy.nets.encoder import ObservationEncoder
 from robopolicy.nets.mlp import MLP
 from robopolicy.nets.time import SinusoidalEmbedding

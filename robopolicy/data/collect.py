@@ -16,7 +16,7 @@ from robopolicy.errors import SimulatorFailed, UserError
 from robopolicy.policies.noise import RowStreams
 from robopolicy.sim.contract import Observation, Step, VectorSim
 from robopolicy.sim.registry import Expert
-from robopolicy.sim.wrapped import innermost
+from robopolicy.sim.wrappers.base import innermost
 
 _MIN_SUCCESS_RATE = 0.05  # below it an expert is given up instead of being waited for
 _PATIENCE = 100  # episodes attempted before that is judged

@@ -1,66 +1,15 @@
-"""Which slots of a replay memory to draw, and what they weigh.
-
-By their errors (Schaul et al. 2016), the sooner the newer (S143), or as a mixture of learners that fade (S148).
-"""
+"""Prioritised sampling of the slots of a replay memory: by their errors (Schaul et al. 2016)."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from robopolicy.limits import Count, InnerShare, Ranged
-
 FLOOR = 1e-6  # added to every error, so that nothing is forgotten for good
-
-_AGES = np.linspace(0, 1, 4097)  # from the oldest to the newest slot
-_FADED = np.concatenate([[0.0], np.cumsum(np.tanh((math.pi * (_AGES[1:] + _AGES[:-1]) / 2) ** math.e))])
-
-
-def fading(uniform: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Places in [0, 1), from the oldest to the newest slot, of density `tanh((pi x) ** e)`, at points of its mass.
-
-    The newer half is drawn all but evenly, the oldest tenth hardly ever (Symphony's fading replay).
-    """
-    return np.interp(uniform, _FADED / _FADED[-1], _AGES)
-
-
-@dataclass(frozen=True)
-class Boosting(Ranged):
-    """What slots weigh if a memory is to stand for a mixture of the learners that filled it in turn (S148).
-
-    A new learner gets `share` of the mass and leaves `1 - share` of it to those before, as boosting mixes its weak
-    learners. Each has played `block` slots of a lane, the oldest one that is left also what does not fill a block. A
-    memory of a single learner weighs all slots alike.
-    """
-
-    share: InnerShare  # eta, mass of the newest learner
-    block: Count  # slots of a lane
-
-    def masses(self, learners: int) -> NDArray[np.float64]:
-        """Weights `(K,)` of the learners, the newest first; their sum is 1."""
-        return self._mass(np.arange(learners), np.array(learners - 1))
-
-    def __call__(self, newer: NDArray[np.int64], filled: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Weights `(B,)`, on average 1 over a lane.
-
-        Args:
-            newer: (B,) slots of the lane that were written later.
-            filled: (B,) slots of the lane in use.
-        """
-        oldest = np.maximum(filled // self.block, 1) - 1
-        age = np.minimum(newer // self.block, oldest)
-        slots = np.where(age == oldest, filled - oldest * self.block, self.block)
-        return self._mass(age, oldest) * filled / slots
-
-    def _mass(self, age: NDArray[np.int64], oldest: NDArray[np.int64]) -> NDArray[np.float64]:
-        first = np.where(age == oldest, 1.0, self.share)
-        return first * np.power(1.0 - self.share, age, dtype=np.float64)
 
 
 class Priorities:

@@ -7,7 +7,7 @@ return and any history come out of the same memory, starting at any step and not
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from robopolicy.data.batches import Request, Transitions
 from robopolicy.data.episodes import Array, Episodes
-from robopolicy.data.priorities import Priorities, fading
-from robopolicy.data.transitions import Request, Transitions
+from robopolicy.data.priorities import Priorities
 from robopolicy.errors import UserError
 
 
@@ -204,7 +204,7 @@ class Replay:
         drawn = kept = 0
         for _ in range(1000):
             enough = int(1.1 * missing / max((kept + 1) / (drawn + 1), 0.01)) + 8  # so that `missing` may be usable
-            draw = self._draw(enough, request.fading, generator)
+            draw = self._draw(enough, request.age_quantile, generator)
             usable = draw[self._usable(draw, request)]
             found.append(usable[:missing])
             missing -= len(found[-1])
@@ -233,8 +233,8 @@ class Replay:
         weight = np.ones(rows, np.float32)
         if self.priorities is not None:
             weight = self.priorities.weights(index, len(self)).astype(np.float32)
-        elif request.mixture is not None and self.online:  # a dataset has no age
-            weight = request.mixture(self._newer(index), self._filled[index // self.length]).astype(np.float32)
+        elif request.weighting is not None and self.online:  # a dataset has no age
+            weight = request.weighting(self._newer(index), self._filled[index // self.length]).astype(np.float32)
         return Transitions(
             obs=self._history(index, request.obs_horizon),
             chunk=torch.from_numpy(arrays["action"][played]),
@@ -262,20 +262,20 @@ class Replay:
             index, size = batch.index.cpu()[own], error.detach().abs().cpu()[own]
             self.priorities.update(index.numpy(), size.double().numpy())
 
-    def _draw(self, count: int, fade: bool, generator: torch.Generator) -> Array:
+    def _draw(self, count: int, age_quantile: Callable[[Array], Array] | None, generator: torch.Generator) -> Array:
         if not self._filled.any():
             raise UserError("The replay memory is empty; play some steps or give a dataset first.")
         if self.priorities is not None:
             return self.priorities.draw(torch.rand(count, generator=generator, dtype=torch.float64).numpy())
         ends = self._filled.cumsum()
         flat = torch.randint(int(ends[-1]), (count,), generator=generator).numpy()
-        if self.lanes == 1 and not fade:
+        if self.lanes == 1 and age_quantile is None:
             return flat
         lane = np.searchsorted(ends, flat, side="right")
         filled = self._filled[lane]
         slot = flat - (ends[lane] - filled)
-        if fade and self.online:  # a dataset has no age
-            age = fading(torch.rand(count, generator=generator, dtype=torch.float64).numpy())
+        if age_quantile is not None and self.online:  # a dataset has no age
+            age = age_quantile(torch.rand(count, generator=generator, dtype=torch.float64).numpy())
             slot = (self._head[lane] - filled + (age * filled).astype(np.int64)) % self.length
         return slot + lane * self.length
 

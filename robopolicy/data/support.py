@@ -26,10 +26,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from robopolicy.constraints import Count, Natural, PartialShare, Positive, Ranged, Several
 from robopolicy.data.episodes import Episodes, is_cloud, is_image
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.files import atomic_file, parse_json
-from robopolicy.limits import Count, Natural, PartialShare, Positive, Ranged, Several
 from robopolicy.schema import from_plain, to_plain
 
 KINDS = ("kernel", "neighbours")
@@ -216,7 +216,7 @@ def open_gate(place: str | Path, keys: Sequence[str] | None = None, config: Supp
     Raises:
         UserError: There is neither, or it lacks the observations `keys`.
     """
-    from robopolicy.data.lerobot import read_lerobot
+    from robopolicy.data.formats.lerobot import read_lerobot
 
     if Path(place).suffix == ".safetensors":
         return SupportGate.load(place)

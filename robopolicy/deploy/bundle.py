@@ -30,10 +30,10 @@ from numpy.typing import NDArray
 from robopolicy.deploy.contract import Observed
 from robopolicy.deploy.graph import CHUNK, NEXT_MEMORY, NOISE, PREFIX, PREFIX_WEIGHT, TYPES, open_session
 from robopolicy.errors import UserError
-from robopolicy.provenance import sha256
+from robopolicy.rng import stream
 from robopolicy.schema import from_plain, to_plain
 from robopolicy.spec import IMAGE_PREFIX, MEMORY, PolicySpec
-from robopolicy.streams import stream
+from robopolicy.versions import sha256
 
 SCHEMA = 1  # raise it with every change that an older reader would misunderstand
 GRAPH, GOLDEN, MANIFEST = "policy.onnx", "golden.npz", "bundle.json"

@@ -37,19 +37,29 @@ from robopolicy.deploy.bundle import (
     hash_files,
     write_manifest,
 )
-from robopolicy.deploy.graph import CHUNK, NEXT_MEMORY, NOISE, PREFIX, PREFIX_WEIGHT, metadata, open_session
-from robopolicy.deploy.tracing import CountedNoise, GivenNoise, trace
+from robopolicy.deploy.graph import (
+    CHUNK,
+    NEXT_MEMORY,
+    NOISE,
+    PREFIX,
+    PREFIX_WEIGHT,
+    CountedNoise,
+    GivenNoise,
+    metadata,
+    open_session,
+    trace,
+)
 from robopolicy.errors import UserError
-from robopolicy.extras import need
 from robopolicy.files import atomic_folder, refuse_foreign
 from robopolicy.nets.normalizer import Normalizer
+from robopolicy.optional import need
 from robopolicy.policies.base import Observation, Policy
-from robopolicy.policies.continuation import act_on
 from robopolicy.policies.noise import RowStreams
+from robopolicy.policies.real_time_chunking import act_on
 from robopolicy.policies.wrappers.black_box import BlackBoxPolicy
-from robopolicy.provenance import versions
 from robopolicy.sim.registry import SimOptions, make_sim
 from robopolicy.spec import IMAGE_PREFIX
+from robopolicy.versions import versions
 
 PACKAGES = ("robopolicy", "torch", "onnx", "onnxruntime", "numpy")
 OPSET = 20

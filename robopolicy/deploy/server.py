@@ -27,13 +27,12 @@ from typing import Any
 
 import numpy as np
 
-from robopolicy.deploy.batching import Batcher, Served, check_request
-from robopolicy.deploy.statistics import ServerStatistics
+from robopolicy.deploy.batching import Batcher, Served, ServerStatistics, check_request
 from robopolicy.deploy.wire import LARGEST, TOKEN, Reply, Request, WireError, decode, is_loopback
 from robopolicy.errors import UserError
-from robopolicy.extras import need
+from robopolicy.optional import need
+from robopolicy.shutdown import stop_signals
 from robopolicy.spec import IMAGE_PREFIX
-from robopolicy.stopping import stop_signals
 
 Log = Callable[[str], None]
 _DRAIN = 5.0  # seconds that requests in work are given when the server stops

@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from robopolicy.extras import need
+from robopolicy.optional import need
 from robopolicy.spec import PolicySpec
 
 PROTOCOL = 2  # raise it with every change that an older side would misunderstand

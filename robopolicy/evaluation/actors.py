@@ -12,12 +12,12 @@ from torch import Tensor
 
 from robopolicy.device import home
 from robopolicy.errors import UserError
-from robopolicy.nets.modes import evaluation_mode
+from robopolicy.nets.module_state import evaluation_mode
 from robopolicy.policies.base import Policy, PolicySpec
 from robopolicy.policies.noise import RowStreams, seats
 from robopolicy.sim.contract import Observation, SimSpec, VectorSim
 from robopolicy.sim.registry import Expert
-from robopolicy.sim.wrapped import innermost
+from robopolicy.sim.wrappers.base import innermost
 from robopolicy.spec import MEMORY
 
 _APART = 1 << 41  # added to the decision in the key of a disturbance, so that it is not the noise of the policy

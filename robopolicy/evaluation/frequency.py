@@ -15,12 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from robopolicy.constraints import check_count
 from robopolicy.errors import UserError
 from robopolicy.evaluation.actors import Actor, as_actor
 from robopolicy.evaluation.harness import evaluate
 from robopolicy.evaluation.report import Table, percent
 from robopolicy.evaluation.result import EvalResult
-from robopolicy.limits import check_count
 from robopolicy.policies.base import Policy
 from robopolicy.sim.contract import Observation, VectorSim
 

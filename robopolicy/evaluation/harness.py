@@ -18,7 +18,7 @@ from robopolicy.device import home
 from robopolicy.errors import UserError
 from robopolicy.evaluation.actors import Actor, PolicyActor, check_compatible
 from robopolicy.evaluation.result import Cost, EvalResult
-from robopolicy.nets.modes import evaluation_mode
+from robopolicy.nets.module_state import evaluation_mode
 from robopolicy.policies.base import Policy
 from robopolicy.policies.noise import RowStreams
 from robopolicy.sim.chunk import ChunkedSim

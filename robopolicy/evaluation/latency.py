@@ -24,8 +24,8 @@ from robopolicy.evaluation.harness import evaluate
 from robopolicy.evaluation.report import Table, percent
 from robopolicy.evaluation.result import EvalResult
 from robopolicy.policies.base import Policy
-from robopolicy.policies.continuation import CONTINUABLE, act_on, can_continue, held
 from robopolicy.policies.noise import RowStreams
+from robopolicy.policies.real_time_chunking import CONTINUABLE, act_on, can_continue, held
 from robopolicy.sim.contract import Observation, VectorSim
 
 LONGEST = 3600.0  # latency [s]

@@ -19,10 +19,10 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from robopolicy.evaluation.compare import Comparison
 from robopolicy.evaluation.intervals import Interval, bootstrap_mean
 from robopolicy.evaluation.ranking import Ranking
-from robopolicy.worldmodel.judge.calibration import Reliability
+from robopolicy.evaluation.result import Comparison
+from robopolicy.worldmodel.success_detectors.clips import Reliability
 
 Runs = Sequence[Sequence[Mapping[str, Any]]]
 """Metric rows, as in `metrics.jsonl`, of every seed."""

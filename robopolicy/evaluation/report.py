@@ -13,9 +13,8 @@ from typing import Any
 import numpy as np
 
 from robopolicy.evaluation import plots
-from robopolicy.evaluation.compare import Comparison
 from robopolicy.evaluation.intervals import Interval
-from robopolicy.evaluation.result import EvalResult
+from robopolicy.evaluation.result import Comparison, EvalResult
 
 Table = tuple[list[str], list[list[str]]]  # header and rows, as text cells
 EMBED_LIMIT = 12_000_000  # bytes of video put into the HTML; a larger one stays a file beside it

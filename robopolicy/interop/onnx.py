@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from robopolicy.constraints import Bytes, Natural
 from robopolicy.deploy.graph import (
     CHUNK,
     METADATA,
@@ -32,10 +33,9 @@ from robopolicy.deploy.graph import (
     open_session,
 )
 from robopolicy.errors import UserError, unknown_name
-from robopolicy.extras import need
 from robopolicy.files import parse_json
-from robopolicy.limits import Bytes, Natural
 from robopolicy.nets.encoder import IMAGE_PREFIX
+from robopolicy.optional import need
 from robopolicy.policies.base import Observation, PolicySpec
 from robopolicy.policies.wrappers.black_box import BlackBoxConfig, BlackBoxPolicy
 from robopolicy.spec import MEMORY

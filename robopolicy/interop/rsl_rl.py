@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 
 from robopolicy.errors import UserError, unknown_name
-from robopolicy.extras import need
 from robopolicy.files import atomic_file, parse_yaml
 from robopolicy.interop.gaussian_actor import Statistics, gaussian_policy, layers_of, our_activation, read_weights
+from robopolicy.optional import need
 from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
 from robopolicy.sim.contract import Observation, VectorSim

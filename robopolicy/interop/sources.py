@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, ClassVar
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from robopolicy.deploy.contract import Observed
 from robopolicy.errors import UserError, unknown_name
-from robopolicy.policies.base import Policy
+from robopolicy.policies.base import Observation, Policy, PolicySpec
+from robopolicy.policies.noise import RowStreams
+from robopolicy.policies.wrappers.black_box import BlackBoxConfig, BlackBoxPolicy
+from robopolicy.spec import IMAGE_PREFIX, MEMORY
 
 
 @dataclass(frozen=True)
@@ -34,7 +45,7 @@ def open_policy(kind: str, source: Source) -> Policy:
 
 
 def _lerobot(source: Source) -> Policy:
-    from robopolicy.interop.lerobot import load_lerobot
+    from robopolicy.interop.lerobot.loading import load_lerobot
 
     _refuse(source, "config")
     return load_lerobot(
@@ -91,3 +102,129 @@ KINDS: dict[str, Callable[[Source], Policy]] = {
     "sb3": _sb3,
 }
 """Kind -> what opens it; each imports its adapter, and with it the packages that it needs, when it is called."""
+
+
+class CheckpointSource:
+    """Chunks of a policy through torch.
+
+    Noise is a function of episode and decision, as in an evaluation: `reset(seed)` starts the episode `seed`.
+
+    Args:
+        policy: The policy; it is put into evaluation mode.
+        deterministic: Switch exploration noise off.
+    """
+
+    takes_prefix = False
+
+    def __init__(self, policy: Policy, *, deterministic: bool = True) -> None:
+        self.policy = policy.eval()
+        self.deterministic = deterministic
+        self._device = policy.device
+        self._memory: Tensor | None = None
+        self.reset(0)
+
+    @property
+    def spec(self) -> PolicySpec:
+        """What it takes and gives."""
+        return self.policy.spec
+
+    def reset(self, seed: int) -> None:
+        """Start the episode `seed`."""
+        self._seed, self._decision = seed, 0
+        size = self.spec.memory_dim
+        self._memory = torch.zeros(1, 1, size, device=self._device) if size else None
+
+    def chunk(self, obs: Observed, prefix: NDArray[Any] | None = None) -> NDArray[np.float32]:
+        """The chunk `(H, A)` for one observation `{key: (To, ...)}`.
+
+        Raises:
+            UserError: The observation does not fit the policy or is not finite, or a prefix is given.
+        """
+        if prefix is not None:
+            raise UserError("This policy cannot continue given actions; join its chunks with 'replace'.")
+        batch: dict[str, Tensor] = {}
+        for key, shape in self.spec.observation.items():
+            if key == MEMORY:
+                continue
+            expected, found = (self.spec.obs_horizon, *shape), np.shape(obs[key]) if key in obs else "nothing"
+            if found != expected:
+                raise UserError(f"The policy expects '{key}' of shape {expected}, found {found}.")
+            value = np.ascontiguousarray(obs[key])
+            if key.startswith(IMAGE_PREFIX) and value.dtype != np.uint8:
+                raise UserError(f"The policy expects '{key}' in uint8, found {value.dtype}.")
+            if value.dtype.kind == "f" and not np.isfinite(value).all():  # else remembered for good
+                raise UserError(f"Observation '{key}' is not finite.")
+            batch[key] = torch.from_numpy(value)[None].to(self._device)
+        with torch.inference_mode():
+            if self._memory is not None:
+                batch[MEMORY] = self._memory
+            noise = RowStreams([self._seed], [self._decision])
+            chunk = self.policy.act(batch, deterministic=self.deterministic, generator=noise)
+            if self._memory is not None:
+                self._memory = self.policy.remember(batch)
+        self._decision += 1
+        return chunk[0].float().cpu().numpy()
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+MODULES: dict[str, Callable[[], nn.Module]] = {}
+"""Makers of modules that checkpoints may name in this process."""
+
+
+def provide_module(name: str, make: Callable[[], nn.Module]) -> None:
+    """Let checkpoints that name `name` build their module by `make`; their weights are loaded into it."""
+    MODULES[name] = make
+
+
+@dataclass(frozen=True)
+class ModuleConfig(BlackBoxConfig):
+    """How a module is called; the module itself is passed to `provide_module` or `ModulePolicy.wrap`."""
+
+    module: str = ""  # its name
+
+
+class ModulePolicy(BlackBoxPolicy):
+    """A torch module as a policy."""
+
+    name: ClassVar[str] = "module"
+    config_class = ModuleConfig
+    config: ModuleConfig
+
+    def __init__(self, config: ModuleConfig, spec: PolicySpec, module: nn.Module | None = None) -> None:
+        """Wrap `module`, or a fresh one of the name in `config`.
+
+        Raises:
+            UserError: Nothing of that name has been provided in this process.
+        """
+        super().__init__(config, spec)
+        if module is None:
+            if config.module not in MODULES:
+                raise UserError(
+                    f"This policy is the module '{config.module}', whose code no checkpoint can hold; pass it with "
+                    f"robopolicy.interop.sources.provide_module('{config.module}', make) first."
+                )
+            module = MODULES[config.module]()
+        self.module = module.eval()
+
+    @classmethod
+    def wrap(cls, name: str, module: nn.Module, spec: PolicySpec, **settings: Any) -> ModulePolicy:
+        """Wrap `module`, which is shared, and provide copies of it under `name`; `settings` as in `ModuleConfig`."""
+        provide_module(name, lambda: copy.deepcopy(module))
+        return cls(ModuleConfig(module=name, **settings), spec, module)
+
+    @property
+    def label(self) -> str:
+        """By its name."""
+        return f"The module '{self.config.module}'"
+
+    def answer(self, obs: Observation, noise: Tensor | None) -> Any:
+        """Call the module."""
+        return self.module(obs) if noise is None else self.module(obs, noise)
+
+    def train(self, mode: bool = True) -> ModulePolicy:
+        """Set the mode of everything but the module, which stays in evaluation mode."""
+        super().train(mode)
+        self.module.eval()
+        return self

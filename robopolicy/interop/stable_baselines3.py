@@ -20,12 +20,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from robopolicy.errors import UserError
-from robopolicy.extras import missing
 from robopolicy.interop.gymnasium import Obs, action_space, next_seed, observation_space, row_of, to_numpy
 from robopolicy.nets.encoder import IMAGE_PREFIX
+from robopolicy.optional import missing
 from robopolicy.policies.base import Observation, Policy, PolicySpec
 from robopolicy.policies.noise import RowStreams
-from robopolicy.policies.wrappers.callable import CallablePolicy
+from robopolicy.policies.wrappers.black_box import CallablePolicy
 from robopolicy.sim.contract import VectorSim
 from robopolicy.sim.spaces import ObservationMap, action_bounds
 

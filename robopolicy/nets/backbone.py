@@ -1,46 +1,46 @@
 """The networks of the heads.
 
-Denoising heads map noisy chunk, time(s) and features to a chunk; direct heads map features to a chunk. Both choose
-among the same four backbones. Times are `(B,)` or `(B, times)`, or whatever else broadcasts over the iterates: one time
-for all, or `(T,)` for those of chains `(B, T, H, A)`.
+Denoising heads map noisy chunk, time(s) and features to a chunk; direct heads map features to a chunk. Both choose a
+row of `BACKBONES`. Times are `(B,)` or `(B, times)`, or whatever else broadcasts over the iterates: one time for all,
+or `(T,)` for those of chains `(B, T, H, A)`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from robopolicy.constraints import Count, Layers, PartialShare, Ranged
 from robopolicy.errors import UserError, unknown_name
-from robopolicy.limits import Count, Layers, PartialShare, Ranged
 from robopolicy.nets.mlp import MLP, ResidualMLP
-from robopolicy.nets.modular import ModularMLP
 from robopolicy.nets.time import TimeEmbedding, network_rows
 from robopolicy.nets.transformer import ActionTransformer
 from robopolicy.nets.unet1d import UNet1d
-
-BACKBONES = ("mlp", "modular", "unet", "transformer")
+from robopolicy.plugins import Registry
+from robopolicy.schema import with_defaults
 
 
 @dataclass(frozen=True)
 class BackboneConfig(Ranged):
     """Which network and how large; a base of every head's configuration."""
 
-    backbone: str = "mlp"  # mlp | modular | unet | transformer
+    backbone: str = "mlp"  # mlp | unet | transformer | a name from contrib or a plugin
     time_dim: Count = 16  # width of the time embedding (all but transformer)
-    hidden: tuple[Count, ...] = (256, 256, 256)  # mlp and modular
+    hidden: tuple[Count, ...] = (256, 256, 256)  # mlp
     hidden_dropout: PartialShare = 0.0  # mlp without residual blocks: share of the hidden units left out in training
     residual: bool = False  # mlp: residual blocks (an odd number of equal widths), as DPPO has them
     activation: str = "silu"  # mlp; mish costs seven times as much on a CPU
-    modular_count: Count = 8  # weight modules of every layer, which the features of the observation mix
-    modular_context: Count = 64  # hidden units of the network that mixes them
     unet_channels: tuple[Count, ...] = (64, 128, 256)  # published sizes: [256, 512, 1024]
     unet_kernel: Count = 5
     transformer_width: Count = 128  # published sizes: width 256, 8 layers
     transformer_layers: Layers = 4
     transformer_heads: Count = 4
     transformer_dropout: PartialShare = 0.0  # keep 0 when the policy will be fine-tuned by RL
+    backbone_options: dict[str, Any] = field(default_factory=dict)  # settings that only the chosen backbone has
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -51,6 +51,59 @@ class BackboneConfig(Ranged):
                 f"transformer_width {self.transformer_width} must be a multiple of transformer_heads "
                 f"{self.transformer_heads}."
             )
+        self.options()
+
+    def options(self) -> Any:
+        """`backbone_options` as the config object of the chosen backbone.
+
+        Raises:
+            UserError: An option is unknown, or its value does not fit.
+        """
+        config_class = BACKBONES[self.backbone].config_class
+        if config_class is NoOptions and self.backbone_options:
+            raise UserError(f"Backbone '{self.backbone}' takes no backbone_options, got {self.backbone_options}.")
+        return with_defaults(config_class, self.backbone_options, "backbone_options")
+
+
+@dataclass(frozen=True)
+class NetworkSizes:
+    """What the network of a head maps to what."""
+
+    action_dim: int  # A; for heads that need no noise the outputs per action of the chunk
+    horizon: int  # H
+    feature_dim: int  # F, width of the features of one observation
+    obs_horizon: int  # To
+
+    @property
+    def chunk(self) -> int:
+        """Numbers of a chunk, H * A."""
+        return self.horizon * self.action_dim
+
+    @property
+    def features(self) -> int:
+        """Numbers of the features of all observations, To * F."""
+        return self.obs_horizon * self.feature_dim
+
+
+@dataclass(frozen=True)
+class NoOptions:
+    """Settings of a backbone whose settings are all in `BackboneConfig`."""
+
+
+class BackboneBuilder(ABC):
+    """A kind of network: a row of `BACKBONES`. Its class methods build networks; it has no instances."""
+
+    config_class: ClassVar[type[Any]] = NoOptions  # frozen dataclass of the `backbone_options`
+
+    @classmethod
+    @abstractmethod
+    def denoiser(cls, config: BackboneConfig, sizes: NetworkSizes, times: int) -> nn.Module:
+        """Network of `x` `(B, ..., H, A)`, times and features `(B, To, F)`; `representation` gives a middle layer."""
+
+    @classmethod
+    def direct(cls, config: BackboneConfig, sizes: NetworkSizes, orthogonal_gain: float | None) -> nn.Module:
+        """Network of features `(B, To, F)` alone, to `(B, H, A)`; see `make_direct`."""
+        return QueryNet(cls.denoiser(config, sizes, 1), channels=sizes.action_dim, horizon=sizes.horizon)
 
 
 class MLPBackbone(nn.Module):
@@ -76,43 +129,6 @@ class MLPBackbone(nn.Module):
     def _joined(self, x: Tensor, t: Tensor, features: Tensor) -> Tensor:
         x, time, features = network_rows(x, self.time(t), features)
         return torch.cat([x.flatten(1), time, features.flatten(1)], -1)
-
-
-class ModularBackbone(nn.Module):
-    """As `MLPBackbone`, with layers that the features mix from shared modules."""
-
-    def __init__(self, config: BackboneConfig, *, size: int, feature_dim: int, times: int) -> None:
-        super().__init__()
-        self.time = TimeEmbedding(config.time_dim, times)
-        in_dim = size + config.time_dim + feature_dim
-        self.body = make_modular(config, in_dim=in_dim, out_dim=size, context_dim=feature_dim)
-
-    def forward(self, x: Tensor, t: Tensor, features: Tensor) -> Tensor:
-        """Map `x` `(B, ..., H, A)`, `t` and `features` `(B, To, F)` to the shape of `x`; see `network_rows`."""
-        return self.body(*self._joined(x, t, features)).view_as(x)
-
-    def representation(self, x: Tensor, t: Tensor, features: Tensor) -> Tensor:
-        """Activations `(B, D)` of the middle layer."""
-        return self.body.representation(*self._joined(x, t, features))
-
-    def _joined(self, x: Tensor, t: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
-        x, time, features = network_rows(x, self.time(t), features)
-        context = features.flatten(1)
-        return torch.cat([x.flatten(1), time, context], -1), context
-
-
-class DirectModular(nn.Module):
-    """Features `(B, To, F)` to `(B, H, channels)` by layers that the same features mix from shared modules."""
-
-    def __init__(self, config: BackboneConfig, *, channels: int, horizon: int, in_dim: int, gain: float | None) -> None:
-        super().__init__()
-        self.shape = (horizon, channels)
-        self.body = make_modular(config, in_dim=in_dim, out_dim=horizon * channels, context_dim=in_dim, gain=gain)
-
-    def forward(self, features: Tensor) -> Tensor:
-        """All steps of the chunk at once."""
-        flat = features.flatten(1)
-        return self.body(flat, flat).unflatten(1, self.shape)
 
 
 class DirectMLP(MLP):
@@ -148,19 +164,69 @@ class QueryNet(nn.Module):
         return self.backbone(self.queries.expand(len(features), -1, -1), features.new_zeros(1), features)
 
 
-def make_modular(
-    config: BackboneConfig, *, in_dim: int, out_dim: int, context_dim: int, gain: float | None = None
-) -> ModularMLP:
-    """The modular layers that `config` describes."""
-    return ModularMLP(
-        in_dim,
-        config.hidden,
-        out_dim,
-        context_dim=context_dim,
-        modules=config.modular_count,
-        context_width=config.modular_context,
-        orthogonal_gain=gain,
-    )
+class MLPBuilder(BackboneBuilder):
+    """Plain or residual layers over all numbers at once."""
+
+    @classmethod
+    def denoiser(cls, config: BackboneConfig, sizes: NetworkSizes, times: int) -> nn.Module:
+        """Layers over chunk, times and features."""
+        return MLPBackbone(config, size=sizes.chunk, feature_dim=sizes.features, times=times)
+
+    @classmethod
+    def direct(cls, config: BackboneConfig, sizes: NetworkSizes, orthogonal_gain: float | None) -> nn.Module:
+        """Layers over the features, or residual ones that read learned queries."""
+        if config.residual:
+            return super().direct(config, sizes, orthogonal_gain)
+        return DirectMLP(
+            config, channels=sizes.action_dim, horizon=sizes.horizon, in_dim=sizes.features, gain=orthogonal_gain
+        )
+
+
+class UNetBuilder(BackboneBuilder):
+    """Temporal U-Net over the chunk."""
+
+    @classmethod
+    def denoiser(cls, config: BackboneConfig, sizes: NetworkSizes, times: int) -> nn.Module:
+        """Convolutions along the chunk, modulated by times and features."""
+        return UNet1d(
+            sizes.action_dim,
+            sizes.features,
+            channels=config.unet_channels,
+            time_dim=config.time_dim,
+            kernel=config.unet_kernel,
+            times=times,
+        )
+
+
+class TransformerBuilder(BackboneBuilder):
+    """Transformer over the actions of the chunk."""
+
+    @classmethod
+    def denoiser(cls, config: BackboneConfig, sizes: NetworkSizes, times: int) -> nn.Module:
+        """Attention among actions, times and observations."""
+        return ActionTransformer(
+            sizes.action_dim,
+            sizes.feature_dim,
+            horizon=sizes.horizon,
+            obs_horizon=sizes.obs_horizon,
+            first_action=sizes.obs_horizon - 1,
+            width=config.transformer_width,
+            layers=config.transformer_layers,
+            heads=config.transformer_heads,
+            dropout=config.transformer_dropout,
+            times=times,
+        )
+
+
+BACKBONES: Registry[type[BackboneBuilder]] = Registry(
+    "backbones",
+    {
+        "mlp": MLPBuilder,
+        "transformer": TransformerBuilder,
+        "unet": UNetBuilder,
+    },
+)
+"""Name -> class that builds the networks."""
 
 
 def make_direct(
@@ -182,18 +248,8 @@ def make_direct(
         obs_horizon: To.
         orthogonal_gain: Output gain of the orthogonal initialisation of plain layers; None keeps torch's own.
     """
-    if config.backbone == "mlp" and not config.residual:
-        return DirectMLP(
-            config, channels=channels, horizon=horizon, in_dim=obs_horizon * feature_dim, gain=orthogonal_gain
-        )
-    if config.backbone == "modular":
-        return DirectModular(
-            config, channels=channels, horizon=horizon, in_dim=obs_horizon * feature_dim, gain=orthogonal_gain
-        )
-    backbone = make_backbone(
-        config, action_dim=channels, horizon=horizon, feature_dim=feature_dim, obs_horizon=obs_horizon
-    )
-    return QueryNet(backbone, channels=channels, horizon=horizon)
+    sizes = NetworkSizes(channels, horizon, feature_dim, obs_horizon)
+    return BACKBONES[config.backbone].direct(config, sizes, orthogonal_gain)
 
 
 def make_backbone(
@@ -209,28 +265,5 @@ def make_backbone(
         obs_horizon: To.
         times: Time inputs; heads that learn steps of any length need two.
     """
-    if config.backbone == "mlp":
-        return MLPBackbone(config, size=horizon * action_dim, feature_dim=obs_horizon * feature_dim, times=times)
-    if config.backbone == "modular":
-        return ModularBackbone(config, size=horizon * action_dim, feature_dim=obs_horizon * feature_dim, times=times)
-    if config.backbone == "unet":
-        return UNet1d(
-            action_dim,
-            obs_horizon * feature_dim,
-            channels=config.unet_channels,
-            time_dim=config.time_dim,
-            kernel=config.unet_kernel,
-            times=times,
-        )
-    return ActionTransformer(
-        action_dim,
-        feature_dim,
-        horizon=horizon,
-        obs_horizon=obs_horizon,
-        first_action=obs_horizon - 1,
-        width=config.transformer_width,
-        layers=config.transformer_layers,
-        heads=config.transformer_heads,
-        dropout=config.transformer_dropout,
-        times=times,
-    )
+    sizes = NetworkSizes(action_dim, horizon, feature_dim, obs_horizon)
+    return BACKBONES[config.backbone].denoiser(config, sizes, times)

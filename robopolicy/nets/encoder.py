@@ -2,35 +2,37 @@
 
 * `image.*`: uint8 `(3, h, w)`, one camera network each (`vision.py`);
 * `point_cloud.*`: float `(N, 3)` [m], one network each (`point_cloud.py`);
-* `entities.*`: float `(N, D)`, a set such as the other agents in sight, one network each (`entities.py`);
 * `embedding.*`: float `(D,)`, an embedding of an instruction or a goal, e.g. of unit norm from a text encoder. It is
   not normalised and has a projection of its own. While imitating, a share of the rows may see zeros instead of all its
   embeddings, so that zeros come to mean "no instruction" (`without_embeddings`, for classifier-free guidance);
-* `stock.<discount>`: float `(2,)`, what the episode has earned and how worth has grown since it began (`sim/stock.py`).
-  Enters as one number, the stock: what was earned plus `start` times the growth;
+* other prefixes in `modality.ENCODERS`, which contrib and plugins add to;
 * anything else, a goal position for instance: a vector, concatenated in sorted order and normalised.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from robopolicy.errors import UserError
-from robopolicy.limits import Count, PartialShare, Ranged
-from robopolicy.nets.entities import EntityConfig, EntityNet
+from robopolicy.constraints import Count, PartialShare, Ranged
+from robopolicy.errors import UserError, unknown_name
+from robopolicy.nets.modality import ENCODERS, ModalityEncoder, prefix_of
 from robopolicy.nets.normalizer import RunningNormalizer, Statistics, make_normalizer
-from robopolicy.nets.point_cloud import PointCloudConfig, PointCloudNet
-from robopolicy.nets.vision import CameraNet, VisionConfig
+from robopolicy.nets.point_cloud import PointCloudConfig
+from robopolicy.nets.vision import VisionConfig
+from robopolicy.schema import with_defaults
 from robopolicy.spec import IMAGE_PREFIX
 
 CLOUD_PREFIX = "point_cloud."
-ENTITY_PREFIX = "entities."
 EMBEDDING_PREFIX = "embedding."
-STOCK_PREFIX = "stock."
+
+_FIELDS = {IMAGE_PREFIX: "vision", CLOUD_PREFIX: "point_cloud", EMBEDDING_PREFIX: "embedding"}
+"""Prefix of keys -> field of a policy's config with the settings of their encoder, where there is one."""
 
 
 @dataclass(frozen=True)
@@ -41,37 +43,85 @@ class EmbeddingConfig(Ranged):
     dropout: PartialShare = 0.0  # share of imitated samples without embeddings; 0.1 to 0.2 for classifier-free guidance
 
 
+class EmbeddingEncoder(ModalityEncoder):
+    """Embeddings `embedding.*`, float `(D,)`, one projection each."""
+
+    config_class = EmbeddingConfig
+    attribute = "projections"
+    order = 3
+
+    def __init__(self, shapes: Mapping[str, tuple[int, ...]], config: EmbeddingConfig) -> None:
+        super().__init__(shapes, config)
+        self.dropout = config.dropout
+        self.feature_dim = len(shapes) * config.width
+
+    def build(self, shape: tuple[int, ...], config: EmbeddingConfig) -> nn.Linear:
+        """Projection of an embedding."""
+        return nn.Linear(math.prod(shape), config.width)
+
+    def forward(
+        self, obs: Mapping[str, Tensor], *, augment: bool = False, generator: torch.Generator | None = None
+    ) -> list[Tensor]:
+        """Features `(B, To, F)` of every embedding; with `augment` some rows see zeros for all of them."""
+        embeddings = [obs[key].flatten(2).float() for key in self.observations]  # (B, To, D) each
+        if augment and self.dropout:
+            reference = embeddings[0]
+            device = reference.device if generator is None else generator.device
+            kept = torch.rand(len(reference), 1, 1, generator=generator, device=device) >= self.dropout
+            embeddings = [value * kept.to(reference.device) for value in embeddings]
+        return [project(value) for project, value in zip(self.values(), embeddings, strict=True)]
+
+
+def encoder_configs(encoders: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Configs of encoders by prefix, given some of their settings.
+
+    Args:
+        encoders: `{prefix: settings}`, of encoders that have no field of their own in the config of a policy.
+
+    Raises:
+        UserError: A prefix or a setting is unknown, or a value does not fit.
+    """
+    configs: dict[str, Any] = {}
+    for prefix, settings in encoders.items():
+        if prefix not in ENCODERS:
+            raise unknown_name("encoder", prefix, ENCODERS, "in encoders")
+        if field := _FIELDS.get(f"{prefix}."):
+            raise UserError(f"Encoder '{prefix}' is set by {field}, not by encoders.{prefix}.")
+        configs[prefix] = with_defaults(ENCODERS[prefix].config_class, settings, f"encoders.{prefix}")
+    return configs
+
+
 @dataclass(frozen=True)
 class Layout:
-    """Which keys are vectors, images, point clouds, sets and embeddings, in a fixed (sorted) order."""
+    """Which observation keys are vectors, and which have an encoder of their own, in a fixed order."""
 
-    vectors: tuple[str, ...]
-    images: tuple[str, ...]
-    clouds: tuple[str, ...]
-    entities: tuple[str, ...]
-    embeddings: tuple[str, ...]
-    stocks: tuple[str, ...]
-    vector_dim: int
+    vectors: tuple[str, ...]  # sorted
+    encoded: tuple[tuple[str, tuple[str, ...]], ...]  # (prefix, its sorted keys), in the order of their features
 
     @classmethod
     def of(cls, observation: Mapping[str, tuple[int, ...]]) -> Layout:
         """Sort the keys of a policy specification."""
         if not observation:
             raise UserError("A policy needs at least one observation key.")
-        images = tuple(sorted(key for key in observation if key.startswith(IMAGE_PREFIX)))
-        clouds = tuple(sorted(key for key in observation if key.startswith(CLOUD_PREFIX)))
-        entities = tuple(sorted(key for key in observation if key.startswith(ENTITY_PREFIX)))
-        embeddings = tuple(sorted(key for key in observation if key.startswith(EMBEDDING_PREFIX)))
-        stocks = tuple(sorted(key for key in observation if key.startswith(STOCK_PREFIX)))
-        vectors = tuple(sorted(observation.keys() - {*images, *clouds, *entities, *embeddings, *stocks}))
-        size = sum(_size(observation[key]) for key in vectors) + len(stocks)
-        return cls(vectors, images, clouds, entities, embeddings, stocks, size)
+        keys: dict[str, list[str]] = {}
+        for key in sorted(observation):
+            keys.setdefault(prefix_of(key), []).append(key)
+        vectors = tuple(keys.pop("", ()))
+        prefixes = sorted(keys, key=lambda prefix: (ENCODERS[prefix].order, prefix))
+        return cls(vectors, tuple((prefix, tuple(keys[prefix])) for prefix in prefixes))
+
+    def with_statistics(self, kind: str) -> tuple[str, ...]:
+        """Keys whose encoder uses statistics in this way (`ModalityEncoder.statistics`)."""
+        return tuple(key for prefix, keys in self.encoded if ENCODERS[prefix].statistics == kind for key in keys)
+
+    @property
+    def normalized(self) -> tuple[str, ...]:
+        """Keys that the normaliser sees, in the order of its columns: vectors, and what joins them."""
+        return (*self.vectors, *self.with_statistics("vector"))
 
 
 class ObservationEncoder(nn.Module):
     """Map `{key: (B, To, ...)}` to features `(B, To, F)`."""
-
-    start: Tensor
 
     def __init__(
         self,
@@ -81,7 +131,7 @@ class ObservationEncoder(nn.Module):
         vision: VisionConfig | None = None,
         point_cloud: PointCloudConfig | None = None,
         embedding: EmbeddingConfig | None = None,
-        entities: EntityConfig | None = None,
+        encoders: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
         """Build the encoder.
 
@@ -91,46 +141,27 @@ class ObservationEncoder(nn.Module):
             vision: Kind and sizes of the camera networks.
             point_cloud: Sizes of the point-cloud networks.
             embedding: Size of the projections, and dropout.
-            entities: Sizes of the networks for sets of entities.
+            encoders: Settings of all other encoders, by prefix.
         """
         super().__init__()
         self.layout = Layout.of(observation)
-        if self.layout.stocks:
-            self.register_buffer("start", torch.zeros(()))  # stock at the start of an episode
-        sized = (*self.layout.vectors, *self.layout.clouds, *self.layout.entities)
-        self.sizes = {key: _size(observation[key]) for key in sized}
+        self.sizes = {key: math.prod(observation[key]) for key in self.layout.vectors}  # numbers with statistics
+        for prefix, keys in self.layout.encoded:
+            kind = ENCODERS[prefix]
+            if kind.statistics != "none":
+                self.sizes |= {key: kind.numbers(observation[key]) for key in keys}
         self.normalization = normalization
-        dim = self.layout.vector_dim
-        self.normalizer = make_normalizer(dim, normalization if dim else "identity")
-        # Module names must not contain dots, observation keys do.
-        self.cameras = nn.ModuleDict(
-            {key.replace(".", "/"): CameraNet(observation[key], vision or VisionConfig()) for key in self.layout.images}
-        )
-        self.clouds = nn.ModuleDict(
-            {
-                key.replace(".", "/"): PointCloudNet(observation[key], point_cloud or PointCloudConfig())
-                for key in self.layout.clouds
-            }
-        )
-        self.entities = nn.ModuleDict(
-            {
-                key.replace(".", "/"): EntityNet(observation[key], entities or EntityConfig())
-                for key in self.layout.entities
-            }
-        )
-        self.embedding = embedding or EmbeddingConfig()
-        self.projections = nn.ModuleDict(
-            {
-                key.replace(".", "/"): nn.Linear(_size(observation[key]), self.embedding.width)
-                for key in self.layout.embeddings
-            }
-        )
-        self.feature_dim = (
-            self.layout.vector_dim
-            + sum(camera.feature_dim for camera in self._cameras())
-            + sum(net.feature_dim for net in (*self._cloud_nets(), *self._entity_nets()))
-            + len(self.projections) * self.embedding.width
-        )
+        self.vector_dim = sum(self.sizes[key] for key in self.layout.normalized)
+        self.normalizer = make_normalizer(self.vector_dim, normalization if self.vector_dim else "identity")
+        given = {"image": vision, "point_cloud": point_cloud, "embedding": embedding} | encoder_configs(encoders or {})
+        self._features: list[str] = []  # attributes of the encoders that give features
+        self._joining: list[str] = []  # attributes of those that give further numbers to normalise with the vectors
+        for prefix, keys in self.layout.encoded:
+            kind = ENCODERS[prefix]
+            config = kind.config_class() if given.get(prefix) is None else given[prefix]
+            self.add_module(kind.attribute, kind({key: tuple(observation[key]) for key in keys}, config))
+            (self._joining if kind.statistics == "vector" else self._features).append(kind.attribute)
+        self.feature_dim = self.vector_dim + sum(self._encoder(name).feature_dim for name in self._features)
 
     def forward(
         self, obs: Mapping[str, Tensor], *, augment: bool = False, generator: torch.Generator | None = None
@@ -139,41 +170,25 @@ class ObservationEncoder(nn.Module):
 
         `augment` crops images and drops embeddings at random (imitation only: it would break density ratios).
         """
-        parts = [self.normalizer.normalize(self.vectors(obs))] if self.layout.vector_dim else []
-        if not (self.layout.images or self.layout.clouds or self.layout.entities or self.layout.embeddings):
-            return parts[0]
-        for key, camera in zip(self.layout.images, self._cameras(), strict=True):
-            image = obs[key]  # (B, To, 3, h, w) uint8
-            features = camera(image.flatten(0, 1), augment=augment, generator=generator)
-            parts.append(features.unflatten(0, image.shape[:2]))
-        for key, net in zip(self.layout.clouds, self._cloud_nets(), strict=True):
-            cloud = obs[key].float()  # (B, To, N, 3)
-            parts.append(net(cloud.flatten(0, 1)).unflatten(0, cloud.shape[:2]))
-        for key, net in zip(self.layout.entities, self._entity_nets(), strict=True):
-            entities = obs[key].float()  # (B, To, N, D)
-            parts.append(net(entities.flatten(0, 1)).unflatten(0, entities.shape[:2]))
-        if self.layout.embeddings:
-            parts += self._project(obs, augment, generator)
+        parts = [self.normalizer.normalize(self.vectors(obs))] if self.vector_dim else []
+        for name in self._features:
+            parts += self._encoder(name)(obs, augment=augment, generator=generator)
         return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
-    def _project(self, obs: Mapping[str, Tensor], augment: bool, generator: torch.Generator | None) -> list[Tensor]:
-        embeddings = [obs[key].flatten(2).float() for key in self.layout.embeddings]  # (B, To, D) each
-        if augment and self.embedding.dropout:
-            reference = embeddings[0]
-            device = reference.device if generator is None else generator.device
-            kept = torch.rand(len(reference), 1, 1, generator=generator, device=device) >= self.embedding.dropout
-            embeddings = [value * kept.to(reference.device) for value in embeddings]  # all of a row or none
-        return [project(value) for project, value in zip(self.projections.values(), embeddings, strict=True)]
-
     def vectors(self, obs: Mapping[str, Tensor]) -> Tensor:
-        """Concatenate the vector keys and the stock in raw units: `(B, To, D)`."""
+        """Concatenate the vector keys, and what joins them, in raw units: `(B, To, D)`."""
         parts = [obs[key].reshape(*obs[key].shape[:2], self.sizes[key]) for key in self.layout.vectors]
-        parts += [self.stock(obs[key]) for key in self.layout.stocks]
+        for name in self._joining:
+            parts += self._encoder(name)(obs)
         return parts[0].float() if len(parts) == 1 else torch.cat(parts, -1).float()
 
-    def stock(self, earned: Tensor) -> Tensor:
-        """The stock `(B, To, 1)` of an observation `stock.*` `(B, To, 2)`."""
-        return earned[..., :1] + self.start * earned[..., 1:]
+    def columns(self) -> dict[str, slice]:
+        """Where in the vector of the normaliser the numbers of each key stand."""
+        found: dict[str, slice] = {}
+        start = 0
+        for key in self.layout.normalized:
+            found[key] = slice(start, start := start + self.sizes[key])
+        return found
 
     def fit_normalizer(self, statistics: Statistics) -> None:
         """Fit the normaliser of vectors and the boxes of clouds and sets; images and embeddings need no statistics.
@@ -181,37 +196,36 @@ class ObservationEncoder(nn.Module):
         Running statistics merely start there, and clouds and sets then stay in their units where none are given.
         """
         mode = self.normalization
-        wanted = (*self.layout.vectors, *self.layout.clouds, *self.layout.entities, *self.layout.stocks)
-        missing = [key for key in wanted if key not in statistics]
+        boxed, normalized = self.layout.with_statistics("box"), self.layout.normalized
+        missing = [key for key in dict.fromkeys((*self.layout.vectors, *boxed, *normalized)) if key not in statistics]
         if mode == "identity" or (mode == "running" and missing):
             return
         if missing:
             raise UserError(f"The statistics lack the observation keys {missing}; found {sorted(statistics)}.")
-        boxed = (*self.layout.clouds, *self.layout.entities)
-        for key, net in zip(boxed, (*self._cloud_nets(), *self._entity_nets()), strict=True):
-            net.fit(*(_statistic(statistics, key, name, self.sizes[key]) for name in ("min", "max")))
-        if not self.layout.vector_dim:
+        for key in boxed:
+            encoder = self.encoder_of(key)
+            assert encoder is not None
+            encoder.fit(key, *(_statistic(statistics, key, name, self.sizes[key]) for name in ("min", "max")))
+        if not self.vector_dim:
             return
         names = ("min", "max") if mode == "minmax" else ("mean", "std")
         joined = {
-            name: torch.cat(
-                [_statistic(statistics, key, name, self.sizes[key]) for key in self.layout.vectors]
-                + [_statistic(statistics, key, name, 1) for key in self.layout.stocks]
-            )
+            name: torch.cat([_statistic(statistics, key, name, self.sizes[key]) for key in normalized])
             for name in names
         }
         if mode == "running":
-            joined["count"] = _statistic(statistics, (*self.layout.vectors, *self.layout.stocks)[0], "count", 1)
+            joined["count"] = _statistic(statistics, normalized[0], "count", 1)
         self.normalizer.fit(joined)
 
     def borrow(self, *others: ObservationEncoder) -> None:
-        """Take over all that was fitted of `others`, which see the same: statistics, boxes and the first stock.
+        """Take over all that was fitted of `others`, which see the same: statistics, boxes and what joins the vectors.
 
         Of a composition each may know a part; where several know the same, the first one's counts.
         """
         theirs = {name: buffer for other in reversed(others) for name, buffer in other.named_buffers()}
+        unfitted = tuple(f"{encoder.attribute}." for encoder in self.encoders() if encoder.statistics == "none")
         for name, buffer in self.named_buffers():
-            if not name.startswith("cameras."):
+            if not name.startswith(unfitted):
                 buffer.copy_(theirs[name])
 
     def observe(self, obs: Mapping[str, Tensor]) -> None:
@@ -219,23 +233,21 @@ class ObservationEncoder(nn.Module):
         if isinstance(self.normalizer, RunningNormalizer):
             self.normalizer.update(self.vectors(obs)[:, -1])
 
-    def _cameras(self) -> list[CameraNet]:
-        return [camera for camera in self.cameras.values() if isinstance(camera, CameraNet)]
+    def encoders(self) -> Iterator[ModalityEncoder]:
+        """The encoders of keys that are no vectors."""
+        return (self._encoder(name) for name in (*self._features, *self._joining))
 
-    def _cloud_nets(self) -> list[PointCloudNet]:
-        return [net for net in self.clouds.values() if isinstance(net, PointCloudNet)]
+    def encoder_of(self, key: str) -> ModalityEncoder | None:
+        """Encoder of an observation key; None where it is a vector."""
+        return next((encoder for encoder in self.encoders() if key in encoder.observations), None)
 
-    def _entity_nets(self) -> list[EntityNet]:
-        return [net for net in self.entities.values() if isinstance(net, EntityNet)]
+    def _encoder(self, attribute: str) -> ModalityEncoder:
+        return cast(ModalityEncoder, getattr(self, attribute))
 
 
 def without_embeddings(obs: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """`obs` as it looks without instruction and goal embeddings: the unconditional half of classifier-free guidance."""
     return {key: torch.zeros_like(value) if key.startswith(EMBEDDING_PREFIX) else value for key, value in obs.items()}
-
-
-def _size(shape: tuple[int, ...]) -> int:
-    return int(torch.Size(shape).numel())
 
 
 def _statistic(statistics: Statistics, key: str, name: str, size: int) -> Tensor:

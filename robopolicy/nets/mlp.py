@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from robopolicy.errors import UserError, unknown_name
@@ -127,3 +129,129 @@ class ResidualMLP(nn.Module):
         for block in self.blocks[:blocks]:
             x = x + block(x)
         return x
+
+
+class EnsembleLinear(nn.Module):
+    """M linear layers: `(M, B, in)` -> `(M, B, out)`; initialised member by member as torch's."""
+
+    def __init__(self, members: int, in_dim: int, out_dim: int) -> None:
+        super().__init__()
+        bound = 1 / math.sqrt(in_dim)
+        self.weight = nn.Parameter(torch.empty(members, in_dim, out_dim).uniform_(-bound, bound))
+        self.bias = nn.Parameter(torch.empty(members, 1, out_dim).uniform_(-bound, bound))
+
+    def forward(self, x: Tensor, members: Tensor | None = None) -> Tensor:
+        """Apply member m to `x[m]`, or `members[m]` where given."""
+        weight, bias = of(self.weight, members), of(self.bias, members)
+        return torch.baddbmm(bias, x, weight) if weight.shape[2] > 1 else vector_products(x, weight) + bias
+
+
+class EnsembleLayerNorm(nn.Module):
+    """LayerNorm with an own scale and shift per member."""
+
+    def __init__(self, members: int, dim: int) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(members, 1, dim))
+        self.shift = nn.Parameter(torch.zeros(members, 1, dim))
+
+    def forward(self, x: Tensor, members: Tensor | None = None) -> Tensor:
+        """Normalise the last dimension of `(M, B, dim)`."""
+        scale, shift = of(self.scale, members), of(self.shift, members)
+        if x.is_cuda:
+            return torch.addcmul(shift, F.layer_norm(x, x.shape[-1:]), scale)
+        each = zip(x.unbind(), scale.squeeze(1).unbind(), shift.squeeze(1).unbind(), strict=True)
+        return torch.stack([F.layer_norm(rows, x.shape[-1:], weight, bias) for rows, weight, bias in each])
+
+
+def vector_products(x: Tensor, weight: Tensor) -> Tensor:
+    """`x[m] @ weight[m]` of matrices `(M, B, in)` and vectors `(M, in, 1)`: `(M, B, 1)`, in the precision of `weight`.
+
+    As a batched product this is slow on a CPU, and as a sum of elementwise products its gradient is.
+    """
+    if x.is_cuda:
+        return (x * weight.transpose(1, 2)).sum(-1, keepdim=True)
+    each = zip(x.to(weight.dtype).unbind(), weight.squeeze(2).unbind(), strict=True)
+    return torch.stack([torch.mv(rows, vector) for rows, vector in each]).unsqueeze(-1)
+
+
+def of(parameter: Tensor, members: Tensor | None) -> Tensor:
+    """The rows of some members, or all of them."""
+    return parameter if members is None else parameter[members]
+
+
+class EnsembleMLP(nn.Module):
+    """Every member sees the same input: `(B, in)` -> `(M, B, out)`, or only some members do."""
+
+    def __init__(
+        self,
+        members: int,
+        in_dim: int,
+        hidden: Sequence[int],
+        out_dim: int,
+        *,
+        activation: str = "silu",
+        layer_norm: bool = False,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.members = members
+        self._rectified = activation == "relu" and not layer_norm and not dropout and out_dim == 1
+        layers: list[nn.Module] = []
+        for width in hidden:
+            layers.append(EnsembleLinear(members, in_dim, width))
+            if layer_norm:
+                layers.append(EnsembleLayerNorm(members, width))
+            layers.append(make_activation(activation, inplace=True))
+            if dropout:
+                layers.append(nn.Dropout(dropout))
+            in_dim = width
+        self.layers = nn.Sequential(*layers, EnsembleLinear(members, in_dim, out_dim))
+
+    def forward(self, x: Tensor, members: Tensor | None = None) -> Tensor:
+        """Apply all members, or those at `members` `(m,)`, to `x` `(B, in)`."""
+        x = x.expand(self.members if members is None else len(members), *x.shape)
+        *hidden, last = self.layers
+        for layer in hidden:
+            x = layer(x, members) if isinstance(layer, EnsembleLinear | EnsembleLayerNorm) else layer(x)
+        with torch.autocast(x.device.type, enabled=False):  # of values 8 bits would be left
+            return last(x.float() if x.dtype == torch.bfloat16 else x, members)
+
+    def lowest(self, x: Tensor) -> Tensor:
+        """Least output `(B,)` of all members at `x` `(B, in)`, to be differentiated in `x`; weights get no gradient."""
+        # Products of ever other sizes are quick in single precision on a CPU only.
+        if self._rectified and x.device.type == "cpu" and not torch.is_autocast_enabled("cpu"):
+            linear = [layer for layer in self.layers if isinstance(layer, EnsembleLinear)]
+            return _Lowest.apply(x, [(layer.weight, layer.bias) for layer in linear])  # type: ignore[return-value]
+        return self(x).squeeze(-1).min(0).values
+
+
+class _Lowest(torch.autograd.Function):
+    """A row has a gradient through the member that is least there, so the others are not differentiated."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, layers: list[tuple[Tensor, Tensor]]) -> Tensor:
+        weights, hidden = [weight for weight, _ in layers], []
+        h = x.expand(len(weights[0]), *x.shape)
+        for weight, bias in layers[:-1]:
+            h = torch.baddbmm(bias, h, weight).relu_()
+            hidden.append(h)
+        values = vector_products(h, weights[-1]) + layers[-1][1]  # (M, B, 1)
+        least, member = values.squeeze(-1).min(0)
+        ctx.save_for_backward(member, *hidden)
+        ctx.weights, ctx.columns = weights, x.shape[1]
+        return least
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        (gradient,), (member, *hidden) = gradients, ctx.saved_tensors
+        result = gradient.new_empty(len(member), ctx.columns)
+        for index in range(len(ctx.weights[0])):
+            rows = (member == index).nonzero().squeeze(1)
+            slope = gradient[rows, None] * ctx.weights[-1][index].t()  # (n, width)
+            for weight, h in zip(ctx.weights[-2::-1], hidden[::-1], strict=True):
+                active = h[index].index_select(0, rows)
+                slope = torch.ops.aten.threshold_backward(slope.to(h.dtype), active, 0)
+                slope = slope @ weight[index].to(h.dtype).t()
+            result[rows] = slope.to(result.dtype)
+        return result, None

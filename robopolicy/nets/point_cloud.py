@@ -7,14 +7,16 @@ not distorted; theirs scales each by itself.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import cast
 
 import torch
 from torch import Tensor, nn
 
+from robopolicy.constraints import Count, Ranged
 from robopolicy.errors import UserError
-from robopolicy.limits import Count, Ranged
+from robopolicy.nets.modality import ModalityEncoder
 
 
 @dataclass(frozen=True)
@@ -58,3 +60,21 @@ class PointCloudNet(nn.Module):
             raise UserError("The statistics of a point cloud are not finite; repair or drop the episode.")
         cast(Tensor, self.centre).copy_((low + high) / 2)
         cast(Tensor, self.scale).copy_(((high - low).max() / 2).clamp(min=1e-4))
+
+
+class PointCloudEncoder(ModalityEncoder):
+    """Point clouds `point_cloud.*`, float `(N, 3)` [m], one network each."""
+
+    config_class = PointCloudConfig
+    attribute = "clouds"
+    order = 1
+    rank = 2
+    statistics = "box"
+
+    def __init__(self, shapes: Mapping[str, tuple[int, ...]], config: PointCloudConfig) -> None:
+        super().__init__(shapes, config)
+        self.feature_dim = len(shapes) * config.features
+
+    def build(self, shape: tuple[int, ...], config: PointCloudConfig) -> PointCloudNet:
+        """Network of a cloud."""
+        return PointCloudNet(shape, config)

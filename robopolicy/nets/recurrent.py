@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from robopolicy.constraints import Count, Ranged
 from robopolicy.errors import unknown_name
-from robopolicy.limits import Count, Ranged
 
 KINDS = ("none", "gru", "lstm")
 

@@ -8,17 +8,19 @@ its dropout of 0.5 on the embedding is left out, as it would break density ratio
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from robopolicy.constraints import Count, Layers, PositiveShare, Ranged, Several
 from robopolicy.errors import UserError, unknown_name
-from robopolicy.limits import Count, Layers, Natural, PositiveShare, Ranged, Several
-from robopolicy.nets.attention import AttentionBlock
-from robopolicy.nets.noise_mask import NoiseMask
+from robopolicy.nets.augmentation import augmentation_config
+from robopolicy.nets.modality import ModalityEncoder
+from robopolicy.nets.transformer import AttentionBlock
 
 KINDS = ("resnet", "vit")
 
@@ -37,7 +39,7 @@ class VisionConfig(Ranged):
     vit_heads: Count = 4  # vit: attention heads
     vit_features: Count = 128  # vit: size of the spatial embedding
     crop: PositiveShare = 0.9  # side of the crop relative to the image; 1 disables cropping
-    noise_mask: Natural = 0  # cells a side of a learned noise mask in the first half of cloning (bc); 0 leaves it out
+    augmentation: dict[str, Any] = field(default_factory=dict)  # learned change of images while cloning (bc): its name
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -51,6 +53,7 @@ class VisionConfig(Ranged):
             raise UserError(
                 f"vision.vit_width {self.vit_width} must be a multiple of vision.vit_heads {self.vit_heads}."
             )
+        augmentation_config(self.augmentation)
 
 
 class ResidualBlock(nn.Module):
@@ -137,7 +140,8 @@ class CameraNet(nn.Module):
         super().__init__()
         channels, height, width = shape
         self.crop_size = (max(1, round(height * config.crop)), max(1, round(width * config.crop)))
-        self.noise_mask = NoiseMask(channels, config.noise_mask) if config.noise_mask else None
+        chosen = augmentation_config(config.augmentation)
+        self.augmentation = None if chosen is None else chosen[0](channels, chosen[1])
         if config.kind == "vit":
             self.body: nn.Module = PatchTransformer(channels, self.crop_size, config)
             self.pool: nn.Module = SpatialEmbedding(self.body.count, config.vit_width, config.vit_features)
@@ -148,11 +152,11 @@ class CameraNet(nn.Module):
             self.feature_dim = 2 * config.keypoints
 
     def forward(self, image: Tensor, *, augment: bool = False, generator: torch.Generator | None = None) -> Tensor:
-        """Encode the centre crop, or one random crop per image, under its noise mask, when `augment` is set."""
+        """Encode the centre crop, or one random crop per image, changed by the augmentation, when `augment` is set."""
         crop = self._random_crop(image, generator) if augment else self._centre_crop(image)
         scaled = crop.float() / 127.5 - 1
-        if augment and self.noise_mask is not None and self.noise_mask.on:
-            scaled = scaled * self.noise_mask(scaled)
+        if augment and self.augmentation is not None:
+            scaled = self.augmentation(scaled)
         return self.pool(self.body(scaled))
 
     def _centre_crop(self, image: Tensor) -> Tensor:
@@ -171,6 +175,34 @@ class CameraNet(nn.Module):
         columns = left[:, None] + torch.arange(width, device=image.device)  # (B, w')
         index = torch.arange(batch, device=image.device)[:, None, None]
         return image.permute(0, 2, 3, 1)[index, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
+
+
+class ImageEncoder(ModalityEncoder):
+    """Images `image.*`, uint8 `(3, h, w)`, one camera network each."""
+
+    config_class = VisionConfig
+    attribute = "cameras"
+    order = 0
+    rank = 3
+
+    def __init__(self, shapes: Mapping[str, tuple[int, ...]], config: VisionConfig) -> None:
+        super().__init__(shapes, config)
+        self.feature_dim = sum(cast(CameraNet, camera).feature_dim for camera in self.values())
+
+    def build(self, shape: tuple[int, ...], config: VisionConfig) -> CameraNet:
+        """Camera network."""
+        return CameraNet(shape, config)
+
+    def forward(
+        self, obs: Mapping[str, Tensor], *, augment: bool = False, generator: torch.Generator | None = None
+    ) -> list[Tensor]:
+        """Features `(B, To, F)` of every camera, of randomly cropped images when `augment` is set."""
+        features: list[Tensor] = []
+        for key, camera in zip(self.observations, self.values(), strict=True):
+            image = obs[key]  # (B, To, 3, h, w) uint8
+            encoded = camera(image.flatten(0, 1), augment=augment, generator=generator)
+            features.append(encoded.unflatten(0, image.shape[:2]))
+        return features
 
 
 def _resnet(channels: int, size: tuple[int, int], config: VisionConfig) -> nn.Sequential:

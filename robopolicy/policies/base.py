@@ -153,6 +153,10 @@ class Policy(nn.Module, ABC):
         Call it between updates only, as `observe`. Most policies have none.
         """
 
+    def notes(self) -> list[str]:
+        """Sentences for the reader of a report about the decisions since the last call, such as what failed."""
+        return []
+
     @property
     def takes_noise(self) -> bool:
         """Whether `decode` turns noise into chunks, so that the policy can be steered through it."""

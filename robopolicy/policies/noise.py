@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from robopolicy.streams import stream
+from robopolicy.rng import stream
 
 
 class RowStreams:

@@ -1,45 +1,46 @@
-"""Policies by name: heads, wrappers and those of other libraries, imported when they are chosen."""
+"""Policies by name: heads, wrappers and those of other libraries, imported when they are chosen.
+
+Importing this module imports no torch.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.plugins import Registry
-from robopolicy.policies.base import Policy, PolicySpec
+
+if TYPE_CHECKING:
+    from robopolicy.policies.base import Policy
+    from robopolicy.spec import PolicySpec
 
 POLICIES: Registry[type[Policy]] = Registry(
     "policies",
     {
         "autoregressive": "robopolicy.policies.heads.autoregressive:AutoregressivePolicy",
-        "callable": "robopolicy.policies.wrappers.callable:CallablePolicy",
+        "callable": "robopolicy.policies.wrappers.black_box:CallablePolicy",
         "composed": "robopolicy.policies.wrappers.composed:ComposedPolicy",
         "consistency": "robopolicy.policies.heads.consistency:ConsistencyPolicy",
-        "corrected": "robopolicy.policies.wrappers.corrected:CorrectedPolicy",
         "diffusion": "robopolicy.policies.heads.diffusion:DiffusionPolicy",
-        "edited": "robopolicy.policies.wrappers.edited:EditedPolicy",
+        "edited": "robopolicy.policies.wrappers.residual_edit:EditedPolicy",
         "edm": "robopolicy.policies.heads.edm:EDMPolicy",
         "flow": "robopolicy.policies.heads.flow:FlowPolicy",
-        "gated": "robopolicy.policies.wrappers.gated:GatedPolicy",
+        "gated": "robopolicy.policies.wrappers.learned_gate:GatedPolicy",
         "gaussian": "robopolicy.policies.heads.gaussian:GaussianPolicy",
         "latent": "robopolicy.policies.wrappers.latent:LatentPolicy",
         "lerobot_diffusion": "robopolicy.interop.lerobot.diffusion:LeRobotDiffusion",
-        "lerobot_vla": "robopolicy.interop.lerobot.vla:LeRobotVLA",
-        "meanflow": "robopolicy.policies.heads.meanflow:MeanFlowPolicy",
+        "lerobot_vla": "robopolicy.interop.lerobot.policy:LeRobotVLA",
+        "meanflow": "robopolicy.policies.heads.average_velocity:MeanFlowPolicy",
         "mixture": "robopolicy.policies.heads.mixture:MixturePolicy",
-        "module": "robopolicy.interop.torch_module:ModulePolicy",
+        "module": "robopolicy.interop.sources:ModulePolicy",
         "onnx": "robopolicy.interop.onnx:OnnxPolicy",
-        "optimized": "robopolicy.policies.wrappers.optimized:OptimizedPolicy",
-        "program": "robopolicy.text.program:ProgramPolicy",
+        "optimized": "robopolicy.policies.wrappers.action_optimized:OptimizedPolicy",
         "remote": "robopolicy.interop.remote:RemotePolicy",
-        "selected": "robopolicy.policies.wrappers.selected:SelectedPolicy",
-        "sequence": "robopolicy.policies.heads.sequence:SequencePolicy",
-        "shortcut": "robopolicy.policies.heads.shortcut:ShortcutPolicy",
-        "staged_decoder": "robopolicy.policies.wrappers.staged_decoder:StagedDecoder",
-        "staged_diffusion": "robopolicy.policies.wrappers.staged_diffusion:StagedDiffusion",
-        "swaddled": "robopolicy.policies.heads.swaddled:SwaddledPolicy",
+        "selected": "robopolicy.policies.wrappers.best_of_n:SelectedPolicy",
+        "shortcut": "robopolicy.policies.heads.average_velocity:ShortcutPolicy",
+        "staged_decoder": "robopolicy.policies.wrappers.staged:StagedDecoder",
+        "staged_diffusion": "robopolicy.policies.wrappers.staged:StagedDiffusion",
         "text": "robopolicy.text.policy:TextPolicy",
-        "tree": "robopolicy.policies.wrappers.tree:TreePolicy",
         "zero_noise": "robopolicy.policies.wrappers.zero_noise:ZeroNoisePolicy",
     },
 )

@@ -26,8 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from robopolicy.behaviour import Behaviour
-from robopolicy.mirror import Mirror
+from robopolicy.mirror_symmetry import Mirror
 
 LOG_PREFIX = "log."
 """Start of the keys of `Step.info` that a simulator logs about the episodes that end in the step, e.g. reward terms."""
@@ -70,7 +69,6 @@ class SimSpec:
     partial_steps: bool = True  # False where the backend cannot leave rows standing still (`step(active=...)`)
     final_obs_exact: bool = True  # False where the backend hides the last observation; `final_obs` is that before it
     mirror: Mirror | None = None  # the task's left-right symmetry, where it has one
-    behaviour: Behaviour | None = None  # what tells episodes apart; its features are in `Step.info` of every step
 
     @property
     def action_dim(self) -> int:

@@ -1,7 +1,14 @@
-"""Task registry: names to simulator factories and experts.
+"""Task registry: names to simulator factories and experts. Imports neither torch nor any simulator.
 
 `robopolicy` never imports `tasks`; packages register through the entry-point group `robopolicy.tasks`, whose entries
-are functions without arguments that call `register`. Third parties add tasks the same way.
+are functions without arguments that call `register`. Third parties add tasks the same way. Tasks of contrib are rows of
+`theme.toml`, whose keys are the fields of `TaskEntry`:
+
+    [tasks."family/name"]
+    make = "robopolicy.contrib.x.tasks:make"  # (SimOptions) -> VectorSim
+    expert = "robopolicy.contrib.x.tasks:make_expert"  # () -> Expert; optional
+    description = "One line."
+    backends = ["mujoco"]
 """
 
 from __future__ import annotations
@@ -9,20 +16,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from torch import Tensor
-
+from robopolicy.constraints import Natural, NotNegative, Ranged
 from robopolicy.errors import UserError, unknown_name
-from robopolicy.limits import Natural, NotNegative, Ranged
-from robopolicy.nets.encoder import CLOUD_PREFIX, IMAGE_PREFIX, STOCK_PREFIX
-from robopolicy.plugins import installed, load_entry_point
-from robopolicy.sim.contract import Observation, VectorSim
-from robopolicy.sim.descriptor import DescriptorSim
-from robopolicy.sim.message import MessageSim
-from robopolicy.sim.skills import SKILL_KEY, SkillSim
-from robopolicy.sim.stock import StockSim
-from robopolicy.spec import DESCRIPTOR, MESSAGE_PREFIX
+from robopolicy.plugins import PRODUCT, contributed, installed, load, load_entry_point
+from robopolicy.spec import IMAGE_PREFIX
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from robopolicy.sim.contract import Observation, VectorSim
+    from robopolicy.sim.wrappers.registry import WrapperSpec
 
 REWARDS = ("sparse", "shaped")
 
@@ -55,12 +60,7 @@ class SimOptions:
     points: int = 256  # of each cloud
     reward: str = "sparse"  # sparse | shaped, where the task has both
     threads: int = 0  # physics threads; 0 is one per core
-    stock: float = 0.0  # discount of the observation `stock.<discount>`; 0 leaves it out
-    descriptor: bool = False  # also show the behaviour that is wanted, where the task declares one
-    message: str = ""  # constant | random | high_frequency, of an observation that somebody else makes up; empty: none
-    message_size: int = 2  # numbers per message
-    skills: int = 0  # codes of which each episode shows one, `embedding.skill`; 0 leaves them out
-    skill_bonus: float = 0.0  # of telling the code from observation and action, in units of reward per control step
+    wrappers: tuple[WrapperSpec, ...] = ()  # around the simulator; in whatever order they are listed
     world: WorldOptions = WorldOptions()  # of the backend `worldmodel:FOLDER` alone
 
     def refuse_cameras(self, task: str) -> None:
@@ -73,17 +73,19 @@ class SimOptions:
             raise UserError(f"Task {task} has no cameras; leave them out.")
 
 
-def views_of(observations: Sequence[Mapping[str, tuple[int, ...]]]) -> dict[str, Any]:
-    """Fields of `SimOptions` by which one simulator shows images, clouds, stocks and skills of several policies.
+def observation_options(observations: Sequence[Mapping[str, tuple[int, ...]]]) -> dict[str, Any]:
+    """Fields of `SimOptions` by which one simulator shows all that several policies observe.
 
     Args:
         observations: Per-step shapes of each policy, as in `PolicySpec.observation`.
 
     Raises:
-        UserError: They see images, or clouds, of different sizes, stocks of different discounts, different messages, or
-            other skills.
+        UserError: They see images, or clouds, of different sizes, or need different options of one wrapper.
     """
-    views: dict[str, Any] = {}
+    from robopolicy.nets.encoder import CLOUD_PREFIX
+    from robopolicy.sim.wrappers.registry import wrappers_for
+
+    options: dict[str, Any] = {}
     for prefix, names, size, axis in (
         (IMAGE_PREFIX, "cameras", "image_size", -1),
         (CLOUD_PREFIX, "point_clouds", "points", 0),
@@ -94,25 +96,10 @@ def views_of(observations: Sequence[Mapping[str, tuple[int, ...]]]) -> dict[str,
         if len(sizes) > 1 and all(len(each) < 2 for each in own):  # a task that shows one policy several has its own
             raise UserError(f"The policies need '{prefix}*' of different sizes {sizes}; play them one by one.")
         if found:
-            views |= {names: tuple(sorted({key.removeprefix(prefix) for key, _ in found})), size: sizes[0]}
-    stocks = sorted({key for seen in observations for key in seen if key.startswith(STOCK_PREFIX)})
-    if len(stocks) > 1:
-        raise UserError(f"The policies need stocks of different discounts, {', '.join(stocks)}; play them one by one.")
-    if stocks:
-        views["stock"] = float(stocks[0].removeprefix(STOCK_PREFIX))
-    messages = sorted({(key, seen[key]) for seen in observations for key in seen if key.startswith(MESSAGE_PREFIX)})
-    if len(messages) > 1:
-        raise UserError(f"The policies are told different messages, {messages}; play them one by one.")
-    for key, (size,) in messages:
-        views |= {"message": key.removeprefix(MESSAGE_PREFIX), "message_size": size}
-    if any(DESCRIPTOR in seen for seen in observations):
-        views["descriptor"] = True
-    skills = sorted({seen[SKILL_KEY][0] for seen in observations if SKILL_KEY in seen})
-    if len(skills) > 1:
-        raise UserError(f"The policies have different numbers of skills, {skills}; play them one by one.")
-    if skills:
-        views["skills"] = skills[0]
-    return views
+            options |= {names: tuple(sorted({key.removeprefix(prefix) for key, _ in found})), size: sizes[0]}
+    if wrappers := wrappers_for(observations):
+        options["wrappers"] = wrappers
+    return options
 
 
 class Expert(Protocol):
@@ -159,6 +146,7 @@ class TaskFamily:
 
 _TASKS: dict[str, TaskEntry] = {}
 _FAMILIES: dict[str, TaskFamily] = {}
+_PACKAGES: dict[str, str] = {}  # tasks of other packages -> package
 
 
 def register(entry: TaskEntry) -> None:
@@ -179,13 +167,16 @@ def register_family(prefix: str, family: TaskFamily) -> None:
 def _register_installed() -> None:
     """Call the functions of the entry-point group `robopolicy.tasks`, which register tasks."""
     for point in installed("tasks").values():
+        known = set(_TASKS)
         load_entry_point(point)()
+        if point.dist is not None and point.dist.name != "robopolicy":
+            _PACKAGES.update(dict.fromkeys(_TASKS.keys() - known, point.dist.name))
 
 
 def task_names() -> list[str]:
-    """Every registered task id, sorted."""
+    """Every registered task id and those of contrib, sorted."""
     _register_installed()
-    return sorted(_TASKS)
+    return sorted({*_TASKS, *contributed("tasks")})
 
 
 def task_families() -> dict[str, TaskFamily]:
@@ -196,16 +187,32 @@ def task_families() -> dict[str, TaskFamily]:
 
 def get_task(name: str) -> TaskEntry:
     """Look a task up by its id, or by its last part where that is unique ("lift")."""
-    _register_installed()
-    if name in _TASKS:
-        return _TASKS[name]
+    names = task_names()
     prefix, _, rest = name.partition("/")
-    if prefix in _FAMILIES and rest:
+    if name not in names and prefix in _FAMILIES and rest:
         return _FAMILIES[prefix].make_entry(rest)
-    matches = [task for task in _TASKS if task.rsplit("/", 1)[-1] == name]
-    if len(matches) == 1:
-        return _TASKS[matches[0]]
-    raise unknown_name("task", name, _TASKS)
+    matches = [name] if name in names else [task for task in names if task.rsplit("/", 1)[-1] == name]
+    if len(matches) != 1:
+        raise unknown_name("task", name, names)
+    return _TASKS[matches[0]] if matches[0] in _TASKS else _contributed_task(matches[0])
+
+
+def task_ring(name: str) -> str:
+    """Where a task of `task_names` comes from: "product", the theme of contrib, or the package that was installed."""
+    return _PACKAGES.get(name, PRODUCT) if name in _TASKS else contributed("tasks")[name][0]
+
+
+def _contributed_task(name: str) -> TaskEntry:
+    """The entry of a row of `theme.toml`, whose functions are imported when they are called."""
+    row: dict[str, Any] = contributed("tasks")[name][1]
+    fields = row | {"name": name, "make_expert": row.get("expert"), "backends": tuple(row.get("backends", ("mujoco",)))}
+    fields |= {key: _imported(fields.get(key)) for key in ("make", "make_expert", "solved")}
+    return TaskEntry(**{key: value for key, value in fields.items() if key != "expert"})
+
+
+def _imported(target: str | None) -> Callable[..., Any] | None:
+    """The function at "module:attribute", imported when it is called."""
+    return None if target is None else lambda *args: load(target)(*args)
 
 
 def make_sim(name: str, options: SimOptions | None = None) -> VectorSim:
@@ -220,8 +227,6 @@ def make_sim(name: str, options: SimOptions | None = None) -> VectorSim:
         raise UserError("A judge and other settings of a world model belong to --backend worldmodel:FOLDER.")
     if options.reward not in REWARDS:
         raise unknown_name("reward", options.reward, REWARDS, f"of task {entry.name}")
-    sim = entry.make(options)
-    sim = SkillSim(sim, options.skills, options.skill_bonus) if options.skills else sim
-    sim = StockSim(sim, options.stock) if options.stock else sim
-    sim = DescriptorSim(sim) if options.descriptor else sim
-    return MessageSim(sim, options.message, options.message_size) if options.message else sim
+    from robopolicy.sim.wrappers.registry import wrap
+
+    return wrap(entry.make(options), options.wrappers)

@@ -13,21 +13,21 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from robopolicy.errors import UserError
-from robopolicy.nets.encoder import CLOUD_PREFIX, ENTITY_PREFIX, STOCK_PREFIX
+from robopolicy.nets.modality import ENCODERS, prefix_of
 from robopolicy.sim.contract import TensorSpec
-from robopolicy.sim.host import Arrays
-from robopolicy.spec import DESCRIPTOR, IMAGE_PREFIX, MEMORY, MESSAGE_PREFIX, STEP_KEYS
+from robopolicy.sim.vector_env import Arrays
+from robopolicy.sim.wrappers.registry import is_wrapper_key
+from robopolicy.spec import IMAGE_PREFIX, MEMORY, STEP_KEYS
 
-_TAKEN = (*STEP_KEYS, MEMORY, DESCRIPTOR)  # by other parts of an episode, which would silently replace an observation
-_TAKEN_PREFIXES = (IMAGE_PREFIX, STOCK_PREFIX, MESSAGE_PREFIX)
+_TAKEN = (*STEP_KEYS, MEMORY)  # by other parts of an episode, which would silently replace an observation
 
 
 class ObservationMap:
     """Flattens observations of one space: vectors become float32, colour images `image.<key>` uint8 `(3, H, W)`.
 
     A space that is a single Box is called `state` (or `image.pixels`); entries of a Dict keep their keys, nested ones
-    joined by dots. Sets, whose keys say so (`point_cloud.`, `entities.`), keep their shape; what holds no number is
-    left out.
+    joined by dots. Those whose encoder reads several dimensions (`point_cloud.`), keep their shape; what holds no
+    number is left out.
 
     Raises:
         UserError: An observation has a type that is not supported, or a name that is taken, or there is none.
@@ -45,11 +45,14 @@ class ObservationMap:
                 entry = TensorSpec((3, *image), torch.uint8)
             else:
                 key = key or "state"
-                grouped = key.startswith((CLOUD_PREFIX, ENTITY_PREFIX)) and len(leaf.shape or ()) == 2
+                prefix = prefix_of(key)
+                rank = ENCODERS[prefix].rank if prefix else 1
+                grouped = rank > 1 and len(leaf.shape or ()) == rank
                 entry = TensorSpec(tuple(leaf.shape or ()) if grouped else (int(spaces.flatdim(leaf)),))
             if 0 in entry.shape:
                 continue
-            if key in self.specs or key in _TAKEN or (image is None and key.startswith(_TAKEN_PREFIXES)):
+            taken = key in _TAKEN or is_wrapper_key(key) or (image is None and key.startswith(IMAGE_PREFIX))
+            if taken or key in self.specs:
                 raise UserError(f"Observation '{key}' has a name that something else has already; rename it.")
             self.specs[key], self._paths[key], self._leaves[key] = entry, path, leaf
         if not self.specs:

@@ -26,9 +26,8 @@ import pyarrow.parquet
 
 from robopolicy.errors import UserError
 from robopolicy.files import parse_json
-from robopolicy.text.task import Question, TextTask
+from robopolicy.text.task import Question, TextTask, check_fits, check_text
 from robopolicy.text.verify import STATED, VERIFIERS
-from robopolicy.text.wire import check_fits, check_text
 
 MOST_PROMPT, MOST_COMPLETION = 4096, 1024  # bytes, of tasks from files; the latter where the name says nothing
 LONGEST = 1 << 16  # bytes that a name may say

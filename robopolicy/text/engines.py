@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from robopolicy.errors import UserError
-from robopolicy.extras import need
+from robopolicy.optional import need
 from robopolicy.text.generation import Generation
 from robopolicy.text.policy import TextPolicy
 from robopolicy.text.tokenizers import right_padded

@@ -10,12 +10,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from robopolicy.core.probes import pass_at_k
 from robopolicy.evaluation.intervals import Interval, bootstrap_mean
 from robopolicy.evaluation.report import Table, percent
-from robopolicy.samplers.protocols import Task
 from robopolicy.text.policy import TextPolicy
+from robopolicy.text.rollouts.protocols import Task
 from robopolicy.text.task import TextTask
+
+
+def pass_at_k(successes: Tensor, samples: Tensor | int, k: int) -> Tensor:
+    """Unbiased chance `(P,)` that at least one of k samples succeeds, from the count among n >= k samples.
+
+    `1 - C(n - c, k) / C(n, k)`, as a product that neither over- nor underflows.
+    """
+    n = torch.as_tensor(samples, dtype=torch.float64, device=successes.device).expand_as(successes)  # pyright: ignore[reportUnknownMemberType]
+    if k < 1 or bool((n < k).any()):
+        raise ValueError(f"pass@{k} needs at least {max(k, 1)} samples of every prompt, got {int(n.min())}.")
+    failures = n - successes.double()
+    steps = torch.arange(k, dtype=torch.float64, device=successes.device)
+    all_fail = ((failures.unsqueeze(-1) - steps).clamp(min=0.0) / (n.unsqueeze(-1) - steps)).prod(-1)
+    return 1.0 - all_fail
+
 
 ROWS = 512  # attempts at once
 OWN = {"success", "length", "turns", "cut", "fault", "helped"}  # metrics of every task

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from robopolicy.errors import UserError
-from robopolicy.extras import need
+from robopolicy.optional import need
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 PROBE = 3  # tokens with which `check_head` compares

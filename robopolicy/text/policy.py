@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from robopolicy.constraints import Bytes, Count, Layers, Natural, Positive, Ranged
 from robopolicy.core.decisions import Decisions
 from robopolicy.errors import UserError
-from robopolicy.limits import Bytes, Count, Layers, Natural, Positive, Ranged
 from robopolicy.nets.normalizer import Statistics
 from robopolicy.policies.base import DecisionOutput, Info, Observation, Policy, Record, Sample
 from robopolicy.policies.noise import Randomness, uniform
@@ -27,11 +27,11 @@ from robopolicy.spec import PolicySpec
 from robopolicy.text.generation import Generation, behind_prompts, call, generate, has_plain_cache
 from robopolicy.text.model import DTYPES, add_lora, build_model, check_head, head_of, load_pretrained, small_llama
 from robopolicy.text.scoring import supported_scores, token_scores
+from robopolicy.text.task import KEY, messages, pack, unpack
 from robopolicy.text.tokenizers import TEMPLATES, ByteTokenizer, HubTokenizer, Tokenizer, right_padded
-from robopolicy.text.wire import KEY, messages, pack, unpack
 
 if TYPE_CHECKING:
-    from robopolicy.text.world import TextWorld
+    from robopolicy.text.text_env import TextWorld
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class TextPolicy(Policy):
     @property
     def env_class(self) -> type[TextWorld]:
         """What plays a text task with a policy of this family."""
-        from robopolicy.text.world import TextWorld  # which imports this module
+        from robopolicy.text.text_env import TextWorld  # which imports this module
 
         return TextWorld
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from robopolicy.core.references import restricted
+from robopolicy.text.generation import restricted
 
 ROWS, COLUMNS = 1024, 8192  # of a block of logits: 32 MiB
 

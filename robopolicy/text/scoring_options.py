@@ -16,12 +16,12 @@ from robopolicy.algorithms.frames.base import Stateful
 from robopolicy.core.decisions import Decisions
 from robopolicy.core.options import checked
 from robopolicy.plugins import Registry
-from robopolicy.text.asides import Aside
+from robopolicy.text.annotators import Aside
 from robopolicy.text.policy import TextPolicy
-from robopolicy.text.world import TextWorld
+from robopolicy.text.text_env import TextWorld
 
 if TYPE_CHECKING:
-    from robopolicy.text.learner import TextRecipe
+    from robopolicy.text.recipe_trainer import TextRecipe
 
 
 class ScoringOption:

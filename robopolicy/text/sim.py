@@ -13,12 +13,11 @@ import torch
 from torch import Tensor
 
 from robopolicy.errors import UserError
-from robopolicy.sim.contract import Observation, SimSpec, Step, TensorSpec
+from robopolicy.sim.contract import Observation, SimSpec, Step, TensorSpec, VectorSim
 from robopolicy.sim.registry import SimOptions
-from robopolicy.sim.rows import RowSim
-from robopolicy.text.guard import Fault, Guard
-from robopolicy.text.task import Episode, TextTask
-from robopolicy.text.wire import KEY, TURN, pack, unpack
+from robopolicy.sim.vector_env import RowSim
+from robopolicy.text.reward_runner import Fault, Guard
+from robopolicy.text.task import KEY, TURN, Episode, TextTask, pack, unpack
 
 
 class TextSim(RowSim):
@@ -101,3 +100,13 @@ class TextSim(RowSim):
     def observe(self) -> Observation:
         """What was said, as far as the window of the prompt goes."""
         return {KEY: pack([TURN.join(row) for row in self._said], self.task.prompt_bytes)}
+
+
+class DemonstrationExpert:
+    """Says what the task's own solution says."""
+
+    def __call__(self, sim: VectorSim, obs: Observation) -> Tensor:
+        """Messages `(N, A)` in bytes; empty where the task knows none."""
+        solutions = [episode.demonstration() for episode in sim.episodes]  # type: ignore[attr-defined]
+        texts = [solution[0] if solution else "" for solution in solutions]
+        return pack(texts, sim.spec.action_dim)

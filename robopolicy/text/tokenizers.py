@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from robopolicy.errors import UserError
-from robopolicy.extras import need
+from robopolicy.optional import need
 
 TEMPLATES = ("plain", "chat")
 

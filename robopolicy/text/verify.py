@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from robopolicy.extras import need
+from robopolicy.optional import need
 
 NUMBER = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?(?:/\d+)?")
 

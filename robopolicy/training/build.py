@@ -1,4 +1,4 @@
-"""From a configuration to the objects of a run: policy, algorithm, source of experience, evaluation simulator."""
+"""From a configuration to the objects of a run: policy, algorithm, source of data, evaluation simulator."""
 
 from __future__ import annotations
 
@@ -12,32 +12,27 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from robopolicy.algorithms.frames.actor_critic import ActorCritic
 from robopolicy.algorithms.frames.base import Algorithm
-from robopolicy.algorithms.frames.off_policy import OffPolicy
 from robopolicy.algorithms.registry import ALGORITHMS
-from robopolicy.core.ranks import rank, world_size
+from robopolicy.core.distributed import rank, world_size
 from robopolicy.critics.value import ValueNet
 from robopolicy.data.episodes import Episodes, is_cloud, is_image
-from robopolicy.data.lerobot import read_lerobot
+from robopolicy.data.formats.lerobot import read_lerobot
 from robopolicy.device import usable_device
 from robopolicy.errors import UserError
 from robopolicy.policies.base import Policy, PolicySpec
 from robopolicy.policies.registry import POLICIES
 from robopolicy.schema import filling, to_plain
 from robopolicy.sim.contract import SimSpec, VectorSim
-from robopolicy.sim.registry import WorldOptions, get_task, task_names, views_of
+from robopolicy.sim.registry import WorldOptions, get_task, observation_options, task_names
 from robopolicy.spec import MEMORY
-from robopolicy.text.imitation import TextLearner
-from robopolicy.text.learner import TextRecipe
 from robopolicy.text.policy import TextPolicy
+from robopolicy.text.sft import TextLearner
 from robopolicy.training.config import TaskConfig, TrainConfig, section
 from robopolicy.training.distributed import check_distributed
-from robopolicy.training.experience import source_for
-from robopolicy.training.learner import learner
+from robopolicy.training.learner import eval_simulator, learner, simulator
+from robopolicy.training.make_source import Source, make_source
 from robopolicy.training.manifest import read_manifest
-from robopolicy.training.simulators import eval_simulator, simulator
-from robopolicy.training.sources import Source
 from robopolicy.training.world_sims import is_world
 
 MOVED_TOGETHER = {"mjlab", "isaaclab"}
@@ -88,14 +83,17 @@ def complete(config: TrainConfig) -> TrainConfig:
         task = task or manifest.task
     if not config.init_from and (wanted := ALGORITHMS[algorithm].wanted_base(settings)):
         raise UserError(f"Algorithm '{algorithm}' starts from a trained policy; pass {wanted}.")
-    _check_experience(config, algorithm)
+    budget, replay = config.budget, config.replay
+    ALGORITHMS[algorithm].check_settings(
+        dataset=config.dataset, env_steps=budget.env_steps, offline_updates=replay.offline_updates
+    )
     check_distributed(config)
     if config.dataset:
         task = task or episodes_of(config.dataset).tasks[0]
     if not task:
         raise UserError("No task is given; pass e.g. task=lift ('robopolicy list tasks' shows all).")
     task = get_task(task).name
-    plays = _plays(config, ALGORITHMS[algorithm].experience) and not is_world(config.sim.backend)
+    plays = _plays(config, ALGORITHMS[algorithm].data_source) and not is_world(config.sim.backend)
     if plays and set(get_task(task).backends) <= MOVED_TOGETHER:
         _check_one_action(config, task)
     _check_speech(task, str(config.policy["name"]), algorithm)
@@ -130,49 +128,15 @@ def _check_speech(task: str, policy: str, algorithm: str) -> None:
 
 
 def _with_views(task: TaskConfig, spec: PolicySpec) -> TaskConfig:
-    """All that the starting policy sees beside vectors, such as images and a stock, unless others are named."""
-    named = (task.cameras, task.point_clouds, task.stock, task.descriptor, task.message, task.skills)
-    return task if any(named) else replace(task, **views_of([spec.observation]))
+    """What the starting policy sees besides vectors, such as images, unless other views or wrappers are named."""
+    named = (task.cameras, task.point_clouds, task.wrappers)
+    return task if any(named) else replace(task, **observation_options([spec.observation]))
 
 
-def _check_experience(config: TrainConfig, name: str) -> None:
-    """Refuse settings that contradict what the algorithm learns from."""
-    algorithm = ALGORITHMS[name]
-    if algorithm.experience == "dataset":
-        if not config.dataset:
-            raise UserError(f"Algorithm '{name}' learns from demonstrations; pass dataset=FOLDER (see collect).")
-        if config.budget.env_steps:
-            raise UserError(f"Algorithm '{name}' plays no steps in training; set budget.updates instead.")
-    elif algorithm.needs_dataset:
-        if not config.dataset:
-            raise UserError(
-                f"Algorithm '{name}' learns from demonstrations as well; pass dataset=FOLDER (see collect)."
-            )
-    elif issubclass(algorithm, TextLearner):
-        if config.dataset:
-            plays = (
-                "what it plays, or as its recipe says" if algorithm is TextRecipe else "the task's own solutions, or"
-            )
-            raise UserError(
-                f"Algorithm '{name}' reads no robot dataset; leave out dataset=. It learns from {plays} from "
-                "algorithm.data=FILE (JSONL or parquet)."
-            )
-    elif not issubclass(algorithm, OffPolicy):
-        if config.dataset:
-            raise UserError(f"Algorithm '{name}' learns from what it plays alone; drop dataset=.")
-    elif config.dataset and algorithm.decisions_only:
-        raise UserError(
-            f"Algorithm '{name}' learns from what it noted when it chose a chunk, which a dataset does not hold; "
-            "drop dataset=."
-        )
-    elif not config.dataset and config.replay.offline_updates:
-        raise UserError("replay.offline_updates learns from a dataset; pass dataset=FOLDER or set it to 0.")
-
-
-def _plays(config: TrainConfig, experience: str) -> bool:
+def _plays(config: TrainConfig, data_source: str) -> bool:
     """Whether training needs a simulator."""
-    offline = experience == "replay" and 0 < config.budget.updates <= config.replay.offline_updates
-    return experience != "dataset" and not offline
+    offline = data_source == "replay" and 0 < config.budget.updates <= config.replay.offline_updates
+    return data_source != "dataset" and not offline
 
 
 @lru_cache(maxsize=1)
@@ -205,17 +169,17 @@ def build(config: TrainConfig, start: Path | None = None) -> Parts:
     seed_everything(config)
     device = usable_device(config.device)
     name, settings = section("algorithm", config.algorithm)
-    experience = ALGORITHMS[name].experience
+    data_source = ALGORITHMS[name].data_source
     episodes = episodes_of(config.dataset) if config.dataset else None
     episodes_of.cache_clear()
     judges = config.evaluation.episodes > 0 and rank() == 0
     # Networks start alike in all processes, whatever their simulators draw.
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         eval_sim = eval_simulator(config) if judges else None
-        train_sim = simulator(config, config.sim.num_envs // world_size()) if _plays(config, experience) else None
+        train_sim = simulator(config, config.sim.num_envs // world_size()) if _plays(config, data_source) else None
     if train_sim is not None and not train_sim.spec.partial_steps:
         _check_one_action(config, train_sim.spec.task)
-    sim = _spec(config, train_sim or eval_sim, experience)
+    sim = _spec(config, train_sim or eval_sim, data_source)
     if episodes is not None and sim is not None:
         _check_dataset(episodes, sim, config.dataset)
     policy, algorithm, updates = learner(config, episodes, sim, device, start)
@@ -223,15 +187,14 @@ def build(config: TrainConfig, start: Path | None = None) -> Parts:
         check_dataset_for_policy(episodes, policy.spec, f"dataset {config.dataset}")
     if sim is not None:
         _check_critics(algorithm, sim)
-        if isinstance(algorithm, ActorCritic):
-            algorithm.use_mirror(sim.mirror)
-    source = source_for(config, policy.spec, algorithm, settings, episodes, train_sim, device)
+        algorithm.attach_symmetry(sim.mirror)
+    source = make_source(config, policy.spec, algorithm, settings, episodes, train_sim, device)
     return Parts(config, policy, algorithm, source, eval_sim, updates)
 
 
-def _spec(config: TrainConfig, sim: VectorSim | None, experience: str) -> SimSpec | None:
+def _spec(config: TrainConfig, sim: VectorSim | None, data_source: str) -> SimSpec | None:
     """What the task looks like; learning from replay needs its action bounds even where nothing is played."""
-    if sim is None and experience == "replay":
+    if sim is None and data_source == "replay":
         sim = simulator(config, 1)
         sim.close()
     return None if sim is None else sim.spec

@@ -22,9 +22,10 @@ from torch import Tensor, nn
 from robopolicy.device import usable_device
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.files import atomic_folder, recover, refuse_foreign, write_text
-from robopolicy.nets.modes import evaluation_mode
+from robopolicy.nets.module_state import evaluation_mode
 from robopolicy.nets.normalizer import Normalizer, unfitted_normalizers
 from robopolicy.policies.base import Observation, Policy
+from robopolicy.policies.migration import migrate_state
 from robopolicy.policies.noise import RowStreams
 from robopolicy.policies.registry import POLICIES
 from robopolicy.schema import filling, from_plain, to_plain
@@ -35,14 +36,14 @@ from robopolicy.training.manifest import (
     Manifest,
     Parent,
     check_files,
+    check_parents,
     describe,
     file_hashes,
     read_manifest,
     versions,
     write_manifest,
 )
-from robopolicy.training.parents import check_parents
-from robopolicy.training.statetree import load_tree, portable, save_tree
+from robopolicy.training.resume import load_tree, portable, save_tree
 
 MODEL, GOLDEN, STATE = "model.safetensors", "golden.safetensors", "training_state"
 GOLDEN_ROWS = 4  # observations kept in the golden file
@@ -124,7 +125,7 @@ def load_policy(path: str | Path, device: str | torch.device = "cpu") -> tuple[P
             policy = policy_class(config, manifest.policy_spec)
         except (KeyError, TypeError, ValueError) as error:
             raise UserError(f"Manifest of {folder} does not describe a valid policy: {error}") from error
-    weights = _read_tensors(folder / MODEL)
+    weights = migrate_state(_read_tensors(folder / MODEL))
     _check_weights(policy, weights, folder)
     policy.load_state_dict(weights, strict=True)
     _check_fitted(policy, f"Checkpoint {folder}")
@@ -206,7 +207,7 @@ def load_training_state(path: str | Path, read: Callable[[Path], Listing] = read
     if not any(name.startswith(f"{STATE}/") for name in manifest.files):
         raise UserError(f"{folder} has no {STATE}, so training cannot go on from it; pass checkpoints/last of a run.")
     check_files(folder, manifest, f"{STATE}/")
-    return load_tree(folder / STATE)
+    return migrate_state(load_tree(folder / STATE))
 
 
 def golden_observations(path: str | Path) -> Observation:

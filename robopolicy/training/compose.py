@@ -4,30 +4,26 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import yaml
 from hydra import compose, initialize_config_dir
-from hydra.core.config_store import ConfigStore
-from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
-from omegaconf import MISSING, OmegaConf
+from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from robopolicy.algorithms.registry import ALGORITHMS
-from robopolicy.errors import UserError, did_you_mean, unknown_name
+from robopolicy.errors import UserError, did_you_mean
 from robopolicy.files import parse_yaml
-from robopolicy.policies.registry import POLICIES
+from robopolicy.policies.migration import migrate
 from robopolicy.resources import folder
-from robopolicy.schema import from_plain, open_schema, to_plain
-from robopolicy.sim.registry import get_task, task_names
+from robopolicy.schema import from_plain, to_plain
 from robopolicy.training.config import TrainConfig, check_settings
+from robopolicy.training.migration import migrate_config
+from robopolicy.training.names import GROUPS, read_settings, several_values
+from robopolicy.training.schemas import make_known
 
-PRESETS = folder("configs")
-GROUPS = ("experiment", "task", "policy", "algorithm", "sim")
 BUDGETS = ("budget.updates", "budget.env_steps")
 
 
@@ -40,11 +36,9 @@ def compose_config(overrides: Sequence[str] = ()) -> TrainConfig:
     Raises:
         UserError: A group, preset or key is unknown, or a value has the wrong type or range; one line.
     """
-    _register()
-    pairs = [_split(text) for text in overrides]
-    _refuse_policy_of_checkpoint(dict(pairs))
-    with initialize_config_dir(str(PRESETS), version_base="1.3"):
-        pairs = [_choose(key, value) if key in GROUPS else (key, value) for key, value in pairs]
+    make_known()
+    pairs = read_settings(overrides)
+    with initialize_config_dir(str(folder("configs")), version_base="1.3"):
         choices = [f"{key}={value}" for key, value in pairs if key in GROUPS]
         settings = _one_budget({key: value for key, value in pairs if key not in GROUPS})
         base = _compose(choices)
@@ -53,7 +47,7 @@ def compose_config(overrides: Sequence[str] = ()) -> TrainConfig:
         others = [
             f"++{key}={_whole(value)}" for key, value in settings.items() if key not in texts
         ]  # ++: new ones, too
-        composed = _compose([*choices, *others])
+        composed = _compose([*choices, *others]) if others else base
     for key, value in texts.items():
         _set(composed, key, value)
     config = from_plain(TrainConfig, composed, "")
@@ -62,12 +56,12 @@ def compose_config(overrides: Sequence[str] = ()) -> TrainConfig:
 
 
 def read_config(file: Path) -> TrainConfig:
-    """Read and check the `config.yaml` of a run.
+    """Read and check the `config.yaml` of a run, also of an earlier version.
 
     Raises:
         UserError: It cannot be read, or a setting does not fit.
     """
-    content = config_content(file)
+    content = migrate_config(config_content(file))
     try:
         config = from_plain(TrainConfig, content, "")
         check_settings(config)
@@ -89,15 +83,16 @@ def config_file(folder: Path) -> Path:
 
 
 def config_content(file: Path) -> Any:
-    """The plain values of a `config.yaml`.
+    """The plain values of a `config.yaml`, with settings as this version names them.
 
     Raises:
         UserError: It cannot be read.
     """
     try:
-        return parse_yaml(file.read_text(encoding="utf-8"))
+        content = parse_yaml(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UserError(f"{file} cannot be read: {error}.") from error
+    return migrate(content) if isinstance(content, Mapping) else content
 
 
 def config_text(config: Any) -> str:
@@ -105,65 +100,10 @@ def config_text(config: Any) -> str:
     return yaml.safe_dump(to_plain(config), sort_keys=False, allow_unicode=True)
 
 
-def _register() -> None:
-    """Make the dataclasses known to Hydra: one option per registered policy and algorithm."""
-    _store_schema()
-    for group, registry in (("policy", POLICIES), ("algorithm", ALGORITHMS)):
-        for name in registry:
-            _store(group, name, registry[name].config_class)
-
-
-@cache
-def _store_schema() -> None:
-    schema = open_schema(TrainConfig, policy=MISSING, algorithm=MISSING)
-    ConfigStore.instance().store(name="schema", node=schema)
-
-
-@cache  # what has been added since, or anew under its name, is stored then
-def _store(group: str, name: str, config_class: type[Any]) -> None:
-    ConfigStore.instance().store(group=group, name=name, node=open_schema(config_class, name=name))
-
-
-def _split(text: str) -> tuple[str, str]:
-    match = re.fullmatch(r"([A-Za-z_][\w.]*)=(.*)", text, re.DOTALL)
-    if match is None:
-        raise UserError(f"Expected group=preset or key=value, e.g. seed=1 or algorithm.lr=3e-4, found '{text}'.")
-    if match[1] in ("policy.name", "algorithm.name"):
-        kind = match[1].split(".")[0]
-        raise UserError(f"{match[1]} follows from the chosen {kind}; set {kind}={match[2]}.")
-    return match[1], match[2]
-
-
 def _whole(value: str) -> str:
     """`1e6`, which is a float in YAML, as the whole number that a count takes; any other value as it is."""
     number = re.fullmatch(r"\d+(\.\d+)?e\+?\d{1,2}", value, re.IGNORECASE)
     return str(int(float(value))) if number and float(value).is_integer() else value
-
-
-def _refuse_policy_of_checkpoint(settings: Mapping[str, str]) -> None:
-    """Settings that `init_from` would override silently are refused instead."""
-    ignored = [key for key in settings if key.split(".")[0] in ("policy", "chunk")]
-    if settings.get("init_from") and ignored:
-        raise UserError(f"Policy and chunk shape come from the checkpoint in init_from; drop {ignored[0]}=...")
-
-
-def _choose(group: str, value: str) -> tuple[str, str]:
-    """Check the choice of a preset; `task` also accepts every registered task."""
-    if "," in value:
-        raise _several(f"{group}={value}")
-    options = _options(group)
-    if value in options:
-        return group, value
-    if group != "task":
-        raise unknown_name(f"{group} preset", value, options)
-    try:
-        return "task.name", get_task(value).name
-    except UserError as error:
-        raise unknown_name("task", value, {*options, *task_names()}) from error
-
-
-def _options(group: str) -> list[str]:
-    return GlobalHydra.instance().config_loader().get_group_options(group)
 
 
 def _compose(overrides: list[str]) -> dict[str, Any]:
@@ -175,7 +115,7 @@ def _compose(overrides: list[str]) -> dict[str, Any]:
         except HydraException as error:
             raise UserError(f"The value in '{given}' cannot be read; lists are written as key=[1,2].") from error
         if override.is_sweep_override():
-            raise _several(given)
+            raise several_values(given)
     try:
         plain = OmegaConf.to_container(compose("train", overrides), resolve=True, throw_on_missing=True)
     except (HydraException, OmegaConfBaseException) as error:
@@ -192,13 +132,6 @@ def _compose(overrides: list[str]) -> dict[str, Any]:
         raise UserError(f"{where}{reason}.") from error
     assert isinstance(plain, dict)
     return {str(key): value for key, value in plain.items()}
-
-
-def _several(setting: str) -> UserError:
-    return UserError(
-        f"'{setting}' has several values; 'robopolicy train --multirun' trains every one of them, and a list is "
-        "written as key=[1,2]."
-    )
 
 
 def _setting(tree: Mapping[str, Any], key: str) -> Any:

@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from robopolicy.algorithms.registry import ALGORITHMS
+from robopolicy.constraints import Count, Natural, Ranged, Share
 from robopolicy.errors import UserError, unknown_name
-from robopolicy.limits import Count, Natural, NotNegative, Ranged, Share
 from robopolicy.policies.registry import POLICIES
 from robopolicy.schema import from_plain
 from robopolicy.sim.registry import WorldOptions
+from robopolicy.sim.wrappers.registry import WrapperSpec
 
 
 @dataclass(frozen=True)
@@ -28,12 +29,7 @@ class TaskConfig(Ranged):
     image_size: Count = 64  # pixels, square
     point_clouds: tuple[str, ...] = ()  # cameras whose point clouds the policy sees
     points: Count = 256  # of each cloud
-    stock: Share = 0.0  # discount of the stock the policy sees, for algorithm=stock_ac; 0 shows none
-    descriptor: bool = False  # the policy sees which behaviour is wanted, for algorithm=dcg_map_elites
-    message: str = ""  # constant | random | high_frequency, told beside the observations as a probe; empty: none
-    message_size: Count = 2  # numbers per message
-    skills: Natural = 0  # codes of which the policy sees one per episode, `embedding.skill`; 0 shows none
-    skill_bonus: NotNegative = 0.0  # reward per control step for behaviour that tells the code, while learning
+    wrappers: tuple[WrapperSpec, ...] = ()  # simulator wrappers, each NAME or {name: NAME, OPTION: VALUE}
     observe: tuple[str, ...] = ()  # observations a new policy sees, e.g. image.front alone; empty: all
 
 
@@ -118,7 +114,7 @@ class TrainConfig(Ranged):
     evaluation: EvaluationConfig = EvaluationConfig()
     logging: LoggingConfig = LoggingConfig()
     guards: GuardConfig = GuardConfig()
-    dataset: str = ""  # folder of demonstrations: all of the experience, or the offline part of the replay
+    dataset: str = ""  # folder of demonstrations: all there is to learn from, or the offline part of the replay
     init_from: str = ""  # checkpoint to start from; gives policy, chunk shape and, unless named, the task
     checkpoint_every: Natural = 0  # updates between resume points; 0 is a tenth of the budget
     seed: Natural = 0  # of weights, minibatches, exploration and episodes

@@ -9,25 +9,23 @@ writes. The algorithms that can are those with `distributed`.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from robopolicy.algorithms.frames.base import Algorithm
 from robopolicy.algorithms.registry import ALGORITHMS, names_with
-from robopolicy.core.ranks import gathered, world_size
-from robopolicy.data.rollout import Rollout
+from robopolicy.core.distributed import gathered, world_size
+from robopolicy.data.batches import Rollout
 from robopolicy.errors import UserError
-from robopolicy.policies.base import Observation
 from robopolicy.training.config import TrainConfig
-from robopolicy.training.sources import RolloutSource
 
-SEEDS_PER_RANK = 10_000_000  # between the first episodes of two processes
+ENVS_FIRST = ("final_obs", "last_obs")
+"""Fields of a rollout whose rows are environments or episodes; all others begin with time."""
 
 
 @contextmanager
@@ -68,42 +66,6 @@ def check_distributed(config: TrainConfig) -> None:
             raise UserError(f"{key}={number} cannot be shared out evenly to {ranks} processes; choose a multiple.")
 
 
-class SharedRollouts:
-    """The rollouts of all processes as one; a resumed run plays fresh episodes."""
-
-    def __init__(self, own: RolloutSource) -> None:
-        """Share what `own` plays."""
-        self.own = own
-        self.env_steps = 0  # of all processes
-
-    def next(self, algorithm: Algorithm) -> Rollout:
-        """Play one rollout here and put those of all processes together."""
-        rollout = together(self.own.next(algorithm))
-        self.env_steps += int(rollout.steps.sum())
-        return rollout
-
-    def metrics(self) -> dict[str, float]:
-        """Means over the episodes of this process."""
-        return self.own.metrics()
-
-    def observations(self) -> Observation:
-        """The first observations of this process."""
-        return self.own.observations()
-
-    def state_dict(self) -> dict[str, Any]:
-        """The count of steps alone: the simulators of the other processes are out of reach."""
-        return {"env_steps": self.env_steps}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> bool:
-        """Start fresh episodes with seeds that cannot have been played yet."""
-        self.env_steps = int(state["env_steps"])
-        return self.own.load_state_dict(state)
-
-    def close(self) -> None:
-        """Stop the simulator."""
-        self.own.close()
-
-
 def together(rollout: Rollout) -> Rollout:
     """The rollouts `(T, N_r, ...)` of all processes as one of `(T, N)`, environments in the order of the processes."""
 
@@ -112,12 +74,11 @@ def together(rollout: Rollout) -> Rollout:
             return gathered(value, dim)
         return {key: gathered(part, dim) for key, part in value.items()}
 
-    names = ("obs", "record", "logp", "reward", "steps", "terminated", "truncated", "terms")
-    whole = replace(rollout, **{name: joined(getattr(rollout, name), 1) for name in names})
+    dims = {field.name: 0 if field.name in ENVS_FIRST else 1 for field in fields(rollout)}
+    whole = replace(rollout, **{name: joined(getattr(rollout, name), dim) for name, dim in dims.items()})
     # Final observations are row-major over all environments; the processes send theirs one after the other.
     bootstrap = whole.truncated & ~whole.terminated
     owners = bootstrap.view(len(bootstrap), world_size(), -1).movedim(1, 0)  # (R, T, N_r)
     time, env = owners.nonzero()[:, 1], owners.nonzero()[:, 2] + owners.nonzero()[:, 0] * owners.shape[2]
     order = (time * bootstrap.shape[1] + env).argsort()
-    final = {key: value[order] for key, value in joined(rollout.final_obs, 0).items()}
-    return replace(whole, final_obs=final, last_obs=joined(rollout.last_obs, 0))
+    return replace(whole, final_obs={key: value[order] for key, value in whole.final_obs.items()})

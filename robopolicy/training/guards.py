@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,6 +13,13 @@ from torch import Tensor
 
 from robopolicy.algorithms.frames.base import Algorithm, Metrics
 from robopolicy.errors import UserError
+from robopolicy.evaluation.harness import play
+from robopolicy.evaluation.intervals import PairedDifference, paired_difference
+from robopolicy.evaluation.result import EvalResult, joined
+from robopolicy.files import recover
+from robopolicy.policies.base import Policy
+from robopolicy.sim.contract import VectorSim
+from robopolicy.training.manifest import read_manifest
 
 Summary = dict[str, Any]
 
@@ -95,3 +104,71 @@ def collapsed(new: Summary, best: Summary) -> bool:
 
 def _message(what: str, value: float, update: int) -> str:
     return f"Training diverged at update {update}: {what} is {value}; lower the learning rate or check the data."
+
+
+def keep(best: Path) -> None:
+    """Set the checkpoint `best` aside, before another takes its place."""
+    if best.is_dir() and not _aside(best).exists():
+        best.rename(_aside(best))
+
+
+def forget(best: Path) -> None:
+    """A new resume point knows the present `best`."""
+    shutil.rmtree(_aside(best), ignore_errors=True)
+
+
+def bring_back(best: Path, known: Mapping[str, Any] | None) -> None:
+    """Before a run goes on from a resume point.
+
+    Args:
+        best: Checkpoint of the best policy.
+        known: What the resume point says of it, `update` among others; None if it knows none.
+    """
+    recover(best)
+    if known is not None and _aside(best).exists() and not (best.exists() and _update_of(best) == known["update"]):
+        shutil.rmtree(best, ignore_errors=True)
+        _aside(best).rename(best)
+    forget(best)
+
+
+def _aside(best: Path) -> Path:
+    return best.with_name(f"{best.name}.before")
+
+
+def _update_of(checkpoint: Path) -> int:
+    return int(read_manifest(checkpoint).training["update"])
+
+
+ROUNDS = 5  # of as many episodes as an evaluation has, so that the last word costs no more than ten evaluations
+
+
+def duel(
+    base: Policy, best: Policy, sim: VectorSim, *, episodes: int, seed: int, before_round: Callable[[], None]
+) -> PairedDifference:
+    """What `best` has over `base` in the same episodes, played in rounds until it is beyond doubt, or `ROUNDS` are.
+
+    Args:
+        base: The first policy.
+        best: The second policy.
+        sim: Simulator of the task.
+        episodes: Of each of them in a round.
+        seed: Of the first episode.
+        before_round: Called before each round; may raise to give up.
+    """
+    played: list[tuple[EvalResult, EvalResult]] = []
+    for index in range(ROUNDS):
+        before_round()
+        seeds = range(seed + index * episodes, seed + (index + 1) * episodes)
+        first, second = (play(policy, sim, seeds) for policy in (base, best))
+        played.append((first, second))
+        outcome = _difference(joined([pair[0] for pair in played]), joined([pair[1] for pair in played]))
+        interval = outcome.difference
+        if interval.n >= ENOUGH and (interval.low > 0 or interval.high < 0):
+            break
+    return outcome
+
+
+def _difference(first: EvalResult, second: EvalResult) -> PairedDifference:
+    if first.success is None or second.success is None:
+        return paired_difference(first.returns, second.returns)
+    return paired_difference(first.success, second.success)

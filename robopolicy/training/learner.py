@@ -20,17 +20,13 @@ from robopolicy.nets.normalizer import Normalizer
 from robopolicy.policies.base import Policy, PolicySpec
 from robopolicy.policies.registry import make_policy
 from robopolicy.schema import to_plain
-from robopolicy.sim.contract import SimSpec
-from robopolicy.text.imitation import TextSFT
-from robopolicy.text.learner import TextRecipe
+from robopolicy.sim.contract import SimSpec, VectorSim
+from robopolicy.sim.registry import SimOptions, WorldOptions
+from robopolicy.sim.wrappers.registry import evaluation_wrappers
 from robopolicy.training.checkpoint import load_policy
 from robopolicy.training.config import TrainConfig, section
-
-WHOLE_EPISODES = (
-    *("group", "vine", "scenarios", "plans", "population", "individuals"),
-    *(TextSFT.experience, TextRecipe.experience),
-)
-"""Kinds of experience that are made of whole episodes, of any length."""
+from robopolicy.training.make_source import SOURCES
+from robopolicy.training.world_sims import is_world, open_task
 
 
 def learner(
@@ -49,7 +45,7 @@ def learner(
         UserError: They do not fit each other.
     """
     name, algorithm_config = section("algorithm", config.algorithm)
-    experience = ALGORITHMS[name].experience
+    data_source = ALGORITHMS[name].data_source
     checkpoint = start or (Path(config.init_from) if config.init_from else None)
     if checkpoint is not None:
         policy = load_policy(checkpoint, device)[0].train()
@@ -64,10 +60,10 @@ def learner(
         if sim is not None:
             check_compatible(policy.spec, sim)
     else:
-        policy = _new_policy(config, episodes, sim, device, bounds=experience != "dataset")
+        policy = _new_policy(config, episodes, sim, device, bounds=data_source != "dataset")
     if sim is not None and ALGORITHMS[name].needs_bounds:
         _check_bounds(policy, sim, name)
-    updates = _total_updates(config, algorithm_config, experience)
+    updates = _total_updates(config, algorithm_config, data_source)
     if any(entry.name == "seed" for entry in fields(algorithm_config)):
         algorithm_config = replace(algorithm_config, seed=algorithm_config.seed + config.seed)
     with torch.device(device):
@@ -75,19 +71,19 @@ def learner(
             algorithm = make_algorithm(name, algorithm_config, policy, total_updates=updates)
         except ValueError as error:  # an optimiser refuses a setting
             raise UserError(f"Settings of algorithm '{name}' do not fit: {error}.") from error
-    _check_verb(algorithm.policy, name, algorithm.experience)
+    _check_verb(algorithm.policy, name, data_source)
     return policy, algorithm, updates
 
 
-def _total_updates(config: TrainConfig, algorithm_config: Any, experience: str) -> int:
+def _total_updates(config: TrainConfig, algorithm_config: Any, data_source: str) -> int:
     if config.budget.updates:
         return config.budget.updates
-    if experience in WHOLE_EPISODES:
+    if SOURCES[data_source].whole_episodes:
         raise UserError(
             f"Algorithm '{config.algorithm['name']}' plays whole episodes, of any length; set budget.updates instead."
         )
     per_update = algorithm_config.decisions * config.sim.num_envs * config.chunk.execute
-    if experience != "replay":
+    if data_source != "replay":
         return math.ceil(config.budget.env_steps / per_update)
     warmup, steps = config.replay.warmup_steps, config.budget.env_steps
     if steps <= warmup:
@@ -132,11 +128,11 @@ def _new_policy(
     return policy
 
 
-def _check_verb(policy: Policy, algorithm: str, experience: str) -> None:
-    """Refuse an algorithm whose policy lacks the verb that its kind of experience needs."""
-    if experience == "replay":  # various verbs, which these algorithms check themselves
+def _check_verb(policy: Policy, algorithm: str, data_source: str) -> None:
+    """Refuse an algorithm whose policy lacks the verb that learning from its source of data needs."""
+    if data_source == "replay":  # various verbs, which these algorithms check themselves
         return
-    verb = "imitation_loss" if experience == "dataset" else "decisions"
+    verb = "imitation_loss" if data_source == "dataset" else "decisions"
     if getattr(type(policy), verb) is getattr(Policy, verb):
         raise UserError(
             f"Algorithm '{algorithm}' needs a policy with {verb}, which '{policy.name}' lacks; "
@@ -162,3 +158,33 @@ def _bounds(sim: SimSpec) -> Mapping[str, Mapping[str, Any]]:
     low, high = sim.action_low.cpu().numpy(), sim.action_high.cpu().numpy()
     spread = {"mean": (low + high) / 2, "std": (high - low) / math.sqrt(12)}
     return {"action": {"min": low, "max": high, **spread, "declared": True}}
+
+
+def simulator(config: TrainConfig, num_envs: int) -> VectorSim:
+    """The simulator to learn in."""
+    options = SimOptions(
+        num_envs=num_envs,
+        backend=config.sim.backend,
+        device=config.device,
+        cameras=config.task.cameras,
+        image_size=config.task.image_size,
+        point_clouds=config.task.point_clouds,
+        points=config.task.points,
+        reward=config.task.reward,
+        wrappers=config.task.wrappers,
+        threads=config.sim.threads,
+        world=config.world if is_world(config.sim.backend) else WorldOptions(),
+    )
+    return open_task(config.task.name, options)
+
+
+def eval_simulator(config: TrainConfig) -> VectorSim:
+    """The simulator that judges a run: the true one where the run learns in a world model, unless it asks for that.
+
+    A world model judges whole episodes from the task's own starts, whatever is learnt in it.
+    """
+    backend = config.evaluation.backend or ("auto" if is_world(config.sim.backend) else config.sim.backend)
+    world = WorldOptions(judge=config.world.judge, every=config.world.every)
+    task = replace(config.task, wrappers=evaluation_wrappers(config.task.wrappers))
+    judging = replace(config, task=task, sim=replace(config.sim, backend=backend), world=world)
+    return simulator(judging, config.evaluation.num_envs)

@@ -18,26 +18,32 @@ from typing import Any
 
 from rich.console import Console
 
-from robopolicy.core.ranks import largest_over_ranks, rank
+from robopolicy.core.distributed import largest_over_ranks, rank
 from robopolicy.errors import SimulatorFailed, UserError, cannot_write
 from robopolicy.evaluation.harness import evaluate
 from robopolicy.evaluation.intervals import PairedDifference
 from robopolicy.files import check_writable, recover, write_text
 from robopolicy.nets.normalizer import unfitted_normalizers
 from robopolicy.policies.base import Policy
-from robopolicy.provenance import versions
-from robopolicy.stopping import on_stop_signals
-from robopolicy.training import aside
+from robopolicy.shutdown import on_stop_signals
+from robopolicy.training import guards
 from robopolicy.training.build import Parts, build, complete
 from robopolicy.training.checkpoint import load_policy, load_training_state, save_checkpoint
 from robopolicy.training.compose import config_file, config_text, read_config
 from robopolicy.training.config import TrainConfig
-from robopolicy.training.console import RunConsole, describe_duel, describe_evaluation
 from robopolicy.training.distributed import check_distributed
-from robopolicy.training.duel import duel
-from robopolicy.training.guards import Summary, TrainingDiverged, better, check_metrics, check_parameters, collapsed
-from robopolicy.training.loggers import make_loggers
-from robopolicy.training.resuming import Interrupted, claim, load_random_state, random_state, restore, taken
+from robopolicy.training.guards import (
+    Summary,
+    TrainingDiverged,
+    better,
+    check_metrics,
+    check_parameters,
+    collapsed,
+    duel,
+)
+from robopolicy.training.loggers import RunConsole, describe_duel, describe_evaluation, make_loggers
+from robopolicy.training.resume import Interrupted, claim, load_random_state, random_state, restore, taken
+from robopolicy.versions import versions
 
 Report = dict[str, Any]
 MADE = ("config.yaml", "metrics.jsonl", "metrics.csv", "tensorboard", "wandb", "checkpoints")  # by every run
@@ -99,7 +105,7 @@ def resume_run(folder: Path) -> Trainer:
         return trainer
     state = load_training_state(last)
     if rank() == 0:
-        aside.bring_back(folder / "checkpoints" / "best", state["best"])
+        guards.bring_back(folder / "checkpoints" / "best", state["best"])
     trainer = Trainer(build(config, start=last), folder, resume_at=int(state["update"]))
     restore(trainer, state)
     return trainer
@@ -268,7 +274,7 @@ class Trainer:
     @property
     def _reinforces(self) -> bool:
         """Whether less success is a failure: imitation descends its loss whatever the success does."""
-        imitates = self.algorithm.experience == "dataset"
+        imitates = self.algorithm.data_source == "dataset"
         return self.config.guards.restore_best and not (imitates or self.algorithm.constrained)
 
     def _face_base(self) -> bool:
@@ -307,7 +313,7 @@ class Trainer:
         if not self.writes:
             return
         if name == "best":
-            aside.keep(self._checkpoint("best"))
+            guards.keep(self._checkpoint("best"))
         save_checkpoint(
             self._checkpoint(name),
             policy or self.algorithm.deployable(),
@@ -320,7 +326,7 @@ class Trainer:
     def _save_last(self) -> None:
         self._save("last", self.state_dict())
         if self.writes:
-            aside.forget(self._checkpoint("best"))
+            guards.forget(self._checkpoint("best"))
 
     def _about(self) -> dict[str, Any]:
         return {"run": self.config.name, "task": self.config.task.name, "policy": self.config.policy["name"]}
@@ -352,7 +358,7 @@ class Trainer:
         }
         if self.writes:
             write_text(self.folder / "report.json", json.dumps(report, indent=2) + "\n")
-            aside.forget(self._checkpoint("best"))
+            guards.forget(self._checkpoint("best"))
         return report
 
     def _elapsed(self) -> float:

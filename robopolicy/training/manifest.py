@@ -3,21 +3,47 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
+
+import torch
+from torch import Tensor
 
 import robopolicy
 from robopolicy.errors import UserError
 from robopolicy.files import parse_json
-from robopolicy.policies.base import Policy, PolicySpec
-from robopolicy.provenance import sha256, versions
+from robopolicy.plugins import Registry
+from robopolicy.policies.base import Observation, Policy, PolicySpec
+from robopolicy.policies.migration import migrate
 from robopolicy.schema import from_plain, to_plain
+from robopolicy.training.migration import migrate_manifest
+from robopolicy.versions import sha256, versions
 
 SCHEMA = 1  # raise it with every change that an older reader would misunderstand
 MANIFEST = "manifest.json"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of model that checkpoints hold; its manifests have the name of the kind as a key."""
+
+    noun: str
+    command: str  # of `robopolicy`, that reads such checkpoints
+
+
+KINDS: Registry[Kind] = Registry(
+    "checkpoints",
+    {
+        "policy": Kind("policy", "eval"),
+        "worldmodel": Kind("world model", "worldmodel"),
+    },
+)
+"""Key in a manifest -> what its checkpoint holds."""
 
 
 @dataclass(frozen=True)
@@ -86,29 +112,30 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Read `manifest.json` of a policy.
+    """Read `manifest.json` of a policy, with its config as this version names the settings.
 
     Raises:
         UserError: Not a checkpoint, unreadable, written by a newer schema, or of a policy that cannot be.
     """
-    data = manifest_content(folder, SCHEMA)
-    if "worldmodel" in data:
-        raise UserError(f"{folder} holds a world model, not a policy; pass it to 'robopolicy worldmodel'.")
-    if "trajectories" in data:
-        raise UserError(f"{folder} holds a trajectory model, not a policy; pass it to 'robopolicy synthesize'.")
+    data = migrate_manifest(manifest_content(folder, SCHEMA, "policy"))
     manifest = from_plain(Manifest, {"parents": [], **data}, str(folder / MANIFEST))
     try:
         _ = manifest.policy_spec
     except (TypeError, ValueError) as error:
         raise UserError(f"Manifest of {folder} does not describe a valid policy: {error}") from error
-    return manifest
+    return replace(manifest, config=migrate(manifest.config))
 
 
-def manifest_content(folder: Path, newest: int) -> dict[str, Any]:
-    """The plain values of `manifest.json`, of schema `newest` or older.
+def manifest_content(folder: Path, newest: int, kind: str) -> dict[str, Any]:
+    """The plain values of the `manifest.json` of a model of `kind`, of schema `newest` or older.
+
+    Args:
+        folder: A checkpoint.
+        newest: Schema that the caller reads.
+        kind: Key in `KINDS`.
 
     Raises:
-        UserError: As in `read_manifest`.
+        UserError: As in `read_manifest`; of another kind, it names the command that reads it.
     """
     file = folder / MANIFEST
     if not folder.exists():
@@ -127,6 +154,11 @@ def manifest_content(folder: Path, newest: int) -> dict[str, Any]:
             f"Checkpoint {folder} has schema {schema}, newer than {newest}, which robopolicy {robopolicy.__version__} "
             "reads; upgrade robopolicy."
         )
+    if kind not in data:
+        wanted, other = KINDS[kind].noun, next((KINDS[name] for name in KINDS if name in data), None)
+        if other is None:
+            raise UserError(f"{file} does not describe a {wanted}; copy the checkpoint again or train anew.")
+        raise UserError(f"{folder} holds a {other.noun}, not a {wanted}; pass it to 'robopolicy {other.command}'.")
     return data
 
 
@@ -160,6 +192,7 @@ def file_hashes(folder: Path) -> dict[str, str]:
     return {name: sha256(folder / name) for name in names}
 
 
+@cache  # what runs is what was imported, whatever becomes of the tree
 def git_commit() -> str | None:
     """Commit of the source tree, with `+` where tracked files differ from it; None outside a git repository."""
     root = Path(robopolicy.__file__).resolve().parents[1]
@@ -175,3 +208,63 @@ def git_commit() -> str | None:
 def _git(root: Path, *args: str) -> str:
     command = ["git", "-C", str(root), *args]
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+
+
+CONTENT = (MANIFEST, "model.safetensors")  # what decides which policy a checkpoint is
+
+
+def record_parent(parent: Path, checkpoint: Path) -> Parent:
+    """The record of `parent` for the manifest of `checkpoint`, which need not exist yet.
+
+    Raises:
+        UserError: `parent` is no checkpoint.
+    """
+    policy = read_manifest(parent).policy
+    path = Path(os.path.relpath(parent.resolve(), checkpoint.resolve())).as_posix()
+    return Parent(path, policy, {name: sha256(parent / name) for name in CONTENT if (parent / name).is_file()})
+
+
+def place_of(parent: Parent, checkpoint: Path) -> Path:
+    """Where the `parent` of `checkpoint` lies, seen from here."""
+    return Path(os.path.relpath(checkpoint.resolve() / parent.path))
+
+
+def check_parents(parents: Sequence[Parent], checkpoint: Path) -> None:
+    """Refuse parents of `checkpoint` that are not what was composed.
+
+    Raises:
+        UserError: One was moved, deleted or changed.
+    """
+    for parent in parents:
+        place = place_of(parent, checkpoint)
+        if not (place / MANIFEST).is_file():
+            raise UserError(
+                f"{place}, of which {checkpoint} was composed, is not there any more; put it back, or compose again "
+                "where it is now."
+            )
+        for name, digest in parent.files.items():
+            found = sha256(place / name) if (place / name).is_file() else "missing"
+            if found != digest:
+                raise UserError(
+                    f"{place} has changed since {checkpoint} was composed of it: {name} was {digest[:12]} and is "
+                    f"{found[:12]}; put the old one back, or compose again."
+                )
+
+
+def shared_observations(samples: Sequence[Observation], spec: PolicySpec) -> Observation:
+    """Join observations `{key: (B, To, ...)}` of several policies to those of one that sees all their keys.
+
+    A key that several have comes from the first of them; histories are cut, or begun with copies, to fit `spec`.
+    """
+    found: dict[str, Tensor] = {}
+    for sample in samples:
+        found = {**sample, **found}
+    rows = min(len(value) for value in found.values())
+    return {key: _history(found[key][:rows], spec.obs_horizon) for key in spec.observation}
+
+
+def _history(value: Tensor, length: int) -> Tensor:
+    missing = length - value.shape[1]
+    if missing > 0:
+        value = torch.cat([value[:, :1].repeat_interleave(missing, 1), value], 1)
+    return value[:, -length:]

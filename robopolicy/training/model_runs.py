@@ -8,20 +8,33 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
-from robopolicy.errors import UserError, cannot_write, did_you_mean
+import torch
+
+from robopolicy.constraints import Count, InnerShare, Natural, Ranged
+from robopolicy.data.formats.lerobot import read_lerobot
+from robopolicy.device import usable_device
+from robopolicy.errors import UserError, cannot_write, did_you_mean, unknown_name
 from robopolicy.files import parse_yaml, recover
-from robopolicy.limits import Count, InnerShare, Natural, Ranged
 from robopolicy.schema import from_plain, to_plain
+from robopolicy.training.build import seed_everything
 from robopolicy.training.checkpoint import load_training_state
 from robopolicy.training.compose import config_content, config_file, config_text, leaves
 from robopolicy.training.config import GuardConfig, LoggingConfig, check_run_name
+from robopolicy.training.guards import Summary
 from robopolicy.training.loop import Trainer
-from robopolicy.training.manifest import Listing
-from robopolicy.training.resuming import restore
+from robopolicy.training.manifest import Listing, git_commit, versions
+from robopolicy.training.resume import restore
+from robopolicy.training.world_sims import SCHEMA, WorldManifest, read_world_manifest, save_world
+from robopolicy.worldmodel.action_following import GateConfig, failure_share, follow, judge
+from robopolicy.worldmodel.base import FilmSource
+from robopolicy.worldmodel.latent import PRESETS, LatentConfig, LatentWorldModel
+from robopolicy.worldmodel.learner import LearnerConfig, StagedFilms, WorldLearner
+from robopolicy.worldmodel.pretrained.learner import PretrainedLearner, PretrainedTrainConfig, parts_of
+from robopolicy.worldmodel.videos import Films, spec_of, split
 
 Config = TypeVar("Config", bound="ModelRunConfig")
 Settings = TypeVar("Settings")
@@ -140,3 +153,156 @@ def _nearest(key: str, path: Sequence[str], section: Any, plain: Mapping[str, An
     """What may be meant by the unknown `key`: the nearest one, and all of its section, if there is such a section."""
     known = [f"{'.'.join(path)}.{name}" for name in section] if path and isinstance(section, Mapping) else list(plain)
     return f"{did_you_mean(key, leaves(plain))} Known: {', '.join(sorted(known))}."
+
+
+@dataclass(frozen=True)
+class WorldEvaluationConfig(Ranged):
+    """Periodic tests on the films held back."""
+
+    every: Natural = 0  # updates between tests; 0 is a tenth of the budget
+    windows: Count = 64  # films to continue
+    horizon: Count = 20  # frames to predict
+
+
+@dataclass(frozen=True)
+class WorldTrainConfig(ModelRunConfig):
+    """One run that trains a world model on a folder of films (`robopolicy collect --render`)."""
+
+    model: LatentConfig = field(default_factory=LatentConfig)
+    learner: LearnerConfig = field(default_factory=LearnerConfig)
+    pretrained: PretrainedTrainConfig = field(default_factory=PretrainedTrainConfig)  # in place of model and learner
+    cameras: tuple[str, ...] = ()  # views to predict; empty: all
+    proprio: tuple[str, ...] | None = None  # vector observations to predict beside them; null: all
+    context: Count = 4  # frames to look back
+    held_out: tuple[str, ...] = ()  # behaviours that are held back entirely
+    evaluation: WorldEvaluationConfig = field(default_factory=WorldEvaluationConfig)
+    gate: GateConfig = field(default_factory=GateConfig)
+
+
+@dataclass
+class WorldParts(ModelParts):
+    """Everything a run consists of."""
+
+    config: WorldTrainConfig
+    algorithm: WorldLearner | PretrainedLearner
+    source: FilmSource
+    validation: Films
+    task: str
+
+    @property
+    def total_updates(self) -> int:
+        """Budget."""
+        return self.algorithm.total_updates
+
+
+def complete(config: WorldTrainConfig) -> WorldTrainConfig:
+    """Fill in the name.
+
+    Raises:
+        UserError: There is no dataset.
+    """
+    if not config.dataset:
+        raise UserError("No films are given; pass a dataset of 'robopolicy collect --render'.")
+    name = config.name or f"{Path(config.dataset).name}_world_seed{config.seed}"
+    return replace(config, name=name)
+
+
+def preset(name: str) -> LatentConfig:
+    """Sizes by name.
+
+    Raises:
+        UserError: The name is unknown.
+    """
+    if name not in PRESETS:
+        raise unknown_name("preset", name, PRESETS)
+    return PRESETS[name]
+
+
+def build(config: WorldTrainConfig) -> WorldParts:
+    """Read the films and build what learns from them.
+
+    Raises:
+        UserError: The films cannot be learnt from.
+    """
+    seed_everything(cast(Any, config))
+    device = usable_device(config.device)
+    episodes = read_lerobot(config.dataset)
+    spec = spec_of(episodes, cameras=config.cameras, proprio=config.proprio, context=config.context)
+    train, validation = split(episodes, share=config.validation, held_out=config.held_out, seed=config.seed)
+    films = Films(spec, train, config.dataset)
+    if config.pretrained.source:
+        learner, source = parts_of(config.pretrained, films, device, config.seed)
+    else:
+        with torch.device(device):
+            learner = WorldLearner(config.learner, LatentWorldModel(config.model, spec), config.seed)
+        source = StagedFilms(films, device, config.seed)
+    return WorldParts(config, learner, source, Films(spec, validation, config.dataset), episodes.tasks[0])
+
+
+def start_world(config: WorldTrainConfig) -> WorldTrainer:
+    """Prepare a new run in `config.out / config.name`.
+
+    Raises:
+        UserError: The configuration cannot be built, or the folder is taken or cannot be written.
+    """
+    return start_model(complete(config), build, WorldTrainer)
+
+
+def resume_world(folder: Path) -> WorldTrainer:
+    """Prepare to go on from the last resume point of a run.
+
+    Raises:
+        UserError: The folder is no run of a world model, or it has ended.
+    """
+    return resume_model(folder, WorldTrainConfig, read_world_manifest, build, WorldTrainer)
+
+
+class WorldTrainer(Trainer):
+    """The training loop, with tests of the model in place of played episodes."""
+
+    def __init__(self, parts: WorldParts, folder: Path, resume_at: int = 0) -> None:
+        self.world = parts
+        super().__init__(cast(Any, parts), folder, resume_at)  # a learner and a source of its own, the same verbs
+
+    def _evaluate(self) -> Summary | None:
+        """Test the model on the films held back; keep the one with the best prediction a few frames ahead."""
+        learner, films, config = self.world.algorithm, self.world.validation, self.world.config
+        if learner.stage == "autoencoder":
+            return None
+        tests = config.evaluation
+        following = follow(learner.deployable(), films, horizon=tests.horizon, windows=tests.windows, seed=config.seed)
+        verdict = judge(following, failures=failure_share(self.world.source.films), config=config.gate)
+        self.latest = {"passed": verdict.passed, "reasons": list(verdict.reasons), **following.to_dict()}
+        psnr = {f"eval/psnr_{mode}_{h}": value for mode, row in following.psnr.items() for h, value in row.items()}
+        self._log({**psnr, **{f"eval/direction/{name}": share for name, share in following.directions.items()}})
+        true = following.psnr["true"]
+        self.console.note(
+            f"{self.config.name}  update {self.update}/{self.total}  PSNR {true[1]:.1f} dB, shuffled actions cost "
+            f"{following.gap():.1f} dB, {'passes' if verdict.passed else 'fails'} the gate"
+        )
+        score = true[max(h for h in true if h <= 5)]
+        if self.best is None or score > self.best["score"]:
+            self.best = {"score": score, "update": self.update, **self.latest}
+            self._save("best", {})
+        return self.latest
+
+    def _save(self, name: str, state: Mapping[str, Any]) -> None:
+        learner, films = self.world.algorithm, self.world.source.films
+        model = learner.deployable()
+        seen = {"behaviours": sorted(set(films.episodes.behaviours)), "failures": failure_share(films)}
+        manifest = WorldManifest(
+            schema=SCHEMA,
+            worldmodel=model.name,
+            config=to_plain(model.config),
+            spec=to_plain(model.spec),
+            task=self.world.task,
+            ends_on_success=films.ends_on_success,
+            gate=self.latest or {},
+            training={**self._summary(), **seen},
+            versions=versions(),
+            commit=git_commit(),
+        )
+        save_world(self._checkpoint(name), model, manifest, state or None)
+
+    def _about(self) -> dict[str, Any]:
+        return {"run": self.config.name, "task": self.world.task, "worldmodel": self.world.algorithm.model.name}

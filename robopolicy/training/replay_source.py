@@ -1,33 +1,37 @@
-"""Experience for the algorithms that learn from replay: from a dataset, from play, or from one to the other."""
+"""Replay memories of a dataset, of what is played, or of both, for off-policy algorithms."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
+import numpy as np
 import torch
 
 from robopolicy.algorithms.frames.base import Algorithm
 from robopolicy.algorithms.frames.off_policy import OffPolicy
+from robopolicy.data.batches import Request, Transitions
 from robopolicy.data.replay import MixedReplay, Replay
-from robopolicy.data.transitions import Request, Transitions
 from robopolicy.device import move
 from robopolicy.errors import UserError
 from robopolicy.policies.base import Observation
-from robopolicy.samplers.replay import ReplaySampler
-from robopolicy.samplers.rollout import Act
+from robopolicy.rollout.off_policy import ReplaySampler
+from robopolicy.rollout.on_policy import Act
 from robopolicy.sim.chunk import ChunkedSim
 from robopolicy.training.config import ReplayConfig
+from robopolicy.training.make_source import Source, SourceContext
 from robopolicy.training.sources import between
 
 
 class ReplaySource:
-    """Replayed windows of what was played and, where given, of a dataset: one loop from offline to online.
+    """Windows of a replay memory: of a dataset, of what is played, or of both.
 
     The first `offline_updates` batches come from the dataset alone, one gradient step each. Then `warmup_steps` are
     played, and from there on a little is played before every batch, which mixes both memories.
     """
+
+    whole_episodes: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -53,8 +57,8 @@ class ReplaySource:
             utd: Gradient steps per decision of one environment.
             seed: First episode seed, and seed of exploration and sampling.
         """
-        if (request.fading or request.mixture) and settings.prioritized:
-            raise UserError("A fading or mixed memory is not drawn from by priority; set replay.prioritized=0.")
+        if (request.age_quantile or request.weighting) and settings.prioritized:
+            raise UserError("A memory weighted by age is not drawn from by priority; set replay.prioritized=0.")
         if request.decisions_only and settings.prioritized:
             raise UserError("A memory of whole decisions is not drawn from by priority; set replay.prioritized=0.")
         self.request, self.settings, self.device = request, settings, device
@@ -74,6 +78,30 @@ class ReplaySource:
         else:
             assert offline is not None
             self._first = offline.observations(request.obs_horizon)
+
+    @classmethod
+    def build(cls, context: SourceContext) -> Source:
+        """Memory of a dataset, of play or of both; the algorithm sees the whole dataset once."""
+        algorithm, episodes = context.algorithm, context.episodes
+        assert isinstance(algorithm, OffPolicy)
+        sim = None if context.train_sim is None else context.chunked_sim()
+        if episodes is not None:
+            episodes = episodes.executed()
+            algorithm.use_dataset(episodes)
+        request, share = algorithm.request, context.config.replay.prioritized
+        if episodes is not None and not algorithm.needs_reward:  # what earns nothing is read all the same
+            unpaid = np.zeros(len(episodes), np.float32)
+            episodes = replace(episodes, arrays={"reward": unpaid, **episodes.arrays})
+        return cls(
+            sim,
+            Replay.from_episodes(episodes, gamma=request.gamma, prioritized=share) if episodes else None,
+            context.device,
+            request=request,
+            settings=context.config.replay,
+            decisions=context.settings.decisions,
+            utd=context.settings.utd,
+            seed=context.seed,
+        )
 
     @property
     def env_steps(self) -> int:

@@ -1,68 +1,50 @@
-"""Where experience comes from: one small object per kind, so that the loop is the same for all of them."""
+"""The sources of training data that most algorithms use: chunks of a dataset, rollouts and groups of episodes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 import torch
 
 from robopolicy.algorithms.frames.base import Algorithm
+from robopolicy.core.distributed import world_size
+from robopolicy.data.batches import Rollout
 from robopolicy.data.chunks import ChunkBatch, ChunkSampler
-from robopolicy.data.replay import Replay
-from robopolicy.data.rollout import HybridRollout
-from robopolicy.data.transitions import Request
 from robopolicy.device import move
 from robopolicy.policies.base import Observation, Sample
 from robopolicy.policies.noise import Randomness
-from robopolicy.samplers.group import GroupSampler
-from robopolicy.samplers.rollout import RolloutSampler
-from robopolicy.samplers.vine import VineSampler
+from robopolicy.rollout.groups import GroupSampler
+from robopolicy.rollout.on_policy import RolloutSampler
 from robopolicy.sim.chunk import ChunkedSim
-
-
-class Source(Protocol):
-    """An endless stream of batches for `Algorithm.update`."""
-
-    @property
-    def env_steps(self) -> int:
-        """Control steps played so far."""
-        ...
-
-    def next(self, algorithm: Algorithm) -> Any:
-        """The next batch."""
-        ...
-
-    def metrics(self) -> dict[str, float]:
-        """What happened since the last call."""
-        ...
-
-    def observations(self) -> Observation:
-        """A few observations `{key: (B, To, ...)}` as the policy sees them."""
-        ...
-
-    def state_dict(self) -> dict[str, Any]:
-        """Everything that decides the coming batches."""
-        ...
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> bool:
-        """Restore `state_dict`; False where the coming batches will nevertheless differ."""
-        ...
-
-    def close(self) -> None:
-        """Free threads and files."""
-        ...
+from robopolicy.training.distributed import together
+from robopolicy.training.make_source import Source, SourceContext
 
 
 class DatasetSource:
     """Shuffled chunks of a dataset."""
 
+    whole_episodes: ClassVar[bool] = False
     env_steps = 0
 
     def __init__(self, sampler: ChunkSampler, device: torch.device) -> None:
         self.sampler = sampler
         self.device = device
+
+    @classmethod
+    def build(cls, context: SourceContext) -> Source:
+        """Chunks of the whole dataset."""
+        spec = context.spec
+        sampler = ChunkSampler(
+            context.dataset(),
+            horizon=spec.horizon,
+            obs_horizon=spec.obs_horizon,
+            batch_size=context.settings.batch_size,
+            seed=context.config.seed,
+            reach=context.algorithm.reach,
+        )
+        return cls(sampler, context.device)
 
     def next(self, algorithm: Algorithm) -> ChunkBatch:
         """The next minibatch."""
@@ -123,8 +105,9 @@ class PlayedSource:
 
 
 class RolloutSource(PlayedSource):
-    """On-policy rollouts."""
+    """On-policy rollouts in a simulator."""
 
+    whole_episodes: ClassVar[bool] = False
     sampler: RolloutSampler
 
     def __init__(self, sim: ChunkedSim, device: torch.device, *, decisions: int, seed: int, memory: int = 0) -> None:
@@ -134,6 +117,13 @@ class RolloutSource(PlayedSource):
         self._decisions = decisions
         self.sampler = self._make_sampler(seed)
         self._first = self.sampler.observations()
+
+    @classmethod
+    def build(cls, context: SourceContext) -> Source:
+        """Rollouts of this process, or those of all processes as one."""
+        decisions, memory = context.settings.decisions, context.spec.memory_dim
+        own = cls(context.chunked_sim(), context.device, decisions=decisions, seed=context.seed, memory=memory)
+        return own if world_size() == 1 else SharedRollouts(own)
 
     def _make_sampler(self, seed: int) -> RolloutSampler:
         return RolloutSampler(self.sim, decisions=self._decisions, seed=seed, memory=self._memory)
@@ -156,60 +146,58 @@ class RolloutSource(PlayedSource):
         return False
 
 
-class HybridSource(RolloutSource):
-    """On-policy rollouts, each with windows of a dataset."""
+class SharedRollouts:
+    """The rollouts of all processes as one; a resumed run plays fresh episodes."""
 
-    def __init__(
-        self,
-        sim: ChunkedSim,
-        device: torch.device,
-        offline: Replay,
-        *,
-        request: Request,
-        decisions: int,
-        seed: int,
-    ) -> None:
-        super().__init__(sim, device, decisions=decisions, seed=seed)
-        self.offline, self.request = offline, request
-        self._generator = torch.Generator().manual_seed(seed)
+    def __init__(self, own: RolloutSource) -> None:
+        """Share what `own` plays."""
+        self.own = own
+        self.env_steps = 0  # of all processes
 
-    def next(self, algorithm: Algorithm) -> HybridRollout:
-        """Play one rollout with the current policy, and draw from the dataset."""
-        windows = self.offline.sample(self.request, self._generator)
-        return HybridRollout(**vars(super().next(algorithm)), offline=move(windows, self.device))
+    def next(self, algorithm: Algorithm) -> Rollout:
+        """Play one rollout here and put those of all processes together."""
+        rollout = together(self.own.next(algorithm))
+        self.env_steps += int(rollout.steps.sum())
+        return rollout
+
+    def metrics(self) -> dict[str, float]:
+        """Means over the episodes of this process."""
+        return self.own.metrics()
+
+    def observations(self) -> Observation:
+        """The first observations of this process."""
+        return self.own.observations()
 
     def state_dict(self) -> dict[str, Any]:
-        """That of the rollouts, and the generator of the windows."""
-        return {**super().state_dict(), "windows": self._generator.get_state()}
+        """The count of steps alone: the simulators of the other processes are out of reach."""
+        return {"env_steps": self.env_steps}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> bool:
-        """Restore `state_dict`."""
-        self._generator.set_state(state["windows"])
-        return super().load_state_dict(state)
+        """Start fresh episodes with seeds that cannot have been played yet."""
+        self.env_steps = int(state["env_steps"])
+        return self.own.load_state_dict(state)
 
-
-class VineSource(RolloutSource):
-    """On-policy rollouts with vines."""
-
-    def __init__(
-        self, sim: ChunkedSim, device: torch.device, *, decisions: int, forks: int, vines: int, seed: int
-    ) -> None:
-        self._forks, self._vines = forks, vines
-        super().__init__(sim, device, decisions=decisions, seed=seed)
-
-    def _make_sampler(self, seed: int) -> VineSampler:
-        return VineSampler(self.sim, decisions=self._decisions, forks=self._forks, vines=self._vines, seed=seed)
+    def close(self) -> None:
+        """Stop the simulator."""
+        self.own.close()
 
 
 class GroupSource(PlayedSource):
     """Whole episodes, several from each start state."""
 
+    whole_episodes: ClassVar[bool] = True
     sampler: GroupSampler
 
     def __init__(self, sim: ChunkedSim, device: torch.device, *, group_size: int, seed: int) -> None:
         super().__init__(sim, device)
         self.sampler = GroupSampler(sim, group_size=group_size, seed=seed)
         self._first = self.sampler.first_observations()
+
+    @classmethod
+    def build(cls, context: SourceContext) -> Source:
+        """Groups as large as the algorithm wants them."""
+        size = context.settings.group_size
+        return cls(context.chunked_sim(), context.device, group_size=size, seed=context.seed)
 
     def state_dict(self) -> dict[str, Any]:
         """Seeds and exploration noise; no backend has to save its state."""

@@ -3,25 +3,106 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from robopolicy.data.lerobot import read_lerobot
+from robopolicy.data.formats.lerobot import read_lerobot
 from robopolicy.data.support import open_gate
-from robopolicy.errors import UserError
+from robopolicy.errors import UserError, unknown_name
+from robopolicy.schema import from_plain
 from robopolicy.sim.contract import VectorSim
 from robopolicy.sim.registry import SimOptions, TaskEntry, get_task, make_sim
-from robopolicy.training.world_checkpoint import AnyWorldModel, WorldManifest, load_world
+from robopolicy.training.checkpoint import load_model, save_model
+from robopolicy.training.manifest import MANIFEST, manifest_content
+from robopolicy.worldmodel.action_following import Verdict
 from robopolicy.worldmodel.backend import Guard, LoggedStarts, SimStarts, Starts, WorldSim, WorldSimConfig
-from robopolicy.worldmodel.contract import Judge
-from robopolicy.worldmodel.ensemble import EnsembleWorldModel
-from robopolicy.worldmodel.judge.classifier import SuccessClassifier
-from robopolicy.worldmodel.judge.store import load_judge
-from robopolicy.worldmodel.judge.vlm import Local, Served, VLMJudge
-from robopolicy.worldmodel.latent import LatentWorldModel
+from robopolicy.worldmodel.contract import Judge, WorldSpec
+from robopolicy.worldmodel.latent import EnsembleWorldModel, LatentConfig, LatentWorldModel
+from robopolicy.worldmodel.pretrained.model import PretrainedConfig, PretrainedWorldModel
+from robopolicy.worldmodel.success_detectors.classifier import SuccessClassifier
+from robopolicy.worldmodel.success_detectors.store import load_judge
+from robopolicy.worldmodel.success_detectors.vlm import Local, Served, VLMJudge
+
+SCHEMA = 1  # raise it with every change that an older reader would misunderstand
+
+
+AnyWorldModel = LatentWorldModel | PretrainedWorldModel
+
+
+WORLD_MODELS: dict[str, tuple[type[Any], type[AnyWorldModel]]] = {
+    LatentWorldModel.name: (LatentConfig, LatentWorldModel),
+    PretrainedWorldModel.name: (PretrainedConfig, PretrainedWorldModel),
+}
+
+
+@dataclass(frozen=True)
+class WorldManifest:
+    """Everything but the numbers of a world model."""
+
+    schema: int  # version of this layout
+    worldmodel: str  # key in `WORLD_MODELS`
+    config: dict[str, Any]  # fields of its config
+    spec: dict[str, Any]  # `WorldSpec`
+    task: str  # registered task id that it was filmed in
+    ends_on_success: bool  # whether the task ends when it succeeds
+    gate: dict[str, Any]  # tests: `passed`, `reasons`, and what was measured; empty before the first one
+    training: dict[str, Any]  # free summary
+    versions: dict[str, str]
+    commit: str | None
+    files: dict[str, str] = field(default_factory=dict[str, str])  # relative path -> sha256
+
+    def require(self, folder: str | Path) -> None:
+        """Refuse the world model in `folder` where it has failed its tests, or not taken them.
+
+        Raises:
+            UserError: Says which test it failed.
+        """
+        if not self.gate:
+            raise UserError(f"World model {folder} was not tested; train it to the end or run 'worldmodel eval'.")
+        Verdict(self.gate["passed"], tuple(self.gate["reasons"])).require(f"World model {folder}")
+
+
+def save_world(
+    folder: Path, model: AnyWorldModel, manifest: WorldManifest, training_state: Mapping[str, Any] | None = None
+) -> None:
+    """Write a checkpoint folder atomically, replacing an older one of the same name.
+
+    Raises:
+        UserError: The weights are not finite, the place holds something else, or writing failed.
+    """
+    save_model(folder, model, manifest, training_state, "world model")
+
+
+def read_world_manifest(folder: Path) -> WorldManifest:
+    """Read `manifest.json` of a world model.
+
+    Raises:
+        UserError: Not a world model, unreadable, or written by a newer schema.
+    """
+    data = manifest_content(folder, SCHEMA, "worldmodel")
+    return from_plain(WorldManifest, data, str(folder / MANIFEST))
+
+
+def load_world(path: str | Path, device: str | torch.device = "cpu") -> tuple[AnyWorldModel, WorldManifest]:
+    """Load a world model strictly, in evaluation mode.
+
+    Raises:
+        UserError: One sentence that says what is wrong with the checkpoint.
+    """
+    return load_model(path, device, read_world_manifest, _described)
+
+
+def _described(manifest: WorldManifest, folder: Path) -> AnyWorldModel:
+    if manifest.worldmodel not in WORLD_MODELS:
+        raise unknown_name("world model", manifest.worldmodel, WORLD_MODELS, f"in {folder}")
+    config_class, model_class = WORLD_MODELS[manifest.worldmodel]
+    config = from_plain(config_class, manifest.config, f"model config of {folder}")
+    return model_class(config, from_plain(WorldSpec, manifest.spec, f"spec of {folder}"))
+
 
 BACKEND = "worldmodel:"  # what a backend's name begins with that is a world model, or several: FOLDER[,FOLDER...]
 VLM = "vlm:"  # what a judge's name begins with that is a vision-language model

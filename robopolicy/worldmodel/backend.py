@@ -20,9 +20,9 @@ from robopolicy.errors import UserError
 from robopolicy.nets.encoder import IMAGE_PREFIX
 from robopolicy.policies.noise import seats
 from robopolicy.sim.contract import TERM_PREFIX, Observation, SimSpec, Step, VectorSim
-from robopolicy.sim.rows import RowSim
+from robopolicy.sim.vector_env import RowSim
 from robopolicy.worldmodel.contract import Images, Judge, VideoWorldModel, WorldSpec, WorldState, first_frames
-from robopolicy.worldmodel.films import Films, Window, check_names
+from robopolicy.worldmodel.videos import Films, Window, check_names
 
 _KEPT = 4096  # start frames remembered
 

@@ -5,7 +5,7 @@ with the state vector (proprioception) beside each. One action leads from one fr
 control rate. Rules that the rest of the stack depends on:
 
 * **Rows are alone.** A row's future is a function of its start, its seed and its actions: not of its neighbours, its
-  position or the size of the batch. Randomness is keyed by `(seeds[i], steps[i])` (`robopolicy.streams`). Floating
+  position or the size of the batch. Randomness is keyed by `(seeds[i], steps[i])` (`robopolicy.rng`). Floating
   point keeps that exact only as far as the device's kernels compute a row alike in any batch.
 * **Nothing is written over.** `step` returns a new state and leaves the old one usable, so that a caller may branch.
 * **The context is padded at the start of an episode** with copies of its first frame and with zero actions, in training

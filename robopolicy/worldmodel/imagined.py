@@ -25,12 +25,12 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor
 
+from robopolicy.constraints import Count, Natural, PositiveShare, Ranged
 from robopolicy.errors import UserError
-from robopolicy.limits import Count, Natural, PositiveShare, Ranged
 from robopolicy.nets.encoder import IMAGE_PREFIX
 from robopolicy.policies.base import Observation, Policy, Sample
 from robopolicy.policies.noise import Randomness, RowStreams, normal
-from robopolicy.policies.wrappers.selected import Candidates
+from robopolicy.policies.wrappers.best_of_n import Candidates
 from robopolicy.worldmodel.contract import Judge, VideoWorldModel, first_frames
 
 

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from robopolicy.constraints import Count, NotNegative, PartialShare, Positive, Ranged
 from robopolicy.core.gradients import clip_gradients
-from robopolicy.limits import Count, NotNegative, PartialShare, Positive, Ranged
-from robopolicy.nets.ema import EMA
+from robopolicy.nets.module_state import EMA
+from robopolicy.worldmodel.base import FilmSource
 from robopolicy.worldmodel.latent import LatentWorldModel, to_float
 from robopolicy.worldmodel.networks import AutoEncoder
-from robopolicy.worldmodel.source import FilmSource
 
 Metrics = dict[str, float]
 
@@ -115,7 +115,7 @@ class WorldLearner:
     """Trains a `LatentWorldModel`."""
 
     name = "worldmodel"
-    experience = "dataset"
+    data_source = "dataset"
 
     def __init__(self, config: LearnerConfig, model: LatentWorldModel, seed: int = 0) -> None:
         self.config, self.model = config, model

@@ -4,7 +4,6 @@
 def register_tasks() -> None:
     """Entry point `robopolicy.tasks`: register every family."""
     from robopolicy_tasks import (
-        differentiable,
         dm_control,
         external,
         locomotion,
@@ -17,10 +16,8 @@ def register_tasks() -> None:
         text,
         toy,
         velocity,
-        volley,
     )
 
-    differentiable.register()
     dm_control.register()
     external.register()
     locomotion.register()
@@ -33,4 +30,3 @@ def register_tasks() -> None:
     robosuite.register()
     text.register()
     velocity.register()
-    volley.register()

@@ -1,4 +1,4 @@
-"""Tasks of optional packages that run on the gymnasium backend, one module `tasks.<family>.env` each.
+"""Tasks of optional packages that run on the gymnasium backend, one module `robopolicy_tasks.<family>.env` each.
 
 Such a module offers `make_env(task, options) -> gymnasium.Env` and `make_expert(task) -> Expert`, and may import its
 package freely: it is imported when the task is made, not when it is registered.
@@ -11,11 +11,14 @@ from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 from robopolicy.errors import UserError, unknown_name
-from robopolicy.sim.contract import VectorSim
 from robopolicy.sim.gl import gl_backend
 from robopolicy.sim.registry import Expert, SimOptions, TaskEntry, TaskFamily, register, register_family
+
+if TYPE_CHECKING:
+    from robopolicy.sim.contract import VectorSim
 
 
 def register_package_task(
@@ -61,14 +64,14 @@ def _entry(
         with suppress(UserError):  # simulation needs no GL; where there is one, MuJoCo wants to know it when imported
             gl_backend()
         try:
-            return import_module(f"tasks.{family}.env")
+            return import_module(f"robopolicy_tasks.{family}.env")
         except ImportError as error:
             reason = str(error).splitlines()[0]
             cure = install or f"pip install 'robopolicy[{extra}]'"
             raise UserError(f"Task {name} needs {cure} ({reason}).") from error
 
     def make(options: SimOptions) -> VectorSim:
-        from robopolicy.sim.gymnasium import GymnasiumSim
+        from robopolicy.sim.backends.gymnasium import GymnasiumSim
 
         if options.cameras and not cameras:
             raise UserError(f"Task {name} has state observations only; leave the cameras out.")

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from robopolicy.algorithms.frames.off_policy import OffPolicy
 from robopolicy.critics.q import CriticConfig
-from robopolicy.data.transitions import Transitions
+from robopolicy.data.batches import Transitions
 from robopolicy.policies.base import Policy, PolicySpec, Sample
 from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy

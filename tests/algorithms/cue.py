@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from robopolicy.sim.contract import Observation, SimSpec, Step, TensorSpec
-from robopolicy.sim.rows import RowSim
+from robopolicy.sim.vector_env import RowSim
 
 LENGTH = 5  # steps of an episode
 BEST = 1.0  # return of who remembers; 0 is the best without memory

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from robopolicy.algorithms.frames.on_policy import Rows, rows_with_advantages
-from robopolicy.data.rollout import Rollout
+from robopolicy.data.batches import Rollout
 from robopolicy.policies.base import Policy, PolicySpec
 from robopolicy.policies.heads.diffusion import DiffusionConfig, DiffusionPolicy
 from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
-from robopolicy.samplers.group import GroupSampler
-from robopolicy.samplers.rollout import RolloutSampler
+from robopolicy.rollout.groups import GroupSampler
+from robopolicy.rollout.on_policy import RolloutSampler
 from robopolicy.sim.chunk import ChunkedSim
 from robopolicy.sim.registry import SimOptions, make_sim
 
@@ -50,7 +50,7 @@ def chunked(algorithm: Any, num_envs: int = 16) -> ChunkedSim:
 
 def sampler_for(algorithm: Any, num_envs: int = 16) -> Any:
     sim = chunked(algorithm, num_envs)
-    if algorithm.experience == "group":
+    if algorithm.data_source == "group":
         return GroupSampler(sim, group_size=algorithm.config.group_size)
     return RolloutSampler(sim, decisions=algorithm.config.decisions, memory=algorithm.policy.spec.memory_dim)
 

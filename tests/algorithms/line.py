@@ -13,7 +13,7 @@ from robopolicy.data.episodes import Episode, Episodes
 from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
 from robopolicy.sim.contract import Observation, SimSpec, Step, TensorSpec
-from robopolicy.sim.rows import RowSim
+from robopolicy.sim.vector_env import RowSim
 
 HOME = 0.5  # where demonstrations stay
 STEPS = 15  # of an episode

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from robopolicy.data.transitions import Transitions
+from robopolicy.data.batches import Transitions
 from robopolicy.sim.contract import Observation, SimSpec, Step, TensorSpec
-from robopolicy.sim.rows import RowSim
+from robopolicy.sim.vector_env import RowSim
 
 ACTIONS = 5  # equal parts of [-1, 1]
 

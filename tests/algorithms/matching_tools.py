@@ -13,11 +13,11 @@ from robopolicy.algorithms.frames.matching import StoredPoints
 from robopolicy.algorithms.frames.on_policy import Rows, rows_with_advantages
 from robopolicy.algorithms.registry import ALGORITHMS
 from robopolicy.critics.value import ValueConfig
-from robopolicy.data.rollout import Rollout
+from robopolicy.data.batches import Rollout
 from robopolicy.policies.base import Observation, Policy, PolicySpec
 from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
 from robopolicy.policies.registry import POLICIES, make_policy
-from robopolicy.samplers.rollout import RolloutSampler
+from robopolicy.rollout.on_policy import RolloutSampler
 from robopolicy.sim.chunk import ChunkedSim
 from robopolicy.sim.registry import SimOptions, make_sim
 

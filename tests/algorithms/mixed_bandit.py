@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from robopolicy.algorithms.frames.off_policy import OffPolicy
+from robopolicy.data.batches import Transitions
 from robopolicy.data.episodes import Episodes
 from robopolicy.data.replay import Replay
-from robopolicy.data.transitions import Transitions
 from robopolicy.policies.base import Policy
 
 

@@ -14,16 +14,16 @@ import torch
 from torch import Tensor
 from torch.distributions import Normal, kl_divergence
 
-from robopolicy.algorithms.bpo import BPO, BPOConfig, median_loss
 from robopolicy.algorithms.frames.actor_critic import LR_FACTOR, ActorCritic, value_loss
 from robopolicy.algorithms.frames.on_policy import Rows, flatten, normalize, rows_with_advantages
-from robopolicy.algorithms.mdpo import MDPO, MDPOConfig
 from robopolicy.algorithms.ppo import PPO, PPOConfig
 from robopolicy.algorithms.registry import make_algorithm
-from robopolicy.algorithms.ta_lpo import TALPO, TALPOConfig
+from robopolicy.contrib.control.bpo import BPO, BPOConfig, median_loss
+from robopolicy.contrib.control.mdpo import MDPO, MDPOConfig
+from robopolicy.contrib.control.ta_lpo import TALPO, TALPOConfig
 from robopolicy.core.surrogates import best_ratio, importance, mirror
 from robopolicy.critics.value import ValueConfig
-from robopolicy.data.rollout import Rollout
+from robopolicy.data.batches import Rollout
 from robopolicy.errors import UserError
 from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy

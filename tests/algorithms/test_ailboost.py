@@ -14,12 +14,11 @@ from chunk_bandit import gaussian as bandit_policy
 from line import STEPS, LineSim, demonstrations, distance, gaussian
 from torch import Tensor, nn
 
-from robopolicy.algorithms.ailboost import AILBoost, AILBoostConfig, discriminator_loss
-from robopolicy.critics.discriminator import DiscriminatorConfig, gradient_penalty, reverse_kl_loss
+from robopolicy.contrib.offline.ailboost import AILBoost, AILBoostConfig, Boosting, discriminator_loss
+from robopolicy.contrib.offline.discriminator import DiscriminatorConfig, gradient_penalty, reverse_kl_loss
 from robopolicy.critics.q import CriticConfig
-from robopolicy.data.priorities import Boosting
+from robopolicy.data.batches import Request, Transitions
 from robopolicy.data.replay import Replay
-from robopolicy.data.transitions import Transitions
 from robopolicy.errors import UserError
 from robopolicy.sim.chunk import ChunkedSim
 from robopolicy.training.config import ReplayConfig
@@ -42,6 +41,48 @@ def mixed(rows: int = 32, discount: float = 0.9, **more: Any) -> Transitions:
 
 def same(one: nn.Module, two: nn.Module) -> bool:
     return all(torch.equal(a, b) for a, b in zip(one.parameters(), two.parameters(), strict=True))
+
+
+# The mixture of learners.
+
+
+def test_weights_of_learners_are_those_of_boosting() -> None:
+    mixture = Boosting(0.05, 10)
+    for learners in (1, 2, 10, 60):
+        assert mixture.masses(learners).sum() == pytest.approx(1.0)
+    assert mixture.masses(2).tolist() == pytest.approx([0.05, 0.95])
+    ten = mixture.masses(10)
+    assert ten[0] == pytest.approx(0.05) and ten[-1] == pytest.approx(0.6302, abs=1e-4)
+    eleven = mixture.masses(11)
+    assert eleven[1:] == pytest.approx(0.95 * ten)  # a new learner takes its share of everybody
+
+
+@pytest.mark.parametrize(("steps", "learners"), [(7, 1), (19, 1), (20, 2), (45, 4), (170, 10)])
+def test_a_memory_weighs_its_steps_as_the_learners_that_played_them(steps: int, learners: int) -> None:
+    mixture, replay, no = Boosting(0.2, 10), Replay(100), torch.zeros(1, dtype=torch.bool)
+    for t in range(steps):
+        obs = {"state": torch.full((1, 1), float(t))}
+        replay.add(torch.tensor([0]), obs, torch.zeros(1, 1), torch.zeros(1), no, no, obs)
+    kept = replay.take(torch.arange(len(replay)), Request(8, horizon=1, steps=1, gamma=0.9, weighting=mixture))
+    age = (steps - 1 - kept.obs["state"][:, 0, 0].long()) // 10  # of the learner, in learners
+    share = kept.weight.double() / len(replay)
+    found = [float(share[age.clamp(max=learners - 1) == number].sum()) for number in range(learners)]
+    assert found == pytest.approx(mixture.masses(learners), rel=1e-5)
+    assert float(kept.weight.mean()) == pytest.approx(1.0, rel=1e-5)
+    assert learners > 1 or bool((kept.weight == 1).all())
+
+
+@pytest.mark.parametrize(
+    ("share", "block", "message"),
+    [
+        (0.0, 5, r"share must lie in \(0, 1\)"),
+        (1.0, 5, r"share must lie in \(0, 1\)"),
+        (0.1, 0, "block must be at least 1"),
+    ],
+)
+def test_impossible_mixtures_are_refused(share: float, block: int, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        Boosting(share, block)
 
 
 # The discriminator.
@@ -149,13 +190,13 @@ def test_a_single_learner_is_plain_adversarial_imitation() -> None:
     for _ in range(4):
         algorithm.update(mixed())
         assert same(algorithm.judge, algorithm.discriminator)
-    mixture = algorithm.request.mixture
+    mixture = algorithm.request.weighting
     assert mixture is not None and bool((mixture(np.arange(900), np.full(900, 900)) == 1).all())
 
 
 def test_the_memory_is_asked_for_the_weights_of_learners() -> None:
     algorithm = ailboost(learner_decisions=7, share=0.2)
-    assert algorithm.request.mixture == Boosting(0.2, 7 * algorithm.policy.spec.execute)
+    assert algorithm.request.weighting == Boosting(0.2, 7 * algorithm.policy.spec.execute)
 
 
 def test_a_resumed_run_ends_with_the_same_weights() -> None:

@@ -19,9 +19,9 @@ from robopolicy.algorithms.dqc import quantile_loss
 from robopolicy.algorithms.fql import actor_loss, one_step_copy
 from robopolicy.algorithms.frames.off_policy import OffPolicy
 from robopolicy.algorithms.pa_rl import imitation_target
-from robopolicy.data.transitions import Transitions
+from robopolicy.data.batches import Transitions
 from robopolicy.policies.base import Observation
-from robopolicy.policies.wrappers.selected import Candidates, SelectedPolicy
+from robopolicy.policies.wrappers.best_of_n import Candidates, SelectedPolicy
 
 ROWS = 64
 

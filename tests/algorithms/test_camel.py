@@ -10,17 +10,17 @@ import torch
 from chunk_bandit import SMALL, assert_resumes, batch, flow, gaussian
 from torch import Tensor
 
-from robopolicy.algorithms.camel_sac import CAMELSAC, CAMELSACConfig
-from robopolicy.algorithms.frames.masked_play import MaskConfig
 from robopolicy.algorithms.registry import ALGORITHMS, make_algorithm
+from robopolicy.contrib.control.action_masking import MaskConfig
+from robopolicy.contrib.control.camel_sac import CAMELSAC, CAMELSACConfig
+from robopolicy.contrib.control.prior_mask import MaskSchedule, PriorMask
 from robopolicy.data.replay import Replay
 from robopolicy.errors import UserError
 from robopolicy.nets.normalizer import make_normalizer
 from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
-from robopolicy.policies.wrappers.callable import CallableConfig, CallablePolicy, provide
-from robopolicy.policies.wrappers.prior_mask import MaskSchedule, PriorMask
-from robopolicy.samplers.replay import ReplaySampler
+from robopolicy.policies.wrappers.black_box import CallableConfig, CallablePolicy, provide
+from robopolicy.rollout.off_policy import ReplaySampler
 from robopolicy.sim.chunk import ChunkedSim
 from robopolicy.sim.registry import SimOptions, make_sim
 

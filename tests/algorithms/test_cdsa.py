@@ -13,13 +13,13 @@ import torch
 from chunk_bandit import assert_resumes
 from torch import Tensor, nn
 
-from robopolicy.algorithms.cdsa import CDSA, CDSAConfig, cdsa_loss
+from robopolicy.contrib.offline.cdsa import CDSA, CDSAConfig, cdsa_loss
+from robopolicy.contrib.offline.corrected import CorrectedPolicy, Correction, DataModel, DataModelConfig, correct
 from robopolicy.data.chunks import ChunkBatch, ChunkSampler
 from robopolicy.data.episodes import Episodes
 from robopolicy.errors import UserError
 from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
-from robopolicy.policies.wrappers.corrected import CorrectedPolicy, Correction, DataModel, DataModelConfig, correct
 from robopolicy.training.checkpoint import load_policy, save_checkpoint, verify_checkpoint
 
 SPEC = PolicySpec({"state": (2,)}, action_dim=1, horizon=2, execute=1)

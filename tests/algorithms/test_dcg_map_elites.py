@@ -16,6 +16,7 @@ from robopolicy.errors import UserError
 from robopolicy.policies.heads.gaussian import GaussianConfig
 from robopolicy.schema import to_plain
 from robopolicy.sim.registry import SimOptions, make_sim
+from robopolicy.sim.wrappers.registry import WrapperSpec
 from robopolicy.training.build import Parts, build, complete
 from robopolicy.training.config import (
     BudgetConfig,
@@ -29,7 +30,7 @@ from robopolicy.training.config import (
 
 pytest.importorskip("ribs")
 
-from robopolicy.algorithms.dcg_map_elites import DCGMAPElites, DCGMAPElitesConfig, conditioned, crossed
+from robopolicy.contrib.quality_diversity.dcg_map_elites import DCGMAPElites, DCGMAPElitesConfig, conditioned, crossed
 
 NETWORK = GaussianConfig(
     hidden=(24, 24),
@@ -46,7 +47,7 @@ def run(seed: int = 0, num_envs: int = 8, policy: GaussianConfig = NETWORK, hori
     config = TrainConfig(
         algorithm={"name": "dcg_map_elites", **to_plain(DCGMAPElitesConfig(**(SMALL | settings)))},
         policy={"name": "gaussian", **to_plain(policy)},
-        task=TaskConfig(name="toy/arm", descriptor=True),
+        task=TaskConfig(name="toy/arm", wrappers=(WrapperSpec("descriptor"),)),
         sim=SimConfig(num_envs=num_envs),
         chunk=ChunkConfig(horizon, horizon, 1),
         budget=BudgetConfig(updates=100),
@@ -135,7 +136,7 @@ def test_candidates_are_scored_by_their_own_episodes() -> None:
     parts = run(num_envs=10)
     algorithm = learner(parts)
     generation = parts.source.next(algorithm)
-    sim = make_sim("toy/arm", SimOptions(num_envs=10, descriptor=True))
+    sim = make_sim("toy/arm", SimOptions(num_envs=10, wrappers=(WrapperSpec("descriptor"),)))
     obs, total = sim.reset(1_000_000), torch.zeros(10)
     for _ in range(20):
         history = {key: value[:, None] for key, value in obs.items()}
@@ -211,11 +212,11 @@ def test_what_it_cannot_train_is_refused() -> None:
     with pytest.raises(UserError, match="squashed"):
         DCGMAPElites(DCGMAPElitesConfig(), flow(), total_updates=1)
     everything = (
-        r"policy=squashed_gaussian policy\.normalization=identity task\.descriptor=true, on a task that declares"
+        r"policy=squashed_gaussian policy\.normalization=identity task\.wrappers=\[descriptor\], on a task whose"
     )
     with pytest.raises(UserError, match=everything):
         DCGMAPElites(DCGMAPElitesConfig(), flow(), total_updates=1)
-    with pytest.raises(UserError, match=r"task\.descriptor=true"):
+    with pytest.raises(UserError, match=r"task\.wrappers=\[descriptor\]"):
         DCGMAPElites(DCGMAPElitesConfig(), gaussian(), total_updates=1)
     with pytest.raises(UserError, match=r"policy\.normalization=identity"):
         run(policy=replace(NETWORK, normalization="running"))

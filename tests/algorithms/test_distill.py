@@ -17,7 +17,7 @@ from robopolicy.algorithms.reflow import Reflow, ReflowConfig, reflow_loss
 from robopolicy.cli.main import main
 from robopolicy.data.chunks import ChunkBatch
 from robopolicy.data.collect import collect
-from robopolicy.data.lerobot import LeRobotWriter
+from robopolicy.data.formats.lerobot import LeRobotWriter
 from robopolicy.errors import UserError
 from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.heads.consistency import ConsistencyPolicy
@@ -25,9 +25,8 @@ from robopolicy.policies.heads.edm import preconditioning
 from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
 from robopolicy.policies.heads.generative import GenerativePolicy
 from robopolicy.policies.noise import RowStreams
-from robopolicy.policies.ode import ode_solve, ode_step
+from robopolicy.policies.path import karras_sigmas, ode_solve, ode_step
 from robopolicy.policies.registry import POLICIES
-from robopolicy.policies.schedules import karras_sigmas
 from robopolicy.sim.registry import SimOptions, get_task, make_sim
 from robopolicy.training.checkpoint import load_policy, save_checkpoint, verify_checkpoint
 from robopolicy.training.compose import compose_config
@@ -315,7 +314,7 @@ def test_policies_that_cannot_teach_or_be_straightened_are_refused() -> None:
 
 def test_both_share_the_frame_of_behaviour_cloning() -> None:
     assert issubclass(Distill, BC) and issubclass(Reflow, BC)
-    assert make("distill").experience == "dataset"
+    assert make("distill").data_source == "dataset"
 
 
 @pytest.mark.slow

@@ -16,10 +16,10 @@ from robopolicy.algorithms.dppo import DPPO, DPPOConfig, actor_loss, bc_loss, st
 from robopolicy.algorithms.frames.on_policy import Rows, minibatches, normalize
 from robopolicy.core.decisions import Decisions
 from robopolicy.errors import UserError
-from robopolicy.policies.chains import diffusion_chain
+from robopolicy.policies.exploration import diffusion_chain
 from robopolicy.policies.heads.diffusion import DiffusionConfig, DiffusionPolicy
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
-from robopolicy.policies.wrappers.staged_diffusion import StagedDiffusion
+from robopolicy.policies.wrappers.staged import StagedDiffusion
 from robopolicy.training.checkpoint import load_policy, save_checkpoint
 
 TINY = {"transformer_width": 16, "transformer_layers": 1, "transformer_heads": 2}

@@ -24,9 +24,9 @@ from robopolicy.errors import UserError
 from robopolicy.policies.base import Observation, Policy, PolicySpec
 from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
-from robopolicy.policies.wrappers.callable import CallablePolicy
+from robopolicy.policies.wrappers.black_box import CallablePolicy
 from robopolicy.policies.wrappers.latent import STEERING_ACTOR, LatentPolicy, NoiseSpace
-from robopolicy.samplers.replay import ReplaySampler
+from robopolicy.rollout.off_policy import ReplaySampler
 from robopolicy.sim.chunk import ChunkedSim
 from robopolicy.sim.registry import SimOptions, make_sim
 from robopolicy.training.checkpoint import load_policy, save_checkpoint, verify_checkpoint

@@ -11,11 +11,10 @@ import torch
 
 from robopolicy.algorithms.reinflow import ReinFlow, ReinFlowConfig
 from robopolicy.policies.base import PolicySpec
-from robopolicy.policies.chains.stochastic_flow import NoiseConfig, StochasticFlow
-from robopolicy.policies.heads.meanflow import MeanFlowConfig
-from robopolicy.policies.heads.shortcut import ShortcutConfig
+from robopolicy.policies.exploration.flow_chains import NoiseConfig, StochasticFlow
+from robopolicy.policies.heads.average_velocity import MeanFlowConfig, ShortcutConfig
 from robopolicy.policies.registry import make_policy
-from robopolicy.samplers.rollout import RolloutSampler
+from robopolicy.rollout.on_policy import RolloutSampler
 from robopolicy.sim.chunk import ChunkedSim
 from robopolicy.sim.registry import SimOptions, make_sim
 from robopolicy.training.checkpoint import load_policy, save_checkpoint, verify_checkpoint

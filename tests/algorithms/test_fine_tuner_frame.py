@@ -14,7 +14,7 @@ from torch import Tensor
 from robopolicy.algorithms.frames.on_policy import ReturnScale, Rows
 from robopolicy.algorithms.registry import ALGORITHMS, make_algorithm
 from robopolicy.critics.value import ValueConfig
-from robopolicy.data.rollout import Rollout
+from robopolicy.data.batches import Rollout
 from robopolicy.errors import UserError
 from robopolicy.policies.base import Observation, Policy
 

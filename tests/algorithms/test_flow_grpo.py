@@ -18,9 +18,9 @@ from robopolicy.algorithms.frames.on_policy import Rows, minibatches, normalize
 from robopolicy.critics.q import CriticConfig, QEnsemble
 from robopolicy.errors import UserError
 from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
+from robopolicy.policies.wrappers.best_of_n import select
 from robopolicy.policies.wrappers.composed import compose
 from robopolicy.policies.wrappers.latent import STEERING_ACTOR, LatentPolicy, NoiseSpace
-from robopolicy.policies.wrappers.selected import select
 from robopolicy.training.checkpoint import load_policy, save_checkpoint
 
 
@@ -39,7 +39,7 @@ both = pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
 
 
 def fresh_rows(algorithm: Any, rollout: Any) -> Rows:
-    if algorithm.experience == "rollout":
+    if algorithm.data_source == "rollout":
         return tools.rows_of(algorithm, rollout)
     return algorithm.prepare(rows_of(rollout, group_advantage(rollout.returns, rollout.group, 5.0)))
 
@@ -101,9 +101,9 @@ def test_the_penalty_is_the_gaussian_kl_of_the_means() -> None:
         for parameter in algorithm.policy.head.parameters():
             parameter.add_(0.03 * torch.randn_like(parameter))
     nothing = torch.zeros(len(rows))
-    loss, info = actor_loss(algorithm.policy, algorithm.reference, rows, nothing, algorithm.estimator, 0.7)
+    loss, info = actor_loss(algorithm.policy, algorithm.reference_policy, rows, nothing, algorithm.estimator, 0.7)
     mean, log_std = algorithm.policy.transitions(rows.obs, rows.record)
-    base, _ = algorithm.reference.transitions(rows.obs, rows.record)
+    base, _ = algorithm.reference_policy.transitions(rows.obs, rows.record)
     expected = torch.distributions.kl_divergence(
         torch.distributions.Normal(mean, log_std.exp()), torch.distributions.Normal(base, log_std.exp())
     ).mean()
@@ -119,7 +119,7 @@ def test_the_base_stays_bit_identical_and_the_head_learns(make: Any) -> None:
     for _ in range(2):
         metrics = algorithm.update(sampler.collect(algorithm.act))
         assert all(math.isfinite(value) for value in metrics.values())
-    assert not tools.changed(base, algorithm.base) and algorithm.reference.head is algorithm.base
+    assert not tools.changed(base, algorithm.base) and algorithm.reference_policy.head is algorithm.base
     assert tools.changed(before, algorithm.policy)
 
 

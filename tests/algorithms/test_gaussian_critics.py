@@ -11,13 +11,13 @@ import torch
 from chunk_bandit import SPEC, batch, first_actions, gaussian, seeded, shifted
 from torch import Tensor, nn
 
-from robopolicy.algorithms.dsac_t import DSACT, DSACTConfig, Spread, distribution_loss
 from robopolicy.algorithms.frames.soft import actor_loss
-from robopolicy.algorithms.mdpo_off import MDPOOff, MDPOOffConfig
 from robopolicy.algorithms.registry import make_algorithm
 from robopolicy.algorithms.sac import SAC, SACConfig
-from robopolicy.algorithms.stac import FLOOR, STAC, STACConfig, likelihood_loss
-from robopolicy.critics.gaussian import GaussianQ
+from robopolicy.contrib.control.dsac_t import DSACT, DSACTConfig, Spread, distribution_loss
+from robopolicy.contrib.control.gaussian_critic import GaussianQ
+from robopolicy.contrib.control.mdpo_off import MDPOOff, MDPOOffConfig
+from robopolicy.contrib.control.stac import FLOOR, STAC, STACConfig, likelihood_loss
 from robopolicy.critics.q import CriticConfig
 from robopolicy.errors import UserError
 from robopolicy.policies.density import squashed_draw
@@ -167,7 +167,7 @@ def test_each_member_of_dsac_t_clips_by_its_own_average_spread(monkeypatch: pyte
         limits.append(others[2])
         return distribution_loss(mean, std, *others)
 
-    monkeypatch.setattr("robopolicy.algorithms.dsac_t.distribution_loss", spy)
+    monkeypatch.setattr("robopolicy.contrib.control.dsac_t.distribution_loss", spy)
     data = loop()
     _, std = algorithm.critic.moments(data.obs, data.chunk)
     algorithm.critic_loss(data)

@@ -18,7 +18,7 @@ from robopolicy.algorithms.frames.base import Algorithm
 from robopolicy.algorithms.frames.on_policy import rows_with_advantages
 from robopolicy.algorithms.gorl import EpisodeReturns, GoRL, GoRLConfig, latent_penalty
 from robopolicy.algorithms.ppo import PPO, PPOConfig
-from robopolicy.data.rollout import Rollout
+from robopolicy.data.batches import Rollout
 from robopolicy.errors import UserError
 from robopolicy.policies.base import PolicySpec, Sample
 from robopolicy.policies.heads.consistency import ConsistencyConfig, ConsistencyPolicy
@@ -26,7 +26,7 @@ from robopolicy.policies.heads.diffusion import DiffusionConfig, DiffusionPolicy
 from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
 from robopolicy.policies.heads.generative import GenerativePolicy
-from robopolicy.samplers.rollout import RolloutSampler
+from robopolicy.rollout.on_policy import RolloutSampler
 from robopolicy.sim.chunk import ChunkedSim
 from robopolicy.sim.registry import SimOptions, make_sim
 from robopolicy.training.checkpoint import load_policy, save_checkpoint, verify_checkpoint

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from robopolicy.algorithms.frames.on_policy import Rows, rows_with_advantages
-from robopolicy.algorithms.hamnet import HAMNet, HAMNetConfig, normalized
-from robopolicy.critics.vector import VectorValueConfig
-from robopolicy.data.rollout import Rollout
+from robopolicy.contrib.control.hamnet import HAMNet, HAMNetConfig, normalized
+from robopolicy.contrib.control.vector_value import VectorValueConfig
+from robopolicy.data.batches import Rollout
 from robopolicy.errors import UserError
 from robopolicy.policies.base import PolicySpec, Sample
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
@@ -21,7 +21,7 @@ from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
 def learner(seed: int = 0, execute: int = 1, **config: Any) -> HAMNet:
     torch.manual_seed(seed)
     spec = PolicySpec({"state": (6,)}, 2, horizon=execute, execute=execute)
-    policy = GaussianPolicy(GaussianConfig(hidden=(16,), backbone="modular", modular_count=2), spec)
+    policy = GaussianPolicy(GaussianConfig(hidden=(16,), backbone="modular", backbone_options={"modules": 2}), spec)
     policy.fit_normalizer(tools.STATISTICS)
     critic = VectorValueConfig(hidden=(16,), modules=2, context_width=8)
     settings = {"decisions": 45, "epochs": 2, "batch_size": 64, "terms": ("success",), "critic": critic} | config

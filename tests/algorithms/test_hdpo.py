@@ -10,12 +10,12 @@ from scenario_learners import learner, small_policy
 from torch import nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from robopolicy.algorithms.hdpo import HDPO, HDPOConfig, hdpo_loss
-from robopolicy.data.scenarios import Scenarios, unroll
+from robopolicy.contrib.known_dynamics.cart_pole import CartPole
+from robopolicy.contrib.known_dynamics.dynamics import Dynamics
+from robopolicy.contrib.known_dynamics.hdpo import HDPO, HDPOConfig, hdpo_loss
+from robopolicy.contrib.known_dynamics.inventory import LOST_SALES, NEWSVENDOR, BaseStock, Store
+from robopolicy.contrib.known_dynamics.scenarios import Scenarios, unroll
 from robopolicy.errors import UserError
-from robopolicy.sim.dynamics import Dynamics
-from robopolicy_tasks.differentiable.cart_pole import CartPole
-from robopolicy_tasks.differentiable.inventory import LOST_SALES, NEWSVENDOR, BaseStock, Store
 
 
 def scenarios(dynamics: Dynamics, first: int, count: int) -> Scenarios:

@@ -11,20 +11,20 @@ import pytest
 import torch
 from lock import LockSim, dataset, rows
 
-from robopolicy.algorithms.hnpg import HNPG, HNPGConfig
 from robopolicy.algorithms.ppo import PPOConfig
 from robopolicy.algorithms.registry import make_algorithm
+from robopolicy.contrib.control.hnpg import HNPG, HNPGConfig
+from robopolicy.contrib.control.hybrid_rollout import HybridRollout
+from robopolicy.contrib.control.hybrid_source import HybridSource
 from robopolicy.critics.q import CriticConfig
 from robopolicy.data.replay import Replay
-from robopolicy.data.rollout import HybridRollout
 from robopolicy.errors import UserError
 from robopolicy.evaluation.harness import evaluate
 from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
-from robopolicy.samplers.rollout import RolloutSampler
+from robopolicy.rollout.on_policy import RolloutSampler
 from robopolicy.sim.checker import check_simulator
 from robopolicy.sim.chunk import ChunkedSim
-from robopolicy.training.sources import HybridSource
 
 FAST = {"gamma": 0.99, "epochs": 8, "batch_size": 512, "lr": 5e-3, "normalize_reward": False}
 HYBRID = {"q": CriticConfig(hidden=(64, 64)), "q_lr": 4e-3, "q_epochs": 6, "offline_batch": 512}

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 from torch.nn.utils import parameters_to_vector
 
-from robopolicy.algorithms.frames.momentum import MomentumGradient, Trace
 from robopolicy.algorithms.frames.on_policy import Rows, normalize, rows_with_advantages
-from robopolicy.algorithms.harpg import HARPG, HARPGConfig, hessian_vector
-from robopolicy.algorithms.npg_igt import NPGIGT, NPGIGTConfig, look_ahead
 from robopolicy.algorithms.registry import make_algorithm
+from robopolicy.contrib.control.harpg import HARPG, HARPGConfig, hessian_vector
+from robopolicy.contrib.control.momentum import MomentumGradient, Trace
+from robopolicy.contrib.control.npg_igt import NPGIGT, NPGIGTConfig, look_ahead
 from robopolicy.errors import UserError
 from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy

@@ -10,12 +10,20 @@ import pytest
 import torch
 from chunk_bandit import SMALL, assert_resumes, flow, gaussian, shifted
 from mixed_bandit import batches, mixed, regret
-from torch import Tensor
+from torch import Tensor, nn
 
-from robopolicy.algorithms.odice import ODICE, ODICEConfig, chi_square_conjugate, discounted_returns, visit_weight
-from robopolicy.core.gradients import flat_gradient, parallel_share
+from robopolicy.contrib.offline.odice import (
+    ODICE,
+    ODICEConfig,
+    chi_square_conjugate,
+    discounted_returns,
+    orthogonal_sum,
+    parallel_share,
+    visit_weight,
+)
+from robopolicy.core.gradients import flat_gradient
+from robopolicy.data.batches import Transitions
 from robopolicy.data.episodes import Episodes
-from robopolicy.data.transitions import Transitions
 from robopolicy.errors import UserError
 from robopolicy.policies.base import Policy
 
@@ -50,6 +58,45 @@ def test_the_slope_of_the_conjugate_is_the_ratio_of_visits() -> None:
     slope = torch.autograd.grad(value.sum(), residual)[0]
     assert slope.tolist() == [0.0, 0.0, 0.5, 1.0, 2.0]
     assert visit_weight(torch.tensor([-1.0, 0.5, 9.0]), 5.0).tolist() == [0.0, 0.5, 5.0]
+
+
+def two_losses(seed: int = 0) -> tuple[nn.Module, Tensor, Tensor]:
+    torch.manual_seed(seed)
+    net = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1)).double()
+    here, there = torch.randn(16, 3).double(), torch.randn(16, 3).double()
+    return net, (net(here) - 1).square().mean(), (net(there) + 2).square().mean()
+
+
+def test_what_is_added_is_orthogonal_to_what_is_kept() -> None:
+    net, kept, added = two_losses()
+    total, _ = orthogonal_sum(kept, added, net.parameters())
+    g_kept, g_total = flat_gradient(kept, net.parameters()), flat_gradient(total, net.parameters())
+    assert float(torch.cosine_similarity(g_total - g_kept, g_kept, dim=0)) == pytest.approx(0, abs=1e-9)
+
+
+def test_conflicting_losses_lower_the_kept_one_as_if_it_stood_alone() -> None:
+    net, kept, _ = two_losses()
+    added = -2 * kept + (next(net.parameters())).square().sum()
+    g_kept, g_added = flat_gradient(kept, net.parameters()), flat_gradient(added, net.parameters())
+    assert float(parallel_share(g_kept + g_added, g_kept)) < 0  # the naive sum climbs
+    total, share = orthogonal_sum(kept, added, net.parameters())
+    assert float(share) < 0
+    assert float(parallel_share(flat_gradient(total, net.parameters()), g_kept)) == pytest.approx(1, abs=1e-9)
+
+
+def test_by_hand_in_two_dimensions() -> None:
+    x = torch.tensor([0.0, 0.0], requires_grad=True)
+    kept, added = 2 * x[0], -3 * x[0] + 5 * x[1]
+    total, share = orthogonal_sum(kept, added, [x])
+    assert flat_gradient(total, [x]).tolist() == [2.0, 5.0]
+    assert float(share) == -1.5
+
+
+def test_a_gradient_without_direction_takes_nothing_away() -> None:
+    x = torch.tensor([1.0, 1.0], requires_grad=True)
+    total, share = orthogonal_sum(0 * x.sum(), x.sum(), [x])
+    assert flat_gradient(total, [x]).tolist() == [1.0, 1.0]
+    assert float(share) == 0
 
 
 def test_what_the_next_state_adds_is_orthogonal_to_what_this_state_asks() -> None:

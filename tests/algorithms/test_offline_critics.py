@@ -19,11 +19,10 @@ from robopolicy.algorithms.frames.offline_critic import (
     ImplicitConfig,
     ImplicitRule,
 )
-from robopolicy.critics.losses import conservative_penalty
 from robopolicy.critics.q import QEnsemble
-from robopolicy.critics.value import ValueConfig
+from robopolicy.critics.value import ValueConfig, conservative_penalty
+from robopolicy.data.batches import Request
 from robopolicy.data.replay import Replay
-from robopolicy.data.transitions import Request
 from robopolicy.errors import UserError
 
 

@@ -23,11 +23,11 @@ from robopolicy.algorithms.frames.on_policy import (
 from robopolicy.algorithms.gorl import EpisodeReturns
 from robopolicy.algorithms.ppo import PPO, PPOConfig
 from robopolicy.algorithms.reinflow import ReinFlow, ReinFlowConfig
-from robopolicy.data.rollout import Rollout
+from robopolicy.data.batches import Rollout
 from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
-from robopolicy.samplers.rollout import RolloutSampler
+from robopolicy.rollout.on_policy import RolloutSampler
 from robopolicy.sim.chunk import ChunkedSim
 from robopolicy.sim.registry import SimOptions, make_sim
 

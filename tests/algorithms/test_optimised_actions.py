@@ -12,7 +12,7 @@ from value_learners import MAKERS, expo, pa_rl, pa_rl_iql, peak, same, snapshot
 from robopolicy.algorithms.expo import edit_loss, selection_bonus
 from robopolicy.algorithms.pa_rl import imitation_target
 from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
-from robopolicy.policies.wrappers.selected import Candidates
+from robopolicy.policies.wrappers.best_of_n import Candidates
 
 
 def test_the_policy_is_frozen_offline_and_trained_online() -> None:

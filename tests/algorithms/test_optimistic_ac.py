@@ -10,10 +10,10 @@ import torch
 from chunk_bandit import assert_resumes, batch, first_actions, flow, gaussian
 from torch import Tensor
 
-from robopolicy.algorithms.optimistic_ac import OptimisticAC, OptimisticACConfig, bellman_error
-from robopolicy.critics.optimism import RareSwitch, upper_value
+from robopolicy.contrib.control.optimism import RareSwitch, upper_value
+from robopolicy.contrib.control.optimistic_ac import OptimisticAC, OptimisticACConfig, bellman_error
 from robopolicy.critics.q import CriticConfig
-from robopolicy.data.transitions import Transitions
+from robopolicy.data.batches import Transitions
 from robopolicy.errors import UserError
 
 CRITIC = CriticConfig(members=3, hidden=(32, 32), activation="relu", layer_norm=False)

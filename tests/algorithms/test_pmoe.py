@@ -12,13 +12,13 @@ import torch
 from chunk_bandit import SMALL, SPEC, STATISTICS, batch, first_actions, flow, gaussian, seeded
 from torch import Tensor
 
-from robopolicy.algorithms.pmoe import PMOE, PMOEConfig, actor_loss, frequency_loss
 from robopolicy.algorithms.ppo import PPO, PPOConfig
 from robopolicy.algorithms.registry import make_algorithm
+from robopolicy.contrib.control.pmoe import PMOE, PMOEConfig, actor_loss, frequency_loss
 from robopolicy.errors import UserError
 from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.heads.mixture import MixtureConfig, MixturePolicy
-from robopolicy.samplers.rollout import RolloutSampler
+from robopolicy.rollout.on_policy import RolloutSampler
 from robopolicy.sim.chunk import ChunkedSim
 from robopolicy.sim.registry import SimOptions, make_sim
 from robopolicy.training.checkpoint import load_policy, save_checkpoint, verify_checkpoint

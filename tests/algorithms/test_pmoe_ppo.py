@@ -12,10 +12,10 @@ from test_pmoe import mixture, peaks, shares
 from torch import Tensor, nn
 
 from robopolicy.algorithms.frames.on_policy import Rows
-from robopolicy.algorithms.pmoe import frequency_loss
-from robopolicy.algorithms.pmoe_ppo import PMOEPPO, PMOEPPOConfig
 from robopolicy.algorithms.registry import make_algorithm
-from robopolicy.data.rollout import Rollout
+from robopolicy.contrib.control.pmoe import frequency_loss
+from robopolicy.contrib.control.pmoe_ppo import PMOEPPO, PMOEPPOConfig
+from robopolicy.data.batches import Rollout
 from robopolicy.errors import UserError
 
 FAST = {"lr": 3e-3, "q_lr": 3e-3, "epochs": 4, "q_epochs": 4, "batch_size": 64, "normalize_reward": False}

@@ -27,7 +27,7 @@ from robopolicy.algorithms.frames.on_policy import normalize
 from robopolicy.algorithms.policyflow import PolicyFlowConfig, brownian_loss
 from robopolicy.errors import UserError
 from robopolicy.policies.base import PolicySpec
-from robopolicy.policies.chains.perturbed_flow import PerturbationConfig, PerturbedFlow
+from robopolicy.policies.exploration.endpoint_noise import PerturbationConfig, PerturbedFlow
 
 
 def still(policy: Any) -> Any:

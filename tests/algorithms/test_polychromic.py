@@ -12,13 +12,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from robopolicy.algorithms.frames.places import PlaceConfig
-from robopolicy.algorithms.polychromic import Polychromic, PolychromicConfig, ways_of
-from robopolicy.core.advantages.sets import set_advantage, set_values
+from robopolicy.contrib.control.polychromic import Polychromic, PolychromicConfig, ways_of
+from robopolicy.contrib.control.positions import PlaceConfig
+from robopolicy.contrib.control.stages import set_advantage, set_values
+from robopolicy.contrib.control.vine_rollout import VineSampler
 from robopolicy.errors import UserError
 from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
-from robopolicy.samplers.vine import VineSampler
 
 SMALL: dict[str, Any] = {
     "decisions": 10,

@@ -12,13 +12,13 @@ from torch import Tensor
 
 from robopolicy.algorithms.frames.on_policy import rows_with_advantages
 from robopolicy.algorithms.ppo import PPO, PPOConfig
-from robopolicy.algorithms.ppo_lagrangian import EpisodeCosts, PPOLagrangian, PPOLagrangianConfig, lagrangian
+from robopolicy.contrib.control.ppo_lagrangian import EpisodeCosts, PPOLagrangian, PPOLagrangianConfig, lagrangian
 from robopolicy.critics.value import ValueConfig
-from robopolicy.data.rollout import Rollout
+from robopolicy.data.batches import Rollout
 from robopolicy.errors import UserError
 from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
-from robopolicy.samplers.rollout import RolloutSampler
+from robopolicy.rollout.on_policy import RolloutSampler
 from robopolicy.sim.chunk import ChunkedSim
 from robopolicy.sim.registry import SimOptions, make_sim
 

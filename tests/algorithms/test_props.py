@@ -13,9 +13,9 @@ from torch.distributions import Normal, kl_divergence
 
 from robopolicy.algorithms.frames.on_policy import rows_with_advantages
 from robopolicy.algorithms.ppo import PPO, PPOConfig
-from robopolicy.algorithms.props import PROPS, BehaviourConfig, PROPSConfig, push_loss
+from robopolicy.contrib.control.props import PROPS, BehaviourConfig, PROPSConfig, push_loss
+from robopolicy.contrib.control.sampling_error import sampling_error
 from robopolicy.errors import UserError
-from robopolicy.evaluation.sampling_error import sampling_error
 from robopolicy.policies.base import DecisionOutput, Observation, Policy, PolicySpec, Record, Sample
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
 

@@ -27,8 +27,8 @@ from torch import Tensor, nn
 from robopolicy.algorithms.dqc import DQCConfig, optimistic_loss, quantile_loss
 from robopolicy.algorithms.fql import actor_loss, one_step_copy
 from robopolicy.algorithms.frames.off_policy import OffPolicy
+from robopolicy.data.batches import Request, Transitions
 from robopolicy.data.replay import Replay
-from robopolicy.data.transitions import Request, Transitions
 from robopolicy.errors import UserError
 from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy

@@ -15,13 +15,13 @@ import torch
 import yaml
 
 from robopolicy.algorithms.recipe import Compared, RecipeTuner, RecipeTunerConfig, decisions_of, whole_groups
-from robopolicy.catalogue import read_recipe, recipe_names
-from robopolicy.core.advantages.pipeline import outcome
-from robopolicy.core.parts import REGISTRIES
+from robopolicy.core.advantage import outcome
 from robopolicy.core.recipe import Recipe
+from robopolicy.core.registry import REGISTRIES
 from robopolicy.errors import UserError
 from robopolicy.policies.heads.diffusion import DiffusionPolicy
 from robopolicy.policies.heads.flow import FlowPolicy
+from robopolicy.recipe_files import read_recipe, recipe_names
 
 ROLLOUTS = [name for name in recipe_names() if read_recipe(name).get("data", "rollout") == "rollout"]
 HEADS = {"flow": tools.flow_head, "diffusion": tools.diffusion_head}
@@ -110,7 +110,7 @@ def test_the_base_is_the_reference_and_stays_bit_identical(head: str, tmp_path: 
     sampler = tools.sampler_for(algorithm)
     kl = [algorithm.update(sampler.collect(algorithm.act))["actor/kl_ref"] for _ in range(3)]
     assert 0.0 < kl[0] < kl[2] and all(math.isfinite(value) for value in kl)
-    assert not tools.changed(base, algorithm.base) and algorithm.reference.head is algorithm.base
+    assert not tools.changed(base, algorithm.base) and algorithm.reference_policy.head is algorithm.base
     assert tools.changed(before, algorithm.policy)
     assert type(algorithm.deployable()) is (FlowPolicy if head == "flow" else DiffusionPolicy)
 

@@ -11,13 +11,13 @@ import torch
 from cue import BEST, LENGTH, CueSim
 from torch import Tensor
 
-from robopolicy.algorithms.bpo import BPOConfig
 from robopolicy.algorithms.frames.on_policy import sequences
-from robopolicy.algorithms.mdpo import MDPOConfig
-from robopolicy.algorithms.npg_igt import NPGIGTConfig
 from robopolicy.algorithms.ppo import PPOConfig
-from robopolicy.algorithms.props import PROPSConfig
 from robopolicy.algorithms.registry import make_algorithm
+from robopolicy.contrib.control.bpo import BPOConfig
+from robopolicy.contrib.control.mdpo import MDPOConfig
+from robopolicy.contrib.control.npg_igt import NPGIGTConfig
+from robopolicy.contrib.control.props import PROPSConfig
 from robopolicy.critics.value import ValueConfig
 from robopolicy.errors import UserError
 from robopolicy.evaluation.harness import evaluate
@@ -27,7 +27,7 @@ from robopolicy.policies.heads.autoregressive import AutoregressiveConfig
 from robopolicy.policies.heads.gaussian import GaussianConfig
 from robopolicy.policies.heads.mixture import MixtureConfig
 from robopolicy.policies.registry import make_policy
-from robopolicy.samplers.rollout import RolloutSampler
+from robopolicy.rollout.on_policy import RolloutSampler
 from robopolicy.sim.checker import check_simulator
 from robopolicy.sim.chunk import ChunkedSim
 from robopolicy.spec import MEMORY

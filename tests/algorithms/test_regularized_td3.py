@@ -14,13 +14,13 @@ from chunk_bandit import SMALL, STATISTICS, assert_resumes, batch, flow, gaussia
 from mixed_bandit import batches, mixed, regret
 from torch import Tensor
 
-from robopolicy.algorithms.a2pr import A2PR, A2PRConfig, ChunkVAE, ChunkVAEConfig, better_of, vae_loss
 from robopolicy.algorithms.frames.regularized_td3 import RegularizedTD3, regularized_loss
-from robopolicy.algorithms.prdc import PRDC, PRDCConfig
 from robopolicy.algorithms.td3_bc import TD3BC, TD3BCConfig
+from robopolicy.contrib.offline.a2pr import A2PR, A2PRConfig, ChunkVAE, ChunkVAEConfig, better_of, vae_loss
+from robopolicy.contrib.offline.prdc import PRDC, PRDCConfig
 from robopolicy.critics.value import ValueConfig
+from robopolicy.data.batches import Transitions
 from robopolicy.data.episodes import Episodes
-from robopolicy.data.transitions import Transitions
 from robopolicy.errors import UserError
 from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
@@ -251,7 +251,7 @@ def test_a_step_teaches_v_its_target_and_the_vae_the_rows_above_v(monkeypatch: p
         shown.append(good)
         return vae_loss(decoded, action, good, *others)
 
-    monkeypatch.setattr("robopolicy.algorithms.a2pr.vae_loss", spy)
+    monkeypatch.setattr("robopolicy.contrib.offline.a2pr.vae_loss", spy)
     for _ in range(50):
         info = algorithm._critic_step(data)
     with torch.no_grad():

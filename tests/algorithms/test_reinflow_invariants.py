@@ -14,8 +14,8 @@ from torch.distributions import Normal
 from robopolicy.algorithms.frames.on_policy import Rows, minibatches, normalize
 from robopolicy.algorithms.reinflow import ReinFlow, ReinFlowConfig, actor_loss, bc_loss, chain_logp
 from robopolicy.critics.value import ValueConfig
-from robopolicy.policies.chains.stochastic_flow import NoiseConfig, StochasticFlow
 from robopolicy.policies.density import normal_log_density
+from robopolicy.policies.exploration.flow_chains import NoiseConfig, StochasticFlow
 from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
 
 

@@ -14,7 +14,7 @@ from robopolicy.algorithms.dppo import DPPO, DPPOConfig
 from robopolicy.algorithms.flow_grpo import FlowGRPO, FlowGRPOConfig
 from robopolicy.algorithms.flow_sde import FlowSDE, FlowSDEConfig
 from robopolicy.algorithms.reinflow import ReinFlow, ReinFlowConfig
-from robopolicy.data.rollout import GroupRollout, Rollout
+from robopolicy.data.batches import GroupRollout, Rollout
 from robopolicy.policies.base import Policy, PolicySpec
 from robopolicy.policies.heads.diffusion import DiffusionConfig, DiffusionPolicy
 from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
@@ -79,7 +79,7 @@ def experience(algorithm: Any) -> Rollout:
     ones, first = torch.ones(1, ROWS, dtype=torch.bool), {"state": OBS["state"][None]}
     record = {key: value[None] for key, value in sample.record.items()}
     parts = (first, record, sample.logp[None], reward, ones.long(), ones, ~ones, {"state": OBS["state"][:0]}, OBS)
-    if algorithm.experience == "group":
+    if algorithm.data_source == "group":
         return GroupRollout(*parts, group=torch.arange(ROWS) // 16, played=ones)
     return Rollout(*parts)
 

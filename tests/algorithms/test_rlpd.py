@@ -16,10 +16,10 @@ from robopolicy.algorithms import rlpd as rlpd_module
 from robopolicy.algorithms.frames.soft import actor_loss as sac_actor_loss
 from robopolicy.algorithms.rlpd import RLPD, RLPDConfig
 from robopolicy.critics.q import CriticConfig, QEnsemble
+from robopolicy.data.batches import Request, Transitions
 from robopolicy.data.episodes import Episode, Episodes
 from robopolicy.data.replay import MixedReplay, Replay
-from robopolicy.data.transitions import Request, Transitions
-from robopolicy.nets.ensemble import EnsembleLayerNorm, EnsembleMLP
+from robopolicy.nets.mlp import EnsembleLayerNorm, EnsembleMLP
 from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
 from robopolicy.training.checkpoint import load_policy, save_checkpoint, verify_checkpoint

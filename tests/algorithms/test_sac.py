@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from robopolicy.algorithms.frames.soft import Temperature, actor_loss
 from robopolicy.algorithms.sac import SAC, SACConfig
 from robopolicy.critics.q import CriticConfig
+from robopolicy.data.batches import Transitions
 from robopolicy.data.replay import Replay
-from robopolicy.data.transitions import Transitions
 from robopolicy.errors import UserError
 from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.density import HALF_LOG_2PI, log_tanh_slope, squashed_draw

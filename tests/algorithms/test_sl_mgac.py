@@ -13,10 +13,10 @@ from torch import Tensor
 
 from robopolicy.algorithms.frames.off_policy import descend
 from robopolicy.algorithms.sac import SAC, SACConfig
-from robopolicy.algorithms.sl_mgac import SLMGAC, SLMGACConfig
+from robopolicy.contrib.control.reward_predicting_q import SupervisedQ
+from robopolicy.contrib.control.sl_mgac import SLMGAC, SLMGACConfig
 from robopolicy.critics.q import CriticConfig
-from robopolicy.critics.supervised import SupervisedQ
-from robopolicy.data.transitions import Transitions
+from robopolicy.data.batches import Transitions
 from robopolicy.errors import UserError
 from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy

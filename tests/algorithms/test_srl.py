@@ -11,13 +11,13 @@ import torch
 from chunk_bandit import assert_resumes, gaussian, seeded, shifted
 from torch import Tensor
 
-from robopolicy.algorithms.srl import SRL, SRLConfig, actor_loss
-from robopolicy.critics.modelled import ModelledQ
+from robopolicy.contrib.control.model_based_q import ModelledQ
+from robopolicy.contrib.control.sequence import SequenceConfig, SequencePolicy
+from robopolicy.contrib.control.srl import SRL, SRLConfig, actor_loss
 from robopolicy.critics.q import CriticConfig
-from robopolicy.data.transitions import Transitions
+from robopolicy.data.batches import Transitions
 from robopolicy.errors import UserError
 from robopolicy.policies.base import PolicySpec
-from robopolicy.policies.heads.sequence import SequenceConfig, SequencePolicy
 
 SMALL = CriticConfig(members=2, hidden=(64, 64), activation="relu", layer_norm=False)
 LIMITS = {"state": {"min": [-1.0], "max": [1.0]}, "action": {"min": [-1.0], "max": [1.0]}}

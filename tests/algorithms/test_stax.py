@@ -12,8 +12,9 @@ import torch
 from chunk_bandit import flow
 from torch import Tensor
 
-from robopolicy.algorithms.stax import STAX, STAXConfig
-from robopolicy.data.individuals import Individuals
+from robopolicy.contrib.quality_diversity.individuals import Individuals
+from robopolicy.contrib.quality_diversity.population_source import ViewSource
+from robopolicy.contrib.quality_diversity.stax import STAX, STAXConfig
 from robopolicy.errors import UserError
 from robopolicy.policies.heads.gaussian import GaussianConfig
 from robopolicy.schema import to_plain
@@ -27,7 +28,6 @@ from robopolicy.training.config import (
     TaskConfig,
     TrainConfig,
 )
-from robopolicy.training.population_source import ViewSource
 
 NETWORK = GaussianConfig(
     hidden=(8,), orthogonal_init=False, squash=True, action_normalization="minmax", normalization="identity"

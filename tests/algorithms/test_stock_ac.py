@@ -10,21 +10,24 @@ import torch
 from chunk_bandit import assert_resumes, flow, gaussian, shifted
 from torch import Tensor
 
-from robopolicy.algorithms.stock_ac import UTILITIES, StockAC, StockACConfig, conditional_value
+from robopolicy.contrib.control.quantile_critic import QuantileQ, quantile_loss
+from robopolicy.contrib.control.stock_ac import UTILITIES, StockAC, StockACConfig, conditional_value, stock_of
 from robopolicy.critics.q import CriticConfig
-from robopolicy.critics.quantile import QuantileQ, quantile_loss
+from robopolicy.data.batches import Transitions
 from robopolicy.data.replay import Replay
-from robopolicy.data.transitions import Transitions
 from robopolicy.errors import UserError
 from robopolicy.policies.base import PolicySpec, Sample
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
-from robopolicy.samplers.replay import ReplaySampler
+from robopolicy.rollout.off_policy import ReplaySampler
 from robopolicy.sim.checker import check_simulator
 from robopolicy.sim.chunk import ChunkedSim
 from robopolicy.sim.contract import VectorSim
-from robopolicy.sim.registry import SimOptions, make_sim, views_of
+from robopolicy.sim.registry import SimOptions, make_sim, observation_options
+from robopolicy.sim.wrappers.registry import WrapperSpec
 
 GAMMA, KEY = 0.9, "stock.0.9"
+STOCK = WrapperSpec("stock", {"discount": GAMMA})
+MISSING = r"'task\.wrappers=\[\{name: stock, discount: 0\.99\}\]'"
 SMALL = CriticConfig(members=2, hidden=(32, 32), activation="relu", layer_norm=False)
 SPEC = PolicySpec({"stage": (1,), KEY: (2,)}, action_dim=1)
 
@@ -125,7 +128,9 @@ def test_utilities_are_those_of_their_functionals() -> None:
 
 
 def test_played_stocks_are_the_discounted_sums_of_rewards() -> None:
-    sim = make_sim("toy/point_mass", SimOptions(num_envs=3, reward="shaped", stock=0.9))
+    sim = make_sim(
+        "toy/point_mass", SimOptions(num_envs=3, reward="shaped", wrappers=(WrapperSpec("stock", {"discount": 0.9}),))
+    )
     replay = Replay(300, 3)
     sampler = ReplaySampler(ChunkedSim(sim, execute=2), replay)
     g = torch.Generator().manual_seed(0)
@@ -157,10 +162,10 @@ def test_editing_changes_the_stocks_alone_and_keeps_the_books() -> None:
 
 def test_along_an_episode_the_stock_less_what_was_earned_is_its_start() -> None:
     algorithm = stock_ac(start=-0.7)
-    sim = make_sim("toy/point_mass", SimOptions(num_envs=2, reward="shaped", stock=GAMMA))
+    sim = make_sim("toy/point_mass", SimOptions(num_envs=2, reward="shaped", wrappers=(STOCK,)))
     obs, total = sim.reset(0), torch.zeros(2)
     for t in range(20):
-        stock = algorithm.policy.encoder.stock(obs[KEY].unsqueeze(1)).flatten()
+        stock = stock_of(algorithm.policy).stock(obs[KEY].unsqueeze(1)).flatten()
         torch.testing.assert_close(GAMMA**t * stock - total, torch.full((2,), -0.7), atol=1e-4, rtol=1e-4)
         step = sim.step(torch.zeros(2, 2))
         total += GAMMA**t * step.reward
@@ -218,7 +223,7 @@ def test_the_worst_quarter_is_wary_where_the_mean_is_bold(functional: str, actio
     obs = {"stage": torch.zeros(1, 1, 1), KEY: torch.tensor([[[0.0, 1.0]]])}
     assert float(algorithm.deployable().act(obs, deterministic=True)) == pytest.approx(action, abs=0.15)
     if functional == "cvar":  # the wary action earns -0.5 for sure
-        assert float(algorithm.policy.encoder.start) == pytest.approx(0.5, abs=0.2)
+        assert float(stock_of(algorithm.policy).start) == pytest.approx(0.5, abs=0.2)
 
 
 @pytest.mark.parametrize("functional", ["cvar", "setpoint"])
@@ -228,24 +233,26 @@ def test_a_resumed_run_ends_with_the_same_weights(functional: str) -> None:
 
 def test_a_simulator_with_a_stock_keeps_the_contract() -> None:
     def make(num_envs: int) -> VectorSim:
-        return make_sim("toy/point_mass", SimOptions(num_envs=num_envs, stock=GAMMA))
+        return make_sim("toy/point_mass", SimOptions(num_envs=num_envs, wrappers=(STOCK,)))
 
     assert check_simulator(make(3), make) == []
 
 
 def test_checkpoints_tell_which_stock_they_need() -> None:
-    assert views_of([SPEC.observation]) == {"stock": GAMMA}
-    with pytest.raises(UserError, match="one by one"):
-        views_of([SPEC.observation, {"stock.0.5": (2,)}])
+    assert observation_options([SPEC.observation]) == {"wrappers": (STOCK,)}
+    with pytest.raises(
+        UserError, match=r"'stock' with different options, discount=0\.9 and discount=0\.5; evaluate them separately"
+    ):
+        observation_options([SPEC.observation, {"stock.0.5": (2,)}])
 
 
 def test_what_does_not_fit_is_refused() -> None:
     for other in (gaussian(), flow()):
-        with pytest.raises(UserError, match=r"task\.stock=0\.99"):
+        with pytest.raises(UserError, match=MISSING):
             StockAC(StockACConfig(), other, total_updates=1)
     for other, missing in (
-        (gaussian(), r"task\.stock=0\.99"),
-        (gaussian(squash=False), r"policy=squashed_gaussian task\.stock=0\.99"),
+        (gaussian(), MISSING),
+        (gaussian(squash=False), f"policy=squashed_gaussian {MISSING}"),
         (GaussianPolicy(GaussianConfig(hidden=(8,)), SPEC), "policy=squashed_gaussian"),
     ):
         with pytest.raises(UserError, match=rf"; pass {missing}\.$"):
@@ -258,6 +265,9 @@ def test_what_does_not_fit_is_refused() -> None:
         StockACConfig(level=0.0)
     with pytest.raises(UserError, match="histogram"):
         QuantileQ(CriticConfig(bins=5), policy(), quantiles=4)
-    for gamma in (1.0, 0.5):
-        with pytest.raises(UserError, match="discount below 1"):
-            make_sim("toy/point_mass", SimOptions(num_envs=1, stock=gamma))
+    for gamma, message in (
+        (1.0, r"wrappers\.stock\.discount must lie in \(0, 1\)"),
+        (0.5, "near enough to 1 for 40 steps"),
+    ):
+        with pytest.raises(UserError, match=message):
+            make_sim("toy/point_mass", SimOptions(num_envs=1, wrappers=(WrapperSpec("stock", {"discount": gamma}),)))

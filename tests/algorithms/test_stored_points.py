@@ -13,7 +13,7 @@ from matching_tools import NAMES, SPEC, bandit, gradient, head, observations, pr
 
 from robopolicy.algorithms.frames.on_policy import minibatches
 from robopolicy.errors import UserError
-from robopolicy.policies.chains.sampled import MATCHED, SampledPolicy
+from robopolicy.policies.exploration.sampled import MATCHED, SampledPolicy
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
 from robopolicy.training.checkpoint import load_policy, save_checkpoint
 

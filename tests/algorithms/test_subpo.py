@@ -11,13 +11,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from robopolicy.algorithms.frames.places import PlaceConfig
-from robopolicy.algorithms.subpo import NOISE, OBJECTIVES, SubPO, SubPOConfig, Visited
-from robopolicy.data.rollout import Rollout
+from robopolicy.contrib.control.positions import PlaceConfig
+from robopolicy.contrib.control.subpo import NOISE, OBJECTIVES, SubPO, SubPOConfig, Visited
+from robopolicy.data.batches import Rollout
 from robopolicy.errors import UserError
 from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
-from robopolicy.samplers.rollout import RolloutSampler
+from robopolicy.rollout.on_policy import RolloutSampler
 
 STEPS = 8
 LINE = PlaceConfig(entries=(0,), scale=1.0)

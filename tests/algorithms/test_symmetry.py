@@ -9,14 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from robopolicy.algorithms.bpo import BPOConfig
 from robopolicy.algorithms.frames.actor_critic import ActorCritic
 from robopolicy.algorithms.frames.symmetry import SymmetryConfig
-from robopolicy.algorithms.mdpo import MDPOConfig
 from robopolicy.algorithms.ppo import PPOConfig
 from robopolicy.algorithms.registry import make_algorithm
+from robopolicy.contrib.control.bpo import BPOConfig
+from robopolicy.contrib.control.mdpo import MDPOConfig
 from robopolicy.errors import UserError
-from robopolicy.mirror import Mirror, Reflection
+from robopolicy.mirror_symmetry import Mirror, Reflection
 from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
 from robopolicy.policies.heads.mixture import MixtureConfig, MixturePolicy
@@ -35,7 +35,7 @@ def learner(name: str = "ppo", seed: int = 0, mixture: bool = False, **overrides
         policy = MixturePolicy(MixtureConfig(hidden=(16,), action_normalization="identity"), SPEC)
     made = make_algorithm(name, CONFIGS[name](**settings), policy, total_updates=30)
     assert isinstance(made, ActorCritic)
-    made.use_mirror(MIRROR)
+    made.attach_symmetry(MIRROR)
     return made
 
 
@@ -129,9 +129,9 @@ def test_what_does_not_fit_is_refused() -> None:
         learner(mixture=True, symmetry=SymmetryConfig(mirror_coef=1.0))
     made = learner(symmetry=SymmetryConfig(augment=True))
     with pytest.raises(UserError, match="declares no mirror"):
-        made.use_mirror(None)
+        made.attach_symmetry(None)
     with pytest.raises(UserError, match="shows no 'state'"):
-        made.use_mirror(Mirror({"other": Reflection.of([1.0])}, MIRROR.action))
+        made.attach_symmetry(Mirror({"other": Reflection.of([1.0])}, MIRROR.action))
     made.policy.action_normalizer.offset += 1.0
     with pytest.raises(UserError, match="bounds of the actions"):
-        made.use_mirror(MIRROR)
+        made.attach_symmetry(MIRROR)

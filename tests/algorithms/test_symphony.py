@@ -12,20 +12,21 @@ import torch
 from chunk_bandit import SPEC, STATISTICS, assert_resumes, batch, first_actions, flow, gaussian, seeded, shifted
 from torch import Tensor
 
-from robopolicy.algorithms.symphony import (
+from robopolicy.contrib.control.symphony import (
     Symphony,
     SymphonyConfig,
     Units,
+    fading,
     rising_gain,
     swaddling_loss,
     symmetric_loss,
 )
-from robopolicy.critics.nodes import SortedQ
+from robopolicy.contrib.control.symphony_policy import SwaddledConfig, SwaddledPolicy
+from robopolicy.contrib.control.weighted_quantile_q import SortedQ
 from robopolicy.critics.q import CriticConfig
+from robopolicy.data.batches import Request
 from robopolicy.data.replay import Replay
-from robopolicy.data.transitions import Request
 from robopolicy.errors import UserError
-from robopolicy.policies.heads.swaddled import SwaddledConfig, SwaddledPolicy
 
 SMALL = CriticConfig(members=3, hidden=(32, 32), activation="relu", layer_norm=False)
 
@@ -150,30 +151,30 @@ def test_every_node_of_every_member_follows_the_same_target_by_the_symmetric_los
 # The memory.
 
 
-def counts(fading: bool, lanes: int = 2, steps: int = 30) -> Tensor:
+def counts(age_quantile: Any, lanes: int = 2, steps: int = 30) -> Tensor:
     """How often steps `(steps,)` of the last 20 kept are drawn, by the time they were played."""
     replay, no = Replay(20 * lanes, lanes), torch.zeros(lanes, dtype=torch.bool)
     for t in range(steps):
         obs = {"state": torch.full((lanes, 1), float(t))}
         replay.add(torch.arange(lanes), obs, torch.zeros(lanes, 1), torch.zeros(lanes), no, no, obs)
-    request = Request(batch_size=20_000, horizon=1, steps=1, gamma=0.9, fading=fading)
+    request = Request(batch_size=20_000, horizon=1, steps=1, gamma=0.9, age_quantile=age_quantile)
     drawn = replay.sample(request, torch.Generator().manual_seed(0)).obs["state"].flatten().long()
     return torch.bincount(drawn, minlength=steps)
 
 
 def test_a_fading_memory_draws_the_new_rather_than_the_old() -> None:
-    found = counts(fading=True)
+    found = counts(fading)
     assert int(found[:10].sum()) == 0  # overwritten
     position = (torch.arange(20) + 0.5) / 20
     expected = (math.pi * position).pow(math.e).tanh()[:19]  # the newest has no successor yet
     torch.testing.assert_close(found[10:29] / found.sum(), expected / expected.sum(), atol=0.01, rtol=0)
     assert float(found[28] / found[11].clamp(min=1)) > 10
-    even = counts(fading=False)[10:29]
+    even = counts(None)[10:29]
     assert int(even.min()) > 900
 
 
 def test_it_asks_for_a_fading_memory() -> None:
-    assert symphony().request.fading and not symphony(fading=False).request.fading
+    assert symphony().request.age_quantile is fading and symphony(fading=False).request.age_quantile is None
 
 
 # The agent.

@@ -10,13 +10,13 @@ import torch
 from scenario_learners import learner
 from torch import Tensor
 
-from robopolicy.data.scenarios import Plans, Scenarios, unroll
+from robopolicy.contrib.known_dynamics.linear import Array, LinearDynamics, LinearSystem
+from robopolicy.contrib.known_dynamics.scenarios import Plans, Scenarios, unroll
 from robopolicy.sim.contract import SimSpec, TensorSpec
-from robopolicy.sim.linear import Array, LinearDynamics, LinearSystem
 
 pytest.importorskip("clarabel")
 
-from robopolicy_tasks.differentiable.reservoir import MONTHS, Reservoir
+from robopolicy.contrib.known_dynamics.reservoir import MONTHS, Reservoir
 
 DT, STEPS = 0.5, 4
 

@@ -11,8 +11,8 @@ import torch
 from chunk_bandit import SMALL, assert_resumes, batch, first_actions, flow, gaussian
 from torch import Tensor
 
-from robopolicy.algorithms import tscac as tscac_module
-from robopolicy.algorithms.tscac import TSCAC, TSCACConfig, energy, main_loss, stillness
+from robopolicy.contrib.control import tscac as tscac_module
+from robopolicy.contrib.control.tscac import TSCAC, TSCACConfig, energy, main_loss, stillness
 from robopolicy.errors import UserError
 from robopolicy.policies.heads.gaussian import GaussianPolicy
 

@@ -18,7 +18,7 @@ from robopolicy.algorithms.iql import IQL, IQLConfig
 from robopolicy.algorithms.pa_rl import PARL, PARLConfig
 from robopolicy.critics.value import ValueConfig
 from robopolicy.policies.base import Policy
-from robopolicy.policies.wrappers.edited import EditConfig
+from robopolicy.policies.wrappers.residual_edit import EditConfig
 
 VALUE = ImplicitConfig(expectile=0.9, value=ValueConfig(hidden=(32, 32), activation="relu"))
 COMMON: dict[str, Any] = {"critic": SMALL, "batch_size": 64, "critic_lr": 3e-3, "lr": 3e-3, "tau": 0.05}

@@ -17,7 +17,7 @@ from benchmarks.control.table import figures, plot, rows
 from benchmarks.control.tasks import TASKS
 from docs.generate_methods import load
 from robopolicy.algorithms.registry import ALGORITHMS
-from robopolicy.algorithms.stac import STACConfig
+from robopolicy.contrib.control.stac import STACConfig
 from robopolicy.sim.registry import get_task
 from robopolicy.training.build import build, complete
 from robopolicy.training.compose import compose_config

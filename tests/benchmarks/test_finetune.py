@@ -11,7 +11,7 @@ from benchmarks.finetune.cell import judge, run_cell
 from benchmarks.finetune.methods import FLOW, METHODS, Method, notes, standard
 from benchmarks.finetune.table import figures, rows
 from benchmarks.finetune.tasks import BenchTask
-from robopolicy.training.compose import PRESETS
+from robopolicy.resources import folder
 
 POINT_MASS = BenchTask(
     "point_mass", "toy/point_mass", 4, 600, 4, cloning_updates=5, steps_per_update=32, num_envs=8, rollout=16
@@ -20,7 +20,7 @@ POINT_MASS = BenchTask(
 
 def test_every_method_has_a_preset():
     for method in METHODS.values():
-        assert (PRESETS / "experiment" / f"{method.preset}.yaml").is_file(), method.name
+        assert (folder("configs") / "experiment" / f"{method.preset}.yaml").is_file(), method.name
 
 
 def test_variants_run_on_lift_alone_unless_asked_for():

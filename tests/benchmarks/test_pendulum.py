@@ -16,7 +16,7 @@ from benchmarks.pendulum.tasks import CONTROLLER, NOISE, PLAIN, register
 from robopolicy.algorithms.sac import SAC, SACConfig
 from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
-from robopolicy.policies.wrappers.callable import CallableConfig, CallablePolicy
+from robopolicy.policies.wrappers.black_box import CallableConfig, CallablePolicy
 from robopolicy.sim.registry import SimOptions, make_sim
 from robopolicy.training.build import build
 from robopolicy.training.compose import compose_config

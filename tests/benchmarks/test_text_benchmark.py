@@ -9,7 +9,7 @@ from benchmarks.text.claims import CLAIMS, QUANTITIES, Claim, claim_of, differen
 from benchmarks.text.plot import plot
 from benchmarks.text.runner import cell_name
 from benchmarks.text.table import figures, refusals, rows, twin
-from robopolicy.catalogue import recipe_names
+from robopolicy.recipe_files import recipe_names
 from robopolicy.sim.registry import get_task
 
 SAMPLES = 16

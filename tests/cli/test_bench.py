@@ -5,7 +5,7 @@ import json
 import pytest
 
 from robopolicy.cli.main import main
-from robopolicy.training import bench
+from robopolicy.training import many_runs
 from robopolicy.training.loop import Trainer
 
 PPO = ["task=point_mass", "task.reward=shaped", "algorithm=ppo", "policy=gaussian", "sim.num_envs=4"]
@@ -75,6 +75,6 @@ def test_seeds_in_processes_give_the_same_runs(tmp_path):
 
 
 def test_scores_that_a_task_does_not_define_are_left_out():
-    scores = bench._scores([{"success": None, "return_mean": 1.0}, {"success": None, "return_mean": 3.0}])
+    scores = many_runs._scores([{"success": None, "return_mean": 1.0}, {"success": None, "return_mean": 3.0}])
     assert scores is not None and list(scores) == ["return_mean"] and scores["return_mean"]["value"] == 2.0
-    assert bench._scores([None, None]) is None
+    assert many_runs._scores([None, None]) is None

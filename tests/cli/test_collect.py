@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from robopolicy.cli.main import main
-from robopolicy.data.lerobot import read_lerobot
+from robopolicy.data.formats.lerobot import read_lerobot
 from robopolicy.evaluation.harness import evaluate
 from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
@@ -94,7 +94,7 @@ def test_unwritable_folder_is_refused(tmp_path: Path, refused: Callable[..., str
 def test_a_stopped_collection_leaves_nothing_behind(number: signal.Signals, tmp_path: Path) -> None:
     arguments = ["collect", "toy/point_mass", "--episodes", "1000000", "--out", str(tmp_path / "set")]
     process = subprocess.Popen(
-        [sys.executable, "-m", "robopolicy.cli.main", *arguments],
+        [sys.executable, "-m", "robopolicy", *arguments],
         stderr=subprocess.PIPE,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # background jobs of a shell ignore it
     )

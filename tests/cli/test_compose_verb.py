@@ -14,16 +14,15 @@ import torch
 from safetensors.torch import load_file
 
 from robopolicy.cli.main import main
+from robopolicy.contrib.offline.corrected import CorrectedPolicy, Correction, DataModel, DataModelConfig, correct
 from robopolicy.critics.q import CriticConfig, QEnsemble
-from robopolicy.evaluation.search.evaluators import SimEvaluator
-from robopolicy.evaluation.search.ledger import Ledger
+from robopolicy.evaluation.search.weights import Ledger, SimEvaluator
 from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.heads.diffusion import DiffusionConfig, DiffusionPolicy
 from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
+from robopolicy.policies.wrappers.best_of_n import SelectedPolicy, select
 from robopolicy.policies.wrappers.composed import ComposedPolicy, compose
-from robopolicy.policies.wrappers.corrected import CorrectedPolicy, Correction, DataModel, DataModelConfig, correct
-from robopolicy.policies.wrappers.selected import SelectedPolicy, select
 from robopolicy.training.checkpoint import load_policy, save_checkpoint
 
 TASK = "toy/point_mass"
@@ -149,7 +148,7 @@ def test_verify_names_the_parents_and_refuses_them_once_they_are_moved_or_change
         (["--operator", "scheduled", "--set", "operator.knots=[[1,0],[0,1]]"], "composed"),
         (["--operator", "affine", "--weights", "1.5", "-0.5", "--set", "corrector.steps=2"], "composed"),
         (["--critic", "judge", "--set", "guidance.strength=0.5"], "composed"),
-        (["--critic", "judge", "--set", "candidates=3", "--correct", "data"], "corrected"),
+        (["--critic", "judge", "--set", "candidates=3", "--then", "correct=data"], "corrected"),
     ],
 )
 def test_everything_a_composition_can_be_is_reached_from_the_command_line(parents, helpers, argv, policy):
@@ -174,7 +173,7 @@ def test_a_selector_is_taught_from_demonstrations(parents, capsys, refused):
 
 
 def test_a_best_of_n_with_corrected_actions_is_searched_like_any_composition(parents, helpers, capsys):
-    argv = ["--critic", "judge", "--set", "candidates=2", "correction.limit=0.1", "--correct", "data"]
+    argv = ["--critic", "judge", "--set", "candidates=2", "then.correct.limit=0.1", "--then", "correct=data"]
     search = ["--search", "grid", "--divisions", "2", "--episodes", "2", "--report-episodes", "2"]
     assert main(["compose", *parents, *argv, *search, "--out", "both", "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
@@ -308,8 +307,12 @@ def test_a_search_does_not_go_on_with_other_parents(parents, tmp_path, refused, 
         (["--seed", "7", "--report-episodes", "2"], "--seed has no effect without --search"),
         (["--report-seed", "7"], "--report-seed has no effect without --report-episodes"),
         (["--critic", "left", "--set", "candidates=4"], "policy 'flow', which has no critic"),
-        (["--correct", "left"], "take a checkpoint of algorithm=cdsa"),
-        (["--set", "correction.limit=1"], "pass --correct CKPT"),
+        (["--then", "correct=left"], "take a checkpoint of algorithm=cdsa"),
+        (["--then", "corect=left"], "Unknown step of --then 'corect'. Did you mean 'correct'?"),
+        (["--then", "left"], "--then takes NAME=CKPT, got 'left'"),
+        (["--then", "correct=left", "correct=right"], "'correct' twice"),
+        (["--set", "then.correct.limit=1"], "pass --then correct=CKPT"),
+        (["--set", "then.correct=1"], "write --set then.NAME.KEY=VALUE"),
         (["--operator", "scheduled"], "A schedule needs knots"),
         (["--operator", "scheduled", "--set", "operator.knots=[[1,0],[0,1]]", "--search", "grid"], "at every knot"),
         (["--search", "grid", "--task", "toy/point_mas"], "Did you mean 'toy/point_mass'?"),

@@ -7,7 +7,7 @@ import pytest
 
 from robopolicy.cli.main import main
 from robopolicy.data.episodes import Episode, Episodes
-from robopolicy.data.lerobot import write_lerobot
+from robopolicy.data.formats.lerobot import write_lerobot
 from robopolicy.data.quality import coverage
 
 

@@ -3,53 +3,73 @@
 import subprocess
 import sys
 import time
+from importlib.metadata import EntryPoint
 from types import ModuleType
 
 import pytest
 
-from robopolicy import __version__
+from robopolicy import __version__, plugins
 from robopolicy.cli import doctor
-from robopolicy.cli import main as cli
-from robopolicy.cli.main import VERBS, main
+from robopolicy.cli.commands import COMMANDS, Command
+from robopolicy.cli.main import main
 
 
 def run(*args: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "robopolicy.cli.main", *args]
+    command = [sys.executable, "-m", "robopolicy", *args]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
-def test_help_lists_every_verb_and_starts_without_torch():
+def test_help_lists_every_command_and_starts_without_torch():
     imports = "import sys; from robopolicy.cli.main import main"
     code = f"{imports}\ntry: main(['--help'])\nfinally: assert 'torch' not in sys.modules"
     start = time.perf_counter()
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     assert time.perf_counter() - start < 3.0  # 0.1 s on an idle machine; importing torch alone takes seconds
-    for verb in VERBS:
-        assert f"\n    {verb} " in done.stdout
+    for name in COMMANDS.product():
+        assert f"\n    {name} " in done.stdout
 
 
-@pytest.mark.parametrize("verb", VERBS)
-def test_help_of_every_verb_shows_examples(verb, capsys):
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (["list"], 0),
+        (["train", "algorithm=ppoo"], 2),
+        (["train", "policy=flwo", "task=lift"], 2),
+        (["train", "task=lfit"], 2),
+        (["train", "experiment=lift_flwo_bc"], 2),
+        (["train", "--multirun", "algorithm=ppo,ppoo"], 2),
+    ],
+)
+def test_names_are_listed_and_checked_without_torch(words, code):
+    imports = "import sys; from robopolicy.cli.main import main"
+    check = f"{imports}\nassert main({words}) == {code}\nassert not {{'torch', 'hydra', 'mujoco'}} & sys.modules.keys()"
+    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert code == 0 or ("Unknown" in done.stderr and "Did you mean" in done.stderr)
+
+
+@pytest.mark.parametrize("name", COMMANDS.product())
+def test_help_of_every_command_shows_examples(name, capsys):
     with pytest.raises(SystemExit) as end:
-        main([verb, "--help"])
+        main([name, "--help"])
     assert end.value.code == 0
     text = capsys.readouterr().out
     assert "examples:" in text
-    assert f"robopolicy {verb}" in text.split("examples:")[1]
+    assert f"robopolicy {name}" in text.split("examples:")[1]
 
 
-def test_verbs_of_other_packages_are_listed_and_run(monkeypatch, capsys):
-    class Point:
-        load = staticmethod(lambda: doctor_again)
-
-    doctor_again = ModuleType("doctor_again")
-    doctor_again.add_parser = lambda subparsers: subparsers.add_parser("again", help="the same")
-    doctor_again.run = lambda args: 7
-    monkeypatch.setattr(cli, "added_verbs", lambda: {"again": Point})
+def test_commands_of_other_packages_are_listed_and_run(monkeypatch, capsys):
+    module = ModuleType("doctor_again")
+    module.add_parser = lambda subparsers: subparsers.add_parser("again")
+    module.run = lambda args: 7
+    module.COMMAND = Command("doctor_again", "the same")
+    monkeypatch.setitem(sys.modules, "doctor_again", module)
+    original, point = plugins.installed, EntryPoint("again", "doctor_again:COMMAND", "robopolicy.commands")
+    monkeypatch.setattr(plugins, "installed", lambda kind: {"again": point} if kind == "commands" else original(kind))
     with pytest.raises(SystemExit):
         main(["--help"])
-    assert "\n    again " in capsys.readouterr().out
+    assert "\n    again       the same\n" in capsys.readouterr().out
     assert main(["again"]) == 7
     assert main(["agian"]) == 2 and "Did you mean 'again'?" in capsys.readouterr().err
 
@@ -62,7 +82,7 @@ def test_version(capsys):
 
 
 def test_arguments_may_stand_on_either_side_of_an_option(capsys):
-    assert main(["train", "task=point_mass", "--show", "algorithm=ppo", "policy=gaussian"]) == 0
+    assert main(["train", "task=point_mass", "--print-config", "algorithm=ppo", "policy=gaussian"]) == 0
     assert "name: ppo" in capsys.readouterr().out
     assert main(["collect", "lift", "--episodes", "1", "--out", "x", "extra"]) == 2
     assert "Unknown argument 'extra'." in capsys.readouterr().err
@@ -71,8 +91,8 @@ def test_arguments_may_stand_on_either_side_of_an_option(capsys):
 @pytest.mark.parametrize(
     "args, message",
     [
-        ([], "the following arguments are required: VERB"),
-        (["trian"], "Unknown verb 'trian'. Did you mean 'train'?"),
+        ([], "the following arguments are required: COMMAND"),
+        (["trian"], "Unknown command 'trian'. Did you mean 'train'?"),
         (["--verison"], "--help"),
         (["verify"], "the following arguments are required: CKPT_OR_BUNDLE"),
         (["verify", "x", "--jsno"], "Unknown argument '--jsno'. Did you mean '--json'?"),
@@ -124,7 +144,7 @@ def test_programming_errors_are_not_hidden(monkeypatch):
 
 
 def test_a_closed_pipe_is_quiet():
-    command = f"{sys.executable} -m robopolicy.cli.main train --show | head -n 1"
+    command = f"{sys.executable} -m robopolicy train --print-config | head -n 1"
     done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=60, check=False)
     assert done.stderr == ""
     assert done.stdout.count("\n") == 1

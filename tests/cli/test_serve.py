@@ -43,7 +43,7 @@ def checkpoint(tmp_path: Path) -> Path:
 
 
 def test_a_checkpoint_is_served_imported_and_evaluated(checkpoint: Path, tmp_path: Path) -> None:
-    words = [sys.executable, "-m", "robopolicy.cli.main", "serve", str(checkpoint), "--port", "0"]
+    words = [sys.executable, "-m", "robopolicy", "serve", str(checkpoint), "--port", "0"]
     child = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=os.environ | {TOKEN: ""})
     try:
         assert child.stdout is not None

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from robopolicy.cli.main import main
-from robopolicy.data.lerobot import read_lerobot
+from robopolicy.contrib.offline.trajectory_training import TrajectoryTrainConfig, load_trajectories, start_trajectories
+from robopolicy.data.formats.lerobot import read_lerobot
 from robopolicy.training.model_runs import with_settings
-from robopolicy.training.trajectories import TrajectoryTrainConfig, load_trajectories, start_trajectories
 
 TASK = "toy/point_mass"
 TINY = [
@@ -80,7 +80,7 @@ def test_an_interrupted_run_ends_with_the_same_bits(folder):
 def test_bad_input_is_refused_in_one_line(folder, tmp_path, refused):
     model, policy = str(folder / "run/checkpoints/best"), str(folder / "iql/checkpoints/last")
     out = ["--out", str(tmp_path / "no")]
-    assert "holds no trajectory model" in refused("synthesize", "write", policy, *out)
+    assert "holds a policy, not a trajectory model" in refused("synthesize", "write", policy, *out)
     assert "strength must not be negative" in refused("synthesize", "write", model, "--strength", "-1", *out)
     assert "--episodes must be at least 1" in refused("synthesize", "write", model, "--episodes", "0", *out)
     assert "--std has no effect without --policy" in refused("synthesize", "write", model, "--std", "1", *out)

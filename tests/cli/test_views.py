@@ -6,23 +6,23 @@ from pathlib import Path
 import pytest
 
 from robopolicy.cli.main import main
-from robopolicy.data.lerobot import read_lerobot
+from robopolicy.data.formats.lerobot import read_lerobot
 from robopolicy.errors import UserError
 from robopolicy.sim import gl
-from robopolicy.sim.registry import views_of
+from robopolicy.sim.registry import observation_options
 
 
 def test_one_simulator_shows_what_all_policies_see():
     clouds, images = {"point_cloud.wrist": (64, 3), "state": (3,)}, {"image.front": (3, 32, 32)}
-    assert views_of([clouds, images, {"point_cloud.front": (64, 3)}]) == {
+    assert observation_options([clouds, images, {"point_cloud.front": (64, 3)}]) == {
         "cameras": ("front",),
         "image_size": 32,
         "point_clouds": ("front", "wrist"),
         "points": 64,
     }
-    assert views_of([{"state": (3,)}]) == {}
+    assert observation_options([{"state": (3,)}]) == {}
     with pytest.raises(UserError, match=r"'point_cloud\.\*' of different sizes \[32, 64\]"):
-        views_of([clouds, {"point_cloud.front": (32, 3)}])
+        observation_options([clouds, {"point_cloud.front": (32, 3)}])
 
 
 def test_a_policy_is_trained_on_recorded_clouds_and_played_with_the_same_ones(

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from robopolicy.cli import world_view
-from robopolicy.cli.players import Player
-from robopolicy.deploy.page import Page
+from robopolicy.cli import teleop
+from robopolicy.cli.policy_args import Player
+from robopolicy.deploy.dashboard import Page
 from robopolicy.deploy.wire import TOKEN
 from robopolicy.evaluation.actors import ExpertActor
 from robopolicy.sim.contract import VectorSim
@@ -39,7 +39,7 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Play]:
             super().__init__(*arguments)
             pages.put(self)
 
-    monkeypatch.setattr(world_view, "Page", Known)
+    monkeypatch.setattr(teleop, "Page", Known)
 
     def start(play: Play, *arguments: Any) -> Any:
         threads.append(threading.Thread(target=play, args=("127.0.0.1:0", *arguments)))
@@ -63,7 +63,7 @@ def figures(page: Any) -> tuple[dict[str, str], list[bytes], dict[str, Any]]:
 
 def test_keys_play_both_sides_and_nothing_else_is_obeyed(watch: Play) -> None:
     predicted, real = table(), table()
-    with client.connect(watch(world_view.by_keys, predicted, real, 7), proxy=None) as page:
+    with client.connect(watch(teleop.by_keys, predicted, real, 7), proxy=None) as page:
         found, pictures, now = figures(page)
         assert found == {"seed": "7"} and now["title"] == "toy/push"
         assert [picture.split(b"\0")[0] for picture in pictures] == [b"predicted top", b"real top"]
@@ -82,9 +82,9 @@ def test_keys_play_both_sides_and_nothing_else_is_obeyed(watch: Play) -> None:
 
 
 def test_a_policy_plays_while_somebody_looks(watch: Play, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(world_view.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(teleop.time, "sleep", lambda seconds: None)
     player = Player("expert", lambda: ExpertActor(PushExpert()))
-    address = watch(world_view.by_policy, table(), player, range(3, 4))
+    address = watch(teleop.by_policy, table(), player, range(3, 4))
     with client.connect(address, proxy=None) as page:
         found = [figures(page)]
         while found[-1][0]["success"] == "no":

@@ -8,14 +8,14 @@ import pytest
 import torch
 from PIL import Image
 
-from robopolicy.cli.keyboard import action_of, half_blocks
 from robopolicy.cli.main import main
-from robopolicy.data.lerobot import read_lerobot
+from robopolicy.cli.teleop import action_of, half_blocks
+from robopolicy.data.formats.lerobot import read_lerobot
 from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
 from robopolicy.sim.registry import SimOptions, make_sim
 from robopolicy.training.checkpoint import save_checkpoint
-from robopolicy.training.world_checkpoint import load_world, save_world
+from robopolicy.training.world_sims import load_world, save_world
 
 TINY = [
     "learner.autoencoder_updates=3",

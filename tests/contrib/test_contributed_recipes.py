@@ -15,9 +15,9 @@ from recipe_rules import (
 from theme_names import recipes_of
 
 from robopolicy import plugins
-from robopolicy.catalogue import read_recipe, recipe_ring
-from robopolicy.core import parts
 from robopolicy.core.recipe import Recipe
+from robopolicy.recipe_files import read_recipe, recipe_ring
+from robopolicy_tasks.locomotion.base import parts
 
 THEMES = list(plugins.themes())
 NAMES = [name for theme in THEMES for name in recipes_of(theme)]

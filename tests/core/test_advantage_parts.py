@@ -8,10 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from robopolicy.core.advantages.steps import StepGain
-from robopolicy.core.critics import Critic
+from robopolicy.core.advantage_sources import Critic, StepGain
 from robopolicy.core.decisions import Decisions
-from robopolicy.core.objectives.geometric import GeometricMean
+from robopolicy.core.objectives import GeometricMean
 
 
 def episodes(reward: list[float], group: list[int], length: int = 1, **fields: object) -> Decisions:

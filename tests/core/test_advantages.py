@@ -3,20 +3,22 @@
 import pytest
 import torch
 
-from robopolicy.core.advantages.factors import DepthDiscount
-from robopolicy.core.advantages.pipeline import Pipeline, Scope, outcome
-from robopolicy.core.advantages.stages import (
+from robopolicy.core.advantage import (
     Baseline,
     Broadcast,
     Clip,
     ConstantScale,
+    DepthDiscount,
     GivenBaseline,
     Mix,
+    Pipeline,
     Scale,
+    Scope,
     TrackerBaseline,
+    outcome,
 )
-from robopolicy.core.advantages.trackers import BetaTracker, RunningMoments
 from robopolicy.core.decisions import Decisions, by_group, by_trajectory, by_unit, everything
+from robopolicy.core.trackers import BetaTracker, RunningMoments
 
 PER_ROLLOUT = Scope(by_group, per=by_trajectory)
 

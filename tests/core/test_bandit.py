@@ -7,8 +7,7 @@ Its expectation is -((K theta - 2)^2 + K), so the gradient is -2 K (K theta - 2)
 import pytest
 import torch
 
-from robopolicy.core.advantages.pipeline import Pipeline, Scope
-from robopolicy.core.advantages.stages import Baseline, Broadcast
+from robopolicy.core.advantage import Baseline, Broadcast, Pipeline, Scope
 from robopolicy.core.decisions import Decisions, everything
 from robopolicy.core.estimator import Estimator, EstimatorConfig
 from robopolicy.core.surrogates import SURROGATES

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from robopolicy.core.bilevel import conjugate_gradients, implicit_gradient
+from robopolicy.contrib.evolution.bilevel import conjugate_gradients, implicit_gradient
 
 
 def test_conjugate_gradients_solve_a_system_in_as_many_steps_as_it_has_unknowns() -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from robopolicy.core.decisions import Decisions
-from robopolicy.core.weights import ClipCovariance
+from robopolicy.core.selection import ClipCovariance
 
 
 def column(*values: float) -> Tensor:

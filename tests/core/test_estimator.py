@@ -6,9 +6,7 @@ import pytest
 import torch
 from surrogate_rules import check_extreme_ratios, check_fresh_data, gradient_of
 
-from robopolicy.core.advantages.factors import DepthDiscount
-from robopolicy.core.advantages.pipeline import Pipeline, Scope, outcome
-from robopolicy.core.advantages.stages import Baseline, Broadcast, Scale
+from robopolicy.core.advantage import Baseline, Broadcast, DepthDiscount, Pipeline, Scale, Scope, outcome
 from robopolicy.core.aggregate import AGGREGATES
 from robopolicy.core.decisions import Decisions, by_group, by_trajectory, by_unit
 from robopolicy.core.estimator import Estimator, EstimatorConfig

@@ -1,26 +1,17 @@
-"""Gradients: clipped as torch does; of two losses, what conflicts is taken out of the second and the rest is kept."""
+"""Gradients: clipped as torch does, flat, their influence on each loss, and scores in groups."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from robopolicy.core.gradients import (
     clip_gradients,
     flat_gradient,
     group_scores,
     influence,
-    orthogonal_sum,
-    parallel_share,
 )
-
-
-def two_losses(seed: int = 0) -> tuple[nn.Module, Tensor, Tensor]:
-    torch.manual_seed(seed)
-    net = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1)).double()
-    here, there = torch.randn(16, 3).double(), torch.randn(16, 3).double()
-    return net, (net(here) - 1).square().mean(), (net(there) + 2).square().mean()
 
 
 @pytest.mark.parametrize("limit", [0.3, 100.0])
@@ -39,38 +30,6 @@ def test_clipping_is_that_of_torch(limit: float) -> None:
     for mine, other in zip(after, [p.grad for p in theirs.parameters() if p.grad is not None], strict=True):
         torch.testing.assert_close(mine, other)
     assert all(map(torch.equal, before, after)) == (float(norm) < limit)
-
-
-def test_what_is_added_is_orthogonal_to_what_is_kept() -> None:
-    net, kept, added = two_losses()
-    total, _ = orthogonal_sum(kept, added, net.parameters())
-    g_kept, g_total = flat_gradient(kept, net.parameters()), flat_gradient(total, net.parameters())
-    assert float(torch.cosine_similarity(g_total - g_kept, g_kept, dim=0)) == pytest.approx(0, abs=1e-9)
-
-
-def test_conflicting_losses_lower_the_kept_one_as_if_it_stood_alone() -> None:
-    net, kept, _ = two_losses()
-    added = -2 * kept + (next(net.parameters())).square().sum()
-    g_kept, g_added = flat_gradient(kept, net.parameters()), flat_gradient(added, net.parameters())
-    assert float(parallel_share(g_kept + g_added, g_kept)) < 0  # the naive sum climbs
-    total, share = orthogonal_sum(kept, added, net.parameters())
-    assert float(share) < 0
-    assert float(parallel_share(flat_gradient(total, net.parameters()), g_kept)) == pytest.approx(1, abs=1e-9)
-
-
-def test_by_hand_in_two_dimensions() -> None:
-    x = torch.tensor([0.0, 0.0], requires_grad=True)
-    kept, added = 2 * x[0], -3 * x[0] + 5 * x[1]
-    total, share = orthogonal_sum(kept, added, [x])
-    assert flat_gradient(total, [x]).tolist() == [2.0, 5.0]
-    assert float(share) == -1.5
-
-
-def test_a_gradient_without_direction_takes_nothing_away() -> None:
-    x = torch.tensor([1.0, 1.0], requires_grad=True)
-    total, share = orthogonal_sum(0 * x.sum(), x.sum(), [x])
-    assert flat_gradient(total, [x]).tolist() == [1.0, 1.0]
-    assert float(share) == 0
 
 
 def test_parameters_that_a_loss_does_not_touch_have_gradient_zero() -> None:

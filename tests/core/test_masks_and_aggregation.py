@@ -5,7 +5,7 @@ import torch
 
 from robopolicy.core.aggregate import AGGREGATES, masked_mean
 from robopolicy.core.decisions import Decisions, by_trajectory, by_unit
-from robopolicy.core.masks import compose
+from robopolicy.core.selection import compose
 
 
 def test_rules_are_composed_by_product(decisions, shift):

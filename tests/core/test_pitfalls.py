@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from robopolicy.core.advantages.pipeline import Scope, outcome
-from robopolicy.core.advantages.stages import Baseline, Scale
+from robopolicy.core.advantage import Baseline, Scale, Scope, outcome
 from robopolicy.core.aggregate import AGGREGATES
 from robopolicy.core.decisions import Decisions, by_group, by_group_depth, by_trajectory
 from robopolicy.core.estimator import Estimator, EstimatorConfig

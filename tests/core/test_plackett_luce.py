@@ -4,7 +4,7 @@ from itertools import permutations
 
 import torch
 
-from robopolicy.core.plackett_luce import log_probability
+from robopolicy.policies.composition.selection import log_probability
 
 
 def test_the_probabilities_of_all_orders_sum_to_one() -> None:

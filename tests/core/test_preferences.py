@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from robopolicy.core.advantages.pipeline import outcome
+from robopolicy.core.advantage import outcome
 from robopolicy.core.decisions import by_trajectory
-from robopolicy.core.preferences import logistic_pair, preference_pairs, scores
+from robopolicy.core.objectives import logistic_pair, preference_pairs, scores
 
 
 def test_pairs_are_all_ordered_rollouts_of_a_group(decisions):

@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 
-from robopolicy.core.probes import pass_at_k
+from robopolicy.text.evaluation import pass_at_k
 
 
 @pytest.mark.parametrize("k", [1, 2, 4, 6])

@@ -10,13 +10,13 @@ import torch
 from tabular import EXTRAS, check_recipe, ppo, recipe_of, rewards, seq_mean, standardised, tabular
 
 from robopolicy.core import surrogates
-from robopolicy.core.advantages.stages import Baseline, Mix, TrackerBaseline
-from robopolicy.core.advantages.trackers import BetaTracker
+from robopolicy.core.advantage import Baseline, Mix, TrackerBaseline
 from robopolicy.core.decisions import by_group, by_trajectory
 from robopolicy.core.estimator import SURROGATES, EstimatorConfig
-from robopolicy.core.parts import REGISTRIES, build
 from robopolicy.core.ratios import ConstantBounds, Hierarchy
 from robopolicy.core.recipe import Recipe
+from robopolicy.core.registry import REGISTRIES, build
+from robopolicy.core.trackers import BetaTracker
 
 
 def test_a_stage_is_built_with_its_nested_parts() -> None:

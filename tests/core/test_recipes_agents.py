@@ -6,9 +6,9 @@ import pytest
 import torch
 from tabular import recipe_of, tabular
 
-from robopolicy.core.advantages.starts import Gae, ReturnToGo
-from robopolicy.core.advantages.structure import HistoryGroups
+from robopolicy.core.advantage_sources import Gae, ReturnToGo
 from robopolicy.core.decisions import Decisions, row_numbers, unit_numbers
+from robopolicy.core.group_statistics import HistoryGroups
 
 DOUBLE = torch.float64
 

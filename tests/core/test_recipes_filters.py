@@ -6,7 +6,7 @@ import pytest
 import torch
 from tabular import tabular
 
-from robopolicy.core.references import restricted, top_p_support
+from robopolicy.text.generation import restricted, top_p_support
 
 
 @pytest.mark.parametrize("p", [0.5, 0.9, 1.0])

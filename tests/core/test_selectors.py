@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from robopolicy.core.advantages.pipeline import outcome
+from robopolicy.core.advantage import outcome
 from robopolicy.core.decisions import Decisions, by_trajectory
-from robopolicy.core.parts import build
 from robopolicy.core.recipe import Recipe
-from robopolicy.core.selectors import SELECTORS
+from robopolicy.core.registry import build
+from robopolicy.core.selection import SELECTORS
 
 SCOPE = {"partition": "group", "per": "trajectory"}
 

@@ -9,11 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from robopolicy.critics.hl_gauss import HLGauss
-from robopolicy.critics.q import CriticConfig, QEnsemble, TargetUpdate, random_members, random_subset_min
+from robopolicy.critics.q import CriticConfig, HLGauss, QEnsemble, TargetUpdate, random_members, random_subset_min
 from robopolicy.errors import UserError
-from robopolicy.nets.ensemble import EnsembleLayerNorm, EnsembleLinear, EnsembleMLP
-from robopolicy.nets.mlp import make_activation
+from robopolicy.nets.mlp import EnsembleLayerNorm, EnsembleLinear, EnsembleMLP, make_activation
 from robopolicy.nets.vision import VisionConfig
 from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy

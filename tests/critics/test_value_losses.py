@@ -8,13 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from robopolicy.critics.losses import (
-    advantage_weight,
-    calibrated,
-    conservative_penalty,
-    expectile_loss,
-    softmax_weights,
-)
+from robopolicy.critics.value import advantage_weight, calibrated, conservative_penalty, expectile_loss, softmax_weights
 
 RETURNS = torch.tensor([0.0, 1.0, 2.0, 7.0])  # of four actions in one state
 

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from robopolicy.data.batches import Request, Transitions
 from robopolicy.data.replay import MixedReplay, Replay
-from robopolicy.data.transitions import Request, Transitions
 
 
 def request(**settings: Any) -> Request:

@@ -9,7 +9,7 @@ from robopolicy.errors import UserError
 
 pytest.importorskip("ribs")
 
-from robopolicy.data.elites import EliteArchive
+from robopolicy.contrib.quality_diversity.elites import EliteArchive
 
 CORNERS = torch.tensor([[0.1, 0.1], [0.9, 0.1], [0.1, 0.9], [0.9, 0.9]])
 

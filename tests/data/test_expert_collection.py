@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from robopolicy.data.batches import Request
 from robopolicy.data.chunks import ChunkSampler
 from robopolicy.data.collect import collect
 from robopolicy.data.episodes import Episode, Episodes
-from robopolicy.data.lerobot import LeRobotWriter, read_lerobot
+from robopolicy.data.formats.lerobot import LeRobotWriter, read_lerobot
 from robopolicy.data.replay import Replay
-from robopolicy.data.transitions import Request
 from robopolicy.errors import UserError
 from robopolicy.sim.contract import Observation, SimSpec, Step, TensorSpec, VectorSim
 

@@ -8,8 +8,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from robopolicy.data.episodes import Episode, Episodes
-from robopolicy.data.lerobot import LeRobotWriter, read_lerobot, write_lerobot
-from robopolicy.data.lerobot.images import video_encoder
+from robopolicy.data.formats.lerobot import LeRobotWriter, read_lerobot, write_lerobot
+from robopolicy.data.formats.lerobot.images import video_encoder
 from robopolicy.data.statistics import dataset_statistics
 from robopolicy.errors import UserError
 

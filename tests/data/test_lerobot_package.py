@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from robopolicy.data.episodes import Episode, Episodes
-from robopolicy.data.lerobot import read_lerobot, write_lerobot
-from robopolicy.data.lerobot.images import video_encoder
+from robopolicy.data.formats.lerobot import read_lerobot, write_lerobot
+from robopolicy.data.formats.lerobot.images import video_encoder
 
 lerobot_dataset = pytest.importorskip(
     "lerobot.datasets.lerobot_dataset", reason="needs robopolicy[lerobot]: make test-lerobot"

@@ -9,7 +9,7 @@ from robopolicy.errors import UserError
 
 pytest.importorskip("scipy")
 
-from robopolicy.data.neighbours import NearestPairs
+from robopolicy.contrib.offline.nearest_neighbors import NearestPairs
 
 RNG = np.random.default_rng(0)
 STATE, ACTION = 5.0 + 3.0 * RNG.normal(size=(300, 3)), RNG.uniform(-1, 1, (300, 2))

@@ -6,9 +6,8 @@ import pytest
 import torch
 from small_replay import drawn, generator, play, random_replay, request, state, successor, window
 
-from robopolicy.data.priorities import Boosting
+from robopolicy.data.batches import Transitions
 from robopolicy.data.replay import Replay
-from robopolicy.data.transitions import Transitions
 from robopolicy.errors import UserError
 
 
@@ -228,37 +227,27 @@ def test_a_batch_is_split_into_its_minibatches() -> None:
 # Datasets.
 
 
-# Mixtures of learners.
+# Ages.
 
 
-def test_weights_of_learners_are_those_of_boosting() -> None:
-    mixture = Boosting(0.05, 10)
-    for learners in (1, 2, 10, 60):
-        assert mixture.masses(learners).sum() == pytest.approx(1.0)
-    assert mixture.masses(2).tolist() == pytest.approx([0.05, 0.95])
-    ten = mixture.masses(10)
-    assert ten[0] == pytest.approx(0.05) and ten[-1] == pytest.approx(0.6302, abs=1e-4)
-    eleven = mixture.masses(11)
-    assert eleven[1:] == pytest.approx(0.95 * ten)  # a new learner takes its share of everybody
+def test_played_steps_are_weighed_and_drawn_by_their_age() -> None:
+    replay = Replay(100)
+    play(replay, 0, 40)
+    aged = request(
+        batch_size=64, age_quantile=lambda uniform: uniform / 4, weighting=lambda newer, filled: newer / filled
+    )
+    batch = replay.sample(aged, generator())
+    position = batch.obs["state"][:, 0, 0]
+    assert float(position.max()) < 11  # the oldest quarter
+    torch.testing.assert_close(batch.weight, (len(replay) - 1 - batch.index) / len(replay), check_dtype=False)
 
 
-@pytest.mark.parametrize(("steps", "learners"), [(7, 1), (19, 1), (20, 2), (45, 4), (170, 10)])
-def test_a_memory_weighs_its_steps_as_the_learners_that_played_them(steps: int, learners: int) -> None:
-    mixture, replay = Boosting(0.2, 10), Replay(100)
-    play(replay, 0, steps)
-    batch = replay.take(torch.arange(len(replay)), request(mixture=mixture))
-    age = (steps - 1 - batch.obs["state"][:, 0, 0].long()) // 10  # of the learner, in learners
-    share = batch.weight.double() / len(replay)
-    found = [float(share[age.clamp(max=learners - 1) == number].sum()) for number in range(learners)]
-    assert found == pytest.approx(mixture.masses(learners), rel=1e-5)
-    assert float(batch.weight.mean()) == pytest.approx(1.0, rel=1e-5)
-    assert learners > 1 or bool((batch.weight == 1).all())
-
-
-def test_a_dataset_is_no_mixture() -> None:
+def test_the_steps_of_a_dataset_have_no_age() -> None:
     replay = Replay(100, online=False)
     play(replay, 0, 40)
-    assert bool((replay.take(torch.arange(40), request(mixture=Boosting(0.2, 5))).weight == 1).all())
+    aged = request(batch_size=64, age_quantile=lambda uniform: 0 * uniform, weighting=lambda newer, filled: 0 * newer)
+    batch = replay.sample(aged, generator())
+    assert bool((batch.weight == 1).all()) and len(batch.index.unique()) > 20
 
 
 def test_rows_are_selected_in_every_column() -> None:
@@ -268,16 +257,3 @@ def test_rows_are_selected_in_every_column() -> None:
     for rows in (torch.tensor([1, 5]), torch.arange(8) % 4 == 1):
         part = batch.select(rows)
         assert len(part) == 2 and part.index.tolist() == [1, 5] and part.obs["state"].flatten().tolist() == [1.0, 5.0]
-
-
-@pytest.mark.parametrize(
-    ("share", "block", "message"),
-    [
-        (0.0, 5, r"share must lie in \(0, 1\)"),
-        (1.0, 5, r"share must lie in \(0, 1\)"),
-        (0.1, 0, "block must be at least 1"),
-    ],
-)
-def test_impossible_mixtures_are_refused(share: float, block: int, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        Boosting(share, block)

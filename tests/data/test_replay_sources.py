@@ -7,10 +7,10 @@ import pytest
 import torch
 from small_replay import drawn, generator, play, random_replay, request
 
+from robopolicy.data.batches import Transitions
 from robopolicy.data.episodes import Episode, Episodes
 from robopolicy.data.priorities import FLOOR, Priorities
 from robopolicy.data.replay import MixedReplay, Replay
-from robopolicy.data.transitions import Transitions
 from robopolicy.errors import UserError
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from robopolicy.data.episodes import Episode, Episodes
-from robopolicy.data.lerobot import write_lerobot
+from robopolicy.data.formats.lerobot import write_lerobot
 from robopolicy.data.support import KINDS, SupportConfig, SupportGate, open_gate, support_gate
 from robopolicy.errors import UserError
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from robopolicy.deploy.connection import Connection
+from robopolicy.deploy.client import Connection
 from robopolicy.deploy.wire import Greeting
 from robopolicy.spec import PolicySpec
 

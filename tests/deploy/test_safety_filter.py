@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from robopolicy.deploy.safety.filter import FilterConfig, FilterState, Measured, SafetyFilter, Workspace
-from robopolicy.deploy.safety.limits import JointLimits
-from robopolicy.deploy.safety.stop import Bounds, Motion, brake, safe_stop
+from robopolicy.deploy.safety.motion import Bounds, JointLimits, Motion, brake, safe_stop
 from robopolicy.errors import UserError
 
 INF, NAN = np.inf, np.nan

@@ -9,12 +9,10 @@ import signal
 import numpy as np
 import pytest
 
-from robopolicy.deploy.safety.estop import EStop
-from robopolicy.deploy.safety.fallback import go_home, hold
-from robopolicy.deploy.safety.gate import Familiar, GateConfig, ObservationGate
 from robopolicy.deploy.safety.interventions import Intervention, InterventionLog
-from robopolicy.deploy.safety.limits import JointLimits
-from robopolicy.deploy.safety.watchdog import AGREE, WINDOW, Stream, Watchdog
+from robopolicy.deploy.safety.motion import JointLimits, go_home, hold
+from robopolicy.deploy.safety.ood import Familiar, GateConfig, ObservationGate
+from robopolicy.deploy.safety.watchdog import AGREE, WINDOW, EStop, Stream, Watchdog
 from robopolicy.errors import UserError
 
 EPOCH = 1.7e9

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from robopolicy.data.support import SupportConfig, SupportGate
-from robopolicy.deploy.safety.support import SupportCheck, SupportCheckConfig
+from robopolicy.deploy.safety.ood import SupportCheck, SupportCheckConfig
 from robopolicy.errors import UserError
 
 OBS, KNOWN, STRANGE = {"state": np.zeros(2), "image.top": np.zeros((3, 2, 2))}, np.zeros(1), np.full(1, 9.0)

@@ -17,13 +17,11 @@ import torch
 from served_toys import IMAGES, SPEC, OneRobot, Shift, connected, state, wait_until
 
 from robopolicy.deploy.batching import ServedSource
-from robopolicy.deploy.client import ServerSource
-from robopolicy.deploy.connection import Connection
+from robopolicy.deploy.client import Connection, ServerSource
 from robopolicy.deploy.server import ServerConfig, running
 from robopolicy.deploy.wire import TOKEN
 from robopolicy.errors import UserError
-from robopolicy.interop.remote import open_remote
-from robopolicy.interop.served import ServedPolicy
+from robopolicy.interop.remote import ServedPolicy, open_remote
 from robopolicy.nets.recurrent import RecurrentConfig
 from robopolicy.policies.noise import RowStreams
 from robopolicy.policies.registry import POLICIES

@@ -17,8 +17,7 @@ import pytest
 from fuzz_server import fuzz
 from served_toys import Shift, connected, state, wait_until
 
-from robopolicy.deploy.client import ClientConfig, ServerSource
-from robopolicy.deploy.connection import Connection
+from robopolicy.deploy.client import ClientConfig, Connection, ServerSource
 from robopolicy.deploy.server import ServerConfig, running
 from robopolicy.deploy.wire import TOKEN
 from robopolicy.errors import UserError

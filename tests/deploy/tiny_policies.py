@@ -8,21 +8,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from robopolicy.contrib.offline.corrected import Correction, DataModel, DataModelConfig, correct
 from robopolicy.critics.q import CriticConfig, QEnsemble
 from robopolicy.nets.recurrent import RecurrentConfig
 from robopolicy.nets.vision import VisionConfig
 from robopolicy.policies.base import Policy, PolicySpec
 from robopolicy.policies.composition.operators import And, Or
 from robopolicy.policies.registry import POLICIES
-from robopolicy.policies.wrappers.callable import CallablePolicy
+from robopolicy.policies.wrappers.action_optimized import optimize
+from robopolicy.policies.wrappers.best_of_n import select
+from robopolicy.policies.wrappers.black_box import CallablePolicy
 from robopolicy.policies.wrappers.composed import compose
-from robopolicy.policies.wrappers.corrected import Correction, DataModel, DataModelConfig, correct
-from robopolicy.policies.wrappers.edited import EditConfig, EditNet, edit_samples
 from robopolicy.policies.wrappers.latent import GaussianConfig, LatentPolicy, NoiseSpace
-from robopolicy.policies.wrappers.optimized import optimize
-from robopolicy.policies.wrappers.selected import select
-from robopolicy.policies.wrappers.staged_decoder import StagedDecoder
-from robopolicy.policies.wrappers.staged_diffusion import in_stages
+from robopolicy.policies.wrappers.residual_edit import EditConfig, EditNet, edit_samples
+from robopolicy.policies.wrappers.staged import StagedDecoder, in_stages
 from robopolicy.policies.wrappers.zero_noise import ZeroNoisePolicy
 
 SPEC = PolicySpec({"goal": (2,), "state": (3,)}, action_dim=2, horizon=4, execute=2, obs_horizon=2)
@@ -100,7 +99,7 @@ EXPORTED: dict[str, Callable[[], Any]] = {
     "flow": lambda: small("flow"),
     "flow-unet": lambda: small("flow", backbone="unet", unet_channels=(8, 16)),
     "flow-transformer": lambda: small("flow", backbone="transformer", **TRANSFORMER),
-    "flow-modular": lambda: small("flow", backbone="modular", modular_count=2, modular_context=4),
+    "flow-modular": lambda: small("flow", backbone="modular", backbone_options={"modules": 2, "context_width": 4}),
     "flow-images": seeing,
     "one-step (FQL)": lambda: small("flow", steps=1),
     "shortcut": lambda: small("shortcut"),

@@ -7,9 +7,9 @@ import pytest
 from PIL import Image
 
 from robopolicy.evaluation.intervals import wilson
-from robopolicy.evaluation.judging import Confusion, rogan_gladen
+from robopolicy.evaluation.judge_metrics import Confusion, rogan_gladen
 from robopolicy.evaluation.plots import reliability_diagram
-from robopolicy.worldmodel.judge.calibration import reliability
+from robopolicy.worldmodel.success_detectors.clips import reliability
 
 
 def test_outcomes_are_counted_and_abstentions_apart():

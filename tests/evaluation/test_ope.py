@@ -14,17 +14,18 @@ from robopolicy.data.episodes import Episode, Episodes
 from robopolicy.errors import UserError
 from robopolicy.evaluation.ope import FQE, FQEConfig, Logs, OPEConfig, estimate
 from robopolicy.evaluation.ope.estimates import log_density, unsupported, why_unweighted
-from robopolicy.evaluation.ope.importance import (
+from robopolicy.evaluation.ope.policy_class import sharpe_ratio, sharpe_table
+from robopolicy.evaluation.ope.weights import (
+    corrected,
     cumulative_weights,
     doubly_robust,
     effective_size,
     effective_size_per_decision,
+    marginal,
     per_decision,
     terms_interval,
     trajectory_wise,
 )
-from robopolicy.evaluation.ope.marginal import corrected, marginal
-from robopolicy.evaluation.ope.sharpe import sharpe_ratio, sharpe_table
 from robopolicy.nets.normalizer import make_normalizer
 from robopolicy.policies.base import Policy
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy

@@ -11,7 +11,7 @@ from robopolicy.errors import UserError
 from robopolicy.evaluation.ope import UniformPolicy, class_scores, estimate, grow_trees, score_class
 from robopolicy.evaluation.ope.estimates import OPEConfig
 from robopolicy.evaluation.ope.fqe import FQEConfig
-from robopolicy.evaluation.ope.importance import cumulative_weights, per_decision
+from robopolicy.evaluation.ope.weights import cumulative_weights, per_decision
 from robopolicy.nets.normalizer import make_normalizer
 from robopolicy.policies.base import Policy
 from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy

@@ -15,11 +15,10 @@ from PIL import Image
 from robopolicy.errors import UserError
 from robopolicy.evaluation import plots, video
 from robopolicy.evaluation.actors import RandomActor
-from robopolicy.evaluation.compare import compare, format_p
 from robopolicy.evaluation.harness import evaluate
 from robopolicy.evaluation.intervals import wilson
 from robopolicy.evaluation.report import Report, write_report
-from robopolicy.evaluation.result import Cost, EvalResult
+from robopolicy.evaluation.result import Cost, EvalResult, compare, format_p
 
 
 def result(success, *, first_seed=0, returns=None, task="fake/point", seeded=True) -> EvalResult:

@@ -13,12 +13,16 @@ from PIL import Image
 
 from robopolicy.errors import UserError
 from robopolicy.evaluation.result import Cost, EvalResult
-from robopolicy.evaluation.search.bayes import expected_improvement, posterior
-from robopolicy.evaluation.search.ledger import Ledger
-from robopolicy.evaluation.search.methods import HalvingConfig, HalvingSearch
-from robopolicy.evaluation.search.present import search_summary, search_table, weight_curve, write_table
-from robopolicy.evaluation.search.simplex import lattice, ranked
-from robopolicy.evaluation.search.weights import against, check_disjoint, hold_out, make_search, search_weights
+from robopolicy.evaluation.search.methods import (
+    HalvingConfig,
+    HalvingSearch,
+    expected_improvement,
+    lattice,
+    posterior,
+    ranked,
+)
+from robopolicy.evaluation.search.search_report import search_summary, search_table, weight_curve, write_table
+from robopolicy.evaluation.search.weights import Ledger, against, check_disjoint, hold_out, make_search, search_weights
 
 NAMES = ("b", "a", "c")  # deliberately not sorted
 

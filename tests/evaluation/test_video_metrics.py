@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from robopolicy.errors import UserError
 from robopolicy.evaluation import video_metrics
 from robopolicy.evaluation.video_metrics import LPIPS, clip_features, compare_films, frame_ssim, frechet_distance
-from robopolicy.worldmodel.diagnostics import frame_psnr
+from robopolicy.worldmodel.action_following import frame_psnr
 
 
 def film(value: float, rows: int = 1, length: int = 1, size: int = 16) -> dict[str, torch.Tensor]:

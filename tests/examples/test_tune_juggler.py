@@ -5,9 +5,9 @@ import json
 import pytest
 import torch
 
-from examples import tune_juggler
+from robopolicy.contrib.drone_volleyball import tune_juggler
+from robopolicy.contrib.drone_volleyball.juggler import Style
 from robopolicy.sim.registry import SimOptions, make_sim
-from robopolicy_tasks.volley.juggler import Style
 
 
 def test_a_style_has_the_settings_of_the_agents():

@@ -12,8 +12,8 @@ from dataclasses import replace
 import torch
 
 from robopolicy.core.decisions import Decisions
-from robopolicy.samplers.attempts import stack
-from robopolicy.samplers.protocols import TEACHER, Attempt, Task
+from robopolicy.text.rollouts.protocols import TEACHER, Attempt, Task
+from robopolicy.text.rollouts.trajectories import stack
 
 STEP = 2  # decisions of a unit
 JUDGED = (  # metrics that recipes read; here all of them are the share of right symbols

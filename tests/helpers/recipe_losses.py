@@ -10,7 +10,7 @@ from tabular import Tabular, ppo, recipe_of, seq_mean, tabular
 from torch import Tensor
 from torch.testing import assert_close
 
-from robopolicy.catalogue import read_recipe
+from robopolicy.recipe_files import read_recipe
 
 
 def collected(how: str, losses: Tensor, valid: Tensor) -> Tensor:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from robopolicy.catalogue import read_recipe
 from robopolicy.core.recipe import DEFAULTS
+from robopolicy.recipe_files import read_recipe
 
 CLIP = "estimator.bounds."
 STAGE, ROLLOUT, HELP = "advantage.", "rollout.", "rollout.intervention."

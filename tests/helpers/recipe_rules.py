@@ -9,15 +9,15 @@ from playground import Playground
 from tabular import recipe_of, tabular, with_extras
 from torch.testing import assert_close
 
-from robopolicy.catalogue import read_recipe
 from robopolicy.core.decisions import Decisions
 from robopolicy.core.recipe import DEFAULTS, Recipe
 from robopolicy.policies.base import PolicySpec
-from robopolicy.policies.chains.sde_chain import SDEChain
+from robopolicy.policies.exploration.flow_chains import SDEChain
 from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
-from robopolicy.samplers.collector import DEFAULTS as OF_ROLLOUTS
-from robopolicy.samplers.collector import Collector
-from robopolicy.samplers.protocols import Pool
+from robopolicy.recipe_files import read_recipe
+from robopolicy.text.rollouts.collector import DEFAULTS as OF_ROLLOUTS
+from robopolicy.text.rollouts.collector import Collector
+from robopolicy.text.rollouts.protocols import Pool
 
 
 def gradients_of_one_update(recipe: Recipe, decisions: Decisions, score, parameters) -> float:

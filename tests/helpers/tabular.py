@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from robopolicy.catalogue import read_recipe
 from robopolicy.core.decisions import Decisions, by_trajectory
 from robopolicy.core.recipe import Recipe
+from robopolicy.recipe_files import read_recipe
 
 PROMPTS, ROLLOUTS, LENGTH, VOCABULARY = 4, 4, 6, 5
 Extra = Callable[[torch.Generator, Decisions], Tensor]

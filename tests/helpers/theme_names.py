@@ -1,7 +1,7 @@
 """Names that a theme of contrib adds to the registries."""
 
-from robopolicy.catalogue import read_recipe, recipe_names, recipe_ring
-from robopolicy.core.parts import REGISTRIES
+from robopolicy.core.registry import REGISTRIES
+from robopolicy.recipe_files import read_recipe, recipe_names, recipe_ring
 
 
 def parts_of(theme: str, slot: str) -> list[str]:

@@ -13,7 +13,7 @@ from robopolicy.cli.main import parse
 from robopolicy.errors import UserError
 from robopolicy.policies.registry import POLICIES
 from robopolicy.training.compose import compose_config
-from robopolicy.training.sweep import combinations
+from robopolicy.training.many_runs import combinations
 
 PAGES = [path for path in project_files() if path.suffix == ".md" and path.parts[0] != "benchmarks"]
 PAGES = [path for path in PAGES if path.name != "methods.md"]

@@ -8,14 +8,24 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 import pytest
 
 from robopolicy.algorithms.registry import ALGORITHMS
+from robopolicy.constraints import Range, Ranged, UpTo
 from robopolicy.errors import UserError
-from robopolicy.limits import Range, Ranged, UpTo
+from robopolicy.nets.augmentation import AUGMENTATIONS
+from robopolicy.nets.backbone import BACKBONES
+from robopolicy.nets.modality import ENCODERS
 from robopolicy.policies.registry import POLICIES
+from robopolicy.schema import PlainForm
+from robopolicy.sim.wrappers.registry import WRAPPERS
 from robopolicy.training.config import TrainConfig
 
 CONFIGS = {
     "a run": TrainConfig,
     **{name: registry[name].config_class for registry in (ALGORITHMS, POLICIES) for name in registry},
+    **{
+        f"{part.kind}: {name}": part[name].config_class
+        for part in (ENCODERS, BACKBONES, AUGMENTATIONS, WRAPPERS)
+        for name in part
+    },
 }
 
 
@@ -49,6 +59,8 @@ def test_numbers_without_a_range_are_found() -> None:
 
 def parts(hint: Any) -> Iterator[type[Any]]:
     """The config dataclasses within a type, itself included."""
+    if isinstance(hint, type) and issubclass(hint, PlainForm):
+        return  # checks its own settings
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
         yield hint
         for kind in get_type_hints(hint, include_extras=True).values():

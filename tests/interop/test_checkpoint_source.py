@@ -8,7 +8,7 @@ import torch
 
 from robopolicy.errors import UserError
 from robopolicy.evaluation.actors import PolicyActor
-from robopolicy.interop.checkpoint_source import CheckpointSource
+from robopolicy.interop.sources import CheckpointSource
 from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.registry import POLICIES
 from robopolicy.sim.chunk import ChunkedSim

@@ -21,11 +21,11 @@ from robopolicy.interop.diffusers import (
     write_scheduler,
 )
 from robopolicy.policies.base import PolicySpec
+from robopolicy.policies.heads.average_velocity import ShortcutConfig
 from robopolicy.policies.heads.diffusion import DiffusionConfig, DiffusionPolicy
 from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
 from robopolicy.policies.heads.generative import GenerativePolicy
-from robopolicy.policies.heads.shortcut import ShortcutConfig
-from robopolicy.policies.schedules import spaced_levels
+from robopolicy.policies.path import spaced_levels
 
 schedulers = pytest.importorskip("diffusers.schedulers")
 

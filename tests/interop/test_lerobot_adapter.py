@@ -14,7 +14,7 @@ pytest.importorskip("lerobot.policies", reason="needs robopolicy[lerobot]: make 
 from lerobot.policies.pretrained import PreTrainedPolicy
 
 from robopolicy.errors import UserError
-from robopolicy.interop.lerobot import as_lerobot, identity_processors
+from robopolicy.interop.lerobot.adapter import as_lerobot, identity_processors
 from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy

@@ -13,7 +13,8 @@ pytest.importorskip("lerobot.policies", reason="needs robopolicy[lerobot]: make 
 
 from lerobot_saved import ACTION, DIMS, observations, save_diffusion, statistics
 
-from robopolicy.interop.lerobot import LeRobotDiffusion, load_lerobot
+from robopolicy.interop.lerobot.diffusion import LeRobotDiffusion
+from robopolicy.interop.lerobot.loading import load_lerobot
 from robopolicy.policies.base import Policy, PolicySpec
 from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
 from robopolicy.policies.wrappers.composed import compose

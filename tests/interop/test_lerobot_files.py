@@ -11,11 +11,10 @@ import torch
 from lerobot_folder import INPUTS, SCALING, statistics, write_folder
 
 from robopolicy.errors import UserError
-from robopolicy.interop.lerobot import load_lerobot, provide
 from robopolicy.interop.lerobot.diffusion import LeRobotDiffusion
-from robopolicy.interop.lerobot.policy import LeRobotConfig
-from robopolicy.interop.lerobot.source import content_hash, open_source
-from robopolicy.interop.lerobot.vla import LeRobotVLA
+from robopolicy.interop.lerobot.loading import load_lerobot
+from robopolicy.interop.lerobot.policy import LeRobotConfig, LeRobotVLA
+from robopolicy.interop.lerobot.source import content_hash, open_source, provide
 
 
 def without(prefix: str) -> dict[str, torch.Tensor]:

@@ -19,7 +19,7 @@ from lerobot_pi import save_pi
 from lerobot_saved import HISTORY, HORIZON, observations, save_diffusion, save_smolvla, statistics, theirs
 
 from robopolicy.errors import UserError
-from robopolicy.interop.lerobot import load_lerobot
+from robopolicy.interop.lerobot.loading import load_lerobot
 from robopolicy.policies.noise import RowStreams
 from robopolicy.training.checkpoint import load_policy, save_checkpoint, verify_checkpoint
 

@@ -19,10 +19,10 @@ from robopolicy.algorithms.dsrl_na import DSRLNA, DSRLNAConfig
 from robopolicy.algorithms.dsrl_sac import DSRLSAC, DSRLSACConfig
 from robopolicy.critics.q import CriticConfig
 from robopolicy.data.replay import Replay
-from robopolicy.interop.lerobot import load_lerobot
+from robopolicy.interop.lerobot.loading import load_lerobot
 from robopolicy.policies.wrappers.latent import STEERING_ACTOR, LatentPolicy, NoiseSpace
 from robopolicy.policies.wrappers.zero_noise import ZeroNoisePolicy
-from robopolicy.samplers.replay import ReplaySampler
+from robopolicy.rollout.off_policy import ReplaySampler
 from robopolicy.sim.chunk import ChunkedSim
 from robopolicy.sim.contract import Observation, Step, TensorSpec
 from robopolicy.sim.registry import SimOptions

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from robopolicy.errors import UserError
-from robopolicy.interop.torch_module import ModulePolicy, provide_module
+from robopolicy.interop.sources import ModulePolicy, provide_module
 from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.wrappers.latent import STEERING_ACTOR, LatentPolicy, NoiseSpace
 from robopolicy.training.checkpoint import load_policy, save_checkpoint, verify_checkpoint
@@ -55,7 +55,7 @@ def test_steering_chooses_the_noise_of_the_module() -> None:
 def test_a_checkpoint_holds_the_weights_and_asks_for_the_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     policy = ModulePolicy.wrap("network", Network(), SPEC)
     save_checkpoint(tmp_path / "c", policy, task="toy/point_mass", obs_sample=OBS)
-    monkeypatch.setattr("robopolicy.interop.torch_module.MODULES", {})
+    monkeypatch.setattr("robopolicy.interop.sources.MODULES", {})
     with pytest.raises(UserError, match=r"module 'network', whose code no checkpoint can hold; pass it with .*provide"):
         load_policy(tmp_path / "c")
     provide_module("network", Network)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from robopolicy.errors import UserError
-from robopolicy.nets.attention import AttentionBlock, CausalTransformer
+from robopolicy.nets.transformer import AttentionBlock, CausalTransformer
 
 
 def transformer() -> CausalTransformer:

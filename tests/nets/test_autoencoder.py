@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from robopolicy.nets.autoencoder import Autoencoder
+from robopolicy.contrib.quality_diversity.autoencoder import Autoencoder
 
 
 def plane(count: int, seed: int) -> torch.Tensor:

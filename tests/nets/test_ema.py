@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from robopolicy.nets.ema import EMA
+from robopolicy.nets.module_state import EMA
 
 
 def test_the_first_update_copies_and_later_ones_follow_the_schedule() -> None:

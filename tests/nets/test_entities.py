@@ -6,14 +6,15 @@ import pytest
 import torch
 from torch.testing import assert_close
 
+from robopolicy.contrib.skills_agents.set_encoder import EntityConfig, EntityNet
 from robopolicy.errors import UserError
 from robopolicy.nets.encoder import ObservationEncoder
-from robopolicy.nets.entities import EntityConfig, EntityNet
 from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
 from robopolicy.spec import PolicySpec
 
-SMALL = EntityConfig(width=16, heads=2, layers=2, features=5)
+SMALL_SETTINGS = {"width": 16, "heads": 2, "layers": 2, "features": 5}
+SMALL = EntityConfig(**SMALL_SETTINGS)
 OBSERVATION = {"state": (2,), "entities.others": (3, 4)}
 
 
@@ -74,7 +75,7 @@ def test_each_number_of_an_entity_has_its_own_scale_from_the_data():
 
 
 def test_sets_join_the_features_and_learn():
-    model = ObservationEncoder(OBSERVATION, normalization="minmax", entities=SMALL)
+    model = ObservationEncoder(OBSERVATION, normalization="minmax", encoders={"entities": SMALL_SETTINGS})
     model.fit_normalizer(
         {"state": {"min": [-1, -1], "max": [1, 1]}, "entities.others": {"min": [-2.0] * 12, "max": [2.0] * 12}}
     )
@@ -92,9 +93,11 @@ def test_sets_join_the_features_and_learn():
 def test_a_policy_runs_among_two_agents_more_than_it_was_built_for(head: str):
     torch.manual_seed(0)
     if head == "gaussian":
-        policy = GaussianPolicy(GaussianConfig(entities=SMALL), spec())
+        policy = GaussianPolicy(GaussianConfig(encoders={"entities": SMALL_SETTINGS}), spec())
     else:
-        policy = FlowPolicy(FlowConfig(entities=SMALL, hidden=(16,), normalization="identity"), spec())
+        policy = FlowPolicy(
+            FlowConfig(encoders={"entities": SMALL_SETTINGS}, hidden=(16,), normalization="identity"), spec()
+        )
     obs = {"state": torch.randn(4, 1, 2), "entities.others": torch.randn(4, 1, 5, 4)}
     generator = torch.Generator().manual_seed(0)
     action = policy.act(obs, deterministic=True, generator=generator)

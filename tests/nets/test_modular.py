@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from robopolicy.contrib.control.modular import ModularMLP, modular_layer
 from robopolicy.errors import UserError
 from robopolicy.nets.mlp import MLP
-from robopolicy.nets.modular import ModularMLP, modular_layer
 
 
 def test_one_module_with_open_gates_is_a_plain_network() -> None:

@@ -7,27 +7,28 @@ import torch
 from torch import Tensor, nn
 
 from robopolicy.algorithms.bc import BC, BCConfig
+from robopolicy.contrib.perception.noise_mask import NoiseMask, NoiseMaskConfig
 from robopolicy.data.chunks import ChunkBatch
 from robopolicy.errors import UserError
-from robopolicy.nets.noise_mask import NoiseMask, mask_loss, schedule_masks
+from robopolicy.nets.augmentation import set_augmentation_progress
 from robopolicy.nets.vision import CameraNet, VisionConfig
 from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
 
 IMAGE = torch.rand(6, 3, 16, 16, generator=torch.Generator().manual_seed(0)) * 2 - 1
-VISION = VisionConfig(widths=(16,), keypoints=4, noise_mask=4)
+VISION = VisionConfig(widths=(16,), keypoints=4, augmentation={"name": "noise_mask", "cells": 4})
 
 
 def switched_on() -> NoiseMask:
     torch.manual_seed(0)
-    mask = NoiseMask(3, 4)
-    schedule_masks(mask, 0.0, 0.5)
+    mask = NoiseMask(3, NoiseMaskConfig(cells=4))
+    mask.set_progress(0.0)
     return mask
 
 
 def test_a_fresh_mask_is_uniform_smooth_and_within_its_range() -> None:
     mask = switched_on()
-    drawn = mask(IMAGE.expand(6, 3, 16, 16))
+    drawn = mask.draw(IMAGE)
     assert drawn.shape == (6, 1, 16, 16) and float(drawn.min()) > 0 and float(drawn.max()) < 1
     assert torch.equal(mask.distribution(IMAGE).mean, torch.full((6, 4, 4), 0.5))
     assert float(drawn.diff(dim=2).abs().max()) < 0.2 and float(drawn.diff(dim=3).abs().max()) < 0.2
@@ -38,7 +39,7 @@ def test_a_fresh_mask_is_uniform_smooth_and_within_its_range() -> None:
 def test_blurring_keeps_what_is_even(size: tuple[int, int]) -> None:
     mask = switched_on()
     mask.distribution = lambda image: Even()  # type: ignore[assignment,return-value]
-    torch.testing.assert_close(mask(torch.zeros(2, 3, *size)), torch.full((2, 1, *size), 0.25))
+    torch.testing.assert_close(mask.draw(torch.zeros(2, 3, *size)), torch.full((2, 1, *size), 0.25))
 
 
 class Even:
@@ -51,15 +52,15 @@ class Even:
 
 def gradient(mask: NoiseMask, loss: Tensor) -> float:
     mask.zero_grad()
-    (loss.mean() + mask_loss(mask, loss)).backward()
+    (loss.mean() + mask.extra_loss(loss)).backward()
     return sum(float(parameter.grad.abs().sum()) for parameter in mask.parameters() if parameter.grad is not None)
 
 
 def test_the_distribution_moves_only_with_a_loss_that_depends_on_the_mask() -> None:
     mask = switched_on()
-    mask(IMAGE)
+    mask.draw(IMAGE)
     assert gradient(mask, torch.full((6,), 3.0, requires_grad=True)) == 0.0
-    assert gradient(mask, mask(IMAGE).mean((1, 2, 3)).requires_grad_()) > 0.0
+    assert gradient(mask, mask.draw(IMAGE).mean((1, 2, 3)).requires_grad_()) > 0.0
     assert mask.logp is None
 
 
@@ -69,9 +70,9 @@ def test_it_learns_the_masks_under_which_the_loss_is_low(sign: float, bright: bo
     optimizer = torch.optim.Adam(mask.parameters(), lr=0.03)
     image = IMAGE.repeat(6, 1, 1, 1)
     for _ in range(50):
-        loss = sign * mask(image).mean((1, 2, 3))
+        loss = sign * mask.draw(image).mean((1, 2, 3))
         optimizer.zero_grad()
-        mask_loss(mask, loss).backward()
+        mask.extra_loss(loss).backward()
         optimizer.step()
     mean = float(mask.distribution(image).mean.mean().detach())
     assert (mean > 0.6) if bright else (mean < 0.4)
@@ -83,10 +84,10 @@ def test_cameras_apply_it_only_while_it_is_on_and_images_are_augmented() -> None
     plain = camera(image)
     crop = lambda: torch.Generator().manual_seed(1)  # noqa: E731
     augmented = camera(image, augment=True, generator=crop())
-    schedule_masks(camera, 0.2, 0.5)
+    set_augmentation_progress(camera, 0.2)
     assert torch.equal(camera(image), plain)
     assert not torch.equal(camera(image, augment=True, generator=crop()), augmented)
-    schedule_masks(camera, 0.5, 0.5)
+    set_augmentation_progress(camera, 0.5)
     assert torch.equal(camera(image, augment=True, generator=crop()), augmented)
 
 
@@ -106,6 +107,15 @@ def test_cloning_trains_the_masks_of_its_first_half_and_no_others() -> None:
     assert moved == [True, True, False, False]
 
 
-def test_a_negative_number_of_cells_is_refused() -> None:
-    with pytest.raises(UserError, match="noise_mask"):
-        VisionConfig(noise_mask=-1)
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"name": "noise_mask", "cells": 0}, "cells must be at least 1"),
+        ({"name": "noise_mask", "cell": 4}, "Unknown setting 'cell'.*augmentation 'noise_mask'"),
+        ({"name": "noise"}, "Unknown augmentation 'noise'"),
+        ({"cells": 4}, "needs a name"),
+    ],
+)
+def test_settings_that_name_no_augmentation_are_refused(settings: dict, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        VisionConfig(augmentation=settings)

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from robopolicy.contrib.known_dynamics.qp_layer import QuadraticProgram
 from robopolicy.errors import UserError
-from robopolicy.nets.quadratic import QuadraticProgram
 
 pytest.importorskip("clarabel")
 

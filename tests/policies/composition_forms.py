@@ -12,11 +12,10 @@ from closed_forms import RAW
 from torch import Tensor, nn
 
 from robopolicy.policies.base import Policy, PolicySpec
+from robopolicy.policies.heads.average_velocity import MeanFlowConfig, MeanFlowPolicy, ShortcutConfig, ShortcutPolicy
 from robopolicy.policies.heads.diffusion import DiffusionConfig, DiffusionPolicy
 from robopolicy.policies.heads.edm import EDMConfig, EDMPolicy, preconditioning
 from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
-from robopolicy.policies.heads.meanflow import MeanFlowConfig, MeanFlowPolicy
-from robopolicy.policies.heads.shortcut import ShortcutConfig, ShortcutPolicy
 from robopolicy.policies.path import Estimate, prediction_target
 
 PLANE = PolicySpec({"state": (1,)}, action_dim=2)

@@ -7,7 +7,7 @@ import torch
 from composition_forms import network, observations
 from torch import Tensor
 
-from robopolicy.policies.composition.blend import Blend
+from robopolicy.policies.composition.joint_field import Blend
 from robopolicy.policies.wrappers.composed import compose
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from robopolicy.errors import UserError
 from robopolicy.policies.base import Observation, PolicySpec
 from robopolicy.policies.noise import RowStreams
-from robopolicy.policies.wrappers.callable import CallablePolicy
+from robopolicy.policies.wrappers.black_box import CallablePolicy
 
 SPEC = PolicySpec({"state": (3,)}, action_dim=2, horizon=4)
 OBS = {"state": torch.arange(21.0).view(7, 1, 3)}

@@ -63,14 +63,14 @@ def test_differences_are_as_good_as_exact_derivatives() -> None:
 
 
 def test_noise_that_weights_depend_on_costs_the_term_with_the_jacobian(monkeypatch: pytest.MonkeyPatch) -> None:
-    from robopolicy.policies.composition import blend
+    from robopolicy.policies.composition import joint_field
 
     def without(*args: Any) -> tuple[Tensor, Tensor]:
         noise, curvature = kept(*args)
         return noise, torch.zeros_like(curvature)
 
-    kept = blend._without_differences
-    monkeypatch.setattr(blend, "_without_differences", without)
+    kept = joint_field._without_differences
+    monkeypatch.setattr(joint_field, "_without_differences", without)
     policy = compose([exact("flow", law, steps=100) for law in (LEFT, RIGHT)], And(sampler="sde"))
     assert spread(policy.act(nothing(128), generator=seeded()), (LEFT, RIGHT)) > 0.2
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from robopolicy.policies.composition.algebra import orthonormal, solve
+from robopolicy.policies.composition.operators import orthonormal, solve
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5])

@@ -15,8 +15,7 @@ from robopolicy.errors import UserError
 from robopolicy.policies.heads.consistency import ConsistencyConfig, ConsistencyPolicy
 from robopolicy.policies.heads.edm import preconditioning
 from robopolicy.policies.noise import RowStreams
-from robopolicy.policies.path import interpolate
-from robopolicy.policies.schedules import karras_sigmas
+from robopolicy.policies.path import interpolate, karras_sigmas
 
 OBS = {"state": torch.randn(64, 2, 3, generator=torch.Generator().manual_seed(1))}
 DATA = torch.rand(64, 5, 2, generator=torch.Generator().manual_seed(0)) * 2 - 1

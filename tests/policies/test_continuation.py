@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from robopolicy.errors import UserError
 from robopolicy.policies.base import PolicySpec
-from robopolicy.policies.continuation import act_on, continue_chunk
 from robopolicy.policies.heads.consistency import ConsistencyConfig, ConsistencyPolicy
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
 from robopolicy.policies.noise import RowStreams
+from robopolicy.policies.real_time_chunking import act_on, continue_chunk
 from robopolicy.policies.wrappers.latent import STEERING_ACTOR, LatentPolicy, NoiseSpace
 from robopolicy.policies.wrappers.zero_noise import ZeroNoisePolicy
 

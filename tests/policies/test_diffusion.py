@@ -15,8 +15,8 @@ from robopolicy.errors import UserError
 from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.heads.diffusion import DiffusionConfig, DiffusionPolicy
 from robopolicy.policies.noise import RowStreams
+from robopolicy.policies.path import alpha_bars, linear_betas, spaced_levels, squared_cosine_betas
 from robopolicy.policies.registry import make_policy
-from robopolicy.policies.schedules import alpha_bars, linear_betas, spaced_levels, squared_cosine_betas
 
 CHUNK = PolicySpec({"state": (2,)}, action_dim=2, horizon=6, execute=2, obs_horizon=2)
 

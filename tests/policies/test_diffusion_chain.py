@@ -11,11 +11,11 @@ from torch import Tensor
 from robopolicy.errors import UserError
 from robopolicy.nets.vision import VisionConfig
 from robopolicy.policies.base import Observation, PolicySpec
-from robopolicy.policies.chains.diffusion_chain import DiffusionChain
+from robopolicy.policies.exploration.diffusion_chain import DiffusionChain
 from robopolicy.policies.heads.diffusion import DiffusionConfig, DiffusionPolicy
 from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
 from robopolicy.policies.noise import RowStreams
-from robopolicy.policies.wrappers.staged_diffusion import StagedDiffusion, StagedDiffusionConfig, in_stages
+from robopolicy.policies.wrappers.staged import StagedDiffusion, StagedDiffusionConfig, in_stages
 from robopolicy.training.checkpoint import load_policy, save_checkpoint, verify_checkpoint
 
 SPEC = PolicySpec({"state": (3,)}, action_dim=2, horizon=4, execute=2, obs_horizon=2)

@@ -14,9 +14,8 @@ from robopolicy.errors import UserError
 from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.heads.edm import EDMConfig, EDMPolicy, preconditioning
 from robopolicy.policies.noise import RowStreams
-from robopolicy.policies.path import step_index
+from robopolicy.policies.path import karras_sigmas, step_index
 from robopolicy.policies.registry import make_policy
-from robopolicy.policies.schedules import karras_sigmas
 
 CHUNK = PolicySpec({"state": (2,)}, action_dim=2, horizon=6, execute=2, obs_horizon=2)
 SOLVERS = pytest.mark.parametrize("solver", ["euler", "heun"])

@@ -14,9 +14,9 @@ from robopolicy.errors import UserError
 from robopolicy.policies.composition.operators import gated
 from robopolicy.policies.composition.selection import Selection, choose_parents, ordering_loss
 from robopolicy.policies.wrappers.composed import compose
-from robopolicy.policies.wrappers.gated import GatedPolicy, gate
+from robopolicy.policies.wrappers.learned_gate import GatedPolicy, gate
 from robopolicy.training.checkpoint import load_policy, save_checkpoint, verify_checkpoint
-from robopolicy.training.selecting import fit_selector
+from robopolicy.training.fit_selector import fit_selector
 
 SMALL = {"hidden": (16,), "updates": 150, "batch_size": 64, "lr": 5e-3}
 

@@ -16,7 +16,7 @@ from robopolicy.policies.heads.diffusion import DiffusionConfig, DiffusionPolicy
 from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
 from robopolicy.policies.noise import RowStreams
-from robopolicy.policies.wrappers.callable import CallablePolicy
+from robopolicy.policies.wrappers.black_box import CallablePolicy
 from robopolicy.policies.wrappers.latent import STEERING_ACTOR, LatentConfig, LatentPolicy, NoiseSpace
 from robopolicy.training.checkpoint import load_policy, save_checkpoint, verify_checkpoint
 
@@ -216,7 +216,7 @@ def test_a_steered_black_box_needs_its_function_again(tmp_path: Path, monkeypatc
     policy = LatentPolicy.steer(spy([]), SPACES["repeat"], ACTOR)
     save_checkpoint(tmp_path / "c", policy, task="toy/point_mass", obs_sample=observations())
     assert verify_checkpoint(tmp_path / "c").ok
-    monkeypatch.setattr("robopolicy.policies.wrappers.callable.PROVIDED", {})
+    monkeypatch.setattr("robopolicy.policies.wrappers.black_box.PROVIDED", {})
     with pytest.raises(UserError, match=r"function 'spy', which no checkpoint can hold; pass it with .*provide"):
         load_policy(tmp_path / "c")
 

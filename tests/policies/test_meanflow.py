@@ -25,14 +25,14 @@ from torch import Tensor
 
 from robopolicy.errors import UserError
 from robopolicy.policies.base import PolicySpec
-from robopolicy.policies.heads.generative import TIME_LAWS
-from robopolicy.policies.heads.meanflow import (
+from robopolicy.policies.heads.average_velocity import (
     TIME_SCALE,
     MeanFlowConfig,
     MeanFlowPolicy,
     central_difference,
     forward_mode,
 )
+from robopolicy.policies.heads.generative import TIME_LAWS
 
 DATA = torch.rand(64, 5, 2, generator=torch.Generator().manual_seed(0)) * 2 - 1
 OBS = {"state": torch.randn(64, 2, 3, generator=torch.Generator().manual_seed(1))}

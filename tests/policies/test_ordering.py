@@ -7,20 +7,11 @@ from itertools import permutations
 import pytest
 import torch
 
-from examples import order_visits as recipe
+from robopolicy.contrib.ordering import example as recipe
+from robopolicy.contrib.ordering.exact import nearest_orders, path_length, shortest_orders
+from robopolicy.contrib.ordering.network import VisitConfig, VisitPolicy, load_visits, save_visits
+from robopolicy.contrib.ordering.visits import optimal_steps, order_visits, train_visits
 from robopolicy.errors import UserError
-from robopolicy.policies.ordering import (
-    VisitConfig,
-    VisitPolicy,
-    load_visits,
-    nearest_orders,
-    optimal_steps,
-    order_visits,
-    path_length,
-    save_visits,
-    shortest_orders,
-    train_visits,
-)
 
 
 def instances(rows=6, count=6, dim=2, seed=0):

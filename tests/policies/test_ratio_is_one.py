@@ -7,17 +7,16 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from robopolicy.contrib.control.sequence import SequenceConfig, SequencePolicy
 from robopolicy.nets.vision import VisionConfig
 from robopolicy.policies.base import Observation, Policy, PolicySpec
-from robopolicy.policies.chains.stochastic_flow import NoiseConfig, StochasticFlow
+from robopolicy.policies.exploration.flow_chains import NoiseConfig, StochasticFlow
 from robopolicy.policies.heads.autoregressive import AutoregressiveConfig, AutoregressivePolicy
+from robopolicy.policies.heads.average_velocity import MeanFlowConfig, MeanFlowPolicy, ShortcutConfig, ShortcutPolicy
 from robopolicy.policies.heads.explicit import ExplicitPolicy
 from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
-from robopolicy.policies.heads.meanflow import MeanFlowConfig, MeanFlowPolicy
 from robopolicy.policies.heads.mixture import MixtureConfig, MixturePolicy
-from robopolicy.policies.heads.sequence import SequenceConfig, SequencePolicy
-from robopolicy.policies.heads.shortcut import ShortcutConfig, ShortcutPolicy
 from robopolicy.policies.noise import RowStreams
 from robopolicy.policies.registry import make_policy
 

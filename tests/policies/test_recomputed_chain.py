@@ -9,14 +9,12 @@ import torch
 
 from robopolicy.errors import UserError
 from robopolicy.policies.base import PolicySpec, Record
-from robopolicy.policies.chains.chain import ChainPolicy
-from robopolicy.policies.chains.diffusion_chain import DiffusionChain
-from robopolicy.policies.chains.recomputed_chain import RecomputedChain, chain_dtype
-from robopolicy.policies.chains.sde_chain import SDEChain
-from robopolicy.policies.chains.stochastic_flow import NoiseConfig, StochasticFlow
+from robopolicy.policies.exploration.chain import ChainPolicy, RecomputedChain, chain_dtype
+from robopolicy.policies.exploration.diffusion_chain import DiffusionChain
+from robopolicy.policies.exploration.flow_chains import NoiseConfig, SDEChain, StochasticFlow
 from robopolicy.policies.heads.diffusion import DiffusionConfig, DiffusionPolicy
 from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
-from robopolicy.policies.wrappers.staged_diffusion import in_stages
+from robopolicy.policies.wrappers.staged import in_stages
 
 SPEC = PolicySpec({"state": (3,)}, action_dim=7, horizon=16, execute=8)
 OBS = {"state": torch.randn(12, 1, 3, generator=torch.Generator().manual_seed(0))}

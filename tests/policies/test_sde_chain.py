@@ -10,7 +10,7 @@ from torch import Tensor
 
 from robopolicy.errors import UserError
 from robopolicy.policies.base import PolicySpec
-from robopolicy.policies.chains.sde_chain import SDEChain
+from robopolicy.policies.exploration.flow_chains import SDEChain
 from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
 from robopolicy.policies.path import step_index
 

@@ -18,9 +18,9 @@ from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
 from robopolicy.policies.noise import RowStreams, repeated
 from robopolicy.policies.registry import POLICIES, make_policy
-from robopolicy.policies.wrappers.edited import EditConfig, EditedConfig, EditedPolicy, EditNet, edit_samples
-from robopolicy.policies.wrappers.optimized import OptimizedConfig, OptimizedPolicy, ascend, optimize
-from robopolicy.policies.wrappers.selected import Candidates, SelectedConfig, SelectedPolicy, draw_index, select
+from robopolicy.policies.wrappers.action_optimized import OptimizedConfig, OptimizedPolicy, ascend, optimize
+from robopolicy.policies.wrappers.best_of_n import Candidates, SelectedConfig, SelectedPolicy, draw_index, select
+from robopolicy.policies.wrappers.residual_edit import EditConfig, EditedConfig, EditedPolicy, EditNet, edit_samples
 from robopolicy.training.checkpoint import load_policy, save_checkpoint, verify_checkpoint
 
 SPEC = PolicySpec({"state": (3,)}, action_dim=2, horizon=4, execute=2)

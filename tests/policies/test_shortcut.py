@@ -10,9 +10,8 @@ from average_forms import BACKBONES, CHUNK, POINT, RAW, SMALL, ExactAverage, M, 
 from torch import Tensor, nn
 
 from robopolicy.errors import UserError
-from robopolicy.policies.heads.average_velocity import dispersive_loss
+from robopolicy.policies.heads.average_velocity import ShortcutConfig, ShortcutPolicy, dispersive_loss
 from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
-from robopolicy.policies.heads.shortcut import ShortcutConfig, ShortcutPolicy
 from robopolicy.policies.path import interpolate
 
 DATA = torch.rand(400, 5, 2, generator=torch.Generator().manual_seed(0)) * 2 - 1

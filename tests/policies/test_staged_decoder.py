@@ -12,7 +12,7 @@ from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
 from robopolicy.policies.wrappers.nested import describe
-from robopolicy.policies.wrappers.staged_decoder import StagedDecoder, StagedDecoderConfig
+from robopolicy.policies.wrappers.staged import StagedDecoder, StagedDecoderConfig
 from robopolicy.training.checkpoint import load_policy, save_checkpoint, verify_checkpoint
 
 SPEC = PolicySpec({"state": (3,)}, action_dim=2, horizon=2)

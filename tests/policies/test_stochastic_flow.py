@@ -9,7 +9,7 @@ import torch
 
 from robopolicy.errors import UserError
 from robopolicy.policies.base import PolicySpec
-from robopolicy.policies.chains.stochastic_flow import NoiseConfig, StochasticFlow
+from robopolicy.policies.exploration.flow_chains import NoiseConfig, StochasticFlow
 from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
 
 SPEC = PolicySpec({"state": (3,)}, action_dim=2, horizon=4, execute=2)

@@ -10,17 +10,17 @@ import numpy as np
 import pytest
 import torch
 
+from robopolicy.contrib.programs.tree import TreePolicy, grow
+from robopolicy.contrib.programs.trees.expressions import parse_formula
+from robopolicy.contrib.programs.trees.mutation import changed
+from robopolicy.contrib.programs.trees.nodes import FAILURE, RUNNING, SUCCESS, parse_tree, read_tree
+from robopolicy.contrib.programs.trees.outline import outline
 from robopolicy.errors import UserError
 from robopolicy.nets.recurrent import RecurrentConfig
 from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
 from robopolicy.policies.noise import RowStreams
-from robopolicy.policies.trees.expressions import parse_formula
-from robopolicy.policies.trees.mutation import changed
-from robopolicy.policies.trees.nodes import FAILURE, RUNNING, SUCCESS, parse_tree, read_tree
-from robopolicy.policies.trees.outline import outline
-from robopolicy.policies.wrappers.tree import TreePolicy, grow
 from robopolicy.training.checkpoint import load_policy, save_checkpoint, verify_checkpoint
 
 SPEC = PolicySpec({"state": (3,)}, 2)
@@ -335,7 +335,7 @@ def test_an_outline_has_a_line_per_node():
 
 def test_two_skills_under_a_tree_reach_what_neither_reaches_alone():
     from robopolicy.evaluation.harness import evaluate
-    from robopolicy.policies.wrappers.callable import CallablePolicy
+    from robopolicy.policies.wrappers.black_box import CallablePolicy
     from robopolicy.sim.registry import SimOptions, make_sim
 
     spec = PolicySpec({"state": (6,)}, 2)

@@ -18,11 +18,11 @@ from rig import robot_spec
 from scripted import ScriptedLift
 
 from robopolicy.cli import main as cli
-from robopolicy.deploy.page import parse_address
+from robopolicy.deploy.dashboard import parse_address
 from robopolicy.deploy.safety.interventions import Intervention
 from robopolicy.deploy.wire import TOKEN
 from robopolicy.errors import UserError
-from robopolicy.interop.checkpoint_source import CheckpointSource
+from robopolicy.interop.sources import CheckpointSource
 from robopolicy_robots.browser_view import TRACE, BrowserView
 from robopolicy_robots.figures import WINDOW, Figures
 from robopolicy_robots.messages import CompressedImage, Header, Image

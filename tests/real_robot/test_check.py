@@ -14,7 +14,8 @@ import yaml
 from scripted import NAMES, ScriptedLift
 
 from robopolicy.cli import main as cli
-from robopolicy.interop.checkpoint_source import CheckpointSource
+from robopolicy.cli.commands import COMMANDS
+from robopolicy.interop.sources import CheckpointSource
 from robopolicy_robots import check as checks
 from robopolicy_robots import deploy_verb
 from robopolicy_robots.policy_source import Wanted
@@ -26,8 +27,7 @@ WORDS = ["deploy", "--task", "lift", "--policy", "scripted", "--transport", "loo
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    point = SimpleNamespace(name="deploy", load=lambda: deploy_verb)
-    monkeypatch.setattr(cli, "added_verbs", lambda: {"deploy": point})
+    monkeypatch.setitem(COMMANDS._rows, "deploy", deploy_verb.COMMAND)
     monkeypatch.setattr(checks, "PATIENCE", 1.0)
     monkeypatch.setattr(checks, "LISTEN", 0.3)
     monkeypatch.setattr(checks, "SLACK", 0.5)  # of a busy machine

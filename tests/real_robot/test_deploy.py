@@ -15,11 +15,12 @@ import pytest
 from scripted import NAMES, ScriptedLift
 
 from robopolicy.cli import main as cli
+from robopolicy.cli.commands import COMMANDS
 from robopolicy.data.episodes import Episode, Episodes
-from robopolicy.data.lerobot import write_lerobot
+from robopolicy.data.formats.lerobot import write_lerobot
 from robopolicy.deploy.safety.filter import SafetyFilter
 from robopolicy.evaluation.harness import evaluate
-from robopolicy.interop.checkpoint_source import CheckpointSource
+from robopolicy.interop.sources import CheckpointSource
 from robopolicy.sim.registry import SimOptions, make_sim
 from robopolicy_robots import deploy_verb
 from robopolicy_robots.filter_log import refilter
@@ -31,19 +32,10 @@ FAST = ["--robot", "sim_panda", "--task", "manipulation/lift", "--policy", "scri
 FAST += ["--domain", str(DOMAIN), "--plain"]
 
 
-class Point:
-    """Stands for the entry point, which an older installation does not have yet."""
-
-    name = "deploy"
-
-    @staticmethod
-    def load():
-        return deploy_verb
-
-
 @pytest.fixture(autouse=True)
-def verb(monkeypatch):
-    monkeypatch.setattr(cli, "added_verbs", lambda: {"deploy": Point})
+def command(monkeypatch):
+    """As its entry point, which an older installation does not have yet."""
+    monkeypatch.setitem(COMMANDS._rows, "deploy", deploy_verb.COMMAND)
 
 
 def play(monkeypatch, out: Path, *words: str, horizon: int = 8, execute: int = 4) -> dict:

@@ -7,7 +7,6 @@ import os
 import struct
 import zlib
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,9 +15,10 @@ import torch
 import yaml
 
 from robopolicy.cli import main as cli
+from robopolicy.cli.commands import COMMANDS
 from robopolicy.errors import UserError
 from robopolicy.evaluation.harness import evaluate
-from robopolicy.interop.checkpoint_source import CheckpointSource
+from robopolicy.interop.sources import CheckpointSource
 from robopolicy.nets.normalizer import Normalizer
 from robopolicy.nets.vision import VisionConfig
 from robopolicy.policies.base import Policy, PolicySpec
@@ -71,9 +71,7 @@ def untrained(spec: PolicySpec, **settings: Any) -> Policy:
 def over_the_bridge(monkeypatch: Any, out: Path, policy: Policy, *words: str) -> tuple[dict[str, Any], np.ndarray]:
     """What came of one episode, and the chunks that were played in it."""
     source = Logged(policy)
-    monkeypatch.setattr(
-        cli, "added_verbs", lambda: {"deploy": SimpleNamespace(name="deploy", load=lambda: deploy_verb)}
-    )
+    monkeypatch.setitem(COMMANDS._rows, "deploy", deploy_verb.COMMAND)
     monkeypatch.setattr("robopolicy_robots.deployment.open_source", lambda name, device: source)
     line = ["deploy", "--policy", "given", "--transport", "loopback", "--domain", str(DOMAIN), "--plain", "--lockstep"]
     assert cli.main([*line, "--seed", "50", "--out", str(out), *words]) == 0

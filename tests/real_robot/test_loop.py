@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from rig import DT, EPOCH, HORIZON, Rig, RobotSide, follow_wave, wave
 
-from robopolicy.deploy.safety.fallback import go_home
-from robopolicy.deploy.safety.gate import Familiar, ObservationGate
+from robopolicy.deploy.safety.motion import go_home
+from robopolicy.deploy.safety.ood import Familiar, ObservationGate
 from robopolicy.errors import UserError
 from robopolicy_robots.loop import Parts
 from robopolicy_robots.messages import Bool, String

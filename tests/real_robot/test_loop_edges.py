@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from rig import DT, HORIZON, Rig, follow_wave
 
-from robopolicy.deploy.safety.fallback import go_home
+from robopolicy.deploy.safety.motion import go_home
 from robopolicy_robots.loop import REPEAT
 from robopolicy_robots.robot import Guard
 from robopolicy_robots.states import State

@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from contextlib import closing
 from typing import Any
 
 import numpy as np
@@ -123,18 +124,14 @@ class Live:
 
 
 def test_it_keeps_its_rate_and_skips_what_it_missed() -> None:
-    live = Live(501)
-    slept: list[float] = []
-
     def slow(tick: Tick) -> None:
         live.ticks.append(tick)
         if len(live.ticks) == 40:
-            slept.append(time.monotonic())
             time.sleep(5.5 * DT)
 
-    live.loop.parts.on_tick = slow
-    live.loop.run(seconds=1.5)
-    live.close()
+    with closing(Live(501)) as live:
+        live.loop.parts.on_tick = slow
+        live.loop.run(seconds=1.5)
     assert live.loop.state is State.STOPPED and live.source.closed.wait(1.0)
     assert live.loop.overruns >= 4
     times = np.array([tick.now for tick in live.ticks])
@@ -154,25 +151,23 @@ def test_signals_end_in_the_safe_stop(number: int) -> None:
             asked.append(time.monotonic())
             os.kill(os.getpid(), number)
 
-    live = Live(502 + number, on_tick=ask)
     before = signal.getsignal(number)
-    live.loop.run(seconds=10.0)
-    assert time.monotonic() - asked[0] < 3.0 and live.loop.state is State.STOPPED
-    live.close()
+    with closing(Live(510 + number, on_tick=ask)) as live:
+        live.loop.run(seconds=10.0)
+        assert time.monotonic() - asked[0] < 3.0 and live.loop.state is State.STOPPED
     assert signal.getsignal(number) is before
 
 
 def test_another_thread_stops_it_amid_a_motion() -> None:
-    live = Live(504, Source())
-    live.source.chunk = lambda obs, prefix=None: np.sin(np.arange(HORIZON * 3.0)).reshape(HORIZON, 3)  # type: ignore[method-assign]
-    running = threading.Thread(target=live.loop.run)
-    running.start()
-    time.sleep(0.8)
-    assert live.loop.state is State.RUN
-    start, ticks = time.monotonic(), len(live.ticks)
-    live.loop.stop()
-    running.join(1.0)
-    live.close()
+    with closing(Live(504, Source())) as live:
+        live.source.chunk = lambda obs, prefix=None: np.sin(np.arange(HORIZON * 3.0)).reshape(HORIZON, 3)  # type: ignore[method-assign]
+        running = threading.Thread(target=live.loop.run)
+        running.start()
+        time.sleep(0.8)
+        state, start, ticks = live.loop.state, time.monotonic(), len(live.ticks)
+        live.loop.stop()
+        running.join(1.0)
+    assert state is State.RUN
     assert not running.is_alive() and time.monotonic() - start < 3.0 and len(live.ticks) <= ticks + 1
 
 
@@ -181,10 +176,8 @@ def test_exceptions_end_in_the_safe_stop(caplog: pytest.LogCaptureFixture) -> No
         if tick.state is State.RUN:
             raise ValueError("a bug")
 
-    live = Live(503, on_tick=broken)
-    with pytest.raises(ValueError, match="a bug"):
+    with closing(Live(503, on_tick=broken)) as live, pytest.raises(ValueError, match="a bug"):
         live.loop.run(seconds=10.0)
-    live.close()
     assert live.loop.state is State.STOPPED and "The control loop failed" in caplog.text
 
 

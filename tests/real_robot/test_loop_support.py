@@ -8,7 +8,7 @@ import torch
 from rig import Rig, wave
 
 from robopolicy.data.support import SupportConfig, SupportGate
-from robopolicy.deploy.safety.support import SupportCheck, SupportCheckConfig
+from robopolicy.deploy.safety.ood import SupportCheck, SupportCheckConfig
 from robopolicy_robots.loop import Parts
 from robopolicy_robots.states import State
 

@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 from rig import robot_spec
 
-from robopolicy.deploy.safety.support import Support
+from robopolicy.deploy.safety.ood import Support
 from robopolicy.spec import PolicySpec
 from robopolicy_robots.playback import Playback
 from robopolicy_robots.policy_runner import Answer

@@ -6,7 +6,6 @@ import json
 import os
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ import torch
 from scripted import NAMES, ScriptedLift, lift_chunk
 
 from robopolicy.cli import main as cli
+from robopolicy.cli.commands import COMMANDS
 from robopolicy.deploy.bundle import open_bundle
 from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.registry import POLICIES
@@ -84,9 +84,7 @@ class Slow:
 def test_a_trained_policy_continues_what_is_being_played(monkeypatch: Any, tmp_path: Path) -> None:
     train(tmp_path / "checkpoint")
     assert cli.main(["export", str(tmp_path / "checkpoint"), "--out", str(tmp_path / "bundle"), "--rtc"]) == 0
-    monkeypatch.setattr(
-        cli, "added_verbs", lambda: {"deploy": SimpleNamespace(name="deploy", load=lambda: deploy_verb)}
-    )
+    monkeypatch.setitem(COMMANDS._rows, "deploy", deploy_verb.COMMAND)
     words = ["deploy", "--robot", "sim_panda", "--task", "lift", "--transport", "loopback", "--plain", "--join", "rtc"]
     words += ["--policy", str(tmp_path / "bundle"), "--domain", str(100 + os.getpid() % 100)]
     assert cli.main([*words, "--check"]) == 0

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from robopolicy.deploy.safety.filter import FilterState, Measured, SafetyFilter
-from robopolicy.deploy.safety.limits import JointLimits
+from robopolicy.deploy.safety.motion import JointLimits
 from robopolicy.errors import UserError
 from robopolicy_robots.filter_log import TOPIC, RecordedFilter, refilter
 from robopolicy_robots.messages import (

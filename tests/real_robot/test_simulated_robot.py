@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from robopolicy.errors import UserError
-from robopolicy.sim.mujoco.backend import MujocoSim
+from robopolicy.sim.backends.mujoco.backend import MujocoSim
 from robopolicy_robots.messages import JointState, Time
 from robopolicy_robots.simulated.robot import Imperfections, SimulatedRobot
 from robopolicy_robots.task_embodiment import TaskEmbodiment

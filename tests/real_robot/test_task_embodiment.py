@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from robopolicy.errors import UserError
-from robopolicy.sim.mujoco.backend import MujocoSim
+from robopolicy.sim.backends.mujoco.backend import MujocoSim
 from robopolicy_robots.messages import JointState, PoseStamped, Time
 from robopolicy_robots.task_embodiment import TaskEmbodiment
 from robopolicy_robots.transports.base import Received

@@ -7,8 +7,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from robopolicy.errors import UserError
-from robopolicy.samplers.architectures import (
+from robopolicy.contrib.compression.architectures import (
     SHARES,
     Controllers,
     ControllersConfig,
@@ -16,6 +15,7 @@ from robopolicy.samplers.architectures import (
     compression_reward,
     constrained_reward,
 )
+from robopolicy.errors import UserError
 
 TEACHER = (64, 64, 64, 64)
 

@@ -6,11 +6,11 @@ import pytest
 import torch
 from playground import Playground
 
-from robopolicy.core.advantages.pipeline import outcome
+from robopolicy.core.advantage import outcome
 from robopolicy.errors import UserError
-from robopolicy.samplers.attempts import from_plain, groups_of, stack, to_plain
-from robopolicy.samplers.protocols import Task, able, degenerate
-from robopolicy.training.statetree import load_tree, save_tree
+from robopolicy.text.rollouts.protocols import Task, able, degenerate
+from robopolicy.text.rollouts.trajectories import from_plain, groups_of, stack, to_plain
+from robopolicy.training.resume import load_tree, save_tree
 
 
 @pytest.fixture(params=["tokens", "chain"])

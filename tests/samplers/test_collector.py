@@ -8,8 +8,8 @@ from playground import Playground
 from torch.testing import assert_close
 
 from robopolicy.core.recipe import Recipe
-from robopolicy.samplers.collector import Collector
-from robopolicy.samplers.protocols import Pool
+from robopolicy.text.rollouts.collector import Collector
+from robopolicy.text.rollouts.protocols import Pool
 
 GRPO = {
     "title": "grpo",

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from robopolicy.catalogue import read_recipe
 from robopolicy.errors import UserError
-from robopolicy.samplers.curricula import SAMPLERS, Uncertain, Uniform
-from robopolicy.samplers.parts import build
-from robopolicy.samplers.protocols import Pool, Task
+from robopolicy.recipe_files import read_recipe
+from robopolicy.text.rollouts.prompt_samplers import SAMPLERS, Uncertain, Uniform
+from robopolicy.text.rollouts.protocols import Pool, Task
+from robopolicy.training import build
 
 COUNT = 12
 POOL = Pool(

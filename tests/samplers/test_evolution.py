@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
-from robopolicy.samplers.evolution import CMAES, AllOf, Archive, DeepGA, RowScales, SingularValues, evolve
+from robopolicy.contrib.evolution.evolution import CMAES, AllOf, Archive, DeepGA, RowScales, SingularValues, evolve
 from robopolicy.sim.registry import SimOptions, make_sim
 
 BOXES = {"deep_ga": DeepGA, "cmaes": CMAES, "archive": Archive}

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.testing import assert_close
 
+from robopolicy.contrib.drone_volleyball.factored import FactoredAgents, Parameter, nearness
 from robopolicy.errors import UserError
-from robopolicy.samplers.factored import FactoredAgents, Parameter, nearness
 
 SIX = [[Parameter(f"gain{i}", 0.0, 8.0)] for i in range(6)]
 OPTIMUM = torch.tensor([1.0, 7.0, 3.0, 0.0, 5.0, 8.0], dtype=torch.float64)

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from robopolicy.data.rollout import GroupRollout
+from robopolicy.data.batches import GroupRollout
 from robopolicy.errors import UserError
 from robopolicy.policies.base import PolicySpec, Sample
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
-from robopolicy.samplers.group import GroupSampler
+from robopolicy.rollout.groups import GroupSampler
 from robopolicy.sim.chunk import ChunkedSim
 from robopolicy.sim.contract import SimSpec
 from robopolicy.sim.registry import SimOptions, make_sim

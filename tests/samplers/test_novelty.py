@@ -7,9 +7,9 @@ import math
 import pytest
 import torch
 
-from robopolicy.data.individuals import Individuals, view_dim, view_of
-from robopolicy.samplers.emitters import TRIAL, Emitter, mutated
-from robopolicy.samplers.novelty import crowding, front_numbers, novelty, spread_out
+from robopolicy.contrib.quality_diversity.emitters import TRIAL, Emitter, mutated
+from robopolicy.contrib.quality_diversity.individuals import Individuals, view_dim, view_of
+from robopolicy.contrib.quality_diversity.novelty import crowding, front_numbers, novelty, spread_out
 
 
 def people(*fitness: float) -> Individuals:

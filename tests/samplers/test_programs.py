@@ -7,8 +7,8 @@ import json
 import numpy as np
 import pytest
 
+from robopolicy.contrib.programs.search import WORST, ProgramSearch, TreeChanges, refine
 from robopolicy.errors import UserError
-from robopolicy.samplers.programs import WORST, ProgramSearch, TreeChanges, refine
 
 START = json.dumps({"kind": "action", "control": ["0.1"], "until": "x[0] > 1"})
 

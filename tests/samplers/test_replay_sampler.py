@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from robopolicy.data.batches import Request
 from robopolicy.data.replay import Replay
-from robopolicy.data.transitions import Request
 from robopolicy.policies.base import Sample
-from robopolicy.samplers.replay import ReplaySampler
+from robopolicy.rollout.off_policy import ReplaySampler
 from robopolicy.sim.chunk import ChunkedSim
 from robopolicy.sim.contract import Step
 from robopolicy.sim.registry import SimOptions

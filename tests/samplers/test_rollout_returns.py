@@ -12,7 +12,7 @@ from torch import Tensor
 
 from robopolicy.algorithms.frames.on_policy import rows_with_advantages
 from robopolicy.policies.base import Sample
-from robopolicy.samplers.rollout import RolloutSampler
+from robopolicy.rollout.on_policy import RolloutSampler
 from robopolicy.sim.chunk import ChunkedSim
 from robopolicy.sim.contract import SimSpec, Step, TensorSpec, VectorSim
 

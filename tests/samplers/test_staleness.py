@@ -8,9 +8,9 @@ import torch
 from playground import Playground
 
 from robopolicy.core.recipe import Recipe
-from robopolicy.samplers.collector import Collector
-from robopolicy.samplers.protocols import Pool, Task
-from robopolicy.samplers.staleness import Bounded, Players, Stream
+from robopolicy.text.rollouts.async_queue import Bounded, Players, Stream
+from robopolicy.text.rollouts.collector import Collector
+from robopolicy.text.rollouts.protocols import Pool, Task
 
 GROUPS = 3
 RECIPE = {

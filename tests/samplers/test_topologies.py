@@ -5,9 +5,9 @@ import torch
 from playground import STEP, Playground
 
 from robopolicy.errors import UserError
-from robopolicy.samplers.attempts import groups_of
-from robopolicy.samplers.protocols import Task
-from robopolicy.samplers.topologies import TOPOLOGIES, Branch, Flat, unit_entropy
+from robopolicy.text.rollouts.protocols import Task
+from robopolicy.text.rollouts.strategies import TOPOLOGIES, Branch, Flat, unit_entropy
+from robopolicy.text.rollouts.trajectories import groups_of
 
 
 def make(name: str):

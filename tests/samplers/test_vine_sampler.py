@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
+from robopolicy.contrib.control.vine_rollout import VineSampler
 from robopolicy.errors import UserError
 from robopolicy.policies.base import Sample
-from robopolicy.samplers.rollout import RolloutSampler
-from robopolicy.samplers.vine import VineSampler
+from robopolicy.rollout.on_policy import RolloutSampler
 from robopolicy.sim.chunk import ChunkedSim
 from robopolicy.sim.contract import VectorSim
 from robopolicy.sim.registry import SimOptions, make_sim

@@ -14,9 +14,8 @@ import gymnasium
 import mujoco
 import numpy as np
 
+from robopolicy.sim.backends.mujoco.task import Array, BatchState, Initial, MujocoTask, Outcome, namespace
 from robopolicy.sim.contract import TensorSpec
-from robopolicy.sim.mujoco.arrays import namespace
-from robopolicy.sim.mujoco.task import Array, BatchState, Initial, MujocoTask, Outcome
 
 XML = """
 <mujoco>

@@ -9,10 +9,10 @@ import torch
 from slider import Slider, make_slider_env
 from torch import Tensor
 
+from robopolicy.sim.backends.gymnasium import GymnasiumSim
+from robopolicy.sim.backends.mujoco.backend import MujocoSim
 from robopolicy.sim.checker import check_simulator
 from robopolicy.sim.contract import Observation, Step, VectorSim
-from robopolicy.sim.gymnasium import GymnasiumSim
-from robopolicy.sim.mujoco.backend import MujocoSim
 
 
 @pytest.mark.parametrize("engine", ["rollout", "exact"])

@@ -6,11 +6,11 @@ import pytest
 import torch
 from slider import Slider, make_slider_env
 
+from robopolicy.sim.backends.gymnasium import GymnasiumSim
+from robopolicy.sim.backends.mujoco.backend import MujocoSim
+from robopolicy.sim.backends.warp import WarpSim
 from robopolicy.sim.chunk import ChunkedSim
 from robopolicy.sim.contract import VectorSim
-from robopolicy.sim.gymnasium import GymnasiumSim
-from robopolicy.sim.mujoco.backend import MujocoSim
-from robopolicy.sim.mujoco.warp import WarpSim
 
 BACKENDS: dict[str, Callable[[int], VectorSim]] = {
     "rollout": lambda n: MujocoSim(Slider(), n, engine="rollout"),
@@ -21,7 +21,7 @@ BACKENDS: dict[str, Callable[[int], VectorSim]] = {
 ACTIONS = torch.tensor([[1.0], [0.5], [0.6], [0.0], [0.0]])
 
 
-@pytest.fixture(params=BACKENDS)
+@pytest.fixture(params=["rollout", "exact", pytest.param("warp", marks=pytest.mark.compiles), "gymnasium"])
 def make(request: pytest.FixtureRequest) -> Callable[[int], VectorSim]:
     if request.param == "warp":
         pytest.importorskip("mujoco_warp")

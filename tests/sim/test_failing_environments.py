@@ -13,11 +13,11 @@ import torch
 from gymnasium import spaces
 
 from robopolicy.cli.main import main
-from robopolicy.data.lerobot import read_lerobot
+from robopolicy.data.formats.lerobot import read_lerobot
 from robopolicy.errors import SimulatorFailed
 from robopolicy.evaluation.actors import RandomActor
 from robopolicy.evaluation.harness import evaluate
-from robopolicy.sim.gymnasium import GymnasiumSim
+from robopolicy.sim.backends.gymnasium import GymnasiumSim
 from robopolicy.training.compose import compose_config
 from robopolicy.training.loop import resume_run, start_run
 

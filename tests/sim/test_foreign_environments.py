@@ -10,9 +10,9 @@ import torch
 from gymnasium import spaces
 
 from robopolicy.errors import SimulatorFailed, UserError
+from robopolicy.sim.backends.gymnasium import GymnasiumSim
 from robopolicy.sim.chunk import ChunkedSim
-from robopolicy.sim.gymnasium import GymnasiumSim
-from robopolicy.sim.registry import SimOptions, make_sim, views_of
+from robopolicy.sim.registry import SimOptions, make_sim, observation_options
 
 
 class Foreign(gymnasium.Env[Any, Any]):
@@ -101,13 +101,15 @@ def test_policies_that_see_images_of_a_task_by_id_are_played_in_it(registered: A
     shapes = {key: entry.shape for key, entry in make_sim(name, SimOptions(num_envs=1)).spec.observation.items()}
     assert shapes == {"image.top": (3, 6, 8), "image.side": (3, 4, 4)}
     for seen in (shapes, {"image.top": (3, 6, 8)}):
-        sim = make_sim(name, SimOptions(num_envs=1, **views_of([seen])))
+        sim = make_sim(name, SimOptions(num_envs=1, **observation_options([seen])))
         assert sim.reset(0)["image.top"].shape == (1, 3, 6, 8)
     with pytest.raises(UserError, match="brings its own observations and cannot add cameras"):
-        make_sim(name, SimOptions(num_envs=1, **views_of([{"image.front": (3, 6, 8)}])))
+        make_sim(name, SimOptions(num_envs=1, **observation_options([{"image.front": (3, 6, 8)}])))
 
 
-@pytest.mark.parametrize("name", ["action", "reward", "memory", "descriptor", "stock.1", "message.random", "image.x"])
+@pytest.mark.parametrize(
+    "name", ["action", "reward", "memory", "descriptor", "stock.1", "message.random", "embedding.skill", "image.x"]
+)
 def test_observations_called_as_something_else_of_an_episode_are_refused(name: str) -> None:
     space = spaces.Dict({"state": spaces.Box(-1, 1, (2,)), name: spaces.Box(-1, 1, (1,))})
     with pytest.raises(UserError, match=f"Observation '{name}' .* rename it"):

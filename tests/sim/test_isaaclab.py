@@ -8,9 +8,9 @@ import torch
 from cartpole_usd import write_assets
 
 from robopolicy.errors import UserError
+from robopolicy.sim.backends.isaac_style import LabSim
 from robopolicy.sim.checker import check_simulator
 from robopolicy.sim.contract import Step
-from robopolicy.sim.lab import LabSim
 from robopolicy.sim.registry import SimOptions, make_sim
 
 pytest.importorskip("isaaclab", reason="needs robopolicy[isaaclab]: make test-isaaclab")

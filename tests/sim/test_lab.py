@@ -14,10 +14,10 @@ from torch import Tensor
 
 from robopolicy.errors import UserError
 from robopolicy.policies.base import Sample
-from robopolicy.samplers.rollout import RolloutSampler
+from robopolicy.rollout.on_policy import RolloutSampler
+from robopolicy.sim.backends.isaac_style import LabSim
 from robopolicy.sim.checker import check_simulator
 from robopolicy.sim.chunk import ChunkedSim
-from robopolicy.sim.lab import LabSim
 from robopolicy.sim.registry import SimOptions, get_task, make_sim, task_names
 
 ACTIONS = torch.tensor([[7.0], [1.0], [1.5]])  # the first is clipped to 2
@@ -185,7 +185,7 @@ def test_a_step_reads_nothing_back_from_the_device(kind: str, monkeypatch: pytes
             action[1].fill_(float("nan") if number == 5 else 1.0)
             steps.append(sim.step(action))
     assert sum(bool(step.done.any()) for step in steps) >= 3
-    assert asked.count("robopolicy.sim.lab") == 9
+    assert asked.count("robopolicy.sim.backends.isaac_style") == 9
 
 
 @pytest.mark.gpu
@@ -302,7 +302,7 @@ def test_a_missing_package_is_named(
 
 
 def test_isaac_lab_names_the_python_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
-    from robopolicy.sim import isaaclab
+    from robopolicy.sim.backends import isaaclab
 
     monkeypatch.setattr(isaaclab, "sys", SimpleNamespace(version_info=(3, 11, 7)))
     assert "Python 3.12, this is 3.11" in isaaclab._missing(ImportError("No module named 'isaaclab'"))

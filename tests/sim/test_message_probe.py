@@ -8,17 +8,19 @@ import pytest
 import torch
 from torch import Tensor
 
+from robopolicy.contrib.skills_agents.message import MESSAGES, speaker
 from robopolicy.errors import UserError
 from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
 from robopolicy.sim.checker import check_simulator
 from robopolicy.sim.contract import VectorSim
-from robopolicy.sim.message import MESSAGES, speaker
-from robopolicy.sim.registry import SimOptions, make_sim, views_of
+from robopolicy.sim.registry import SimOptions, make_sim, observation_options
+from robopolicy.sim.wrappers.registry import WrapperSpec
 
 
 def told(kind: str = "", num_envs: int = 3) -> VectorSim:
-    return make_sim("toy/point_mass", SimOptions(num_envs=num_envs, reward="shaped", message=kind))
+    wrappers = (WrapperSpec("message", {"kind": kind}),) if kind else ()
+    return make_sim("toy/point_mass", SimOptions(num_envs=num_envs, reward="shaped", wrappers=wrappers))
 
 
 @pytest.mark.parametrize("kind", MESSAGES)
@@ -74,15 +76,18 @@ def test_a_constant_message_leaves_learning_unchanged() -> None:
 
 def test_a_policy_is_evaluated_with_the_messages_it_was_trained_with() -> None:
     seen: dict[str, tuple[int, ...]] = {"state": (6,), "message.random": (4,)}
-    assert views_of([seen]) == {"message": "random", "message_size": 4}
-    shown: Tensor = make_sim("toy/point_mass", SimOptions(num_envs=1, **views_of([seen]))).reset(0)["message.random"]
+    options = observation_options([seen])
+    assert options == {"wrappers": (WrapperSpec("message", {"kind": "random", "size": 4}),)}
+    shown: Tensor = make_sim("toy/point_mass", SimOptions(num_envs=1, **options)).reset(0)["message.random"]
     assert shown.shape == (1, 4)
-    with pytest.raises(UserError, match="different messages"):
-        views_of([seen, {"message.constant": (4,)}])
+    with pytest.raises(
+        UserError, match="'message' with different options, kind=random, size=4 and kind=constant, size=4"
+    ):
+        observation_options([seen, {"message.constant": (4,)}])
 
 
 def test_messages_that_cannot_be_made_are_refused() -> None:
     with pytest.raises(UserError, match=r"Unknown message 'randm'.*'random'"):
         told("randm")
-    with pytest.raises(UserError, match="message_size must be at least 1"):
-        make_sim("toy/point_mass", SimOptions(message="random", message_size=0))
+    with pytest.raises(UserError, match=r"message\.size must be at least 1"):
+        WrapperSpec("message", {"size": 0})

@@ -7,11 +7,12 @@ import pytest
 import torch
 
 from robopolicy.errors import UserError
+from robopolicy.sim.backends.isaac_style import LabSim, building
 from robopolicy.sim.checker import check_simulator
-from robopolicy.sim.lab import LabSim, building
 from robopolicy.sim.registry import SimOptions, make_sim
 
 pytest.importorskip("mjlab", reason="needs robopolicy[mjlab]")
+pytestmark = pytest.mark.compiles
 
 ENVS = 8
 STEPS = 20  # of the short episodes
@@ -19,7 +20,7 @@ STEPS = 20  # of the short episodes
 
 def cartpole(seconds: float) -> LabSim:
     """Eight cart-poles whose episodes last `seconds`."""
-    from robopolicy.sim.mjlab import mjlab_config
+    from robopolicy.sim.backends.mjlab import mjlab_config
 
     config = mjlab_config("Mjlab-Cartpole-Balance", ENVS)
     config.episode_length_s = seconds

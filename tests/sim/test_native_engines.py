@@ -8,9 +8,9 @@ from slider import XML, Slider
 
 from robopolicy.errors import UserError
 from robopolicy.policies.base import Sample
-from robopolicy.samplers.rollout import RolloutSampler
+from robopolicy.rollout.on_policy import RolloutSampler
+from robopolicy.sim.backends.mujoco.backend import MujocoSim
 from robopolicy.sim.chunk import ChunkedSim
-from robopolicy.sim.mujoco.backend import MujocoSim
 from robopolicy.sim.registry import SimOptions, make_sim
 
 ENGINES = ("mujoco", "mujoco-exact")

@@ -9,9 +9,9 @@ import torch
 from gymnasium import spaces
 
 from robopolicy.errors import UserError
+from robopolicy.sim.backends.gymnasium import GymnasiumSim
 from robopolicy.sim.checker import check_simulator
 from robopolicy.sim.gl import gl_backend
-from robopolicy.sim.gymnasium import GymnasiumSim
 from robopolicy.sim.registry import SimOptions, get_task, make_sim
 from robopolicy.sim.spaces import ObservationMap
 
@@ -93,7 +93,7 @@ def test_envpool_passes_the_checker() -> None:
 
 def test_envpool_shows_the_true_last_observation_and_resets_in_the_same_step() -> None:
     pytest.importorskip("envpool")
-    from robopolicy.sim.envpool import EnvPoolSim
+    from robopolicy.sim.backends.envpool import EnvPoolSim
 
     short = EnvPoolSim("HalfCheetah-v5", 3, options={"max_episode_steps": 4})
     long = EnvPoolSim("HalfCheetah-v5", 3)

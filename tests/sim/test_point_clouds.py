@@ -9,8 +9,8 @@ from slider import Slider
 
 from robopolicy.errors import UserError
 from robopolicy.sim import gl
+from robopolicy.sim.backends.mujoco.backend import MujocoSim
 from robopolicy.sim.checker import check_simulator
-from robopolicy.sim.mujoco.backend import MujocoSim
 from robopolicy.sim.point_cloud import crop, subsample, unproject
 
 

@@ -8,8 +8,8 @@ from slider import Slider
 
 from robopolicy.errors import UserError
 from robopolicy.sim import gl
+from robopolicy.sim.backends.mujoco.backend import MujocoSim
 from robopolicy.sim.checker import check_simulator
-from robopolicy.sim.mujoco.backend import MujocoSim
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
 from torch.testing import assert_close
 
+from robopolicy.contrib.skills_agents.skill_discriminator import SkillDecoder
+from robopolicy.contrib.skills_agents.skills import SKILL_KEY, SkillSim
 from robopolicy.errors import UserError
-from robopolicy.nets.skills import SkillDecoder
 from robopolicy.sim.checker import check_simulator
-from robopolicy.sim.registry import SimOptions, make_sim, views_of
-from robopolicy.sim.skills import SKILL_KEY, SkillSim
+from robopolicy.sim.registry import SimOptions, make_sim, observation_options
+from robopolicy.sim.wrappers.registry import WrapperSpec, evaluation_wrappers
 
 K = 4
 
 
 def open_sim(bonus: float = 0.0, num_envs: int = 64) -> SkillSim:
     torch.manual_seed(0)
-    sim = make_sim("toy/point_mass", SimOptions(num_envs=num_envs, skills=K, skill_bonus=bonus))
+    wrappers = (WrapperSpec("skills", {"count": K, "bonus": bonus}),)
+    sim = make_sim("toy/point_mass", SimOptions(num_envs=num_envs, wrappers=wrappers))
     assert isinstance(sim, SkillSim)
     return sim
 
@@ -102,12 +105,23 @@ def test_it_resumes_exactly_with_what_the_decoder_knew():
 
 
 def test_checkpoints_tell_how_many_skills_they_need():
-    assert views_of([{"state": (6,), SKILL_KEY: (K,)}]) == {"skills": K}
-    with pytest.raises(UserError, match=r"different numbers of skills, \[2, 4\]"):
-        views_of([{SKILL_KEY: (2,)}, {SKILL_KEY: (4,)}])
+    found = observation_options([{"state": (6,), SKILL_KEY: (K,)}])
+    assert found == {"wrappers": (WrapperSpec("skills", {"count": K}),)}
+    with pytest.raises(
+        UserError, match=r"'skills' with different options, count=2, bonus=0\.0 and count=4, bonus=0\.0"
+    ):
+        observation_options([{SKILL_KEY: (2,)}, {SKILL_KEY: (4,)}])
 
 
-@pytest.mark.parametrize(("skills", "bonus"), [(1, 0.0), (4, -1.0)])
-def test_settings_that_mean_nothing_are_refused(skills: int, bonus: float):
-    with pytest.raises(UserError, match="at least 2 codes and a bonus >= 0"):
-        make_sim("toy/point_mass", SimOptions(num_envs=2, skills=skills, skill_bonus=bonus))
+def test_evaluation_pays_no_bonus():
+    trained = WrapperSpec("skills", {"count": K, "bonus": 0.5})
+    assert evaluation_wrappers([trained]) == (WrapperSpec("skills", {"count": K}),)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"count": 1}, "skills.count must be at least 2"), ({"bonus": -1.0}, "skills.bonus must not")],
+)
+def test_settings_that_mean_nothing_are_refused(options: dict[str, Any], message: str):
+    with pytest.raises(UserError, match=message):
+        WrapperSpec("skills", options)

@@ -15,16 +15,18 @@ from slider import XML, Slider
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from robopolicy.errors import UserError
+from robopolicy.sim.backends.mujoco.backend import MujocoSim
+from robopolicy.sim.backends.mujoco.task import Array, BatchState, _uploaded, namespace
+from robopolicy.sim.backends.warp import WarpSim
 from robopolicy.sim.checker import check_simulator
 from robopolicy.sim.contract import VectorSim
-from robopolicy.sim.mujoco.arrays import _uploaded, namespace
-from robopolicy.sim.mujoco.backend import MujocoSim
-from robopolicy.sim.mujoco.task import Array, BatchState
-from robopolicy.sim.mujoco.warp import WarpSim
 from robopolicy.sim.registry import SimOptions, get_task, make_sim
 
 pytest.importorskip("mujoco_warp")
-pytestmark = pytest.mark.filterwarnings("ignore:MULTICCD")  # the arm's cylinders touch boxes in one point at a time
+pytestmark = [
+    pytest.mark.compiles,
+    pytest.mark.filterwarnings("ignore:MULTICCD"),  # the arm's cylinders touch boxes in one point at a time
+]
 
 NUM_ENVS = 16
 PLAIN = ("half_cheetah", "hopper", "inverted_pendulum", "swimmer", "walker2d")

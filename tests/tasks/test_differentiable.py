@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from robopolicy.data.scenarios import Scenarios, unroll
+from robopolicy.contrib.known_dynamics.cart_pole import CartPole
+from robopolicy.contrib.known_dynamics.inventory import LOST_SALES, NEWSVENDOR, BaseStock, Store
+from robopolicy.contrib.known_dynamics.scenarios import Scenarios, unroll
 from robopolicy.errors import UserError
 from robopolicy.evaluation.actors import ExpertActor
 from robopolicy.evaluation.harness import evaluate
 from robopolicy.sim.checker import check_simulator
 from robopolicy.sim.registry import SimOptions, get_task, make_sim
-from robopolicy_tasks.differentiable.cart_pole import CartPole
-from robopolicy_tasks.differentiable.inventory import LOST_SALES, NEWSVENDOR, BaseStock, Store
 
 TASKS = ("newsvendor", "lost_sales", "cart_pole", "reservoir")
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import torch
 from torch.testing import assert_close
 
-from robopolicy.nets.entities import EntityConfig
+from robopolicy.contrib.skills_agents.gather import MOST, OTHERS, GatherExpert, GatherSim, worlds
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
 from robopolicy.sim.checker import check_simulator
 from robopolicy.sim.registry import SimOptions, get_task, make_sim
 from robopolicy.spec import PolicySpec
-from robopolicy_tasks.toy.gather import MOST, OTHERS, GatherExpert, GatherSim, worlds
 
 
 def open_sim(name: str = "toy/gather", num_envs: int = 9, reward: str = "sparse") -> GatherSim:
@@ -86,9 +85,8 @@ def test_it_resumes_exactly():
 def test_a_policy_that_imitated_worlds_of_four_meets_in_worlds_of_six():
     torch.manual_seed(0)
     spec = PolicySpec(observation={"velocity": (2,), OTHERS: (MOST - 1, 4)}, obs_horizon=1, action_dim=2, horizon=1)
-    config = GaussianConfig(
-        hidden=(64,), normalization="identity", entities=EntityConfig(width=32, layers=0, features=32)
-    )
+    encoders = {"entities": {"width": 32, "layers": 0, "features": 32}}
+    config = GaussianConfig(hidden=(64,), normalization="identity", encoders=encoders)
     policy = GaussianPolicy(config, spec)
     optimiser = torch.optim.Adam(policy.parameters(), 3e-3)
     sim = open_sim(num_envs=180)

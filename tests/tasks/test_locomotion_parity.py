@@ -9,7 +9,7 @@ from robopolicy.errors import UserError
 from robopolicy.evaluation.harness import evaluate
 from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
-from robopolicy.samplers.rollout import reward_terms
+from robopolicy.rollout.on_policy import reward_terms
 from robopolicy.sim.registry import SimOptions, make_sim
 
 ROBOTS = {

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from robopolicy.errors import UserError
+from robopolicy.sim.backends.mujoco.backend import MujocoSim
 from robopolicy.sim.checker import check_simulator
-from robopolicy.sim.mujoco.backend import MujocoSim
 from robopolicy.sim.registry import SimOptions, get_task, make_sim
 from robopolicy_tasks.manipulation import kinematics
 from robopolicy_tasks.manipulation.lift import Lift

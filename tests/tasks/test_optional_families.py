@@ -124,7 +124,7 @@ def test_what_is_missing_is_named_with_how_to_get_it(monkeypatch: pytest.MonkeyP
 
     for package in ("dm_control", "gymnasium_robotics", "robosuite"):
         monkeypatch.setitem(sys.modules, package, None)
-        monkeypatch.delitem(sys.modules, f"tasks.{package}.env", raising=False)
+        monkeypatch.delitem(sys.modules, f"robopolicy_tasks.{package}.env", raising=False)
     wanted = {
         "dm_control/walker-walk": r"pip install 'robopolicy\[dmcontrol\]'",
         "robosuite/Lift": "pip install --no-deps robosuite==1.5.2",

@@ -12,6 +12,7 @@ from robopolicy.errors import UserError
 from robopolicy.evaluation.actors import ExpertActor
 from robopolicy.evaluation.harness import evaluate
 from robopolicy.sim.registry import SimOptions, get_task, make_sim
+from robopolicy.sim.wrappers.registry import WrapperSpec
 
 
 class Sink:
@@ -105,7 +106,7 @@ def test_an_expert_plays_though_the_policies_beside_it_are_shown_more(task: str,
     pytest.importorskip(package)
     expert = get_task(task).make_expert
     assert expert is not None
-    sim = make_sim(task, SimOptions(num_envs=1, skills=2))
+    sim = make_sim(task, SimOptions(num_envs=1, wrappers=(WrapperSpec("skills", {"count": 2}),)))
     assert evaluate(ExpertActor(expert()), sim, episodes=1).success is not None
     assert collect(sim, expert(), Sink(), episodes=1).kept == 1
 

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
+from robopolicy.sim.backends.mujoco.backend import MujocoSim
+from robopolicy.sim.backends.mujoco.task import Initial
 from robopolicy.sim.contract import VectorSim
-from robopolicy.sim.mujoco.backend import MujocoSim
-from robopolicy.sim.mujoco.task import Initial
 from robopolicy.sim.registry import SimOptions, make_sim
 from robopolicy_tasks.locomotion import robots
 from robopolicy_tasks.toy.point_mass import PointMassSim

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
+from robopolicy.sim.backends.mujoco.backend import MujocoSim
+from robopolicy.sim.backends.mujoco.task import Initial
 from robopolicy.sim.checker import check_simulator
-from robopolicy.sim.mujoco.backend import MujocoSim
-from robopolicy.sim.mujoco.task import Initial
 from robopolicy.sim.registry import SimOptions, make_sim
 from robopolicy_tasks.velocity import rewards
 from robopolicy_tasks.velocity.go1 import GOOD, HOME, Go1

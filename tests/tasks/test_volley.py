@@ -8,16 +8,24 @@ import numpy as np
 import pytest
 import torch
 
+from robopolicy.contrib.drone_volleyball.court import LANDED, THROTTLE_STEP, VolleyTask, recall
+from robopolicy.contrib.drone_volleyball.drills import MARK_RADIUS, Bump, Hit, Pass
+from robopolicy.contrib.drone_volleyball.flight import Reference, along, bounce, fall_time, paddle_for, smooth, throw
+from robopolicy.contrib.drone_volleyball.juggler import GO, HOVER, SWING, Juggler, at_rest, select
+from robopolicy.contrib.drone_volleyball.scene import (
+    BALL_BOUNCE,
+    BALL_RADIUS,
+    COURT,
+    GRAVITY,
+    PADDLE_TOP,
+    Airframe,
+    build_model,
+)
 from robopolicy.errors import UserError
+from robopolicy.sim.backends.mujoco.backend import MujocoSim
+from robopolicy.sim.backends.mujoco.task import BatchState, Initial
 from robopolicy.sim.checker import check_simulator
-from robopolicy.sim.mujoco.backend import MujocoSim
-from robopolicy.sim.mujoco.task import BatchState, Initial
 from robopolicy.sim.registry import SimOptions, get_task, make_sim
-from robopolicy_tasks.volley.court import LANDED, THROTTLE_STEP, VolleyTask, recall
-from robopolicy_tasks.volley.drills import MARK_RADIUS, Bump, Hit, Pass
-from robopolicy_tasks.volley.flight import Reference, along, bounce, fall_time, paddle_for, smooth, throw
-from robopolicy_tasks.volley.juggler import GO, HOVER, SWING, Juggler, at_rest, select
-from robopolicy_tasks.volley.scene import BALL_BOUNCE, BALL_RADIUS, COURT, GRAVITY, PADDLE_TOP, Airframe, build_model
 
 DRILLS = {"volley/bump": Bump, "volley/hit": Hit, "volley/pass": Pass}
 

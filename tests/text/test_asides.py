@@ -8,19 +8,19 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from robopolicy.catalogue import read_recipe
 from robopolicy.core.decisions import Decisions
 from robopolicy.core.recipe import DEFAULTS
-from robopolicy.samplers.protocols import Task
+from robopolicy.recipe_files import read_recipe
 from robopolicy.sim.registry import SimOptions
 from robopolicy.spec import PolicySpec
-from robopolicy.text.asides import Greedy, Worlds, asides_of
-from robopolicy.text.learner import TextRecipe, TextRecipeConfig
+from robopolicy.text.annotators import Greedy, Worlds, asides_of
 from robopolicy.text.policy import TextConfig, TextPolicy
+from robopolicy.text.recipe_trainer import TextRecipe, TextRecipeConfig
+from robopolicy.text.rollouts.protocols import Task
 from robopolicy.text.sim import TextSim
 from robopolicy.text.task import Question, TextTask
-from robopolicy.text.world import TextWorld, score
-from robopolicy.training.attempt_sources import AttemptSource
+from robopolicy.text.text_env import TextWorld, score
+from robopolicy.training.text_rollout_source import AttemptSource
 from robopolicy_tasks.text.arithmetic import Arithmetic
 from robopolicy_tasks.text.calculator import Calculator
 from robopolicy_tasks.text.grid import Grid, Waypoints

@@ -5,18 +5,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from robopolicy.core.critics import Critic
+from robopolicy.core.advantage_sources import Critic
 from robopolicy.core.decisions import Decisions
 from robopolicy.core.recipe import Recipe
 from robopolicy.errors import UserError
 from robopolicy.sim.registry import SimOptions
 from robopolicy.spec import PolicySpec
-from robopolicy.text.critic import ValueHead, score_with_value
-from robopolicy.text.learner import TextRecipe, TextRecipeConfig
 from robopolicy.text.policy import TextConfig, TextPolicy
+from robopolicy.text.recipe_trainer import TextRecipe, TextRecipeConfig
 from robopolicy.text.sim import TextSim
-from robopolicy.text.world import score
-from robopolicy.training.attempt_sources import AttemptSource
+from robopolicy.text.text_env import score
+from robopolicy.text.value_head import ValueHead, score_with_value
+from robopolicy.training.text_rollout_source import AttemptSource
 from robopolicy_tasks.text.grid import Grid
 
 SPEC = PolicySpec({"text": (Grid.prompt_bytes,)}, Grid.completion_bytes)

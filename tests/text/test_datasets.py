@@ -13,13 +13,13 @@ from robopolicy.errors import UserError
 from robopolicy.sim.registry import SimOptions, make_sim
 from robopolicy.spec import PolicySpec
 from robopolicy.text.datasets import read_demonstrations, read_offline, read_pairs, read_rows
-from robopolicy.text.imitation import TextSFT, TextSFTConfig
-from robopolicy.text.learner import TextRecipe, TextRecipeConfig
 from robopolicy.text.policy import TextConfig, TextPolicy
+from robopolicy.text.recipe_trainer import TextRecipe, TextRecipeConfig
+from robopolicy.text.sft import TextSFT, TextSFTConfig
 from robopolicy.text.sim import TextSim
-from robopolicy.text.wire import unpack
+from robopolicy.text.task import unpack
 from robopolicy.training.checkpoint import load_policy
-from robopolicy.training.text_sources import text_source
+from robopolicy.training.text_file_source import recipe_source
 from robopolicy_tasks.text.arithmetic import Arithmetic
 
 SMALL = ["policy.width=16", "policy.layers=1", "policy.heads=2", "evaluation.episodes=0", "logging.every=1"]
@@ -163,4 +163,4 @@ def test_what_is_longer_than_the_model_can_read_is_refused_with_its_row(recipe, 
     else:
         algorithm = TextRecipe(TextRecipeConfig(recipe=recipe, data=file), policy, total_updates=2)
     with pytest.raises(UserError, match=re.escape(f"{file} {message}")):
-        text_source(TextSim(Arithmetic(), SimOptions(num_envs=1)), algorithm, 0)
+        recipe_source(TextSim(Arithmetic(), SimOptions(num_envs=1)), algorithm, 0)

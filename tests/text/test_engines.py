@@ -7,16 +7,16 @@ import pytest
 import torch
 from text_forms import SPEC
 
-from robopolicy.catalogue import read_recipe
 from robopolicy.core.ratios import importance_weight
 from robopolicy.errors import UserError
+from robopolicy.recipe_files import read_recipe
 from robopolicy.sim.registry import SimOptions
 from robopolicy.spec import PolicySpec
 from robopolicy.text.engines import ENGINES, VLLM, corrected
-from robopolicy.text.learner import TextRecipe, TextRecipeConfig
 from robopolicy.text.policy import TextConfig, TextPolicy
+from robopolicy.text.recipe_trainer import TextRecipe, TextRecipeConfig
 from robopolicy.text.sim import TextSim
-from robopolicy.training.attempt_sources import AttemptSource
+from robopolicy.training.text_rollout_source import AttemptSource
 from robopolicy_tasks.text.arithmetic import Arithmetic
 
 SHIFT = 1.1  # nats by which the stand-in is less sure of every second token

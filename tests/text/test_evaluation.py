@@ -8,7 +8,7 @@ from robopolicy.cli.main import main
 from robopolicy.spec import PolicySpec
 from robopolicy.text.evaluation import Sampled, powers, sample_attempts
 from robopolicy.text.policy import TextConfig, TextPolicy
-from robopolicy.text.wire import pack
+from robopolicy.text.task import pack
 from robopolicy.training.checkpoint import save_checkpoint
 from robopolicy_tasks.text.arithmetic import Arithmetic
 

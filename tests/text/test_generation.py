@@ -5,7 +5,7 @@ import torch
 
 from robopolicy.policies.noise import RowStreams
 from robopolicy.text.policy import TextConfig, TextPolicy
-from robopolicy.text.wire import pack
+from robopolicy.text.task import pack
 
 PROMPTS = ("1+1=", "a much longer prompt than the first one", "x")
 

@@ -6,16 +6,16 @@ pytest.importorskip("transformers")
 
 import torch
 
+from robopolicy.contrib.text_catalogue.critique import Critique
+from robopolicy.contrib.text_catalogue.decompose import Decompose, consistency, plan, solved
+from robopolicy.contrib.text_catalogue.nim import Nim, divided, played, value
+from robopolicy.contrib.text_catalogue.review import Review
 from robopolicy.policies.base import PolicySpec
-from robopolicy.samplers.protocols import Task
 from robopolicy.text.policy import TextConfig, TextPolicy
-from robopolicy.text.world import TextWorld
+from robopolicy.text.rollouts.protocols import Task
+from robopolicy.text.text_env import TextWorld
 from robopolicy_tasks.text.calculator import Calculator
-from robopolicy_tasks.text.critique import Critique
-from robopolicy_tasks.text.decompose import Decompose, consistency, plan, solved
 from robopolicy_tasks.text.grid import SIZE, Grid, Pits, Waypoints, distances
-from robopolicy_tasks.text.nim import Nim, divided, played, value
-from robopolicy_tasks.text.review import Review
 
 
 def small(seed=0):

@@ -10,16 +10,16 @@ from safetensors.torch import load_file
 from robopolicy.cli.main import main
 from robopolicy.core.ratios import importance_weight
 from robopolicy.core.surrogates import SURROGATES
-from robopolicy.samplers.protocols import Task
 from robopolicy.sim.registry import SimOptions
 from robopolicy.spec import PolicySpec
-from robopolicy.text.learner import TextRecipe, TextRecipeConfig
 from robopolicy.text.policy import TextConfig, TextPolicy
+from robopolicy.text.recipe_trainer import TextRecipe, TextRecipeConfig
+from robopolicy.text.rollouts.protocols import Task
 from robopolicy.text.sim import TextSim
 from robopolicy.text.task import Question, TextTask
-from robopolicy.text.world import TextWorld
-from robopolicy.training.attempt_sources import AttemptSource, OverlappedSource
-from robopolicy.training.text_sources import conversations
+from robopolicy.text.text_env import TextWorld
+from robopolicy.training.text_file_source import conversations
+from robopolicy.training.text_rollout_source import AttemptSource, OverlappedSource
 from robopolicy_tasks.text.grid import Grid
 
 SMALL = ["policy.width=16", "policy.layers=1", "policy.heads=2", "evaluation.episodes=10", "logging.every=1"]

@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 import torch
 
-from robopolicy.samplers.protocols import Task
 from robopolicy.sim.registry import SimOptions, make_sim
 from robopolicy.spec import PolicySpec
 from robopolicy.text.policy import TextConfig, TextPolicy
-from robopolicy.text.wire import pack
-from robopolicy.text.world import TextWorld
-from robopolicy.training.text_sources import conversations
+from robopolicy.text.rollouts.protocols import Task
+from robopolicy.text.task import pack
+from robopolicy.text.text_env import TextWorld
+from robopolicy.training.text_file_source import conversations
 from robopolicy_tasks.text.commands import Command, Place, ProgramError, parse
 from robopolicy_tasks.text.panda import Panda, PandaTurns
 

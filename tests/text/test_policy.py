@@ -7,7 +7,7 @@ from text_forms import SPEC
 from robopolicy.errors import UserError
 from robopolicy.spec import PolicySpec
 from robopolicy.text.policy import TextConfig, TextPolicy
-from robopolicy.text.wire import TURN, pack, unpack
+from robopolicy.text.task import TURN, pack, unpack
 from robopolicy.training.checkpoint import load_policy, save_checkpoint, verify_checkpoint
 
 TEXTS = ("1+1=", "grüß", f"a{TURN}b{TURN}c", "")

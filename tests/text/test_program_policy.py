@@ -10,16 +10,16 @@ import pytest
 import torch
 
 from robopolicy.cli.main import main
+from robopolicy.contrib.programs.program import ProgramConfig, ProgramPolicy
+from robopolicy.contrib.programs.refine import PythonChanges, TextProposer, last_block, python_briefing, written_by
+from robopolicy.contrib.programs.sandbox import Answerer
+from robopolicy.contrib.programs.search import ProgramSearch, Trial, refine
 from robopolicy.errors import UserError
 from robopolicy.evaluation.harness import evaluate
 from robopolicy.policies.base import PolicySpec
-from robopolicy.samplers.programs import ProgramSearch, Trial, refine
 from robopolicy.sim.registry import SimOptions, make_sim
 from robopolicy.text.policy import TextConfig, TextPolicy
-from robopolicy.text.program import ProgramConfig, ProgramPolicy
-from robopolicy.text.refine import PythonChanges, TextProposer, last_block, python_briefing, written_by
-from robopolicy.text.sandbox import Answerer
-from robopolicy.text.wire import TURN, pack, unpack
+from robopolicy.text.task import TURN, pack, unpack
 
 SPEC = PolicySpec({"state": (2,)}, 2)
 WALK = """
@@ -84,14 +84,13 @@ def test_one_row_that_fails_leaves_the_others_alone():
 
 def test_how_often_a_program_failed_is_noted():
     policy = robot("def act(obs):\n    return [1 / obs['state'][0], 0]")
-    assert policy.take_note() == ""
+    assert policy.notes() == []
     policy.act({"state": torch.zeros(3, 1, 2)})
     policy.act({"state": torch.ones(2, 1, 2)})
-    assert (
-        policy.take_note()
-        == "the program failed in 3 of 5 decisions, first with: ZeroDivisionError: float division by zero."
-    )
-    assert policy.take_note() == ""
+    assert policy.notes() == [
+        "the program failed in 3 of 5 decisions, first with: ZeroDivisionError: float division by zero."
+    ]
+    assert policy.notes() == []
 
 
 def test_a_program_that_hangs_three_times_is_not_asked_again():

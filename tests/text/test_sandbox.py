@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from robopolicy.text.sandbox import run_python
+from robopolicy.contrib.programs.sandbox import run_python
 from robopolicy.text.verify import exact, mathematics, number, stated_expression, stated_number
 
 

@@ -10,11 +10,10 @@ from robopolicy.evaluation.actors import ExpertActor
 from robopolicy.evaluation.harness import evaluate
 from robopolicy.sim.checker import check_simulator
 from robopolicy.sim.registry import SimOptions, get_task, make_sim
-from robopolicy.text import guard as guarding
-from robopolicy.text.guard import Guard
+from robopolicy.text import reward_runner as guarding
+from robopolicy.text.reward_runner import Guard
 from robopolicy.text.sim import TextSim
-from robopolicy.text.task import Question, TextTask, Turn
-from robopolicy.text.wire import pack, unpack
+from robopolicy.text.task import Question, TextTask, Turn, pack, unpack
 from robopolicy_tasks.text.countdown import value_of
 
 NAMES = ["text/arithmetic", "text/countdown", "text/grid", "reasoning_gym/chain_sum"]

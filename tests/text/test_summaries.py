@@ -3,7 +3,7 @@
 import torch
 
 from robopolicy.core.decisions import Decisions
-from robopolicy.text.summaries import choice_norms
+from robopolicy.text.annotators import choice_norms
 
 
 def rows_of(policy):

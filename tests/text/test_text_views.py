@@ -5,20 +5,20 @@ from pathlib import Path
 import pytest
 import torch
 
-from robopolicy.catalogue import read_recipe, recipe_names
 from robopolicy.core.recipe import DEFAULTS as OF_RECIPES
 from robopolicy.errors import UserError
-from robopolicy.samplers.collector import DEFAULTS
+from robopolicy.recipe_files import read_recipe, recipe_names
 from robopolicy.sim.registry import SimOptions
 from robopolicy.spec import PolicySpec
-from robopolicy.text.learner import TextRecipe, TextRecipeConfig
 from robopolicy.text.policy import TextConfig, TextPolicy
+from robopolicy.text.recipe_trainer import TextRecipe, TextRecipeConfig
+from robopolicy.text.rollouts.collector import DEFAULTS
 from robopolicy.text.scoring_options import SCORING_OPTIONS, scoring_options
 from robopolicy.text.sim import TextSim
-from robopolicy.text.world import score
-from robopolicy.training.attempt_sources import AttemptSource, OverlappedSource
+from robopolicy.text.text_env import score
 from robopolicy.training.checkpoint import save_checkpoint
-from robopolicy.training.text_sources import text_source
+from robopolicy.training.text_file_source import recipe_source
+from robopolicy.training.text_rollout_source import AttemptSource, OverlappedSource
 from robopolicy_tasks.text.grid import Grid
 
 SPEC = PolicySpec({"text": (Grid.prompt_bytes,)}, Grid.completion_bytes)
@@ -68,7 +68,7 @@ def other(tmp_path) -> Path:
 
 def test_a_teacher_scores_what_the_policy_wrote(other):
     algorithm, sim = learner("kdrl", group_size=2, companion=str(other))
-    batch = text_source(sim, algorithm, 0).next(algorithm)
+    batch = recipe_source(sim, algorithm, 0).next(algorithm)
     found = algorithm._prepared(batch).extra["logp_teacher"]
     assert torch.equal(found, score(policy(seed=1), batch).logp)
     assert "actor/kl_to" in algorithm.update(batch)
@@ -77,7 +77,7 @@ def test_a_teacher_scores_what_the_policy_wrote(other):
 def test_play_and_learning_overlap_where_weights_may_be_old():
     for settings, kind in (({}, AttemptSource), ({"staleness": 1}, OverlappedSource)):
         algorithm, sim = learner("grpo", group_size=2, **settings)
-        source = text_source(sim, algorithm, 0)
+        source = recipe_source(sim, algorithm, 0)
         assert type(source) is kind
         source.close()
 
@@ -85,4 +85,4 @@ def test_play_and_learning_overlap_where_weights_may_be_old():
 def test_what_is_missing_or_makes_no_sense_is_said(other, tmp_path):
     algorithm, sim = learner("kdrl")
     with pytest.raises(UserError, match=r"needs a second policy; set algorithm\.companion=CHECKPOINT"):
-        text_source(sim, algorithm, 0)
+        recipe_source(sim, algorithm, 0)

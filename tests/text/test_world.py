@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from robopolicy.errors import UserError
-from robopolicy.samplers.attempts import from_plain, to_plain
-from robopolicy.samplers.protocols import Task, able
-from robopolicy.samplers.topologies import Flat
 from robopolicy.spec import PolicySpec
 from robopolicy.text.datasets import PromptTask
 from robopolicy.text.policy import TextConfig, TextPolicy
+from robopolicy.text.rollouts.protocols import Task, able
+from robopolicy.text.rollouts.strategies import Flat
+from robopolicy.text.rollouts.trajectories import from_plain, to_plain
 from robopolicy.text.task import Episode, Question, TextTask, Turn
-from robopolicy.text.world import TextWorld, score
+from robopolicy.text.text_env import TextWorld, score
 from robopolicy_tasks.text.arithmetic import Arithmetic
 from robopolicy_tasks.text.calculator import CALL, Calculator
 from robopolicy_tasks.text.grid import Grid
@@ -186,8 +186,8 @@ def test_gates_are_beginnings_of_messages():
 
 
 def test_problems_have_kinds_and_answers_have_progress():
+    from robopolicy.contrib.text_catalogue.critique import Critique
     from robopolicy_tasks.text.countdown import Countdown
-    from robopolicy_tasks.text.critique import Critique
 
     arithmetic = Arithmetic()
     assert {arithmetic.category(seed) for seed in range(60)} == {0, 1, 2}

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from robopolicy.cli.main import main
 from robopolicy.data.collect import collect
-from robopolicy.data.lerobot import LeRobotWriter
+from robopolicy.data.formats.lerobot import LeRobotWriter
 from robopolicy.policies.base import Policy, PolicySpec
 from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
 from robopolicy.sim.registry import SimOptions, get_task, make_sim
@@ -24,6 +25,16 @@ def demonstrations(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with LeRobotWriter(path, control_dt=sim.spec.control_dt) as writer:
         collect(sim, make_expert(), writer, episodes=20)
     return path
+
+
+@pytest.fixture(scope="session")
+def clone(demonstrations: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that has barely imitated them, of a flow of three steps."""
+    out = tmp_path_factory.mktemp("clone")
+    settings = ["task=point_mass", "algorithm=bc", "policy.hidden=[16]", "policy.steps=3", "budget.updates=5"]
+    settings += [f"dataset={demonstrations}", "evaluation.episodes=0", f"out={out}", "name=clone"]
+    assert main(["train", *settings]) == 0
+    return out / "clone"
 
 
 @pytest.fixture

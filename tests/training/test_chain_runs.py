@@ -29,25 +29,13 @@ def train(capsys: pytest.CaptureFixture[str], *settings: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def bases(demonstrations: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """A cloned policy of each kind."""
+def bases(clone: Path, demonstrations: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """A cloned policy of the kind that each takes."""
     out = tmp_path_factory.mktemp("runs")
-    for policy in ("flow", "diffusion"):
-        settings = ["task=point_mass", f"policy={policy}", "policy.steps=4", "policy.hidden=[32]", "budget.updates=3"]
-        assert (
-            main(
-                [
-                    "train",
-                    *settings,
-                    "evaluation.episodes=0",
-                    f"dataset={demonstrations}",
-                    f"out={out}",
-                    f"name={policy}",
-                ]
-            )
-            == 0
-        )
-    return {name: f"init_from={out}/{'diffusion' if name == 'dppo' else 'flow'}/checkpoints/last" for name in RUNS}
+    settings = ["task=point_mass", "policy=diffusion", "policy.steps=4", "policy.hidden=[32]", "budget.updates=3"]
+    settings += ["evaluation.episodes=0", f"dataset={demonstrations}", f"out={out}", "name=diffusion"]
+    assert main(["train", *settings]) == 0
+    return {name: f"init_from={out / 'diffusion' if name == 'dppo' else clone}/checkpoints/last" for name in RUNS}
 
 
 @pytest.mark.parametrize("name", ["dppo", "flow_grpo", "recipe", pytest.param("flow_sde", marks=pytest.mark.slow)])

@@ -15,7 +15,6 @@ from safetensors.torch import load_file, save_file
 from robopolicy.cli.main import main
 from robopolicy.errors import UserError
 from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
-from robopolicy.provenance import sha256
 from robopolicy.training.checkpoint import (
     golden_observations,
     load_policy,
@@ -24,6 +23,7 @@ from robopolicy.training.checkpoint import (
     verify_checkpoint,
 )
 from robopolicy.training.manifest import SCHEMA
+from robopolicy.versions import sha256
 
 OBS = {"state": torch.linspace(-1, 1, 8 * 2 * 6).reshape(8, 2, 6)}
 
@@ -161,6 +161,11 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "no manifest": (lambda path: (path / "manifest.json").unlink(), "is not a checkpoint"),
     "broken manifest": (lambda path: (path / "manifest.json").write_text("{"), "is damaged"),
     "manifest of another kind": (lambda path: (path / "manifest.json").write_text("[]"), "no schema version"),
+    "world model": (
+        lambda path: edit_manifest(path, lambda data: data.update(worldmodel=data.pop("policy"))),
+        "holds a world model, not a policy; pass it to 'robopolicy worldmodel'",
+    ),
+    "no kind": (lambda path: edit_manifest(path, lambda data: data.pop("policy")), "does not describe a policy"),
     "future schema": (
         lambda path: edit_manifest(path, lambda data: data.update(schema=SCHEMA + 1)),
         "newer than .*upgrade robopolicy",
@@ -279,7 +284,7 @@ def test_verify_says_where_a_task_is_missing(tmp_path, make_policy, capsys, task
 
 @pytest.mark.slow
 def test_golden_chunk_is_reproduced_by_a_fresh_process(saved):
-    command = [sys.executable, "-m", "robopolicy.cli.main", "verify", str(saved)]
+    command = [sys.executable, "-m", "robopolicy", "verify", str(saved)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     assert "verified" in done.stdout

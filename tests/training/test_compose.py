@@ -10,11 +10,12 @@ from robopolicy.errors import UserError
 from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
 from robopolicy.policies.registry import POLICIES
+from robopolicy.resources import folder
 from robopolicy.sim.registry import task_names
 from robopolicy.training import build as build_module
 from robopolicy.training.build import build, complete
 from robopolicy.training.checkpoint import save_checkpoint
-from robopolicy.training.compose import PRESETS, compose_config, config_text, read_config
+from robopolicy.training.compose import compose_config, config_text, read_config
 from robopolicy.training.config import BudgetConfig, TrainConfig, section
 
 
@@ -82,7 +83,7 @@ def test_gymnasiums_robots_decide_every_control_step(task: str):
 OTHERS = ("experiment", "text")  # presets of whole runs, and recipes
 
 
-@pytest.mark.parametrize("name", sorted(file.stem for file in (PRESETS / "experiment").glob("*.yaml")))
+@pytest.mark.parametrize("name", sorted(file.stem for file in (folder("configs") / "experiment").glob("*.yaml")))
 def test_every_experiment_composes(name):
     config = compose_config([f"experiment={name}"])
     assert config.name == name
@@ -91,7 +92,11 @@ def test_every_experiment_composes(name):
 
 @pytest.mark.parametrize(
     "group, name",
-    [(path.parent.name, path.stem) for path in sorted(PRESETS.glob("*/*.yaml")) if path.parent.name not in OTHERS],
+    [
+        (path.parent.name, path.stem)
+        for path in sorted(folder("configs").glob("*/*.yaml"))
+        if path.parent.name not in OTHERS
+    ],
 )
 def test_every_preset_composes(group, name):
     compose_config([f"{group}={name}"])

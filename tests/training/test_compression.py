@@ -9,15 +9,8 @@ import pytest
 import torch
 
 from robopolicy.cli.main import main
-from robopolicy.errors import UserError
-from robopolicy.policies.base import PolicySpec
-from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
-from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
-from robopolicy.policies.wrappers.callable import CallablePolicy
-from robopolicy.samplers.architectures import Controllers, ControllersConfig, RandomWidths, smallest
-from robopolicy.sim.registry import SimOptions, make_sim
-from robopolicy.training.checkpoint import load_policy, save_checkpoint
-from robopolicy.training.compression import (
+from robopolicy.contrib.compression.architectures import Controllers, ControllersConfig, RandomWidths, smallest
+from robopolicy.contrib.compression.compression import (
     Scorer,
     check_reachable,
     distil,
@@ -26,6 +19,13 @@ from robopolicy.training.compression import (
     student_of,
     widths_of,
 )
+from robopolicy.errors import UserError
+from robopolicy.policies.base import PolicySpec
+from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
+from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
+from robopolicy.policies.wrappers.black_box import CallablePolicy
+from robopolicy.sim.registry import SimOptions, make_sim
+from robopolicy.training.checkpoint import load_policy, save_checkpoint
 
 SPEC = PolicySpec({"state": (6,)}, 2)
 
@@ -129,7 +129,7 @@ def test_a_limit_is_refused_only_where_no_student_of_a_search_keeps_it(teacher, 
 
 
 def test_students_that_cannot_be_built_are_refused_before_anything_is_played(checkpoint, refused, monkeypatch):
-    monkeypatch.setattr("robopolicy.training.compression.record", None)
+    monkeypatch.setattr("robopolicy.contrib.compression.compression.record", None)
     compress = ["compress", checkpoint, "--out", "small"]
     assert "No student has at most 1 parameters" in refused(*compress, *QUICK, "--max-parameters", "1")
     assert "hidden must be at least 1, got 0" in refused(*compress, "--widths", "8", "0")
@@ -151,7 +151,7 @@ def widths_of_config(policy: Any):
 
 
 def test_an_interrupted_search_goes_on_without_training_again(checkpoint, capsys, monkeypatch):
-    import robopolicy.training.compression as compression
+    import robopolicy.contrib.compression.compression as compression
 
     real, trained = compression.distil, []
 

@@ -19,13 +19,13 @@ from torch.multiprocessing.spawn import start_processes
 
 from robopolicy.algorithms.registry import ALGORITHMS, make_algorithm
 from robopolicy.cli.main import main
-from robopolicy.core import ranks
-from robopolicy.data.rollout import Rollout
+from robopolicy.core import distributed
+from robopolicy.data.batches import Rollout
 from robopolicy.errors import UserError
 from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.heads.gaussian import GaussianConfig
 from robopolicy.policies.registry import make_policy
-from robopolicy.samplers.rollout import RolloutSampler
+from robopolicy.rollout.on_policy import RolloutSampler
 from robopolicy.sim.chunk import ChunkedSim
 from robopolicy.sim.registry import SimOptions, make_sim
 from robopolicy.training.build import complete
@@ -93,7 +93,8 @@ def one_of_two(index: int, folder: str) -> None:
         torch.save([algorithm.state_dict(), metrics], f"{folder}/{number}-{index}.pt")
     rows = torch.arange(3 + index).view(-1, 1) + 10 * index  # of unequal sizes
     torch.save(
-        [ranks.gathered(rows), ranks.gathered(rows > 10), ranks.largest_over_ranks(index)], f"{folder}/g{index}.pt"
+        [distributed.gathered(rows), distributed.gathered(rows > 10), distributed.largest_over_ranks(index)],
+        f"{folder}/g{index}.pt",
     )
     dist.barrier()  # as in `processes`: one that leaves early may take the other with it
     dist.destroy_process_group()
@@ -146,8 +147,8 @@ def test_gathered_rows_keep_the_order_of_the_processes(two_processes: Path):
 
 def test_one_process_is_left_alone():
     value = torch.arange(3.0)
-    assert ranks.mean_over_ranks(value) is value and ranks.gathered(value) is value
-    assert (ranks.rank(), ranks.world_size(), ranks.largest_over_ranks(7)) == (0, 1, 7)
+    assert distributed.mean_over_ranks(value) is value and distributed.gathered(value) is value
+    assert (distributed.rank(), distributed.world_size(), distributed.largest_over_ranks(7)) == (0, 1, 7)
 
 
 SETTINGS = ["task=point_mass", "policy=gaussian", "sim.num_envs=4", "budget.updates=2", "guards.restore_best=false"]
@@ -183,7 +184,7 @@ def test_every_algorithm_is_shared_out_or_refused(monkeypatch, name: str):
     learner = ALGORITHMS[name]
     config = compose_config([*SETTINGS, f"algorithm={name}"])
     if learner.distributed:
-        assert learner.experience == "rollout"  # what `SharedRollouts` puts together
+        assert learner.data_source == "rollout"  # what `SharedRollouts` puts together
         check_distributed(config)
     else:
         with pytest.raises(UserError, match=f"'{name}' runs in one process; drop torchrun"):
@@ -210,7 +211,7 @@ def test_torchrun_trains_one_run_that_the_first_process_writes(tmp_path: Path):
     ]
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    subprocess.run([*torchrun, "-m", "robopolicy.cli.main", "train", *words], env=environment, check=True, timeout=120)
+    subprocess.run([*torchrun, "-m", "robopolicy", "train", *words], env=environment, check=True, timeout=120)
     report = json.loads((tmp_path / "run/report.json").read_text())
     config = compose_config(words)
     assert report["env_steps"] == 2 * 8 * config.sim.num_envs * config.chunk.execute

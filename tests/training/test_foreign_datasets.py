@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from robopolicy.data.episodes import Episodes
-from robopolicy.data.lerobot import read_lerobot
+from robopolicy.data.formats.lerobot import read_lerobot
 from robopolicy.training import build as builder
 from robopolicy.training.build import build, complete
 from robopolicy.training.compose import compose_config

@@ -13,13 +13,13 @@ from emulated_gpu import emulated_gpu
 from robopolicy.algorithms.frames.on_policy import Beside
 from robopolicy.cli.main import main
 
-SMALL = ["policy.hidden=[8]", "budget.updates=2", "evaluation.episodes=2", "evaluation.every=1", "out=runs"]
+SMALL = ["policy.hidden=[8]", "budget.updates=2", "evaluation.episodes=0", "out=runs"]
 SEARCH = ["--episodes", "2", "--report-episodes", "2"]
 BRAKE = {"kind": "action", "control": ["clip(-2 * state[2:4], -1, 1)"]}
 STAGES = {"kind": "selector", "children": [{"kind": "action", "skill": "go", "until": "state[0] < 0.3"}, BRAKE]}
 FLOW, DIFFUSION, GAUSSIAN, JUDGE = (f"runs/{name}/checkpoints/last" for name in ("flow", "diffusion", "gaussian", "qc"))
 MADE = {
-    "the weights of a composition": ["compose", FLOW, DIFFUSION, "--search", "grid", *SEARCH],
+    "the weights of a composition": ["compose", FLOW, DIFFUSION, "--search", "grid", "--divisions", "2", *SEARCH],
     "a selector": ["compose", FLOW, DIFFUSION, "--select", "demos", "--set", "selection.updates=5"],
     "a guided composition": ["compose", FLOW, DIFFUSION, "--critic", JUDGE, "--set", "guidance.strength=0.1"],
     "the best of several chunks": ["compose", FLOW, DIFFUSION, "--critic", JUDGE, "--set", "candidates=3"],

@@ -12,7 +12,7 @@ from torch import nn
 
 from docs.compatibility import ALLOWED, opened, workplace
 from robopolicy.algorithms.frames.on_policy import Beside
-from robopolicy.training.statetree import load_tree, save_tree
+from robopolicy.training.resume import load_tree, save_tree
 
 PACKAGES = {"dcg_map_elites": "ribs", "ts_ddr": "clarabel"}  # of optional extras
 UNSEEN = {"meanflow"}  # learns by forward-mode derivatives, which the stand-in lacks

@@ -14,14 +14,14 @@ from robopolicy.cli.main import main
 from robopolicy.errors import UserError
 from robopolicy.evaluation.result import Cost, EvalResult
 from robopolicy.nets.normalizer import Normalizer
-from robopolicy.training import duel as duels
+from robopolicy.training import guards as duels
 from robopolicy.training import loop
 from robopolicy.training.checkpoint import load_policy
 from robopolicy.training.compose import compose_config
 from robopolicy.training.guards import TrainingDiverged, better, check_parameters, collapsed, named_tensors
 from robopolicy.training.loggers import read_jsonl
 from robopolicy.training.loop import resume_run, start_run
-from robopolicy.training.resuming import Interrupted
+from robopolicy.training.resume import Interrupted
 
 PPO_RUN = ["task=point_mass", "task.reward=shaped", "algorithm=ppo", "policy=gaussian", "sim.num_envs=4"]
 QUICK = ["algorithm.decisions=8", "evaluation.episodes=10", "evaluation.every=1", "logging.every=1"]

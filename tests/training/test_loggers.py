@@ -9,8 +9,7 @@ import pytest
 from rich.console import Console
 
 from robopolicy.errors import UserError
-from robopolicy.training.console import RunConsole
-from robopolicy.training.loggers import CsvLogger, JsonlLogger, TensorBoardLogger, WandbLogger, read_jsonl
+from robopolicy.training.loggers import CsvLogger, JsonlLogger, RunConsole, TensorBoardLogger, WandbLogger, read_jsonl
 
 
 def table(file):

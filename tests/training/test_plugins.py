@@ -1,5 +1,7 @@
 """Algorithms of installed packages: found by name, configured and trained as ours are."""
 
+import subprocess
+import sys
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint
 from typing import Any
@@ -9,6 +11,7 @@ import pytest
 from robopolicy import plugins
 from robopolicy.algorithms.ppo import PPO, PPOConfig
 from robopolicy.algorithms.registry import ALGORITHMS
+from robopolicy.cli.list import algorithms as listed_algorithms
 from robopolicy.errors import UserError
 from robopolicy.training.checkpoint import load_policy
 from robopolicy.training.compose import compose_config
@@ -33,6 +36,10 @@ class Timid(PPO):
     name = "timid"
     config_class = TimidConfig
     config: TimidConfig
+
+
+class Shy(Timid):
+    """States nothing of its own."""
 
 
 @pytest.fixture
@@ -85,3 +92,20 @@ def test_summaries_are_read_without_importing(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(plugins.importlib, "import_module", refuse)
     assert all(ALGORITHMS.summary(name).endswith(".") for name in ALGORITHMS.product())
+    assert ALGORITHMS.attribute("ppo", "data_source") == "rollout"
+    assert all(row["data"].endswith(".") for row in listed_algorithms())
+
+
+def test_a_constant_of_a_class_may_be_one_of_its_bases() -> None:
+    assert plugins.class_attribute(f"{__name__}:Shy", "name") == "timid"
+    assert plugins.class_attribute(f"{__name__}:Shy", "heads") == PPO.heads
+    with pytest.raises(ValueError, match="set no constant 'courage'"):
+        plugins.class_attribute(f"{__name__}:Shy", "courage")
+
+
+def test_a_run_imports_no_algorithm_but_its_own() -> None:
+    program = "import sys, robopolicy.training.loop; print(*sys.modules)"
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
+    packages = {"robopolicy.algorithms", "robopolicy.algorithms.frames"}
+    imported = {name for name in found if name.startswith("robopolicy.algorithms")} - packages
+    assert imported == {"robopolicy.algorithms.registry", "robopolicy.algorithms.frames.base"}

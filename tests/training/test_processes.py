@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from robopolicy.training.processes import in_processes
+from robopolicy.training.workers import in_processes
 
 
 def test_results_and_errors_come_back_with_their_items():

@@ -12,17 +12,16 @@ import torch
 pytest.importorskip("transformers")
 
 from robopolicy.errors import UserError
-from robopolicy.samplers.protocols import Task, able
-from robopolicy.samplers.topologies import TOPOLOGIES
-from robopolicy.samplers.windows import Flat
 from robopolicy.sim.registry import SimOptions
 from robopolicy.spec import PolicySpec
-from robopolicy.text.learner import TextRecipe, TextRecipeConfig
 from robopolicy.text.policy import TextConfig, TextPolicy
+from robopolicy.text.recipe_trainer import TextRecipe, TextRecipeConfig
+from robopolicy.text.rollouts.protocols import Task, able
+from robopolicy.text.rollouts.strategies import TOPOLOGIES, Flat
 from robopolicy.text.sim import TextSim
-from robopolicy.text.world import TextWorld, score
-from robopolicy.training.attempt_sources import OverlappedSource
-from robopolicy.training.remote import (
+from robopolicy.text.text_env import TextWorld, score
+from robopolicy.training.text_rollout_source import OverlappedSource
+from robopolicy.training.workers import (
     LINES,
     Line,
     Player,

@@ -16,8 +16,8 @@ from test_resume import kill_and_resume
 
 from robopolicy.algorithms.sac import SAC
 from robopolicy.cli.main import main
+from robopolicy.data.batches import Transitions
 from robopolicy.data.episodes import Episodes
-from robopolicy.data.transitions import Transitions
 from robopolicy.errors import UserError
 from robopolicy.sim.contract import VectorSim
 from robopolicy.training import build, loop
@@ -34,7 +34,7 @@ FROM_SCRATCH = {
     "symphony": ["policy=swaddled", "algorithm.utd=1"],
     "optimistic_ac": ["algorithm.dwell=1", "algorithm.candidates=2"],
     "srl": ["policy=sequence"],
-    "stock_ac": ["task.stock=0.95", "algorithm.gamma=0.95"],
+    "stock_ac": ["task.wrappers=[{name: stock, discount: 0.95}]", "algorithm.gamma=0.95"],
     "camel_td3": ["algorithm.mask.prior=point_mass_pd"],
     "tscac": ["algorithm.signals=[energy,stillness]", "algorithm.first_stage=0.5"],
 }
@@ -191,14 +191,16 @@ def test_an_interrupted_run_ends_with_the_same_bits(
     assert_interruption_changes_nothing(settings, tmp_path, monkeypatch)
 
 
-def assert_interruption_changes_nothing(settings: list[str], out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Eight updates, whole and interrupted at the fifth, end with the same bits."""
-    settings = [*settings, "budget.updates=8", "checkpoint_every=3", f"out={out}", "replay.capacity=300"]
+def assert_interruption_changes_nothing(
+    settings: list[str], out: Path, monkeypatch: pytest.MonkeyPatch, updates: int = 8
+) -> None:
+    """So many updates, whole and interrupted three before the end, end with the same bits."""
+    settings = [*settings, f"budget.updates={updates}", "checkpoint_every=3", f"out={out}", "replay.capacity=300"]
     assert main(["train", *settings, "name=whole"]) == 0
     log = JsonlLogger.log
 
     def interrupt(self: JsonlLogger, update: int, row: Any) -> None:
-        if update == 5:
+        if update == updates - 3:
             os.kill(os.getpid(), signal.SIGINT)
         log(self, update, row)
 

@@ -22,7 +22,7 @@ from robopolicy.training.compose import compose_config, config_text
 from robopolicy.training.loggers import JsonlLogger, read_jsonl
 from robopolicy.training.loop import Trainer, resume_run, start_run
 from robopolicy.training.manifest import read_manifest
-from robopolicy.training.resuming import Interrupted
+from robopolicy.training.resume import Interrupted
 from robopolicy_tasks.toy.point_mass import PointMassSim
 
 COMMON = ["task=point_mass", "evaluation.episodes=10", "evaluation.every=4", "checkpoint_every=3", "logging.every=1"]
@@ -52,7 +52,7 @@ def assert_identical(one: Path, two: Path) -> None:
 def kill_and_resume(settings: list[str], out: Path) -> Path:
     """Train in another process, kill it with SIGKILL after its first resume point, and resume here."""
     run = out / "killed"
-    command = [sys.executable, "-m", "robopolicy.cli.main", "train", *settings, f"out={out}", "name=killed"]
+    command = [sys.executable, "-m", "robopolicy", "train", *settings, f"out={out}", "name=killed"]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     manifest, deadline = run / "checkpoints" / "last" / "manifest.json", time.monotonic() + 60
     while not manifest.exists() and process.poll() is None and time.monotonic() < deadline:
@@ -65,24 +65,16 @@ def kill_and_resume(settings: list[str], out: Path) -> Path:
     return run
 
 
-@pytest.fixture(scope="module")
-def base(demonstrations, tmp_path_factory) -> Path:
-    """An uninterrupted imitation run."""
-    out = tmp_path_factory.mktemp("runs")
-    settings = [*BC, f"dataset={demonstrations}", "budget.updates=60", f"out={out}", "name=base"]
-    assert main(["train", *settings]) == 0
-    return out / "base"
+@pytest.mark.slow
+def test_killed_imitation_resumes_bit_identically(demonstrations, tmp_path):
+    settings = [*BC, f"dataset={demonstrations}", "budget.updates=60"]
+    assert main(["train", *settings, f"out={tmp_path}", "name=whole"]) == 0
+    assert_identical(tmp_path / "whole", kill_and_resume(settings, tmp_path))
 
 
 @pytest.mark.slow
-def test_killed_imitation_resumes_bit_identically(base, demonstrations, tmp_path):
-    run = kill_and_resume([*BC, f"dataset={demonstrations}", "budget.updates=60"], tmp_path)
-    assert_identical(base, run)
-
-
-@pytest.mark.slow
-def test_killed_fine_tuning_resumes_bit_identically(base, tmp_path):
-    settings = [*REINFLOW, f"init_from={base}/checkpoints/last", "budget.updates=14"]
+def test_killed_fine_tuning_resumes_bit_identically(clone, tmp_path):
+    settings = [*REINFLOW, f"init_from={clone}/checkpoints/last", "budget.updates=14"]
     assert main(["train", *settings, f"out={tmp_path}", "name=whole"]) == 0
     run = kill_and_resume(settings, tmp_path)
     assert_identical(tmp_path / "whole", run)
@@ -93,13 +85,13 @@ def test_killed_fine_tuning_resumes_bit_identically(base, tmp_path):
 
 @pytest.mark.parametrize("task", [PPO, CHEETAH, LIFT, WARP], ids=["point_mass", "half_cheetah", "lift", "warp"])
 def test_interrupt_saves_a_resume_point_and_ends_with_130(task, tmp_path, monkeypatch, capsys):
-    settings = [*task, "budget.updates=8", f"out={tmp_path}"]
+    settings = [*task, "budget.updates=4", f"out={tmp_path}"]
     handler = signal.getsignal(signal.SIGINT)  # background jobs of a shell ignore it
     assert main(["train", *settings, "name=whole"]) == 0
     log = JsonlLogger.log
 
     def interrupt(self, update, row):
-        if update == 5:
+        if update == 2:
             os.kill(os.getpid(), signal.SIGINT)
         log(self, update, row)
 
@@ -144,7 +136,7 @@ def test_a_resumed_run_goes_back_to_the_best_of_then(tmp_path, monkeypatch):
 def test_a_run_whose_terminal_is_closed_saves_a_resume_point(tmp_path):
     settings = [*PPO, "evaluation.episodes=0", "budget.updates=2000", "checkpoint_every=2000"]
     master, terminal = os.openpty()
-    command = [sys.executable, "-m", "robopolicy.cli.main", "train", *settings, f"out={tmp_path}", "name=left"]
+    command = [sys.executable, "-m", "robopolicy", "train", *settings, f"out={tmp_path}", "name=left"]
     process = subprocess.Popen(
         command, stdin=terminal, stdout=terminal, stderr=terminal, preexec_fn=lambda: own_terminal(terminal)
     )
@@ -161,15 +153,14 @@ def own_terminal(terminal: int) -> None:
     """Make `terminal` what decides the life of this process, as a login does."""
     os.setsid()
     fcntl.ioctl(terminal, termios.TIOCSCTTY, 0)
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whoever runs the tests may ignore it
 
 
 GROUPS = ["task=point_mass", "algorithm=flow_grpo", "sim.num_envs=8", "algorithm.group_size=4", "algorithm.epochs=1"]
 
 
 @pytest.mark.parametrize("kind", ["rollout", "group"])
-def test_episodes_that_no_row_has_reported_yet_are_counted_after_a_resume(kind, base, tmp_path, monkeypatch):
-    settings = PPO if kind == "rollout" else [*GROUPS, f"init_from={base}/checkpoints/last"]
+def test_episodes_that_no_row_has_reported_yet_are_counted_after_a_resume(kind, clone, tmp_path, monkeypatch):
+    settings = PPO if kind == "rollout" else [*GROUPS, f"init_from={clone}/checkpoints/last"]
     settings = [*settings, "evaluation.episodes=0", "logging.every=2", "checkpoint_every=3", "budget.updates=4"]
     whole = start_run(compose_config([*settings, f"out={tmp_path}", "name=whole"]))
     whole.train()
@@ -249,9 +240,9 @@ def test_seeds_decide_the_result(tmp_path):
     assert any(not torch.equal(value, weights[1][key]) for key, value in weights[0].items())
 
 
-def test_finished_runs_and_other_folders_are_not_resumed(base, tmp_path):
+def test_finished_runs_and_other_folders_are_not_resumed(clone, tmp_path):
     with pytest.raises(UserError, match="has ended; start another one with init_from="):
-        resume_run(base)
+        resume_run(clone)
     with pytest.raises(UserError, match="is not a run"):
         resume_run(tmp_path)
 

@@ -7,16 +7,16 @@ import torch
 
 from robopolicy.algorithms.frames.on_policy import ReturnScale
 from robopolicy.algorithms.gorl import DecoderFit, GoRLConfig
-from robopolicy.algorithms.props import PROPS, PROPSConfig
-from robopolicy.algorithms.subpo import Visited
-from robopolicy.data.rollout import Rollout
+from robopolicy.contrib.control.props import PROPS, PROPSConfig
+from robopolicy.contrib.control.stock_wrapper import StockConfig, StockSim
+from robopolicy.contrib.control.subpo import Visited
+from robopolicy.data.batches import Rollout
 from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
-from robopolicy.samplers.tally import EpisodeTally
+from robopolicy.rollout.on_policy import EpisodeTally
 from robopolicy.sim.chunk import ChunkedSim
 from robopolicy.sim.contract import SimSpec, TensorSpec, VectorSim
-from robopolicy.sim.stock import StockSim
 
 GPU = torch.device("meta")
 SPEC = PolicySpec({"state": (1,)}, 1)
@@ -81,5 +81,5 @@ def test_what_a_sampler_and_a_simulator_remember_of_running_episodes() -> None:
     chunked = ChunkedSim(Elsewhere(), obs_horizon=2)
     history = chunked.load_state_dict({"sim": {}, "history": {"state": torch.zeros(3, 2, 1)}})
     assert history["state"].device == GPU
-    stock = StockSim(Elsewhere(), 0.99)
+    stock = StockSim(Elsewhere(), StockConfig(0.99))
     assert stock.load_state_dict({"sim": {}, "stock": torch.zeros(3, 2)})[stock.key].device == GPU

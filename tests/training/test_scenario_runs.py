@@ -9,8 +9,8 @@ import torch
 from test_steering_runs import assert_identical, interrupted_at
 
 from robopolicy.cli.main import main
+from robopolicy.contrib.known_dynamics.scenario_source import ScenarioSource
 from robopolicy.sim.registry import SimOptions, make_sim
-from robopolicy.training.scenario_source import ScenarioSource
 
 SETTINGS = [
     "policy=squashed_gaussian",
@@ -58,7 +58,7 @@ def test_a_pass_visits_every_scenario_once_and_new_ones_never_repeat() -> None:
     sim = make_sim("newsvendor", SimOptions(num_envs=4))
 
     class Learner:
-        name, experience = "hdpo", "scenarios"
+        name = "hdpo"
 
     def drawn(scenarios: int) -> torch.Tensor:
         learner: object = Learner()

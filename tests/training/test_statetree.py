@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from robopolicy.training.statetree import load_tree, save_tree
+from robopolicy.training.resume import load_tree, save_tree
 
 
 def roundtrip(tmp_path, tree):

@@ -38,13 +38,10 @@ GORL = [
 ]
 
 
-@pytest.fixture(scope="module")
-def base(demonstrations: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A barely imitated flow."""
-    out = tmp_path_factory.mktemp("runs")
-    settings = [f"dataset={demonstrations}", "policy.hidden=[16]", "budget.updates=5", "evaluation.episodes=0"]
-    assert main(["train", "task=point_mass", *settings, f"out={out}", "name=base"]) == 0
-    return out / "base" / "checkpoints" / "last"
+@pytest.fixture
+def base(clone: Path) -> Path:
+    """The policy that is steered."""
+    return clone / "checkpoints" / "last"
 
 
 def interrupted_at(update: int, settings: list[str], out: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

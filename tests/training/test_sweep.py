@@ -8,10 +8,10 @@ import pytest
 
 from robopolicy.cli.main import main
 from robopolicy.sim.contract import TensorSpec
-from robopolicy.training import rehearsal
+from robopolicy.training import many_runs
 from robopolicy.training.build import Parts
 from robopolicy.training.config import TaskConfig
-from robopolicy.training.sweep import combinations
+from robopolicy.training.many_runs import combinations
 
 POINT_MASS = ["task=point_mass", "task.reward=shaped", "policy=gaussian", "sim.num_envs=4", "algorithm.decisions=8"]
 QUICK = [*POINT_MASS, "budget.updates=2", "evaluation.episodes=0"]
@@ -58,7 +58,7 @@ def test_nothing_is_trained_when_one_run_is_wrong(tmp_path, capsys, wrong):
     [
         (["policy=gaussian,flow", "algorithm=ppo"], "normalises by statistics of a dataset"),
         (["policy=gaussian", "algorithm=ppo,dsrl_na"], "'gaussian' takes none"),
-        (["policy=gaussian", "algorithm=ppo,stock_ac"], "task.stock=0.99"),
+        (["policy=gaussian", "algorithm=ppo,stock_ac"], "task.wrappers=[{name: stock, discount: 0.99}]"),
         (["policy=gaussian", "algorithm=ppo", "device=cpu,meta"], "Device 'meta' cannot be used"),
     ],
 )
@@ -70,18 +70,18 @@ def test_what_policy_and_algorithm_refuse_is_said_before_the_first_run(tmp_path,
 
 def test_a_rehearsal_builds_no_simulator_unless_the_stand_in_is_refused(monkeypatch):
     built = []
-    monkeypatch.setattr(rehearsal, "build", lambda config: built.append(config) or Parts(*[Mock()] * 6))
+    monkeypatch.setattr(many_runs, "build", lambda config: built.append(config) or Parts(*[Mock()] * 6))
     settings = [*QUICK, "algorithm=subpo", "seed=0,1"]
     combinations(settings)
     assert not built
-    other = replace(rehearsal.stand_in(TaskConfig()), observation={"other": TensorSpec((3,))})
-    monkeypatch.setattr(rehearsal, "stand_in", lambda task: other)
+    other = replace(many_runs.stand_in(TaskConfig()), observation={"other": TensorSpec((3,))})
+    monkeypatch.setattr(many_runs, "stand_in", lambda task: other)
     configs, _ = combinations(settings)
     assert built == configs[:1]  # the seeds differ only
 
 
 def test_a_sweep_that_is_stopped_says_how_to_go_on(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("robopolicy.training.sweep.launch", Mock(side_effect=KeyboardInterrupt))
+    monkeypatch.setattr("robopolicy.training.many_runs.launch", Mock(side_effect=KeyboardInterrupt))
     assert main(["train", "--multirun", *QUICK, "algorithm=ppo", f"out={tmp_path}"]) == 130
     assert "call the same command again to go on" in capsys.readouterr().err
 

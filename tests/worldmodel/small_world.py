@@ -5,12 +5,12 @@ from typing import Any
 
 from films import push_films
 
-from robopolicy.data.lerobot import write_lerobot
+from robopolicy.data.formats.lerobot import write_lerobot
 from robopolicy.training.config import LoggingConfig
-from robopolicy.training.worlds import WorldEvaluationConfig, WorldTrainConfig
-from robopolicy.worldmodel.films import Films, spec_of
+from robopolicy.training.model_runs import WorldEvaluationConfig, WorldTrainConfig
 from robopolicy.worldmodel.latent import LatentConfig, LatentWorldModel
 from robopolicy.worldmodel.learner import LearnerConfig
+from robopolicy.worldmodel.videos import Films, spec_of
 
 CONFIG = LatentConfig(autoencoder_width=8, latent_channels=4, width=16, blocks=1, rows=4)
 

@@ -14,7 +14,7 @@ from robopolicy.data.support import SupportConfig, SupportGate, support_gate
 from robopolicy.errors import UserError
 from robopolicy.evaluation.actors import ExpertActor, RandomActor
 from robopolicy.evaluation.harness import evaluate
-from robopolicy.evaluation.search.evaluators import SimEvaluator
+from robopolicy.evaluation.search.weights import SimEvaluator
 from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
 from robopolicy.sim.checker import check_simulator
@@ -22,7 +22,7 @@ from robopolicy.sim.registry import SimOptions, make_sim
 from robopolicy.training.world_sims import doubts
 from robopolicy.worldmodel.backend import Guard, LoggedStarts, SimStarts, WorldSim, WorldSimConfig
 from robopolicy.worldmodel.contract import Images, Judgement
-from robopolicy.worldmodel.films import Films
+from robopolicy.worldmodel.videos import Films
 from robopolicy_tasks.toy.push import GOAL, RADIUS, PushExpert
 
 

@@ -7,9 +7,9 @@ from small_world import small_films
 from torch import Tensor
 
 from robopolicy.errors import UserError
+from robopolicy.worldmodel.action_following import effects, failure_share, follow, frame_psnr, judge, table
 from robopolicy.worldmodel.contract import Frames, Images, WorldSpec, WorldState
-from robopolicy.worldmodel.diagnostics import effects, failure_share, follow, frame_psnr, judge, table
-from robopolicy.worldmodel.films import Films, spec_of
+from robopolicy.worldmodel.videos import Films, spec_of
 from robopolicy_tasks.toy.push import draw, push
 
 

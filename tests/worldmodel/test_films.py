@@ -8,12 +8,12 @@ import torch
 from films import ACTIONS, push_films
 
 from robopolicy.data.episodes import Episodes
-from robopolicy.data.lerobot import read_lerobot, write_lerobot
-from robopolicy.data.lerobot.layout import names_of
+from robopolicy.data.formats.lerobot import read_lerobot, write_lerobot
+from robopolicy.data.formats.lerobot.layout import names_of
 from robopolicy.errors import UserError
 from robopolicy.sim.registry import SimOptions, make_sim
 from robopolicy.worldmodel.backend import SimStarts
-from robopolicy.worldmodel.films import Films, FrameSampler, check_films, spec_of, split
+from robopolicy.worldmodel.videos import Films, FrameSampler, check_films, spec_of, split
 
 
 @pytest.fixture(scope="module")

@@ -12,16 +12,21 @@ from films import push_films
 from small_world import small_films, small_world
 
 from robopolicy.errors import UserError
-from robopolicy.evaluation.judging import episode_confusions, frame_confusions
+from robopolicy.evaluation.judge_metrics import episode_confusions, frame_confusions
 from robopolicy.evaluation.video_metrics import compare_films
 from robopolicy.nets.vision import VisionConfig
 from robopolicy.worldmodel.contract import Images
-from robopolicy.worldmodel.films import Films, spec_of, split
-from robopolicy.worldmodel.judge.calibration import best_threshold, fit_temperature, reliability
-from robopolicy.worldmodel.judge.classifier import fit_classifier
-from robopolicy.worldmodel.judge.clips import Examples, FitConfig, JudgeConfig
-from robopolicy.worldmodel.judge.probe import disagreement, fit_probe
-from robopolicy.worldmodel.judge.store import load_classifier, load_probe, save_judge
+from robopolicy.worldmodel.success_detectors.classifier import disagreement, fit_classifier, fit_probe
+from robopolicy.worldmodel.success_detectors.clips import (
+    Examples,
+    FitConfig,
+    JudgeConfig,
+    best_threshold,
+    fit_temperature,
+    reliability,
+)
+from robopolicy.worldmodel.success_detectors.store import load_classifier, load_probe, save_judge
+from robopolicy.worldmodel.videos import Films, spec_of, split
 from robopolicy_tasks.toy.push import GOAL, RADIUS
 
 CONFIG = JudgeConfig(members=2, hidden=(32,), vision=VisionConfig(widths=(16, 32), keypoints=8, crop=1.0))

@@ -8,8 +8,8 @@ from small_world import small_films, small_world
 
 from robopolicy.policies.noise import RowStreams
 from robopolicy.worldmodel.contract import WorldState, first_frames
-from robopolicy.worldmodel.films import Films
 from robopolicy.worldmodel.latent import LatentConfig, LatentWorldModel
+from robopolicy.worldmodel.videos import Films
 
 CONTEXT, CELL = 4, (4, 2, 2)  # frames, and channels, height and width of a latent
 

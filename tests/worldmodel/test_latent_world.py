@@ -9,8 +9,8 @@ from small_world import CONFIG, small_films, small_world
 from robopolicy.errors import UserError
 from robopolicy.policies.noise import seats
 from robopolicy.worldmodel.contract import WorldState, first_frames
-from robopolicy.worldmodel.films import Films
 from robopolicy.worldmodel.latent import PRESETS, LatentConfig, LatentWorldModel, to_float, to_uint8
+from robopolicy.worldmodel.videos import Films
 
 
 @pytest.fixture(scope="module")

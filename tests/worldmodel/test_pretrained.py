@@ -12,9 +12,8 @@ from torch import nn
 from torch.nn import functional
 
 from robopolicy.errors import UserError
-from robopolicy.training.model_runs import with_settings
-from robopolicy.training.world_checkpoint import load_world
-from robopolicy.training.worlds import resume_world, start_world
+from robopolicy.training.model_runs import resume_world, start_world, with_settings
+from robopolicy.training.world_sims import load_world
 from robopolicy.worldmodel.pretrained.codec import FrameCodec, cached_latents
 from robopolicy.worldmodel.pretrained.families import ToldTransformer
 from robopolicy.worldmodel.pretrained.learner import (

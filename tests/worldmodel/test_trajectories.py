@@ -12,15 +12,20 @@ import torch
 from torch import Tensor, nn
 
 from robopolicy.algorithms.bc import BC, BCConfig
+from robopolicy.contrib.offline.posterior_mean import expected_chunk
+from robopolicy.contrib.offline.segments import SegmentSampler, TransitionLayout, segment_starts
+from robopolicy.contrib.offline.trajectory_diffusion import (
+    PolicyGuidance,
+    PolicyPull,
+    TrajectoryConfig,
+    TrajectoryModel,
+)
 from robopolicy.data.episodes import Episode, Episodes
-from robopolicy.data.segments import SegmentSampler, TransitionLayout, segment_starts
 from robopolicy.errors import UserError
 from robopolicy.nets.normalizer import make_normalizer
 from robopolicy.policies.base import Policy, PolicySpec
-from robopolicy.policies.composition.belief import expected_chunk
 from robopolicy.policies.heads.edm import EDMConfig, preconditioning
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
-from robopolicy.worldmodel.trajectories import PolicyGuidance, PolicyPull, TrajectoryConfig, TrajectoryModel
 
 ONE = TransitionLayout(keys=("state",), sizes=(1,), action_dim=1)
 RAW: dict[str, Any] = {"normalization": "identity", "action_normalization": "meanstd", "action_clip": 0.0}

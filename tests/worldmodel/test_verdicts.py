@@ -11,8 +11,8 @@ import torch
 from small_world import small_films
 from test_diagnostics import TrueWorld
 
-from robopolicy.worldmodel.diagnostics import Following, judge, sweep
-from robopolicy.worldmodel.films import Films, spec_of
+from robopolicy.worldmodel.action_following import Following, judge, sweep
+from robopolicy.worldmodel.videos import Films, spec_of
 
 
 def following(shuffled: float, zero: float, share: float = 1.0) -> Following:

@@ -17,8 +17,8 @@ import torch
 from PIL import Image
 
 from robopolicy.errors import UserError
-from robopolicy.worldmodel.judge import vlm
-from robopolicy.worldmodel.judge.vlm import Local, Served, VLMJudge, chosen_frames, parse_answer, pictures
+from robopolicy.worldmodel.success_detectors import vlm
+from robopolicy.worldmodel.success_detectors.vlm import Local, Served, VLMJudge, chosen_frames, parse_answer, pictures
 
 YES, NO = "SUCCESS: yes\nPROGRESS: 90", "SUCCESS: no\nPROGRESS: 30"
 

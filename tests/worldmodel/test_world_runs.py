@@ -8,17 +8,11 @@ import torch
 from films import push_films
 from small_world import small_run
 
-from robopolicy.data.lerobot import write_lerobot
+from robopolicy.data.formats.lerobot import write_lerobot
 from robopolicy.errors import UserError
 from robopolicy.training.checkpoint import load_policy
-from robopolicy.training.world_checkpoint import load_world
-from robopolicy.training.worlds import (
-    WorldEvaluationConfig,
-    WorldTrainConfig,
-    preset,
-    resume_world,
-    start_world,
-)
+from robopolicy.training.model_runs import WorldEvaluationConfig, WorldTrainConfig, preset, resume_world, start_world
+from robopolicy.training.world_sims import load_world
 from robopolicy.worldmodel.learner import LearnerConfig
 
 

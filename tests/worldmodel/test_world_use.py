@@ -10,7 +10,7 @@ from small_world import CONFIG, small_films
 
 from robopolicy.algorithms.bc import BCConfig
 from robopolicy.cli.main import main
-from robopolicy.data.lerobot import write_lerobot
+from robopolicy.data.formats.lerobot import write_lerobot
 from robopolicy.errors import UserError
 from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
@@ -19,13 +19,10 @@ from robopolicy.sim.registry import SimOptions, WorldOptions, make_sim
 from robopolicy.training.build import complete
 from robopolicy.training.checkpoint import save_checkpoint
 from robopolicy.training.config import BudgetConfig, TrainConfig
-from robopolicy.training.world_checkpoint import SCHEMA, WorldManifest, save_world
-from robopolicy.training.world_sims import load_worlds, open_task
+from robopolicy.training.world_sims import SCHEMA, WorldManifest, load_worlds, open_task, save_world
 from robopolicy.worldmodel.backend import WorldSim
-from robopolicy.worldmodel.ensemble import EnsembleWorldModel
-from robopolicy.worldmodel.judge.classifier import SuccessClassifier
-from robopolicy.worldmodel.judge.probe import StateProbe
-from robopolicy.worldmodel.latent import LatentWorldModel
+from robopolicy.worldmodel.latent import EnsembleWorldModel, LatentWorldModel
+from robopolicy.worldmodel.success_detectors.classifier import StateProbe, SuccessClassifier
 
 NO = "SUCCESS: no\nPROGRESS: 25"
 

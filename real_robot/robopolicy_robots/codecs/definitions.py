@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from robopolicy.errors import UserError
-from robopolicy.extras import need
+from robopolicy.optional import need
 from robopolicy_robots.message import CATALOGUE, Message, array
 
 _SCALARS = {"bool": False, "string": "", "float32": 0.0, "float64": 0.0}  # all others are integers

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import TypeVar
 
-from robopolicy.extras import need
+from robopolicy.optional import need
 from robopolicy_robots.codecs import cdr
 from robopolicy_robots.codecs.definitions import prepare, reading
 from robopolicy_robots.message import Message

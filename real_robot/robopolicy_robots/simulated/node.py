@@ -21,12 +21,12 @@ from typing import Any
 
 import numpy as np
 
+from robopolicy.constraints import check_count
 from robopolicy.errors import UserError
-from robopolicy.limits import check_count
-from robopolicy.sim.mujoco.backend import MujocoSim
-from robopolicy.sim.mujoco.task import MujocoTask
+from robopolicy.shutdown import stop_signals
+from robopolicy.sim.backends.mujoco.backend import MujocoSim
+from robopolicy.sim.backends.mujoco.task import MujocoTask
 from robopolicy.sim.registry import SimOptions, get_task, make_sim
-from robopolicy.stopping import stop_signals
 from robopolicy_robots.codecs.definitions import message_type
 from robopolicy_robots.commands import targets_of
 from robopolicy_robots.message import Message

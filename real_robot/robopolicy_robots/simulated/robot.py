@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from robopolicy.errors import UserError
-from robopolicy.sim.mujoco.engines import RolloutEngine
-from robopolicy.sim.mujoco.render import Renderer
-from robopolicy.sim.mujoco.task import BatchState, MujocoTask
+from robopolicy.sim.backends.mujoco.engines import RolloutEngine
+from robopolicy.sim.backends.mujoco.render import Renderer
+from robopolicy.sim.backends.mujoco.task import BatchState, MujocoTask
 from robopolicy_robots.message import Message
 from robopolicy_robots.messages import Time
 from robopolicy_robots.wiring import OPERATOR, Wiring, twist_of

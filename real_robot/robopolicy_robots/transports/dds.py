@@ -17,7 +17,7 @@ import weakref
 from functools import cache
 from typing import Any
 
-from robopolicy.extras import need
+from robopolicy.optional import need
 from robopolicy_robots.codecs import cdr
 from robopolicy_robots.codecs.definitions import describe, prepare, type_hash
 from robopolicy_robots.message import Message

@@ -25,9 +25,9 @@ from typing import Any, Self
 
 import numpy as np
 
-from robopolicy.deploy.safety.limits import Array
+from robopolicy.deploy.safety.motion import Array
 from robopolicy.errors import UserError, unknown_name
-from robopolicy.extras import need
+from robopolicy.optional import need
 from robopolicy_robots.commands import targets_of
 from robopolicy_robots.messages import CATALOGUE, Header, Image, JointState, Time
 from robopolicy_robots.pace import beats

@@ -20,7 +20,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from robopolicy.deploy.wire import is_loopback
-from robopolicy.extras import need
+from robopolicy.optional import need
 from robopolicy_robots.codecs import json
 from robopolicy_robots.codecs.definitions import prepare
 from robopolicy_robots.transports.base import Arrival, M, Publisher, QoS, Subscription, Transport, TransportError, drain

@@ -17,7 +17,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from robopolicy.deploy.wire import is_loopback
-from robopolicy.extras import need
+from robopolicy.optional import need
 from robopolicy_robots.codecs import CodecError, cdr
 from robopolicy_robots.codecs.definitions import prepare, type_hash
 from robopolicy_robots.message import Message

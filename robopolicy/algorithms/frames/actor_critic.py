@@ -19,12 +19,12 @@ from robopolicy.algorithms.frames.base import Metrics, Observer, Stateful
 from robopolicy.algorithms.frames.on_policy import Beside, Rows, minibatches, sequences
 from robopolicy.algorithms.frames.rollout_learner import RolloutLearner, RolloutLearnerConfig
 from robopolicy.algorithms.frames.symmetry import Symmetry, SymmetryConfig
+from robopolicy.constraints import Count, NotNegative, Positive
+from robopolicy.core.distributed import average_gradients, mean_over_ranks
 from robopolicy.core.gradients import clip_gradients
-from robopolicy.core.ranks import average_gradients, mean_over_ranks
 from robopolicy.critics.value import ValueNet
 from robopolicy.errors import UserError, unknown_name
-from robopolicy.limits import Count, NotNegative, Positive
-from robopolicy.mirror import Mirror
+from robopolicy.mirror_symmetry import Mirror
 from robopolicy.policies.base import Info, Observation, Policy, Sample
 from robopolicy.policies.heads.explicit import ExplicitPolicy
 from robopolicy.policies.heads.gaussian import GaussianPolicy
@@ -76,12 +76,8 @@ class ActorCritic(RolloutLearner):
         """Networks trained by `critic_loss`, by the name they are saved under."""
         return {"critic": self.critic}
 
-    def use_mirror(self, mirror: Mirror | None) -> None:
-        """Learn from the task's mirror as the settings say.
-
-        Raises:
-            UserError: The settings need a mirror and there is none, or it does not fit.
-        """
+    def attach_symmetry(self, mirror: Mirror | None) -> None:
+        """Augment minibatches by mirror images, or add a mirror loss, as the settings say."""
         settings = self.config.symmetry
         if not settings.used:
             return
@@ -111,7 +107,7 @@ class ActorCritic(RolloutLearner):
     def learn(self, rows: Rows, shape: tuple[int, int]) -> Metrics:
         """Several epochs on one rollout."""
         if self.config.symmetry.used and self._symmetry is None:
-            raise UserError("The settings use the task's symmetry: call use_mirror first.")
+            raise UserError("The settings use the task's symmetry: call attach_symmetry first.")
         self._set_lr()
         info, epochs = self._epochs(rows, shape)
         metrics = {key: float(value) for key, value in info.items()}

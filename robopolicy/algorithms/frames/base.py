@@ -1,9 +1,15 @@
 """The algorithm contract: `update` on experience, `act` to explore, `deployable` to evaluate and export.
 
-An algorithm never imports a logger, a simulator or the command line. `experience` names what its `update` wants and
-the training loop provides: "dataset" (a `ChunkBatch`), "rollout" (a `Rollout`), "hybrid" (a `HybridRollout`), "group"
-(a `GroupRollout`), "vine" (a `VineRollout`), "replay" (`Transitions`), "scenarios" (`Scenarios`), "plans" (`Plans`),
-"population" (a `Generation`) or "individuals" (`Individuals`); `robopolicy.text` adds its own.
+An algorithm never imports a logger, a simulator or the command line. `data_source` names the source of the batches that
+its `update` takes (`robopolicy/training/make_source.py`), e.g. "dataset" (a `ChunkBatch`), "rollout" (a `Rollout`),
+"group" (a `GroupRollout`) or "replay" (`Transitions`).
+
+Every registered class states `data_source`, `heads` and `reference` as literals in its own body, so that listings and
+documents are written without importing it.
+
+Methods of the frames that algorithms of other packages may override: `rows_of` (from a rollout to rows with
+advantages), `actor_loss`, `critic_loss`, and in the frame of replay learners `use_dataset` (a look at the whole dataset
+before the first update). An algorithm that changes more than these writes its own `update`.
 """
 
 from __future__ import annotations
@@ -16,6 +22,8 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 import torch
 from torch import nn
 
+from robopolicy.errors import UserError
+from robopolicy.mirror_symmetry import Mirror
 from robopolicy.policies.base import Observation, Policy, Sample
 from robopolicy.policies.noise import Randomness
 
@@ -56,7 +64,9 @@ class Algorithm(ABC):
 
     name: ClassVar[str]  # key in `ALGORITHMS`
     config_class: ClassVar[type[Any]]  # frozen dataclass of its settings
-    experience: ClassVar[str]  # what `update` wants, see above
+    data_source: ClassVar[str]  # key in `SOURCES` of what provides the batches of `update`
+    heads: ClassVar[tuple[str, ...]]  # policies it trains: names, or a verb (`decisions`) for all policies that have it
+    reference: ClassVar[str]  # key of its paper in docs/references.bib
     may_fall: ClassVar[bool] = False  # success falls for a while when all is well: a collapse shows at the end only
     distributed: ClassVar[bool] = False  # its updates can be shared by several processes (`training/distributed.py`)
     config: Any  # frozen dataclass
@@ -86,6 +96,33 @@ class Algorithm(ABC):
         """What to pass in place of a fresh policy with the settings `config`; empty if it will do."""
         return "init_from=CHECKPOINT" if cls.needs_base else ""
 
+    @classmethod
+    def check_settings(cls, *, dataset: str, env_steps: int, offline_updates: int) -> None:
+        """Refuse settings of a run that contradict what the algorithm learns from.
+
+        Args:
+            dataset: Folder of demonstrations; empty is none.
+            env_steps: Budget of control steps; 0 is none.
+            offline_updates: First updates that learn from the dataset alone.
+
+        Raises:
+            UserError: Says which setting to change.
+        """
+        if cls.data_source == "dataset":
+            if not dataset:
+                raise UserError(
+                    f"Algorithm '{cls.name}' learns from demonstrations; pass dataset=FOLDER (see collect)."
+                )
+            if env_steps:
+                raise UserError(f"Algorithm '{cls.name}' plays no steps in training; set budget.updates instead.")
+        elif cls.needs_dataset:
+            if not dataset:
+                raise UserError(
+                    f"Algorithm '{cls.name}' learns from demonstrations as well; pass dataset=FOLDER (see collect)."
+                )
+        elif dataset:
+            raise UserError(f"Algorithm '{cls.name}' learns from what it plays alone; drop dataset=.")
+
     @abstractmethod
     def update(self, batch: Any) -> Metrics:
         """Improve the policy from one batch of experience; returns scalars, keys such as `actor/loss`."""
@@ -93,6 +130,16 @@ class Algorithm(ABC):
     def act(self, obs: Observation, *, generator: Randomness = None) -> Sample:
         """Draw a chunk for exploration."""
         return self.policy.sample(obs, generator=generator)
+
+    def attach_symmetry(self, mirror: Mirror | None) -> None:  # noqa: B027 - an algorithm without symmetry ignores it
+        """Learn from the task's mirror symmetry, where the settings ask for it; most algorithms have no such setting.
+
+        Args:
+            mirror: Symmetry that the task declares; None where it declares none.
+
+        Raises:
+            UserError: The settings need a mirror and there is none, or it does not fit.
+        """
 
     def deployable(self) -> Policy:
         """The policy to evaluate and to put into a checkpoint (averaged weights, no exploration network)."""

@@ -11,8 +11,7 @@ from torch import Tensor
 from robopolicy.algorithms.frames.fine_tuner import ActorTuner, ActorTunerConfig
 from robopolicy.algorithms.frames.on_policy import Rows
 from robopolicy.policies.base import Info, Observation, Policy, Sample
-from robopolicy.policies.chains.chain import ChainPolicy
-from robopolicy.policies.chains.recomputed_chain import RecomputedChain, chain_dtype
+from robopolicy.policies.exploration.chain import ChainPolicy, RecomputedChain, chain_dtype
 from robopolicy.policies.noise import Randomness
 
 

@@ -11,7 +11,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
@@ -25,13 +25,13 @@ from robopolicy.algorithms.frames.on_policy import (
     minibatches,
     rows_with_advantages,
 )
+from robopolicy.constraints import Count, Natural, NotNegative, Positive, Ranged, Share, UpTo
 from robopolicy.core.gradients import clip_gradients
 from robopolicy.core.returns import DISCOUNT_UNITS
 from robopolicy.critics.q import borrow_statistics
 from robopolicy.critics.value import ValueConfig, ValueNet
-from robopolicy.data.rollout import Rollout
+from robopolicy.data.batches import Rollout
 from robopolicy.errors import unknown_name
-from robopolicy.limits import Count, Natural, NotNegative, Positive, Ranged, Share, UpTo
 from robopolicy.policies.base import Info, Policy
 
 
@@ -133,7 +133,6 @@ class ActorTuner(Algorithm):
 class FineTuner(ActorTuner):
     """Clipped policy gradients on one rollout after the other; subclasses define `actor_loss`."""
 
-    experience: ClassVar[str] = "rollout"
     config: FineTunerConfig
 
     def __init__(self, config: FineTunerConfig, policy: Policy, base: Policy, *, total_updates: int) -> None:

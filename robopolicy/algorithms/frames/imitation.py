@@ -7,7 +7,7 @@ from torch import Tensor
 
 from robopolicy.errors import UserError
 from robopolicy.policies.base import Observation, Policy
-from robopolicy.policies.wrappers.selected import SelectedPolicy
+from robopolicy.policies.wrappers.best_of_n import SelectedPolicy
 
 
 def require_imitation(policy: Policy, algorithm: str) -> Policy:

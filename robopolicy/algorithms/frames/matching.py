@@ -15,10 +15,10 @@ from torch import Tensor
 
 from robopolicy.algorithms.frames.fine_tuner import FineTuner, FineTunerConfig
 from robopolicy.algorithms.frames.on_policy import Rows
+from robopolicy.constraints import Count, NotNegative, Positive
 from robopolicy.errors import unknown_name
-from robopolicy.limits import Count, NotNegative, Positive
 from robopolicy.policies.base import Policy
-from robopolicy.policies.chains.sampled import SampledPolicy, require_matched
+from robopolicy.policies.exploration.sampled import SampledPolicy, require_matched
 
 REDUCTIONS = ("mean", "sum")
 

@@ -15,13 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from robopolicy.algorithms.frames.base import Algorithm, Metrics, Observer, Stateful, frozen_copy
+from robopolicy.constraints import Count, Natural, Positive, PositiveShare, Ranged, Ratio, Share
 from robopolicy.core.gradients import clip_gradients
 from robopolicy.critics.q import CriticConfig, QEnsemble, TargetUpdate, random_members
+from robopolicy.data.batches import Request, Transitions
 from robopolicy.data.episodes import Episodes
-from robopolicy.data.transitions import Request, Transitions
 from robopolicy.errors import UserError, unknown_name
-from robopolicy.limits import Count, Natural, Positive, PositiveShare, Ranged, Ratio, Share
-from robopolicy.nets.modes import training_mode
+from robopolicy.nets.module_state import training_mode
 from robopolicy.policies.base import Info, Observation, Policy, Sample
 from robopolicy.policies.noise import Randomness
 
@@ -50,7 +50,6 @@ class OffPolicyConfig(Ranged):
 class OffPolicy(Algorithm):
     """Alternates critic steps towards `target` with actor steps; subclasses define both."""
 
-    experience: ClassVar[str] = "replay"
     may_fall = True  # an actor follows its critic out of what the base knew before the critic knows better
     config: OffPolicyConfig
     decisions_only: ClassVar[bool] = False  # sample only where a chunk was chosen, for what was noted there
@@ -79,6 +78,19 @@ class OffPolicy(Algorithm):
         self.critic_steps = 0
         self._target_update = TargetUpdate(self.target_critic, self.critic)
         self.errors: Tensor | None = None  # absolute errors of the last batch, for prioritised sampling
+
+    @classmethod
+    def check_settings(cls, *, dataset: str, env_steps: int, offline_updates: int) -> None:
+        """Refuse settings of a run that contradict what the algorithm learns from; a dataset is optional."""
+        if cls.needs_dataset:
+            super().check_settings(dataset=dataset, env_steps=env_steps, offline_updates=offline_updates)
+        elif dataset and cls.decisions_only:
+            raise UserError(
+                f"Algorithm '{cls.name}' learns from what it noted when it chose a chunk, which a dataset does not "
+                "hold; drop dataset=."
+            )
+        elif not dataset and offline_updates:
+            raise UserError("replay.offline_updates learns from a dataset; pass dataset=FOLDER or set it to 0.")
 
     def make_critic(self) -> QEnsemble:
         """Values of the executed actions; an algorithm whose critic sees something else builds its own."""

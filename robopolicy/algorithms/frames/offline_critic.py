@@ -18,12 +18,11 @@ from torch import Tensor, nn
 from robopolicy.algorithms.frames.base import Observer, Stateful
 from robopolicy.algorithms.frames.imitation import imitation_loss, require_imitation
 from robopolicy.algorithms.frames.off_policy import OffPolicy, OffPolicyConfig, descend
-from robopolicy.critics.losses import conservative_penalty, expectile_loss
+from robopolicy.constraints import Count, InnerShare, NotNegative, Positive, Ranged
 from robopolicy.critics.q import QEnsemble, random_subset_min
-from robopolicy.critics.value import ValueConfig, ValueNet
-from robopolicy.data.transitions import Transitions
-from robopolicy.limits import Count, InnerShare, NotNegative, Positive, Ranged
-from robopolicy.nets.modes import training_mode
+from robopolicy.critics.value import ValueConfig, ValueNet, conservative_penalty, expectile_loss
+from robopolicy.data.batches import Transitions
+from robopolicy.nets.module_state import training_mode
 from robopolicy.policies.base import Info, Observation, Policy, Sample
 from robopolicy.policies.noise import Randomness, uniform
 

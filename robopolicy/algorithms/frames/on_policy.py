@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from robopolicy.core.advantages.trackers import RunningMoments
-from robopolicy.core.ranks import mean_over_ranks, rank, world_size
+from robopolicy.core.distributed import mean_over_ranks, rank, world_size
 from robopolicy.core.returns import chunk_discount, gae, successor_values
-from robopolicy.data.rollout import Rollout
+from robopolicy.core.trackers import RunningMoments
+from robopolicy.data.batches import Rollout
 
 Value = Callable[[dict[str, Tensor]], Tensor]
 
@@ -46,17 +46,6 @@ class Rows:
             self.value_target[index],
             self.value[index],
         )
-
-
-def joined(parts: list[Rows]) -> Rows:
-    """Rows one after the other."""
-
-    def cat(trees: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-        return {key: torch.cat([tree[key] for tree in trees]) for key in trees[0]}
-
-    names = ("logp", "advantage", "value_target", "value")
-    values = {name: torch.cat([getattr(part, name) for part in parts]) for name in names}
-    return Rows(cat([part.obs for part in parts]), cat([part.record for part in parts]), **values)
 
 
 def flatten(tree: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -11,9 +11,9 @@ from torch import Tensor
 from robopolicy.algorithms.frames.base import Stateful
 from robopolicy.algorithms.frames.imitation import imitation_loss, require_imitation
 from robopolicy.algorithms.frames.off_policy import OffPolicy, OffPolicyConfig, descend
+from robopolicy.constraints import Positive
 from robopolicy.critics.q import CriticConfig
-from robopolicy.data.transitions import Transitions
-from robopolicy.limits import Positive
+from robopolicy.data.batches import Transitions
 from robopolicy.policies.base import Info, Observation, Policy, Sample
 from robopolicy.policies.noise import Randomness
 

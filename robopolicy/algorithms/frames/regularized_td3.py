@@ -14,8 +14,8 @@ from typing import ClassVar
 from torch import Tensor
 
 from robopolicy.algorithms.td3 import TD3, TD3Config
-from robopolicy.data.transitions import Transitions
-from robopolicy.limits import NotNegative
+from robopolicy.constraints import NotNegative
+from robopolicy.data.batches import Transitions
 from robopolicy.policies.base import Info, chunk_mean
 
 

@@ -8,14 +8,13 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 from robopolicy.algorithms.frames.base import Algorithm, Metrics, Observer, Stateful
 from robopolicy.algorithms.frames.on_policy import ReturnScale, Rows, explained_variance, flatten, rows_with_advantages
+from robopolicy.constraints import Count, Natural, Ranged, Share
 from robopolicy.critics.q import borrow_statistics
 from robopolicy.critics.value import ValueConfig, ValueNet
-from robopolicy.data.rollout import Rollout
-from robopolicy.limits import Count, Natural, Ranged, Share
+from robopolicy.data.batches import Rollout
 from robopolicy.policies.base import Policy
 
 
@@ -35,7 +34,6 @@ class RolloutLearnerConfig(Ranged):
 class RolloutLearner(Algorithm):
     """Learns from one rollout after the other with a value network; subclasses define `learn`."""
 
-    experience: ClassVar[str] = "rollout"
     config: RolloutLearnerConfig
 
     def __init__(self, config: RolloutLearnerConfig, policy: Policy, *, total_updates: int) -> None:

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from robopolicy.algorithms.frames.base import Stateful
 from robopolicy.algorithms.frames.off_policy import OffPolicy, OffPolicyConfig, descend
+from robopolicy.constraints import Finite, NotNegative, Positive
 from robopolicy.critics.q import CriticConfig, QEnsemble
-from robopolicy.data.transitions import Transitions
-from robopolicy.limits import Finite, NotNegative, Positive
+from robopolicy.data.batches import Transitions
 from robopolicy.policies.base import Info, Observation, Policy, Sample
 from robopolicy.policies.heads.gaussian import GaussianPolicy
 from robopolicy.policies.noise import Randomness

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 from torch import Tensor
 
 from robopolicy.algorithms.frames.soft import SoftConfig, SoftOffPolicy, actor_loss
+from robopolicy.constraints import Finite, Positive, Ratio
 from robopolicy.critics.q import CriticConfig, QEnsemble
-from robopolicy.data.transitions import Transitions
+from robopolicy.data.batches import Transitions
 from robopolicy.errors import UserError
-from robopolicy.limits import Finite, Positive, Ratio
 from robopolicy.policies.base import Info, Observation, Policy, Sample
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
 from robopolicy.policies.noise import Randomness

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from robopolicy.algorithms.frames.on_policy import Rows
+from robopolicy.constraints import NotNegative, Ranged
 from robopolicy.critics.value import ValueNet
 from robopolicy.errors import UserError
-from robopolicy.limits import NotNegative, Ranged
-from robopolicy.mirror import Mirror
+from robopolicy.mirror_symmetry import Mirror
 from robopolicy.policies.base import Observation, Policy
 from robopolicy.policies.heads.explicit import ExplicitPolicy
 from robopolicy.policies.heads.gaussian import GaussianPolicy

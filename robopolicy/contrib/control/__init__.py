@@ -1,1 +1,1 @@
-"""Published methods of reinforcement learning for control."""
+"""Further reinforcement learning for control."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from robopolicy.constraints import Positive
 from robopolicy.core.ratios import Bound
 from robopolicy.core.surrogates import SurrogateOut, best_ratio
-from robopolicy.limits import Positive
 
 
 def discovered_drift(log_ratio: Tensor, advantage: Tensor, alpha: Positive = 2.0, beta: Positive = 0.6) -> Tensor:

@@ -22,10 +22,9 @@ from robopolicy.contrib.text_catalogue.env_abilities import conclude
 from robopolicy.core.decisions import Decisions
 from robopolicy.core.segments import Segments
 from robopolicy.errors import UserError
-from robopolicy.samplers.protocols import Attempt, Task
-from robopolicy.text.asides import Aside, PerTask, Worlds, plain, rewards, with_extra
-from robopolicy.text.summaries import named_parts
-from robopolicy.text.world import TextWorld, score
+from robopolicy.text.annotators import Aside, PerTask, Worlds, named_parts, plain, rewards, with_extra
+from robopolicy.text.rollouts.protocols import Attempt, Task
+from robopolicy.text.text_env import TextWorld, score
 
 SAMPLES = 8  # attempts of the start of the run at a task, from which its best value is estimated
 

@@ -7,15 +7,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from robopolicy.constraints import Share
 from robopolicy.contrib.text_catalogue.comparisons import lengths
 from robopolicy.contrib.text_catalogue.factors import potential, scaled_unit_entropy
-from robopolicy.core.advantages.comparisons import ROLLOUTS
-from robopolicy.core.advantages.pipeline import outcome
-from robopolicy.core.advantages.timeline import Timeline, Units, following
+from robopolicy.core.advantage import outcome
+from robopolicy.core.advantage_sources import Timeline, Units, following
 from robopolicy.core.decisions import Decisions, by_group
+from robopolicy.core.group_statistics import ROLLOUTS
 from robopolicy.core.ratios import log_ratio
 from robopolicy.core.segments import Segments
-from robopolicy.limits import Share
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from robopolicy.constraints import Count, NotNegative, Share
 from robopolicy.core.decisions import Decisions
 from robopolicy.core.ratios import Bound
-from robopolicy.limits import Count, NotNegative, Share
 
 
 def relative_entropy(decisions: Decisions, quantile: float = 0.8, *, logarithm: bool = True) -> Tensor:

@@ -9,14 +9,13 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from robopolicy.constraints import Count, Natural, NotNegative, Positive
 from robopolicy.contrib.text_catalogue.partitions import by_group_source
-from robopolicy.core.advantages.comparisons import ROLLOUTS
-from robopolicy.core.advantages.pipeline import Scope, outcome, valid_entries
-from robopolicy.core.advantages.structure import dense_ids
-from robopolicy.core.advantages.timeline import Units
+from robopolicy.core.advantage import Scope, outcome, valid_entries
+from robopolicy.core.advantage_sources import Units
 from robopolicy.core.decisions import Decisions, by_group, by_trajectory, first_rows, pair
+from robopolicy.core.group_statistics import ROLLOUTS, dense_ids
 from robopolicy.core.segments import Segments
-from robopolicy.limits import Count, Natural, NotNegative, Positive
 
 LEAST_VARIANCE = 1e-4  # of success rates, where all groups of a batch agree
 

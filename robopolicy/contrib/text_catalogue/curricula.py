@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from robopolicy.core.advantages.trackers import Tracker, floats, integers
+from robopolicy.constraints import Count, Natural, NotNegative, Positive, Share
+from robopolicy.core.trackers import Tracker, floats, integers
 from robopolicy.errors import UserError
-from robopolicy.limits import Count, Natural, NotNegative, Positive, Share
-from robopolicy.samplers.curricula import Tracked, Uniform
-from robopolicy.samplers.protocols import Pool, Task
+from robopolicy.text.rollouts.prompt_samplers import Tracked, Uniform
+from robopolicy.text.rollouts.protocols import Pool, Task
 
 
 class MeanTracker(Tracker):

@@ -1,6 +1,6 @@
 """What recipes ask of a text environment beside playing: hints, beginnings, demonstrations, repairs and summaries.
 
-`TextWorld.abilities` finds these functions by name (`robopolicy.samplers.protocols.able`).
+`TextWorld.abilities` finds these functions by name (`robopolicy.text.rollouts.protocols.able`).
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from robopolicy.errors import UserError
-from robopolicy.samplers.protocols import TEACHER, Attempt, Task
-from robopolicy.text.talk import COLUMNS, Talk
-from robopolicy.text.world import TextWorld, prefix_of, score
+from robopolicy.text.conversation import COLUMNS, Talk
+from robopolicy.text.rollouts.protocols import TEACHER, Attempt, Task
+from robopolicy.text.text_env import TextWorld, prefix_of, score
 
 
 def hint(env: TextWorld, task: Task, kind: str, share: float) -> Task | None:

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from robopolicy.constraints import NotNegative, Share
 from robopolicy.contrib.text_catalogue.comparisons import lengths
-from robopolicy.core.advantages.comparisons import ROLLOUTS
-from robopolicy.core.advantages.pipeline import outcome
-from robopolicy.core.advantages.timeline import Units
+from robopolicy.core.advantage import outcome
+from robopolicy.core.advantage_sources import Units
 from robopolicy.core.decisions import Decisions, by_group, pair
+from robopolicy.core.group_statistics import ROLLOUTS
 from robopolicy.core.segments import Segments
-from robopolicy.limits import NotNegative, Share
 
 
 @dataclass(frozen=True)

@@ -20,9 +20,9 @@ from torch import Tensor
 from robopolicy.contrib.text_catalogue.bonuses import Rarity, confidence
 from robopolicy.contrib.text_catalogue.factors import attention_distance, future_attention
 from robopolicy.core.decisions import Decisions
+from robopolicy.text.annotators import Options, Summary, choice_norms, conversations_of
 from robopolicy.text.model import body_of
 from robopolicy.text.policy import TextPolicy
-from robopolicy.text.summaries import Options, Summary, choice_norms, conversations_of
 
 CLUSTERS = 3  # of a group, at most
 

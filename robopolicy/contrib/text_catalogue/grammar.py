@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from robopolicy.errors import UserError
-from robopolicy.extras import need
-from robopolicy.text.learner import TextRecipe
+from robopolicy.optional import need
+from robopolicy.text.recipe_trainer import TextRecipe
 from robopolicy.text.scoring_options import ScoringOption
+from robopolicy.text.text_env import TextWorld
 from robopolicy.text.tokenizers import Tokenizer
-from robopolicy.text.world import TextWorld
 
 
 class Grammar:

@@ -15,9 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from robopolicy.limits import Count, Natural, NotNegative, Seed
-from robopolicy.samplers.attempts import from_plain, to_plain
-from robopolicy.samplers.protocols import (
+from robopolicy.constraints import Count, Natural, NotNegative, Seed
+from robopolicy.text.rollouts.protocols import (
     HINTED,
     REPAIRED,
     REPLAYED,
@@ -29,6 +28,7 @@ from robopolicy.samplers.protocols import (
     need_metric,
     rewards_of,
 )
+from robopolicy.text.rollouts.trajectories import from_plain, to_plain
 
 
 class WhenFailed(Intervention):

@@ -14,11 +14,11 @@ import torch
 
 from robopolicy.core.decisions import Decisions
 from robopolicy.errors import UserError
-from robopolicy.text.learner import TextRecipe
 from robopolicy.text.policy import TextPolicy
+from robopolicy.text.recipe_trainer import TextRecipe
 from robopolicy.text.scoring_options import ScoringOption
 from robopolicy.text.task import Inquiry, TextTask
-from robopolicy.text.world import TextWorld, score, with_choices
+from robopolicy.text.text_env import TextWorld, score, with_choices
 
 
 @dataclass(frozen=True)

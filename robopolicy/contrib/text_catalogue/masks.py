@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from robopolicy.core.advantages.pipeline import outcome
+from robopolicy.constraints import Count, Natural, NotNegative, Positive, PositiveShare, Share
+from robopolicy.core.advantage import outcome
 from robopolicy.core.decisions import Decisions, by_trajectory, unit_numbers
+from robopolicy.core.ratios import highest, share_count
 from robopolicy.core.segments import Segments
-from robopolicy.core.signals import highest, share_count
-from robopolicy.limits import Count, Natural, NotNegative, Positive, PositiveShare, Share
 
 
 @dataclass(frozen=True)

@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from robopolicy.constraints import Natural, NotNegative, Positive
 from robopolicy.contrib.text_catalogue.pair_objectives import group_pairs, squared_difference
 from robopolicy.contrib.text_catalogue.targets import DIVERGENCES
 from robopolicy.core.aggregate import masked_mean, seq_mean
 from robopolicy.core.decisions import Decisions, Partition, by_group, by_trajectory, by_unit, first_rows
-from robopolicy.core.preferences import preference_pairs, scores
+from robopolicy.core.objectives import preference_pairs, scores
 from robopolicy.core.ratios import log_ratio
 from robopolicy.core.segments import Segments
-from robopolicy.limits import Natural, NotNegative, Positive
 
 Info = dict[str, Tensor]
 REGRESSED: dict[str, Partition] = {"unit": by_unit, "trajectory": by_trajectory}

@@ -8,12 +8,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from robopolicy.constraints import NotNegative, Positive, Share
 from robopolicy.core.decisions import Decisions, by_group, by_trajectory, first_rows
-from robopolicy.core.objectives.pairs import Info, agreement, mean_or_zero
-from robopolicy.core.preferences import logistic_pair, preference_pairs, scores
+from robopolicy.core.objectives import Info, agreement, logistic_pair, mean_or_zero, preference_pairs, scores
 from robopolicy.core.ratios import log_ratio
 from robopolicy.core.segments import Segments
-from robopolicy.limits import NotNegative, Positive, Share
 
 
 @dataclass(frozen=True)

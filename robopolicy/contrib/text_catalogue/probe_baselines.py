@@ -8,10 +8,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from robopolicy.core.advantages.comparisons import ROLLOUTS
-from robopolicy.core.advantages.pipeline import outcome
+from robopolicy.constraints import Count, NotNegative, Positive
+from robopolicy.core.advantage import outcome
 from robopolicy.core.decisions import Decisions, first_rows
-from robopolicy.limits import Count, NotNegative, Positive
+from robopolicy.core.group_statistics import ROLLOUTS
 
 linalg: Any = torch.linalg  # torch leaves its functions without types
 

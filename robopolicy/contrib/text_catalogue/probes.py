@@ -7,8 +7,8 @@ from torch import Tensor
 
 from robopolicy.core.aggregate import masked_mean
 from robopolicy.core.decisions import Decisions, by_group, by_trajectory
+from robopolicy.core.ratios import covariance
 from robopolicy.core.segments import Segments
-from robopolicy.core.signals import covariance
 
 
 def coverage_shrinks(before: tuple[float, float], after: tuple[float, float], slack: float = 0.0) -> bool:

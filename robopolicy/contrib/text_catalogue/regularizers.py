@@ -7,12 +7,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from robopolicy.core.advantages.pipeline import outcome
+from robopolicy.constraints import Count, NotNegative, Positive
+from robopolicy.core.advantage import outcome
 from robopolicy.core.aggregate import masked_mean
 from robopolicy.core.decisions import Decisions, by_group
 from robopolicy.core.regularizers import Controller
 from robopolicy.core.segments import Segments
-from robopolicy.limits import Count, NotNegative, Positive
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from robopolicy.limits import Share
-from robopolicy.samplers.protocols import Outcomes, Reward
+from robopolicy.constraints import Share
+from robopolicy.text.rollouts.protocols import Outcomes, Reward
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from robopolicy.limits import NotNegative, Share
-from robopolicy.samplers.protocols import Outcomes, Reward
+from robopolicy.constraints import NotNegative, Share
+from robopolicy.text.rollouts.protocols import Outcomes, Reward
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from robopolicy.constraints import NotNegative
 from robopolicy.contrib.text_catalogue.reward_terms import cosine_calls
-from robopolicy.limits import NotNegative
-from robopolicy.samplers.protocols import Outcomes, Reward
+from robopolicy.text.rollouts.protocols import Outcomes, Reward
 
 
 class ToolCalls(Reward):

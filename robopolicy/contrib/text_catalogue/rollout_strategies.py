@@ -8,11 +8,10 @@ from typing import Any
 
 import torch
 
-from robopolicy.limits import Count, NotNegative, Seed, Share
-from robopolicy.samplers.attempts import groups_of
-from robopolicy.samplers.protocols import HINTED, Attempt, Task, Topology, World, able, need_metric
-from robopolicy.samplers.topologies import Random
-from robopolicy.samplers.windows import Flat
+from robopolicy.constraints import Count, NotNegative, Seed, Share
+from robopolicy.text.rollouts.protocols import HINTED, Attempt, Task, Topology, World, able, need_metric
+from robopolicy.text.rollouts.strategies import Flat, Random
+from robopolicy.text.rollouts.trajectories import groups_of
 from robopolicy.text.task import TextTask
 
 

@@ -14,17 +14,17 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 from robopolicy.algorithms.frames.base import Stateful, frozen_copy
+from robopolicy.constraints import Count, Natural, Positive, PositiveShare
 from robopolicy.contrib.text_catalogue.annotators import SegmentValue
 from robopolicy.contrib.text_catalogue.references import soup
 from robopolicy.core.decisions import Decisions
 from robopolicy.core.options import checked
 from robopolicy.errors import UserError
-from robopolicy.limits import Count, Natural, Positive, PositiveShare
-from robopolicy.text.asides import Aside
-from robopolicy.text.learner import TextRecipe
+from robopolicy.text.annotators import Aside
 from robopolicy.text.policy import TextPolicy
+from robopolicy.text.recipe_trainer import TextRecipe
 from robopolicy.text.scoring_options import ScoringOption
-from robopolicy.text.world import TextWorld
+from robopolicy.text.text_env import TextWorld
 
 
 def entries(key: str, value: Any, hints: Mapping[str, Any]) -> dict[str, Any]:

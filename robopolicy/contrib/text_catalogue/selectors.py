@@ -8,10 +8,10 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from robopolicy.core.advantages.pipeline import outcome
+from robopolicy.constraints import Count, Share
+from robopolicy.core.advantage import outcome
 from robopolicy.core.decisions import Decisions, by_group, by_trajectory, first_rows
 from robopolicy.core.segments import Segments
-from robopolicy.limits import Count, Share
 
 
 def positive(

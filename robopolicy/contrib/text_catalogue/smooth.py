@@ -9,10 +9,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from robopolicy.core.advantages.pipeline import Scope, outcome
-from robopolicy.core.advantages.trackers import integers
+from robopolicy.constraints import NotNegative
+from robopolicy.core.advantage import Scope, outcome
 from robopolicy.core.decisions import Decisions, by_group, by_trajectory
-from robopolicy.limits import NotNegative
+from robopolicy.core.trackers import integers
 
 SCOPE = Scope(by_group, per=by_trajectory)
 

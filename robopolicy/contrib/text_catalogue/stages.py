@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from robopolicy.core.advantages.pipeline import valid_entries
+from robopolicy.constraints import NotNegative, PartialShare
+from robopolicy.core.advantage import valid_entries
 from robopolicy.core.decisions import Decisions
-from robopolicy.limits import NotNegative, PartialShare
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from robopolicy.core.advantages.timeline import Units
+from robopolicy.constraints import Share
+from robopolicy.core.advantage_sources import Units
 from robopolicy.core.decisions import Decisions
 from robopolicy.core.returns import sequence_gae
-from robopolicy.limits import Share
 
 
 def given(decisions: Decisions, *, key: str) -> Tensor:

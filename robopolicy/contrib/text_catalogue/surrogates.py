@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from robopolicy.constraints import NotNegative, Positive
 from robopolicy.core.ratios import Bound
 from robopolicy.core.surrogates import SurrogateOut, clamp_ratio, dual_clip
-from robopolicy.limits import NotNegative, Positive
 
 
 def preserve(

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from robopolicy.core.advantages.pipeline import Scope, outcome
+from robopolicy.constraints import NotNegative, Positive
+from robopolicy.core.advantage import Scope, outcome
 from robopolicy.core.aggregate import masked_mean
 from robopolicy.core.decisions import Decisions, by_group, by_trajectory
 from robopolicy.core.ratios import log_ratio
-from robopolicy.limits import NotNegative, Positive
 
 
 @dataclass(frozen=True)

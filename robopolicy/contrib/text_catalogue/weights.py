@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from robopolicy.constraints import Natural, NotNegative
 from robopolicy.contrib.text_catalogue.bounds import EntropyBounds, relative_entropy
 from robopolicy.core.decisions import Decisions
-from robopolicy.limits import Natural, NotNegative
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
+from robopolicy.constraints import Count, Natural
 from robopolicy.core.decisions import Decisions
-from robopolicy.limits import Count, Natural
-from robopolicy.samplers.attempts import joined
-from robopolicy.samplers.protocols import Attempt, Task, Topology, World, able
-from robopolicy.samplers.windows import Flat
+from robopolicy.text.rollouts.protocols import Attempt, Task, Topology, World, able
+from robopolicy.text.rollouts.strategies import Flat
+from robopolicy.text.rollouts.trajectories import joined
 
 
 class Segments(Topology):

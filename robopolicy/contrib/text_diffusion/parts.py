@@ -9,12 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from robopolicy.constraints import Count, NotNegative, Seed, Share
 from robopolicy.core.decisions import Decisions
-from robopolicy.core.ratios import Bound
-from robopolicy.core.signals import highest, share_count
+from robopolicy.core.ratios import Bound, highest, share_count
 from robopolicy.core.surrogates import SurrogateOut, nowhere
-from robopolicy.limits import Count, NotNegative, Seed, Share
-from robopolicy.samplers.protocols import HINTED, Attempt, Intervention, World, able
+from robopolicy.text.rollouts.protocols import HINTED, Attempt, Intervention, World, able
 
 
 @dataclass(frozen=True)

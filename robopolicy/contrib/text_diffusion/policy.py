@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Tensor
 
+from robopolicy.constraints import Count
 from robopolicy.core.decisions import PER_ROW, Decisions
 from robopolicy.errors import UserError
-from robopolicy.limits import Count
 from robopolicy.policies.base import DecisionOutput, Info, Observation, Record, Sample
 from robopolicy.policies.noise import Randomness, uniform
 from robopolicy.text.generation import Generation, choose, logits_of

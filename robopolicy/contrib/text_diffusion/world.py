@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from robopolicy.contrib.text_diffusion.policy import DiffusionTextPolicy
-from robopolicy.samplers.protocols import Attempt, Task
+from robopolicy.text.conversation import Talk
 from robopolicy.text.generation import Generation
-from robopolicy.text.talk import Talk
-from robopolicy.text.world import TextWorld, score
+from robopolicy.text.rollouts.protocols import Attempt, Task
+from robopolicy.text.text_env import TextWorld, score
 
 PIECES = 4  # into which a message is cut before some of it is given
 

@@ -19,8 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from robopolicy.deploy.safety.interventions import Intervention
-from robopolicy.deploy.safety.limits import Array, JointLimits
-from robopolicy.deploy.safety.stop import Bounds, Motion, brake, settle
+from robopolicy.deploy.safety.motion import Array, Bounds, JointLimits, Motion, brake, settle
 from robopolicy.errors import UserError
 
 Mode = Literal["absolute", "delta", "velocity"]

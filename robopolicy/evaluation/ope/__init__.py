@@ -7,11 +7,18 @@ histories, cameras or generative policies without a density, which are the rule 
 dozen lines each; the long part, fitted Q-evaluation, stands on the critics of `robopolicy.critics`.
 """
 
-from robopolicy.evaluation.ope.classes import ClassScores, UniformPolicy, class_scores, grow_trees, score_class
 from robopolicy.evaluation.ope.estimates import Estimate, Estimates, OPEConfig, estimate
 from robopolicy.evaluation.ope.fqe import FQE, FQEConfig
 from robopolicy.evaluation.ope.logs import Logs
-from robopolicy.evaluation.ope.sharpe import sharpe_ratio, sharpe_table
+from robopolicy.evaluation.ope.policy_class import (
+    ClassScores,
+    UniformPolicy,
+    class_scores,
+    grow_trees,
+    score_class,
+    sharpe_ratio,
+    sharpe_table,
+)
 
 __all__ = [
     "FQE",

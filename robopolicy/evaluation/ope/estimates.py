@@ -11,24 +11,26 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from robopolicy.constraints import Count, InnerShare, Natural, NotNegative, Ranged, Share
 from robopolicy.data.episodes import Episodes
 from robopolicy.data.support import support_gate
 from robopolicy.errors import UserError
 from robopolicy.evaluation.intervals import Interval, bootstrap_mean
 from robopolicy.evaluation.ope.fqe import FQE, FQEConfig
-from robopolicy.evaluation.ope.importance import (
+from robopolicy.evaluation.ope.logs import Logs
+from robopolicy.evaluation.ope.weights import (
     Terms,
+    corrected,
     cumulative_weights,
     doubly_robust,
     effective_size,
     effective_size_per_decision,
+    features_of,
+    marginal_of,
     per_decision,
     terms_interval,
     trajectory_wise,
 )
-from robopolicy.evaluation.ope.logs import Logs
-from robopolicy.evaluation.ope.marginal import corrected, features_of, marginal_of
-from robopolicy.limits import Count, InnerShare, Natural, NotNegative, Ranged, Share
 from robopolicy.nets.normalizer import Normalizer
 from robopolicy.policies.base import Observation, Policy
 

@@ -22,12 +22,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from robopolicy.constraints import Count, Positive, PositiveShare, Ranged
 from robopolicy.critics.q import CriticConfig, QEnsemble, TargetUpdate
 from robopolicy.data.statistics import dataset_statistics
 from robopolicy.errors import UserError
 from robopolicy.evaluation.intervals import Interval
 from robopolicy.evaluation.ope.logs import Logs
-from robopolicy.limits import Count, Positive, PositiveShare, Ranged
 from robopolicy.nets.encoder import ObservationEncoder
 from robopolicy.nets.normalizer import make_normalizer
 from robopolicy.spec import PolicySpec

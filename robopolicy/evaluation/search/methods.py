@@ -8,14 +8,62 @@ draws no random number, so that a search that remembers its outcomes can be repe
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Annotated, ClassVar, Protocol
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from robopolicy.constraints import Count, Range, Ranged, Several
 from robopolicy.errors import UserError
 from robopolicy.evaluation.result import EvalResult
-from robopolicy.evaluation.search.simplex import Weights, lattice, ranked
-from robopolicy.limits import Count, Range, Ranged, Several
+
+Weights = tuple[float, ...]
+
+
+def lattice(parents: int, divisions: int) -> list[Weights]:
+    """All weights of `parents` policies that are multiples of `1 / divisions`, in lexicographic order.
+
+    The corners, where one policy has all the weight, are among them: a search may find that composing does not help.
+    """
+    places = divisions + parents - 1
+    found: list[Weights] = []
+    for bars in combinations(range(places), parents - 1):  # the gaps between the bars add up to `divisions`
+        ends = (-1, *bars, places)
+        found.append(tuple((ends[i + 1] - ends[i] - 1) / divisions for i in range(parents)))
+    return found
+
+
+def corners_and_centre(parents: int) -> list[Weights]:
+    """Each policy alone, and all of them in equal parts."""
+    corners = [tuple(float(i == j) for j in range(parents)) for i in range(parents)]
+    return [*corners, (1 / parents,) * parents]
+
+
+def ranked(scores: Mapping[Weights, float]) -> list[Weights]:
+    """Weights from best to worst. Among equal scores, those in the middle of their group come first, then equal parts.
+
+    Success rates of few episodes tie often. The middle of a plateau is its safest place, whereas "the first one" would
+    prefer one policy over the others for no reason.
+    """
+    groups: dict[float, list[Weights]] = {}
+    for weights, score in scores.items():
+        groups.setdefault(score, []).append(weights)
+    order: list[Weights] = []
+    for score in sorted(groups, reverse=True):
+        points = np.array(groups[score])
+        places = [_distances(points, points.mean(0)), _distances(points, 1 / points.shape[1])]
+        order += [tuple(point) for *_, point in sorted(zip(*places, groups[score], strict=True))]
+    return order
+
+
+def _distances(points: NDArray[np.float64], centre: NDArray[np.float64] | float) -> list[float]:
+    """Squared distances, rounded so that equal ones are equal whatever the order of the policies."""
+    return ((points - centre) ** 2).sum(1).round(9).tolist()
+
 
 Ask = Callable[[Weights, range], EvalResult]
 """Plays the search episodes `range(first, end)`, numbered from 0, under weights and returns their outcomes."""
@@ -142,3 +190,115 @@ def _mean(parts: Iterable[EvalResult]) -> float:
 def lattice_size(parents: int, divisions: int) -> int:
     """Number of points of `lattice`, without making them."""
     return math.comb(divisions + parents - 1, parents - 1)
+
+
+Array = NDArray[np.float64]
+
+
+LENGTHS = np.geomspace(0.15, 2.0, 8)  # length scales of the process; the simplex has diameter 1.4
+
+
+VARIANCES = (0.25, 1.0, 4.0)  # of the process, relative to that of the scores
+
+
+@dataclass(frozen=True)
+class BayesConfig(Ranged):
+    """Settings of a `BayesSearch`."""
+
+    episodes: Several = 50  # per candidate
+    candidates: Annotated[int, Range(4)] = 12  # weights; the first are each policy alone and all in equal parts
+    divisions: Several = 20  # further candidates are multiples of 1 / divisions
+
+
+class BayesSearch:
+    """Expected improvement over the best posterior mean (Jones, Schonlau and Welch, 1998), one candidate at a time.
+
+    The weights it returns have the highest posterior mean among those played: a lucky candidate between two poor ones
+    does not win.
+    """
+
+    name: ClassVar[str] = "bayes"
+
+    def __init__(self, config: BayesConfig) -> None:
+        self.config = config
+
+    def plan(self, parents: int) -> Plan:
+        """As many candidates as configured, or as the lattice has.
+
+        Raises:
+            UserError: They do not suffice to begin with.
+        """
+        start = len(corners_and_centre(parents))
+        if self.config.candidates <= start:
+            raise UserError(
+                f"A Bayesian search over {parents} policies begins with {start} candidates and needs more, "
+                f"got {self.config.candidates}."
+            )
+        count = min(self.config.candidates, start + len(self._further(parents)))
+        return Plan(count, count * self.config.episodes, self.config.episodes)
+
+    def run(self, parents: int, ask: Ask) -> Weights:
+        """Play the start, then where improvement is expected; return the highest posterior mean."""
+        episodes = range(self.config.episodes)
+        played = {weights: ask(weights, episodes) for weights in corners_and_centre(parents)}
+        further = self._further(parents)
+        for _ in range(self.plan(parents).candidates - len(played)):
+            open_points = [weights for weights in further if weights not in played]
+            mean, deviation = posterior(played, [*played, *open_points])
+            known = len(played)
+            gain = expected_improvement(mean[known:], deviation[known:], float(mean[:known].max()))
+            best = ranked(dict(zip(open_points, np.round(gain, 12).tolist(), strict=True)))[0]
+            played[best] = ask(best, episodes)
+        mean, _ = posterior(played, list(played))
+        return ranked(dict(zip(played, np.round(mean, 12).tolist(), strict=True)))[0]
+
+    def _further(self, parents: int) -> list[Weights]:
+        start = corners_and_centre(parents)
+        return [weights for weights in lattice(parents, self.config.divisions) if weights not in start]
+
+
+def posterior(played: dict[Weights, EvalResult], points: list[Weights]) -> tuple[Array, Array]:
+    """Mean and standard deviation `(P,)` of the expected outcome at `points`, given what was played."""
+    x, new = np.array(list(played)), np.array(points)  # (n, M), (P, M)
+    means = np.array([result.outcomes.mean() for result in played.values()])
+    centre, scale = means.mean(), means.std() or 1.0
+    y = (means - centre) / scale
+    noise = np.array([_noise(result) for result in played.values()]) / scale**2 + 1e-6
+    likelihoods, firsts, seconds = [], [], []  # of every process in the table
+    for length in LENGTHS:
+        among, towards = _matern(x, x, length), _matern(new, x, length)
+        for variance in VARIANCES:
+            root = np.linalg.cholesky(variance * among + np.diag(noise))
+            white = np.linalg.solve(root, y)
+            gain = np.linalg.solve(root, variance * towards.T)  # (n, P)
+            mean = gain.T @ white
+            likelihoods.append(-white @ white / 2 - np.log(np.diag(root)).sum())
+            firsts.append(mean)
+            seconds.append(variance - (gain**2).sum(0) + mean**2)
+    share = np.exp(np.array(likelihoods) - max(likelihoods))
+    share /= share.sum()
+    mean = share @ np.array(firsts)
+    deviation = np.sqrt(np.maximum(share @ np.array(seconds) - mean**2, 0.0))
+    return centre + scale * mean, scale * deviation
+
+
+def expected_improvement(mean: Array, deviation: Array, best: float) -> Array:
+    """Expected amount `(P,)` by which points of that posterior exceed `best`."""
+    deviation = np.maximum(deviation, 1e-12)
+    z = (mean - best) / deviation
+    below = torch.special.ndtr(torch.from_numpy(z)).numpy()
+    return deviation * (z * below + np.exp(-z * z / 2) / np.sqrt(2 * np.pi))
+
+
+def _matern(a: Array, b: Array, length: float) -> Array:
+    """Matern 5/2 correlation `(P, n)` of the points `a` `(P, M)` and `b` `(n, M)`."""
+    r = np.sqrt(5 * ((a[:, None] - b[None]) ** 2).sum(-1)) / length
+    return (1 + r + r * r / 3) * np.exp(-r)
+
+
+def _noise(result: EvalResult) -> float:
+    """Variance of the mean outcome; a rate of 0 or 1 is not taken for certain."""
+    if result.success is not None:
+        rate = (result.success.sum() + 1) / (result.n + 2)
+        return float(rate * (1 - rate) / result.n)
+    return float(result.returns.var(ddof=1) / result.n)

@@ -21,10 +21,9 @@ import torch
 from torch import Tensor
 
 from robopolicy.data.episodes import is_image
-from robopolicy.data.lerobot.layout import feature_of
+from robopolicy.data.formats.lerobot.layout import feature_of
 from robopolicy.errors import UserError
-from robopolicy.interop.lerobot.package import lerobot_module
-from robopolicy.interop.lerobot.source import ACTION
+from robopolicy.interop.lerobot.source import ACTION, lerobot_module
 from robopolicy.policies.base import Observation, Policy
 
 PAD = "action_is_pad"

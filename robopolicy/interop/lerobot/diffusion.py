@@ -16,16 +16,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from robopolicy.extras import need
 from robopolicy.interop.diffusers import PREDICTIONS
-from robopolicy.interop.lerobot.package import EXTRA
 from robopolicy.interop.lerobot.policy import LeRobotConfig, LeRobotPolicy, observation_of, played
-from robopolicy.interop.lerobot.source import Source
+from robopolicy.interop.lerobot.source import EXTRA, Source
+from robopolicy.optional import need
 from robopolicy.policies.base import Observation, PolicySpec
-from robopolicy.policies.composition.reading import Grid, variance_preserving_grid
+from robopolicy.policies.composition.sampler_adapter import Grid, variance_preserving_grid
 from robopolicy.policies.noise import Randomness
-from robopolicy.policies.path import Estimate, estimate, vp_coefficients
-from robopolicy.policies.schedules import level_at
+from robopolicy.policies.path import Estimate, estimate, level_at, vp_coefficients
 
 
 class LeRobotDiffusion(LeRobotPolicy):

@@ -7,9 +7,8 @@ from pathlib import Path
 
 from robopolicy.errors import unknown_name
 from robopolicy.interop.lerobot.diffusion import LeRobotDiffusion
-from robopolicy.interop.lerobot.policy import LeRobotConfig, LeRobotPolicy
+from robopolicy.interop.lerobot.policy import LeRobotConfig, LeRobotPolicy, LeRobotVLA
 from robopolicy.interop.lerobot.source import open_source
-from robopolicy.interop.lerobot.vla import LeRobotVLA
 
 CLASSES: tuple[type[LeRobotPolicy], ...] = (LeRobotDiffusion, LeRobotVLA)
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
@@ -24,13 +25,30 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from robopolicy import provenance
-from robopolicy.data.lerobot.layout import key_of
+from robopolicy import versions
+from robopolicy.data.formats.lerobot.layout import key_of
 from robopolicy.errors import UserError, unknown_name
-from robopolicy.extras import need
 from robopolicy.files import parse_json
-from robopolicy.interop.lerobot.package import EXTRA
+from robopolicy.optional import need
 from robopolicy.spec import IMAGE_PREFIX
+
+EXTRA = "lerobot"
+
+
+OLDEST_PYTHON = (3, 12)
+
+
+def lerobot_module(name: str) -> Any:
+    """Import `lerobot.{name}`.
+
+    Raises:
+        UserError: It is not installed, or cannot be.
+    """
+    if sys.version_info < OLDEST_PYTHON:
+        found = ".".join(map(str, sys.version_info[:2]))
+        raise UserError(f"LeRobot needs Python 3.12, this is {found}; run: pip install 'robopolicy[{EXTRA}]' there.")
+    return need(f"lerobot.{name}", EXTRA)
+
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 PREPROCESSOR, POSTPROCESSOR = "policy_preprocessor.json", "policy_postprocessor.json"
@@ -111,7 +129,7 @@ def open_source(
     if sha256 and found != sha256:
         raise UserError(
             f"The LeRobot policy in {folder} has changed: expected content {sha256[:12]}, found {found[:12]}; put the "
-            "original there, or name its folder with robopolicy.interop.lerobot.provide(FOLDER)."
+            "original there, or name its folder with robopolicy.interop.lerobot.source.provide(FOLDER)."
         )
     config = _read(folder / CONFIG)
     features = _features(config, "input_features", folder)
@@ -158,7 +176,7 @@ def content_hash(folder: Path) -> str:
         file = folder / name
         if not file.resolve().is_file() or Path(name).name != name:
             raise UserError(f"No complete LeRobot policy in {folder}: expected {name}, found none; copy it again.")
-        digest.update(f"{name} {provenance.sha256(file)}\n".encode())
+        digest.update(f"{name} {versions.sha256(file)}\n".encode())
     return digest.hexdigest()
 
 

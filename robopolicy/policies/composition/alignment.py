@@ -23,8 +23,8 @@ from robopolicy.errors import UserError
 from robopolicy.nets.encoder import EMBEDDING_PREFIX, Layout, ObservationEncoder
 from robopolicy.nets.normalizer import Normalizer, unfitted_normalizers
 from robopolicy.policies.base import Observation, Policy, PolicySpec
-from robopolicy.policies.composition.blend import Field
-from robopolicy.policies.composition.reading import units
+from robopolicy.policies.composition.joint_field import Field
+from robopolicy.policies.composition.sampler_adapter import units
 from robopolicy.policies.heads.consistency import ConsistencyPolicy
 from robopolicy.policies.heads.generative import GenerativePolicy
 
@@ -115,8 +115,7 @@ def joint_encoder(policies: Sequence[Policy], spec: PolicySpec) -> ObservationEn
 
     Where several parents know an observation, the first one's statistics count.
     """
-    layout = Layout.of(spec.observation)
-    known = {key: spec.observation[key] for key in (*layout.vectors, *layout.stocks)}
+    known = {key: spec.observation[key] for key in Layout.of(spec.observation).normalized}
     if known.keys() <= policies[0].spec.observation.keys():
         return None
     return ObservationEncoder(known, normalization="meanstd")
@@ -125,22 +124,14 @@ def joint_encoder(policies: Sequence[Policy], spec: PolicySpec) -> ObservationEn
 def gather_statistics(joint: ObservationEncoder, policies: Sequence[Policy]) -> None:
     """Copy the statistics of `policies` into the `joint_encoder`."""
     encoders = [part for policy in policies for part in policy.modules() if isinstance(part, ObservationEncoder)]
-    for key, columns in _columns(joint).items():
-        source = next(encoder for encoder in encoders if key in _columns(encoder))
+    for key, columns in joint.columns().items():
+        source = next(encoder for encoder in encoders if key in encoder.columns())
         for name in ("offset", "scale"):
-            getattr(joint.normalizer, name)[columns] = getattr(source.normalizer, name)[_columns(source)[key]]
-        if key in joint.layout.stocks:
-            joint.start.copy_(source.start)
+            getattr(joint.normalizer, name)[columns] = getattr(source.normalizer, name)[source.columns()[key]]
+        own, theirs = joint.encoder_of(key), source.encoder_of(key)
+        if own is not None and theirs is not None:
+            own.load_state_dict(theirs.state_dict())
     joint.normalizer.fitted.fill_(not any(unfitted_normalizers(policy) for policy in policies))
-
-
-def _columns(encoder: ObservationEncoder) -> dict[str, slice]:
-    """Where in the vector of its normaliser each observation stands: vectors, then stocks of one number."""
-    columns: dict[str, slice] = {}
-    start = 0
-    for key in (*encoder.layout.vectors, *encoder.layout.stocks):
-        columns[key] = slice(start, start := start + encoder.sizes.get(key, 1))
-    return columns
 
 
 # What comes out.

@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from robopolicy.constraints import Count, Finite, Positive, Ranged
 from robopolicy.critics.q import CriticConfig, QEnsemble
 from robopolicy.errors import UserError, unknown_name
-from robopolicy.limits import Count, Finite, Positive, Ranged
 from robopolicy.nets.normalizer import Normalizer
 from robopolicy.policies.base import Policy
+from robopolicy.policies.wrappers.best_of_n import REDUCTIONS, reduce_members
 from robopolicy.policies.wrappers.nested import alike
-from robopolicy.policies.wrappers.selected import REDUCTIONS, reduce_members
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,27 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from robopolicy.core.plackett_luce import log_probability
+from robopolicy.constraints import Count, Positive, Ranged, Share
 from robopolicy.critics.q import borrow_normalizers
-from robopolicy.limits import Count, Positive, Ranged, Share
 from robopolicy.nets.mlp import MLP
 from robopolicy.nets.vision import VisionConfig
 from robopolicy.policies.base import Observation, Policy
+
+
+def log_probability(scores: Tensor, order: Tensor) -> Tensor:
+    """Log-probability `(N, n)` of each pick; their sum is that of the ranking, or of its beginning.
+
+    Args:
+        scores: (N, K) of the items.
+        order: (N, n) int, the items from first to last, or the first n <= K of them.
+    """
+    picked = scores.gather(1, order)
+    left = torch.flip(torch.logcumsumexp(torch.flip(picked, [1]), 1), [1])
+    if order.shape[1] < scores.shape[1]:
+        others = torch.ones_like(scores, dtype=torch.bool).scatter(1, order, False)
+        never = scores.masked_fill(~others, -torch.inf).logsumexp(1, keepdim=True)
+        left = torch.logaddexp(left, never)
+    return picked - left
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from robopolicy.constraints import Count, Layers, Several
 from robopolicy.errors import UserError
-from robopolicy.limits import Count, Layers, Several
-from robopolicy.nets.attention import CausalTransformer, Past
 from robopolicy.nets.normalizer import MIN_RANGE, Statistics
+from robopolicy.nets.transformer import CausalTransformer, Past
 from robopolicy.policies.base import DecisionOutput, Info, Observation, PolicySpec, Record, Sample, chunk_mean
 from robopolicy.policies.density import choose
 from robopolicy.policies.heads.explicit import ExplicitConfig, ExplicitPolicy

@@ -10,16 +10,23 @@ Their chains are those of the flow family, so whatever fine-tunes a flow's trans
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from robopolicy.limits import NotNegative, Positive
+from robopolicy.constraints import Count, NotNegative, PartialShare, Positive, Several, Share, UpTo
+from robopolicy.errors import UserError, unknown_name
 from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
+from robopolicy.policies.heads.generative import TIME_LAWS
 from robopolicy.policies.noise import Randomness, normal
+from robopolicy.policies.path import interpolate
 
 
 @dataclass(frozen=True)
@@ -90,3 +97,174 @@ def dispersive_loss(z: Tensor, temperature: float) -> Tensor:
     distance = torch.pdist(z.float()).square() / z.shape[1]  # (B (B - 1) / 2,)
     both = torch.cat([distance, distance, distance.new_zeros(len(z))]) / temperature
     return torch.logsumexp(-both, 0) - torch.log(torch.tensor(float(len(both)), device=z.device))
+
+
+@dataclass(frozen=True)
+class ShortcutConfig(AverageVelocityConfig):
+    """Architecture, sampler and objective of a `ShortcutPolicy`."""
+
+    steps: Annotated[Count, UpTo("finest")] = 1  # K, a power of two up to `finest`
+    finest: Several = 128  # half steps of 1 / finest count as length 0; a power of two
+    consistency_share: Share = 0.25  # share of the batch that learns self-consistency, the rest learns the flow
+    delta: PartialShare = 1e-5  # noise left on the data end of the path
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, value in (("steps", self.steps), ("finest", self.finest)):
+            if value & (value - 1):
+                raise UserError(f"A shortcut policy halves its steps, so {name} must be a power of two, got {value}.")
+
+
+class ShortcutPolicy(AverageVelocityPolicy):
+    """Flow with a learned step for every length 1, 1/2, 1/4, ..."""
+
+    name: ClassVar[str] = "shortcut"
+    config_class = ShortcutConfig
+    config: ShortcutConfig
+
+    def times_of(self, t: Tensor, length: Tensor) -> Tensor:
+        """Steps of the finest length are instantaneous to the network."""
+        return super().times_of(t, torch.where(length <= 1 / self.config.finest, 0.0, length))
+
+    def path(self, data: Tensor, noise: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
+        """Point at time `t` `(B,)` and velocity `(B, H, A)` of the line from `noise` to almost `data`."""
+        velocity = data - (1 - self.config.delta) * noise
+        return noise + t[:, None, None] * velocity, velocity
+
+    def matching_loss(self, features: Tensor, data: Tensor, noise: Tensor, t: Tensor) -> Tensor:
+        """Flow matching `(B, H)`: the part of the objective with d = 0."""
+        x, velocity = self.path(data, noise, t)
+        return self.reduce(self.velocity(features, x, t) - velocity)
+
+    def lesson(self, features: Tensor, data: Tensor, noise: Tensor, generator: Randomness) -> Lesson:
+        """Flow matching on most rows, self-consistency on the others."""
+        n = normal((len(data), 3), generator, data.device)
+        uniform = torch.special.ndtr(n)
+        exponent = (uniform[:, 2] * math.log2(self.config.finest)).floor().clamp(max=math.log2(self.config.finest) - 1)
+        step = torch.exp2(-exponent)  # 1, 1/2, ..., 2 / finest
+        start = ((uniform[:, 0] / step).floor() * step).minimum(1 - step)
+        twice = uniform[:, 1] < self.config.consistency_share
+        t = torch.where(twice, start, TIME_LAWS[self.config.time_law](n[:, 0]))
+        x, target = self.path(data, noise, t)
+        rows = twice.nonzero().flatten()
+        if len(rows):
+            halves = self.two_half_steps(features[rows], x[rows], t[rows], step[rows])
+            target = target.index_copy(0, rows, halves.to(target.dtype))
+        return Lesson(x, t, torch.where(twice, step, 0.0), target)
+
+    @torch.no_grad()
+    def two_half_steps(self, features: Tensor, x: Tensor, t: Tensor, step: Tensor) -> Tensor:
+        """Average velocity `(B, H, A)` of two steps of half the length `step` `(B,)`."""
+        half = step / 2
+        first = self.average(features, x, t, half)
+        second = self.average(features, x + half[:, None, None] * first, t + half, half)
+        return (first + second) / 2
+
+
+DERIVATIVES = ("exact", "difference")
+
+
+TIME_SCALE = 0.1  # of what the network is told of times
+
+
+DIFFERENCE = 1e-3  # time step of the finite difference
+
+
+@dataclass(frozen=True)
+class MeanFlowConfig(AverageVelocityConfig):
+    """Architecture, sampler and objective of a `MeanFlowPolicy`."""
+
+    steps: Count = 1  # K
+    time_law: str = "logit_normal_data"  # of both times; the paper's: logit-normal with more mass near the data
+    instant_share: Share = 0.75  # share of the batch with a = b, which learns the flow itself
+    adaptive_power: NotNegative = 1.0  # p of the weight 1 / (squared error + c)^p of each row; 0 is plain regression
+    adaptive_floor: Positive = 0.01  # c of that weight
+    derivative: str = "exact"  # exact (forward mode) | difference (where the network has no forward mode)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.derivative not in DERIVATIVES:
+            raise unknown_name("derivative", self.derivative, DERIVATIVES)
+
+
+class MeanFlowPolicy(AverageVelocityPolicy):
+    """Flow with a learned average velocity between any two times."""
+
+    name: ClassVar[str] = "meanflow"
+    config_class = MeanFlowConfig
+    config: MeanFlowConfig
+
+    def times_of(self, t: Tensor, length: Tensor) -> Tensor:
+        """Both times, slowed down so that the network is smooth in them."""
+        return TIME_SCALE * super().times_of(t, length)
+
+    def lesson(self, features: Tensor, data: Tensor, noise: Tensor, generator: Randomness) -> Lesson:
+        """The fixed point `v + (b - a) dm/da`, which is v where a = b."""
+        n = normal((len(data), 3), generator, data.device)
+        times = TIME_LAWS[self.config.time_law](n[:, :2])
+        start, end = times.amin(1), times.amax(1)
+        instant = torch.special.ndtr(n[:, 2]) < self.config.instant_share
+        length = torch.where(instant, 0.0, end - start)
+        x, target = interpolate(noise, data, start[:, None, None]), data - noise
+        rows = length.nonzero().flatten()
+        if len(rows):
+            tangent = target[rows]
+            slope = self.total_derivative(features[rows], x[rows], start[rows], length[rows], tangent)
+            corrected = tangent + length[rows, None, None] * slope
+            target = target.index_copy(0, rows, corrected.to(target.dtype))
+        return Lesson(x, start, length, target)
+
+    @torch.no_grad()
+    def total_derivative(self, features: Tensor, x: Tensor, t: Tensor, length: Tensor, tangent: Tensor) -> Tensor:
+        """Change `(B, H, A)` of the average velocity per unit of departure time `t`, along `tangent`, with fixed end.
+
+        The end is `t + length`, so the length shrinks as fast as the departure moves.
+        """
+
+        def network(x: Tensor, t: Tensor, length: Tensor) -> Tensor:
+            return self.average(features, x, t, length)
+
+        ones = torch.ones_like(t)
+        if self.config.derivative == "difference":
+            features = features.float()  # which `network` reads when it is called
+            with full_precision(x.device):
+                return central_difference(network, (x, t, length), (tangent, ones, -ones))
+        with forward_mode():
+            return torch.func.jvp(network, (x, t, length), (tangent, ones, -ones))[1]
+
+    def reduce(self, error: Tensor) -> Tensor:
+        """Squared error of the chunk, weighted so that rows of small and large error pull about equally."""
+        squared = error.square().sum(-1)  # (B, H)
+        weight = (squared.detach().sum(1, keepdim=True) + self.config.adaptive_floor) ** -self.config.adaptive_power
+        return weight * squared * error.shape[1]  # the mean over the H steps is their sum, as in the paper
+
+
+def central_difference(
+    network: Callable[..., Tensor], at: tuple[Tensor, ...], along: tuple[Tensor, ...], step: float = DIFFERENCE
+) -> Tensor:
+    """Directional derivative of `network` from two calls."""
+    ahead, behind = (network(*(x + s * v for x, v in zip(at, along, strict=True))) for s in (step, -step))
+    return (ahead.float() - behind.float()) / (2 * step)
+
+
+@contextmanager
+def full_precision(device: torch.device) -> Iterator[None]:
+    """Products with all their digits, whatever autocast says: the last ones are what differences are made of."""
+    cudnn = torch.backends.cudnn
+    exact = cudnn.flags(
+        enabled=cudnn.enabled, benchmark=cudnn.benchmark, deterministic=cudnn.deterministic, allow_tf32=False
+    )
+    with torch.autocast(device.type, enabled=False), exact:
+        yield
+
+
+@contextmanager
+def forward_mode() -> Iterator[None]:
+    """Attention by kernels that can be differentiated in forward mode; the fused ones cannot."""
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)

@@ -32,13 +32,12 @@ from typing import Annotated, ClassVar
 import torch
 from torch import Tensor
 
-from robopolicy.limits import Count, Finite, Positive, UpTo
+from robopolicy.constraints import Count, Finite, Positive, UpTo
 from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.heads.edm import preconditioning
 from robopolicy.policies.heads.generative import GenerativeConfig, GenerativePolicy
 from robopolicy.policies.noise import Randomness, normal
-from robopolicy.policies.path import edm_sigma
-from robopolicy.policies.schedules import karras_sigmas
+from robopolicy.policies.path import edm_sigma, karras_sigmas
 
 HUBER = 0.00054  # times the root of the dimension: where the pseudo-Huber loss turns from square to absolute
 

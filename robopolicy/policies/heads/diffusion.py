@@ -24,13 +24,21 @@ from typing import Annotated, ClassVar
 import torch
 from torch import Tensor
 
+from robopolicy.constraints import Count, InnerShare, Several, UpTo
 from robopolicy.errors import UserError, unknown_name
-from robopolicy.limits import Count, InnerShare, Several, UpTo
 from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.heads.generative import GenerativeConfig, GenerativePolicy
 from robopolicy.policies.noise import Randomness, normal
-from robopolicy.policies.path import Estimate, estimate, prediction_target, step_index, vp_coefficients
-from robopolicy.policies.schedules import alpha_bars, level_at, spaced_levels
+from robopolicy.policies.path import (
+    Estimate,
+    alpha_bars,
+    estimate,
+    level_at,
+    prediction_target,
+    spaced_levels,
+    step_index,
+    vp_coefficients,
+)
 
 SAMPLERS = ("ddim", "ddpm")
 DIFFUSION_PREDICTIONS = ("noise", "data", "v")

@@ -23,13 +23,12 @@ from typing import Annotated, ClassVar
 import torch
 from torch import Tensor
 
+from robopolicy.constraints import Count, Finite, Positive, UpTo
 from robopolicy.errors import unknown_name
-from robopolicy.limits import Count, Finite, Positive, UpTo
 from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.heads.generative import GenerativeConfig, GenerativePolicy
 from robopolicy.policies.noise import Randomness, normal
-from robopolicy.policies.path import Estimate, edm_sigma, step_index
-from robopolicy.policies.schedules import karras_sigmas
+from robopolicy.policies.path import Estimate, edm_sigma, karras_sigmas, step_index
 
 SOLVERS = ("heun", "euler")
 

@@ -7,14 +7,14 @@ the normalised chunk (affine action scaling only shifts log-probabilities by a c
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from robopolicy.constraints import Ranged
 from robopolicy.errors import UserError
-from robopolicy.limits import Ranged
-from robopolicy.nets.encoder import EmbeddingConfig, ObservationEncoder
-from robopolicy.nets.entities import EntityConfig
+from robopolicy.nets.encoder import EmbeddingConfig, ObservationEncoder, encoder_configs
 from robopolicy.nets.normalizer import Statistics, make_normalizer
 from robopolicy.nets.point_cloud import PointCloudConfig
 from robopolicy.nets.recurrent import RecurrentCell, RecurrentConfig
@@ -33,11 +33,12 @@ class ExplicitConfig(Ranged):
     vision: VisionConfig = field(default_factory=VisionConfig)
     point_cloud: PointCloudConfig = field(default_factory=PointCloudConfig)
     embedding: EmbeddingConfig = field(default_factory=EmbeddingConfig)  # of instructions and goals
-    entities: EntityConfig = field(default_factory=EntityConfig)  # of sets, such as the other agents
+    encoders: dict[str, dict[str, Any]] = field(default_factory=dict)  # settings of further encoders, by prefix
     recurrent: RecurrentConfig = field(default_factory=RecurrentConfig)  # memory between decisions
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        encoder_configs(self.encoders)
         if self.action_normalization == "running":
             raise UserError("action_normalization cannot be 'running'; use minmax, meanstd or identity.")
 
@@ -57,7 +58,7 @@ class ExplicitPolicy(Policy):
             vision=config.vision,
             point_cloud=config.point_cloud,
             embedding=config.embedding,
-            entities=config.entities,
+            encoders=config.encoders,
         )
         self.action_normalizer = make_normalizer(spec.action_dim, config.action_normalization)
         self.feature_dim = self.encoder.feature_dim  # F

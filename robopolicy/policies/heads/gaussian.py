@@ -15,8 +15,8 @@ from typing import Annotated, ClassVar
 import torch
 from torch import Tensor, nn
 
+from robopolicy.constraints import Count, Finite, UpTo
 from robopolicy.errors import unknown_name
-from robopolicy.limits import Count, Finite, UpTo
 from robopolicy.nets.backbone import BackboneConfig, make_direct
 from robopolicy.policies.base import DecisionOutput, Info, Observation, PolicySpec, Record, Sample, chunk_mean
 from robopolicy.policies.density import log_tanh_slope, normal_entropy, normal_log_density, squashed_draw

@@ -12,16 +12,15 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from robopolicy.constraints import Count, NotNegative
 from robopolicy.errors import UserError, unknown_name
-from robopolicy.limits import Count, NotNegative
 from robopolicy.nets.backbone import BackboneConfig, make_backbone
-from robopolicy.nets.encoder import EmbeddingConfig, ObservationEncoder
-from robopolicy.nets.entities import EntityConfig
+from robopolicy.nets.encoder import EmbeddingConfig, ObservationEncoder, encoder_configs
 from robopolicy.nets.normalizer import Statistics, make_normalizer
 from robopolicy.nets.point_cloud import PointCloudConfig
 from robopolicy.nets.vision import VisionConfig
@@ -68,10 +67,11 @@ class GenerativeConfig(BackboneConfig):
     vision: VisionConfig = field(default_factory=VisionConfig)
     point_cloud: PointCloudConfig = field(default_factory=PointCloudConfig)
     embedding: EmbeddingConfig = field(default_factory=EmbeddingConfig)  # of instructions and goals
-    entities: EntityConfig = field(default_factory=EntityConfig)  # of sets, such as the other agents
+    encoders: dict[str, dict[str, Any]] = field(default_factory=dict)  # settings of further encoders, by prefix
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        encoder_configs(self.encoders)
         if self.action_normalization == "meanstd" and 0 < self.action_clip < 3:
             raise UserError(
                 f"action_clip {self.action_clip} would cut standardised actions at as many standard deviations; "
@@ -104,7 +104,7 @@ class GenerativePolicy(Policy):
             vision=config.vision,
             point_cloud=config.point_cloud,
             embedding=config.embedding,
-            entities=config.entities,
+            encoders=config.encoders,
         )
         self.action_normalizer = make_normalizer(spec.action_dim, config.action_normalization)
         self.backbone = make_backbone(

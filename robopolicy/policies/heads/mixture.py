@@ -20,7 +20,7 @@ from typing import Annotated, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from robopolicy.limits import Count, Finite, NotNegative, UpTo
+from robopolicy.constraints import Count, Finite, NotNegative, UpTo
 from robopolicy.nets.backbone import BackboneConfig, make_direct
 from robopolicy.nets.mlp import MLP
 from robopolicy.policies.base import DecisionOutput, Info, Observation, PolicySpec, Record, Sample

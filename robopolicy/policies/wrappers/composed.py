@@ -30,13 +30,13 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor, nn
 
+from robopolicy.constraints import Count, Natural, Ranged
 from robopolicy.critics.q import QEnsemble
 from robopolicy.errors import UserError
-from robopolicy.limits import Count, Natural, Ranged
 from robopolicy.nets.encoder import without_embeddings
 from robopolicy.nets.normalizer import Statistics, make_normalizer, unfitted_normalizers
 from robopolicy.policies.base import Observation, Policy, PolicySpec
-from robopolicy.policies.composition import reading
+from robopolicy.policies.composition import sampler_adapter
 from robopolicy.policies.composition.alignment import (
     Frame,
     check_parent,
@@ -48,8 +48,8 @@ from robopolicy.policies.composition.alignment import (
     joint_spec,
     part_of,
 )
-from robopolicy.policies.composition.blend import Blend, Field, Step, adaptive_calls, adaptive_step, rows_of
 from robopolicy.policies.composition.guidance import Langevin, ValueGuidance, fitting, guide, value_gradient
+from robopolicy.policies.composition.joint_field import Blend, Field, Step, adaptive_calls, adaptive_step, rows_of
 from robopolicy.policies.composition.operators import (
     Adaptive,
     Operator,
@@ -126,7 +126,7 @@ class ComposedPolicy(Policy):
         statistics = joint_encoder(sources, self.spec)
         if statistics is not None:  # before the parents, so that critics and actors find it first
             self.statistics = statistics
-        modes = {reading.units(parent).mode for parent in sources}
+        modes = {sampler_adapter.units(parent).mode for parent in sources}
         self.action_normalizer = make_normalizer(self.spec.action_dim, modes.pop() if len(modes) == 1 else "meanstd")
         self.parents = nn.ModuleList(sources)
         self.training = any(parent.training for parent in sources)
@@ -161,10 +161,12 @@ class ComposedPolicy(Policy):
             raise UserError(f"Guidance and corrector need weights known in advance; '{self.operator.name}' has none.")
         policies = [self._policy(number) for number in self._playing]
         self._horizons = tuple(policy.spec.horizon for policy in policies)
-        self._private = tuple(reading.private_rows(policy) for policy in policies)
+        self._private = tuple(sampler_adapter.private_rows(policy) for policy in policies)
         steps = self.config.steps or max(policy.network_calls for policy in policies)
-        self._may_leap = not extras and isinstance(self.operator, Prescribed) and reading.can_leap(policies, steps)
-        self._bounds_iterates = all(reading.bounds_iterates(policy) for policy in policies)
+        self._may_leap = (
+            not extras and isinstance(self.operator, Prescribed) and sampler_adapter.can_leap(policies, steps)
+        )
+        self._bounds_iterates = all(sampler_adapter.bounds_iterates(policy) for policy in policies)
 
     def align(self) -> None:
         """Find the common coordinates and times; needed again only after statistics of a parent have changed.
@@ -174,7 +176,7 @@ class ComposedPolicy(Policy):
         """
         policies = [self._policy(number) for number in self._playing]
         weights = [self._weights[number] for number in self._playing]
-        found = common_coordinates([reading.units(policy) for policy in policies], weights)
+        found = common_coordinates([sampler_adapter.units(policy) for policy in policies], weights)
         self.action_normalizer.offset.copy_(found.offset)
         self.action_normalizer.scale.copy_(found.scale)
         self.action_normalizer.fitted.fill_(not any(unfitted_normalizers(parent) for parent in self._sources))
@@ -182,7 +184,7 @@ class ComposedPolicy(Policy):
         self.shift.copy_(found.shift)
         self._levels = found.levels
         self._one_frame = bool((self.ratio == 1).all() & (self.shift == 0).all())
-        limit = self.low.new_tensor([reading.bound(policy) for policy in policies])[:, None]
+        limit = self.low.new_tensor([sampler_adapter.bound(policy) for policy in policies])[:, None]
         self.low.copy_(((-limit - self.shift) / self.ratio).amin(0))
         self.high.copy_(((limit - self.shift) / self.ratio).amax(0))
         self._leaps = self._may_leap and self._one_frame
@@ -190,12 +192,12 @@ class ComposedPolicy(Policy):
         if hasattr(self, "statistics"):
             gather_statistics(self.statistics, self._sources)
 
-    def _joint_grid(self, policies: Sequence[Policy]) -> reading.Grid:
+    def _joint_grid(self, policies: Sequence[Policy]) -> sampler_adapter.Grid:
         """The finest sampler's steps, in common times."""
         if self.config.steps:
-            return reading.uniform_grid(self.config.steps)
+            return sampler_adapter.uniform_grid(self.config.steps)
         grids = [
-            reading.own_grid(policy, leaps=self._leaps).seen_from(level)
+            sampler_adapter.own_grid(policy, leaps=self._leaps).seen_from(level)
             for policy, level in zip(policies, self._levels, strict=True)
         ]
         return max(grids, key=lambda grid: (grid.steps, grid.times))
@@ -217,7 +219,7 @@ class ComposedPolicy(Policy):
         """The parents at `obs`; each encodes it once."""
         fields: list[Field] = []
         for place, number in enumerate(self._playing):
-            field = reading.read(self._policy(number), self._seen(number, obs), length)
+            field = sampler_adapter.read(self._policy(number), self._seen(number, obs), length)
             if not self._one_frame:
                 field = in_frame(field, Frame(self.ratio[place], self.shift[place], self._levels[place]))
             fields.append(field)

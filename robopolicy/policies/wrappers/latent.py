@@ -19,8 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from robopolicy.constraints import Count, NotNegative, Ranged
 from robopolicy.errors import UserError, unknown_name
-from robopolicy.limits import Count, NotNegative, Ranged
 from robopolicy.nets.encoder import ObservationEncoder
 from robopolicy.policies.base import DecisionOutput, Observation, Policy, PolicySpec, Record, Sample
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from robopolicy.errors import UserError, unknown_name
-from robopolicy.extras import need
+from robopolicy.optional import need
 
 EXTRA = "diffusers"
 CONDITIONINGS = ("modulation", "tokens", "channels")

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from robopolicy.limits import Count, NotNegative, PartialShare, Positive, Ranged
-from robopolicy.worldmodel.films import Films
+from robopolicy.constraints import Count, NotNegative, PartialShare, Positive, Ranged
+from robopolicy.worldmodel.base import FilmSource
 from robopolicy.worldmodel.pretrained.codec import cached_latents
 from robopolicy.worldmodel.pretrained.model import AdapterConfig, PretrainedWorldModel, open_pretrained, shifted
-from robopolicy.worldmodel.source import FilmSource
+from robopolicy.worldmodel.videos import Films
 
 Metrics = dict[str, float]
 
@@ -95,7 +95,7 @@ class PretrainedLearner:
     """Trains a `PretrainedWorldModel`."""
 
     name = "worldmodel"
-    experience = "dataset"
+    data_source = "dataset"
     stage = "dynamics"  # the only one
 
     def __init__(self, config: PretrainedLearnerConfig, model: PretrainedWorldModel, seed: int = 0) -> None:

@@ -19,9 +19,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from robopolicy.constraints import Count, Natural, Positive, Ranged
 from robopolicy.errors import UserError
-from robopolicy.extras import need
-from robopolicy.limits import Count, Natural, Positive, Ranged
+from robopolicy.optional import need
 from robopolicy.policies.noise import RowStreams
 from robopolicy.worldmodel.base import LatentFilms, disagreement
 from robopolicy.worldmodel.contract import Images, WorldSpec

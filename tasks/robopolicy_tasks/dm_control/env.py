@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from robopolicy.errors import unknown_environment
 from robopolicy.sim.registry import SimOptions
-from robopolicy.sim.seeds import numpy_words
+from robopolicy.sim.vector_env import numpy_words
 
 TASKS = {f"{domain}-{task}": (domain, task) for domain, task in suite.ALL_TASKS}
 

@@ -7,11 +7,14 @@
 from __future__ import annotations
 
 from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 from robopolicy.errors import UserError
-from robopolicy.nets.encoder import CLOUD_PREFIX, IMAGE_PREFIX
-from robopolicy.sim.contract import VectorSim
 from robopolicy.sim.registry import SimOptions, TaskEntry, TaskFamily, register_family
+from robopolicy.spec import IMAGE_PREFIX
+
+if TYPE_CHECKING:
+    from robopolicy.sim.contract import VectorSim
 
 # mjlab and Isaac Lab leave actions unbounded. In their walking tasks an action is an offset of joint targets, scaled so
 # that gaits need more than 1 of it; everything else is bounded by 1.
@@ -23,7 +26,7 @@ def _gymnasium_entry(env_id: str) -> TaskEntry:
     name = f"gymnasium/{env_id}"
 
     def make(options: SimOptions) -> VectorSim:
-        from robopolicy.sim.gymnasium import GymnasiumSim
+        from robopolicy.sim.backends.gymnasium import GymnasiumSim
 
         return _with_its_views(GymnasiumSim(env_id, options.num_envs, task=name), options)
 
@@ -34,7 +37,7 @@ def _robotics_entry(env_id: str) -> TaskEntry:
     name = f"gymnasium_robotics/{env_id}"
 
     def make(options: SimOptions) -> VectorSim:
-        from robopolicy.sim.gymnasium import GymnasiumSim
+        from robopolicy.sim.backends.gymnasium import GymnasiumSim
 
         if find_spec(ROBOTICS) is None:
             raise UserError(f"Task {name} needs pip install 'robopolicy[gymnasiumrobotics]'.")
@@ -48,7 +51,7 @@ def _envpool_entry(env_id: str) -> TaskEntry:
     name = f"envpool/{env_id}"
 
     def make(options: SimOptions) -> VectorSim:
-        from robopolicy.sim.envpool import EnvPoolSim
+        from robopolicy.sim.backends.envpool import EnvPoolSim
 
         # Meta-World hides the goal unless asked.
         extra = {"partially_observable": False} if env_id.startswith("MetaWorld/") else {}
@@ -63,7 +66,7 @@ def mjlab_entry(env_id: str, name: str = "", description: str = "") -> TaskEntry
     name = name or f"mjlab/{env_id}"
 
     def make(options: SimOptions) -> VectorSim:
-        from robopolicy.sim.mjlab import make_mjlab
+        from robopolicy.sim.backends.mjlab import make_mjlab
 
         bound = _action_bound(env_id)
         sim = make_mjlab(env_id, options.num_envs, device=options.device, task=name, action_bound=bound)
@@ -76,7 +79,7 @@ def _isaaclab_entry(env_id: str) -> TaskEntry:
     name = f"isaaclab/{env_id}"
 
     def make(options: SimOptions) -> VectorSim:
-        from robopolicy.sim.isaaclab import make_isaaclab
+        from robopolicy.sim.backends.isaaclab import make_isaaclab
 
         bound = _action_bound(env_id)
         sim = make_isaaclab(env_id, options.num_envs, device=options.device, task=name, action_bound=bound)
@@ -91,6 +94,8 @@ def _action_bound(env_id: str) -> float:
 
 def _with_its_views(sim: VectorSim, options: SimOptions) -> VectorSim:
     """The simulator, which shows all that it has; policies that see images of its own ask for these by name."""
+    from robopolicy.nets.encoder import CLOUD_PREFIX
+
     asked = [IMAGE_PREFIX + camera for camera in options.cameras]
     asked += [CLOUD_PREFIX + camera for camera in options.point_clouds]
     if not set(asked) <= set(sim.spec.observation):

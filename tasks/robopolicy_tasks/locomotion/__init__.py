@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from robopolicy.sim.contract import VectorSim
 from robopolicy.sim.registry import SimOptions, TaskEntry
 from robopolicy.sim.registry import register as register_entry
+
+if TYPE_CHECKING:
+    from robopolicy.sim.contract import VectorSim
 
 _TASKS = {
     "ant": ("Ant-v5", "Walk forward on four legs (contact forces are observed)."),

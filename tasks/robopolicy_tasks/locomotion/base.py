@@ -14,11 +14,8 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
-from robopolicy.behaviour import Behaviour
+from robopolicy.sim.backends.mujoco.task import Array, BatchState, Initial, MujocoTask, Outcome, namespace
 from robopolicy.sim.contract import TERM_PREFIX, TensorSpec
-from robopolicy.sim.mujoco.arrays import namespace
-from robopolicy.sim.mujoco.task import Array, BatchState, Initial, MujocoTask, Outcome
-from robopolicy_tasks.locomotion.feet import PlanarFeet
 
 _UNITS = {
     mujoco.mjtJoint.mjJNT_FREE: (("x [m]", "y [m]", "z [m]", "qw", "qx", "qy", "qz"), ("vx", "vy", "vz")),
@@ -37,7 +34,6 @@ class GymnasiumRobot(MujocoTask):
     array_api = True
     max_episode_steps = 1000
     control_cost: float = 0.0  # weight of the squared action
-    feet: tuple[str, ...] = ()  # geoms of a planar robot whose time on the ground is its behaviour
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -46,10 +42,6 @@ class GymnasiumRobot(MujocoTask):
         self.action_low, self.action_high = self.model.actuator_ctrlrange.T.copy()
         self.action_names = tuple(self.model.actuator(i).name or f"motor{i}" for i in range(self.model.nu))
         self.cameras = tuple(self.model.camera(i).name for i in range(self.model.ncam) if self.model.camera(i).name)
-        if self.feet:
-            self._feet = PlanarFeet(self.model, self.feet)
-            names = tuple(f"{foot} on the ground [share of time]" for foot in self.feet)
-            self.behaviour = Behaviour(names, [0.0] * len(names), [1.0] * len(names), "mean")
         self.observation = {"state": TensorSpec((len(self.state_names()),), names=self.state_names())}
 
     def state_names(self) -> tuple[str, ...]:
@@ -73,10 +65,6 @@ class GymnasiumRobot(MujocoTask):
         xp, forward, control = namespace(action), self.forward_velocity(before, after), self.cost(action)
         reward = forward - control
         return Outcome(reward, xp.zeros_like(reward, dtype=xp.bool), parts(forward=forward, ctrl=-control))
-
-    def behave(self, state: BatchState) -> Array:
-        """Feet on the ground `(N, F)`, or else the position in the plane `(N, 2)`."""
-        return self._feet.touching(state.qpos) if self.feet else state.qpos[:, :2]
 
     def forward_velocity(self, before: BatchState, after: BatchState) -> Array:
         """(N,) mean velocity along x during the step [m/s]."""

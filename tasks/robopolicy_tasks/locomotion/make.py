@@ -27,15 +27,15 @@ def make_locomotion(name: str, env_id: str, options: SimOptions) -> VectorSim:
         raise UserError(f"Backend '{options.backend}' renders no camera observations; use backend 'mujoco'.")
     task = _ROBOTS[env_id](name)
     if options.backend == "gymnasium":
-        from robopolicy.sim.gymnasium import GymnasiumSim
+        from robopolicy.sim.backends.gymnasium import GymnasiumSim
 
         return _mirrored(GymnasiumSim(env_id, options.num_envs, task=name), task)
     if options.backend == "envpool":
-        from robopolicy.sim.envpool import EnvPoolSim
+        from robopolicy.sim.backends.envpool import EnvPoolSim
 
         sim = EnvPoolSim(env_id, options.num_envs, threads=options.threads, task=name, control_dt=task.dt)
         return _mirrored(sim, task)
-    from robopolicy.sim.mujoco.make import make_mujoco
+    from robopolicy.sim.backends.mujoco.backend import make_mujoco
 
     return make_mujoco(task, options)
 

@@ -6,10 +6,8 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
-from robopolicy.behaviour import Behaviour
-from robopolicy.mirror import Mirror, Reflection
-from robopolicy.sim.mujoco.arrays import namespace
-from robopolicy.sim.mujoco.task import Array, BatchState, Initial, Outcome
+from robopolicy.mirror_symmetry import Mirror, Reflection
+from robopolicy.sim.backends.mujoco.task import Array, BatchState, Initial, Outcome, namespace
 from robopolicy_tasks.locomotion.base import GymnasiumRobot, parts
 
 
@@ -19,7 +17,6 @@ class HalfCheetah(GymnasiumRobot):
     xml, frame_skip = "half_cheetah.xml", 5
     noise, velocity_noise = 0.1, "normal"
     control_cost = 0.1
-    feet = ("bfoot", "ffoot")
 
 
 class Swimmer(GymnasiumRobot):
@@ -29,7 +26,6 @@ class Swimmer(GymnasiumRobot):
     noise, skipped = 0.1, 2
     control_cost = 1e-4
     mirror = Mirror({"state": Reflection.of([-1, -1, -1, 1, -1, -1, -1, -1])}, Reflection.of([-1, -1]))
-    behaviour = Behaviour(("x [m]", "y [m]"), (-10.0, -10.0), (10.0, 10.0))
 
 
 class InvertedPendulum(GymnasiumRobot):
@@ -54,7 +50,6 @@ class Hopper(GymnasiumRobot):
     height = (0.7, np.inf)  # [m], of the torso while healthy
     angle = (-0.2, 0.2)  # [rad]
     largest = 100.0  # |state| beyond the torso's x and z while healthy
-    feet = ("foot_geom",)
 
     def observe(self, state: BatchState) -> dict[str, Array]:
         """Positions without world x, then velocities within +-10."""
@@ -81,7 +76,6 @@ class Walker2d(Hopper):
 
     xml, frame_skip = "walker2d_v5.xml", 4
     height, angle, largest = (0.8, 2.0), (-1.0, 1.0), np.inf
-    feet = ("foot_geom", "foot_left_geom")
 
 
 def _ant_mirror() -> Mirror:
@@ -104,7 +98,6 @@ class Ant(GymnasiumRobot):
     control_cost, contact_cost = 0.5, 5e-4
     needs_exact_engine = True
     mirror = _ant_mirror()
-    behaviour = Behaviour(("x [m]", "y [m]"), (-30.0, -30.0), (30.0, 30.0))
     array_api = False
 
     def state_names(self) -> tuple[str, ...]:

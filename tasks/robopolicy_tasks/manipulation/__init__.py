@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import import_module
+from typing import TYPE_CHECKING
 
-from robopolicy.sim.contract import VectorSim
 from robopolicy.sim.registry import Expert, SimOptions, TaskEntry
 from robopolicy.sim.registry import register as register_entry
+
+if TYPE_CHECKING:
+    from robopolicy.sim.contract import VectorSim
 
 _TASKS = {
     "lift": ("Lift", "Pick a cube up from the table."),
@@ -18,7 +21,7 @@ _TASKS = {
 
 def _maker(module: str, task: str) -> Callable[[SimOptions], VectorSim]:
     def make(options: SimOptions) -> VectorSim:
-        from robopolicy.sim.mujoco.make import make_mujoco
+        from robopolicy.sim.backends.mujoco.backend import make_mujoco
 
         return make_mujoco(
             getattr(import_module(f"robopolicy_tasks.manipulation.{module}"), task)(options.reward), options

@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from robopolicy.errors import UserError
+from robopolicy.sim.backends.mujoco.backend import MujocoSim
+from robopolicy.sim.backends.mujoco.task import Array, BatchState
+from robopolicy.sim.backends.warp import WarpSim
 from robopolicy.sim.contract import Observation, VectorSim
-from robopolicy.sim.mujoco.backend import MujocoSim
-from robopolicy.sim.mujoco.task import Array, BatchState
-from robopolicy.sim.mujoco.warp import WarpSim
 from robopolicy_tasks.manipulation.drawer import HANDLE_WIDTH, Drawer
 from robopolicy_tasks.manipulation.lift import CUBE_HALF, CubeTask
 from robopolicy_tasks.manipulation.objects import distance, yaw_of

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from robopolicy.sim.mujoco.arrays import constant, namespace, solve
+from robopolicy.sim.backends.mujoco.task import constant, namespace, solve
 
 Array = NDArray[np.float64]
 

@@ -7,8 +7,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from robopolicy.sim.mujoco.arrays import namespace
-from robopolicy.sim.mujoco.task import Array, BatchState
+from robopolicy.sim.backends.mujoco.task import Array, BatchState, namespace
 from robopolicy_tasks.manipulation.objects import distance, nearness, rotation_6d, upright
 from robopolicy_tasks.manipulation.panda_task import Arm, PandaTask
 

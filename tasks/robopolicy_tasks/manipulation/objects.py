@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from robopolicy.sim.mujoco.arrays import namespace
-from robopolicy.sim.mujoco.task import Array
+from robopolicy.sim.backends.mujoco.task import Array, namespace
 
 
 def upright(x: float, y: float, z: float, yaw: float) -> Array:

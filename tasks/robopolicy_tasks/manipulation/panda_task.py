@@ -13,9 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from robopolicy.errors import UserError
+from robopolicy.sim.backends.mujoco.task import Array, BatchState, Initial, MujocoTask, Outcome, constant, namespace
 from robopolicy.sim.contract import TensorSpec
-from robopolicy.sim.mujoco.arrays import constant, namespace
-from robopolicy.sim.mujoco.task import Array, BatchState, Initial, MujocoTask, Outcome
 from robopolicy_tasks.manipulation import kinematics
 from robopolicy_tasks.manipulation.kinematics import Pose
 from robopolicy_tasks.manipulation.scene import ARM_JOINTS, FINGER_JOINTS, build_model

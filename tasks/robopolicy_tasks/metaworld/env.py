@@ -15,8 +15,8 @@ from metaworld.wrappers import AutoTerminateOnSuccessWrapper, RandomTaskSelectWr
 from numpy.typing import NDArray
 from torch import Tensor
 
+from robopolicy.sim.backends.gymnasium import GymnasiumSim
 from robopolicy.sim.contract import Observation, VectorSim
-from robopolicy.sim.gymnasium import GymnasiumSim
 from robopolicy.sim.registry import Expert, SimOptions
 
 MAX_STEPS = 500

@@ -24,10 +24,10 @@ from ogbench.manipspace.oracles.plan.drawer_plan import DrawerPlanOracle
 from ogbench.manipspace.oracles.plan.window_plan import WindowPlanOracle
 from torch import Tensor
 
+from robopolicy.sim.backends.gymnasium import GymnasiumSim
 from robopolicy.sim.contract import Observation, VectorSim
-from robopolicy.sim.gymnasium import GymnasiumSim
 from robopolicy.sim.registry import Expert, SimOptions
-from robopolicy.sim.seeds import numpy_words
+from robopolicy.sim.vector_env import numpy_words
 
 MAX_STEPS = 200
 _ORACLES = {"cube": CubePlanOracle, "button": ButtonPlanOracle, "drawer": DrawerPlanOracle, "window": WindowPlanOracle}

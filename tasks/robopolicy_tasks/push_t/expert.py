@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from robopolicy.errors import UserError
+from robopolicy.sim.backends.gymnasium import GymnasiumSim
 from robopolicy.sim.contract import Observation, VectorSim
-from robopolicy.sim.gymnasium import GymnasiumSim
 from robopolicy_tasks.push_t import tee
 from robopolicy_tasks.push_t.env import PushTEnv
 from robopolicy_tasks.push_t.planner import CLEAR, Push, plan, way_point

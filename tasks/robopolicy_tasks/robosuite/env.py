@@ -13,7 +13,7 @@ from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
 
 from robopolicy.errors import unknown_environment
-from robopolicy.sim.mujoco.render import Renderer
+from robopolicy.sim.backends.mujoco.render import Renderer
 from robopolicy.sim.registry import SimOptions
 
 logging.disable(logging.WARNING)  # on import it tells of optional parts that are not there

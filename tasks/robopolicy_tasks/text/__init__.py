@@ -4,45 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import import_module
+from typing import TYPE_CHECKING
 
-from torch import Tensor
-
-from robopolicy.sim.contract import Observation, VectorSim
 from robopolicy.sim.registry import Expert, SimOptions, TaskEntry, TaskFamily, register_family
 from robopolicy.sim.registry import register as register_entry
+
+if TYPE_CHECKING:
+    from robopolicy.sim.contract import VectorSim
 
 BUILT_IN = {
     "arithmetic": ("Arithmetic", "Add two numbers below 30: dense success after a little imitation."),
     "calculator": ("Calculator", "Add with a calculator at hand, whose calls are counted."),
     "countdown": ("Countdown", "Reach a number with three others, each used once: sparse success."),
-    "critique": ("Critique", "Add two numbers, or say whether another's sum is right."),
-    "decompose": ("Decompose", "Plan two steps for a solver that does one thing at a time."),
     "grid": ("Grid", "Walk to the goal of a small grid world by words, one move a turn."),
-    "nim": ("Nim", "Find the winning move among three heaps, and say whether there is one."),
     "panda": ("Panda", "Write a program of commands that makes a simulated Panda do as it is told."),
     "panda_turns": ("PandaTurns", "The same with one command a turn, after each of which the hand reports."),
     "pits": ("Pits", "The grid world with a pit to walk around."),
-    "program": ("Program", "Write a Python expression that continues a table; it runs in a separate process."),
-    "review": ("Review", "Say whether another's sum is right, then answer it."),
     "waypoints": ("Waypoints", "The grid world with places announced before they are gone to."),
 }
 
 MODULES = {"panda_turns": "panda", "pits": "grid", "waypoints": "grid"}  # of tasks that share one
 
 
-class DemonstrationExpert:
-    """Says what the task's own solution says."""
-
-    def __call__(self, sim: VectorSim, obs: Observation) -> Tensor:
-        """Messages `(N, A)` in bytes; empty where the task knows none."""
-        from robopolicy.text.wire import pack
-
-        solutions = [episode.demonstration() for episode in sim.episodes]  # type: ignore[attr-defined]
-        texts = [solution[0] if solution else "" for solution in solutions]
-        return pack(texts, sim.spec.action_dim)
-
-
 def _expert() -> Expert:
+    from robopolicy.text.sim import DemonstrationExpert
+
     return DemonstrationExpert()
 
 

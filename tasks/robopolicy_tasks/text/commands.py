@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from robopolicy.sim.mujoco.task import Array
+from robopolicy.sim.backends.mujoco.task import Array
 
 VERBS = ("grasp", "lift", "carry", "release")
 DIRECTIONS = {"left": (0.0, 1.0), "right": (0.0, -1.0), "forward": (1.0, 0.0), "back": (-1.0, 0.0)}

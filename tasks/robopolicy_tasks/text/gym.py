@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from robopolicy.errors import unknown_name
-from robopolicy.extras import need
+from robopolicy.optional import need
 from robopolicy.text.task import Question, TextTask
 
 PROBLEMS = 2**31  # size of the generated set: episode seeds index it

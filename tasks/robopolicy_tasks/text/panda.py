@@ -15,7 +15,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from robopolicy.sim.mujoco.task import Array
+from robopolicy.sim.backends.mujoco.task import Array
 from robopolicy.text.task import Episode, TextTask, Turn
 from robopolicy_tasks.text.commands import COMMAND, DIRECTIONS, PROGRAM, Command, Place, ProgramError, parse
 from robopolicy_tasks.text.workcell import Moment, Order, Workcell

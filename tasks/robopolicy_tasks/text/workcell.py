@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from robopolicy.sim.mujoco.backend import MujocoSim
-from robopolicy.sim.mujoco.task import Array, BatchState, Outcome
+from robopolicy.sim.backends.mujoco.backend import MujocoSim
+from robopolicy.sim.backends.mujoco.task import Array, BatchState, Outcome
 from robopolicy_tasks.manipulation.experts import CLOSE, OPEN, Style, funnel, grasping, over, quarter_turn, steer
 from robopolicy_tasks.manipulation.lift import CUBE_HALF, LIFT_HEIGHT
 from robopolicy_tasks.manipulation.objects import distance, yaw_of

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from torch import Tensor
-
-from robopolicy.errors import UserError
-from robopolicy.policies.wrappers.callable import provide
-from robopolicy.sim.contract import Observation, VectorSim
 from robopolicy.sim.registry import Expert, SimOptions, TaskEntry
 from robopolicy.sim.registry import register as register_entry
 
-_GATHER = {
-    "toy/gather": "Meet in one place: worlds of 2 to 4 point masses that one policy moves, a row for each.",
-    "toy/gather_more": "The same in worlds of 6, to play policies among more than they have met.",
-}
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from robopolicy.sim.contract import Observation, VectorSim
 
 
 def _make_point_mass(options: SimOptions) -> VectorSim:
@@ -28,12 +23,6 @@ def _make_point_mass_expert() -> Expert:
     from robopolicy_tasks.toy.point_mass import PointMassExpert
 
     return PointMassExpert()
-
-
-def _make_arm(options: SimOptions) -> VectorSim:
-    from robopolicy_tasks.toy.arm import ArmSim
-
-    return ArmSim(options)
 
 
 def _make_push(options: SimOptions) -> VectorSim:
@@ -54,43 +43,8 @@ def _push_solved(obs: Observation) -> Tensor:
     return solved(obs["block"])
 
 
-def _gather_maker(task: str) -> Callable[[SimOptions], VectorSim]:
-    def make(options: SimOptions) -> VectorSim:
-        from robopolicy_tasks.toy.gather import GatherSim
-
-        return GatherSim(task, options)
-
-    return make
-
-
-def _make_gather_expert() -> Expert:
-    from robopolicy_tasks.toy.gather import GatherExpert
-
-    return GatherExpert()
-
-
-def _point_mass_pd(obs: Observation) -> Tensor:
-    from robopolicy_tasks.toy.point_mass import STATE_DIM, steer
-
-    found = obs["state"].shape[-1] if "state" in obs else "nothing"
-    if found != STATE_DIM:
-        raise UserError(
-            f"The prior 'point_mass_pd' is for toy/point_mass, whose state has {STATE_DIM} numbers; found {found}."
-        )
-    return steer(obs["state"][:, -1:])
-
-
 def register() -> None:
-    """Register the toy family, and its controller as a prior."""
-    provide("point_mass_pd", _point_mass_pd)
-    register_entry(
-        TaskEntry(
-            name="toy/arm",
-            make=_make_arm,
-            description="Bring the hand of a planar arm anywhere with little motion; behaviours for archives.",
-            backends=("torch",),
-        )
-    )
+    """Register the toy family without importing torch."""
     register_entry(
         TaskEntry(
             name="toy/point_mass",
@@ -100,8 +54,6 @@ def register() -> None:
             backends=("torch",),
         )
     )
-    for task, description in _GATHER.items():
-        register_entry(TaskEntry(task, _gather_maker(task), description, _make_gather_expert, backends=("torch",)))
     register_entry(
         TaskEntry(
             name="toy/push",

@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from robopolicy.behaviour import BEHAVIOUR, Behaviour
-from robopolicy.mirror import Mirror, Reflection
+from robopolicy.errors import UserError
+from robopolicy.mirror_symmetry import Mirror, Reflection
 from robopolicy.sim.contract import Observation, SimSpec, Step, TensorSpec, VectorSim
 from robopolicy.sim.registry import SimOptions
-from robopolicy.sim.rows import RowSim
+from robopolicy.sim.vector_env import RowSim
 
 STATE_DIM = 6
 DT = 0.1  # seconds per control step
@@ -39,7 +39,6 @@ class PointMassSim(RowSim):
             control_dt=DT,
             max_episode_steps=40,
             action_names=("ax [m/s^2]", "ay [m/s^2]"),
-            behaviour=Behaviour(("x [m]", "y [m]"), (-2.0, -2.0), (2.0, 2.0)),
             mirror=Mirror({"state": Reflection.of([-1, 1, -1, 1, -1, 1])}, Reflection.of([-1, 1])),
         )
         super().__init__(spec, options.num_envs)
@@ -66,7 +65,7 @@ class PointMassSim(RowSim):
             terminated=success,
             truncated=truncated,
             final_obs=final,
-            info={"success": success, "reward.success": success.float(), BEHAVIOUR: final["state"][:, :2]},
+            info={"success": success, "reward.success": success.float()},
         )
 
     def observe(self) -> Observation:
@@ -103,3 +102,17 @@ def steer(state: Tensor) -> Tensor:
     """Accelerations `(..., 2)` towards the goal."""
     position, velocity, goal = state.split(2, -1)
     return (3.0 * (goal - position) - 1.5 * velocity).clamp(-1.0, 1.0)
+
+
+def point_mass_pd(obs: Observation) -> Tensor:
+    """Accelerations `(B, 1, 2)` of that controller, as the function of `policy=callable`.
+
+    Raises:
+        UserError: The observations are not those of this task.
+    """
+    found = obs["state"].shape[-1] if "state" in obs else "nothing"
+    if found != STATE_DIM:
+        raise UserError(
+            f"The prior 'point_mass_pd' is for toy/point_mass, whose state has {STATE_DIM} numbers; found {found}."
+        )
+    return steer(obs["state"][:, -1:])

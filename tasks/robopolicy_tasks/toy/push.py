@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from robopolicy.errors import UserError
-from robopolicy.mirror import Mirror, Reflection
+from robopolicy.mirror_symmetry import Mirror, Reflection
 from robopolicy.sim.contract import Observation, SimSpec, Step, TensorSpec, VectorSim
 from robopolicy.sim.registry import SimOptions
-from robopolicy.sim.rows import RowSim
+from robopolicy.sim.vector_env import RowSim
 
 DT = 0.1  # seconds per control step
 MAX_SPEED = 0.7  # [m/s] of the gripper, along each axis

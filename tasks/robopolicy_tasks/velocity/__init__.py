@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from robopolicy.sim.contract import VectorSim
 from robopolicy.sim.registry import SimOptions, TaskEntry
 from robopolicy.sim.registry import register as register_entry
+
+if TYPE_CHECKING:
+    from robopolicy.sim.contract import VectorSim
 
 _TASKS = {
     "go1": ("NOMINAL", "Follow velocity commands with a Unitree Go1 on level ground."),
@@ -16,7 +19,7 @@ _TASKS = {
 
 def _maker(name: str, ranges: str) -> Callable[[SimOptions], VectorSim]:
     def make(options: SimOptions) -> VectorSim:
-        from robopolicy.sim.mujoco.make import make_mujoco
+        from robopolicy.sim.backends.mujoco.backend import make_mujoco
         from robopolicy_tasks.velocity import randomization
         from robopolicy_tasks.velocity.go1 import Go1
 

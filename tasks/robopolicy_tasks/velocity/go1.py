@@ -7,9 +7,9 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
-from robopolicy.mirror import Mirror, Reflection
+from robopolicy.mirror_symmetry import Mirror, Reflection
+from robopolicy.sim.backends.mujoco.task import Array, BatchState, Initial, MujocoTask, Outcome
 from robopolicy.sim.contract import TensorSpec
-from robopolicy.sim.mujoco.task import Array, BatchState, Initial, MujocoTask, Outcome
 from robopolicy_tasks.velocity import rewards
 from robopolicy_tasks.velocity.motion import Motion, feet_on_ground, read
 from robopolicy_tasks.velocity.randomization import NOMINAL, Randomization, edited_fields

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from robopolicy.sim.mujoco.task import Array, BatchState
+from robopolicy.sim.backends.mujoco.task import Array, BatchState
 from robopolicy_tasks.velocity.scene import FEET
 
 CONTACT = 1.0  # [N] at a foot that counts as touching

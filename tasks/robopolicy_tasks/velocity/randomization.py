@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import mujoco
 import numpy as np
 
-from robopolicy.sim.mujoco.task import Array
+from robopolicy.sim.backends.mujoco.task import Array
 from robopolicy_tasks.velocity.scene import FEET, TRUNK
 
 Range = tuple[float, float]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from robopolicy.sim.mujoco.task import Array
+from robopolicy.sim.backends.mujoco.task import Array
 from robopolicy_tasks.velocity.motion import Motion
 
 TOLERANCE = 0.25  # [m^2/s^2, rad^2/s^2] width of the tracking rewards

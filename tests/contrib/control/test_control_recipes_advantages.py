@@ -8,7 +8,7 @@ from tabular import recipe_of
 from torch import Tensor
 
 from robopolicy.contrib.control.stages import SetAdvantage
-from robopolicy.core.advantages.pipeline import outcome
+from robopolicy.core.advantage import outcome
 from robopolicy.core.decisions import Decisions
 
 

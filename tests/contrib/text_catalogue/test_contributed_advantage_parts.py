@@ -9,16 +9,16 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from robopolicy.catalogue import read_recipe
 from robopolicy.contrib.text_catalogue.bonuses import FutureClarity
 from robopolicy.contrib.text_catalogue.comparisons import BetaScale, RequireCompany, Retrospective
 from robopolicy.contrib.text_catalogue.factors import LongestSuccess, OutcomeEntropy, Rhythm
 from robopolicy.contrib.text_catalogue.probe_baselines import ContextBaseline, ProbeBaseline
 from robopolicy.contrib.text_catalogue.smooth import SmoothStandardize
 from robopolicy.contrib.text_catalogue.starts import WindowGae
-from robopolicy.core.advantages.pipeline import Scope
+from robopolicy.core.advantage import Scope
 from robopolicy.core.decisions import Decisions, by_group, by_trajectory
 from robopolicy.core.recipe import Recipe
+from robopolicy.recipe_files import read_recipe
 
 
 def episodes(reward: list[float], group: list[int], length: int = 1, **fields: object) -> Decisions:

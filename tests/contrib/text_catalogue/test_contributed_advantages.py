@@ -5,10 +5,7 @@ import torch
 
 from robopolicy.contrib.text_catalogue.curricula import MeanTracker
 from robopolicy.contrib.text_catalogue.stages import Modulate, Shape
-from robopolicy.core.advantages.pipeline import outcome
-from robopolicy.core.advantages.stages import (
-    TrackerBaseline,
-)
+from robopolicy.core.advantage import TrackerBaseline, outcome
 from robopolicy.core.decisions import by_group
 
 

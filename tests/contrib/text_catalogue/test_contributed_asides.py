@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from robopolicy.catalogue import read_recipe
 from robopolicy.contrib.text_catalogue.annotators import (
     BETA,
     ROLLOUTS,
@@ -21,15 +20,16 @@ from robopolicy.core.decisions import Decisions
 from robopolicy.core.gradients import flat_gradient
 from robopolicy.core.recipe import DEFAULTS
 from robopolicy.errors import UserError
+from robopolicy.recipe_files import read_recipe
 from robopolicy.sim.registry import SimOptions
 from robopolicy.spec import PolicySpec
-from robopolicy.text.asides import Worlds, asides_of
-from robopolicy.text.learner import TextRecipe, TextRecipeConfig
+from robopolicy.text.annotators import Worlds, asides_of
 from robopolicy.text.policy import TextConfig, TextPolicy
+from robopolicy.text.recipe_trainer import TextRecipe, TextRecipeConfig
 from robopolicy.text.sim import TextSim
 from robopolicy.text.task import Episode, Question, TextTask, Turn
-from robopolicy.text.world import TextWorld, score
-from robopolicy.training.attempt_sources import AttemptSource
+from robopolicy.text.text_env import TextWorld, score
+from robopolicy.training.text_rollout_source import AttemptSource
 from robopolicy_tasks.text.arithmetic import Arithmetic
 from robopolicy_tasks.text.calculator import Calculator
 from robopolicy_tasks.text.grid import Grid, Waypoints

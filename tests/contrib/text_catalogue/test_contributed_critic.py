@@ -7,11 +7,11 @@ from robopolicy.core.decisions import Decisions
 from robopolicy.core.recipe import Recipe
 from robopolicy.sim.registry import SimOptions
 from robopolicy.spec import PolicySpec
-from robopolicy.text.critic import score_with_value
-from robopolicy.text.learner import TextRecipe, TextRecipeConfig
 from robopolicy.text.policy import TextConfig, TextPolicy
+from robopolicy.text.recipe_trainer import TextRecipe, TextRecipeConfig
 from robopolicy.text.sim import TextSim
-from robopolicy.training.attempt_sources import AttemptSource
+from robopolicy.text.value_head import score_with_value
+from robopolicy.training.text_rollout_source import AttemptSource
 from robopolicy_tasks.text.grid import Grid
 
 SPEC = PolicySpec({"text": (Grid.prompt_bytes,)}, Grid.completion_bytes)

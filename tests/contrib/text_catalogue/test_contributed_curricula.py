@@ -13,8 +13,8 @@ from robopolicy.contrib.text_catalogue.curricula import (
     Staged,
 )
 from robopolicy.errors import UserError
-from robopolicy.samplers.curricula import SAMPLERS, Uncertain, Uniform
-from robopolicy.samplers.protocols import Pool, Task
+from robopolicy.text.rollouts.prompt_samplers import SAMPLERS, Uncertain, Uniform
+from robopolicy.text.rollouts.protocols import Pool, Task
 
 COUNT = 12
 

@@ -8,11 +8,11 @@ import torch
 from robopolicy.cli.main import main
 from robopolicy.sim.registry import SimOptions
 from robopolicy.spec import PolicySpec
-from robopolicy.text.learner import TextRecipe, TextRecipeConfig
 from robopolicy.text.policy import TextConfig, TextPolicy
+from robopolicy.text.recipe_trainer import TextRecipe, TextRecipeConfig
 from robopolicy.text.sim import TextSim
 from robopolicy.training.checkpoint import load_policy
-from robopolicy.training.text_sources import text_source
+from robopolicy.training.text_file_source import recipe_source
 from robopolicy_tasks.text.arithmetic import Arithmetic
 
 SMALL = ["policy.width=16", "policy.layers=1", "policy.heads=2", "evaluation.episodes=0", "logging.every=1"]
@@ -67,7 +67,7 @@ def test_logged_turns_keep_their_rewards(tmp_path):
     torch.manual_seed(0)
     policy = TextPolicy(TextConfig(width=16, layers=1, heads=2, context=64), PolicySpec({"text": (16,)}, 6))
     algorithm = TextRecipe(TextRecipeConfig(recipe="epo", data=file, prompts=1), policy, total_updates=2)
-    batch = text_source(TextSim(Arithmetic(), SimOptions(num_envs=1)), algorithm, 0).next(algorithm)
+    batch = recipe_source(TextSim(Arithmetic(), SimOptions(num_envs=1)), algorithm, 0).next(algorithm)
     own, unit = batch.valid(), batch.unit
     assert [int((own[0] & (unit[0] == turn)).sum()) for turn in range(3)] == [2, 3, 2]
     assert batch.reward[0][own[0]].tolist() == [0, 1, 0, 0, 0.25, 0, 0.5]

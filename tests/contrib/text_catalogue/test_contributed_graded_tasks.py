@@ -10,10 +10,10 @@ from robopolicy.contrib.text_catalogue.judge import Judge
 from robopolicy.errors import UserError
 from robopolicy.policies.base import PolicySpec
 from robopolicy.sim.registry import SimOptions, make_sim
-from robopolicy.text.learner import TextRecipe, TextRecipeConfig
 from robopolicy.text.policy import TextConfig, TextPolicy
+from robopolicy.text.recipe_trainer import TextRecipe, TextRecipeConfig
 from robopolicy.text.task import Inquiry
-from robopolicy.training.text_sources import text_source
+from robopolicy.training.text_file_source import recipe_source
 from robopolicy_tasks.text.arithmetic import Arithmetic
 
 ASKING = {
@@ -58,14 +58,14 @@ def test_a_judge_compares_two_messages():
 def test_who_cannot_be_judged_is_refused():
     algorithm = TextRecipe(TextRecipeConfig(recipe="urpo"), small(), total_updates=4)
     with pytest.raises(UserError, match=r"text/arithmetic does not say how to ask one"):
-        text_source(make_sim("text/arithmetic", SimOptions(num_envs=1)), algorithm, seed=0)
+        recipe_source(make_sim("text/arithmetic", SimOptions(num_envs=1)), algorithm, seed=0)
     with pytest.raises(UserError, match="players=0 for its judge"):
         TextRecipe(TextRecipeConfig(recipe="urpo", players=2), small(), total_updates=4)
     with pytest.raises(UserError, match="players must be at most 256"):
         TextRecipeConfig(players=2000)
     external = TextRecipe(TextRecipeConfig(recipe="craft_gui"), small(), total_updates=4)
     with pytest.raises(UserError, match="needs a second policy"):
-        text_source(make_sim("text/critique", SimOptions(num_envs=1)), external, seed=0)
+        recipe_source(make_sim("text/critique", SimOptions(num_envs=1)), external, seed=0)
     assert Arithmetic().inquiry(0, ["1"]) is None
 
 
@@ -75,7 +75,7 @@ def test_recipes_play_the_task_that_grades_what_they_ask_for(recipe):
     config = TextRecipeConfig(recipe=recipe, prompts=4, problems=40, group_size=2)
     algorithm = TextRecipe(config, policy, total_updates=4)
     algorithm.accompany(companion)
-    source = text_source(make_sim(f"text/{ASKING[recipe]}", SimOptions(num_envs=1)), algorithm, seed=0)
+    source = recipe_source(make_sim(f"text/{ASKING[recipe]}", SimOptions(num_envs=1)), algorithm, seed=0)
     metrics = algorithm.update(source.next(algorithm)) | source.metrics()
     assert all(torch.isfinite(torch.tensor(number)) for number in metrics.values())
     source.close()

@@ -5,16 +5,16 @@ import torch
 
 from robopolicy.contrib.text_catalogue.grammar import Grammar
 from robopolicy.errors import UserError
-from robopolicy.samplers.protocols import Task
 from robopolicy.sim.registry import SimOptions
 from robopolicy.spec import PolicySpec
-from robopolicy.text.learner import TextRecipe, TextRecipeConfig
 from robopolicy.text.policy import TextConfig, TextPolicy
+from robopolicy.text.recipe_trainer import TextRecipe, TextRecipeConfig
+from robopolicy.text.rollouts.protocols import Task
 from robopolicy.text.sim import TextSim
 from robopolicy.text.task import Question, TextTask
+from robopolicy.text.text_env import TextWorld, score
 from robopolicy.text.tokenizers import ByteTokenizer
-from robopolicy.text.world import TextWorld, score
-from robopolicy.training.attempt_sources import AttemptSource
+from robopolicy.training.text_rollout_source import AttemptSource
 from robopolicy_tasks.text.arithmetic import Arithmetic
 from robopolicy_tasks.text.commands import parse
 from robopolicy_tasks.text.countdown import Countdown, value_of

@@ -4,14 +4,14 @@ import pytest
 import torch
 
 from robopolicy.algorithms.frames.base import frozen_copy
-from robopolicy.samplers.protocols import POLICY, REPLAYED, TEACHER
 from robopolicy.sim.registry import SimOptions
 from robopolicy.spec import PolicySpec
-from robopolicy.text.learner import TextRecipe, TextRecipeConfig
 from robopolicy.text.policy import TextConfig, TextPolicy
+from robopolicy.text.recipe_trainer import TextRecipe, TextRecipeConfig
+from robopolicy.text.rollouts.protocols import POLICY, REPLAYED, TEACHER
 from robopolicy.text.sim import TextSim
-from robopolicy.text.world import score
-from robopolicy.training.attempt_sources import AttemptSource
+from robopolicy.text.text_env import score
+from robopolicy.training.text_rollout_source import AttemptSource
 from robopolicy_tasks.text.arithmetic import Arithmetic
 from robopolicy_tasks.text.grid import Grid
 

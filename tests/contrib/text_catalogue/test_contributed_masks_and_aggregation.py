@@ -7,7 +7,7 @@ import torch
 from robopolicy.contrib.text_catalogue.masks import FirstUnits, Informative, Spread, most_varied
 from robopolicy.contrib.text_catalogue.partitions import unit_mean
 from robopolicy.core.decisions import Decisions, by_trajectory, by_unit
-from robopolicy.core.masks import compose
+from robopolicy.core.selection import compose
 
 
 def test_the_most_varied_values_are_found_by_trying_all() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from robopolicy.core.parts import build
+from robopolicy.core.registry import build
 
 
 def test_smallest_rewards_may_be_negative() -> None:

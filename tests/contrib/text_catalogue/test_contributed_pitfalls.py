@@ -5,8 +5,7 @@ import torch
 
 from robopolicy.contrib.text_catalogue.stages import Modulate, Shape
 from robopolicy.contrib.text_catalogue.windows import cat
-from robopolicy.core.advantages.pipeline import Pipeline, Scope, outcome
-from robopolicy.core.advantages.stages import Baseline, Scale
+from robopolicy.core.advantage import Baseline, Pipeline, Scale, Scope, outcome
 from robopolicy.core.aggregate import AGGREGATES
 from robopolicy.core.decisions import Decisions, by_group, by_trajectory
 from robopolicy.core.ratios import log_ratio

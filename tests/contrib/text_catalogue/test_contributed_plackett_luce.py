@@ -7,7 +7,7 @@ from tabular import recipe_of
 
 from robopolicy.contrib.text_catalogue.plackett_luce import draw
 from robopolicy.core.decisions import Decisions
-from robopolicy.core.plackett_luce import log_probability
+from robopolicy.policies.composition.selection import log_probability
 
 
 def test_draws_have_these_frequencies() -> None:

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from robopolicy.catalogue import read_recipe
 from robopolicy.contrib.text_catalogue.pair_objectives import squared_difference
 from robopolicy.core.decisions import Decisions
-from robopolicy.core.preferences import logistic_pair
+from robopolicy.core.objectives import logistic_pair
 from robopolicy.core.recipe import Recipe
+from robopolicy.recipe_files import read_recipe
 
 
 def test_losses_pass_gradcheck():

@@ -1,7 +1,7 @@
 """Log-ratios at every level and with every reduction, bounds, hierarchy, importance weights."""
 
-from robopolicy.catalogue import read_recipe
 from robopolicy.core.ratios import Hierarchy
+from robopolicy.recipe_files import read_recipe
 
 
 def test_budgets_of_a_hierarchy_exceed_what_a_decision_may_deviate():

@@ -9,13 +9,13 @@ import torch
 from tabular import Tabular, check_recipe, ppo, recipe_of, rewards, seq_mean, standardised, tabular
 from torch import Tensor
 
-from robopolicy.catalogue import read_recipe
 from robopolicy.contrib.text_catalogue.comparisons import BetaScale, Retrospective, SplitBaseline
 from robopolicy.contrib.text_catalogue.factors import Rhythm, attention_distance, future_attention, potential
 from robopolicy.contrib.text_catalogue.probe_baselines import RidgeProbe
 from robopolicy.contrib.text_catalogue.windows import cat
-from robopolicy.core.advantages.pipeline import outcome
+from robopolicy.core.advantage import outcome
 from robopolicy.core.decisions import Decisions
+from robopolicy.recipe_files import read_recipe
 
 
 def groups(case: Tabular) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from robopolicy.contrib.text_catalogue.comparisons import SharedSteps
 from robopolicy.contrib.text_catalogue.starts import Subgoals
-from robopolicy.core.advantages.starts import Gae, ReturnToGo
+from robopolicy.core.advantage_sources import Gae, ReturnToGo
 from robopolicy.core.decisions import Decisions
 
 DOUBLE = torch.float64

@@ -13,7 +13,7 @@ from torch import Tensor
 from robopolicy.contrib.text_catalogue.masks import PredictedStep
 from robopolicy.contrib.text_catalogue.references import soup
 from robopolicy.core.decisions import Decisions
-from robopolicy.core.references import restricted, top_p_support
+from robopolicy.text.generation import restricted, top_p_support
 
 
 def selected(name: str, case: Tabular, **changes) -> list[int]:

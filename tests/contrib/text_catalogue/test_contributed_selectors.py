@@ -6,10 +6,10 @@ import pytest
 import torch
 from theme_names import parts_of
 
-from robopolicy.catalogue import read_recipe
 from robopolicy.core.decisions import Decisions, by_trajectory
-from robopolicy.core.parts import build
 from robopolicy.core.recipe import Recipe
+from robopolicy.core.registry import build
+from robopolicy.recipe_files import read_recipe
 
 OPTIONS = {
     "positive": {"key": "base"},

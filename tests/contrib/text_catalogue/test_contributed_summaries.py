@@ -15,11 +15,11 @@ from robopolicy.contrib.text_catalogue.features import (
 from robopolicy.core.decisions import Decisions
 from robopolicy.sim.registry import SimOptions
 from robopolicy.spec import PolicySpec
-from robopolicy.text.learner import TextRecipe, TextRecipeConfig
+from robopolicy.text.annotators import named_parts, summarised
 from robopolicy.text.policy import TextConfig, TextPolicy
+from robopolicy.text.recipe_trainer import TextRecipe, TextRecipeConfig
 from robopolicy.text.sim import TextSim
-from robopolicy.text.summaries import named_parts, summarised
-from robopolicy.training.attempt_sources import AttemptSource
+from robopolicy.training.text_rollout_source import AttemptSource
 from robopolicy_tasks.text.arithmetic import Arithmetic
 
 

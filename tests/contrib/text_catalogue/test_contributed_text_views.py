@@ -8,14 +8,14 @@ import torch
 from robopolicy.errors import UserError
 from robopolicy.sim.registry import SimOptions
 from robopolicy.spec import PolicySpec
-from robopolicy.text.learner import TextRecipe, TextRecipeConfig
 from robopolicy.text.policy import TextConfig, TextPolicy
+from robopolicy.text.recipe_trainer import TextRecipe, TextRecipeConfig
 from robopolicy.text.scoring_options import scoring_options
 from robopolicy.text.sim import TextSim
-from robopolicy.text.world import score
-from robopolicy.training.attempt_sources import AttemptSource, OverlappedSource
+from robopolicy.text.text_env import score
 from robopolicy.training.checkpoint import save_checkpoint
-from robopolicy.training.text_sources import text_source
+from robopolicy.training.text_file_source import recipe_source
+from robopolicy.training.text_rollout_source import AttemptSource, OverlappedSource
 from robopolicy_tasks.text.grid import Grid
 
 SPEC = PolicySpec({"text": (Grid.prompt_bytes,)}, Grid.completion_bytes)
@@ -123,7 +123,7 @@ def other(tmp_path) -> Path:
 
 def test_a_soup_is_the_reference_and_comes_back_with_a_resumed_run(other):
     algorithm, sim = learner("salsa", group_size=2, companion=str(other))
-    text_source(sim, algorithm, 0)
+    recipe_source(sim, algorithm, 0)
     key = "model.model.embed_tokens.weight"
     mean = (policy().state_dict()[key] + policy(seed=1).state_dict()[key]) / 2
     torch.testing.assert_close(algorithm.reference.state_dict()[key], mean)
@@ -135,7 +135,7 @@ def test_a_soup_is_the_reference_and_comes_back_with_a_resumed_run(other):
 def test_recipes_that_overlap_play_and_learning_do_unless_told_otherwise():
     for settings, kind in (({}, OverlappedSource), ({"staleness": 0}, AttemptSource)):
         algorithm, sim = learner("asyncflow", group_size=2, **settings)
-        source = text_source(sim, algorithm, 0)
+        source = recipe_source(sim, algorithm, 0)
         assert type(source) is kind
         source.close()
 

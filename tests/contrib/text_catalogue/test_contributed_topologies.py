@@ -19,10 +19,10 @@ from robopolicy.contrib.text_catalogue.rollout_strategies import (
 from robopolicy.contrib.text_catalogue.windows import Segments, Turns, Windows
 from robopolicy.core.recipe import Recipe
 from robopolicy.errors import UserError
-from robopolicy.samplers.attempts import groups_of, stack
-from robopolicy.samplers.protocols import HINTED, POLICY, Task
-from robopolicy.samplers.topologies import TOPOLOGIES, Flat
-from robopolicy.training.statetree import load_tree, save_tree
+from robopolicy.text.rollouts.protocols import HINTED, POLICY, Task
+from robopolicy.text.rollouts.strategies import TOPOLOGIES, Flat
+from robopolicy.text.rollouts.trajectories import groups_of, stack
+from robopolicy.training.resume import load_tree, save_tree
 
 SETTINGS = {"modes": {"modes": ["think", "act"]}, "segments": {"units": 1}, "windows": {"units": 1000}}
 

@@ -3,18 +3,18 @@
 import pytest
 import torch
 
-from robopolicy.catalogue import read_recipe
 from robopolicy.contrib.text_catalogue.annotators import to_come
 from robopolicy.contrib.text_catalogue.starts import unit_reward
 from robopolicy.contrib.text_catalogue.windows import Segments
 from robopolicy.errors import UserError
-from robopolicy.samplers.parts import INTERVENTIONS, build
-from robopolicy.samplers.protocols import TEACHER, Task, able, rewards_of
+from robopolicy.recipe_files import read_recipe
 from robopolicy.spec import PolicySpec
 from robopolicy.text.policy import TextConfig, TextPolicy
-from robopolicy.text.task import Episode, TextTask, Turn
-from robopolicy.text.wire import shortened
-from robopolicy.text.world import TextWorld, score
+from robopolicy.text.rollouts.collector import INTERVENTIONS
+from robopolicy.text.rollouts.protocols import TEACHER, Task, able, rewards_of
+from robopolicy.text.task import Episode, TextTask, Turn, shortened
+from robopolicy.text.text_env import TextWorld, score
+from robopolicy.training import build
 from robopolicy_tasks.text.arithmetic import Arithmetic
 from robopolicy_tasks.text.calculator import Calculator
 from robopolicy_tasks.text.grid import Grid

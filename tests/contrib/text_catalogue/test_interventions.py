@@ -19,9 +19,9 @@ from robopolicy.contrib.text_catalogue.interventions import (
     failed,
 )
 from robopolicy.contrib.text_diffusion.parts import Inpaint
-from robopolicy.samplers.attempts import stack
-from robopolicy.samplers.parts import INTERVENTIONS
-from robopolicy.samplers.protocols import HINTED, POLICY, REPAIRED, REPLAYED, TEACHER, Task, rewards_of
+from robopolicy.text.rollouts.collector import INTERVENTIONS
+from robopolicy.text.rollouts.protocols import HINTED, POLICY, REPAIRED, REPLAYED, TEACHER, Task, rewards_of
+from robopolicy.text.rollouts.trajectories import stack
 
 SETTINGS = {"scaffold": {"warmup": 0}}
 

@@ -8,7 +8,7 @@ from tabular import rewards, standardised, tabular
 
 from robopolicy.contrib.text_catalogue.references import geometric_mixture, soup, tempered
 from robopolicy.contrib.text_catalogue.smooth import SmoothStandardize
-from robopolicy.core.advantages.pipeline import outcome
+from robopolicy.core.advantage import outcome
 
 
 def test_a_soup_is_the_weighted_mean_and_refuses_strangers() -> None:

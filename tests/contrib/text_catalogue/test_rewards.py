@@ -11,9 +11,8 @@ from robopolicy.contrib.text_catalogue.reward_ranks import ParetoRank, Rank, Ran
 from robopolicy.contrib.text_catalogue.reward_terms import Criterion, Debate, Gated, Least, Refinement, Sum, ZeroSum
 from robopolicy.contrib.text_catalogue.reward_weights import GradientWeights, HypervolumeFactor, ToolCalls, hypervolume
 from robopolicy.core.gradients import influence
-from robopolicy.samplers.parts import REWARDS
-from robopolicy.samplers.protocols import Outcomes
-from robopolicy.samplers.rewards.composition import Composition, outcomes_of
+from robopolicy.text.rollouts.collector import REWARDS, Composition, outcomes_of
+from robopolicy.text.rollouts.protocols import Outcomes
 
 
 def outcomes(reward, key=None, **metrics) -> Outcomes:

@@ -12,20 +12,19 @@ from robopolicy.contrib.text_diffusion.parts import Inpaint
 from robopolicy.contrib.text_diffusion.policy import DiffusionTextConfig, DiffusionTextPolicy
 from robopolicy.errors import UserError
 from robopolicy.policies.noise import RowStreams
-from robopolicy.samplers.protocols import Task
-from robopolicy.samplers.topologies import Flat
 from robopolicy.sim.registry import SimOptions
 from robopolicy.spec import PolicySpec
-from robopolicy.text.imitation import TextSFT, TextSFTConfig
-from robopolicy.text.learner import TextRecipe, TextRecipeConfig
+from robopolicy.text.annotators import summarised
+from robopolicy.text.recipe_trainer import TextRecipe, TextRecipeConfig
+from robopolicy.text.rollouts.protocols import Task
+from robopolicy.text.rollouts.strategies import Flat
+from robopolicy.text.sft import TextSFT, TextSFTConfig
 from robopolicy.text.sim import TextSim
-from robopolicy.text.summaries import summarised
-from robopolicy.text.task import Question, TextTask
+from robopolicy.text.task import Question, TextTask, pack, unpack
+from robopolicy.text.text_env import TextWorld, score
 from robopolicy.text.tokenizers import ByteTokenizer
-from robopolicy.text.wire import pack, unpack
-from robopolicy.text.world import TextWorld, score
-from robopolicy.training.attempt_sources import AttemptSource
-from robopolicy.training.text_sources import text_source
+from robopolicy.training.text_file_source import recipe_source
+from robopolicy.training.text_rollout_source import AttemptSource
 from robopolicy_tasks.text.arithmetic import Arithmetic
 from robopolicy_tasks.text.grid import Grid
 
@@ -250,4 +249,4 @@ def test_messages_that_do_not_fit_a_canvas_are_refused(tmp_path):
     )
     algorithm = TextSFT(TextSFTConfig(data=str(file)), policy, total_updates=2)
     with pytest.raises(UserError, match="row 1 has a message of 7 tokens, but a"):
-        text_source(TextSim(Arithmetic(), SimOptions(num_envs=1)), algorithm, 0)
+        recipe_source(TextSim(Arithmetic(), SimOptions(num_envs=1)), algorithm, 0)

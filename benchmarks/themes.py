@@ -1,0 +1,36 @@
+"""Rows that themes of contrib add to the tables of benchmarks, by name: `contrib/<theme>/benchmarks.toml`.
+
+    [control.methods]
+    symphony = {family = "off-policy", policy = "swaddled", settings = ["algorithm.utd=1"]}
+
+Which tables there are, and what a row holds, is written where each is read.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from functools import cache
+from typing import Any
+
+from robopolicy.plugins import themes
+
+
+def contributed(benchmark: str, table: str) -> dict[str, Any]:
+    """Name -> row of everything that themes add to a table of a benchmark; imports nothing.
+
+    Raises:
+        ValueError: Two themes use one name.
+    """
+    found: dict[str, Any] = {}
+    for theme, tables in _files().items():
+        for name, row in tables.get(benchmark, {}).get(table, {}).items():
+            if name in found:
+                raise ValueError(f"{theme} adds '{name}' to {benchmark}.{table} as another theme does.")
+            found[name] = row
+    return found
+
+
+@cache
+def _files() -> dict[str, dict[str, Any]]:
+    files = {name: theme.folder / "benchmarks.toml" for name, theme in themes().items()}
+    return {name: tomllib.loads(file.read_text(encoding="utf-8")) for name, file in files.items() if file.is_file()}

@@ -1,0 +1,60 @@
+"""Commands of `robopolicy` by name, imported when they are used.
+
+A command is a module with `add_parser(subparsers)`, which must stay cheap (no torch), and `run(args) -> int`. Themes of
+contrib add commands as rows of `theme.toml`, whose keys are the fields of `Command`; installed packages by the
+entry-point group `robopolicy.commands`, whose entries are objects of that class.
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from types import ModuleType
+
+from robopolicy.plugins import Registry
+
+
+@dataclass(frozen=True)
+class Command:
+    """Where a command is, and what `robopolicy --help` says of it."""
+
+    module: str  # e.g. "robopolicy.cli.train"
+    help: str  # one line
+    needs_mujoco: bool = True  # it may import MuJoCo, which reads MUJOCO_GL; an unusable value is refused before
+
+    def load(self) -> ModuleType:
+        """Import the module."""
+        return importlib.import_module(self.module)
+
+
+_PRODUCT = {  # in the order of the help
+    "collect": Command("robopolicy.cli.collect", "record demonstrations of a scripted expert or a policy"),
+    "data": Command("robopolicy.cli.data", "show what a dataset holds and what it is good for", needs_mujoco=False),
+    "import": Command("robopolicy.cli.import", "make a checkpoint of a policy from elsewhere"),
+    "train": Command("robopolicy.cli.train", "train a policy from demonstrations or by RL, or resume a run"),
+    "bench": Command("robopolicy.cli.bench", "train several seeds and report them together, with intervals and curves"),
+    "compose": Command("robopolicy.cli.compose", "combine policies into one, and search for their weights"),
+    "eval": Command("robopolicy.cli.eval", "measure success and return with intervals"),
+    "worldmodel": Command("robopolicy.cli.worldmodel", "train a video world model and evaluate policies in it"),
+    "ope": Command("robopolicy.cli.ope", "estimate returns from logged episodes, without playing"),
+    "export": Command("robopolicy.cli.export", "write a checkpoint as a bundle for a robot"),
+    "serve": Command("robopolicy.cli.serve", "serve a policy's chunks over the network", needs_mujoco=False),
+    "verify": Command(
+        "robopolicy.cli.verify", "recompute the golden chunk of a checkpoint or bundle", needs_mujoco=False
+    ),
+    "play": Command("robopolicy.cli.play", "film a checkpoint, the expert or random actions"),
+    "list": Command(
+        "robopolicy.cli.list", "show tasks, policies, algorithms, experiments, backends and recipes", needs_mujoco=False
+    ),
+    "completion": Command(
+        "robopolicy.cli.completion", "print a script that completes commands in your shell", needs_mujoco=False
+    ),
+    "doctor": Command("robopolicy.cli.doctor", "report versions, GL, GPU and optional packages", needs_mujoco=False),
+}
+
+COMMANDS: Registry[Command] = Registry("commands", _PRODUCT, read=lambda row: Command(**row))
+
+
+def command_names() -> list[str]:
+    """Every command: the product's in the order of use, then the others, sorted."""
+    return [*_PRODUCT, *(name for name in COMMANDS if name not in _PRODUCT)]

@@ -1,0 +1,94 @@
+"""`robopolicy completion`: a script with which a shell completes commands, options, presets, tasks and settings."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+SHELLS = ("bash", "zsh", "fish")
+
+EXAMPLES = """\
+examples:
+  robopolicy completion bash
+
+to load it in every shell:
+  bash  eval "$(robopolicy completion bash)"   in ~/.bashrc
+  zsh   eval "$(robopolicy completion zsh)"    in ~/.zshrc, behind compinit
+  fish  robopolicy completion fish | source    in ~/.config/fish/config.fish
+"""
+
+
+def add_parser(subparsers: Any) -> None:
+    """Register the command."""
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        "completion",
+        description="Print a script that completes commands, options, presets, tasks and settings with the tab key. "
+        "Names are looked up at that moment, so tasks and algorithms of packages that you install are among them.",
+        epilog=EXAMPLES,
+    )
+    parser.add_argument("shell", choices=SHELLS, help=" | ".join(SHELLS))
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the script; always 0."""
+    import argcomplete
+
+    print(argcomplete.shellcode(["robopolicy"], shell=args.shell))
+    return 0
+
+
+def add_completers(parser: argparse.ArgumentParser) -> None:
+    """Let `argcomplete` ask for names wherever an argument of `parser` is one."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for inner in action.choices.values():
+                add_completers(inner)
+        elif action.dest in COMPLETERS:
+            action.completer = COMPLETERS[action.dest]  # type: ignore[attr-defined]
+
+
+def complete_setting(prefix: str, **_: Any) -> list[str]:
+    """Completions of `group=preset` and `key=value`: names behind `group=`, else keys."""
+    from robopolicy.training.names import GROUPS, options
+
+    group, equals, _value = prefix.partition("=")
+    if not equals:
+        return [*(f"{name}=" for name in GROUPS), *_keys()]
+    names = options(group) if group in GROUPS else []
+    return [f"{group}={name}" for name in (*names, *(complete_task() if group == "task" else ()))]
+
+
+def complete_task(**_: Any) -> list[str]:
+    """Names of registered tasks."""
+    from robopolicy.sim.registry import task_names
+
+    return task_names()
+
+
+def complete_kind(**_: Any) -> list[str]:
+    """What `robopolicy list` takes."""
+    from robopolicy.cli.list import KINDS
+
+    return list(KINDS)
+
+
+def _keys() -> Iterator[str]:
+    """Settings of every run; those of policies and algorithms are known when these are imported."""
+    from robopolicy.schema import to_plain
+    from robopolicy.training.config import TrainConfig
+    from robopolicy.training.names import GROUPS
+
+    for key, value in to_plain(TrainConfig()).items():
+        if isinstance(value, Mapping):
+            yield from (f"{key}.{name}=" for name in value)
+        elif key not in GROUPS:
+            yield f"{key}="
+
+
+COMPLETERS: dict[str, Callable[..., list[str]]] = {
+    "settings": complete_setting,
+    "task": complete_task,
+    "what": complete_kind,
+}
+"""Argument -> function that `argcomplete` calls with its `prefix` and more."""

@@ -1,0 +1,279 @@
+"""What `compose` does: load the parents, search their weights, try the result, write checkpoint and report."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from robopolicy.cli.compose_config import Ingredients, Recipe, load_ingredients
+from robopolicy.cli.policy_args import Player, open_sim, sim_options
+from robopolicy.cli.progress import progress_bars
+from robopolicy.evaluation import plots
+from robopolicy.evaluation.report import Report, table, write_report
+from robopolicy.evaluation.result import Comparison, EvalResult
+from robopolicy.evaluation.search.methods import SearchMethod
+from robopolicy.evaluation.search.search_report import search_summary, search_table, weight_curve, write_table
+from robopolicy.evaluation.search.weights import (
+    Ledger,
+    SimEvaluator,
+    WeightSearch,
+    against,
+    hold_out,
+    make_search,
+    search_weights,
+)
+from robopolicy.files import atomic_folder
+from robopolicy.policies.base import Policy
+from robopolicy.schema import to_plain
+from robopolicy.sim.contract import VectorSim
+from robopolicy.sim.registry import get_task
+from robopolicy.training.checkpoint import golden_observations, save_checkpoint
+from robopolicy.training.manifest import Parent, place_of, shared_observations
+from robopolicy.training.world_sims import is_world
+from robopolicy.versions import versions
+
+LEDGER = "search.jsonl"  # what was played so far, in the output folder
+PREDICTED = "The same episodes in the world model"
+
+
+@dataclass(frozen=True)
+class Request:
+    """What was asked for; kept with the record of what was played, so that it can go on."""
+
+    parents: tuple[Parent, ...]  # what is composed, by place and content
+    names: tuple[str, ...]  # what tables call them, and last the composition
+    critic: Parent | None  # checkpoint whose critic guides or selects
+    then: dict[str, Parent]  # name in POST_COMPOSITION -> checkpoint, in order
+    select: str  # dataset that teaches whom to ask where; empty asks all
+    recipe: Recipe
+    weights: tuple[float, ...] | None  # None: those of the recipe, or searched
+    search: str | None  # None: the weights are given
+    maximize: str  # success | return, by the search
+    settings: dict[str, int]  # of the search
+    seed: int  # first episode of the search
+    report_episodes: int  # per policy, on other seeds; 0 for no report
+    report_seed: int
+    task: str
+    backend: str  # of the search
+    report_backend: str  # of the report
+    judge: str  # of a world model
+    reward: str
+    num_envs: int
+    stochastic: bool
+    device: str
+
+    @property
+    def method(self) -> SearchMethod | None:
+        """The search, if there is one."""
+        return None if self.search is None else make_search(self.search, **self.settings)
+
+    @property
+    def plays(self) -> bool:
+        """Whether any episode is to be played."""
+        return self.search is not None or self.report_episodes > 0
+
+    @property
+    def dreamt(self) -> bool:
+        """Whether the report puts what a world model says beside what a simulator does."""
+        return self.report_episodes > 0 and is_world(self.backend) and not is_world(self.report_backend)
+
+    @property
+    def reported(self) -> range:
+        """Episode seeds of the report."""
+        return range(self.report_seed, self.report_seed + self.report_episodes)
+
+    @property
+    def sources(self) -> tuple[Parent, ...]:
+        """All checkpoints that go into it."""
+        return (*self.parents, *([] if self.critic is None else [self.critic]), *self.then.values())
+
+    @property
+    def readings(self) -> list[str]:
+        """Names of what is weighed."""
+        return self.recipe.readings(self.names[:-1])
+
+    @property
+    def identities(self) -> list[str]:
+        """The same by content, whatever the order and the names."""
+        return self.recipe.readings([parent.identity for parent in self.parents])
+
+    @property
+    def nominal(self) -> tuple[float, ...]:
+        """The weights before any search."""
+        operator = self.recipe.weighing()
+        return (operator if self.weights is None else operator.with_weights(self.weights)).nominal(len(self.readings))
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """A composition and what is known of it."""
+
+    policy: Policy
+    weights: tuple[float, ...]  # of what is weighed
+    found: WeightSearch | None  # None: the weights were given
+    results: dict[str, EvalResult]  # of the parents and, last, the composition; empty where nothing was played
+    predicted: dict[str, EvalResult] = field(default_factory=dict[str, EvalResult])  # the same in the world model
+
+    @property
+    def compared(self) -> dict[str, Comparison]:
+        """The composition against each parent on common seeds."""
+        return against(self.results, list(self.results)[-1]) if self.results else {}
+
+
+def load(out: Path, request: Request) -> Ingredients:
+    """What the composition is made of.
+
+    Raises:
+        UserError: It cannot be loaded, or does not fit together.
+    """
+    places = [place_of(parent, out) for parent in request.parents]
+    critic = None if request.critic is None else place_of(request.critic, out)
+    then = {name: place_of(part, out) for name, part in request.then.items()}
+    return load_ingredients(request.recipe, places, critic, then, request.device, request.select)
+
+
+def play(out: Path, request: Request, ingredients: Ingredients, ledger: Ledger | None) -> Outcome:
+    """Search the weights and try the result on other episodes, as far as asked for and not yet on record."""
+    method, own, policy = request.method, request.names[-1], ingredients.policy(request.weights)
+    plan = None if method is None else method.plan(len(request.readings))
+    player = Player(own, lambda: policy, policy.spec)
+    envs = min(request.num_envs, max(request.report_episodes, 0 if plan is None else plan.seeds))
+    with ExitStack() as stack:
+
+        def opened(backend: str) -> VectorSim:
+            judge = request.judge if backend == request.backend or is_world(backend) else ""
+            wanted = argparse.Namespace(backend=backend, reward=request.reward)
+            options = sim_options(wanted, [player], envs, request.device, judge)
+            return stack.enter_context(closing(open_sim(get_task(request.task), options, [player])))
+
+        needed = {
+            request.backend: method is not None or request.dreamt,
+            request.report_backend: request.report_episodes > 0,
+        }
+        sims = {backend: opened(backend) for backend, used in needed.items() if used}
+        if plan is not None:
+            print(f"{request.search} search: {plan}", file=sys.stderr)
+        if request.report_episodes:
+            count = f"{len(request.names)} policies, {request.report_episodes} other episodes each"
+            print(f"report: {count}", file=sys.stderr)
+        if ledger is None:  # only now, when nothing can be refused any more
+            shutil.rmtree(out, ignore_errors=True)  # what is to be replaced, lest an interruption leaves parts of both
+            out.mkdir(parents=True, exist_ok=True)
+            ledger = Ledger(out / LEDGER, to_plain(request))
+        record, weights = ledger, request.nominal
+        with progress_bars() as add_bar:
+            reports = request.report_episodes * len(request.names) * (1 + request.dreamt)
+            advance = add_bar("compose", reports + (plan.episodes if plan else 0))
+
+            def evaluator(backend: str, *, probe: bool, measure: str = "success") -> SimEvaluator:
+                return SimEvaluator(
+                    sims[backend],
+                    deterministic=not request.stochastic,
+                    probe=probe,
+                    measure=measure,
+                    progress=lambda finished: advance(record.episodes + finished),
+                )
+
+            found = None
+            if method is not None:
+                found = search_weights(
+                    method,
+                    request.identities,
+                    ingredients.policy,
+                    evaluator(request.backend, probe=False, measure=request.maximize),
+                    seed=request.seed,
+                    ledger=record,
+                )
+                policy, weights = ingredients.policy(found.weights), found.weights
+            results: dict[str, EvalResult] = {}
+            predicted: dict[str, EvalResult] = {}
+            tried = dict(zip(request.names, [*ingredients.policies, policy], strict=True))
+            if request.report_episodes:
+                real = evaluator(request.report_backend, probe=True)
+                results = hold_out(tried, real, request.reported, ledger=record)
+            if request.dreamt:
+                dream = evaluator(request.backend, probe=False)
+                predicted = hold_out(tried, dream, request.reported, ledger=record, where=" in the world model")
+    return Outcome(policy, weights, found, results, predicted)
+
+
+def write(out: Path, request: Request, outcome: Outcome) -> None:
+    """Write the checkpoint with its record and report; all of it appears at once."""
+    policy, found, own = outcome.policy.cpu(), outcome.found, request.names[-1]
+    samples = [golden_observations(place_of(parent, out)) for parent in request.parents]
+    training: dict[str, Any] = {"operator": request.recipe.operator["name"], "weights": list(outcome.weights)}
+    if found is not None:
+        training["search"] = {key: value for key, value in search_summary(found).items() if key != "candidates"}
+    if outcome.results:
+        training["evaluation"] = outcome.results[own].summary()
+    with atomic_folder(out) as folder:
+        save_checkpoint(
+            folder,
+            policy,
+            task=request.task,
+            obs_sample=shared_observations(samples, policy.spec),
+            training=training,
+            parents=request.sources,
+        )
+        if request.plays:
+            shutil.copyfile(out / LEDGER, folder / LEDGER)
+            (folder / "report").mkdir()
+            write_report(folder / "report", _report(folder / "report", request, outcome))
+
+
+def _report(folder: Path, request: Request, outcome: Outcome) -> Report:
+    """The report, with its pictures and tables already in `folder`."""
+    *names, own = request.names
+    found, curves, tables = outcome.found, {}, {}
+    if found is not None:
+        curves["Search over the weights"] = weight_curve(found, request.readings, folder / "curve.png")
+        tables["Search over the weights"] = search_table(found, request.readings)
+        write_table(found, request.readings, folder / "search.csv")
+    if outcome.predicted:
+        tables[PREDICTED] = table(outcome.predicted)
+    for number, (name, comparison) in enumerate(outcome.compared.items(), 1):
+        if comparison.outcomes is not None:
+            picture = folder / f"paired_{number}.png"
+            curves[f"Outcome per seed, {name} and {own}"] = plots.paired_outcomes(comparison, name, own, picture)
+    return Report(
+        title=f"{' + '.join(names)} on {request.task}",
+        results=outcome.results,
+        verdicts=[comparison.sentence(name, own) for name, comparison in outcome.compared.items()],
+        facts=_facts(request, outcome),
+        curves=curves,
+        tables=tables,
+        extra={
+            "search": None if found is None else search_summary(found),
+            "against": {name: comparison.to_dict() for name, comparison in outcome.compared.items()},
+            "predicted": {name: result.summary() for name, result in outcome.predicted.items()},
+        },
+    )
+
+
+def _facts(request: Request, outcome: Outcome) -> dict[str, str]:
+    searched = {} if outcome.found is None else {"searched on seeds": _span(outcome.found.seeds)}
+    backend = {"searched in": request.backend, "reported in": request.report_backend} if request.dreamt else {}
+    return {
+        "task": request.task,
+        **backend,
+        "operator": request.recipe.operator["name"],
+        "weights": weights_text(request, outcome),
+        **searched,
+        "reported on seeds": _span(request.reported),
+        "actions": "with exploration noise" if request.stochastic else "deterministic",
+        **{name: versions()[name] for name in ("robopolicy", "torch", "mujoco")},
+    }
+
+
+def weights_text(request: Request, outcome: Outcome) -> str:
+    """The weights by the names of what is weighed."""
+    return ", ".join(f"{name} {w:.3g}" for name, w in zip(request.readings, outcome.weights, strict=True))
+
+
+def _span(seeds: range) -> str:
+    return f"{seeds.start} to {seeds.stop - 1}"

@@ -1,0 +1,172 @@
+"""Who plays in `eval` and `play`: a checkpoint, the task's scripted `expert`, or `random` actions."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from robopolicy.cli.options import check_idle
+from robopolicy.errors import UserError
+from robopolicy.evaluation.actors import (
+    Actor,
+    DisturbedActor,
+    ExpertActor,
+    PolicyActor,
+    RandomActor,
+    check_compatible,
+)
+from robopolicy.policies.base import Policy, PolicySpec
+from robopolicy.sim.contract import VectorSim
+from robopolicy.sim.registry import SimOptions, TaskEntry, WorldOptions, get_task, make_sim, observation_options
+from robopolicy.training.checkpoint import load_policy
+from robopolicy.training.manifest import Manifest
+from robopolicy.training.world_sims import load_worlds, open_task
+from robopolicy.worldmodel.backend import SimStarts
+from robopolicy.worldmodel.imagined import FilmDynamics, ImaginedPolicy, Imagining
+
+
+@dataclass(frozen=True)
+class Player:
+    """One competitor."""
+
+    label: str  # short name for tables and captions
+    make: Callable[[], Policy | Actor]  # experts remember their episodes, so every simulator gets a new one
+    spec: PolicySpec | None = None  # None for experts and random actions, which need no observations
+
+
+def load_players(names: Sequence[str], task: str | None, device: str) -> tuple[list[Player], TaskEntry]:
+    """Load the competitors and find their task: `task`, or the one their checkpoints were trained on.
+
+    Raises:
+        UserError: A checkpoint is bad, no task is known, two checkpoints disagree on it, or it has no expert.
+    """
+    loaded = {name: load_policy(name, device) for name in names if name not in ("expert", "random")}
+    trained = sorted({manifest.task for _, manifest in loaded.values()})
+    if task is None and len(trained) != 1:
+        found = f"the checkpoints were trained on {' and '.join(trained)}" if trained else f"{names[0]} has no task"
+        raise UserError(f"Which task? {found}; pass --task (see 'robopolicy list tasks').")
+    entry = get_task(task or trained[0])
+    labels = short_names(names)
+    return [_player(name, labels[i], entry, loaded) for i, name in enumerate(names)], entry
+
+
+def imagining(players: list[Player], args: argparse.Namespace, entry: TaskEntry) -> list[Player]:
+    """The competitors, of which policies try their chunks in the world model of `--imagine` first, if there is one.
+
+    Raises:
+        UserError: It shows another task, failed its tests, or lacks what a policy sees.
+    """
+    if not args.imagine:
+        check_idle(args, "without --imagine", "--candidates", "--depth", "--rounds")
+        return players
+    if all(player.spec is None for player in players):
+        raise UserError(f"--imagine is for policies, and {players[0].label} proposes nothing; leave it out.")
+    config = Imagining(candidates=args.candidates, depth=args.depth, rounds=args.rounds)
+    model, manifest = load_worlds(args.imagine, args.device)
+    if manifest.task != entry.name:
+        raise UserError(f"The world model was filmed in {manifest.task}; it imagines nothing of {entry.name}.")
+    sim = make_sim(entry.name, SimOptions(num_envs=1, cameras=model.spec.cameras, image_size=model.spec.size))
+    with closing(SimStarts(sim, model.spec)):
+        shapes = {key: tuple(shown.shape) for key, shown in sim.spec.observation.items()}
+    dynamics = FilmDynamics(model, model.judge, shapes)
+
+    def wrapped(player: Player) -> Player:
+        inside = player.make()
+        if not isinstance(inside, Policy):
+            return player
+        policy = ImaginedPolicy(inside, dynamics, config, dynamics.observation)
+        return replace(player, make=lambda: policy, spec=policy.spec)
+
+    return [wrapped(player) for player in players]
+
+
+def sim_options(
+    args: argparse.Namespace, players: Sequence[Player], num_envs: int, device: str = "cpu", judge: str = ""
+) -> SimOptions:
+    """Options for the simulator of all players, with the images and point clouds that their policies see."""
+    views = observation_options([player.spec.observation for player in players if player.spec is not None])
+    world = WorldOptions(judge=judge)
+    return SimOptions(num_envs=num_envs, backend=args.backend, device=device, reward=args.reward, world=world, **views)
+
+
+def open_sim(entry: TaskEntry, options: SimOptions, players: Sequence[Player]) -> VectorSim:
+    """Build the simulator that all players fit, and say what to install where its extra is missing."""
+    try:
+        sim = open_task(entry.name, options)
+    except ImportError as error:
+        extra = entry.requires or options.backend
+        raise UserError(
+            f"Task {entry.name} needs the package '{error.name}'; run: pip install 'robopolicy[{extra}]'."
+        ) from error
+    try:
+        for player in players:
+            if player.spec is not None:
+                check_compatible(player.spec, sim.spec)
+    except UserError:
+        sim.close()
+        raise
+    return sim
+
+
+def video_problem(sim: VectorSim) -> str | None:
+    """One line that says why `sim`, which must have been reset, cannot be filmed; None where it can."""
+    from robopolicy.evaluation.video import rendering_problem
+
+    problem = rendering_problem(sim)
+    if problem == f"No video: {NotImplementedError.__name__}":
+        return f"No video: task {sim.spec.task} cannot draw itself."
+    return problem
+
+
+def _player(name: str, label: str, entry: TaskEntry, loaded: dict[str, tuple[Policy, Manifest]]) -> Player:
+    if name == "random":
+        return Player(label, RandomActor)
+    if name != "expert":
+        policy, _ = loaded[name]
+        return Player(label, lambda: policy, policy.spec)
+    make_expert = entry.need_expert()
+    return Player(label, lambda: ExpertActor(make_expert()))
+
+
+def parse_noise(name: str) -> tuple[str, float]:
+    """`WHO` or `WHO+NOISE` as who and noise, a fraction of half the range of the actions.
+
+    Raises:
+        UserError: What follows the plus is not a number of 0 or more.
+    """
+    who, plus, text = name.rpartition("+")
+    try:
+        noise = float(text) if plus else 0.0
+    except ValueError:
+        noise = -1.0
+    if not 0 <= noise < float("inf"):
+        raise UserError(f"A behaviour is WHO or WHO+NOISE, a number of 0 or more, got '{name}'.")
+    return (who, noise) if plus else (name, 0.0)
+
+
+def disturbed_players(names: Sequence[str], task: str, device: str) -> list[Player]:
+    """Competitors of which some may be disturbed, `WHO+NOISE`."""
+    parsed = [parse_noise(name) for name in names]
+    unique = list(dict.fromkeys(who for who, _ in parsed))
+    found = dict(zip(unique, load_players(unique, task, device)[0], strict=True)) if unique else {}
+    return [_disturbed(found[who], noise) for who, noise in parsed]
+
+
+def _disturbed(player: Player, noise: float) -> Player:
+    if not noise:
+        return player
+
+    def make() -> Actor:
+        inside = player.make()
+        return DisturbedActor(PolicyActor(inside) if isinstance(inside, Policy) else inside, noise)
+
+    return replace(player, label=f"{player.label}+{noise:g}", make=make)
+
+
+def short_names(names: Sequence[str]) -> list[str]:
+    """Short and distinct names of checkpoint folders: `runs/lift_bc/checkpoints/best` becomes `lift_bc/best`."""
+    short = ["/".join([p for p in Path(name).parts if p not in ("runs", "checkpoints")][-2:]) for name in names]
+    return short if len(set(short)) == len(short) else [str(Path(name)) for name in names]

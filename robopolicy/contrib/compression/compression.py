@@ -1,0 +1,199 @@
+"""Small students of a policy: what it saw and did is learned by networks with fewer and narrower layers (N2N, S101).
+
+    seen = record(teacher, sim, range(40_000, 40_050), noise=0.1)
+    student = distil(student_of(teacher, (32, 32)), seen, updates=2000)
+
+The teacher is asked at what it meets while it plays, with disturbances, so that the student knows what to do beside the
+teacher's own path; the labels are the teacher's undisturbed chunks. A student has the teacher's head, inputs,
+normalisers and chunk, and other widths in `hidden` of its configuration. It learns by the head's own imitation loss:
+likelihood of the teacher's mean for Gaussians, regression for flow and diffusion, with one chunk per observation.
+
+`samplers/architectures.py` chooses the widths; `robopolicy compress` puts both together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from robopolicy.algorithms.bc import BC, BCConfig
+from robopolicy.contrib.compression.architectures import Widths
+from robopolicy.data.chunks import ChunkBatch
+from robopolicy.errors import UserError
+from robopolicy.evaluation.actors import DisturbedActor, PolicyActor, RandomActor
+from robopolicy.evaluation.harness import play
+from robopolicy.nets.module_state import evaluation_mode
+from robopolicy.nets.normalizer import Normalizer
+from robopolicy.policies.base import Observation, Policy
+from robopolicy.policies.noise import Randomness
+from robopolicy.policies.registry import make_policy
+from robopolicy.sim.contract import VectorSim
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a teacher saw and did."""
+
+    obs: Observation  # {key: (N, To, ...)}
+    chunk: Tensor  # (N, H, A)
+
+    def __len__(self) -> int:
+        return len(self.chunk)
+
+
+class Recorder(Policy):
+    """A policy that keeps what it is asked and what it answers; verb `act`."""
+
+    name: ClassVar[str] = "recorder"
+
+    def __init__(self, base: Policy) -> None:
+        """Record `base`, shared with the caller."""
+        super().__init__()
+        self.base, self.spec = base, base.spec
+        self._obs: list[Observation] = []
+        self._chunks: list[Tensor] = []
+
+    def act(self, obs: Observation, *, deterministic: bool = False, generator: Randomness = None) -> Tensor:
+        """The chunk of the base, kept."""
+        chunk = self.base.act(obs, deterministic=deterministic, generator=generator)
+        self._obs.append({key: value.detach().clone() for key, value in obs.items()})
+        self._chunks.append(chunk.detach().clone())
+        return chunk
+
+    def seen(self) -> Seen:
+        """Everything so far, equal rows once: simulators fill up calls with copies."""
+        obs = {key: torch.cat([part[key] for part in self._obs]) for key in self._obs[0]}
+        chunk = torch.cat(self._chunks)
+        flat = torch.cat([*(value.flatten(1).double() for value in obs.values()), chunk.flatten(1).double()], 1)
+        _, group = flat.unique(dim=0, return_inverse=True)
+        first = torch.full((int(group.max()) + 1,), len(chunk), device=group.device)
+        first = first.scatter_reduce(0, group, torch.arange(len(chunk), device=group.device), "amin").sort().values
+        return Seen({key: value[first] for key, value in obs.items()}, chunk[first])
+
+
+def record(
+    teacher: Policy,
+    sim: VectorSim,
+    seeds: Sequence[int],
+    *,
+    noise: float = 0.1,
+    progress: Callable[[int], None] | None = None,
+) -> Seen:
+    """What `teacher` sees and answers in the episodes `seeds`, played with disturbed actions.
+
+    Args:
+        teacher: Who plays.
+        sim: Where.
+        seeds: Consecutive episode seeds.
+        noise: Standard deviation of the disturbances, a fraction of half the range of the actions.
+        progress: Called with the number of finished episodes.
+
+    Raises:
+        UserError: The teacher is recurrent, or there is nobody to learn from.
+    """
+    if teacher.spec.memory_dim:
+        raise UserError(f"Policy '{teacher.name}' remembers, and students do not; compress one without memory.")
+    recorder = Recorder(teacher)
+    with evaluation_mode(teacher):
+        play(DisturbedActor(PolicyActor(recorder), noise), sim, seeds, progress=progress)
+    return recorder.seen()
+
+
+def widths_of(policy: Policy) -> Widths:
+    """Widths of the hidden layers of a policy.
+
+    Raises:
+        UserError: Its configuration has no `hidden`.
+    """
+    widths = getattr(getattr(policy, "config", None), "hidden", None)
+    backbone = getattr(getattr(policy, "config", None), "backbone", "mlp")
+    if not isinstance(widths, tuple) or not widths or backbone != "mlp":
+        raise UserError(
+            f"Policy '{policy.name}' has no plain hidden layers to remove or shrink; compress one that is an MLP."
+        )
+    return widths
+
+
+def parameters_of(policy: Policy) -> int:
+    """Numbers that a policy has learned."""
+    return sum(parameter.numel() for parameter in policy.parameters())
+
+
+def check_reachable(teacher: Policy, architectures: Sequence[Widths], limit: int) -> None:
+    """Refuse a limit on the parameters that none of `architectures`, the smallest of a search, keeps; 0 is none.
+
+    Raises:
+        UserError: Says how many the smallest one has.
+    """
+    sizes: list[int] = []
+    for widths in architectures if limit else ():
+        with suppress(UserError):  # no such network can be built
+            sizes.append(parameters_of(student_of(teacher, widths)))
+    if sizes and min(sizes) > limit:
+        raise UserError(
+            f"No student has at most {limit} parameters: the smallest one of this '{teacher.name}' has {min(sizes)}."
+        )
+
+
+def student_of(teacher: Policy, widths: Widths, seed: int = 0) -> Policy:
+    """An untrained policy like `teacher` with hidden layers of `widths` and its normalisers.
+
+    Raises:
+        UserError: No such network can be built.
+    """
+    config: Any = teacher.config  # type: ignore[attr-defined]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        student = make_policy(teacher.name, replace(config, hidden=tuple(widths)), teacher.spec)
+    known = dict(teacher.named_modules())
+    for name, part in student.named_modules():
+        if isinstance(part, Normalizer):
+            part.load_state_dict(known[name].state_dict())
+    return student.to(teacher.device)
+
+
+def distil(
+    student: Policy,
+    seen: Seen,
+    *,
+    updates: int,
+    batch: int = 256,
+    lr: float = 1e-3,
+    seed: int = 0,
+    progress: Callable[[int], None] | None = None,
+) -> Policy:
+    """The student after `updates` gradient steps towards what the teacher did, averaged and in evaluation mode."""
+    trainer = BC(BCConfig(lr=lr, warmup=min(100, updates // 10), batch_size=batch), student, total_updates=updates)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.random.fork_rng(devices=[]):  # noise and time of generative heads
+        torch.manual_seed(seed)
+        for step in range(updates):
+            rows = torch.randint(len(seen), (min(batch, len(seen)),), generator=generator)
+            chunk = seen.chunk[rows]
+            obs = {key: value[rows] for key, value in seen.obs.items()}
+            trainer.update(ChunkBatch(obs, chunk, chunk.new_ones(chunk.shape[:2])))
+            if progress is not None:
+                progress(step + 1)
+    return trainer.deployable().eval()
+
+
+class Scorer:
+    """How good policies are on common episodes: success where the task defines it, else return above chance."""
+
+    def __init__(self, sim: VectorSim, seeds: Sequence[int]) -> None:
+        self.sim, self.seeds = sim, seeds
+        self._chance: float | None = None
+
+    def __call__(self, policy: Policy) -> float:
+        """At least 0; a return counts from that of random actions on."""
+        result = play(policy, self.sim, self.seeds)
+        if result.success is not None:
+            return float(result.success.mean())
+        if self._chance is None:
+            self._chance = float(play(RandomActor(), self.sim, self.seeds).returns.mean())
+        return max(0.0, float(result.returns.mean()) - self._chance)

@@ -1,0 +1,141 @@
+"""DSAC-T: soft actor-critic whose critics predict the distribution of the return (Duan et al. 2023, S146).
+
+Each critic gives mean and standard deviation of the soft return. The mean follows the expected target of the critic
+with the least mean, as in SAC; the spread follows sampled targets, clipped at three of its own averages; and both
+gradients are scaled by the spread, so that the size of the rewards does not matter.
+
+Use it in place of SAC where rewards differ in scale from task to task, or where the spread of the return is wanted at
+run time. It has no histogram to tune. For a pretrained diffusion or flow policy use a fine-tuner.
+
+Deviations from the public code: the spread is compared with the whole square of the error (there: with a Huber loss,
+half a square, which makes it converge to the truth / sqrt(2)); actions come in chunks as in SAC.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from robopolicy.algorithms.frames.base import Stateful, frozen_copy
+from robopolicy.algorithms.sac import SAC, SACConfig
+from robopolicy.constraints import Count, Positive
+from robopolicy.contrib.control.gaussian_critic import GaussianQ
+from robopolicy.critics.q import CriticConfig, TargetUpdate
+from robopolicy.data.batches import Transitions
+from robopolicy.policies.base import Info, Policy
+from robopolicy.policies.noise import normal
+
+BIAS = 0.1  # keeps divisions by a small spread finite
+WEIGHT_RANGE = (0.1, 10.0)  # of the scale of a row's gradient
+
+
+@dataclass(frozen=True)
+class DSACTConfig(SACConfig):
+    """Settings of DSAC-T; defaults are the public code's but for those in docs/methods.md."""
+
+    critic: CriticConfig = field(
+        default_factory=lambda: CriticConfig(hidden=(256, 256, 256), activation="gelu", layer_norm=False)
+    )
+    lr: Positive = 1e-4  # learning rate of the actor
+    critic_lr: Positive = 1e-4  # learning rate of the critic
+    actor_delay: Count = 2  # critic steps per actor step
+    spread_clip: Positive = 3.0  # sampled targets keep within so many average spreads of the mean
+    huber: Positive = 50.0  # error of the mean beyond which its loss is linear
+
+
+class Spread(nn.Module):
+    """Running average of each member's standard deviation `(M,)`; the first batch sets it."""
+
+    average: Tensor
+
+    def __init__(self, members: int, rate: float) -> None:
+        super().__init__()
+        self.rate = rate
+        self.register_buffer("average", torch.zeros(members))
+
+    def observe(self, std: Tensor) -> None:
+        """Take in a batch of standard deviations `(M, B)`."""
+        mean = std.detach().mean(1)
+        self.average.copy_(torch.where(self.average == 0, mean, self.average.lerp(mean, self.rate)))
+
+
+def distribution_loss(
+    mean: Tensor, std: Tensor, target: Tensor, sampled: Tensor, average: Tensor, config: DSACTConfig
+) -> Tensor:
+    """Loss `(M, B)` of predicted moments.
+
+    Args:
+        mean: (M, B) predicted mean of the return.
+        std: (M, B) predicted standard deviation.
+        target: (B,) expected target, which the mean follows.
+        sampled: (B,) a draw of the target, which the spread follows.
+        average: (M, 1) running average of the standard deviation.
+        config: Clip and Huber range.
+    """
+    fixed, center = std.detach(), mean.detach()
+    limit = config.spread_clip * average
+    error = torch.clamp(sampled - center, -limit, limit)
+    weight = (average.square() / (fixed.square() + BIAS)).clamp(*WEIGHT_RANGE)
+    of_mean = nn.functional.huber_loss(mean, target.expand_as(mean), reduction="none", delta=config.huber)
+    of_std = std * (fixed.square() - error.square()) / (fixed + BIAS)
+    return weight * (of_mean + of_std)
+
+
+class DSACT(SAC):
+    """SAC with Gaussian critics and a slow copy of the policy in its targets."""
+
+    name = "dsac_t"
+    config_class = DSACTConfig
+    data_source = "replay"
+    heads = ("squashed_gaussian",)
+    reference = "duan2023dsact"
+    whole_ensemble = True
+    critic: GaussianQ
+    target_critic: GaussianQ
+
+    def __init__(self, config: DSACTConfig, policy: Policy, *, total_updates: int) -> None:
+        """Prepare to train a squashed Gaussian `policy`."""
+        super().__init__(config, policy, total_updates=total_updates)
+        self.config: DSACTConfig = config
+        self.spread = Spread(config.critic.members, config.tau)
+        self.target_policy = frozen_copy(self.policy)
+        self._policy_update = TargetUpdate(self.target_policy, self.policy)
+
+    def make_critic(self) -> GaussianQ:
+        """Means and standard deviations."""
+        return GaussianQ(self.config.critic, self.policy)
+
+    @torch.no_grad()
+    def targets(self, batch: Transitions) -> tuple[Tensor, Tensor]:
+        """Expected target and a draw of it `(B,)`, both from the member with the least mean."""
+        chunk, logp = self.target_policy.rsample(batch.next_obs, generator=self.generator)
+        mean, std = self.target_critic.moments(batch.next_obs, chunk)
+        least, member = mean.min(0)
+        z = normal(least.shape, self.generator, least.device).clamp(-3, 3)
+        drawn = least + std.gather(0, member[None]).squeeze(0) * z
+        entropy = self.temperature.value * logp if self.config.backup_entropy else 0.0
+        return (batch.reward + batch.discount * (value - entropy) for value in (least, drawn))  # type: ignore[return-value]
+
+    def critic_loss(self, batch: Transitions) -> tuple[Tensor, Info]:
+        """Distribution loss, summed over the members and averaged over the batch."""
+        mean, std = self.critic.moments(batch.obs, batch.chunk)
+        self.spread.observe(std)
+        target, sampled = self.targets(batch)
+        loss = distribution_loss(mean, std, target, sampled, self.spread.average[:, None], self.config)
+        info = {"value": mean.mean(), "target": target.mean(), "spread": std.mean()}
+        errors = (mean - target).abs().mean(0).detach()
+        return (loss * batch.weight).mean(1).sum(), {**info, "errors": errors}
+
+    def actor_step(self, batch: Transitions) -> Info:
+        """As SAC, on the least mean; then the slow copy follows."""
+        info = super().actor_step(batch)
+        self._policy_update.step(self.config.tau)
+        self._policy_update.copy_buffers()
+        return info
+
+    def parts(self) -> Mapping[str, Stateful]:
+        """SAC's parts, the average spread and the slow copy of the policy."""
+        return {**super().parts(), "spread": self.spread, "target_policy": self.target_policy}

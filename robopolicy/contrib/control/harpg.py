@@ -1,0 +1,104 @@
+"""HARPG: recursive policy gradient with Hessian correction (Fatkhullin et al. 2023, S051), normalised or not.
+
+Momentum is carried from the last weights to the present ones by a Hessian-vector product: the change of the gradient
+along the last step, estimated at a random point of that step, where half of the environments play. The other half
+plays, and gives the gradient, at the present weights. The product costs two more passes; no Hessian is formed.
+
+Use it as `npg_igt`, where its second half of the data pays: long horizons and smooth policies. It is plain momentum
+where steps are tiny. Both need a policy that can be differentiated twice.
+
+Deviations from the public code: one rollout serves both estimates, half of its environments each (there: two
+rollouts); the score of a trajectory is that of its part in the rollout; advantages are GAE on a learned value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.utils import parameters_to_vector
+
+from robopolicy.algorithms.frames.on_policy import Rows, normalize
+from robopolicy.contrib.control.momentum import MomentumConfig, MomentumGradient
+from robopolicy.errors import UserError
+from robopolicy.policies.base import Observation, Sample
+from robopolicy.policies.noise import Randomness
+
+
+@dataclass(frozen=True)
+class HARPGConfig(MomentumConfig):
+    """Settings of HARPG; its schedules are the public code's."""
+
+
+def hessian_vector(logp: Tensor, advantage: Tensor, learned: Sequence[Tensor], vector: Tensor) -> Tensor:
+    """Change `(P,)` of the policy gradient along `vector` `(P,)`, as `mean_i [s_i grad L_i + Hess L_i v]`.
+
+    Args:
+        logp: (T, M) log-probabilities of the decisions of M trajectories, with a graph.
+        advantage: (T, M), constant.
+        learned: Weights that `logp` depends on.
+        vector: Direction v.
+
+    `L_i` is the sum of `advantage * logp` over trajectory i, and `s_i` the derivative of its log-probability along v:
+    a gradient of expectations also changes because other trajectories become likely.
+    """
+    parts = [piece.view_as(p) for piece, p in zip(vector.split([p.numel() for p in learned]), learned, strict=True)]
+    dummy = torch.ones(logp.shape[1], device=logp.device, requires_grad=True)
+    carried = torch.autograd.grad((dummy * logp.sum(0)).sum(), learned, create_graph=True)
+    along = torch.stack([(g * v).sum() for g, v in zip(carried, parts, strict=True)]).sum()
+    (score,) = torch.autograd.grad(along, dummy, retain_graph=True)  # (M,) s_i
+    objective = (advantage * logp).sum(0)  # (M,) L_i
+    weighted = torch.autograd.grad((score * objective).mean(), learned, retain_graph=True)
+    first = torch.autograd.grad(objective.mean(), learned, create_graph=True)
+    slope = torch.stack([(g * v).sum() for g, v in zip(first, parts, strict=True)]).sum()
+    # Weights that enter the slope linearly have no second derivative.
+    second = torch.autograd.grad(slope, learned, allow_unused=True, materialize_grads=True)
+    return parameters_to_vector(weighted) + parameters_to_vector(second)
+
+
+class HARPG(MomentumGradient):
+    """Averages gradients that are carried along by Hessian-vector products; `policy` plays between two steps."""
+
+    name = "harpg"
+    config_class = HARPGConfig
+    data_source = "rollout"
+    heads = ("decisions",)
+    reference = "fatkhullin2023fisher"
+    config: HARPGConfig
+
+    def act(self, obs: Observation, *, generator: Randomness = None) -> Sample:
+        """The first half of the environments plays with the learned weights, the others between those and the last."""
+        rows = len(next(iter(obs.values())))
+        if rows % 2:
+            raise UserError(f"HARPG shares the environments out to two policies; give it an even number, not {rows}.")
+        half = rows // 2
+        samples = [
+            player.sample({key: value[part] for key, value in obs.items()}, generator=generator)
+            for player, part in ((self.current, slice(half)), (self.policy, slice(half, None)))
+        ]
+        record = {key: torch.cat([sample.record[key] for sample in samples]) for key in samples[0].record}
+        return Sample(torch.cat([s.chunk for s in samples]), record, torch.cat([s.logp for s in samples]))
+
+    def averaged(self, rows: Rows, shape: tuple[int, int]) -> Tensor:
+        """`(1 - eta) (d + change) + eta g`."""
+        steps, envs = shape
+        first = torch.arange(envs, device=rows.logp.device).expand(shape).flatten() < envs // 2
+        between = rows[~first]
+        with sdpa_kernel(SDPBackend.MATH):  # the fast kernels of attention cannot be differentiated twice
+            change = hessian_vector(
+                self.log_probabilities(between).view(steps, -1),
+                normalize(between.advantage).view(steps, -1) / steps,
+                self.learned,
+                self.trace.weights - self.trace.previous,
+            )
+        self._load(self.policy, self.trace.weights)
+        gradient = self.gradient(rows[first])
+        return (self.trace.direction + change).lerp(gradient, self.share)
+
+    def sampling_weights(self) -> Tensor:
+        """A random point of the last step."""
+        q = torch.rand((), generator=self.generator).to(self.trace.weights)
+        return torch.lerp(self.trace.previous, self.trace.weights, q)

@@ -1,0 +1,14 @@
+"""Rollouts with windows of a dataset."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from robopolicy.data.batches import Rollout, Transitions
+
+
+@dataclass(frozen=True, kw_only=True)
+class HybridRollout(Rollout):
+    """A rollout, and windows of a dataset beside it."""
+
+    offline: Transitions  # B windows

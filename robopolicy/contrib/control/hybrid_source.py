@@ -1,0 +1,66 @@
+"""Rollouts with windows of a dataset, for algorithms that learn on-policy from both."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+
+from robopolicy.algorithms.frames.base import Algorithm
+from robopolicy.contrib.control.hnpg import HNPG
+from robopolicy.contrib.control.hybrid_rollout import HybridRollout
+from robopolicy.data.batches import Request
+from robopolicy.data.replay import Replay
+from robopolicy.device import move
+from robopolicy.sim.chunk import ChunkedSim
+from robopolicy.training.make_source import Source, SourceContext
+from robopolicy.training.sources import RolloutSource
+
+
+class HybridSource(RolloutSource):
+    """On-policy rollouts, each with windows of a dataset."""
+
+    whole_episodes: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        sim: ChunkedSim,
+        device: torch.device,
+        offline: Replay,
+        *,
+        request: Request,
+        decisions: int,
+        seed: int,
+    ) -> None:
+        super().__init__(sim, device, decisions=decisions, seed=seed)
+        self.offline, self.request = offline, request
+        self._generator = torch.Generator().manual_seed(seed)
+
+    @classmethod
+    def build(cls, context: SourceContext) -> Source:
+        """Rollouts, and windows as the algorithm requests them."""
+        algorithm, settings = context.algorithm, context.settings
+        assert isinstance(algorithm, HNPG)
+        return cls(
+            context.chunked_sim(),
+            context.device,
+            Replay.from_episodes(context.dataset(), gamma=settings.gamma),
+            request=algorithm.request,
+            decisions=settings.decisions,
+            seed=context.seed,
+        )
+
+    def next(self, algorithm: Algorithm) -> HybridRollout:
+        """Play one rollout with the current policy, and draw from the dataset."""
+        windows = self.offline.sample(self.request, self._generator)
+        return HybridRollout(**vars(super().next(algorithm)), offline=move(windows, self.device))
+
+    def state_dict(self) -> dict[str, Any]:
+        """That of the rollouts, and the generator of the windows."""
+        return {**super().state_dict(), "windows": self._generator.get_state()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> bool:
+        """Restore `state_dict`."""
+        self._generator.set_state(state["windows"])
+        return super().load_state_dict(state)

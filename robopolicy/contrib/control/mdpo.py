@@ -1,0 +1,62 @@
+"""Mirror descent policy optimisation on rollouts: a linearised objective and a KL to the last policy (S088).
+
+Every rollout takes several epochs of steps on `-t A ratio + KL(new || old)`. Nothing is clipped: the KL pulls back
+what has moved too far, and as `t` falls to 0 over training, steps shrink. In the limit of many steps the policy is
+`old * exp(t A) / Z`.
+
+Use it in place of PPO where the policy has a density; it has no clip to choose, but a step size, in units of the
+standard deviation of the advantage. `mdpo_off` is its sibling for replay.
+
+Deviations from the public code: steps take minibatches (there: ten steps on the whole rollout); the KL is the estimate
+`r log r - r + 1` with the ratio r of the played decisions, exact in expectation for any policy, where the code has the
+closed form of two Gaussians; the loss is divided by the weight 1 / t of its KL, which an Adam step does not notice.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from robopolicy.algorithms.frames.actor_critic import ActorCritic, ActorCriticConfig
+from robopolicy.algorithms.frames.on_policy import Rows, normalize
+from robopolicy.constraints import Positive
+from robopolicy.core.decisions import Decisions
+from robopolicy.core.estimator import Estimator, EstimatorConfig
+from robopolicy.policies.base import Info, Policy
+
+
+@dataclass(frozen=True)
+class MDPOConfig(ActorCriticConfig):
+    """Settings of MDPO; its schedule is the public code's."""
+
+    step_size: Positive = 1.0  # t of the first rollout, per standard deviation of the advantage; falls linearly to 0
+    lr_schedule: str = "linear"  # constant | linear (to 0) | adaptive (keeps the KL of a step near target_kl)
+
+
+class MDPO(ActorCritic):
+    """Actor-critic with a proximal KL in place of a clip."""
+
+    name = "mdpo"
+    config_class = MDPOConfig
+    data_source = "rollout"
+    heads = ("decisions",)
+    reference = "tomar2020mdpo"
+    distributed = True
+    config: MDPOConfig
+
+    def __init__(self, config: MDPOConfig, policy: Policy, *, total_updates: int) -> None:
+        """Prepare to train `policy` for `total_updates` rollouts."""
+        super().__init__(config, policy, total_updates=total_updates)
+        self.estimator = Estimator(EstimatorConfig(surrogate="mirror", entropy_coef=config.entropy_coef))
+
+    @property
+    def step_size(self) -> float:
+        """t_k: falls from its first value to 0 with the rollouts."""
+        return self.config.step_size * (1 - self.progress)
+
+    def actor_loss(self, rows: Rows, *, diagnose: bool) -> tuple[Tensor, Info]:
+        """Linearised objective, KL to the policy that played, and entropy bonus."""
+        output = self.policy.decisions(rows.obs, rows.record)
+        advantage = self.step_size * normalize(rows.advantage)[:, None]
+        return self.estimator(Decisions(rows.logp), advantage, output.logp, output.entropy, diagnose=diagnose)

@@ -1,0 +1,140 @@
+"""The frame of policy gradients whose steps follow a momentum that is kept unbiased: N-PG-IGT and HARPG.
+
+Their gradient is that of one rollout, once, without ratios. What they add is how it is averaged over the rollouts,
+whose policies differ: each keeps the average a gradient at the present weights. Steps have a length of their own.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
+
+from robopolicy.algorithms.frames.base import Metrics, Observer, Stateful, frozen_copy
+from robopolicy.algorithms.frames.on_policy import Rows, minibatches, normalize
+from robopolicy.algorithms.frames.rollout_learner import RolloutLearner, RolloutLearnerConfig
+from robopolicy.constraints import Count, Positive, PositiveShare
+from robopolicy.data.batches import Rollout
+from robopolicy.policies.base import Policy
+
+
+@dataclass(frozen=True)
+class MomentumConfig(RolloutLearnerConfig):
+    """Settings that both algorithms have; minibatches are the critic's alone."""
+
+    step_size: Positive = 0.1  # first step; falls with 2 / (2 + t), or its root where steps are not normalised
+    momentum: PositiveShare = 1.0  # first weight of a new gradient; falls with 2 / (2 + t)
+    normalize_step: bool = True  # steps have length step_size, whatever the gradient's
+    critic_lr: Positive = 1e-3  # Adam learning rate of the value network, the baseline
+    critic_epochs: Count = 10  # its passes over each rollout
+
+
+class Trace(nn.Module):
+    """Where the weights are `(P,)`, where they were before, and the averaged gradient."""
+
+    weights: Tensor
+    previous: Tensor
+    direction: Tensor
+
+    def __init__(self, weights: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("weights", weights.clone())
+        self.register_buffer("previous", weights.clone())
+        self.register_buffer("direction", torch.zeros_like(weights))
+
+    def move(self, direction: Tensor, length: float, *, normalized: bool) -> None:
+        """Step along `direction` `(P,)`, by `length` itself or by its multiple."""
+        self.direction.copy_(direction)
+        self.previous.copy_(self.weights)
+        unit = direction / direction.norm().clamp(min=1e-12) if normalized else direction
+        self.weights.add_(unit, alpha=length)
+
+
+class MomentumGradient(RolloutLearner):
+    """One gradient step per rollout; `policy` plays, `current` is what has been learned."""
+
+    config: MomentumConfig
+
+    def __init__(self, config: MomentumConfig, policy: Policy, *, total_updates: int) -> None:
+        """Prepare to train `policy` for `total_updates` rollouts."""
+        super().__init__(config, policy, total_updates=total_updates)
+        self.learned = [p for p in policy.parameters() if p.requires_grad]
+        self.trace = Trace(parameters_to_vector(self.learned).detach())
+        self.current: Policy = frozen_copy(policy)
+        self.critic_optimizer = torch.optim.Adam(self.critic.parameters(), lr=config.critic_lr, fused=True)
+
+    @abstractmethod
+    def averaged(self, rows: Rows, shape: tuple[int, int]) -> Tensor:
+        """The averaged gradient `(P,)` after the rows of a rollout of `shape` (T, N)."""
+
+    @abstractmethod
+    def sampling_weights(self) -> Tensor:
+        """Weights `(P,)` to play the next rollout with."""
+
+    @property
+    def share(self) -> float:
+        """eta_t: weight of the gradient of the next rollout in the average."""
+        return self.config.momentum * 2 / (2 + self.updates)
+
+    @property
+    def length(self) -> float:
+        """gamma_t: size of the next step."""
+        decay = 2 / (2 + self.updates)
+        return self.config.step_size * (decay if self.config.normalize_step else decay**0.5)
+
+    def observers(self) -> tuple[Observer, ...]:
+        """Both policies and the critic."""
+        return *super().observers(), self.current
+
+    def learn(self, rows: Rows, shape: tuple[int, int]) -> Metrics:
+        """One step of the policy, several of its critic."""
+        direction, length = self.averaged(rows, shape), self.length
+        self.trace.move(direction, length, normalized=self.config.normalize_step)
+        loss = self._fit_critic(rows)
+        return {"actor/gradient_norm": float(direction.norm()), "actor/step_size": length, "critic/loss": loss}
+
+    def update(self, batch: Rollout) -> Metrics:
+        """Learn from one rollout, and go where the next one is to be played."""
+        metrics = super().update(batch)
+        self._load(self.current, self.trace.weights)
+        self._load(self.policy, self.sampling_weights())
+        return metrics
+
+    def log_probabilities(self, rows: Rows) -> Tensor:
+        """Log-probability `(B,)` of each decision under the weights that `policy` has."""
+        return self.policy.decisions(rows.obs, rows.record).logp.sum(1)
+
+    def gradient(self, rows: Rows) -> Tensor:
+        """Policy gradient `(P,)` of the return at the weights of `policy`, which must have played the rows."""
+        objective = (normalize(rows.advantage) * self.log_probabilities(rows)).mean()
+        return parameters_to_vector(torch.autograd.grad(objective, self.learned))
+
+    def deployable(self) -> Policy:
+        """The learned weights, not those that explore between or beyond them."""
+        return self.current
+
+    def _fit_critic(self, rows: Rows) -> float:
+        loss = torch.zeros(())
+        for _ in range(self.config.critic_epochs):
+            for minibatch, _ in minibatches(rows, self.config.batch_size, self.generator):
+                loss = nn.functional.mse_loss(self.critic(minibatch.obs), minibatch.value_target)
+                self.critic_optimizer.zero_grad(set_to_none=True)
+                loss.backward()
+                self.critic_optimizer.step()
+        return float(loss.detach())
+
+    def _load(self, policy: Policy, weights: Tensor) -> None:
+        learned = [
+            p for p, mine in zip(policy.parameters(), self.policy.parameters(), strict=True) if mine.requires_grad
+        ]
+        with torch.no_grad():
+            vector_to_parameters(weights, learned)
+
+    def parts(self) -> Mapping[str, Stateful]:
+        """The shared parts, what was learned, the place in weight space and the critic's optimiser."""
+        own = {"current": self.current, "trace": self.trace, "critic_optimizer": self.critic_optimizer}
+        return {**super().parts(), **own}

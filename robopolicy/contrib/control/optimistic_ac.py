@@ -1,0 +1,129 @@
+"""Optimistic actor-critic with rare switches (after Tan et al. 2025, S094): hope where nobody has been, and start over.
+
+Three ideas of a theory of sample efficiency, on the parts of soft actor-critic. The critics aim at the best chunk of
+the next observation instead of the policy's, so that what they learn does not depend on who plays. The actor climbs an
+upper quantile of the ensemble, which is high where its members have seen little. And it climbs one critic at a time: a
+kept copy, which is changed only when it fits the data clearly worse than the current one; then the policy starts over
+from where it began, because what it had learned belongs to the old critic.
+
+Use it where rewards are rare and lie beyond what random play finds, with few action dimensions and cheap episodes. With
+a dataset the critics start with what it shows (`replay.offline_updates`), and optimism can be left out
+(`quantile=0.5`). Not for the last percent: after a switch the policy is poor for a while, as the evaluations show. Keep
+values bounded (`critic.bins`, `value_min`, `value_max`) where targets run away.
+
+Reconstructed from the abstract. Own choices: an ensemble in place of the set of all critics that fit, members with
+targets of their own, the best of a few drawn chunks in place of a maximum, and soft actor-critic in place of
+exponential weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from robopolicy.algorithms.frames.base import Stateful, frozen_copy
+from robopolicy.algorithms.sac import SAC, SACConfig
+from robopolicy.constraints import Count, Natural, NotNegative, PartialShare, Positive, PositiveShare
+from robopolicy.contrib.control.optimism import RareSwitch, upper_value
+from robopolicy.critics.q import CriticConfig, QEnsemble
+from robopolicy.data.batches import Transitions
+from robopolicy.errors import UserError
+from robopolicy.policies.base import Info, Policy
+from robopolicy.policies.noise import uniform
+
+
+@dataclass(frozen=True)
+class OptimisticACConfig(SACConfig):
+    """Settings of the optimistic actor-critic; all are our own."""
+
+    critic: CriticConfig = field(
+        default_factory=lambda: CriticConfig(members=5, hidden=(256, 256), activation="relu", layer_norm=True)
+    )
+    temperature: Positive = 0.1  # initial weight of the entropy
+    quantile: PositiveShare = 0.9  # of the ensemble, what the actor climbs; 1 is the highest member
+    candidates: Count = 8  # chunks drawn from the bounds for every target, beside one of the policy
+    factor: Positive = 2.0  # Bellman error of the kept critic, relative to the current one's, at which it goes
+    slack: NotNegative = 0.01  # excess that is allowed besides, squared units of value
+    memory: PartialShare = 0.99  # share of the averages of these errors that every actor step keeps
+    dwell: Natural = 1000  # actor steps at least between two switches
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.backup_entropy:
+            raise UserError(
+                "The targets of optimistic_ac are values of the best chunks and never hold entropy, so "
+                "algorithm.backup_entropy does nothing; leave it out."
+            )
+
+
+def best_next(critic: QEnsemble, batch: Transitions, chunks: Tensor) -> Tensor:
+    """Bellman targets `(M, B)` of each member alone, at the best of its chunks `(B, C, H, A)`."""
+    return batch.reward + batch.discount * critic.of_candidates(batch.next_obs, chunks).amax(-1)
+
+
+def bellman_error(critic: QEnsemble, batch: Transitions, chunks: Tensor, quantile: float) -> Tensor:
+    """Mean squared difference of an optimistic value from its own target, at the best of `chunks` `(B, C, H, A)`."""
+    value = upper_value(critic(batch.obs, batch.chunk), quantile)
+    ahead = upper_value(critic.of_candidates(batch.next_obs, chunks), quantile).amax(-1)
+    return (value - batch.reward - batch.discount * ahead).square().mean()
+
+
+class OptimisticAC(SAC):
+    """SAC that climbs an optimistic critic, changes it rarely, and then starts over."""
+
+    name = "optimistic_ac"
+    config_class = OptimisticACConfig
+    data_source = "replay"
+    heads = ("squashed_gaussian",)
+    reference = "tan2025actorcritics"
+    whole_ensemble = True
+
+    def __init__(self, config: OptimisticACConfig, policy: Policy, *, total_updates: int) -> None:
+        """Prepare to train a squashed Gaussian `policy`, to which it returns at every switch."""
+        super().__init__(config, policy, total_updates=total_updates)
+        self.config: OptimisticACConfig = config
+        self.start: Policy = frozen_copy(self.policy)
+        self.kept: QEnsemble = frozen_copy(self.critic)  # what the actor climbs
+        self.switch = RareSwitch(config.factor, config.slack, memory=config.memory, dwell=config.dwell)
+
+    def candidates(self, batch: Transitions) -> Tensor:
+        """Chunks `(B, C + 1, H, A)` for the next observations: one of the policy, the others from the bounds."""
+        own = self.policy.act(batch.next_obs, generator=self.generator).unsqueeze(1)
+        shape = (len(own), self.config.candidates, *own.shape[2:])
+        drawn = 2 * uniform(shape, self.generator, own.device) - 1
+        return torch.cat([own, self.policy.action_normalizer.denormalize(drawn)], 1)
+
+    def target(self, batch: Transitions) -> Tensor:
+        """Targets `(M, B)`: every member of the slow ensemble hopes for itself."""
+        return best_next(self.target_critic, batch, self.candidates(batch))
+
+    def actor_loss(self, batch: Transitions, alpha: Tensor) -> tuple[Tensor, Tensor, Info]:
+        """`alpha log pi` minus the optimistic value of the kept critic, at the actor's draws."""
+        chunk, logp = self.policy.rsample(batch.obs, generator=self.generator)
+        value = upper_value(self.kept(batch.obs, chunk), self.config.quantile)
+        return (alpha.detach() * logp - value).mean(), logp, {"optimism": value.detach().mean()}
+
+    def actor_step(self, batch: Transitions) -> Info:
+        """As SAC; before it, a switch where the kept critic has become too bad."""
+        with torch.no_grad():
+            chunks, quantile = self.candidates(batch), self.config.quantile
+            kept, current = (bellman_error(critic, batch, chunks, quantile) for critic in (self.kept, self.critic))
+        if self.switch.due(float(kept), float(current)):
+            self.start_over()
+        info = {"kept_error": kept, "current_error": current, "switches": torch.tensor(float(self.switch.changes))}
+        return super().actor_step(batch) | info
+
+    @torch.no_grad()
+    def start_over(self) -> None:
+        """Climb the current critic from now on, from where the policy began; statistics of observations stay."""
+        self.kept.load_state_dict(self.critic.state_dict())
+        for mine, first in zip(self.policy.parameters(), self.start.parameters(), strict=True):
+            mine.copy_(first)
+        self.optimizer.state.clear()
+
+    def parts(self) -> Mapping[str, Stateful]:
+        """SAC's parts, the first policy, the kept critic and the switch."""
+        return {**super().parts(), "start": self.start, "kept": self.kept, "switch": self.switch}

@@ -1,0 +1,93 @@
+"""Probabilistic mixture-of-experts for reinforcement learning (PMOE, S092): soft actor-critic with several experts.
+
+A choice among experts cannot be reparameterised. PMOE never differentiates through it: every expert proposes a chunk,
+the critic names the best one, only that expert is improved, and the router learns by regression how often each expert
+is the best (the frequency loss). Experts that find different optima therefore stay apart, where one Gaussian would have
+to choose or straddle them.
+
+Use it from scratch where a task has a few distinct ways to succeed. For one way SAC is cheaper: the critic judges all
+experts in every actor step. Experts that are never the best are never improved: the router entropy in the metrics
+shows a collapse. `pmoe_ppo` is its sibling for rollouts.
+
+Formulas are those of the authors' public code. Deviations: rewards are not standardised per batch (the temperature is
+learned instead), critics may be an ensemble and actions come in chunks as in SAC. As there, the entropy of the
+objective is that of the chosen expert; the metrics also show the entropy of the mixture, which is larger where experts
+lie apart.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from robopolicy.algorithms.frames.soft import SoftConfig, SoftOffPolicy
+from robopolicy.constraints import NotNegative
+from robopolicy.critics.q import QEnsemble
+from robopolicy.data.replay import Transitions
+from robopolicy.errors import UserError
+from robopolicy.policies.base import Info, Observation, Policy
+from robopolicy.policies.density import choose
+from robopolicy.policies.heads.mixture import MixturePolicy
+from robopolicy.policies.noise import Randomness, uniform
+
+
+@dataclass(frozen=True)
+class PMOEConfig(SoftConfig):
+    """Settings of PMOE: those of SAC, and the router."""
+
+    router_coef: NotNegative = 1.0  # weight of the frequency loss
+
+
+def frequency_loss(log_weight: Tensor, best: Tensor) -> tuple[Tensor, Info]:
+    """Squared error of the router `(B, M)` towards a one-hot of the best expert `(B,)`; least at its frequency."""
+    weight = log_weight.exp()
+    target = torch.nn.functional.one_hot(best, weight.shape[1]).to(weight.dtype)
+    entropy = -(weight * log_weight).sum(1).mean().detach()
+    return (weight - target).square().mean(), {"router_entropy": entropy}
+
+
+def actor_loss(
+    policy: MixturePolicy, critic: QEnsemble, obs: Observation, alpha: Tensor, router_coef: float, generator: Randomness
+) -> tuple[Tensor, Info]:
+    """`alpha log pi_b - min Q` of the best expert b, and the frequency loss; `info["logp"]` `(B,)` is that expert's."""
+    chunks, logp, log_weight = policy.rsample_experts(obs, generator=generator)  # (B, M, H, A), (B, M), (B, M)
+    value, best = critic.of_candidates(obs, chunks).min(0).values.max(1)  # (B,)
+    logp = logp.gather(1, best.unsqueeze(1)).squeeze(1)
+    router, info = frequency_loss(log_weight, best)
+    loss = (alpha.detach() * logp - value).mean() + router_coef * router
+    return loss, {**info, "router_loss": router.detach(), "logp": logp.detach()}
+
+
+class PMOE(SoftOffPolicy):
+    """Soft actor-critic for a mixture of experts."""
+
+    name = "pmoe"
+    config_class = PMOEConfig
+    data_source = "replay"
+    heads = ("squashed_mixture",)
+    reference = "ren2021pmoe"
+    policy: MixturePolicy
+
+    def __init__(self, config: PMOEConfig, policy: Policy, *, total_updates: int) -> None:
+        """Prepare to train a squashed mixture `policy`."""
+        if not isinstance(policy, MixturePolicy) or not policy.config.squash:
+            raise UserError(f"PMOE trains a squashed mixture, got '{policy.name}'; pass policy=squashed_mixture.")
+        super().__init__(config, policy, total_updates=total_updates)
+        self.config: PMOEConfig = config
+
+    def target(self, batch: Transitions) -> Tensor:
+        """Soft value of the next observation, at a chunk of the expert that the router draws."""
+        chunks, logp, log_weight = self.policy.rsample_experts(batch.next_obs, generator=self.generator)
+        drawn = choose(log_weight, uniform((len(logp), 1), self.generator, logp.device).squeeze(1))
+        rows = torch.arange(len(logp), device=logp.device)
+        return self.soft(batch, self.bootstrap(batch, chunks[rows, drawn]), logp[rows, drawn])
+
+    def actor_loss(self, batch: Transitions, alpha: Tensor) -> tuple[Tensor, Tensor, Info]:
+        """That of the best experts and of the router; log-probabilities are those of the best experts."""
+        loss, info = actor_loss(self.policy, self.critic, batch.obs, alpha, self.config.router_coef, self.generator)
+        logp = info.pop("logp")
+        with torch.no_grad():
+            sample = self.policy.sample(batch.obs, generator=self.generator)
+        return loss, logp, {**info, "expert_entropy": -logp.mean(), "entropy": -sample.logp.mean()}

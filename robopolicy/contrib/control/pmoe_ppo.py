@@ -1,0 +1,109 @@
+"""PMOE on rollouts (Ren et al. 2021, S092): PPO on the density of a mixture, whose router learns which expert is best.
+
+The ratio is that of the whole mixture, so nothing is differentiated through the choice of an expert. Beside it a Q
+network learns the returns of what was played; every expert proposes a chunk in every state, Q names the best, and the
+router regresses how often each of them is (the frequency loss of `pmoe`).
+
+Use it in place of `ppo` on a mixture whose experts should keep apart, where steps are cheap; `pmoe` where they are not.
+`ppo` moves the router by the policy gradient alone, without a Q network to learn.
+
+Formulas are those of the authors' public code, with the mixture's density in the ratio: the code scores the played
+action under every expert, which does not fit the shapes of its own loss. Deviations: Q is fitted to the rollout before
+the actor's epochs, by an optimiser of its own (there: in the same steps), and judges fresh draws of all experts (there:
+the played actions). Rewards are scaled as in `ppo`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from robopolicy.algorithms.frames.base import Metrics, Observer, Stateful
+from robopolicy.algorithms.frames.on_policy import Rows, minibatches
+from robopolicy.algorithms.ppo import PPO, PPOConfig
+from robopolicy.constraints import Count, NotNegative, Positive
+from robopolicy.contrib.control.pmoe import frequency_loss
+from robopolicy.critics.q import CriticConfig, QEnsemble
+from robopolicy.errors import UserError
+from robopolicy.policies.base import Info, Observation, Policy, Sample
+from robopolicy.policies.heads.mixture import MixturePolicy
+from robopolicy.policies.noise import Randomness
+
+
+@dataclass(frozen=True)
+class PMOEPPOConfig(PPOConfig):
+    """Settings of PPO, of the router and of the network that judges the experts, whose size is the public code's."""
+
+    router_coef: NotNegative = 1.0  # weight of the frequency loss
+    q: CriticConfig = field(
+        default_factory=lambda: CriticConfig(members=1, hidden=(64, 64, 64), activation="relu", layer_norm=False)
+    )
+    q_lr: Positive = 3e-4  # its Adam learning rate
+    q_epochs: Count = 10  # its passes over each rollout
+
+
+class PMOEPPO(PPO):
+    """PPO for a mixture of experts, and a Q network that trains its router."""
+
+    name = "pmoe_ppo"
+    config_class = PMOEPPOConfig
+    data_source = "rollout"
+    heads = ("mixture", "squashed_mixture")
+    reference = "ren2021pmoe"
+    distributed = False
+    may_remember = False  # Q judges observations alone
+    config: PMOEPPOConfig
+    policy: MixturePolicy
+
+    def __init__(self, config: PMOEPPOConfig, policy: Policy, *, total_updates: int) -> None:
+        """Prepare to train a mixture `policy` for `total_updates` rollouts."""
+        if not isinstance(policy, MixturePolicy):
+            raise UserError(f"PMOE trains a mixture, got '{policy.name}'; pass policy=mixture.")
+        super().__init__(config, policy, total_updates=total_updates)
+        self.q = QEnsemble(config.q, policy)
+        self.q_optimizer = torch.optim.Adam(self.q.parameters(), lr=config.q_lr, fused=True)
+
+    def act(self, obs: Observation, *, generator: Randomness = None) -> Sample:
+        """Draw a chunk and note it for Q."""
+        sample = super().act(obs, generator=generator)
+        return Sample(sample.chunk, sample.record | {"chunk": sample.chunk}, sample.logp)
+
+    def learn(self, rows: Rows, shape: tuple[int, int]) -> Metrics:
+        """Fit Q, then the epochs of PPO."""
+        loss = self._fit_q(rows)
+        return super().learn(rows, shape) | {"critic/q_loss": loss}
+
+    def observers(self) -> tuple[Observer, ...]:
+        """The shared ones and Q."""
+        return *super().observers(), self.q.encoder
+
+    def _fit_q(self, rows: Rows) -> float:
+        loss = torch.zeros(())
+        for _ in range(self.config.q_epochs):
+            for part, _ in minibatches(rows, self.config.batch_size, self.generator):
+                output = self.q.output(self.q.encode(part.obs), part.record["chunk"])
+                loss = self.q.regression(output, part.value_target).mean(1).sum()
+                self.q_optimizer.zero_grad(set_to_none=True)
+                loss.backward()
+                self.q_optimizer.step()
+        return float(loss.detach())
+
+    def best(self, obs: Observation, chunks: Tensor) -> Tensor:
+        """The expert `(B,)` whose chunk, of `(B, M, H, A)`, Q values most."""
+        with torch.no_grad():
+            return self.q.of_candidates(obs, chunks).mean(0).argmax(1)
+
+    def actor_loss(self, rows: Rows, *, diagnose: bool) -> tuple[Tensor, Info]:
+        """That of PPO, and the frequency loss of the router."""
+        loss, info = super().actor_loss(rows, diagnose=diagnose)
+        chunks, _, log_weight = self.policy.rsample_experts(rows.obs, generator=self.generator)
+        router, more = frequency_loss(log_weight, self.best(rows.obs, chunks))
+        loss = loss + self.config.router_coef * router
+        return loss, {**info, **more, "router_loss": router.detach()} if diagnose else info
+
+    def parts(self) -> Mapping[str, Stateful]:
+        """PPO's parts, Q and its optimiser."""
+        return {**super().parts(), "q": self.q, "q_optimizer": self.q_optimizer}

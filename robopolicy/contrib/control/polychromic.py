@@ -1,0 +1,138 @@
+"""Polychromic PPO: score sets of trajectories by return times diversity (Hamid et al. 2025, S060).
+
+At some moments of every rollout the simulator is restored and played on several times (vines, `samplers/vine.py`). A
+set of vines from one state is worth the mean return of its members times the share of different ways among them, 0 if
+all went the same way. Every member shares the credit for its sets, so a second way to succeed is worth keeping, where a
+plain policy gradient ends with one. The first steps of a vine learn from this set advantage, all else from GAE.
+
+Use it to fine-tune or train where several ways should survive: for pass@k, for play under perturbations. Returns should
+lie in [0, 1] (sparse rewards): the product means little for negative ones. `place` says what a way is: the set of cells
+that a vine visits. It needs a backend that saves its state, and many more steps than
+`ppo`, which it is without vines; so budgets count updates.
+
+No official code was found; formulas are those of the paper as secondary sources give them. Deviations: all subsets of
+the vines are scored (there: a few random ones), and the baseline of a vine is the mean of the sets without it, which
+leaves the gradient unbiased; vines grow in every environment at the same moments; either kind of advantage counts in
+units of its own spread.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from math import comb
+
+import torch
+from torch import Tensor
+
+from robopolicy.algorithms.frames.on_policy import Rows, normalize
+from robopolicy.algorithms.ppo import PPO, PPOConfig
+from robopolicy.constraints import Count, NotNegative, Several
+from robopolicy.contrib.control.positions import PlaceConfig
+from robopolicy.contrib.control.props import joined
+from robopolicy.contrib.control.stages import set_advantage
+from robopolicy.contrib.control.vine_batch import VineRollout
+from robopolicy.core.decisions import Decisions
+from robopolicy.core.regularizers import k3
+from robopolicy.data.batches import GroupRollout, Rollout
+from robopolicy.errors import UserError
+from robopolicy.policies.base import Info, Policy
+
+MOST_SETS = 1000
+
+
+@dataclass(frozen=True)
+class PolychromicConfig(PPOConfig):
+    """Settings of PPO, of the vines and of what makes two of them different."""
+
+    epochs: Count = 2  # passes over each rollout and its vines
+    forks: Count = 2  # moments of each rollout at which vines begin
+    vines: Count = 8  # V, vines from each state
+    members: Several = 4  # n, vines in a set, fewer than V
+    window: Count = 5  # W, decisions of a vine that learn from the set advantage
+    kl_coef: NotNegative = 0.01  # weight of the KL from the policy that played
+    place: PlaceConfig = field(default_factory=lambda: PlaceConfig(scale=0.5))  # ways are sets of its cells
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.members >= self.vines or comb(self.vines, self.members) > MOST_SETS:
+            raise UserError(
+                f"A set has fewer members than there are vines, and there are at most {MOST_SETS} sets; "
+                f"got {self.members} of {self.vines}."
+            )
+        if self.forks > self.decisions:
+            raise UserError(f"Vines need forks <= decisions={self.decisions}, got {self.forks}.")
+
+
+def ways_of(places: list[Tensor], played: list[Tensor]) -> Tensor:
+    """Number of the set of unit cells that each vine visited, `(K, N)`; equal sets have equal numbers.
+
+    Args:
+        places: K tensors (L_k, N, D).
+        played: K tensors (L_k, N) bool.
+    """
+    lengths = [len(part) for part in places]
+    cells, index = torch.cat(places).floor().flatten(0, 1).unique(dim=0, return_inverse=True)
+    index = index.view(-1, places[0].shape[1])
+    visited = [
+        torch.zeros(part.shape[1], len(cells) + 1, device=index.device).scatter_(
+            1, torch.where(mask, part, len(cells)).T, 1.0
+        )[:, :-1]
+        for part, mask in zip(index.split(lengths), played, strict=True)
+    ]
+    stacked = torch.stack(visited)  # (K, N, C)
+    return stacked.flatten(0, 1).unique(dim=0, return_inverse=True)[1].view(stacked.shape[:2])
+
+
+class Polychromic(PPO):
+    """PPO on rollouts and sets of vines."""
+
+    name = "polychromic"
+    config_class = PolychromicConfig
+    data_source = "vine"
+    heads = ("decisions",)
+    reference = "hamid2025polychromic"
+    distributed = False
+    may_remember = False  # vines begin without memories
+    config: PolychromicConfig
+
+    def __init__(self, config: PolychromicConfig, policy: Policy, *, total_updates: int) -> None:
+        """Prepare to train `policy` for `total_updates` rollouts."""
+        config.place.check(policy)
+        super().__init__(config, policy, total_updates=total_updates)
+
+    def advantages(self, vines: tuple[GroupRollout, ...]) -> Tensor:
+        """Set advantage of every vine, `(K, N)`."""
+        places, count = [self.config.place.of(vine.obs) for vine in vines], self.config.vines
+        ways = ways_of(places, [vine.played for vine in vines])
+        returns = torch.stack([vine.returns for vine in vines])
+
+        def grouped(values: Tensor) -> Tensor:  # (F V, N) -> (F N, V)
+            return values.unflatten(0, (-1, count)).transpose(1, 2).flatten(0, 1)
+
+        advantage = set_advantage(grouped(returns), grouped(ways), self.config.members)
+        return advantage.unflatten(0, (-1, returns.shape[1])).transpose(1, 2).flatten(0, 1)
+
+    def rows_of(self, batch: Rollout) -> Rows:
+        """Decisions of the rollout and of the vines; those in the window of a vine have its set advantage."""
+        assert isinstance(batch, VineRollout)
+        advantage = self.advantages(batch.vines)
+        advantage = advantage / advantage.square().mean().sqrt().clamp(min=1e-8)
+        parts, shared = [super().rows_of(batch)], [torch.zeros(batch.shape, device=advantage.device).flatten()]
+        early = [torch.zeros_like(shared[0], dtype=torch.bool)]
+        for vine, own in zip(batch.vines, advantage, strict=True):
+            played, (steps, envs) = vine.played.flatten(), vine.shape
+            parts.append(super().rows_of(vine)[played])
+            shared.append(own.expand(steps, envs).flatten()[played])
+            time = torch.arange(steps, device=played.device)[:, None].expand(steps, envs)
+            early.append((time < self.config.window).flatten()[played])
+        rows, inside = joined(parts), torch.cat(early)
+        gae = torch.empty_like(rows.advantage)
+        gae[~inside] = normalize(rows.advantage[~inside])
+        return replace(rows, advantage=torch.where(inside, torch.cat(shared), gae))
+
+    def actor_loss(self, rows: Rows, *, diagnose: bool) -> tuple[Tensor, Info]:
+        """That of PPO, and the KL from the policy that played."""
+        output = self.policy.decisions(rows.obs, rows.record)
+        advantage = normalize(rows.advantage)[:, None]
+        loss, info = self.estimator(Decisions(rows.logp), advantage, output.logp, output.entropy, diagnose=diagnose)
+        return loss + self.config.kl_coef * k3(rows.logp - output.logp).mean(), info

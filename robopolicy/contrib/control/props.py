@@ -1,0 +1,159 @@
+"""PROPS: PPO whose play seeks what its data lack, so that kept data stay on-policy (Corrado and Hanna 2025, S134).
+
+A finite sample of the policy's own actions misses some and repeats others. PROPS plays with a behaviour policy instead:
+a copy of the policy, pushed away from the actions that the kept rollouts hold, a little and within bounds. What is
+played then fills the gaps, and rollouts of earlier policies can be kept and used for one more update.
+
+Use it where few decisions are made per update: a real robot, a handful of environments. With thousands of
+environments the error of sampling is small already, and PPO is cheaper.
+
+Every `every` decisions the copy is made anew and minimises `mean max(r, 1 - eps) + m / n KL(policy || copy)` over the n
+decisions of the kept rollouts and of this one, with r its ratio to the policy and m the decisions until the next push.
+To first order m decisions of the minimiser bring the mean of all n + m to that of the policy: the push is as large as
+the gap and no larger.
+
+Deviations from the public code: advantages are computed for every kept rollout (there: for the newest alone); the KL is
+on, by the draws of the policy, and weighted as above (there: commented out); a push takes steps on all decisions while
+its loss falls (there: epochs of minibatches, whose noise exceeds the gap once decisions are many).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from statistics import fmean
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from robopolicy.algorithms.frames.base import Metrics, frozen_copy
+from robopolicy.algorithms.frames.on_policy import Rows, flatten
+from robopolicy.algorithms.ppo import PPO, PPOConfig
+from robopolicy.constraints import Count, InnerShare, Positive, Ranged
+from robopolicy.core.regularizers import k3
+from robopolicy.data.batches import Rollout
+from robopolicy.device import move
+from robopolicy.policies.base import Observation, Policy, Record, Sample
+from robopolicy.policies.noise import Randomness
+
+
+@dataclass(frozen=True)
+class BehaviourConfig(Ranged):
+    """How far the behaviour policy is pushed."""
+
+    every: Count = 8  # decisions per environment between two pushes
+    bound: InnerShare = 0.3  # eps: actions are pushed down no further than to the ratio 1 - eps
+    target_kl: Positive = 0.1  # stop when the approximate KL to the policy exceeds this
+    kl_coef: Positive = 1.0  # weight of the KL of the policy to its copy, on top of m / n
+    lr: Positive = 1e-3  # Adam learning rate
+    steps: Count = 16  # largest number of steps of a push
+
+
+@dataclass(frozen=True)
+class PROPSConfig(PPOConfig):
+    """Settings of PROPS; those of PPO hold for its updates."""
+
+    kept: Count = 2  # b, newest rollouts of which an update learns
+    behaviour: BehaviourConfig = BehaviourConfig()  # the policy that plays
+
+
+def push_loss(change: Tensor, bound: float) -> Tensor:
+    """`max(r, 1 - eps)` of log-ratios `(B,)`: falls with the ratio until it is at its bound."""
+    return change.exp().clamp(min=1 - bound)
+
+
+def joined(parts: list[Rows]) -> Rows:
+    """Rows one after the other."""
+
+    def cat(trees: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+        return {key: torch.cat([tree[key] for tree in trees]) for key in trees[0]}
+
+    names = ("logp", "advantage", "value_target", "value")
+    values = {name: torch.cat([getattr(part, name) for part in parts]) for name in names}
+    return Rows(cat([part.obs for part in parts]), cat([part.record for part in parts]), **values)
+
+
+class PROPS(PPO):
+    """PPO on several kept rollouts, which a pushed copy of the policy has played."""
+
+    name = "props"
+    config_class = PROPSConfig
+    data_source = "rollout"
+    heads = ("decisions",)
+    reference = "corrado2023props"
+    distributed = False
+    may_remember = False  # rollouts that are kept have no order in time
+    config: PROPSConfig
+
+    def __init__(self, config: PROPSConfig, policy: Policy, *, total_updates: int) -> None:
+        """Prepare to train `policy` for `total_updates` rollouts."""
+        super().__init__(config, policy, total_updates=total_updates)
+        self.player: Policy = frozen_copy(policy)
+        self.kept: list[Rollout] = []  # earlier rollouts
+        self.played: list[tuple[Observation, Record]] = []  # of this rollout
+        self.pushes: list[float] = []  # approximate KL of the copy to the policy after each push of this rollout
+
+    def act(self, obs: Observation, *, generator: Randomness = None) -> Sample:
+        """Draw a chunk from the behaviour policy, which is pushed when it is due."""
+        if len(self.played) % self.config.behaviour.every == 0:
+            self._push(next(iter(obs.values())).shape[0] * self.config.behaviour.every)
+        sample = self.player.sample(obs, generator=generator)
+        self.played.append((obs, sample.record))
+        return sample
+
+    def rows_of(self, batch: Rollout) -> Rows:
+        """All kept decisions, scored anew by the policy and the critic."""
+        rows = joined([super(PROPS, self).rows_of(rollout) for rollout in [*self.kept, batch]])
+        with torch.no_grad():
+            return replace(rows, logp=self.policy.decisions(rows.obs, rows.record).logp)
+
+    def update(self, batch: Rollout) -> Metrics:
+        """PPO on the kept rollouts; then the copy is made and pushed for the next one."""
+        metrics = super().update(batch) | {"behaviour/kl": fmean(self.pushes or [0.0])}
+        self.kept = [*self.kept, batch][-(self.config.kept - 1) :] if self.config.kept > 1 else []
+        self.played, self.pushes = [], []
+        return metrics
+
+    @torch.enable_grad()
+    def _push(self, due: int) -> None:
+        """Copy the policy, and push the copy away from what was played, as far as `due` decisions need it."""
+        self.player.load_state_dict(self.policy.state_dict())
+        parts = [(flatten(rollout.obs), flatten(rollout.record)) for rollout in self.kept] + self.played
+        if not parts:
+            return
+        obs, record = ({key: torch.cat([part[i][key] for part in parts]) for key in parts[0][i]} for i in range(2))
+        with torch.no_grad():
+            logp = self.policy.decisions(obs, record).logp.sum(1)
+            drawn = self.policy.sample(obs, generator=self.generator)
+        config, least, reached = self.config.behaviour, torch.inf, 0.0
+        weights = list(self.player.requires_grad_(True).parameters())
+        optimizer = torch.optim.Adam(weights, lr=config.lr)
+        before = [weight.detach().clone() for weight in weights]
+        for step in range(config.steps + 1):
+            change = self.player.decisions(obs, record).logp.sum(1) - logp
+            apart = self.player.decisions(obs, drawn.record).logp.sum(1) - drawn.logp.sum(1)
+            kl = k3(-apart).mean()
+            loss = push_loss(change, config.bound).mean() + config.kl_coef * due / len(logp) * kl
+            if loss.item() >= least or kl.item() > config.target_kl:  # the last step went too far
+                for weight, value in zip(weights, before, strict=True):
+                    weight.data.copy_(value)
+                break
+            least, reached = loss.item(), kl.item()
+            if step == config.steps:
+                break
+            before = [weight.detach().clone() for weight in weights]
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            optimizer.step()
+        self.player.requires_grad_(False)
+        self.pushes.append(reached)
+
+    def state_dict(self) -> dict[str, Any]:
+        """States of all parts, and the kept rollouts."""
+        return {**super().state_dict(), "kept": [vars(rollout) for rollout in self.kept]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore `state_dict`."""
+        super().load_state_dict(state)
+        self.kept = [move(Rollout(**rollout), self.policy.device) for rollout in state["kept"]]

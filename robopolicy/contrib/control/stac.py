@@ -1,0 +1,92 @@
+"""STAC: one Gaussian critic of the one-step target, and pessimism by its spread (Özalp 2026, S150).
+
+The critic fits mean and standard deviation of `r + gamma (mu' - beta sigma' - alpha log pi')` by likelihood. Its spread
+is the noise of rewards and of the next state, not that of the whole return; target and actor subtract beta of it. So a
+single critic does what the lesser of two does in SAC, at half the cost, and how pessimistic it is can be chosen.
+
+Use it in place of SAC where updates are the bottleneck, or where overestimation hurts. beta = 0 is a plain
+distributional actor-critic. Without noise in rewards and dynamics the spread comes from the policy's own draws alone.
+
+Rebuilt from the abstract and from published logs (the training code is not public). Own choices: the likelihood is
+weighted by the variance, so that the mean is learned at the rate of a squared error. The dropout of the actor is a
+setting of the policy (`policy.hidden_dropout=0.01`).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from robopolicy.algorithms.sac import SAC, SACConfig
+from robopolicy.constraints import NotNegative
+from robopolicy.contrib.control.gaussian_critic import GaussianQ
+from robopolicy.critics.q import CriticConfig
+from robopolicy.data.batches import Transitions
+from robopolicy.policies.base import Info, Policy
+from robopolicy.policies.density import bounded
+
+FLOOR = 1e-3  # smallest standard deviation in the likelihood
+
+
+@dataclass(frozen=True)
+class STACConfig(SACConfig):
+    """Settings of STAC; beta and the critic's dropout are those of the published runs, the actor's is the policy's."""
+
+    critic: CriticConfig = field(
+        default_factory=lambda: CriticConfig(
+            members=1, hidden=(256, 256), activation="relu", layer_norm=False, dropout=0.01
+        )
+    )
+    pessimism: NotNegative = 0.25  # beta, standard deviations taken off every value
+
+
+def likelihood_loss(mean: Tensor, std: Tensor, target: Tensor) -> Tensor:
+    """Negative log-likelihood `(M, B)` of `target` `(B,)`, times the (constant) variance."""
+    std = bounded(std, FLOOR, math.inf)
+    return std.detach().square() * (0.5 * ((target - mean) / std).square() + std.log())
+
+
+class STAC(SAC):
+    """SAC with one critic of mean and spread."""
+
+    name = "stac"
+    config_class = STACConfig
+    data_source = "replay"
+    heads = ("squashed_gaussian",)
+    reference = "ozalp2026stac"
+    whole_ensemble = True
+    critic: GaussianQ
+    target_critic: GaussianQ
+
+    def __init__(self, config: STACConfig, policy: Policy, *, total_updates: int) -> None:
+        """Prepare to train a squashed Gaussian `policy`."""
+        super().__init__(config, policy, total_updates=total_updates)
+        self.config: STACConfig = config
+
+    def make_critic(self) -> GaussianQ:
+        """Means and standard deviations."""
+        return GaussianQ(self.config.critic, self.policy)
+
+    def pessimistic(self, critic: GaussianQ, obs: dict[str, Tensor], chunk: Tensor) -> Tensor:
+        """`mu - beta sigma`, averaged over the members `(B,)`."""
+        mean, std = critic.moments(obs, chunk)
+        return (mean - self.config.pessimism * std).mean(0)
+
+    def bootstrap(self, batch: Transitions, chunk: Tensor) -> Tensor:
+        """`reward + discount * (mu' - beta sigma')` `(B,)`."""
+        return batch.reward + batch.discount * self.pessimistic(self.target_critic, batch.next_obs, chunk)
+
+    def critic_loss(self, batch: Transitions) -> tuple[Tensor, Info]:
+        """Likelihood of the target, summed over the members and averaged over the batch."""
+        mean, std = self.critic.moments(batch.obs, batch.chunk)
+        target = self.target(batch).detach()
+        loss = (likelihood_loss(mean, std, target) * batch.weight).mean(1).sum()
+        info = {"value": mean.mean(), "target": target.mean(), "spread": std.mean()}
+        return loss, {**info, "errors": (mean - target).abs().mean(0).detach()}
+
+    def actor_loss(self, batch: Transitions, alpha: Tensor) -> tuple[Tensor, Tensor, Info]:
+        """`alpha log pi - (mu - beta sigma)` at reparameterised chunks."""
+        chunk, logp = self.policy.rsample(batch.obs, generator=self.generator)
+        return (alpha.detach() * logp - self.pessimistic(self.critic, batch.obs, chunk)).mean(), logp, {}

@@ -1,0 +1,210 @@
+"""Stock-augmented distributional control: maximise a functional of the return, e.g. its CVaR (Pires et al. 2025, S096).
+
+The *stock* c is what an episode has earned so far, in today's worth, on top of a start c_0. A critic predicts quantiles
+of the return Z to come, given the stock, and the actor maximises `E u(c + Z)`: of u(x) = x it is the mean; of
+u(x) = min(x, 0), with the right c_0, the CVaR, i.e. the mean of the worst share of the episodes; of u(x) = -|x| how
+close the total comes to -c_0. None but the first can be reached by actions that ignore the stock.
+
+*Stock editing*: as rewards and dynamics do not depend on the stock, a transition teaches what to do at any other one.
+Every row is learned from again with drawn stocks.
+
+Use it where the bad episodes matter (falls, damage, energy), or a total has to be met. It needs the simulator wrapper
+`stock`, which shows the stock to the policy. For the mean alone td3 is cheaper.
+
+Rebuilt from the abstract, whose agent is a DQN, on TD3: own choices are the continuous actions, the actor's gradient
+through the quantiles, the member with the least utility as target, and edited stocks drawn between the extremes of the
+batch, of its stocks and of those that would cancel its returns. For the CVaR c_0 moves slowly towards the maximiser of
+`-c_0 + E min(c_0 + Z, 0) / level` over the first observations of episodes in the batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor, nn
+
+from robopolicy.algorithms.frames.off_policy import descend
+from robopolicy.algorithms.td3 import TD3, TD3Config
+from robopolicy.constraints import Count, Finite, Natural, Positive, PositiveShare, Share
+from robopolicy.contrib.control.quantile_critic import QuantileQ, quantile_loss
+from robopolicy.contrib.control.stock_encoder import STOCK_PREFIX, StockEncoder
+from robopolicy.critics.q import CriticConfig
+from robopolicy.data.batches import Transitions
+from robopolicy.errors import UserError, unknown_name
+from robopolicy.policies.base import Info, Observation, Policy
+from robopolicy.policies.heads.gaussian import GaussianPolicy
+from robopolicy.policies.noise import normal
+
+UTILITIES = {"mean": lambda x: x, "cvar": lambda x: x.clamp(max=0), "setpoint": lambda x: -x.abs()}
+"""Functional -> utility u of stock plus return."""
+
+STARTS = 65  # candidates for c_0
+
+
+@dataclass(frozen=True)
+class StockACConfig(TD3Config):
+    """Settings of stock-augmented control: those of TD3, and the functional."""
+
+    critic: CriticConfig = field(
+        default_factory=lambda: CriticConfig(hidden=(256, 256), activation="relu", layer_norm=False)
+    )
+    functional: str = "cvar"  # mean | cvar | setpoint, of the distribution of the return
+    level: PositiveShare = 0.25  # cvar: share of the episodes, the worst ones, whose mean counts
+    start: Finite = 0.0  # c_0: minus the total to meet (setpoint); where the search begins (cvar)
+    start_rate: Share = 0.01  # cvar: share of the way to the best c_0 of the batch that each update goes
+    edits: Natural = 3  # further stocks at which every row is learned from
+    quantiles: Count = 50  # of the return
+    huber: Positive = 0.1  # error of a quantile up to which its loss is quadratic
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.functional not in UTILITIES:
+            raise unknown_name("functional", self.functional, UTILITIES)
+
+
+def conditional_value(start: Tensor, returns: Tensor, level: float) -> Tensor:
+    """`-c + E min(c + G, 0) / level` `(K,)` for starts c `(K,)` and draws of the return G `(K, n)`.
+
+    Its maximum over c is the CVaR of G, reached where -c is the quantile of G at `level`.
+    """
+    return (start[:, None] + returns).clamp(max=0).mean(1) / level - start
+
+
+def stock_of(net: nn.Module) -> StockEncoder:
+    """The part of a policy or critic that reads the stock."""
+    return next(part for part in net.modules() if isinstance(part, StockEncoder))
+
+
+class StockAC(TD3):
+    """TD3 with quantile critics over stocks."""
+
+    name = "stock_ac"
+    config_class = StockACConfig
+    data_source = "replay"
+    heads = ("squashed_gaussian",)
+    reference = "pires2025distributional"
+    whole_ensemble = True
+    critic: QuantileQ
+    target_critic: QuantileQ
+
+    def __init__(self, config: StockACConfig, policy: Policy, *, total_updates: int) -> None:
+        """Prepare to train a squashed Gaussian `policy` that sees its stock."""
+        keys = [key for key in policy.spec.observation if key.startswith(STOCK_PREFIX)]
+        squashed = isinstance(policy, GaussianPolicy) and policy.config.squash
+        if not isinstance(policy, GaussianPolicy) or not squashed or not keys:
+            missing = [] if squashed else ["policy=squashed_gaussian"]
+            missing += [] if keys else [_setting(config.gamma)]
+            raise UserError(
+                f"Stock-augmented control trains a squashed Gaussian that sees its stock, got '{policy.name}' "
+                f"{'with' if keys else 'without'} one; pass {' '.join(missing)}."
+            )
+        self.key = keys[0]
+        if float(self.key.removeprefix(STOCK_PREFIX)) != config.gamma:
+            raise UserError(
+                f"The stock '{self.key}' and algorithm.gamma={config.gamma:g} discount differently; set "
+                f"{_setting(config.gamma)}."
+            )
+        stock_of(policy).start.fill_(config.start)
+        super().__init__(config, policy, total_updates=total_updates)
+        self.config: StockACConfig = config
+        self.utility = UTILITIES[config.functional]
+        self._set_start(stock_of(policy).start)
+
+    def make_critic(self) -> QuantileQ:
+        """Quantiles of the return."""
+        return QuantileQ(self.config.critic, self.policy, quantiles=self.config.quantiles)
+
+    # The stock.
+
+    def stock(self, obs: Observation) -> Tensor:
+        """Stock `(B,)` at the newest observation."""
+        return stock_of(self.policy).stock(obs[self.key])[:, -1, 0]
+
+    def at_stock(self, obs: Observation, stock: Tensor) -> Observation:
+        """`obs` with another stock `(B,)`, whatever c_0 is."""
+        history = torch.stack([stock, torch.zeros_like(stock)], -1).unsqueeze(1)
+        return {**obs, self.key: history.expand(-1, self.policy.spec.obs_horizon, -1)}
+
+    @torch.no_grad()
+    def extremes(self, batch: Transitions) -> tuple[Tensor, Tensor]:
+        """Least and largest stock worth learning at: those of `batch`, and those that its returns would bring to 0."""
+        own = self.stock(batch.obs)
+        returns = self.target_critic.quantiles(batch.obs, batch.chunk).mean(0)
+        return torch.minimum(own.min(), -returns.max()), torch.maximum(own.max(), -returns.min())
+
+    def edited(self, batch: Transitions) -> Transitions:
+        """`batch`, and after it copies at drawn stocks; in all of them the next stock follows from stock and reward."""
+        own = self.stock(batch.obs)
+        low, high = self.extremes(batch)
+        share = torch.rand(self.config.edits, len(batch), generator=self.generator).to(own.device)
+        stock = torch.cat([own, (low + share * (high - low)).flatten()])
+        copies = 1 + self.config.edits
+        joined = Transitions.concat([batch] * copies)
+        next_stock = (stock + joined.reward) / self.config.gamma ** joined.steps.to(stock.dtype)
+        return replace(
+            joined, obs=self.at_stock(joined.obs, stock), next_obs=self.at_stock(joined.next_obs, next_stock)
+        )
+
+    def _set_start(self, start: Tensor) -> None:
+        value = start.clone()
+        for net in (self.policy, self.target_policy, self.critic, self.target_critic):
+            stock_of(net).start.copy_(value)
+
+    @torch.no_grad()
+    def search_start(self, batch: Transitions) -> None:
+        """Move c_0 towards the one whose CVaR is the largest at the first observations in `batch`, if there are any."""
+        first = (batch.obs[self.key][:, -1, 1] == 1).nonzero().squeeze(1)
+        if not len(first):
+            return
+        obs = {key: value[first] for key, value in batch.obs.items()}
+        low, high = self.extremes(batch)
+        starts = torch.lerp(low, high, torch.linspace(0, 1, STARTS, device=low.device))
+        repeated = {key: value.repeat(STARTS, *[1] * (value.dim() - 1)) for key, value in obs.items()}
+        seen = self.at_stock(repeated, starts.repeat_interleave(len(first)))
+        returns = self.target_critic.quantiles(seen, self.policy.mode(seen)).mean(0)  # (STARTS * F, n)
+        values = conditional_value(starts, returns.view(STARTS, -1), self.config.level)
+        start = torch.lerp(stock_of(self.policy).start, starts[values.argmax()], self.config.start_rate)
+        self._set_start(start)
+
+    # Learning.
+
+    def utilities(self, critic: QuantileQ, obs: Observation, chunk: Tensor) -> Tensor:
+        """`E u(c + Z)` `(M, B)` under each member."""
+        return self.utility(self.stock(obs)[:, None] + critic.quantiles(obs, chunk)).mean(-1)
+
+    def draws(self, batch: Transitions) -> Tensor:
+        """Draws `(B, n)` of the return: reward and the next quantiles of the member with the least utility."""
+        mode = self.target_policy.mode(batch.next_obs)
+        limit = self.config.target_noise_clip
+        noise = (self.config.target_noise * normal(mode.shape, self.generator, mode.device)).clamp(-limit, limit)
+        quantiles = self.target_critic.quantiles(batch.next_obs, self._shifted(mode, noise))
+        utility = self.utility(self.stock(batch.next_obs)[:, None] + quantiles).mean(-1)
+        rows = torch.arange(len(batch), device=mode.device)
+        return batch.reward[:, None] + batch.discount[:, None] * quantiles[utility.argmin(0), rows]
+
+    def critic_loss(self, batch: Transitions) -> tuple[Tensor, Info]:
+        """Quantile regression at own and edited stocks, summed over the members and averaged over the rows."""
+        rows = self.edited(batch)
+        quantiles = self.critic.quantiles(rows.obs, rows.chunk)
+        with torch.no_grad():
+            target = self.draws(rows)
+        loss = (quantile_loss(quantiles, target, self.critic.levels, self.config.huber) * rows.weight).mean(1).sum()
+        error = (quantiles.detach().mean((0, 2)) - target.mean(1)).abs()[: len(batch)]
+        return loss, {"value": quantiles.mean(), "target": target.mean(), "errors": error}
+
+    def actor_step(self, batch: Transitions) -> Info:
+        """One step of the actor up the utility of the first critic, at own and edited stocks; then c_0 moves."""
+        rows = self.edited(batch)
+        loss = -self.utilities(self.critic, rows.obs, self.policy.mode(rows.obs))[0].mean()
+        descend(self.optimizer, loss)
+        self._policy_update.step(self.config.tau)
+        self._policy_update.copy_buffers()
+        if self.config.functional == "cvar":
+            self.search_start(batch)
+        return {"loss": loss, "start": stock_of(self.policy).start}
+
+
+def _setting(discount: float) -> str:
+    """The setting with which a task shows the stock."""
+    return f"'task.wrappers=[{{name: stock, discount: {discount:g}}}]'"

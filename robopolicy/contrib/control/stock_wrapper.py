@@ -1,0 +1,101 @@
+"""A simulator that also shows what the episode has earned so far: its stock (S096).
+
+What is good to do next may depend on what has been earned: to reach a total, or to avoid the worst episodes. The
+*stock* after t steps is `c_t = (c_0 + r_0 + gamma r_1 + ... + gamma^(t-1) r_(t-1)) / gamma^t`, or step by step
+`c_(t+1) = (c_t + r_t) / gamma`. c_0 is for the policy to choose, so the observation `stock.<gamma>` `(2,)` shows its
+two parts: what was earned (the stock for c_0 = 0) and the growth `1 / gamma^t`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from robopolicy.constraints import InnerShare, Ranged
+from robopolicy.contrib.control.stock_encoder import STOCK_PREFIX
+from robopolicy.errors import UserError
+from robopolicy.sim.contract import Observation, SimSpec, Step, TensorSpec, VectorSim
+from robopolicy.sim.wrappers.base import SimWrapper, single_key
+
+LARGEST_GROWTH = 1e6  # beyond it the stock of an episode loses its digits
+
+
+@dataclass(frozen=True)
+class StockConfig(Ranged):
+    """Options of the wrapper `stock`."""
+
+    discount: InnerShare = 0.99  # gamma, equal to algorithm.gamma of stock_ac
+
+
+class StockSim(SimWrapper):
+    """Another simulator and the observation `stock.<gamma>`."""
+
+    name = "stock"
+    config_class = StockConfig
+    order: ClassVar[int] = 20  # counts the bonus of skills
+
+    def __init__(self, sim: VectorSim, config: StockConfig) -> None:
+        """Wrap `sim`.
+
+        Raises:
+            UserError: The discount is too small for the length of the episodes.
+        """
+        gamma = config.discount
+        if gamma**-sim.spec.max_episode_steps > LARGEST_GROWTH:
+            raise UserError(
+                f"A stock needs a discount near enough to 1 for {sim.spec.max_episode_steps} steps, "
+                f"got {gamma:g}; choose one such as {1 - 5 / max(sim.spec.max_episode_steps, 10):g}."
+            )
+        super().__init__(sim, config)
+        (self.key,) = self.observation(sim.spec, config)
+        self.gamma = gamma
+        self._stock = self._fresh()
+
+    @classmethod
+    def observation(cls, spec: SimSpec, config: StockConfig) -> dict[str, TensorSpec]:
+        """`stock.<gamma>` `(2,)`: earned and growth."""
+        return {f"{STOCK_PREFIX}{config.discount:g}": TensorSpec((2,), names=("earned [reward]", "growth"))}
+
+    @classmethod
+    def options_for(cls, observation: Mapping[str, tuple[int, ...]]) -> dict[str, Any] | None:
+        """The discount in the name of the observation."""
+        key = single_key(observation, STOCK_PREFIX)
+        return None if key is None else {"discount": float(key.removeprefix(STOCK_PREFIX))}
+
+    def reset(self, seed: int | Sequence[int] = 0) -> Observation:
+        """Start every environment anew, with nothing earned."""
+        self._stock = self._fresh()
+        return self._with(self.sim.reset(seed), self._stock)
+
+    def step(self, action: Tensor, active: Tensor | None = None) -> Step:
+        """Step the simulator and add up."""
+        step = self.sim.step(action, active)
+        moved = advanced(self._stock, step.reward, self.gamma)
+        if active is not None:
+            moved = torch.where(active[:, None], moved, self._stock)
+        self._stock = torch.where(step.done[:, None], self._fresh(), moved)
+        return replace(step, obs=self._with(step.obs, self._stock), final_obs=self._with(step.final_obs, moved))
+
+    def state_dict(self) -> dict[str, Any]:
+        """State of the simulator, and what the running episodes have earned."""
+        return {**super().state_dict(), "stock": self._stock}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> Observation:
+        """Restore `state_dict`."""
+        self._stock = state["stock"].to(self.device, copy=True)
+        return self._with(super().load_state_dict(state), self._stock)
+
+    def _fresh(self) -> Tensor:
+        return torch.tensor([0.0, 1.0], device=self.device).repeat(self.num_envs, 1)
+
+    def _with(self, obs: Observation, stock: Tensor) -> Observation:
+        return {**obs, self.key: stock.clone()}
+
+
+def advanced(stock: Tensor, reward: Tensor, gamma: float) -> Tensor:
+    """Earned and growth `(N, 2)` after a reward `(N,)`."""
+    return torch.stack([stock[:, 0] + reward, stock[:, 1]], 1) / gamma

@@ -1,0 +1,76 @@
+"""Temporally-aware learned policy optimisation: a drift instead of a clip, narrower as training ends (S097).
+
+Every rollout takes several epochs of steps on `-A ratio + drift(ratio, A)`. The drift is what a step away from the old
+policy costs: nothing near it, all that the step gains far from it. Its widths fall with the share of the updates that
+are done, and the entropy bonus with them, so that early updates go far and the last ones settle. Any drift that is
+never negative, and flat at ratio 1, keeps the guarantee of a mirror step that the policy does not get worse.
+
+Use it in place of PPO where the budget is known in advance. Not for runs that may be cut short or prolonged: its steps
+shrink with the budget, as those of `mdpo` do.
+
+Deviations from the paper: there the drift is a network, found by evolution and not published; here it is its
+closed-form relative (discovered policy optimisation, Lu et al. 2022), and the linear schedule is our own, after what
+the paper reports of the schedules that were found: ratios are clipped ever tighter, and entropy is annealed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from robopolicy.algorithms.frames.actor_critic import ActorCritic, ActorCriticConfig
+from robopolicy.algorithms.frames.base import Metrics, Stateful
+from robopolicy.algorithms.frames.on_policy import Rows, normalize
+from robopolicy.constraints import Positive
+from robopolicy.core.decisions import Decisions
+from robopolicy.core.estimator import Estimator, EstimatorConfig
+from robopolicy.core.regularizers import Anneal
+from robopolicy.policies.base import Info, Policy
+
+
+@dataclass(frozen=True)
+class TALPOConfig(ActorCriticConfig):
+    """Settings of TA-LPO; the first widths are those of discovered policy optimisation."""
+
+    alpha: Positive = 2.0  # first width of the drift at positive advantages, in standard deviations of the advantage
+    beta: Positive = 0.6  # first width of the drift at negative advantages, times nats
+    final: Positive = 0.1  # share of the widths and of the entropy bonus that is left at the end; 1 keeps them
+
+
+class TALPO(ActorCritic):
+    """Actor-critic with a drift that knows how much of the training is left."""
+
+    name = "ta_lpo"
+    config_class = TALPOConfig
+    data_source = "rollout"
+    heads = ("decisions",)
+    reference = "jackson2024talpg"
+    distributed = True
+    config: TALPOConfig
+
+    def __init__(self, config: TALPOConfig, policy: Policy, *, total_updates: int) -> None:
+        """Prepare to train `policy` for `total_updates` rollouts."""
+        super().__init__(config, policy, total_updates=total_updates)
+        start = {"alpha": config.alpha, "beta": config.beta, "entropy": config.entropy_coef}
+        schedule = {name: Anneal(value, config.final * value, total_updates) for name, value in start.items()}
+        self.estimator = Estimator(EstimatorConfig(surrogate="drift"), schedule)
+
+    def actor_loss(self, rows: Rows, *, diagnose: bool) -> tuple[Tensor, Info]:
+        """Importance-weighted objective less the drift, and entropy bonus."""
+        output = self.policy.decisions(rows.obs, rows.record)
+        advantage = normalize(rows.advantage)[:, None]
+        return self.estimator(Decisions(rows.logp), advantage, output.logp, output.entropy, diagnose=diagnose)
+
+    def learn(self, rows: Rows, shape: tuple[int, int]) -> Metrics:
+        """Several epochs on one rollout; then the widths narrow."""
+        metrics = super().learn(rows, shape)
+        metrics["actor/drift_width"] = self.estimator.controllers["alpha"].value
+        self.estimator.observe({"entropy": torch.tensor(metrics["actor/entropy"])})
+        return metrics
+
+    def parts(self) -> Mapping[str, Stateful]:
+        """Those of the frame and the schedule."""
+        return {**super().parts(), "estimator": self.estimator}

@@ -1,0 +1,65 @@
+"""State values by reward term: of plain layers, or of layers that the observation mixes from shared modules (S129)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from robopolicy.constraints import Count
+from robopolicy.contrib.control.modular import ModularMLP
+from robopolicy.critics.value import ValueConfig, ValueNet
+from robopolicy.nets.mlp import MLP
+from robopolicy.spec import PolicySpec
+
+
+@dataclass(frozen=True)
+class VectorValueConfig(ValueConfig):
+    """Architecture of a `VectorValueNet`; `activation` and `residual` are not used."""
+
+    hidden: tuple[Count, ...] = (256, 128, 128, 64)
+    modules: Count = 8  # weight modules of every layer
+    context_width: Count = 64  # hidden units of the network that mixes them
+
+
+class TermValues(ValueNet):
+    """V_k(s) of R parts of the reward: observations `{key: (B, To, ...)}` -> `(B, R)`; `forward` is their sum.
+
+    Layers are plain; `residual` and `bias` are not used.
+    """
+
+    def __init__(self, config: ValueConfig, spec: PolicySpec, *, terms: int) -> None:
+        super().__init__(config, spec)
+        size, gain = spec.obs_horizon * self.encoder.feature_dim, 1.0 if config.orthogonal_init else None
+        self.head = MLP(size, config.hidden, terms, activation=config.activation, orthogonal_gain=gain)
+
+    def by_term(self, obs: Mapping[str, Tensor]) -> Tensor:
+        """Expected sum of each part of the reward `(B, R)`."""
+        return self.head(self.encoder(obs).flatten(1))
+
+    def forward(self, obs: Mapping[str, Tensor]) -> Tensor:
+        """Expected return `(B,)`."""
+        return self.by_term(obs).sum(1)
+
+
+class VectorValueNet(TermValues):
+    """`TermValues` over modular layers."""
+
+    def __init__(self, config: VectorValueConfig, spec: PolicySpec, *, terms: int) -> None:
+        super().__init__(config, spec, terms=terms)
+        size = spec.obs_horizon * self.encoder.feature_dim
+        self.head = ModularMLP(
+            size,
+            config.hidden,
+            terms,
+            context_dim=size,
+            modules=config.modules,
+            context_width=config.context_width,
+            orthogonal_gain=1.0 if config.orthogonal_init else None,
+        )
+
+    def by_term(self, obs: Mapping[str, Tensor]) -> Tensor:
+        """Expected sum of each part of the reward `(B, R)`."""
+        features = self.encoder(obs).flatten(1)
+        return self.head(features, features)

@@ -1,0 +1,40 @@
+"""Rollouts with episodes that branch off at some of their states, for algorithms that compare such branches."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+
+from robopolicy.contrib.control.vine_rollout import VineSampler
+from robopolicy.sim.chunk import ChunkedSim
+from robopolicy.training.make_source import Source, SourceContext
+from robopolicy.training.sources import RolloutSource
+
+
+class VineSource(RolloutSource):
+    """On-policy rollouts, and whole episodes that branch off at some of their states."""
+
+    whole_episodes: ClassVar[bool] = True
+
+    def __init__(
+        self, sim: ChunkedSim, device: torch.device, *, decisions: int, forks: int, vines: int, seed: int
+    ) -> None:
+        self._forks, self._vines = forks, vines
+        super().__init__(sim, device, decisions=decisions, seed=seed)
+
+    @classmethod
+    def build(cls, context: SourceContext) -> Source:
+        """Rollouts and branches as many as the settings say."""
+        settings = context.settings
+        return cls(
+            context.chunked_sim(),
+            context.device,
+            decisions=settings.decisions,
+            forks=settings.forks,
+            vines=settings.vines,
+            seed=context.seed,
+        )
+
+    def _make_sampler(self, seed: int) -> VineSampler:
+        return VineSampler(self.sim, decisions=self._decisions, forks=self._forks, vines=self._vines, seed=seed)

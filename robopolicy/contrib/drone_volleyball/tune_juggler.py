@@ -1,0 +1,105 @@
+"""Gains of a controller, tuned together on one page: one agent per group of gains, one score for all (S003).
+
+The scripted juggler of the volley drills has eight settings. Gains of one control loop interact and share an agent,
+the others have their own: six agents with 70 options, where all combinations would be 390,625. The score is the mean
+return of some episodes, whose seeds are the same for every trial. Afterwards the hand-made settings and the tuned ones
+are compared on seeds that were not tuned on. From nothing but the ranges, the agents come near what was found by hand,
+and not above it.
+
+    python -m robopolicy.contrib.drone_volleyball.tune_juggler                       # minutes
+    python -m robopolicy.contrib.drone_volleyball.tune_juggler --task volley/bump
+    python -m robopolicy.contrib.drone_volleyball.tune_juggler --quick  # the same path in seconds
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from examples.flow_bc import parse
+from robopolicy.contrib.drone_volleyball.factored import FactoredAgents, Parameter
+from robopolicy.contrib.drone_volleyball.flight import Gains
+from robopolicy.contrib.drone_volleyball.juggler import Juggler, Style
+from robopolicy.sim.contract import VectorSim
+from robopolicy.sim.registry import SimOptions, make_sim
+
+
+@dataclass(frozen=True)
+class Config:
+    """Everything you may want to change; each field is a command-line option."""
+
+    task: str = "volley/pass"  # any volley drill
+    rounds: int = 12  # of trials
+    trials: int = 8  # per round
+    episodes: int = 16  # per trial
+    steps: int = 500  # control steps of a trial's episodes at most
+    seed: int = 0  # of the first episode, and of the agents
+    held_out: int = 100  # episodes of the comparison in the end, to their end
+    out: str = "runs/tune_juggler"  # where style.json goes
+    quick: bool = False  # tiny sizes, to see in seconds that it runs
+
+
+QUICK = {"rounds": 2, "trials": 2, "episodes": 2, "steps": 60, "held_out": 2}
+HELD_OUT = 10_000  # first seed that is not tuned on
+
+AGENTS = [
+    [Parameter("position", 4.0, 16.0, 5, log=True), Parameter("velocity", 2.5, 10.0, 5, log=True)],
+    [Parameter("attitude", 50.0, 200.0, 5, log=True), Parameter("turning", 9.0, 36.0, 5, log=True)],
+    [Parameter("swing", 0.6, 1.2, 5)],
+    [Parameter("loosen", 0.2, 0.6, 5)],
+    [Parameter("ahead", 0.0, 0.08, 5)],
+    [Parameter("lead", 1.0, 2.0, 5)],
+]
+NAMES = [parameter.name for group in AGENTS for parameter in group]
+
+
+def style_of(vector: Sequence[float]) -> Style:
+    """The juggler's style with the settings `vector`, in the order of `NAMES`."""
+    settings = dict(zip(NAMES, vector, strict=True))
+    loops = {name: settings.pop(name) for name in ("position", "velocity", "attitude", "turning")}
+    return Style(gains=replace(Gains(), **loops), **settings)
+
+
+def returns(sim: VectorSim, style: Style, seed: int, steps: int) -> torch.Tensor:
+    """Sums of rewards (N,) of the episodes from `seed` on, one per environment."""
+    sim.reset(seed)
+    juggler, active, total = Juggler(style), torch.ones(sim.num_envs, dtype=torch.bool), torch.zeros(sim.num_envs)
+    for _ in range(steps):
+        step = sim.step(juggler(sim, {}), active)
+        total += step.reward
+        active &= ~step.done
+        if not active.any():
+            break
+    return total
+
+
+def main(argv: Sequence[str] | None = None) -> tuple[float, float]:
+    """Tune, save, compare; returns the mean returns on held-out seeds of the hand-made and of the tuned settings."""
+    config = parse(Config(), QUICK, __doc__, argv)
+    sim = make_sim(config.task, SimOptions(num_envs=config.episodes))
+    agents = FactoredAgents(AGENTS, population=config.trials, seed=config.seed)
+    for number in range(config.rounds):
+        scores = [
+            float(returns(sim, style_of(vector), config.seed, config.steps).mean()) for vector in agents.ask().tolist()
+        ]
+        agents.tell(torch.tensor(scores))
+        print(f"round {number + 1}: returns from {min(scores):.2f} to {max(scores):.2f}")
+
+    best = agents.best().tolist()
+    path = Path(config.out) / "style.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(dict(zip(NAMES, best, strict=True)), indent=2))
+    sim = make_sim(config.task, SimOptions(num_envs=config.held_out))
+    before, after = (
+        float(returns(sim, style, HELD_OUT, sim.spec.max_episode_steps).mean()) for style in (Style(), style_of(best))
+    )
+    print(f"{config.held_out} held-out episodes: return {before:.2f} by hand, {after:.2f} tuned; {path}")
+    return before, after
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Policies trained through known, differentiable dynamics or their linear plans."""

@@ -1,0 +1,68 @@
+"""What the algorithms share that differentiate through known dynamics: one deterministic policy, one gradient step."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from robopolicy.algorithms.frames.base import Algorithm, Metrics, Stateful
+from robopolicy.constraints import Natural, Positive, Ranged
+from robopolicy.contrib.known_dynamics.scenarios import Unrolled
+from robopolicy.core.gradients import clip_gradients
+from robopolicy.errors import UserError
+from robopolicy.policies.base import Info, Policy
+from robopolicy.policies.heads.gaussian import GaussianPolicy
+
+
+@dataclass(frozen=True)
+class PathwiseConfig(Ranged):
+    """Settings of every algorithm that learns through known dynamics; `sim.num_envs` scenarios make a batch."""
+
+    lr: Positive = 3e-3  # learning rate of Adam
+    grad_clip: Positive = 1.0  # largest gradient norm
+    scenarios: Natural = 8192  # episodes learnt from, again and again; 0 draws new ones for every update
+
+
+class Pathwise(Algorithm):
+    """Trains the mode of a squashed Gaussian down the loss that a subclass finds by playing scenarios."""
+
+    policy: GaussianPolicy
+    config: PathwiseConfig
+
+    def __init__(self, config: PathwiseConfig, policy: Policy, *, total_updates: int) -> None:
+        """Prepare to train the mode of `policy`."""
+        if not isinstance(policy, GaussianPolicy) or not policy.config.squash:
+            raise UserError(
+                f"{type(self).__name__} differentiates in the mode of a squashed Gaussian, which never leaves the "
+                f"action bounds, got '{policy.name}'; pass policy=squashed_gaussian."
+            )
+        if config.scenarios < 0:
+            raise UserError(f"algorithm.scenarios must not be negative, got {config.scenarios}.")
+        super().__init__(policy, total_updates=total_updates)
+        self.config = config
+        self.optimizer = torch.optim.Adam(policy.parameters(), lr=config.lr)
+
+    @abstractmethod
+    def loss(self, batch: Any) -> tuple[Tensor, Unrolled, Info]:
+        """What to descend, and the episodes whose observations the policy's statistics shall follow."""
+
+    def update(self, batch: Any) -> Metrics:
+        """One gradient step on a batch of scenarios."""
+        loss, played, info = self.loss(batch)
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        norm = clip_gradients(self.policy.parameters(), self.config.grad_clip)
+        self.optimizer.step()
+        self.policy.observe(played.obs)
+        self.updates += 1
+        metrics = {"actor/loss": loss.item(), "actor/grad_norm": norm.item()}
+        return metrics | {f"actor/{key}": value.item() for key, value in info.items()}
+
+    def parts(self) -> Mapping[str, Stateful]:
+        """Policy and optimiser."""
+        return {"policy": self.policy, "optimizer": self.optimizer}

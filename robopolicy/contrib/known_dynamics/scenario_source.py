@@ -1,0 +1,136 @@
+"""Scenarios of known dynamics, for the algorithms that differentiate through them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from robopolicy.algorithms.frames.base import Algorithm
+from robopolicy.contrib.known_dynamics.dynamics import DynamicsSim
+from robopolicy.contrib.known_dynamics.linear import LinearDynamics
+from robopolicy.contrib.known_dynamics.scenarios import Plans, Scenarios
+from robopolicy.device import move
+from robopolicy.errors import UserError
+from robopolicy.policies.base import Observation
+from robopolicy.sim.contract import VectorSim
+from robopolicy.training.make_source import Source, SourceContext
+
+
+class ScenarioSource:
+    """Scenarios of known dynamics.
+
+    They come in shuffled passes over a fixed set, or are new ones for every update.
+    """
+
+    whole_episodes: ClassVar[bool] = True
+    kind: ClassVar[type[Scenarios]] = Scenarios  # of the batches
+
+    def __init__(
+        self, sim: VectorSim, algorithm: Algorithm, device: torch.device, *, scenarios: int, obs_horizon: int, seed: int
+    ) -> None:
+        """Draw the scenarios.
+
+        Args:
+            sim: Simulator of the task; its number of environments is the size of a batch.
+            algorithm: Who learns from them.
+            device: Where batches go.
+            scenarios: Size of the fixed set, whose seeds begin at `seed`; 0 draws new ones for every update.
+            obs_horizon: To, observations the policy sees.
+            seed: First episode seed.
+
+        Raises:
+            UserError: The task is of another kind, or the set does not fill a batch.
+        """
+        self.sim = sim
+        if not isinstance(sim, DynamicsSim):
+            raise UserError(
+                f"Algorithm '{algorithm.name}' differentiates through known dynamics, which task {sim.spec.task} does "
+                "not offer; choose one of family differentiable ('robopolicy list tasks')."
+            )
+        self._check_dynamics(sim, algorithm)
+        if 0 < scenarios < sim.num_envs:
+            raise UserError(
+                f"algorithm.scenarios={scenarios} does not fill a batch of sim.num_envs={sim.num_envs}; raise the one "
+                "or lower the other."
+            )
+        self.dynamics, self.device = sim.dynamics, device
+        self.env_steps = 0  # control steps played so far
+        self._next = seed  # seed of the next new scenario
+        self._generator = torch.Generator().manual_seed(seed)
+        self._order = torch.zeros(0, dtype=torch.int64)  # what is left of the pass
+        self._passes = 0
+        self._pool = sim.dynamics.scenarios(range(seed, seed + scenarios)) if scenarios else None
+        first = sim.dynamics.observe(sim.dynamics.scenarios([seed])[0])
+        self._first = {key: value[:, None].repeat_interleave(obs_horizon, 1) for key, value in first.items()}
+
+    @classmethod
+    def build(cls, context: SourceContext) -> Source:
+        """Scenarios as many as the settings say."""
+        return cls(
+            context.sim(),
+            context.algorithm,
+            context.device,
+            scenarios=context.settings.scenarios,
+            obs_horizon=context.spec.obs_horizon,
+            seed=context.seed,
+        )
+
+    def _check_dynamics(self, sim: DynamicsSim, algorithm: Algorithm) -> None:
+        """Refuse dynamics that the algorithm cannot use; any will do for the gradient."""
+
+    def next(self, algorithm: Algorithm) -> Scenarios:
+        """The next batch."""
+        state, noise = self._draw(self.sim.num_envs)
+        self.env_steps += noise.shape[0] * noise.shape[1]
+        return self.kind(self.dynamics, state.to(self.device), noise.to(self.device))  # type: ignore[arg-type]
+
+    def _draw(self, count: int) -> tuple[Tensor, Tensor]:
+        if self._pool is None:
+            self._next += count
+            return self.dynamics.scenarios(range(self._next - count, self._next))
+        state, noise = self._pool
+        if len(self._order) < count:
+            self._order = torch.randperm(len(state), generator=self._generator)
+            self._passes += 1
+        rows, self._order = self._order[:count], self._order[count:]
+        return state[rows], noise[rows]
+
+    def metrics(self) -> dict[str, float]:
+        """Passes over the fixed set that have begun."""
+        return {} if self._pool is None else {"data/epoch": float(self._passes)}
+
+    def observations(self) -> Observation:
+        """The first observation of the first scenario."""
+        return move(self._first, self.device)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Place in the pass, generator and counts; the scenarios themselves follow from their seeds."""
+        state = {"order": self._order, "passes": self._passes, "generator": self._generator.get_state()}
+        return state | {"next": self._next, "env_steps": self.env_steps}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> bool:
+        """Restore `state_dict`."""
+        self._order, self._passes = state["order"], int(state["passes"])
+        self._generator.set_state(state["generator"])
+        self._next, self.env_steps = int(state["next"]), int(state["env_steps"])
+        return True
+
+    def close(self) -> None:
+        """Free the simulator, whose dynamics were used."""
+        self.sim.close()
+
+
+class PlanSource(ScenarioSource):
+    """Scenarios of known linear dynamics, to plan in."""
+
+    kind: ClassVar[type[Scenarios]] = Plans
+
+    def _check_dynamics(self, sim: DynamicsSim, algorithm: Algorithm) -> None:
+        if not isinstance(sim.dynamics, LinearDynamics):
+            raise UserError(
+                f"Algorithm '{algorithm.name}' plans with linear dynamics, which task {sim.spec.task} does not have; "
+                "choose e.g. task=reservoir, or algorithm=hdpo."
+            )

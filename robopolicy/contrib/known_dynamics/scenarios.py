@@ -1,0 +1,83 @@
+"""Scenarios of known dynamics, and the rollout that can be differentiated through them.
+
+A scenario holds everything random of an episode, so the return of a deterministic policy in it is a function of the
+policy's parameters alone, and its gradient is exact: no critic and no likelihood ratio is needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from robopolicy.contrib.known_dynamics.dynamics import Dynamics, Outcome
+from robopolicy.contrib.known_dynamics.linear import LinearDynamics
+from robopolicy.sim.contract import Observation
+
+Decide = Callable[[Observation], Tensor]
+"""Chunks `(B, H, A)` for histories `{key: (B, To, ...)}`; differentiable where gradients are wanted."""
+
+
+@dataclass(frozen=True)
+class Scenarios:
+    """B episodes that are still to be played."""
+
+    dynamics: Dynamics
+    state: Tensor  # (B, S) where they start
+    noise: Tensor  # (B, T, W) the disturbances of every control step
+
+
+@dataclass(frozen=True)
+class Plans(Scenarios):
+    """Scenarios of linear dynamics with convex costs, of which whole episodes can be planned at once."""
+
+    dynamics: LinearDynamics
+
+
+@dataclass(frozen=True)
+class Unrolled:
+    """B whole episodes."""
+
+    action: Tensor  # (B, T, A) within the bounds
+    reward: Tensor  # (B, T)
+    obs: Observation  # (B * T, 1, ...) what was seen before every step, without gradients
+
+
+def unroll(
+    scenarios: Scenarios,
+    decide: Decide,
+    *,
+    execute: int = 1,
+    obs_horizon: int = 1,
+    step: Callable[[Tensor, Tensor, Tensor], Outcome] | None = None,
+) -> Unrolled:
+    """Play `scenarios` to their end and keep the graph.
+
+    Args:
+        scenarios: What to play.
+        decide: The policy.
+        execute: Control steps played of each chunk.
+        obs_horizon: To, observations the policy sees; the first is repeated at the start.
+        step: What a control step leads to; that of the dynamics by default.
+    """
+    dynamics, state = scenarios.dynamics, scenarios.state
+    step = step or dynamics.step
+    low, high = (bound.to(state) for bound in (dynamics.spec.action_low, dynamics.spec.action_high))
+    history: list[Observation] = []
+    actions: list[Tensor] = []
+    rewards: list[Tensor] = []
+    chunk = state.new_zeros(0)
+    for t in range(scenarios.noise.shape[1]):
+        history.append(dynamics.observe(state))
+        if t % execute == 0:
+            recent = history[-obs_horizon:]
+            recent = [recent[0]] * (obs_horizon - len(recent)) + recent
+            chunk = decide({key: torch.stack([obs[key] for obs in recent], 1) for key in recent[0]})
+        actions.append(chunk[:, t % execute].clamp(low, high))
+        outcome = step(state, actions[-1], scenarios.noise[:, t])
+        rewards.append(outcome.reward)
+        state = outcome.state
+    seen = {key: torch.stack([obs[key].detach() for obs in history], 1).flatten(0, 1)[:, None] for key in history[0]}
+    return Unrolled(torch.stack(actions, 1), torch.stack(rewards, 1), seen)

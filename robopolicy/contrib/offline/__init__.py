@@ -1,0 +1,1 @@
+"""Further offline learners, and synthetic trajectories by diffusion."""

@@ -1,0 +1,174 @@
+"""A2PR: TD3 on a dataset, pulled towards the better of the data's and a generated action (Liu et al. 2024, S009).
+
+A variational autoencoder (VAE) learns the actions of the data whose advantage is positive. The actor's own chunk,
+passed through it, comes back as one like them. Of that and the batch's chunk the actor is pulled towards the one with
+the greater advantage, and not at all where neither has a positive one: bad data does not hold it back.
+
+Use it for offline data of mixed quality, above all where good actions are the minority. It trains two networks more
+than td3_bc, and its gate is only as good as V and Q. Not for multimodal data that one deterministic actor cannot show.
+
+Formulas are those of the public code. There the two conditions of the gate are added as booleans, which in torch is
+their "or", and so it is here; written as numbers the sum would double the pull where both hold. Deviations: the target
+of the pull is a constant (there a gradient runs through the VAE into the actor); V and the VAE learn after the critic's
+step, and V has a draw of the next action of its own; chunks replace single actions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from robopolicy.algorithms.frames.base import Observer, Stateful
+from robopolicy.algorithms.frames.off_policy import descend
+from robopolicy.algorithms.frames.regularized_td3 import RegularizedTD3, RegularizedTD3Config
+from robopolicy.constraints import Count, Natural, NotNegative, Positive, Ranged
+from robopolicy.critics.q import CriticConfig, borrow_normalizers
+from robopolicy.critics.value import ValueConfig, ValueNet
+from robopolicy.data.batches import Transitions
+from robopolicy.nets.mlp import MLP
+from robopolicy.nets.vision import VisionConfig
+from robopolicy.policies.base import Info, Observation, Policy
+from robopolicy.policies.noise import Randomness, normal
+
+
+@dataclass(frozen=True)
+class ChunkVAEConfig(Ranged):
+    """Settings of the VAE of good actions."""
+
+    hidden: tuple[Count, ...] = (750, 750)  # of encoder and decoder
+    latent: Natural = 0  # latent dimensions; 0 is two per executed number
+    lr: Positive = 1e-3  # learning rate
+    weight: Positive = 1.5  # of the reconstruction beside half the KL; 1 for Hopper and HalfCheetah
+    vision: VisionConfig = field(default_factory=VisionConfig)
+
+
+@dataclass(frozen=True)
+class A2PRConfig(RegularizedTD3Config):
+    """Settings of A2PR; defaults are the public code's for Walker2d."""
+
+    critic: CriticConfig = field(
+        default_factory=lambda: CriticConfig(hidden=(256, 256, 256, 256), activation="relu", layer_norm=False)
+    )
+    value: ValueConfig = field(
+        default_factory=lambda: ValueConfig(hidden=(256, 256, 256, 256), activation="relu", orthogonal_init=False)
+    )
+    vae: ChunkVAEConfig = field(default_factory=ChunkVAEConfig)
+    pull: NotNegative = 1.0  # weight of the regulariser; .4 for Hopper
+
+
+class ChunkVAE(nn.Module):
+    """Conditional VAE of executed chunks `(B, n, A)` in normalised units, bounded to [-1, 1]."""
+
+    def __init__(self, config: ChunkVAEConfig, policy: Policy) -> None:
+        super().__init__()
+        spec = policy.spec
+        self.shape = (spec.execute, spec.action_dim)
+        self.encoder, _ = borrow_normalizers(policy, config.vision)  # of observations
+        features, size = spec.obs_horizon * self.encoder.feature_dim, spec.execute * spec.action_dim
+        self.latent = config.latent or 2 * size
+        self.recognition = MLP(features + size, config.hidden, 2 * self.latent, activation="relu")
+        self.decoder = MLP(features + self.latent, config.hidden, size, activation="relu")
+
+    def forward(
+        self, obs: Observation, action: Tensor, *, generator: Randomness = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Reconstruction `(B, n, A)` of `action`, and mean and log standard deviation `(B, L)` of its latent."""
+        features = self.encoder(obs).flatten(1)
+        mean, log_std = self.recognition(torch.cat([features, action.flatten(1)], 1)).chunk(2, 1)
+        log_std = log_std.clamp(-4, 15)
+        latent = mean + log_std.exp() * normal(mean.shape, generator, mean.device)
+        decoded = self.decoder(torch.cat([features, latent], 1)).tanh()
+        return decoded.unflatten(1, self.shape), mean, log_std
+
+
+def vae_loss(decoded: Tensor, action: Tensor, good: Tensor, mean: Tensor, log_std: Tensor, weight: float) -> Tensor:
+    """Reconstruction of the rows with `good` `(B,)`, and half the KL of all rows per latent dimension."""
+    error = (decoded - action).square().flatten(1).mean(1)
+    divergence = 0.5 * (mean.square() + (2 * log_std).exp() - 1 - 2 * log_std).mean()
+    return weight * (error * good).mean() + 0.5 * divergence
+
+
+def better_of(generated: Tensor, own: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    """Where the generated chunk is at least as good as the data's, and where the better of them is worth the pull.
+
+    Args:
+        generated: (B,) Q of the generated chunks.
+        own: (B,) Q of the data's chunks.
+        value: (B,) V of the observations.
+    """
+    return generated >= own, (generated >= value) | (own > value)
+
+
+class A2PR(RegularizedTD3):
+    """TD3 that is pulled towards good actions alone."""
+
+    name = "a2pr"
+    config_class = A2PRConfig
+    data_source = "replay"
+    heads = ("squashed_gaussian",)
+    reference = "liu2024a2pr"
+    config: A2PRConfig
+
+    def __init__(self, config: A2PRConfig, policy: Policy, *, total_updates: int) -> None:
+        """Build V and the VAE beside TD3's networks, for a squashed Gaussian `policy`."""
+        super().__init__(config, policy, total_updates=total_updates)
+        self.critic.eval()  # it is read as it stands, without dropout
+        self.value = ValueNet.beside(config.value, policy)
+        self.vae = ChunkVAE(config.vae, policy)
+        self.value_optimizer = torch.optim.Adam(self.value.parameters(), lr=config.critic_lr, fused=True)
+        self.vae_optimizer = torch.optim.Adam(self.vae.parameters(), lr=config.vae.lr, fused=True)
+
+    def _critic_step(self, batch: Transitions) -> Info:
+        """A step of the critic, of V towards the lesser of two targets, and of the VAE."""
+        info = super()._critic_step(batch)
+        value_loss = ((self.value(batch.obs) - self.value_target(batch)).square() * batch.weight).mean()
+        descend(self.value_optimizer, value_loss)
+        action = self.executed(batch.chunk)
+        with torch.no_grad():
+            good = self.first_value(batch.obs, batch.chunk) > self.value(batch.obs)
+        decoded, mean, log_std = self.vae(batch.obs, action, generator=self.generator)
+        generation_loss = vae_loss(decoded, action, good, mean, log_std, self.config.vae.weight)
+        descend(self.vae_optimizer, generation_loss)
+        return {**info, "value_loss": value_loss, "vae_loss": generation_loss, "good": good.float().mean()}
+
+    @torch.no_grad()
+    def value_target(self, batch: Transitions) -> Tensor:
+        """Lesser target `(B,)` of the online critic and its slow copy."""
+        chunk = self.next_chunk(batch)
+        online = batch.reward + batch.discount * self.critic(batch.next_obs, chunk).amin(0)
+        return torch.minimum(online, self.bootstrap(batch, chunk))
+
+    @torch.no_grad()
+    def pulled_to(self, batch: Transitions, chunk: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """What `chunk` is pulled to: chunk `(B, n, A)` and mask `(B, n)`; and whether it is `(B,)`."""
+        executed = self.policy.spec.execute
+        decoded, _, _ = self.vae(batch.obs, self.executed(chunk), generator=self.generator)
+        generated = self.policy.action_normalizer.denormalize(decoded)
+        q_generated = self.first_value(batch.obs, generated)
+        q_own = self.first_value(batch.obs, batch.chunk)
+        take, gate = better_of(q_generated, q_own, self.value(batch.obs))
+        wanted = torch.where(take[:, None, None], generated, batch.chunk[:, :executed])
+        return wanted, torch.where(take[:, None], 1.0, batch.mask[:, :executed]), gate
+
+    def penalty(self, batch: Transitions, chunk: Tensor) -> tuple[Tensor, Info]:
+        """Squared distance to the better action, 0 where neither is good."""
+        wanted, mask, gate = self.pulled_to(batch, chunk)
+        pulled = gate.to(chunk.dtype)
+        return self.config.pull * pulled * self.distance(chunk, wanted, mask), {"pulled": pulled.mean()}
+
+    def observers(self) -> tuple[Observer, ...]:
+        """The shared ones and V and the VAE."""
+        return *super().observers(), self.value, self.vae.encoder
+
+    def parts(self) -> Mapping[str, Stateful]:
+        """TD3's parts, V, the VAE and their optimisers."""
+        return {
+            **super().parts(),
+            "value": self.value,
+            "value_optimizer": self.value_optimizer,
+            "vae": self.vae,
+            "vae_optimizer": self.vae_optimizer,
+        }

@@ -1,0 +1,74 @@
+"""Discriminators of adversarial imitation: does a chunk look like a demonstrator's or like the learner's?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from robopolicy.constraints import Count, NotNegative, Ranged
+from robopolicy.critics.q import Judged, borrow_normalizers
+from robopolicy.nets.mlp import MLP
+from robopolicy.nets.vision import VisionConfig
+
+
+@dataclass(frozen=True)
+class DiscriminatorConfig(Ranged):
+    """Architecture of a `Discriminator`."""
+
+    hidden: tuple[Count, ...] = (64, 64)
+    activation: str = "relu"
+    penalty: NotNegative = 10.0  # weight of the gradient penalty
+    vision: VisionConfig = field(default_factory=VisionConfig)
+
+
+class Discriminator(nn.Module):
+    """D(s, chunk) in (-1, 1), high where demonstrations are.
+
+    It sees what a critic sees, and a mark of the end: an episode that terminated goes on for ever in a state of its
+    own, which is judged as well (Kostrikov et al. 2019). Otherwise to end would be worth nothing, good or bad according
+    to the sign of the reward alone.
+    """
+
+    def __init__(self, config: DiscriminatorConfig, policy: Judged) -> None:
+        """Build the discriminator of what `policy` sees and executes."""
+        super().__init__()
+        spec = policy.spec
+        self.steps = spec.execute
+        self.encoder, self.action_normalizer = borrow_normalizers(policy, config.vision)
+        self.size = spec.obs_horizon * self.encoder.feature_dim + self.steps * spec.action_dim + 1
+        self.body = MLP(self.size, config.hidden, 1, activation=config.activation)
+
+    def inputs(self, obs: Mapping[str, Tensor], chunk: Tensor) -> Tensor:
+        """Observations `{key: (B, To, ...)}` and chunks `(B, H, A)` in env units as rows `(B, size)` of numbers."""
+        action = self.action_normalizer.normalize(chunk[:, : self.steps]).flatten(1)
+        features = self.encoder(obs).flatten(1)
+        return torch.cat([features, action, features.new_zeros(len(features), 1)], 1)
+
+    def ended(self, rows: int) -> Tensor:
+        """What follows the end of an episode, as rows `(B, size)`: nothing but its mark."""
+        mark = next(self.body.parameters()).new_zeros(rows, self.size)
+        mark[:, -1] = 1.0
+        return mark
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Judge rows of `inputs` and `ended` `(B, size)`: `(B,)`."""
+        return self.body(inputs).squeeze(-1).tanh()
+
+
+def reverse_kl_loss(expert: Tensor, learner: Tensor, expert_weight: Tensor, learner_weight: Tensor) -> Tensor:
+    """`E_expert[exp(-D)] + E_learner[D]` of judgements `(E,)` and `(L,)` with weights of the same shapes.
+
+    Where D is free it is least at `D = log(expert / learner)`, and there 1 - KL(learner || expert).
+    """
+    first = (expert_weight * (-expert).exp()).sum() / expert_weight.sum()
+    return first + (learner_weight * learner).sum() / learner_weight.sum()
+
+
+def gradient_penalty(discriminator: nn.Module, expert: Tensor, learner: Tensor, mix: Tensor) -> Tensor:
+    """Mean of `(|dD/dx| - 1)^2` at `mix` `(B, 1)` times `expert` plus the rest times `learner`, rows `(B, size)`."""
+    between = (mix * expert + (1 - mix) * learner).detach().requires_grad_()
+    (slope,) = torch.autograd.grad(discriminator(between).sum(), between, create_graph=True)
+    return (slope.norm(dim=1) - 1).square().mean()

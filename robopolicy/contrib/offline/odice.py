@@ -1,0 +1,212 @@
+"""ODICE: V of a dual problem by an orthogonal gradient, and imitation weighted by what follows (Mao et al. 2024, S095).
+
+Distribution correction estimation asks how often the best policy that stays near the data visits each of its pairs. The
+answer is `max(delta, 0)` of the residual `delta = r + gamma V(s') - V(s)` (Pearson's chi-squared), and V minimises
+`(1 - lambda) V(s) + lambda f*(delta)`. Its gradient through V(s) bounds actions; that through V(s') bounds states, but
+where the two conflict it undoes the first. ODICE keeps of the second what is orthogonal to the first. The policy
+imitates with these weights, whatever its head.
+
+Use it for offline data of mixed quality in place of iql: no Q, no action outside the data, and a policy kept away from
+states it has no data for. With `largest_return=0` and `conservatism=0.4` rewards are ignored and it imitates the data
+of an expert. It cannot go beyond what the data shows, and luck in the dynamics counts as advantage.
+
+Deviations from the public code: rewards are scaled so that the largest discounted return of the dataset's episodes is
+`largest_return` (there: undiscounted ones of locomotion span 1000, about the same at gamma .99), because the scale
+decides how many residuals rise above 0; the policy learns from V after its step; chunks replace single actions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from robopolicy.algorithms.frames.offline_critic import Imitating, OfflineCriticConfig
+from robopolicy.constraints import InnerShare, NotNegative, Positive
+from robopolicy.core.gradients import flat_gradient
+from robopolicy.critics.q import CriticConfig, Judged, QEnsemble
+from robopolicy.data.batches import Transitions
+from robopolicy.data.episodes import Array, Episodes
+from robopolicy.errors import UserError
+from robopolicy.policies.base import Info, Policy
+
+SMALLEST = 1e-10  # squared norm of a gradient below which it has no direction
+
+
+@dataclass(frozen=True)
+class ODICEConfig(OfflineCriticConfig):
+    """Settings of ODICE; defaults are the public code's for offline RL."""
+
+    critic: CriticConfig = field(
+        default_factory=lambda: CriticConfig(hidden=(256, 256), activation="relu", layer_norm=True)
+    )
+    lr: Positive = 2e-4  # learning rate of the policy
+    critic_lr: Positive = 2e-4  # learning rate of V
+    conservatism: InnerShare = 0.6  # lambda: towards 1 fewer pairs are imitated, the best ones
+    eta: NotNegative = 1.0  # weight of the gradient through the next state; 0 is the semi-gradient
+    largest_return: NotNegative = 100.0  # the dataset's largest return after scaling; 0 ignores rewards: imitation
+    weight_max: Positive = 100.0  # bound on the weights
+    weight_decay: NotNegative = 1e-4  # of the policy
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.largest_return and self.conservatism >= 0.5:
+            raise UserError(
+                f"Without rewards every weight is 0 from conservatism=0.5 on, got {self.conservatism:g}; "
+                "set algorithm.conservatism=0.4."
+            )
+        if self.critic.bins:
+            raise UserError("The V of ODICE regresses on nothing, so it has no histogram; set algorithm.critic.bins=0.")
+
+
+def chi_square_conjugate(residual: Tensor) -> Tensor:
+    """`f*(x) = x w - (w - 1)^2` with `w = max(x / 2 + 1, 0)`, which is also its derivative."""
+    weight = (residual / 2 + 1).clamp(min=0)
+    return residual * weight - (weight - 1).square()
+
+
+def visit_weight(residual: Tensor, largest: float) -> Tensor:
+    """Imitation weight `max(residual, 0)`, at most `largest`."""
+    return residual.clamp(0, largest)
+
+
+def parallel_share(gradient: Tensor, along: Tensor) -> Tensor:
+    """How much of `along` `(P,)` is contained in `gradient` `(P,)`: `<g, a> / |a|^2`, negative where they conflict."""
+    return gradient @ along / (along @ along).clamp(min=SMALLEST)
+
+
+def orthogonal_sum(kept: Tensor, added: Tensor, parameters: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
+    """A loss with the whole gradient of `kept`, and of that of `added` the part orthogonal to it.
+
+    With `c = <g_a, g_k> / |g_k|^2` the gradient of `(1 - c) kept + added` is `g_k + (g_a - c g_k)`: whatever `added`
+    asks for, a small step lowers `kept` by as much as if it stood alone.
+
+    Args:
+        kept: Scalar loss.
+        added: Scalar loss.
+        parameters: What both are differentiated in.
+
+    Returns:
+        The loss, and c.
+    """
+    learned = list(parameters)
+    share = parallel_share(flat_gradient(added, learned), flat_gradient(kept, learned)).detach()
+    return (1 - share) * kept + added, share
+
+
+class StateValues(QEnsemble):
+    """V_m(s), m = 1..M: an ensemble that sees no action."""
+
+    def __init__(self, config: CriticConfig, policy: Judged) -> None:
+        super().__init__(config, policy, steps=0)
+
+    def values(self, obs: Mapping[str, Tensor]) -> Tensor:
+        """Values `(M, B)`."""
+        return self.value(self.body(self.encode(obs)))
+
+
+class ODICE(Imitating):
+    """Orthogonal-gradient V, weighted imitation."""
+
+    name = "odice"
+    config_class = ODICEConfig
+    data_source = "replay"
+    heads = ("imitation_loss",)
+    reference = "mao2024odice"
+    whole_ensemble = True
+    needs_dataset: ClassVar[bool] = True
+    config: ODICEConfig
+    critic: StateValues
+    target_critic: StateValues
+
+    def __init__(self, config: ODICEConfig, policy: Policy, *, total_updates: int) -> None:
+        """Prepare to train `policy` by weighted imitation."""
+        super().__init__(config, policy, total_updates=total_updates)
+        self.optimizer = torch.optim.Adam(
+            self.policy.parameters(), lr=config.lr, weight_decay=config.weight_decay, fused=True
+        )
+        self.reward_scale = 1.0 if config.largest_return else 0.0  # until the dataset is known
+
+    def make_critic(self) -> StateValues:
+        """Twin V."""
+        return StateValues(self.config.critic, self.policy)
+
+    def use_dataset(self, episodes: Episodes) -> None:
+        """Scale rewards by the largest return of an episode.
+
+        Raises:
+            UserError: No episode earns anything.
+        """
+        if not self.config.largest_return:
+            return
+        largest = float(np.abs(discounted_returns(episodes, self.config.gamma)).max())
+        if not largest:
+            raise UserError(
+                f"None of the {episodes.num_episodes} episodes of the dataset earns anything; to imitate them all set "
+                "algorithm.largest_return=0 algorithm.conservatism=0.4, or add other data."
+            )
+        self.reward_scale = self.config.largest_return / largest
+
+    def target(self, batch: Transitions) -> Tensor:
+        """Scaled reward and the lesser slow V of the next observation."""
+        return self.reward_scale * batch.reward + batch.discount * self.target_critic.values(batch.next_obs).amin(0)
+
+    def residual_losses(self, batch: Transitions) -> tuple[Tensor, Tensor, Tensor]:
+        """Losses of the residual through V(s) and through V(s'), and the forward residual `(M, B)`."""
+        with torch.no_grad():
+            target, slow = self.target(batch), self.target_critic.values(batch.obs).amin(0)
+        forward = target - self.critic.values(batch.obs)
+        backward = self.reward_scale * batch.reward + batch.discount * self.critic.values(batch.next_obs) - slow
+        kept, added = ((chi_square_conjugate(x) * batch.weight).mean() for x in (forward, backward))
+        return self.config.conservatism * kept, self.config.conservatism * self.config.eta * added, forward
+
+    def critic_loss(self, batch: Transitions) -> tuple[Tensor, Info]:
+        """A loss whose gradient is the orthogonal one."""
+        kept, added, residual = self.residual_losses(batch)
+        dual, share = orthogonal_sum(kept, added, self.critic.parameters())
+        value = self.critic.values(batch.obs)
+        loss = dual + (1 - self.config.conservatism) * (value * batch.weight).mean()
+        residual = residual.detach()
+        return loss, {
+            "value": value.detach().mean(),
+            "residual": residual.mean(),
+            "parallel_share": share,
+            "errors": residual.abs().mean(0),
+        }
+
+    @torch.no_grad()
+    def weights(self, batch: Transitions) -> Tensor:
+        """Imitation weights `(B,)` of the batch's chunks, averaged over the twins."""
+        residual = self.target(batch) - self.critic.values(batch.obs)
+        return visit_weight(residual, self.config.weight_max).mean(0)
+
+    def actor_step(self, batch: Transitions) -> Info:
+        """Weighted imitation of the batch."""
+        weight = self.weights(batch)
+        loss = self.imitate(batch.obs, batch.chunk, weight, batch.mask)
+        return {"loss": loss, "weight": weight.mean(), "imitated": (weight > 0).float().mean()}
+
+    def state_dict(self) -> dict[str, Any]:
+        """States of all parts and the scale of the rewards."""
+        return {**super().state_dict(), "reward_scale": self.reward_scale}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore `state_dict`."""
+        super().load_state_dict(state)
+        self.reward_scale = float(state["reward_scale"])
+
+
+def discounted_returns(episodes: Episodes, gamma: float) -> Array:
+    """What each episode earns in total, discounted per control step from its start `(E,)`.
+
+    Raises:
+        UserError: The dataset has no rewards.
+    """
+    if "reward" not in episodes.arrays:
+        raise UserError("The dataset has no 'reward', which value learning needs; collect it anew.")
+    age = np.arange(len(episodes)) - np.repeat(episodes.starts, episodes.lengths)
+    return np.add.reduceat(episodes.arrays["reward"].astype(np.float64) * gamma**age, episodes.starts)

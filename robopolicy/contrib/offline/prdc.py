@@ -1,0 +1,130 @@
+"""PRDC: TD3 on a dataset, with an actor pulled to the nearest state-action pair of all data (Ran et al. 2023, S073).
+
+TD3+BC asks for the action that the data shows in this very state, however bad it is. PRDC looks the actor's own choice
+up: among all pairs of the dataset it finds the one nearest to `[beta s, pi(s)]`, in a k-d tree, and pulls towards that
+pair's action. So an action is fine wherever the data has one like it in a state like this one, and the actor may leave
+the behaviour of a state without leaving the data.
+
+Use it for offline data of mixed quality that covers its states well, and vectors as observations. Not with few
+demonstrations, in which the nearest pair lies far away, nor with images,
+clouds, entities or embeddings. A large `beta` is td3_bc.
+
+`novelty` in the log is the distance to that pair in units of the usual one between pairs of the data: values well above
+1 say that the actor has left it (`robopolicy.contrib.offline.nearest_neighbors`, which needs the extra `neighbours`).
+
+Deviations from the public code: states are standardised by the dataset whatever the policy does; a pair holds the
+executed part of a chunk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from robopolicy.algorithms.frames.regularized_td3 import RegularizedTD3, RegularizedTD3Config
+from robopolicy.constraints import NotNegative
+from robopolicy.contrib.offline.nearest_neighbors import NearestPairs
+from robopolicy.data.batches import Transitions
+from robopolicy.data.chunks import ChunkSampler
+from robopolicy.data.episodes import Array, Episodes
+from robopolicy.errors import UserError
+from robopolicy.policies.base import Info, Observation, Policy
+
+SLICE = 8192  # frames of the dataset that are read at a time
+
+
+@dataclass(frozen=True)
+class PRDCConfig(RegularizedTD3Config):
+    """Settings of PRDC; defaults are the public code's for Hopper and Walker2d."""
+
+    beta: NotNegative = 2.0  # weight of the state in the distance; 7.5 for mazes
+
+
+class PRDC(RegularizedTD3):
+    """TD3 that stays near pairs of the data."""
+
+    name = "prdc"
+    config_class = PRDCConfig
+    data_source = "replay"
+    heads = ("squashed_gaussian",)
+    reference = "ran2023prdc"
+    config: PRDCConfig
+
+    def __init__(self, config: PRDCConfig, policy: Policy, *, total_updates: int) -> None:
+        """Prepare to train a squashed Gaussian `policy`; call `use_dataset` before the first update.
+
+        Raises:
+            UserError: The policy sees what has no distances.
+        """
+        super().__init__(config, policy, total_updates=total_updates)
+        layout = self.policy.encoder.layout
+        others = [*layout.images, *layout.clouds, *layout.entities, *layout.embeddings]
+        if others:
+            raise UserError(
+                f"PRDC measures distances between vectors, but '{policy.name}' sees {others}; name vectors in "
+                "task.observe, or use td3_bc or a2pr."
+            )
+        self.pairs: NearestPairs | None = None
+        self._chunks = torch.zeros(0)  # (N, n, A) the pairs' executed parts, in the units of the environment
+        self._masks = torch.zeros(0)  # (N, n)
+
+    def use_dataset(self, episodes: Episodes) -> None:
+        """Build the tree; a function of dataset and action normaliser, so a resumed run builds the same one."""
+        spec = self.policy.spec
+        sampler = ChunkSampler(episodes, horizon=spec.execute, obs_horizon=spec.obs_horizon)
+        parts = [sampler.take(frames) for frames in torch.arange(len(episodes)).split(SLICE)]
+        self._chunks = torch.cat([part.chunk for part in parts])
+        self._masks = torch.cat([part.mask for part in parts])
+        state = np.concatenate([self._state(part.obs) for part in parts])
+        device = self.policy.device
+        action = _array(self.executed(self._chunks.to(device)).flatten(1))
+        self.pairs = NearestPairs(state, action, beta=self.config.beta, threads=torch.get_num_threads())
+        self._chunks, self._masks = self._chunks.to(device), self._masks.to(device)
+
+    def nearest(self, obs: Observation, chunk: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The data's chunk `(B, n, A)` nearest to `chunk` at `obs`, its mask `(B, n)`, and the novelty `(B,)`.
+
+        Raises:
+            UserError: The dataset has not been shown.
+        """
+        if self.pairs is None:
+            raise UserError("PRDC searches the whole dataset, which it has not seen; call use_dataset first.")
+        distance, row = self.pairs.nearest(self._state(obs), _array(self.executed(chunk).flatten(1)))
+        index = torch.from_numpy(row).to(chunk.device)
+        novelty = torch.from_numpy(self.pairs.novelty(distance)).to(chunk)
+        return self._chunks[index], self._masks[index], novelty
+
+    def penalty(self, batch: Transitions, chunk: Tensor) -> tuple[Tensor, Info]:
+        """Squared distance to the action of the nearest pair."""
+        wanted, mask, novelty = self.nearest(batch.obs, chunk)
+        return self.distance(chunk, wanted, mask), {"novelty": novelty.mean()}
+
+    def _state(self, obs: Observation) -> Array:
+        """The vectors of a history of observations in a row `(B, To * D)`."""
+        return _array(self.policy.encoder.vectors(obs).flatten(1))
+
+    def state_dict(self) -> dict[str, Any]:
+        """States of all parts and the size of the dataset, from which the tree is built anew."""
+        return {**super().state_dict(), "pairs": len(self._chunks)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore `state_dict`.
+
+        Raises:
+            UserError: The run was started with another dataset.
+        """
+        if self.pairs is not None and int(state["pairs"]) != len(self.pairs):
+            raise UserError(
+                f"The saved run searches {state['pairs']} frames, this dataset has {len(self.pairs)}; resume with the "
+                "dataset the run was started with."
+            )
+        super().load_state_dict(state)
+
+
+def _array(tensor: Tensor) -> Array:
+    return tensor.detach().cpu().numpy()

@@ -1,0 +1,232 @@
+"""Runs that train a trajectory model (`worldmodel/trajectories.py`), its checkpoints, and datasets written by it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from robopolicy.algorithms.bc import BC, BCConfig
+from robopolicy.constraints import Count, Natural, Ranged
+from robopolicy.contrib.offline.segments import SegmentSampler, TransitionLayout
+from robopolicy.contrib.offline.trajectory_diffusion import Pull, TrajectoryConfig, TrajectoryModel
+from robopolicy.data.episodes import Episode, Episodes
+from robopolicy.data.formats.lerobot import read_lerobot
+from robopolicy.device import move, usable_device
+from robopolicy.errors import UserError
+from robopolicy.policies.migration import migrate
+from robopolicy.schema import from_plain, to_plain
+from robopolicy.training.build import seed_everything
+from robopolicy.training.checkpoint import load_model, save_model
+from robopolicy.training.guards import Summary
+from robopolicy.training.loop import Trainer
+from robopolicy.training.manifest import MANIFEST, Kind, git_commit, manifest_content, versions
+from robopolicy.training.model_runs import ModelParts, ModelRunConfig, resume_model, start_model
+from robopolicy.training.sources import DatasetSource
+from robopolicy.worldmodel.videos import split
+
+SCHEMA = 1  # raise it with every change that an older reader would misunderstand
+KIND = Kind("trajectory model", "synthesize")
+SYNTHETIC = "synthetic"  # behaviour of generated episodes
+
+
+@dataclass(frozen=True)
+class TrajectoryEvaluationConfig(Ranged):
+    """Periodic tests on the episodes held back."""
+
+    every: Natural = 0  # updates between tests; 0 is a tenth of the budget
+    segments: Count = 512  # segments whose loss is measured
+
+
+@dataclass(frozen=True)
+class TrajectoryTrainConfig(ModelRunConfig):
+    """One run that trains a trajectory model on a folder of episodes with rewards."""
+
+    model: TrajectoryConfig = field(default_factory=TrajectoryConfig)
+    learner: BCConfig = field(default_factory=BCConfig)
+    updates: Count = 20_000  # gradient steps
+    evaluation: TrajectoryEvaluationConfig = field(default_factory=TrajectoryEvaluationConfig)
+
+
+@dataclass(frozen=True)
+class TrajectoryManifest:
+    """Everything but the numbers of a trajectory model."""
+
+    schema: int  # version of this layout
+    trajectories: dict[str, Any]  # `TransitionLayout`
+    config: dict[str, Any]  # `TrajectoryConfig`
+    task: str  # registered task id of the dataset
+    control_dt: float  # seconds between two frames
+    names: dict[str, tuple[str, ...]]  # of entries, where known
+    training: dict[str, Any]  # free summary
+    versions: dict[str, str]
+    commit: str | None
+    files: dict[str, str] = field(default_factory=dict[str, str])  # relative path -> sha256
+
+
+def save_trajectories(
+    folder: Path, model: TrajectoryModel, manifest: TrajectoryManifest, state: Mapping[str, Any] | None = None
+) -> None:
+    """Write a checkpoint folder atomically, with the training state where there is one.
+
+    Raises:
+        UserError: The weights are not finite, the place holds something else, or writing failed.
+    """
+    save_model(folder, model, manifest, state, "model")
+
+
+def read_trajectory_manifest(folder: Path) -> TrajectoryManifest:
+    """Read `manifest.json` of a trajectory model.
+
+    Raises:
+        UserError: Not a trajectory model, unreadable, or written by a newer schema.
+    """
+    data = manifest_content(folder, SCHEMA, "trajectories")
+    manifest = from_plain(TrajectoryManifest, data, str(folder / MANIFEST))
+    return replace(manifest, config=migrate(manifest.config))
+
+
+def load_trajectories(
+    path: str | Path, device: str | torch.device = "cpu"
+) -> tuple[TrajectoryModel, TrajectoryManifest]:
+    """Load a trajectory model strictly, in evaluation mode.
+
+    Raises:
+        UserError: One sentence that says what is wrong with the checkpoint.
+    """
+    return load_model(path, device, read_trajectory_manifest, _described)
+
+
+def _described(manifest: TrajectoryManifest, folder: Path) -> TrajectoryModel:
+    config = from_plain(TrajectoryConfig, manifest.config, f"model config of {folder}")
+    return TrajectoryModel(config, from_plain(TransitionLayout, manifest.trajectories, f"layout of {folder}"))
+
+
+@dataclass
+class TrajectoryParts(ModelParts):
+    """Everything a run consists of."""
+
+    config: TrajectoryTrainConfig
+    model: TrajectoryModel
+    algorithm: BC
+    source: DatasetSource
+    validation: SegmentSampler
+    episodes: Episodes
+
+    @property
+    def total_updates(self) -> int:
+        """Budget."""
+        return self.config.updates
+
+
+def build(config: TrajectoryTrainConfig) -> TrajectoryParts:
+    """Read the dataset and build what learns from it.
+
+    Raises:
+        UserError: The dataset cannot be learnt from.
+    """
+    seed_everything(cast(Any, config))
+    device = usable_device(config.device)
+    episodes = read_lerobot(config.dataset).played()
+    layout = TransitionLayout.of(episodes)
+    train, validation = split(episodes, share=config.validation, seed=config.seed)
+    length = config.model.length
+    sampler = SegmentSampler(train, layout, length=length, batch_size=config.learner.batch_size, seed=config.seed)
+    tests = SegmentSampler(validation, layout, length=length, batch_size=config.evaluation.segments, seed=config.seed)
+    with torch.device(device):
+        model = TrajectoryModel(config.model, layout)
+        model.fit(torch.from_numpy(layout.rows(train)).to(device))
+        algorithm = BC(config.learner, model.head, total_updates=config.updates)
+    return TrajectoryParts(config, model, algorithm, DatasetSource(sampler, device), tests, episodes)
+
+
+def start_trajectories(config: TrajectoryTrainConfig) -> TrajectoryTrainer:
+    """Prepare a new run in `config.out / config.name`.
+
+    Raises:
+        UserError: The configuration cannot be built, or the folder is taken or cannot be written.
+    """
+    if not config.dataset:
+        raise UserError("No dataset is given; pass a folder with rewards, e.g. one of 'robopolicy collect'.")
+    config = replace(config, name=config.name or f"{Path(config.dataset).name}_trajectories_seed{config.seed}")
+    return start_model(config, build, TrajectoryTrainer)
+
+
+def resume_trajectories(folder: Path) -> TrajectoryTrainer:
+    """Prepare to go on from the last resume point of a run.
+
+    Raises:
+        UserError: The folder is no run of a trajectory model, or it has ended.
+    """
+    return resume_model(folder, TrajectoryTrainConfig, read_trajectory_manifest, build, TrajectoryTrainer)
+
+
+class TrajectoryTrainer(Trainer):
+    """The training loop, with the loss on segments held back in place of played episodes."""
+
+    def __init__(self, parts: TrajectoryParts, folder: Path, resume_at: int = 0) -> None:
+        self.trajectories = parts
+        super().__init__(cast(Any, parts), folder, resume_at)
+
+    def _evaluate(self) -> Summary | None:
+        """Loss of the averaged network on the same noise every time; the lowest is kept as the best."""
+        head, parts = self.algorithm.deployable(), self.trajectories
+        batch = move(parts.validation.first(parts.config.evaluation.segments), parts.source.device)
+        generator = torch.Generator().manual_seed(parts.config.seed)
+        with torch.no_grad():
+            loss = head.imitation_loss(batch.obs, batch.chunk, generator=generator)[0].mean().item()
+        self.latest = {"loss": loss}
+        self._log({"eval/loss": loss})
+        self.console.note(f"{self.config.name}  update {self.update}/{self.total}  held-back loss {loss:.4f}")
+        if self.best is None or loss < self.best["loss"]:
+            self.best = {"loss": loss, "update": self.update}
+            self._save("best", {})
+        return self.latest
+
+    def _save(self, name: str, state: Mapping[str, Any], policy: Any = None) -> None:
+        parts = self.trajectories
+        model = copy.deepcopy(parts.model)  # a new one would draw weights, and so disturb the run
+        model.head.load_state_dict(self.algorithm.deployable().state_dict())
+        manifest = TrajectoryManifest(
+            schema=SCHEMA,
+            trajectories=to_plain(model.layout),
+            config=to_plain(model.config),
+            task=parts.episodes.tasks[0],
+            control_dt=parts.episodes.control_dt,
+            names={key: tuple(names) for key, names in parts.episodes.names.items()},
+            training={**self._summary(), "loss": None if self.latest is None else self.latest["loss"]},
+            versions=versions(),
+            commit=git_commit(),
+        )
+        save_trajectories(self._checkpoint(name), model, manifest, state or None)
+
+    def _about(self) -> dict[str, Any]:
+        return {"run": self.config.name, "task": self.trajectories.episodes.tasks[0], "trajectories": "edm"}
+
+
+def synthetic_segments(
+    model: TrajectoryModel, count: int, *, pull: Pull | None = None, seed: int = 0, batch: int = 64
+) -> Iterator[Tensor]:
+    """`count` generated segments, up to `batch` `(B, L, D)` at a time, with noise of `seed`, guided by `pull`."""
+    generator = torch.Generator().manual_seed(seed)
+    for start in range(0, count, batch):
+        yield model.generate(min(batch, count - start), pull=pull, generator=generator)
+
+
+def kept_episodes(folder: str, layout: TransitionLayout, manifest: TrajectoryManifest) -> list[Episode]:
+    """Episodes of a dataset with the keys of synthetic ones.
+
+    Raises:
+        UserError: The dataset is not like that of the trajectories.
+    """
+    episodes = read_lerobot(folder).played()
+    if TransitionLayout.of(episodes) != layout or episodes.control_dt != manifest.control_dt:
+        raise UserError(f"{folder} has other observations, actions or control steps than the trajectory model.")
+    keys = (*layout.keys, "action", "reward", "terminated")
+    found = [episodes.episode(index) for index in range(episodes.num_episodes)]
+    return [replace(episode, arrays={key: episode.arrays[key] for key in keys}) for episode in found]

@@ -1,0 +1,105 @@
+"""The network that chooses the next visit from what is left (BQ-NCO, S006).
+
+Its input is a reduced state: where one is, the points that are left, and where the way is to end. Points visited before
+are not in it, as the best way on does not depend on them (bisimulation quotienting); nor is the frame, as coordinates
+count from where one is and are scaled by the farthest point. Tokens carry no position, so the order of the points does
+not matter either.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from robopolicy.constraints import Count, Layers, Ranged
+from robopolicy.errors import UserError
+from robopolicy.files import atomic_folder, parse_json, refuse_foreign
+from robopolicy.nets.transformer import AttentionBlock
+from robopolicy.schema import from_plain, to_plain
+
+MODEL, FACTS = "model.safetensors", "visits.json"
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class VisitConfig(Ranged):
+    """Size of a `VisitPolicy`; published: width 192, 9 layers, 12 heads."""
+
+    dim: Count = 2  # d, coordinates of a point
+    width: Count = 64
+    layers: Layers = 3
+    heads: Count = 4
+
+
+class VisitPolicy(nn.Module):
+    """Scores of the points that are left."""
+
+    def __init__(self, config: VisitConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embed = nn.Linear(config.dim, config.width)
+        self.roles = nn.Parameter(0.1 * torch.randn(2, config.width))  # of where one is, of where the way is to end
+        self.blocks = nn.ModuleList(AttentionBlock(config.width, config.heads) for _ in range(config.layers))
+        self.norm = nn.LayerNorm(config.width)
+        self.score = nn.Linear(config.width, 1)
+
+    def forward(self, points: Tensor, here: Tensor, end: Tensor | None = None) -> Tensor:
+        """Scores `(B, n)` of the points `(B, n, d)` as the next visit.
+
+        Args:
+            points: What is left to visit.
+            here: `(B, d)` where one is.
+            end: `(B, d)` where the way is to end after them; None: anywhere.
+        """
+        stops = points if end is None else torch.cat([points, end[:, None]], 1)
+        relative = stops - here[:, None]
+        scale = relative.norm(dim=-1).amax(1).clamp(min=1e-9)[:, None, None]
+        tokens = self.embed(relative / scale)
+        if end is not None:
+            tokens = torch.cat([tokens[:, :-1], tokens[:, -1:] + self.roles[1]], 1)
+        origin = (self.embed.bias + self.roles[0]).expand(len(points), 1, -1)
+        x = torch.cat([origin, tokens], 1)
+        for block in self.blocks:
+            x = block(x)
+        return self.score(self.norm(x[:, 1 : 1 + points.shape[1]]))[..., 0]
+
+
+def save_visits(policy: VisitPolicy, folder: str | Path) -> None:
+    """Write weights and sizes as a folder.
+
+    Raises:
+        UserError: Something else is there.
+    """
+    place = Path(folder)
+    refuse_foreign(place, FACTS, "a network for visits")
+    with atomic_folder(place) as temporary:
+        save_file({key: value.cpu().contiguous() for key, value in policy.state_dict().items()}, temporary / MODEL)
+        facts = {"version": VERSION, "config": to_plain(policy.config)}
+        (temporary / FACTS).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+
+
+def load_visits(folder: str | Path) -> VisitPolicy:
+    """Read what `save_visits` wrote, in evaluation mode.
+
+    Raises:
+        UserError: It is damaged or of another version.
+    """
+    place = Path(folder)
+    try:
+        facts = parse_json((place / FACTS).read_text(encoding="utf-8"))
+        if facts["version"] != VERSION:
+            raise UserError(f"{place} has version {facts['version']!r}, this robopolicy reads {VERSION}; train anew.")
+        policy = VisitPolicy(from_plain(VisitConfig, facts["config"], str(place / FACTS)))
+        policy.load_state_dict(load_file(place / MODEL), strict=True)
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(
+            f"{place} holds no network for visits ({reason}); train one by robopolicy.contrib.ordering.example."
+        ) from error
+    return policy.eval()

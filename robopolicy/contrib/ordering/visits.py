@@ -1,0 +1,145 @@
+"""Ordering visits with a network, and its training by imitation of shortest ways (BQ-NCO, S006).
+
+    policy = train_visits(VisitConfig(), updates=2000)
+    order = order_visits(points, start, end, policy=policy)
+
+After every visit the rest is an instance of its own: one starts where one is, with the points that are left. So the end
+of a shortest way is a shortest way, and one solved instance of n points teaches n - 1 steps. The network learns which
+point comes next by cross-entropy; in use the best is taken, and no search follows.
+
+Use it above a policy: it says where to go next, the policy goes there. Up to twelve visits are ordered exactly and
+faster; a network is for more, or for many at once.
+
+Deviations: Euclidean ways with a free or a given end only, not the paper's asymmetric, capacitated, orienteering and
+knapsack problems; labels are exact ways through few points instead of a solver's through a hundred; pre-norm blocks
+instead of ReZero; coordinates count from where one is, in units of the farthest point.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from robopolicy.contrib.ordering.exact import MOST, shortest_orders
+from robopolicy.contrib.ordering.network import VisitConfig, VisitPolicy
+from robopolicy.errors import UserError
+
+INSTANCES = 2048  # solved at once; a training run draws from so many
+
+
+@torch.no_grad()
+def order_visits(
+    points: Tensor, start: Tensor, end: Tensor | None = None, *, policy: VisitPolicy | None = None
+) -> Tensor:
+    """The order in which to visit points: indices `(n,)`, or `(B, n)` for a batch.
+
+    Args:
+        points: `(n, d)` or `(B, n, d)`, in any unit.
+        start: `(d,)` or `(B, d)` where one is.
+        end: `(d,)` or `(B, d)` where to be in the end; None: at any of the points. For a round trip pass `start`.
+        policy: Who chooses the next one; None: the shortest way, for few points.
+
+    Raises:
+        UserError: Shapes do not fit, numbers are not finite, or there are too many points for the exact way.
+    """
+    given = [points, start, *([] if end is None else [end])]
+    batched = points.dim() == 3
+    wanted = points.shape[:-2] + points.shape[-1:]
+    if points.dim() not in (2, 3) or any(value.shape != wanted for value in given[1:]):
+        found = " and ".join(str(tuple(value.shape)) for value in given)
+        raise UserError(f"Visits need points (n, d) or (B, n, d), start and end (d,) or (B, d), found {found}.")
+    if not all(bool(value.isfinite().all()) for value in given):
+        raise UserError("Visits need finite coordinates.")
+    if policy is not None and points.shape[-1] != policy.config.dim:
+        raise UserError(f"The policy orders points of {policy.config.dim} coordinates, found {points.shape[-1]}.")
+    if not batched:
+        points, start, end = points[None], start[None], None if end is None else end[None]
+    order = shortest_orders(points, start, end) if policy is None else _rolled_out(policy, points, start, end)
+    return order if batched else order[0]
+
+
+def _rolled_out(policy: VisitPolicy, points: Tensor, start: Tensor, end: Tensor | None) -> Tensor:
+    """Visit after visit, each in the state that the one before has left."""
+    rows, count = points.shape[:2]
+    row = torch.arange(rows, device=points.device)
+    left = torch.arange(count, device=points.device).expand(rows, -1)  # (B, points left)
+    here, order = start, list[Tensor]()
+    for _ in range(count):
+        rest = points.gather(1, left[..., None].expand(-1, -1, points.shape[-1]))
+        chosen = policy(rest, here, end).argmax(1)
+        here = rest[row, chosen]
+        order.append(left[row, chosen])
+        kept = torch.ones_like(left, dtype=torch.bool).scatter(1, chosen[:, None], False)
+        left = left[kept].view(rows, -1)
+    return torch.stack(order, 1) if order else left
+
+
+def optimal_steps(points: Tensor, order: Tensor, start: Tensor, done: int) -> tuple[Tensor, Tensor, Tensor]:
+    """What is left after the first `done` visits of a way, where one is then, and which point comes next.
+
+    Args:
+        points: `(B, n, d)`.
+        order: `(B, n)` shortest ways.
+        start: `(B, d)`.
+        done: Visits made, less than n.
+
+    Returns:
+        Points `(B, n - done, d)` in the order of their numbers, position `(B, d)`, place `(B,)` of the next one.
+    """
+    left = order[:, done:].sort(1).values
+    rest = points.gather(1, left[..., None].expand(-1, -1, points.shape[-1]))
+    row = torch.arange(len(points), device=points.device)
+    here = points[row, order[:, done - 1]] if done else start
+    return rest, here, (left == order[:, done : done + 1]).long().argmax(1)
+
+
+def train_visits(
+    config: VisitConfig,
+    *,
+    updates: int = 2000,
+    visits: int = 8,
+    batch: int = 256,
+    lr: float = 1e-3,
+    seed: int = 0,
+    progress: Callable[[int, float], None] | None = None,
+) -> VisitPolicy:
+    """A policy that has learned the steps of shortest ways through points drawn from the unit cube.
+
+    Args:
+        config: Its size.
+        updates: Gradient steps of Adam, whose rate falls to 0 along a cosine.
+        visits: Points per instance; half of the instances end anywhere, the others at a given point.
+        batch: Steps per update, all with as many points left.
+        lr: Learning rate at the start.
+        seed: Of weights, instances and batches.
+        progress: Called after every update with their number and the loss.
+
+    Raises:
+        UserError: There are too many points to know the shortest way, or too few to choose.
+    """
+    if not 2 <= visits <= MOST or min(updates, batch) < 1:
+        raise UserError(f"Training needs 2 to {MOST} visits, updates and batch of at least 1, got {visits}.")
+    generator = torch.Generator().manual_seed(seed)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        policy = VisitPolicy(config)
+    shape = (INSTANCES, visits, config.dim)
+    points = torch.rand(shape, generator=generator)
+    start, end = (torch.rand(INSTANCES, config.dim, generator=generator) for _ in range(2))
+    ways = {False: shortest_orders(points, start), True: shortest_orders(points, start, end)}
+    optimizer = torch.optim.Adam(policy.parameters(), lr)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, updates)
+    for update in range(updates):
+        rows = torch.randint(INSTANCES, (batch,), generator=generator)
+        done, ends = int(torch.randint(visits - 1, (1,), generator=generator)), update % 2 == 1
+        rest, here, following = optimal_steps(points[rows], ways[ends][rows], start[rows], done)
+        loss = torch.nn.functional.cross_entropy(policy(rest, here, end[rows] if ends else None), following)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+        if progress is not None:
+            progress(update + 1, loss.item())
+    return policy.eval()

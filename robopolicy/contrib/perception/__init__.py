@@ -1,0 +1,1 @@
+"""Learned masks that cover what a camera policy should not rely on."""

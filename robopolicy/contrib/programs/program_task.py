@@ -1,0 +1,49 @@
+"""Programs: continue a table of numbers with a Python expression in `x`, which runs in a process of its own."""
+
+from __future__ import annotations
+
+import ast
+
+import numpy as np
+
+from robopolicy.contrib.programs.sandbox import run_python
+from robopolicy.sim.registry import SimOptions
+from robopolicy.text.sim import TextSim
+from robopolicy.text.task import Question, TextTask
+
+SHOWN, HELD_OUT = (1, 2, 3), (4, 7, 10)
+SECONDS = 2.0
+
+
+class Program(TextTask):
+    """Linear functions; an expression is judged on values that the prompt does not show."""
+
+    name = "text/program"
+    prompt_bytes, completion_bytes = 40, 12
+    seconds = 2 * SECONDS
+
+    def episode(self, seed: int) -> Question:
+        """The table of a x + b."""
+        a, b = np.random.default_rng(seed).integers(1, 10, 2).tolist()
+        prompt = " ".join(f"{x}->{a * x + b}" for x in SHOWN) + ":"
+        wanted = [a * x + b for x in HELD_OUT]
+        return Question(prompt, lambda completion: _verify(completion, wanted), f"{a}*x+{b}", _is_expression)
+
+
+def _is_expression(completion: str) -> bool:
+    try:
+        ast.parse(completion.strip(), mode="eval")
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    return True
+
+
+def _verify(completion: str, wanted: list[int]) -> float:
+    program = f"f = lambda x: ({completion.strip()})\nfor x in {HELD_OUT}:\n    print(f(x))\n"
+    ran = run_python(program, seconds=SECONDS)
+    return float(ran.ok and ran.output.split() == [str(value) for value in wanted])
+
+
+def make_program(options: SimOptions) -> TextSim:
+    """Simulator of `text/program`."""
+    return TextSim(Program(), options)

@@ -1,0 +1,1 @@
+"""Archives of diverse policies: DCG-MAP-Elites and STAX."""

@@ -1,0 +1,82 @@
+"""A planar arm whose hand may end anywhere: the smallest task for archives of diverse policies.
+
+Eight links of equal length, together 1 m, start stretched out along x but for a little noise. The action is the speed
+of every joint. The reward is 1 minus the mean squared action, so rest is best. The behavior of an episode is the place
+of the hand at its end: the best way to reach a point turns all joints a little.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from robopolicy.sim.contract import Observation, SimSpec, Step, TensorSpec
+from robopolicy.sim.registry import SimOptions
+from robopolicy.sim.vector_env import RowSim
+
+LINKS = 8
+DT = 0.1  # seconds per control step
+NOISE = 0.01  # [rad], half width of the uniform start noise
+STEPS = 20  # control steps per episode
+
+
+class ArmSim(RowSim):
+    """N arms, stepped in torch."""
+
+    def __init__(self, options: SimOptions) -> None:
+        """Build `options.num_envs` environments."""
+        options.refuse_cameras("toy/arm")
+        names = (*(f"joint{i} [rad]" for i in range(LINKS)), "time [share of the episode]")
+        spec = SimSpec(
+            task="toy/arm",
+            observation={"state": TensorSpec((LINKS + 1,), names=names)},
+            action_low=-torch.ones(LINKS),
+            action_high=torch.ones(LINKS),
+            control_dt=DT,
+            max_episode_steps=STEPS,
+            action_names=tuple(f"joint{i} [rad/s]" for i in range(LINKS)),
+        )
+        super().__init__(spec, options.num_envs)
+        self._angles = torch.zeros(self.num_envs, LINKS)  # of every joint, relative to the link before
+
+    def step(self, action: Tensor, active: Tensor | None = None) -> Step:
+        """Turn the joints for one control step."""
+        active = self.moving(active)
+        action = self.played(action)
+        self._angles = torch.where(active[:, None], self._angles + DT * action, self._angles)
+        self.episode_step = self.episode_step + active
+        truncated = active & (self.episode_step >= self.spec.max_episode_steps)
+        final = self.observe()
+        self.restart(truncated)
+        return Step(
+            obs=self.observe(),
+            reward=torch.where(active, 1 - action.square().mean(1), 0.0),
+            terminated=torch.zeros_like(truncated),
+            truncated=truncated,
+            final_obs=final,
+        )
+
+    def observe(self) -> Observation:
+        """Angles, and how much of the episode has passed."""
+        passed = self.episode_step[:, None] / self.spec.max_episode_steps
+        return {"state": torch.cat([self._angles, passed], 1)}
+
+    def begin(self, rows: Tensor, seeds: list[int]) -> None:
+        """Stretch the arms out again."""
+        angles = self._angles.clone()
+        for row, seed in zip(rows.tolist(), seeds, strict=True):
+            angles[row] = torch.from_numpy(np.random.default_rng(seed).uniform(-NOISE, NOISE, LINKS)).float()
+        self._angles = angles
+
+    def state_dict(self) -> dict[str, Any]:
+        """Angles, counters and seeds."""
+        return super().state_dict() | {"angles": self._angles}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> Observation:
+        """Restore `state_dict`."""
+        self._angles = state["angles"].clone()
+        return super().load_state_dict(state)

@@ -1,0 +1,1 @@
+"""Skill discovery, messages between agents and observations of variable sets of entities."""

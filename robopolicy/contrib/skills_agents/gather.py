@@ -1,0 +1,140 @@
+"""Point masses that have to meet: the smallest task with several agents, whose number differs from world to world.
+
+Every row of the simulator is one agent, so that one policy moves all of them, each by what it sees itself: its own
+velocity and the set `entities.others` of where the others are and how they move, zeros for places that are empty.
+Worlds of 2, 3 and 4 agents take turns (`toy/gather`), or all have 6 (`toy/gather_more`, to play policies among more
+agents than they have met). Success, and the end of the world's episode, is that all are within 15 cm of their centre;
+they share the reward.
+
+A row's fate depends on the actions of others, so episodes are not functions of their seeds and rows do not stand still
+alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from robopolicy.sim.contract import Observation, SimSpec, Step, TensorSpec, VectorSim
+from robopolicy.sim.registry import SimOptions
+from robopolicy.sim.vector_env import RowSim
+
+DT = 0.1  # [s] per control step
+RADIUS = 0.15  # [m] of the circle in which they meet
+MOST = 6  # agents of a world
+SIZES = {"toy/gather": (2, 3, 4), "toy/gather_more": (6,)}
+OTHERS = "entities.others"
+
+
+class GatherSim(RowSim):
+    """Worlds of point masses, one row per agent, stepped in torch."""
+
+    def __init__(self, task: str, options: SimOptions) -> None:
+        """Fill `options.num_envs` rows with worlds of the task's sizes in turn; the last one may be smaller."""
+        options.refuse_cameras(task)
+        spec = SimSpec(
+            task=task,
+            observation={
+                "velocity": TensorSpec((2,), names=("vx [m/s]", "vy [m/s]")),
+                OTHERS: TensorSpec((MOST - 1, 4), names=("x [m]", "y [m]", "vx [m/s]", "vy [m/s]")),
+            },
+            action_low=-torch.ones(2),
+            action_high=torch.ones(2),
+            control_dt=DT,
+            max_episode_steps=60,
+            action_names=("ax [m/s^2]", "ay [m/s^2]"),
+            seeded_episodes=False,
+            partial_steps=False,
+        )
+        super().__init__(spec, options.num_envs)
+        self.world = worlds(self.num_envs, SIZES[task])  # (N,) of each agent
+        self._together = self.world[:, None] == self.world[None]  # (N, N)
+        self._shaped = options.reward == "shaped"
+        self._state = torch.zeros(self.num_envs, 4)  # x, y, vx, vy
+
+    def step(self, action: Tensor, active: Tensor | None = None) -> Step:
+        """Accelerate the masses for one control step; all rows move."""
+        position, velocity = self._state.split(2, 1)
+        velocity = 0.9 * velocity + DT * 4.0 * self.played(action)
+        self._state = torch.cat([position + DT * velocity, velocity], 1)
+        self.episode_step = self.episode_step + 1
+        distance = (self._state[:, :2] - self._mean(self._state[:, :2])).norm(dim=1)
+        met = self._mean((distance < RADIUS).float()[:, None])[:, 0] > 1 - 1e-4  # all of the world
+        success = met & (self._together.sum(1) > 1)
+        truncated = ~success & (self.episode_step >= self.spec.max_episode_steps)
+        reward = success.float() - (0.1 * self._mean(distance[:, None])[:, 0] if self._shaped else 0.0)
+        final = self.observe()
+        self.restart(success | truncated)
+        return Step(self.observe(), reward, success, truncated, final, {"success": success})
+
+    def observe(self) -> Observation:
+        """What each agent sees: its velocity, and the others of its world relative to itself."""
+        others = torch.zeros(self.num_envs, MOST - 1, 4)
+        for row in range(self.num_envs):
+            seen = self._together[row].clone()
+            seen[row] = False
+            relative = self._state[seen] - torch.cat([self._state[row, :2], torch.zeros(2)])
+            others[row, : len(relative)] = relative
+        return {"velocity": self._state[:, 2:].clone(), OTHERS: others}
+
+    def begin(self, rows: Tensor, seeds: list[int]) -> None:
+        """Draw where masses are; they rest."""
+        state = self._state.clone()
+        for row, seed in zip(rows.tolist(), seeds, strict=True):
+            draws = np.random.default_rng(seed).uniform(-1.0, 1.0, 2)
+            state[row] = torch.tensor([*draws, 0.0, 0.0], dtype=torch.float32)
+        self._state = state
+
+    def state_dict(self) -> dict[str, Any]:
+        """Positions, counters and seeds."""
+        return super().state_dict() | {"state": self._state}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> Observation:
+        """Restore `state_dict`."""
+        self._state = state["state"].clone()
+        return super().load_state_dict(state)
+
+    def _mean(self, values: Tensor) -> Tensor:
+        """Means `(N, D)` over each agent's world."""
+        shares = self._together.float() / self._together.sum(1, keepdim=True)
+        return shares @ values
+
+
+class GatherExpert:
+    """Proportional-derivative controller towards the centre of all that an agent sees, itself included."""
+
+    def __call__(self, sim: VectorSim, obs: Observation) -> Tensor:
+        """Return accelerations `(N, 2)`."""
+        others = obs[OTHERS]
+        count = (others != 0).any(-1).sum(1, keepdim=True)
+        centre = others[..., :2].sum(1) / (count + 1)
+        return (3.0 * centre - 1.5 * obs["velocity"]).clamp(-1.0, 1.0)
+
+
+def worlds(agents: int, sizes: Sequence[int]) -> Tensor:
+    """(N,) number of the world of each agent, where worlds of `sizes` take turns; nobody is alone of several."""
+    numbers: list[int] = []
+    while len(numbers) < agents:
+        number = numbers[-1] + 1 if numbers else 0
+        numbers += [number] * min(sizes[number % len(sizes)], agents - len(numbers))
+    last = numbers[-1]
+    if last and numbers.count(last) == 1:  # the one before gives an agent away, or takes the last one in
+        if numbers.count(last - 1) > 2:
+            numbers[-2] = last
+        else:
+            numbers[-1] = last - 1
+    return torch.tensor(numbers)
+
+
+def make_gather(options: SimOptions) -> GatherSim:
+    """Simulator of `toy/gather`."""
+    return GatherSim("toy/gather", options)
+
+
+def make_gather_more(options: SimOptions) -> GatherSim:
+    """Simulator of `toy/gather_more`."""
+    return GatherSim("toy/gather_more", options)

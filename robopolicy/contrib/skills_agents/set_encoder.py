@@ -1,0 +1,93 @@
+"""Network for sets of entities, such as the other agents in sight: neither their order nor their number matters (S140).
+
+Self-attention without positions lets entities see each other, and a learned query gathers them. Nothing in it depends
+on how many there are, so a policy that learned among three others runs among five. An entity is a row of numbers; a row
+of zeros is an empty place, so that observations of one shape hold any number of entities up to theirs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, cast
+
+import torch
+from torch import Tensor, nn
+
+from robopolicy.constraints import Count, Range, Ranged
+from robopolicy.errors import UserError
+from robopolicy.nets.modality import ModalityEncoder
+from robopolicy.nets.normalizer import MIN_RANGE
+from robopolicy.nets.transformer import AttentionBlock
+
+
+@dataclass(frozen=True)
+class EntityConfig(Ranged):
+    """Sizes of one network for entities (one network per key `entities.*`)."""
+
+    width: Count = 64  # of an entity's embedding
+    heads: Count = 4
+    layers: Annotated[int, Range(0, 1000)] = 1  # of self-attention; 0: entities do not see each other
+    features: Count = 64  # size of the projection of what is gathered
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.width % self.heads:
+            raise UserError(f"entities.width {self.width} must be a multiple of entities.heads {self.heads}.")
+
+
+class EntityNet(nn.Module):
+    """Map sets `(B, N, D)`, N of any size, to features `(B, feature_dim)`; zeros where no entity is there."""
+
+    def __init__(self, shape: tuple[int, ...], config: EntityConfig) -> None:
+        super().__init__()
+        if len(shape) != 2 or min(shape) < 1:
+            raise UserError(f"Entities have shape (number, numbers of each), got {tuple(shape)}.")
+        self.embed = nn.Linear(shape[1], config.width)
+        self.blocks = nn.ModuleList(AttentionBlock(config.width, config.heads) for _ in range(config.layers))
+        self.query = nn.Parameter(torch.randn(config.width))
+        self.key = nn.Linear(config.width, config.width)
+        self.project = nn.Sequential(nn.Linear(config.width, config.features), nn.LayerNorm(config.features))
+        self.feature_dim = config.features
+        self.register_buffer("centre", torch.zeros(shape[1]))
+        self.register_buffer("scale", torch.ones(shape[1]))
+
+    def forward(self, entities: Tensor) -> Tensor:
+        """Encode each set by itself."""
+        centre, scale = cast(Tensor, self.centre), cast(Tensor, self.scale)
+        there = (entities != 0).any(-1)  # (B, N)
+        some = there.any(-1, keepdim=True)  # (B, 1); where nobody is, everybody counts, and the result is dropped
+        seen = there | ~some
+        x = self.embed((entities - centre) / scale)
+        for block in self.blocks:
+            x = cast(AttentionBlock, block)(x, seen[:, None, None])
+        scores = (self.key(x) @ self.query) / x.shape[-1] ** 0.5  # (B, N)
+        shares = scores.masked_fill(~seen, -torch.inf).softmax(-1)
+        return self.project((shares[..., None] * x).sum(-2)) * some
+
+    def fit(self, low: Tensor, high: Tensor) -> None:
+        """Map entities between `low` and `high`, `(N, D)` or `(D,)`, into [-1, 1]."""
+        size = len(cast(Tensor, self.centre))
+        low, high = low.reshape(-1, size).amin(0), high.reshape(-1, size).amax(0)
+        if not bool(torch.isfinite(low).all() and torch.isfinite(high).all()):
+            raise UserError("The statistics of entities are not finite; repair or drop the episode.")
+        cast(Tensor, self.centre).copy_((low + high) / 2)
+        constant = high - low <= MIN_RANGE  # keeps its unit
+        cast(Tensor, self.scale).copy_(torch.where(constant, 1.0, (high - low) / 2))
+
+
+class EntityEncoder(ModalityEncoder):
+    """Sets `entities.*`, float `(N, D)`, such as the other agents in sight, one network each."""
+
+    config_class = EntityConfig
+    attribute = "entities"
+    rank = 2
+    statistics = "box"
+
+    def __init__(self, shapes: Mapping[str, tuple[int, ...]], config: EntityConfig) -> None:
+        super().__init__(shapes, config)
+        self.feature_dim = len(shapes) * config.features
+
+    def build(self, shape: tuple[int, ...], config: EntityConfig) -> EntityNet:
+        """Network of a set."""
+        return EntityNet(shape, config)

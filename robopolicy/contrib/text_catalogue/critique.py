@@ -1,0 +1,83 @@
+"""Sums of digits to answer, `7+8=`, and answers of others to judge: `7+8=14?` wants `y` or `n`.
+
+Half of the problems are of each kind (categories 0 and 1); half of the answers to judge are wrong, mostly by little. So
+who learns this can be asked about answers to the sums, which are marked `open`: a judge could stand in for their
+verifier. To judge is harder than to answer, as nothing can be worked out on the way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from robopolicy.text.task import Inquiry, Question, TextTask
+from robopolicy.text.verify import exact
+
+VERDICTS = ("n", "y")
+ERRORS = (-10, -2, -1, 1, 2, 10)  # of a wrong answer
+LIMIT = 10
+
+
+@dataclass(frozen=True)
+class Claimed:
+    """A sum with somebody's answer to it."""
+
+    sum: str  # "7+8="
+    answer: str  # the right one
+    question: str  # "7+8=14?"
+    right: bool  # whether that is it
+
+    @property
+    def verdict(self) -> str:
+        """What is to be said of it."""
+        return VERDICTS[self.right]
+
+    @classmethod
+    def draw(cls, seed: int) -> Claimed:
+        """Two digits, and an answer that is wrong in one of two cases."""
+        return _problem(seed)[1]
+
+
+class Critique(TextTask):
+    """Answers and verdicts; both must be exact."""
+
+    name = "text/critique"
+    prompt_bytes, completion_bytes = 16, 6
+
+    def episode(self, seed: int) -> Question:
+        """A sum, or somebody's answer to one."""
+        judges, claimed = _problem(seed)
+        prompt, answer = (claimed.question, claimed.verdict) if judges else (claimed.sum, claimed.answer)
+        return Question(
+            prompt,
+            lambda completion: exact(completion, answer),
+            answer,
+            lambda completion: completion.strip() in VERDICTS if judges else completion.strip().isdigit(),
+            open=lambda completion: float(not judges),
+        )
+
+    def category(self, seed: int) -> int:
+        """0: a sum, 1: an answer to judge."""
+        return int(_problem(seed)[0])
+
+    def difficulty(self, seed: int) -> float:
+        """The sum itself."""
+        return float(_problem(seed)[1].answer)
+
+    def inquiry(self, seed: int, said: Sequence[str]) -> Inquiry | None:
+        """Ask about an answer to a sum as the task itself asks about those of others."""
+        judges, claimed = _problem(seed)
+        return None if judges else Inquiry(f"{claimed.sum}{said[-1].strip()}?", *reversed(VERDICTS))
+
+
+def _problem(seed: int) -> tuple[bool, Claimed]:
+    """Whether to judge, and a sum with somebody's answer."""
+    draw = np.random.default_rng(seed)
+    judges, wrong = draw.integers(0, 2, 2).astype(bool).tolist()
+    first, second = draw.integers(0, LIMIT, 2).tolist()
+    errors = [error for error in ERRORS if first + second + error >= 0]
+    error = int(draw.choice(errors)) if wrong else 0
+    total = first + second
+    return judges, Claimed(f"{first}+{second}=", str(total), f"{first}+{second}={total + error}?", error == 0)

@@ -1,0 +1,46 @@
+"""Two messages about another's sum: `7+8=14?` wants `y` or `n`, then `7+8=` the right answer.
+
+Verified is the answer. Graded beside it are `verdict` (of the first message), `refined` (the reward of the second) and
+`first` (whether the other's sum was right).
+"""
+
+from __future__ import annotations
+
+from robopolicy.contrib.text_catalogue.critique import VERDICTS, Claimed
+from robopolicy.text.task import FORMAT, Episode, TextTask, Turn
+
+
+class Second(Episode):
+    """A verdict, and then an answer of one's own."""
+
+    def __init__(self, claimed: Claimed) -> None:
+        self.claimed, self._judged = claimed, False
+        self.prompt = claimed.question
+
+    def step(self, completion: str) -> Turn:
+        """Hear the verdict, then the answer."""
+        said, claimed = completion.strip(), self.claimed
+        if not self._judged:
+            self._judged = True
+            grades = {FORMAT: said in VERDICTS, "verdict": said == claimed.verdict, "first": claimed.right}
+            measures = {name: float(grade) for name, grade in grades.items()}
+            return Turn(0.0, done=False, reply=claimed.sum, measures=measures)
+        right = said == claimed.answer
+        return Turn(
+            float(right), success=right, measures={FORMAT: float(said.strip().isdigit()), "refined": float(right)}
+        )
+
+    def demonstration(self) -> list[str]:
+        """What is still to be said."""
+        return [self.claimed.answer] if self._judged else [self.claimed.verdict, self.claimed.answer]
+
+
+class Review(TextTask):
+    """Verdict and answer; half of the sums to judge are wrong, mostly by little."""
+
+    name = "text/review"
+    prompt_bytes, completion_bytes, max_turns = 32, 6, 2
+
+    def episode(self, seed: int) -> Second:
+        """Another's sum of two digits."""
+        return Second(Claimed.draw(seed))

@@ -1,0 +1,30 @@
+"""Makers of the text tasks of this theme."""
+
+from __future__ import annotations
+
+from robopolicy.contrib.text_catalogue.critique import Critique
+from robopolicy.contrib.text_catalogue.decompose import Decompose
+from robopolicy.contrib.text_catalogue.nim import Nim
+from robopolicy.contrib.text_catalogue.review import Review
+from robopolicy.sim.registry import SimOptions
+from robopolicy.text.sim import TextSim
+
+
+def make_critique(options: SimOptions) -> TextSim:
+    """Simulator of `text/critique`."""
+    return TextSim(Critique(), options)
+
+
+def make_decompose(options: SimOptions) -> TextSim:
+    """Simulator of `text/decompose`."""
+    return TextSim(Decompose(), options)
+
+
+def make_nim(options: SimOptions) -> TextSim:
+    """Simulator of `text/nim`."""
+    return TextSim(Nim(), options)
+
+
+def make_review(options: SimOptions) -> TextSim:
+    """Simulator of `text/review`."""
+    return TextSim(Review(), options)

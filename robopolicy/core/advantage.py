@@ -1,0 +1,350 @@
+"""The stages: baselines, scales, modulation, shaping, mixing, broadcasting, clipping."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from robopolicy.constraints import Count, Natural, NotNegative, Positive, Share
+from robopolicy.core.decisions import Decisions, Partition, by_group, by_trajectory, first_rows, pair
+from robopolicy.core.segments import Segments
+from robopolicy.core.trackers import Tracker
+
+
+class Stage(Protocol):
+    """One step of the pipeline. The advantage is `(N, 1)` per row or `(N, T)` per decision, in and out."""
+
+    def __call__(self, advantage: Tensor, decisions: Decisions) -> Tensor:
+        """Transform the advantage."""
+        ...
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """A stage with memory that belongs into checkpoints."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that decides future calls."""
+        ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore `state_dict`."""
+        ...
+
+
+@runtime_checkable
+class Observer(Protocol):
+    """A stage that learns from a batch once its update is over, such as a tracker."""
+
+    def observe(self, decisions: Decisions) -> None:
+        """Take note of the batch."""
+        ...
+
+
+@dataclass(frozen=True)
+class Scope:
+    """Over which entries a statistic is taken. Methods differ here silently, so it is always written out.
+
+    An `(N, 1)` advantage counts each row once, an `(N, T)` advantage each valid decision.
+    """
+
+    partition: Partition  # entries with equal ids share a statistic
+    per: Partition | None = None  # these count once each, e.g. `by_trajectory` where long ones have more rows
+    source: Natural | None = None  # only rows of this source enter (teacher or replayed rows then merely read)
+
+    def segments(self, advantage: Tensor, decisions: Decisions) -> Segments:
+        """Group the entries of an advantage."""
+        ids = self.partition(decisions)
+        if ids.shape[1] > advantage.shape[1]:
+            raise ValueError("This partition tells decisions of a row apart; broadcast the advantage to (N, T) first.")
+        enters = valid_entries(advantage, decisions)
+        if self.source is not None:
+            enters = enters & (decisions.need("source") == self.source).unsqueeze(1)
+        if self.per is None:
+            return Segments(ids, enters)
+        alike = Segments(pair(ids, self.per(decisions)), enters)
+        share = enters.to(advantage.dtype) / alike.spread(alike.count.clamp(min=1)).to(advantage.dtype)
+        return Segments(ids, share)
+
+
+class Pipeline:
+    """Stages applied left to right; itself a stage."""
+
+    def __init__(self, stages: Sequence[Stage]) -> None:
+        """Compose `stages`.
+
+        Raises:
+            ValueError: When a centring stage follows one that promises to keep the sign of the advantage.
+        """
+        self.stages = list(stages)
+        promised = False
+        for stage in self.stages:
+            if promised and getattr(stage, "centres", False):
+                raise ValueError("A baseline after sign-keeping shaping breaks its promise; put the baseline first.")
+            promised = promised or getattr(stage, "fraction", None) is not None
+
+    def __call__(self, advantage: Tensor, decisions: Decisions) -> Tensor:
+        """Apply all stages to `(N,)`, `(N, 1)` or `(N, T)`."""
+        if advantage.dim() == 1:
+            advantage = advantage.unsqueeze(1)
+        for stage in self.stages:
+            advantage = stage(advantage, decisions)
+        return advantage
+
+    def observe(self, decisions: Decisions) -> None:
+        """Let the stages that track something see the batch; call it once, after the update."""
+        for stage in self.stages:
+            if isinstance(stage, Observer):
+                stage.observe(decisions)
+
+    def state_dict(self) -> dict[str, Any]:
+        """State of the stages that have memory, by position."""
+        return {str(i): stage.state_dict() for i, stage in enumerate(self.stages) if isinstance(stage, Stateful)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore `state_dict`."""
+        for i, stage in enumerate(self.stages):
+            if isinstance(stage, Stateful):
+                stage.load_state_dict(state[str(i)])
+
+
+def outcome(decisions: Decisions) -> Tensor:
+    """Total reward of each row's trajectory `(N, 1)`, where group-relative methods start."""
+    reward = decisions.need("reward")
+    segments = Segments(by_trajectory(decisions), decisions.valid())
+    return segments.spread(segments.sum(reward))[:, :1]
+
+
+def valid_entries(advantage: Tensor, decisions: Decisions) -> Tensor:
+    """Bool in the shape of the advantage: decisions, or rows with at least one decision."""
+    valid = decisions.valid()
+    return valid if advantage.shape == valid.shape else valid.any(1, keepdim=True)
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """Subtract the mean, the leave-one-out mean or the median of those an entry is compared with."""
+
+    centres: ClassVar[bool] = True
+    kind: str  # "mean" | "leave_one_out" | "median"
+    scope: Scope
+    lone: str = "raw"  # what an entry without company gets: "raw" itself (no baseline) or "zero"
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("mean", "leave_one_out", "median"):
+            raise ValueError(f"Baseline kind must be 'mean', 'leave_one_out' or 'median', got {self.kind!r}.")
+        if self.lone not in ("raw", "zero"):
+            raise ValueError(f"Baseline lone must be 'raw' or 'zero', got {self.lone!r}.")
+
+    def __call__(self, advantage: Tensor, decisions: Decisions) -> Tensor:
+        """Centre the advantage."""
+        segments = self.scope.segments(advantage, decisions)
+        if self.kind == "leave_one_out":
+            baseline = segments.leave_one_out(advantage)
+        else:
+            statistic = segments.mean(advantage) if self.kind == "mean" else segments.median(advantage)
+            baseline = segments.spread(statistic)
+        alone = segments.spread(segments.count) < 1.5
+        alone = alone & segments.enters  # an outsider (another source) has company in a set of one
+        centred = torch.where(
+            alone, advantage if self.lone == "raw" else torch.zeros_like(advantage), advantage - baseline
+        )
+        return centred.masked_fill(~valid_entries(advantage, decisions), 0.0)
+
+
+@dataclass(frozen=True)
+class GivenBaseline:
+    """Subtract a recorded number, e.g. the reward of the greedy rollout (ReMax): `extra[key]`, (N,) or (N, T)."""
+
+    centres: ClassVar[bool] = True
+    key: str
+
+    def __call__(self, advantage: Tensor, decisions: Decisions) -> Tensor:
+        """Centre the advantage."""
+        return advantage - decisions.need_extra(self.key, per_decision=True)
+
+
+@dataclass(frozen=True)
+class TrackerBaseline:
+    """Subtract a running estimate per group (single-stream methods: no second rollout is needed, S037).
+
+    The tracker is read here and written by `observe`, after the update. With `half_life` it forgets the more, the
+    further the policy has moved: the share `2 ** (-drift / half_life)`, within `keep`, stays, where the drift
+    `extra["drift"]` (N,) is the mean |change of log-probability| on the group's last recorded rollout [nats].
+    """
+
+    centres: ClassVar[bool] = True
+    tracker: Tracker
+    per: Partition = by_group  # what has an estimate of its own; group ids must then mean the same in every batch
+    half_life: Positive | None = None  # nats
+    keep: tuple[float, float] = (0.875, 0.96)  # bounds of the share that stays
+
+    def __call__(self, advantage: Tensor, decisions: Decisions) -> Tensor:
+        """Centre the advantage."""
+        self._kept(decisions)  # what is missing is missed before the update, not after it
+        return advantage - self.tracker.read(self.per(decisions)[:, 0]).to(advantage).unsqueeze(1)
+
+    def observe(self, decisions: Decisions) -> None:
+        """Write the outcome of each trajectory."""
+        first, kept = first_rows(decisions), self._kept(decisions)
+        keys, values = self.per(decisions)[first, 0], outcome(decisions)[first, 0]
+        self.tracker.write(keys, values, None if kept is None else kept[first])
+
+    def _kept(self, decisions: Decisions) -> Tensor | None:
+        """Share of the past that stays at each row `(N,)`."""
+        if self.half_life is None:
+            return None
+        return torch.exp2(-decisions.need_extra("drift") / self.half_life).clamp(self.keep[0], self.keep[1])
+
+    def state_dict(self) -> dict[str, Any]:
+        """State of the tracker."""
+        return self.tracker.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore `state_dict`."""
+        self.tracker.load_state_dict(state)
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Divide by the standard deviation of the scope plus `eps`; sets of one are left as they are."""
+
+    scope: Scope
+    unbiased: bool = True  # False: population standard deviation
+    eps: NotNegative = 1e-6
+    of: str = "advantage"  # what deviates: "advantage" | "outcome", before any baseline
+
+    def __post_init__(self) -> None:
+        if self.of not in ("advantage", "outcome"):
+            raise ValueError(f"Scale of must be 'advantage' or 'outcome', got {self.of!r}.")
+
+    def __call__(self, advantage: Tensor, decisions: Decisions) -> Tensor:
+        """Scale the advantage."""
+        values = outcome(decisions) if self.of == "outcome" else advantage
+        segments = self.scope.segments(values, decisions)
+        deviation = segments.spread(segments.std(values, unbiased=self.unbiased))
+        return (advantage / (deviation + self.eps)).masked_fill(~valid_entries(advantage, decisions), 0.0)
+
+
+@dataclass(frozen=True)
+class ConstantScale:
+    """Divide by a fixed number."""
+
+    divisor: Positive
+
+    def __call__(self, advantage: Tensor, decisions: Decisions) -> Tensor:
+        """Scale the advantage."""
+        return advantage / self.divisor
+
+
+@dataclass(frozen=True)
+class Mix:
+    """Weighted sum of branches that all start from the same advantage."""
+
+    branches: Sequence[Pipeline]
+    weights: Sequence[float]
+
+    def __post_init__(self) -> None:
+        if len(self.branches) != len(self.weights) or not self.branches:
+            raise ValueError(f"Mix needs one weight per branch, got {len(self.weights)} for {len(self.branches)}.")
+
+    def __call__(self, advantage: Tensor, decisions: Decisions) -> Tensor:
+        """Mix the branches."""
+        parts = [
+            weight * branch(advantage, decisions) for branch, weight in zip(self.branches, self.weights, strict=True)
+        ]
+        total = parts[0]
+        for part in parts[1:]:
+            total = total + part
+        return total
+
+    def observe(self, decisions: Decisions) -> None:
+        """Hand on to the branches."""
+        for branch in self.branches:
+            branch.observe(decisions)
+
+    def state_dict(self) -> dict[str, Any]:
+        """State of the branches, by position."""
+        return {str(i): branch.state_dict() for i, branch in enumerate(self.branches)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore `state_dict`."""
+        for i, branch in enumerate(self.branches):
+            branch.load_state_dict(state[str(i)])
+
+
+@dataclass(frozen=True)
+class Broadcast:
+    """Give every decision the advantage of its row, or the sum or mean over its segment of a partition.
+
+    With `by_unit` and "sum", an advantage placed on one decision of each turn or chunk reaches all of them (VL-DAC).
+    """
+
+    partition: Partition | None = None  # None: rows
+    reduce: str = "sum"  # "sum" | "mean"
+
+    def __post_init__(self) -> None:
+        if self.reduce not in ("sum", "mean"):
+            raise ValueError(f"Broadcast reduce must be 'sum' or 'mean', got {self.reduce!r}.")
+
+    def __call__(self, advantage: Tensor, decisions: Decisions) -> Tensor:
+        """Advantage `(N, T)`, 0 where the mask is off."""
+        if self.partition is not None:
+            if advantage.shape != decisions.logp_old.shape:
+                raise ValueError("Broadcast over a partition needs an advantage per decision, (N, T).")
+            segments = Segments(self.partition(decisions), decisions.valid())
+            pooled = segments.sum(advantage) if self.reduce == "sum" else segments.mean(advantage)
+            advantage = segments.spread(pooled)
+        return advantage.expand(decisions.shape).masked_fill(~decisions.valid(), 0.0)
+
+
+@dataclass(frozen=True)
+class Indicator:
+    """1 where the advantage is positive, else 0: imitate what went better than expected (DigiRL, S157)."""
+
+    def __call__(self, advantage: Tensor, decisions: Decisions) -> Tensor:
+        """Zeros and ones."""
+        return (advantage > 0).to(advantage.dtype)
+
+
+@dataclass(frozen=True)
+class Clip:
+    """Clamp to [-limit, limit]."""
+
+    limit: NotNegative
+
+    def __call__(self, advantage: Tensor, decisions: Decisions) -> Tensor:
+        """Clip the advantage."""
+        return advantage.clamp(-self.limit, self.limit)
+
+
+STAGES: dict[str, Callable[..., Stage]] = {
+    "baseline": Baseline,
+    "given_baseline": GivenBaseline,
+    "tracker_baseline": TrackerBaseline,
+    "scale": Scale,
+    "constant_scale": ConstantScale,
+    "mix": Mix,
+    "broadcast": Broadcast,
+    "indicator": Indicator,
+}
+
+
+@dataclass(frozen=True)
+class DepthDiscount:
+    """Factor `gamma ** (steps - 1 - depth)` for `Modulate`: less credit for earlier denoising steps (DPPO).
+
+    `gamma = 0` leaves only the last step, since 0^0 = 1.
+    """
+
+    gamma: Share
+    steps: Count  # trained denoising steps
+
+    def __call__(self, decisions: Decisions) -> Tensor:
+        """Factor `(N, T)`."""
+        remaining = (self.steps - 1 - decisions.depths()).to(decisions.logp_old.dtype)
+        return torch.pow(self.gamma, remaining)

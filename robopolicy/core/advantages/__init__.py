@@ -1,1 +1,0 @@
-"""The advantage pipeline: small stages `(advantage, decisions) -> advantage`, composed left to right."""

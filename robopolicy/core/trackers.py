@@ -1,0 +1,123 @@
+"""Running estimates: per key (prompt, task, reset state) and over everything seen. All have a `state_dict`."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from robopolicy.constraints import Positive, Share
+from robopolicy.plugins import Registry
+
+
+class Tracker(ABC):
+    """A running estimate per integer key."""
+
+    @abstractmethod
+    def read(self, keys: Tensor) -> Tensor:
+        """Estimates `(N,)` float for keys `(N,)`; the prior where a key has not been seen."""
+
+    @abstractmethod
+    def write(self, keys: Tensor, values: Tensor, keep: Tensor | None = None) -> None:
+        """Add observations `(N,)` for keys `(N,)`, in order; `keep` (N,) replaces the share of the past kept."""
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any]:
+        """Keys and estimates as tensors."""
+
+    @abstractmethod
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore `state_dict`."""
+
+
+class BetaTracker(Tracker):
+    """Success probability per key as a Beta distribution with forgetting: counts decay before each observation (S037).
+
+    Without forgetting (1.0) the estimate is the running average including the prior counts.
+    """
+
+    def __init__(self, forgetting: Share = 0.96, successes: Positive = 1.0, failures: Positive = 1.0) -> None:
+        """Start every key from the prior counts.
+
+        Args:
+            forgetting: Factor on both counts per observation, in (0, 1].
+            successes: Prior count of successes.
+            failures: Prior count of failures.
+        """
+        self.forgetting = forgetting
+        self.prior = (successes, failures)
+        self._counts: dict[int, tuple[float, float]] = {}
+
+    def read(self, keys: Tensor) -> Tensor:
+        """Success probabilities `(N,)`."""
+        counts = [self._counts.get(key, self.prior) for key in integers(keys)]
+        return torch.tensor([won / (won + lost) for won, lost in counts], dtype=torch.float64)
+
+    def write(self, keys: Tensor, values: Tensor, keep: Tensor | None = None) -> None:
+        """Add outcomes in [0, 1]."""
+        kept = floats(torch.full_like(values, self.forgetting) if keep is None else keep)
+        for key, value, share in zip(integers(keys), floats(values), kept, strict=True):
+            won, lost = self._counts.get(key, self.prior)
+            self._counts[key] = (share * won + value, share * lost + 1.0 - value)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Keys (M,) and counts (M, 2)."""
+        return {
+            "keys": torch.tensor(list(self._counts), dtype=torch.int64),
+            "counts": torch.tensor(list(self._counts.values()), dtype=torch.float64).reshape(-1, 2),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore `state_dict`."""
+        won, lost = floats(state["counts"][:, 0]), floats(state["counts"][:, 1])
+        self._counts = dict(zip(integers(state["keys"]), zip(won, lost, strict=True), strict=True))
+
+
+class RunningMoments:
+    """Mean and population standard deviation of everything observed, merged batch by batch (Chan et al.)."""
+
+    def __init__(self) -> None:
+        self.count, self.mean, self.square = 0.0, 0.0, 0.0
+
+    def observe(self, values: Tensor) -> None:
+        """Add values of any shape."""
+        if values.numel() == 0:
+            return
+        batch = values.detach().double()
+        count, mean = float(batch.numel()), float(batch.mean())
+        delta, total = mean - self.mean, self.count + count
+        self.square += float(((batch - mean) ** 2).sum()) + delta**2 * self.count * count / total
+        self.mean += delta * count / total
+        self.count = total
+
+    @property
+    def std(self) -> float:
+        """Standard deviation; 1 before the first two values."""
+        return (self.square / self.count) ** 0.5 if self.count > 1 else 1.0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Count, mean and sum of squared deviations."""
+        return {"count": self.count, "mean": self.mean, "square": self.square}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore `state_dict`."""
+        self.count, self.mean, self.square = (float(state[key]) for key in ("count", "mean", "square"))
+
+
+TRACKERS: Registry[Callable[..., Tracker]] = Registry(
+    "parts.tracker",
+    {"beta": BetaTracker},
+)
+
+
+def integers(keys: Tensor) -> list[int]:
+    """Keys as numbers of Python."""
+    return cast(list[int], keys.long().tolist())  # pyright: ignore[reportUnknownMemberType]
+
+
+def floats(values: Tensor) -> list[float]:
+    """Numbers of a tensor as floats of Python."""
+    return cast(list[float], values.double().tolist())  # pyright: ignore[reportUnknownMemberType]

@@ -1,0 +1,137 @@
+"""What is sampled from a replay memory: windows of control steps, and the request for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, fields
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+Floats, Integers = NDArray[np.float64], NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What an algorithm wants sampled.
+
+    Steps that were played have an age, those of a dataset have none, which both functions of the age leave alone:
+
+    * `age_quantile(uniform)` maps numbers `(B,)` in [0, 1) to places `(B,)` in [0, 1) of a lane, from its oldest to its
+      newest slot; it is the inverse of the cumulative distribution of the places to draw;
+    * `weighting(newer, filled)` gives weights `(B,)`, on average 1 over a lane, from the numbers `(B,)` of slots that
+      were written later and of slots in use.
+    """
+
+    batch_size: int  # B, rows per gradient step
+    horizon: int  # H, actions per chunk
+    steps: int  # n, control steps until the bootstrap; the executed part of the chunk, or more for n-step returns
+    gamma: float  # discount per control step
+    obs_horizon: int = 1  # To
+    decisions_only: bool = False  # windows start only where a chunk was chosen, so that its record is known
+    age_quantile: Callable[[Floats], Floats] | None = None  # where to draw steps that were played; None: uniformly
+    weighting: Callable[[Integers, Integers], Floats] | None = None  # weights of steps that were played; None: all 1
+
+
+@dataclass(frozen=True)
+class Transitions:
+    """B windows; everything a temporal-difference loss or an imitation loss on replayed chunks needs."""
+
+    obs: dict[str, Tensor]  # {key: (B, To, ...)}
+    chunk: Tensor  # (B, H, A) actions played, in env units; the last one repeated after the end of the episode
+    mask: Tensor  # (B, H) float32, 0 on steps after the end
+    rewards: Tensor  # (B, n) per control step, 0 after the end
+    steps: Tensor  # (B,) int64, control steps until the bootstrap; fewer than n where the episode ended
+    discount: Tensor  # (B,) gamma ** steps, 0 where the episode terminated
+    reward: Tensor  # (B,) sum of gamma ** j * rewards_j
+    next_obs: dict[str, Tensor]  # {key: (B, To, ...)} after `steps` control steps
+    returns: Tensor  # (B,) discounted return to go of the stored episode; NaN while it is unfinished or was truncated
+    record: dict[str, Tensor]  # {name: (B, ...)} what the actor noted at the decision, e.g. its latent noise
+    online: Tensor  # (B,) bool, played in this run rather than read from a dataset
+    weight: Tensor  # (B,) importance weight of prioritised sampling, or weight in a mixture; else 1
+    index: Tensor  # (B,) int64, place in the memory, for `update_priorities`
+
+    def __len__(self) -> int:
+        return len(self.reward)
+
+    @property
+    def followed(self) -> Tensor:
+        """Whether `next_obs` `(B,)` was seen: the last step of a dataset's episode that terminated stands in for it."""
+        return self.online | (self.discount > 0)
+
+    def split(self, size: int) -> Iterator[Transitions]:
+        """Consecutive minibatches of `size` rows."""
+        if len(self) <= size:
+            yield self
+            return
+        for start in range(0, len(self), size):
+            rows = slice(start, start + size)
+            yield _combine([self], lambda column: column[0][rows])  # noqa: B023 - called at once
+
+    def select(self, rows: Tensor) -> Transitions:
+        """Some rows, by their indices or by a mask `(B,)`."""
+        return _combine([self], lambda column: column[0][rows])
+
+    @staticmethod
+    def concat(parts: list[Transitions]) -> Transitions:
+        """Join batches; records that one of them lacks are dropped."""
+        return _combine(parts, torch.cat)
+
+    @staticmethod
+    def interleave(parts: list[Transitions], batches: int) -> Transitions:
+        """Join so that each of `batches` minibatches gets its share of every part."""
+        return _combine(
+            parts, lambda column: torch.cat([x.unflatten(0, (batches, -1)) for x in column], 1).flatten(0, 1)
+        )
+
+
+def _combine(parts: list[Transitions], function: Callable[[list[Tensor]], Tensor]) -> Transitions:
+    """Apply `function` to every column of `parts`; of mappings, to the keys that all of them have."""
+    values = {}
+    for entry in fields(Transitions):
+        column = [getattr(part, entry.name) for part in parts]
+        if isinstance(column[0], dict):
+            shared = [key for key in column[0] if all(key in item for item in column)]
+            values[entry.name] = {key: function([item[key] for item in column]) for key in shared}
+        else:
+            values[entry.name] = function(column)
+    return Transitions(**values)
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """Experience of one iteration; time first, one row per chunk decision (per control step when H = 1)."""
+
+    obs: dict[str, Tensor]  # (T, N, To, ...) what the policy saw
+    record: dict[str, Tensor]  # (T, N, ...) what `Policy.decisions` needs
+    logp: Tensor  # (T, N, K) log-probability of each decision when sampled
+    reward: Tensor  # (T, N) discounted reward summed over the executed steps of the chunk
+    steps: Tensor  # (T, N) int64, control steps really executed (fewer than Ta when the episode ended)
+    terminated: Tensor  # (T, N) bool
+    truncated: Tensor  # (T, N) bool
+    final_obs: dict[
+        str, Tensor
+    ]  # (M, To, ...) last observations of the M entries that bootstrap: truncated, not terminated; row-major
+    last_obs: dict[str, Tensor]  # (N, To, ...) observation after the last decision
+    terms: dict[str, Tensor] = field(default_factory=dict[str, Tensor])  # (T, N) parts of the reward, where known
+    earned: dict[str, Tensor] = field(default_factory=dict[str, Tensor])  # (T, N) the same without discount in a chunk
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(T, N)."""
+        return int(self.reward.shape[0]), int(self.reward.shape[1])
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupRollout(Rollout):
+    """Whole episodes, several from each start state; environment n plays one of them and then waits."""
+
+    group: Tensor  # (N,) int64, equal for episodes from one start
+    played: Tensor  # (T, N) bool, False after the episode has ended; the rest of such entries means nothing
+
+    @property
+    def returns(self) -> Tensor:
+        """Sum of the rewards of each episode `(N,)`."""
+        return torch.where(self.played, self.reward, 0.0).sum(0)

@@ -1,0 +1,1 @@
+"""Dataset formats, read and written."""

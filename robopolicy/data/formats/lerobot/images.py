@@ -1,0 +1,121 @@
+"""Camera frames on disk: PNG bytes inside parquet, or MP4 files through PyAV."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import av
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from robopolicy.data.formats.lerobot.layout import VIDEO, next_file, to_frames
+
+_ENCODERS = {  # encoder: (codec, options); a key frame every second frame keeps random access fast
+    "libx264": ("h264", {"crf": "18", "g": "2", "bf": "0", "preset": "fast"}),
+    "libsvtav1": ("av1", {"crf": "24", "g": "2", "preset": "10"}),
+}
+
+
+def encode_png(images: NDArray[np.uint8]) -> list[dict[str, Any]]:
+    """Lossless PNG of each image `(T, 3, height, width)`, in the form of a LeRobot image column."""
+    rows: list[dict[str, Any]] = []
+    for index, frame in enumerate(to_frames(images)):
+        buffer = io.BytesIO()
+        Image.fromarray(frame).save(buffer, "PNG", compress_level=3)
+        rows.append({"bytes": buffer.getvalue(), "path": f"frame-{index:06d}.png"})
+    return rows
+
+
+def decode_image(data: bytes) -> NDArray[np.uint8]:
+    """One image `(3, height, width)` from PNG or JPEG bytes."""
+    return np.asarray(Image.open(io.BytesIO(data)).convert("RGB")).transpose(2, 0, 1)
+
+
+def video_encoder() -> str | None:
+    """The first video encoder that this PyAV offers, or None."""
+    return next((name for name in _ENCODERS if name in av.codecs_available), None)
+
+
+def video_info(encoder: str, height: int, width: int, rate: Fraction) -> dict[str, Any]:
+    """Description of a video feature for `meta/info.json`."""
+    return {
+        "video.height": height,
+        "video.width": width,
+        "video.codec": _ENCODERS[encoder][0],
+        "video.pix_fmt": "yuv420p",
+        "video.is_depth_map": False,
+        "video.fps": _plain(rate),
+        "video.channels": 3,
+        "has_audio": False,
+    }
+
+
+class VideoFiles:
+    """The videos of one camera: episodes one after the other, a new file once one is large enough."""
+
+    def __init__(self, root: Path, feature: str, encoder: str, rate: Fraction, max_bytes: int) -> None:
+        self._root, self._feature, self._encoder, self._rate, self._max_bytes = root, feature, encoder, rate, max_bytes
+        self._location = (0, 0)  # chunk and file index
+        self._frames = 0  # in the current file
+        self._output: tuple[Any, Any] | None = None  # container and stream of the current file
+
+    def write(self, images: NDArray[np.uint8]) -> dict[str, Any]:
+        """Append the images `(T, 3, height, width)` of one episode; returns its row of episode metadata."""
+        if self._output and self._path.stat().st_size >= self._max_bytes:
+            self.close()
+            self._location = next_file(*self._location)
+        container, stream = self._output or self._open(height=images.shape[2], width=images.shape[3])
+        start = self._frames
+        for array in to_frames(images):
+            frame = av.VideoFrame.from_ndarray(array, format="rgb24")
+            frame.pts, frame.time_base = self._frames, 1 / self._rate
+            container.mux(stream.encode(frame))
+            self._frames += 1
+        row = {
+            "chunk_index": self._location[0],
+            "file_index": self._location[1],
+            "from_timestamp": float(start / self._rate),
+            "to_timestamp": float(self._frames / self._rate),
+        }
+        return {f"videos/{self._feature}/{name}": value for name, value in row.items()}
+
+    def close(self) -> None:
+        """Finish the current file; safe to call twice."""
+        if self._output:
+            container, stream = self._output
+            self._output = None
+            container.mux(stream.encode(None))
+            container.close()
+
+    @property
+    def _path(self) -> Path:
+        chunk, file = self._location
+        return self._root / VIDEO.format(video_key=self._feature, chunk_index=chunk, file_index=file)
+
+    def _open(self, height: int, width: int) -> tuple[Any, Any]:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        container = av.open(str(self._path), "w")
+        stream: Any = container.add_stream(self._encoder, rate=self._rate, options=dict(_ENCODERS[self._encoder][1]))
+        stream.width, stream.height, stream.pix_fmt, stream.time_base = width, height, "yuv420p", 1 / self._rate
+        self._output, self._frames = (container, stream), 0
+        return self._output
+
+
+def decode_video(path: Path, rate: Fraction) -> Iterator[tuple[int, NDArray[np.uint8]]]:
+    """Frame index and image `(3, height, width)` of every frame of a video."""
+    with av.open(str(path)) as container:
+        stream = container.streams.video[0]
+        stream.thread_type = "AUTO"
+        for frame in container.decode(stream):
+            assert frame.pts is not None and frame.time_base is not None
+            image = np.asarray(frame.to_ndarray(format="rgb24"), np.uint8)
+            yield round(frame.pts * frame.time_base * rate), image.transpose(2, 0, 1)
+
+
+def _plain(rate: Fraction) -> int | float:
+    return int(rate) if rate.denominator == 1 else float(rate)

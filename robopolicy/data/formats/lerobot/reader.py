@@ -1,0 +1,296 @@
+"""Reader of LeRobotDataset v3.0 and v2.1 into `Episodes`."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from robopolicy.data.episodes import Array, Episodes
+from robopolicy.data.formats.lerobot import layout
+from robopolicy.data.formats.lerobot.images import decode_image, decode_video
+from robopolicy.data.formats.lerobot.layout import check_entries, check_info, reading, whole
+from robopolicy.errors import UserError
+from robopolicy.files import parse_json, recover
+
+
+@dataclass(frozen=True)
+class _Row:
+    """Where the frames of one episode are."""
+
+    index: int
+    length: int
+    seed: int
+    behaviour: str
+    data: Path
+    videos: dict[str, tuple[Path, float]]  # feature: (file, second at which the episode begins)
+
+
+def read_lerobot(path: str | Path, *, episodes: Sequence[int] | None = None, images: bool = True) -> Episodes:
+    """Read a dataset, or some of its episodes, into memory.
+
+    Args:
+        path: Folder with `meta/info.json`.
+        episodes: Episode indices to read, all by default.
+        images: Whether to decode the cameras.
+    """
+    root = Path(path)
+    recover(root)
+    if not (root / layout.INFO).is_file():
+        raise UserError(f"No LeRobot dataset at {root}: {layout.INFO} is missing; collect one or check the path.")
+    try:
+        with reading(root):
+            return _read(_Source(root), episodes, images)
+    except UserError as error:  # of what the dataset holds, which does not know where it lies
+        raise error if str(root) in str(error) else UserError(f"{root}: {error}") from error
+
+
+def camera_shapes(path: str | Path) -> dict[str, tuple[int, int, int]]:
+    """Shapes `(3, height, width)` of the cameras of a dataset, of which nothing is decoded."""
+    shapes: dict[str, tuple[int, int, int]] = {}
+    for name, feature in _Source(Path(path)).features.items():
+        if feature["dtype"] in ("image", "video"):
+            first, second, third = feature["shape"]
+            height, width = (second, third) if first == 3 else (first, second)
+            shapes[str(layout.key_of(name, camera=True))] = (3, height, width)
+    return shapes
+
+
+def _read(source: _Source, episodes: Sequence[int] | None, images: bool) -> Episodes:
+    rows = source.rows(episodes)
+    features = source.features
+    cameras = [name for name, feature in features.items() if images and feature["dtype"] in ("image", "video")]
+    vectors = [name for name, feature in features.items() if _is_vector(name, feature)]
+    embedded = [name for name in cameras if features[name]["dtype"] == "image"]
+    table = source.frames(rows, vectors + embedded)
+    lengths = np.array([row.length for row in rows], np.int64)
+    ends = np.cumsum(lengths)
+    columns = {name: _numbers(name, table[name], features[name]["shape"]) for name in vectors}
+    arrays: dict[str, Array] = {}
+    for name, values in columns.items():
+        key = layout.key_of(name, camera=False)
+        if key is not None:
+            arrays[key] = values if _has_shape(name) else values.reshape(-1)
+    if layout.DONE in columns:
+        arrays["terminated"] = _terminated(columns, ends)
+    for name in cameras:
+        pictures = _embedded_images(table[name]) if name in embedded else _video_images(rows, name, source.rate)
+        arrays[str(layout.key_of(name, camera=True))] = pictures
+    first = _numbers("task_index", table["task_index"], [1]).reshape(-1)[ends - lengths]
+    tasks = source.tasks()
+    return Episodes(
+        arrays=arrays,
+        ends=ends,
+        tasks=tuple(tasks.get(int(index), "") for index in first),
+        seeds=np.array([row.seed for row in rows], np.int64),
+        control_dt=float(1 / source.rate),
+        behaviours=tuple(row.behaviour for row in rows),
+        names={
+            key: called
+            for name in vectors
+            if (key := layout.key_of(name, camera=False)) in arrays and (called := layout.names_of(features[name]))
+        },
+    )
+
+
+class _Source:
+    """The metadata of a dataset and the files it points to."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        with reading(root / layout.INFO):
+            self.info = check_info(parse_json((root / layout.INFO).read_text(encoding="utf-8")))
+            self.version = str(self.info["codebase_version"])
+            self.features: dict[str, dict[str, Any]] = self.info["features"]
+            self.rate = Fraction(self.info["fps"]).limit_denominator(10_000)
+        if self.version not in ("v2.1", layout.VERSION):
+            raise UserError(
+                f"{root} has LeRobot format {self.version}; this version reads v2.1 and {layout.VERSION}: "
+                "convert it with LeRobot's own tools."
+            )
+
+    def rows(self, chosen: Sequence[int] | None) -> list[_Row]:
+        """Episodes to read, sorted by index."""
+        rows = self._rows_v30() if self.version == layout.VERSION else self._rows_v21()
+        rows.sort(key=lambda row: row.index)
+        if chosen is not None:
+            missing = set(chosen) - {row.index for row in rows}
+            if missing:
+                raise UserError(f"{self.root} has {len(rows)} episodes; episode {min(missing)} is not among them.")
+            rows = [row for row in rows if row.index in set(chosen)]
+        if not rows:
+            raise UserError(f"{self.root} holds no episodes.")
+        return rows
+
+    def tasks(self) -> dict[int, str]:
+        """Task text by index."""
+        if self.version != layout.VERSION:
+            lines = self._lines("meta/tasks.jsonl")
+            with reading(self.root / "meta/tasks.jsonl"):
+                return {whole(line, "task_index"): str(line["task"]) for line in lines}
+        with reading(self.root / layout.TASKS):
+            table = _table(self.root / layout.TASKS)
+            name = "task" if "task" in table.column_names else "__index_level_0__"
+            check_entries(table.column_names, ("task_index", name), "column")
+            return dict(zip(table["task_index"].to_pylist(), table[name].to_pylist(), strict=True))
+
+    def frames(self, rows: Sequence[_Row], names: Sequence[str]) -> pa.Table:
+        """Columns of the chosen episodes, in order of episode and frame."""
+        index = ["episode_index", "frame_index", "task_index"]
+        wanted = np.array([row.index for row in rows])
+        parts: list[pa.Table] = []
+        for file in dict.fromkeys(row.data for row in rows):
+            with reading(file):
+                part = _table(file, [*dict.fromkeys([*names, *index])])
+                parts.append(part.filter(pa.array(np.isin(part["episode_index"].to_numpy(), wanted))))
+        with reading(self.root / "data"):
+            table = pa.concat_tables(part.replace_schema_metadata(None) for part in parts)
+            episode, frame = table["episode_index"].to_numpy(), table["frame_index"].to_numpy()
+            order = np.lexsort((frame, episode))
+            if np.any(np.diff(order) != 1):
+                table = table.take(pa.array(order))
+        found = dict(zip(*np.unique(episode, return_counts=True), strict=True))
+        for row in rows:
+            if found.get(row.index, 0) != row.length:
+                raise UserError(
+                    f"{self.root} is incomplete: episode {row.index} should have {row.length} frames, "
+                    f"found {found.get(row.index, 0)}; copy or collect it again."
+                )
+        return table
+
+    def _rows_v30(self) -> list[_Row]:
+        rows: list[_Row] = []
+        videos = [name for name, feature in self.features.items() if feature["dtype"] == "video"]
+        files = sorted((self.root / "meta/episodes").glob("*/*.parquet"))
+        if not files:
+            raise UserError(f"{self.root} is incomplete: meta/episodes has no files; copy or collect it again.")
+        for file in files:
+            with reading(file):
+                names = [name for name in pq.read_schema(file).names if not name.startswith("stats/")]
+                for entry in _table(file, names).to_pylist():
+                    places = {name: _location(entry, f"videos/{name}/") for name in videos}
+                    rows.append(
+                        _Row(
+                            index=whole(entry, "episode_index"),
+                            length=whole(entry, "length", 1),
+                            seed=-1 if entry.get("seed") is None else whole(entry, "seed", -1),
+                            behaviour=str(entry.get("behaviour") or ""),
+                            data=self._file(self.info["data_path"], **_location(entry, "data/")),
+                            videos={
+                                name: (
+                                    self._file(self.info["video_path"], video_key=name, **place),
+                                    float(entry[f"videos/{name}/from_timestamp"]),
+                                )
+                                for name, place in places.items()
+                            },
+                        )
+                    )
+        return rows
+
+    def _rows_v21(self) -> list[_Row]:
+        rows: list[_Row] = []
+        videos = [name for name, feature in self.features.items() if feature["dtype"] == "video"]
+        lines = self._lines("meta/episodes.jsonl")
+        with reading(self.root / "meta/episodes.jsonl"):
+            for line in lines:
+                episode = whole(line, "episode_index")
+                place = {"episode_chunk": episode // whole(self.info, "chunks_size", 1), "episode_index": episode}
+                files = {name: (self._file(self.info["video_path"], video_key=name, **place), 0.0) for name in videos}
+                data = self._file(self.info["data_path"], **place)
+                rows.append(_Row(episode, whole(line, "length", 1), -1, "", data, files))
+        return rows
+
+    def _lines(self, name: str) -> list[dict[str, Any]]:
+        with reading(self.root / name):
+            return [parse_json(line) for line in (self.root / name).read_text(encoding="utf-8").split("\n") if line]
+
+    def _file(self, template: str, **place: Any) -> Path:
+        file = self.root / template.format(**place)
+        if not file.resolve().is_relative_to(self.root.resolve()):
+            raise ValueError(f"file '{template}' lies outside of the dataset")
+        return file
+
+
+def _is_vector(name: str, feature: dict[str, Any]) -> bool:
+    numeric = feature["dtype"] == "bool" or str(feature["dtype"]).startswith(("float", "int", "uint"))
+    return numeric and (layout.key_of(name, camera=False) is not None or name in (layout.DONE, layout.TRUNCATED))
+
+
+def _has_shape(name: str) -> bool:
+    return name in ("action", "executed") or name.startswith("observation.")
+
+
+def _location(entry: dict[str, Any], prefix: str) -> dict[str, int]:
+    return {name: whole(entry, prefix + name) for name in ("chunk_index", "file_index")}
+
+
+def _table(file: Path, columns: Sequence[str] | None = None) -> pa.Table:
+    """A parquet file, or the given columns of it."""
+    if not file.is_file():
+        raise ValueError("there is no such file")
+    check_entries(pq.read_schema(file).names, columns or (), "column")
+    return pq.read_table(file, columns=columns)
+
+
+def _numbers(name: str, column: pa.ChunkedArray, shape: Sequence[int]) -> Array:
+    """Numbers `(F, *shape)` of a column."""
+    array, missing = column.combine_chunks(), column.null_count
+    while pa.types.is_list(array.type) or pa.types.is_fixed_size_list(array.type):
+        array = array.flatten()
+        missing += array.null_count
+    kind = array.type
+    if not (pa.types.is_floating(kind) or pa.types.is_integer(kind) or pa.types.is_boolean(kind)):
+        raise ValueError(f"column '{name}' must hold numbers, found {kind}")
+    if missing or len(array) != len(column) * math.prod(shape):
+        wanted = " x ".join(map(str, shape)) or "1"
+        raise ValueError(f"column '{name}' must hold {wanted} numbers in every frame, and does not")
+    return array.to_numpy(zero_copy_only=False).reshape(len(column), *shape)
+
+
+def _terminated(columns: dict[str, Array], ends: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """True on the last frame of the episodes that reached a terminal state."""
+    done = columns[layout.DONE].reshape(-1).astype(np.bool_)
+    if layout.TRUNCATED in columns:
+        done = done & ~columns[layout.TRUNCATED].reshape(-1).astype(np.bool_)
+    last = np.zeros(len(done), np.bool_)
+    last[ends - 1] = True
+    return done & last
+
+
+def _embedded_images(column: pa.ChunkedArray) -> NDArray[np.uint8]:
+    encoded = [entry["bytes"] for entry in column.to_pylist()]
+    if any(data is None for data in encoded):
+        raise ValueError("images are not embedded in the parquet files")
+    return np.stack([decode_image(data) for data in encoded])
+
+
+def _video_images(rows: Sequence[_Row], name: str, rate: Fraction) -> NDArray[np.uint8]:
+    """Frames `(F, 3, height, width)` of one camera; every file is decoded once, in order."""
+    targets: dict[Path, dict[int, int]] = defaultdict(dict)  # file: {frame of the video: frame of the dataset}
+    total = 0
+    for row in rows:
+        file, start = row.videos[name]
+        first = round(start * rate)
+        targets[file] |= {first + offset: total + offset for offset in range(row.length)}
+        total += row.length
+    images: NDArray[np.uint8] | None = None
+    for file, target in targets.items():
+        with reading(file):
+            for index, image in decode_video(file, rate):
+                if images is None:
+                    images = np.empty((total, *image.shape), np.uint8)
+                if index in target:
+                    images[target.pop(index)] = image
+            if target:
+                raise ValueError(f"{len(target)} video frames are missing")
+    assert images is not None
+    return images

@@ -1,0 +1,178 @@
+"""What the joints of a robot may do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from robopolicy.errors import UserError
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class JointLimits:
+    """Limits of J joints, arrays `(J,)` in SI units: rad for revolute joints, m for prismatic ones, inf where unknown.
+
+    A joint without a velocity limit is refused: nothing could be promised about it. Coordinates without end, such as
+    the pose of a base, have infinite position limits.
+
+    Raises:
+        UserError: Shapes differ, a number is not positive (or not a number), or a range is empty.
+    """
+
+    names: tuple[str, ...]
+    position_low: Array  # [rad or m]
+    position_high: Array
+    velocity: Array  # [rad/s or m/s]
+    acceleration: Array  # [rad/s^2 or m/s^2]
+    jerk: Array  # [rad/s^3 or m/s^3]
+    effort: Array  # [Nm or N]
+
+    def __post_init__(self) -> None:
+        if not self.names or len(set(self.names)) != len(self.names):
+            twice = [name for name in self.names if self.names.count(name) > 1]
+            found = f"'{twice[0]}' twice" if twice else "none"
+            raise UserError(f"Joint limits need at least one joint and each name once, got {found}.")
+        for entry in fields(self)[1:]:
+            value = np.array(getattr(self, entry.name), np.float64)
+            if value.shape != (len(self.names),):
+                raise UserError(f"Joint limits: '{entry.name}' needs {len(self.names)} numbers, got {value.shape}.")
+            value.setflags(write=False)
+            object.__setattr__(self, entry.name, value)
+            wrong = np.isnan(value) if entry.name.startswith("position") else ~(value > 0)
+            if wrong.any():
+                number = "a number" if entry.name.startswith("position") else "a positive number"
+                raise self._error(wrong, f"'{entry.name}' must be {number}", value)
+        if not np.isfinite(self.velocity).all():
+            raise self._error(~np.isfinite(self.velocity), "'velocity' must be known", self.velocity)
+        empty = ~(self.position_low < self.position_high)
+        if empty.any():
+            raise self._error(empty, "'position_low' must be below 'position_high'", self.position_low)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def inside(self, position: Array, slack: float = 0.0) -> NDArray[np.bool_]:
+        """Which of the positions `(J,)` lie within their range, give or take `slack`; NaN does not."""
+        return (position >= self.position_low - slack) & (position <= self.position_high + slack)
+
+    def _error(self, wrong: NDArray[np.bool_], what: str, value: Array) -> UserError:
+        joint = int(np.flatnonzero(wrong)[0])
+        return UserError(f"Limits of joint '{self.names[joint]}': {what}, got {value[joint]:g}.")
+
+
+class Bounds(NamedTuple):
+    """Limits in units of one control period, arrays `(J,)` [rad or m], all finite and positive."""
+
+    step: Array
+    bend: Array
+    snap: Array
+
+    @classmethod
+    def of(cls, limits: JointLimits, dt: float, step: float = np.inf) -> Bounds:
+        """Those of `limits` at a control period of `dt` seconds and at most `step` per period.
+
+        What is not limited gets the least bound that cannot matter.
+
+        Raises:
+            UserError: `dt` is not a positive number.
+        """
+        if not 0.0 < dt < np.inf:
+            raise UserError(f"A control period must be a positive number of seconds, got {dt:g}.")
+        steps = np.minimum(limits.velocity * dt, step)
+        bend = np.minimum(limits.acceleration * dt**2, 2.0 * steps)
+        return cls(steps, bend, np.minimum(limits.jerk * dt**3, 2.0 * bend))
+
+    @property
+    def duration(self) -> Array:
+        """Control periods `(J,)` within which the brake ends from any allowed step and bend."""
+        return self.step / self.bend + 5.0 * self.bend / self.snap + 8.0
+
+
+class Motion(NamedTuple):
+    """A motion at one instant, arrays `(..., J)` in units of one control period."""
+
+    position: Array
+    step: Array
+    bend: Array
+
+    def advance(self, bend: Array) -> Motion:
+        """One period later, if the step changes by `bend`."""
+        step = self.step + bend
+        return Motion(self.position + step, step, bend)
+
+    @property
+    def at_rest(self) -> bool:
+        """Whether nothing moves any more."""
+        return not (np.any(self.step) or np.any(self.bend))
+
+
+def settle(step: Array, bend: Array, bounds: Bounds) -> Array:
+    """The next bend on the fastest way to step = 0 and bend = 0 `(..., J)`."""
+    size = np.abs(step)
+    terms = np.floor(0.5 * (np.sqrt(1.0 + 8.0 * size / bounds.snap) - 1.0))  # of T(x) behind the first
+    wanted = np.minimum((size + 0.5 * bounds.snap * terms * (terms + 1.0)) / (terms + 1.0), bounds.bend)
+    wanted = np.copysign(wanted, -step)
+    return np.minimum(np.maximum(wanted, bend - bounds.snap), bend + bounds.snap)
+
+
+def brake(motion: Motion, bounds: Bounds) -> list[Motion]:
+    """The motion from the next period on until rest."""
+    path = []
+    periods = int(np.max(bounds.duration))
+    while not motion.at_rest and len(path) < periods:
+        motion = motion.advance(settle(motion.step, motion.bend, bounds))
+        path.append(motion)
+    return path
+
+
+def safe_stop(position: Array, velocity: Array, acceleration: Array, limits: JointLimits, dt: float) -> Array:
+    """Positions `(N, J)` of the fastest stop within the limits of acceleration and jerk, one per control period.
+
+    Args:
+        position: Where the joints are `(J,)` [rad or m].
+        velocity: Their velocity `(J,)`, at most that of the limits.
+        acceleration: Their acceleration `(J,)`, at most that of the limits.
+        limits: Of the joints; position limits play no part, since a stop has no choice of path.
+        dt: Control period [s].
+
+    Returns:
+        At least one row; the last is where the joints rest.
+    """
+    bounds = Bounds.of(limits, dt)
+    path = brake(Motion(position, velocity * dt, acceleration * dt**2), bounds)
+    return np.stack([motion.position for motion in path] or [position])
+
+
+Fallback = Callable[[Array, float], Array | None]
+"""(commanded position (J,), control period [s]) -> the next target (J,), or None to stand still."""
+
+
+def hold(position: Array, dt: float) -> Array | None:
+    """Stand still."""
+    return None
+
+
+def go_home(limits: JointLimits, home: Array, speed: float = 0.1) -> Fallback:
+    """Move to `home` `(J,)`, all joints arriving together, at `speed` of what the slowest may; then stand still.
+
+    Raises:
+        UserError: `home` lies outside the limits, or `speed` outside (0, 1].
+    """
+    home = np.array(home, np.float64)
+    if home.shape != (len(limits),) or not limits.inside(home).all():
+        raise UserError("The home position of the fall-back must lie within the joint limits.")
+    if not 0.0 < speed <= 1.0:
+        raise UserError(f"The speed of the fall-back must lie in (0, 1], got {speed:g}.")
+
+    def target(position: Array, dt: float) -> Array | None:
+        way = home - position
+        periods = np.max(np.abs(way) / (speed * limits.velocity * dt))
+        return None if periods == 0.0 else position + way / max(periods, 1.0)
+
+    return target

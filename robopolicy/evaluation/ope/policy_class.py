@@ -1,0 +1,257 @@
+"""Scoring a whole class of policies from one set of roll-outs (agnostic policy search, S107).
+
+To find the best policy of a class, whether or not it holds a good one, no policy has to play. Two ways to an unbiased
+value of every member, from data that all members share:
+
+* `class_scores`: roll-outs of uniformly random actions (`UniformPolicy`, or any behaviour with a density), weighted by
+  how likely each member would have done the same. What two members do alike is shared, so that their difference varies
+  with what they disagree about.
+* `grow_trees`: trees of every sequence of K actions from common starts (Kearns, Mansour & Ng 1999), in each of which a
+  member that chooses among them has one path. No weights, but K ** depth steps per start, and a simulator that can
+  save its state.
+
+Reconstructed from the abstract of the thesis and the textbook estimators it builds on.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+
+from robopolicy.data.episodes import Episodes
+from robopolicy.errors import UserError
+from robopolicy.evaluation.intervals import Interval
+from robopolicy.evaluation.ope.estimates import OPEConfig, log_density, played_density, why_unweighted
+from robopolicy.evaluation.ope.logs import Logs
+from robopolicy.evaluation.ope.weights import (
+    cumulative_weights,
+    effective_size_per_decision,
+    per_decision,
+    terms_interval,
+)
+from robopolicy.nets.normalizer import make_normalizer
+from robopolicy.policies.base import Observation, Policy
+from robopolicy.policies.noise import Randomness, uniform
+from robopolicy.sim.contract import VectorSim
+from robopolicy.spec import PolicySpec
+
+Array = NDArray[np.float64]
+Choose = Callable[[Observation], Tensor]
+"""Observations `{key: (N, ...)}` -> which of the K actions `(N,)` is played."""
+
+MOST_NODES = 20_000  # of one tree
+
+
+class UniformPolicy(Policy):
+    """Uniformly random actions between bounds, whatever is seen; the behaviour of `collect --policy random`."""
+
+    name = "uniform"
+
+    def __init__(self, observation: Mapping[str, tuple[int, ...]], low: ArrayLike, high: ArrayLike) -> None:
+        """Play between `low` and `high` `(A,)`, seeing `observation`."""
+        super().__init__()
+        self.low, self.high = (torch.as_tensor(np.asarray(bound, np.float32)) for bound in (low, high))
+        self.spec = PolicySpec(dict(observation), len(self.low))
+        self.action_normalizer = make_normalizer(len(self.low), "identity")
+
+    def act(self, obs: Observation, *, deterministic: bool = False, generator: Randomness = None) -> Tensor:
+        """A draw `(B, 1, A)`; the middle where nothing may be random."""
+        rows = len(next(iter(obs.values())))
+        if deterministic:
+            return ((self.low + self.high) / 2).expand(rows, 1, -1)
+        share = uniform((rows, 1, len(self.low)), generator, self.low.device)
+        return self.low + share * (self.high - self.low)
+
+    def log_density(self, obs: Observation, chunk: Tensor) -> Tensor:
+        """Log-density `(B,)`, the same of all actions `(B, H, A)` between the bounds; none beyond them."""
+        action = chunk[:, 0]
+        inside = ((action >= self.low) & (action <= self.high)).all(1)
+        return torch.where(inside, -(self.high - self.low).log().sum(), -torch.inf)
+
+
+@dataclass(frozen=True)
+class ClassScores:
+    """Values of all members, from the same episodes."""
+
+    names: tuple[str, ...]
+    values: tuple[Interval, ...]  # discounted return of each
+    effective: tuple[float, ...]  # effective episodes of each
+    chance: tuple[float, ...]  # share of the resamples in which it is the best of those that can be trusted
+    best: str | None  # of those with enough effective episodes; None where no member has
+    regret: float  # what choosing it costs at most in `level` of the resamples; NaN without a best
+
+    def table(self) -> tuple[list[str], list[list[str]]]:
+        """Header and one row per member, the best first."""
+        order = sorted(range(len(self.names)), key=lambda i: -self.values[i].estimate)
+        rows = [
+            [self.names[i], f"{self.values[i]}", f"{self.effective[i]:.1f}", f"{100 * self.chance[i]:.0f} %"]
+            for i in order
+        ]
+        return ["policy", "discounted return", "effective episodes", "chance to be best"], rows
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready form."""
+        rows = zip(self.names, self.values, self.effective, self.chance, strict=True)
+        members = {n: {"interval": v.to_dict(), "effective": e, "chance": c} for n, v, e, c in rows}
+        return {"members": members, "best": self.best, "regret": None if self.best is None else self.regret}
+
+
+def class_scores(
+    log_ratios: Mapping[str, Array],
+    rewards: Array,
+    *,
+    gamma: float = 1.0,
+    minimum: float = 10.0,
+    level: float = 0.95,
+    resamples: int = 2_000,
+    seed: int = 0,
+) -> ClassScores:
+    """Per-decision importance sampling of every member, and one bootstrap over the episodes that they share.
+
+    Args:
+        log_ratios: (N, T) per member: log-probability of every decision under it minus under the behaviour, 0 after
+            the end of an episode, -inf for what it would not have done.
+        rewards: (N, T), 0 after the end.
+        gamma: Discount.
+        minimum: Effective episodes that a member needs to be trusted.
+        level: Of the intervals and of the regret.
+        resamples: Of the bootstrap.
+        seed: Of the bootstrap.
+    """
+    weights = {name: cumulative_weights(ratio) for name, ratio in log_ratios.items()}
+    terms = {name: per_decision(weight, rewards, gamma) for name, weight in weights.items()}
+    values = tuple(terms_interval(term, level=level, resamples=resamples, seed=seed) for term in terms.values())
+    effective = tuple(effective_size_per_decision(weight, gamma) for weight in weights.values())
+    trusted = np.flatnonzero(np.array(effective) >= minimum)
+    names, wins = tuple(log_ratios), np.zeros(len(values), np.int64)
+    if not len(trusted):
+        return ClassScores(names, values, effective, tuple((wins / resamples).tolist()), None, float("nan"))
+    shares = np.stack([term.numerator.sum(1) for term in terms.values()])[trusted]  # (P, N)
+    episodes = shares.shape[1]
+    counts = np.random.default_rng(seed).multinomial(episodes, np.full(episodes, 1 / episodes), size=resamples)
+    draws = counts @ shares.T / episodes  # (R, P)
+    chosen = int(shares.mean(1).argmax())
+    wins[trusted] = np.bincount(draws.argmax(1), minlength=len(trusted))
+    regret = float(np.quantile(draws.max(1) - draws[:, chosen], level))
+    return ClassScores(names, values, effective, tuple((wins / resamples).tolist()), names[trusted[chosen]], regret)
+
+
+def score_class(
+    policies: Mapping[str, Policy], episodes: Episodes, behaviour: Policy, config: OPEConfig | None = None
+) -> ClassScores:
+    """Score stochastic policies on the episodes that `behaviour` played.
+
+    Raises:
+        UserError: A policy or the behaviour has no density, plays chunks, or does not fit the logs.
+    """
+    config, episodes = config or OPEConfig(deterministic=False), episodes.played()
+    if reason := next(filter(None, (why_unweighted(policy, behaviour, False) for policy in policies.values())), ""):
+        raise UserError(f"The policies cannot be scored together: {reason}.")
+    logs = Logs(episodes, behaviour.spec, config.gamma)
+    played = played_density(behaviour, logs)
+    ratios: dict[str, Array] = {}
+    for name, policy in policies.items():
+        table = np.zeros_like(logs.rewards)
+        table[logs.episode, logs.age] = log_density(policy, Logs(episodes, policy.spec, config.gamma)) - played
+        ratios[name] = table
+    options: dict[str, Any] = {"gamma": config.gamma, "minimum": config.minimum_size}
+    return class_scores(ratios, logs.rewards, level=config.level, seed=config.seed, **options)
+
+
+@dataclass(frozen=True, eq=False)
+class Trees:
+    """N trees of every sequence of K actions; node i of a level has the children i K to i K + K - 1."""
+
+    obs: tuple[Observation, ...]  # per level d: {key: (N, K ** d, ...)}
+    rewards: tuple[Tensor, ...]  # per level: (N, K ** d, K), 0 after the end of an episode
+    gamma: float
+
+    def returns(self, choose: Choose) -> Tensor:
+        """Discounted returns `(N,)` of one member along its path through every tree."""
+        rows = torch.arange(len(self.rewards[0]))
+        node, total = torch.zeros(len(rows), dtype=torch.int64), torch.zeros(len(rows), dtype=torch.float64)
+        for depth, (obs, reward) in enumerate(zip(self.obs, self.rewards, strict=True)):
+            action = choose({key: value[rows, node] for key, value in obs.items()}).cpu()
+            total += self.gamma**depth * reward[rows, node, action].double()
+            node = node * reward.shape[2] + action
+        return total
+
+
+def grow_trees(
+    sim: VectorSim, actions: Tensor, depth: int, *, seed: int | Sequence[int] = 0, gamma: float = 1.0
+) -> Trees:
+    """Play every sequence of `depth` of the `actions` `(K, A)` from the start of one episode per environment.
+
+    Raises:
+        UserError: The trees would be too large, or the simulator cannot save its state.
+    """
+    nodes = sum(len(actions) ** level for level in range(depth))
+    if depth < 1 or not len(actions) or nodes > MOST_NODES:
+        raise UserError(
+            f"A trajectory tree has 1 to {MOST_NODES} nodes, {len(actions)} actions to a depth of {depth} make {nodes}."
+        )
+    obs = sim.reset(seed)
+    try:
+        states: list[Any] = [copy.deepcopy(sim.state_dict())]
+    except RuntimeError as error:
+        raise UserError(f"The backend of {sim.spec.task} cannot save its state; choose another backend.") from error
+    seen, going = [obs], [torch.ones(sim.num_envs, dtype=torch.bool)]  # per node of the level
+    levels: list[Observation] = []
+    rewards: list[Tensor] = []
+    for level in range(depth):
+        levels.append({key: torch.stack([node[key].cpu() for node in seen], 1) for key in obs})
+        found: list[Tensor] = []
+        children: list[tuple[Any, Observation, Tensor]] = []
+        for state, alive in zip(states, going, strict=True):
+            for action in actions:
+                sim.load_state_dict(copy.deepcopy(state))
+                step = sim.step(action.to(sim.device).expand(sim.num_envs, -1))
+                found.append(torch.where(alive, step.reward.cpu(), 0.0))
+                after = copy.deepcopy(sim.state_dict()) if level + 1 < depth else None
+                children.append((after, step.final_obs, alive & ~step.done.cpu()))
+        rewards.append(torch.stack(found, 1).view(sim.num_envs, len(states), len(actions)))
+        states, seen, going = (list(column) for column in zip(*children, strict=True))
+    return Trees(tuple(levels), tuple(rewards), gamma)
+
+
+def sharpe_ratio(estimated: Mapping[str, float], real: Mapping[str, float], behaviour: str, k: int) -> float:
+    """SharpeRatio@k of one estimator; NaN where it is undefined.
+
+    Args:
+        estimated: Value of every candidate according to the estimator, the behaviour included.
+        real: True value of every candidate.
+        behaviour: Name of the behaviour policy among them.
+        k: Size of the portfolio.
+
+    Raises:
+        UserError: The candidates differ, lack the behaviour, or are fewer than k.
+    """
+    if set(estimated) != set(real) or behaviour not in real:
+        raise UserError(f"SharpeRatio@k needs both values of the same policies, '{behaviour}' among them.")
+    if not 1 <= k <= len(real):
+        raise UserError(f"SharpeRatio@k of {len(real)} candidates needs 1 <= k <= {len(real)}, got {k}.")
+    chosen = sorted(estimated, key=lambda name: -estimated[name])[:k]
+    values = np.array([real[name] for name in chosen])
+    if values.max() == values.min():  # rounding may leave a deviation
+        return math.nan
+    return max(float(values.max()) - real[behaviour], 0.0) / float(values.std())
+
+
+def sharpe_table(
+    estimators: Mapping[str, Mapping[str, float]], real: Mapping[str, float], behaviour: str
+) -> tuple[list[str], list[list[str]]]:
+    """Header and one row per estimator: SharpeRatio@k for every k >= 2."""
+    sizes = range(2, len(real) + 1)
+    rows = [
+        [name, *(f"{sharpe_ratio(values, real, behaviour, k):.2f}" for k in sizes)]
+        for name, values in estimators.items()
+    ]
+    return ["estimator", *(f"k = {k}" for k in sizes)], rows

@@ -1,0 +1,81 @@
+"""Learned changes of camera images while cloning, chosen by name: rows of `AUGMENTATIONS`.
+
+An augmentation belongs to the policy and is trained with it, by a loss of its own. Behaviour cloning says how far
+training is and adds that loss; sampling and scoring never see it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+
+from robopolicy.errors import UserError, unknown_name
+from robopolicy.plugins import Registry
+from robopolicy.schema import with_defaults
+
+
+class Augmentation(nn.Module, ABC):
+    """A learned change of the images of one camera; constructed as `cls(channels, config)`.
+
+    It leaves images as they are until `set_progress` is called.
+    """
+
+    config_class: ClassVar[type[Any]]  # frozen dataclass of its settings, all with defaults
+
+    @abstractmethod
+    def forward(self, image: Tensor) -> Tensor:
+        """Images `(B, C, h, w)` in [-1, 1], changed or as they are."""
+
+    @abstractmethod
+    def set_progress(self, progress: float) -> None:
+        """Take note that `progress`, in [0, 1], of the training is done."""
+
+    @abstractmethod
+    def extra_loss(self, loss: Tensor) -> Tensor:
+        """Loss of its own parameters, a scalar, given that of the samples `(B,)` that saw the changed images."""
+
+
+AUGMENTATIONS: Registry[type[Augmentation]] = Registry("augmentations", {})
+"""Name -> class."""
+
+
+def augmentation_config(settings: Mapping[str, Any]) -> tuple[type[Augmentation], Any] | None:
+    """Class and config of the augmentation that `settings` name; None where they are empty.
+
+    Args:
+        settings: `{"name": NAME, ...}` and what its `config_class` takes.
+
+    Raises:
+        UserError: The name or a setting is unknown, or a value does not fit.
+    """
+    if not settings:
+        return None
+    rest = dict(settings)
+    name = rest.pop("name", None)
+    if name is None:
+        raise UserError("vision.augmentation needs a name; set vision.augmentation.name.")
+    if name not in AUGMENTATIONS:
+        raise unknown_name("augmentation", str(name), AUGMENTATIONS)
+    augmentation = AUGMENTATIONS[name]
+    return augmentation, with_defaults(augmentation.config_class, rest, f"augmentation '{name}'")
+
+
+def set_augmentation_progress(module: nn.Module, progress: float) -> None:
+    """Say to every augmentation in `module` how far its training is, in [0, 1]."""
+    for augmentation in _augmentations(module):
+        augmentation.set_progress(progress)
+
+
+def augmentation_loss(module: nn.Module, loss: Tensor) -> Tensor:
+    """Sum of the losses of all augmentations in `module`, a scalar, given that of the samples `(B,)`."""
+    total = loss.new_zeros(())
+    for augmentation in _augmentations(module):
+        total = total + augmentation.extra_loss(loss)
+    return total
+
+
+def _augmentations(module: nn.Module) -> Iterator[Augmentation]:
+    return (part for part in module.modules() if isinstance(part, Augmentation))

@@ -1,0 +1,68 @@
+"""Exponential moving average of a network's weights."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Generic, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+Module = TypeVar("Module", bound=nn.Module)
+
+
+class EMA(nn.Module, Generic[Module]):
+    """Keeps `module`, a copy of a network whose weights follow it slowly (Diffusion Policy's schedule).
+
+    The decay of update n = 0, 1, ... is `min(max_decay, 1 - (1 + n) ** -0.75)`, so the first update copies the network.
+    Buffers (normaliser statistics) are copied, never averaged.
+    """
+
+    updates: Tensor
+
+    def __init__(self, network: Module, max_decay: float = 0.9999) -> None:
+        super().__init__()
+        self.module: Module = copy.deepcopy(network).eval().requires_grad_(False)
+        self.max_decay = max_decay
+        self.register_buffer("updates", torch.zeros((), dtype=torch.int64))
+
+    def decay(self, n: int) -> float:
+        """Weight of the old average in update `n` (counted from 0)."""
+        return min(self.max_decay, 1.0 - (1.0 + n) ** -0.75)
+
+    @torch.no_grad()
+    def update(self, network: Module) -> None:
+        """Move the average towards `network`."""
+        weight = 1.0 - self.decay(int(self.updates))
+        for average, value in zip(self.module.parameters(), network.parameters(), strict=True):
+            average.lerp_(value, weight)
+        for average, value in zip(self.module.buffers(), network.buffers(), strict=True):
+            average.copy_(value)
+        self.updates += 1
+
+
+@contextmanager
+def evaluation_mode(network: nn.Module) -> Iterator[None]:
+    """Put every submodule into eval mode and restore each one's own mode afterwards."""
+    with _mode(network, training=False):
+        yield
+
+
+@contextmanager
+def training_mode(network: nn.Module) -> Iterator[None]:
+    """Put every submodule into training mode and restore each one's own mode afterwards."""
+    with _mode(network, training=True):
+        yield
+
+
+@contextmanager
+def _mode(network: nn.Module, *, training: bool) -> Iterator[None]:
+    modes = [(module, module.training) for module in network.modules()]
+    network.train(training)
+    try:
+        yield
+    finally:
+        for module, before in modes:
+            module.training = before

@@ -1,0 +1,151 @@
+"""A flow policy whose Euler steps carry learned Gaussian noise, so that its chain has a density (ReinFlow, S078).
+
+`x_{k+1} ~ N(clip(x_k + v(x_k, k/K) / K), sigma(obs, k/K)^2)`, all in normalised units and over the whole chunk (also
+the steps that are not executed, as in the paper). Sampling and scoring index the same left grid {0, 1/K, ...,
+(K-1)/K}; the public code of ReinFlow samples on another grid than it scores on. The noise network is used in training
+only. Heads that take other steps than Euler's (shortcut, MeanFlow) keep their own mean.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from robopolicy.constraints import Count, Natural, NotNegative, Positive, Ranged, UpTo
+from robopolicy.errors import UserError, unknown_name
+from robopolicy.nets.mlp import MLP
+from robopolicy.nets.time import SinusoidalEmbedding
+from robopolicy.policies.density import normal_entropy, normal_log_density
+from robopolicy.policies.exploration.chain import ChainPolicy
+from robopolicy.policies.heads.generative import GenerativePolicy
+from robopolicy.policies.path import left_grid
+
+SCHEDULES = ("constant", "learned", "learned_decay")
+HOLD = 0.35  # learned_decay keeps the upper bound for this share of training, then lowers it along a cosine
+FINAL_SHARE = 0.7  # ... to 0.3 std_min + 0.7 std_max
+
+
+@dataclass(frozen=True)
+class NoiseConfig(Ranged):
+    """Injected noise: bounds in normalised action units, and the network that chooses between them."""
+
+    schedule: str = "learned"  # constant (std_max everywhere) | learned | learned_decay (shrinking upper bound)
+    std_min: Annotated[Positive, UpTo("std_max")] = 0.08
+    std_max: Positive = 0.16
+    hidden: tuple[Count, ...] = (64, 64)
+    time_dim: Natural = 16  # width of the (parameter-free) time embedding; 0 makes the noise independent of the step
+    noise_clip: NotNegative = 3.0  # draws beyond this many standard deviations are cut; 0 disables
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.schedule not in SCHEDULES:
+            raise unknown_name("noise schedule", self.schedule, SCHEDULES)
+
+
+class NoiseNet(nn.Module):
+    """Log standard deviations of transitions, between fixed bounds, from features and time."""
+
+    log_std_max: Tensor
+
+    def __init__(self, config: NoiseConfig, feature_dim: int, size: int) -> None:
+        super().__init__()
+        self.config = config
+        self.time = SinusoidalEmbedding(config.time_dim) if config.time_dim else None
+        self.body = MLP(feature_dim + config.time_dim, config.hidden, size, activation="tanh")
+        self.register_buffer("log_std_max", torch.tensor(math.log(config.std_max)))
+        self.requires_grad_(config.schedule != "constant")
+
+    def forward(self, features: Tensor, t: Tensor) -> Tensor:
+        """Interpolate the log-variance `(..., H * A)` between its bounds by `(tanh(y) + 1) / 2`.
+
+        Args:
+            features: Of the observations, `(..., F)`.
+            t: Times, which broadcast with the leading dimensions of the features.
+        """
+        if self.time is not None:
+            places = torch.broadcast_shapes(features.shape[:-1], t.shape)
+            features = torch.cat([features.expand(*places, -1), self.time(t).expand(*places, -1)], -1)
+        y = self.body(features)
+        if self.config.schedule == "constant":
+            return self.log_std_max.expand_as(y)
+        low = math.log(self.config.std_min)
+        return low + (self.log_std_max - low) * (y.tanh() + 1) / 2
+
+    def set_progress(self, progress: float) -> None:
+        """Move the upper bound of `learned_decay` to its place at `progress` in [0, 1]."""
+        if self.config.schedule != "learned_decay":
+            return
+        elapsed = min(max(progress - HOLD, 0.0) / (1 - HOLD), 1.0)
+        share = 0.5 * (1 + math.cos(math.pi * elapsed))  # 1 -> 0
+        final = (1 - FINAL_SHARE) * self.config.std_min + FINAL_SHARE * self.config.std_max
+        self.log_std_max.fill_(math.log(final + (self.config.std_max - final) * share))
+
+
+class StochasticFlow(ChainPolicy):
+    """A flow head with learned noise; T = K decisions per chunk."""
+
+    name: ClassVar[str] = "stochastic_flow"
+
+    def __init__(self, head: GenerativePolicy, config: NoiseConfig) -> None:
+        """Wrap `head` (any of the flow family); the noise network's parameters have the prefix `noise.`."""
+        super().__init__(head)
+        self.config = config
+        self.noise_clip = config.noise_clip
+        size = self.spec.horizon * self.spec.action_dim
+        self.noise = NoiseNet(config, self.spec.obs_horizon * head.encoder.feature_dim, size)
+
+    def transition(self, features: Tensor, x: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """The head's own step as mean, the noise network as log standard deviation."""
+        mean = self.head.advance(features, x, k)
+        seen = features.flatten(1).unflatten(0, (len(features), *(1 for _ in x.shape[1:-2])))  # (B, ..., To * F)
+        log_std = self.noise(seen, k / self.head.config.steps).unflatten(-1, x.shape[-2:])
+        return mean, log_std.expand_as(mean)
+
+    def set_progress(self, progress: float) -> None:
+        """Advance the noise schedule, and the head's."""
+        super().set_progress(progress)
+        self.noise.set_progress(progress)
+
+
+class SDEChain(ChainPolicy):
+    """A flow head with analytic noise; T = K decisions per chunk, scored per dimension."""
+
+    name: ClassVar[str] = "sde_flow"
+    diffusion: Tensor
+
+    def __init__(self, head: GenerativePolicy, noise_level: float) -> None:
+        """Wrap `head` (any of the flow family).
+
+        Args:
+            head: Shared, not copied.
+            noise_level: c; the last step has the standard deviation `c / sqrt(K (K - 1))`, in normalised units.
+        """
+        super().__init__(head)
+        if noise_level < 0:
+            raise UserError(f"noise_level must not be negative, got {noise_level}.")
+        steps = head.config.steps
+        t = left_grid(steps)
+        diffusion = noise_level * ((1 - t) / t.clamp(min=1 / steps)).sqrt()
+        self.register_buffer("diffusion", diffusion, persistent=False)  # (K,) g at the start of each step
+
+    def transition(self, features: Tensor, x: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """Euler-Maruyama step of the equation."""
+        steps = self.head.config.steps
+        t, g = (k / steps)[:, None, None], self.diffusion[k][:, None, None]
+        after = self.head.advance(features, x, k)
+        velocity = (after - x) * steps
+        score = -(x - t * velocity) / (1 - t)
+        mean = self.head.clip(after + 0.5 * g.square() * score / steps)
+        return mean, (g / steps**0.5).log().expand_as(mean)
+
+    def step_logp(self, x: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:
+        """Mean over all dimensions of the chunk: each enters the later steps, also those that are not executed."""
+        return normal_log_density(x, mean, log_std).flatten(1).mean(1)
+
+    def step_entropy(self, log_std: Tensor) -> Tensor:
+        """Mean over all dimensions."""
+        return normal_entropy(log_std).flatten(1).mean(1)

@@ -1,0 +1,124 @@
+"""A generative head that explores by its own sampler and is scored by its own training loss (FPO, AWM, AC-Flow).
+
+No density of the sampler is needed: the training loss of the head at a chunk bounds how unlikely the chunk is, so minus
+the loss at fixed pairs of noise and time stands for its log-probability. Any sampler may draw the chunk. The pairs are
+drawn once per rollout, by `complete`, and kept, so that the ratio of fresh data is exactly 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from robopolicy.errors import UserError
+from robopolicy.policies.base import DecisionOutput, Observation, Policy, Record, Sample
+from robopolicy.policies.exploration.chain import WrappedHead, require_family
+from robopolicy.policies.heads.generative import GenerativePolicy
+from robopolicy.policies.noise import Randomness, RowStreams, normal
+from robopolicy.policies.path import interpolate
+
+MATCHED = ("flow", "diffusion", "edm")  # families whose sampler follows what their loss trains
+
+
+class SampledPolicy(WrappedHead):
+    """A head with optional Gaussian noise on its chunks; N decisions per chunk, one per pair of noise and time.
+
+    `sample` records the normalised chunk `(B, H, A)`; `complete` adds the pairs that `decisions` needs. Only the
+    executed steps of a chunk are scored.
+    """
+
+    name = "sampled"
+
+    def __init__(
+        self, head: GenerativePolicy, *, pairs: int, exploration_std: float = 0.0, stratified: bool = False
+    ) -> None:
+        """Wrap `head`.
+
+        Args:
+            head: Shared, not copied.
+            pairs: N, pairs of noise and time per chunk.
+            exploration_std: Standard deviation of noise added to sampled chunks, in normalised action units.
+            stratified: Spread the times of one chunk evenly over the head's time law.
+        """
+        super().__init__(head)
+        self.pairs = pairs
+        self.exploration_std = exploration_std
+        self.stratified = stratified
+
+    @torch.no_grad()
+    def sample(self, obs: Observation, *, generator: Randomness = None) -> Sample:
+        """Draw a chunk by the head's own sampler; its log-probability `(B, 1)` is unknown until `complete`, and 0."""
+        normalizer = self.head.action_normalizer
+        chunk = self.head.act(obs, generator=generator)
+        data = normalizer.normalize(chunk)
+        if self.exploration_std:
+            data = self.head.clip(data + self.exploration_std * normal(data.shape, generator, data.device))
+            chunk = normalizer.denormalize(data)
+        return Sample(chunk, {"data": data}, data.new_zeros(len(data), 1))
+
+    @torch.no_grad()
+    def complete(self, obs: Observation, record: Record, generator: torch.Generator) -> Record:
+        """The record with N pairs: noise `(B, N, H, A)` and time `(B, N)` on the linear path."""
+        data = record["data"]
+        rows = len(data) * self.pairs
+        noise = normal((len(data), self.pairs, *data.shape[1:]), generator, data.device)
+        source = _Strata(self.pairs, generator) if self.stratified else generator
+        t = self.head.draw_times(rows, source).to(data.device)
+        return record | {"noise": noise, "t": t.view(len(data), self.pairs)}
+
+    def losses(self, obs: Observation, record: Record) -> Tensor:
+        """Training loss `(B, N, Ta)` of each pair and executed step."""
+        features, data, noise, t = self._points(self.head, obs, record)
+        loss = self.head.matching_loss(features, data, noise, t)
+        return loss.unflatten(0, record["t"].shape)[..., : self.spec.execute]
+
+    def velocities(self, head: GenerativePolicy, obs: Observation, record: Record) -> Tensor:
+        """Velocity `(B, N, Ta, A)` of `head`, which may be a reference, at the recorded points of the path."""
+        features, data, noise, t = self._points(head, obs, record)
+        velocity = head.velocity(features, interpolate(noise, data, t[:, None, None]), t)
+        return velocity.unflatten(0, record["t"].shape)[:, :, : self.spec.execute]
+
+    def decisions(self, obs: Observation, record: Record) -> DecisionOutput:
+        """Minus the training loss `(B, N)` [nats], averaged over the executed steps; there is no entropy."""
+        logp = -self.losses(obs, record).mean(-1)
+        return DecisionOutput(logp, torch.zeros_like(logp))
+
+    def _points(self, head: GenerativePolicy, obs: Observation, record: Record) -> tuple[Tensor, ...]:
+        """Features, data, noise and time, one row per pair; observations are encoded once."""
+        noise, count = record["noise"], record["t"].shape[1]
+        features = head.encode(obs).repeat_interleave(count, 0)
+        data = record["data"].repeat_interleave(count, 0)
+        return features, data, noise.flatten(0, 1), record["t"].flatten()
+
+
+class _Strata(RowStreams):
+    """Normal draws in groups of N, whose probabilities lie one in each N-th of the unit interval."""
+
+    def __init__(self, count: int, generator: torch.Generator) -> None:
+        super().__init__([], [])
+        self._count, self._generator = count, generator
+
+    def normal(self, shape: Sequence[int]) -> Tensor:
+        """`(B * N, 1)` draws, in order within each group."""
+        device = self._generator.device
+        draw = torch.rand(shape[0] // self._count, self._count, generator=self._generator, device=device)
+        uniform = (torch.arange(self._count, device=device) + draw) / self._count
+        return torch.special.ndtri(uniform.clamp(1e-6, 1 - 1e-6)).view(tuple(shape))
+
+
+def require_matched(policy: Policy, algorithm: str) -> GenerativePolicy:
+    """`policy` as a head whose sampler follows the velocity that its training loss fits.
+
+    Raises:
+        UserError: It is something else.
+    """
+    instead = "use ppo for a Gaussian, and fine-tune the teacher of a consistency policy"
+    head = require_family(policy, MATCHED, algorithm, instead)
+    if head.times > 1:
+        raise UserError(
+            f"{algorithm} trains the velocity at a point, but '{policy.name}' samples with learned steps of length "
+            "1/K, which would not follow; use reinflow."
+        )
+    return head

@@ -1,0 +1,76 @@
+"""Settings and weights of policies as older versions wrote them, in the words of this one.
+
+Checkpoints and runs stay readable when a setting or a module is renamed: their readers pass what they found through
+`migrate` and `migrate_state`, which leave what is up to date alone. A new row goes to `_SETTINGS` or `_RENAMED`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+_ENTITIES = {"width": 64, "heads": 4, "layers": 1, "features": 64}  # defaults of its encoder
+
+
+def migrate(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Plain settings of a policy, or of whatever holds some (critics, runs), at any depth."""
+    found = {str(key): _nested(value) for key, value in settings.items()}
+    for rule in _SETTINGS:
+        found = rule(found)
+    return found
+
+
+def migrate_state(state: Any) -> Any:
+    """A state dict, or mappings and sequences that hold some, with the names that modules have now."""
+    if isinstance(state, Mapping):
+        return {_renamed(key): migrate_state(value) for key, value in state.items()}
+    if isinstance(state, list | tuple):
+        return type(state)(migrate_state(item) for item in state)
+    return state
+
+
+def _nested(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return migrate(value)
+    return type(value)(map(_nested, value)) if isinstance(value, list | tuple) else value
+
+
+def _renamed(name: Any) -> Any:
+    if isinstance(name, str):
+        for old, new in _RENAMED:
+            name = old.sub(new, name)
+    return name
+
+
+def _entities(settings: dict[str, Any]) -> dict[str, Any]:
+    """`entities: {...}` -> `encoders: {entities: {...}}`, left out where it says nothing."""
+    if not isinstance(settings.get("entities"), dict) or settings["entities"].keys() != _ENTITIES.keys():
+        return settings
+    own = settings.pop("entities")
+    return {**settings, "encoders": {} if own == _ENTITIES else {"entities": own}}
+
+
+def _modular(settings: dict[str, Any]) -> dict[str, Any]:
+    """`modular_count`, `modular_context` -> `backbone_options` of the backbone `modular`."""
+    if not {"modular_count", "modular_context"} <= settings.keys():
+        return settings
+    options = {"modules": settings.pop("modular_count"), "context_width": settings.pop("modular_context")}
+    return {**settings, "backbone_options": options if settings.get("backbone") == "modular" else {}}
+
+
+def _noise_mask(settings: dict[str, Any]) -> dict[str, Any]:
+    """`noise_mask: CELLS` -> `augmentation: {name: noise_mask, cells: CELLS}`."""
+    if not isinstance(settings.get("noise_mask"), int):
+        return settings
+    cells = settings.pop("noise_mask")
+    return {**settings, "augmentation": {"name": "noise_mask", "cells": cells} if cells else {}}
+
+
+_SETTINGS: tuple[Callable[[dict[str, Any]], dict[str, Any]], ...] = (_entities, _modular, _noise_mask)
+
+_RENAMED = (
+    (re.compile(r"(^|\.)(encoder|statistics)\.start$"), r"\1\2.stock.start"),
+    (re.compile(r"\.noise_mask\."), ".augmentation."),
+)
+"""Part of the name of a tensor -> what it is called now."""

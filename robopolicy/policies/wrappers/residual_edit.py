@@ -1,0 +1,136 @@
+"""A policy that edits the samples of another one and plays the best of originals and edits (EXPO, S019).
+
+A small Gaussian policy e(d | s, a) sees the observation and a sampled chunk and adds d in [-beta, beta] (normalised
+action units, executed actions only). Candidates are N samples of the base policy and the edits of the first `edits` of
+them; the critic chooses. beta = 0 or edits = 0 is best-of-N of the base, and N = 1 without edits plain imitation.
+
+The density of an edit is that of d / beta, so that the entropy does not depend on beta.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from robopolicy.constraints import Count, Finite, Natural, NotNegative, Ranged, UpTo
+from robopolicy.critics.q import QEnsemble, borrow_normalizers
+from robopolicy.nets.mlp import MLP
+from robopolicy.nets.vision import VisionConfig
+from robopolicy.policies.base import Observation, Policy, PolicySpec
+from robopolicy.policies.density import log_tanh_slope, normal_log_density
+from robopolicy.policies.noise import Randomness, normal, repeated
+from robopolicy.policies.wrappers.best_of_n import Candidates, SelectedConfig, SelectedPolicy, within_bounds
+from robopolicy.policies.wrappers.nested import describe
+
+
+@dataclass(frozen=True)
+class EditConfig(Ranged):
+    """Architecture of an `EditNet`."""
+
+    beta: NotNegative = 0.15  # largest edit, normalised action units: .05 refines, .7 explores
+    hidden: tuple[Count, ...] = (256, 256, 256)
+    activation: str = "silu"
+    log_std_min: Annotated[Finite, UpTo("log_std_max", below=True)] = -5.0  # bounds of the logarithm, before tanh
+    log_std_max: Finite = 2.0
+    vision: VisionConfig = field(default_factory=VisionConfig)
+
+
+class EditNet(nn.Module):
+    """Tanh-Gaussian edits of the executed part of a chunk."""
+
+    def __init__(self, config: EditConfig, base: Policy) -> None:
+        """Build the network with the normalisers of `base`."""
+        super().__init__()
+        self.config = config
+        self.steps = base.spec.execute
+        self.encoder, self.action_normalizer = borrow_normalizers(base, config.vision)
+        size = self.steps * base.spec.action_dim
+        in_dim = base.spec.obs_horizon * self.encoder.feature_dim + size
+        self.body = MLP(in_dim, config.hidden, 2 * size, activation=config.activation, orthogonal_gain=0.01)
+
+    def encode(self, obs: Mapping[str, Tensor]) -> Tensor:
+        """Flat features `(B, F)`, to be shared by many chunks."""
+        return self.encoder(obs).flatten(1)
+
+    def distribution(self, features: Tensor, chunk: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and log standard deviation `(B, n * A)` of the edit before tanh, given the chunk `(B, H, A)`."""
+        action = self.action_normalizer.normalize(chunk[:, : self.steps]).flatten(1)
+        mean, log_std = self.body(torch.cat([features, action], -1)).chunk(2, -1)
+        return mean, log_std.clamp(self.config.log_std_min, self.config.log_std_max)
+
+    def add(self, chunk: Tensor, raw: Tensor) -> Tensor:
+        """`chunk` `(B, H, A)` with the edit beta * tanh(raw) `(B, n * A)` added, within the action bounds."""
+        start = self.action_normalizer.normalize(chunk[:, : self.steps])
+        edited = start + self.config.beta * raw.tanh().view_as(start)
+        edited = self.action_normalizer.denormalize(within_bounds(self.action_normalizer, edited, start))
+        return torch.cat([edited, chunk[:, self.steps :]], 1)
+
+    def rsample(self, features: Tensor, chunk: Tensor, generator: Randomness = None) -> tuple[Tensor, Tensor]:
+        """Reparameterised edited chunk `(B, H, A)` and log-density `(B,)` of the edit in units of beta."""
+        mean, log_std = self.distribution(features, chunk)
+        raw = mean + log_std.exp() * normal(mean.shape, generator, mean.device)
+        return self.add(chunk, raw), (normal_log_density(raw, mean, log_std) - log_tanh_slope(raw)).sum(1)
+
+    def mode(self, features: Tensor, chunk: Tensor) -> Tensor:
+        """Edited chunk `(B, H, A)` without noise."""
+        return self.add(chunk, self.distribution(features, chunk)[0])
+
+
+@dataclass(frozen=True)
+class EditedConfig(SelectedConfig):
+    """Settings of an `EditedPolicy`; `candidates` is N."""
+
+    candidates: Count = 8  # N, samples of the base policy per decision
+    edits: Annotated[Natural, UpTo("candidates")] = 8  # of these, how many are also edited
+    edit: EditConfig = field(default_factory=EditConfig)  # the edit policy
+
+
+class EditedPolicy(SelectedPolicy):
+    """Best of samples and edited samples; verbs of `SelectedPolicy`."""
+
+    name: ClassVar[str] = "edited"
+    config_class = EditedConfig
+    config: EditedConfig
+
+    def __init__(
+        self,
+        config: EditedConfig,
+        spec: PolicySpec | None = None,
+        *,
+        base: Policy | None = None,
+        critic: QEnsemble | None = None,
+        edit: EditNet | None = None,
+    ) -> None:
+        """As `SelectedPolicy`; `edit` is shared with the caller."""
+        super().__init__(config, spec, base=base, critic=critic)
+        self.edit = EditNet(config.edit, self.base) if edit is None else edit
+
+    @property
+    def network_calls(self) -> int:
+        """Those of all samples, one per edit, and one of the critic for each candidate."""
+        return super().network_calls + 2 * self.config.edits
+
+    @torch.no_grad()
+    def propose(self, obs: Observation, *, deterministic: bool = False, generator: Randomness = None) -> Candidates:
+        """The samples, and after them the edits; `deterministic` edits without noise."""
+        chunks = self.samples(obs, deterministic=deterministic, generator=generator)
+        count = self.config.edits
+        if count:
+            features = self.edit.encode(obs).repeat_interleave(count, 0)
+            originals = chunks[:, :count].flatten(0, 1)
+            if deterministic:
+                edited = self.edit.mode(features, originals)
+            else:
+                edited = self.edit.rsample(features, originals, repeated(generator, count))[0]
+            chunks = torch.cat([chunks, edited.unflatten(0, (-1, count))], 1)
+        return Candidates(chunks, self.score(obs, chunks))
+
+
+def edit_samples(base: Policy, edit: EditNet, critic: QEnsemble, **settings: Any) -> EditedPolicy:
+    """Samples and edits of `base` chosen by `critic`, all shared; `settings` are those of `EditedConfig`."""
+    config = EditedConfig(base=describe(base), critic=critic.config, edit=edit.config, **settings)
+    return EditedPolicy(config, base=base, critic=critic, edit=edit)

@@ -1,0 +1,1 @@
+"""Collectors of experience in simulators: on-policy rollouts, replay and groups."""

@@ -1,1 +1,0 @@
-"""Where experience comes from: rollouts in a simulator."""

@@ -1,0 +1,1 @@
+"""Simulator backends behind the contract of `robopolicy.sim.contract`."""

@@ -1,0 +1,264 @@
+"""Any gymnasium environment as a vector simulator, stepped in this process.
+
+The slow but universal backend: what no batched simulator offers runs here under the same contract, with the seed of
+every episode under our control.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from numbers import Real
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium.wrappers import TimeLimit
+from numpy.typing import NDArray
+from torch import Tensor
+
+from robopolicy.errors import SimulatorFailed, UserError
+from robopolicy.sim.contract import TERM_PREFIX, Observation, SimSpec, Step
+from robopolicy.sim.gl import gl_backend
+from robopolicy.sim.spaces import ObservationMap, action_bounds
+from robopolicy.sim.vector_env import Arrays, HostSim, copied, fill, finite_rows, tensors
+
+_DEFAULT_MAX_STEPS = 1000  # for environments that declare no time limit
+_DEFAULT_RATE = 20  # Hz, for environments that declare neither `dt` nor a frame rate
+_PART = "reward_"  # start of the keys of gymnasium's `info` with parts of the reward, e.g. `reward_ctrl`
+
+
+class GymnasiumSim(HostSim):
+    """N copies of one gymnasium environment.
+
+    Args:
+        env: A gymnasium id (`"module:Name-v0"` imports the module first) or a function that makes one environment.
+        num_envs: N.
+        task: Name to report; the id by default.
+
+    `info["success"]` is there where the environment reports `success` or `is_success`, and `info["reward.NAME"]` where
+    it reports numbers `reward_NAME`, as gymnasium's robots do for the parts of their reward.
+
+    Raises:
+        SimulatorFailed: From any call: the environment raised an exception, or starts with numbers that are not finite.
+    """
+
+    def __init__(self, env: str | Callable[[], gymnasium.Env[Any, Any]], num_envs: int, *, task: str = "") -> None:
+        if num_envs < 1:
+            raise UserError(f"The number of environments must be at least 1, got {num_envs}.")
+        make = _maker(env) if isinstance(env, str) else env
+        try:
+            self._envs = [make() for _ in range(num_envs)]
+            first = self._envs[0]
+            task = task or (env if isinstance(env, str) else type(first.unwrapped).__name__)
+            if len({id(each.unwrapped) for each in self._envs}) < num_envs:
+                raise UserError(f"What makes {task} returned one environment twice; let every call make a new one.")
+            self._map = ObservationMap(first.observation_space)
+            space = first.action_space
+            low, high = action_bounds(space, task)
+            rate, longest = _control_dt(first), _time_limit(first)
+        except UserError:
+            raise
+        except (Exception, SystemExit) as error:
+            raise SimulatorFailed.because(task or str(env), "at its start", error) from error
+        self._shape, self._dtype = space.shape or (), space.dtype
+        super().__init__(SimSpec(task, self._map.specs, low, high, rate, longest), num_envs)
+        # The spec's bounds are rounded to float32 and may lie beyond those of the space, which some environments check.
+        box: Any = space
+        self._low, self._high = (bound.reshape(-1).astype(np.float64) for bound in (box.low, box.high))
+        self._parts: tuple[str, ...] = ()  # of the reward, that an environment has reported so far
+
+    @property
+    def envs(self) -> list[gymnasium.Env[Any, Any]]:
+        """The environments, for scripted experts that read their inside."""
+        return self._envs
+
+    def reset(self, seed: int | Sequence[int] = 0) -> Observation:
+        """Start every environment anew; environment i runs episode `seed + i`, or `seed[i]` for a sequence."""
+        self._seeds.reset(seed)
+        self._obs = self._map.empty(self.num_envs)
+        self._start(np.arange(self.num_envs), self._obs)
+        return tensors(self._obs)
+
+    def step(self, action: Tensor, active: Tensor | None = None) -> Step:
+        """Apply `action` `(N, A)` for one control step; rows where `active` `(N,)` is False stand still."""
+        played = self._played(action)
+        moving = np.ones(self.num_envs, bool) if active is None else active.detach().cpu().numpy()
+        final = copied(self._obs)
+        reward = np.zeros(self.num_envs, np.float32)
+        terminated = np.zeros(self.num_envs, bool)
+        truncated = np.zeros(self.num_envs, bool)
+        success = np.zeros(self.num_envs, bool)
+        teleported = np.zeros(self.num_envs, bool)
+        judged, parts = False, {name: np.zeros(self.num_envs, np.float32) for name in self._parts}
+        for row in np.flatnonzero(moving).tolist():
+            command = self._command(played[row])
+            with self._named(row, f"in step {self._steps[row] + 1}"):
+                starts = _fresh_starts(self._envs[row])
+                observation, earned, terminated[row], truncated[row], info = self._envs[row].step(command)
+                teleported[row] = _fresh_starts(self._envs[row]) > starts
+                reward[row] = _number(earned, "reward")
+                fill(final, row, self._map.single(observation))
+                verdict = info.get("success", info.get("is_success"))
+                if verdict is not None:
+                    judged, success[row] = True, bool(_number(verdict, "success"))
+                for name, value in _parts(info):
+                    parts.setdefault(name, np.zeros(self.num_envs, np.float32))[row] = value
+        self._steps += moving
+        self._parts = tuple(parts)
+        reward[teleported] = np.nan  # MuJoCo has lost its state and begun anew: such a step is no experience
+        diverged = self._end_diverged(moving, final, reward, terminated, success)
+        truncated |= moving & (self._steps >= self.spec.max_episode_steps)
+        ended = np.flatnonzero(terminated | truncated)
+        self._obs = copied(final) if ended.size else final
+        self._start(ended, self._obs)
+        return Step(
+            obs=tensors(self._obs),
+            reward=torch.from_numpy(reward),
+            terminated=torch.from_numpy(terminated),
+            truncated=torch.from_numpy(truncated),
+            final_obs=tensors(final),
+            info=tensors(parts | {"diverged": diverged} | ({"success": success} if judged else {})),
+        )
+
+    def _command(self, action: NDArray[np.float64]) -> NDArray[Any]:
+        """An action in the shape and type of the space; the nearest of its numbers where these are whole."""
+        whole = np.issubdtype(self._dtype, np.integer)
+        return (np.rint(action) if whole else action).reshape(self._shape).astype(self._dtype)
+
+    def render(self, camera: str | None = None, *, width: int = 320, height: int = 240, envs: int = 1) -> Tensor:
+        """Return frames `(envs, 3, height, width)` uint8, scaled from the environments' own size."""
+        if camera is not None:
+            raise UserError(f"Task {self.spec.task} renders its own view; choose no camera.")
+        if _mujoco_model(self._envs[0]) is not None:
+            gl_backend()
+        frames = [self._picture(row) for row in range(min(envs, self.num_envs))]
+        pixels = torch.from_numpy(np.stack(frames)).permute(0, 3, 1, 2)
+        scaled = torch.nn.functional.interpolate(pixels.float(), (height, width), mode="area")
+        return scaled.round().to(torch.uint8)
+
+    def _picture(self, row: int) -> NDArray[np.uint8]:
+        """What an environment draws of itself, `(height, width, 3)`; an alpha channel is left out."""
+        frame: Any = None
+        with self._named(row, f"while it drew step {self._steps[row]}"), suppress(NotImplementedError):
+            frame = self._envs[row].render()
+        if frame is None:
+            raise UserError(f"Task {self.spec.task} has no 'rgb_array' rendering.")
+        shape = np.shape(frame)
+        if not isinstance(frame, np.ndarray) or frame.dtype != np.uint8 or len(shape) != 3 or shape[2] not in (3, 4):
+            found = f"{type(frame).__name__} {shape or ''}".strip()
+            raise UserError(f"Task {self.spec.task} must draw uint8 (height, width, 3) and draws {found}; mend it.")
+        return frame[..., :3]
+
+    def close(self) -> None:
+        """Close the environments; safe to call twice."""
+        for env in self._envs:
+            with suppress(Exception):  # what has been played is not lost by what cannot be closed
+                env.close()
+
+    def _start(self, rows: NDArray[np.intp], obs: Arrays) -> None:
+        """Begin the next episode of each of `rows` and write its first observation into `obs`."""
+        for row, seed in zip(rows.tolist(), self._seeds.take(rows), strict=True):
+            with self._named(row, "at the start"):
+                observation, _ = self._envs[row].reset(seed=seed)
+                first = self._map.single(observation)
+                if not finite_rows(first, 1):
+                    raise ValueError("the first observation is not finite")
+                fill(obs, row, first)
+        self._steps[rows] = 0
+
+    @contextmanager
+    def _named(self, row: int, doing: str) -> Iterator[None]:
+        """Say which episode of the task it was that an exception ended."""
+        try:
+            yield
+        except (Exception, SystemExit) as error:
+            episode = f"{doing} of the episode with seed {self._seeds.current[row]}"
+            raise SimulatorFailed.because(self.spec.task, episode, error) from error
+
+
+def _parts(info: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    """Key in `Step.info` and value of every number that `info` of gymnasium calls a part of the reward."""
+    for key, value in info.items():
+        if key.startswith(_PART) and isinstance(value, float | int | np.number):
+            yield TERM_PREFIX + key.removeprefix(_PART), float(value)
+
+
+def _number(value: Any, name: str) -> float:
+    """A scalar, or an array of one."""
+    if np.size(value) != 1:
+        raise ValueError(f"{name} must be a single number, got shape {np.shape(value)}")
+    return float(np.asarray(value).item())
+
+
+def _fresh_starts(env: gymnasium.Env[Any, Any]) -> int:
+    """How often the MuJoCo simulation inside has found its state lost since the episode began; 0 where there is none.
+
+    It then starts over by itself, and what it shows afterwards is finite.
+    """
+    data: Any = getattr(env.unwrapped, "data", None)
+    mujoco: Any = sys.modules.get("mujoco")
+    if mujoco is None or not isinstance(data, mujoco.MjData):
+        return 0
+    lost = mujoco.mjtWarning
+    return sum(data.warning[kind].number for kind in (lost.mjWARN_BADQPOS, lost.mjWARN_BADQVEL, lost.mjWARN_BADQACC))
+
+
+def _maker(name: str) -> Callable[[], gymnasium.Env[Any, Any]]:
+    """Function that makes `name`, with image rendering where the environment has it."""
+    try:
+        probe = gymnasium.make(name)
+        drawn = "rgb_array" in probe.metadata.get("render_modes", [])
+    except (gymnasium.error.Error, ModuleNotFoundError) as error:
+        raise UserError(f"Cannot make the gymnasium environment '{name}': {' '.join(str(error).split())}") from error
+    except (Exception, SystemExit) as error:
+        raise SimulatorFailed.because(f"gymnasium/{name}", "at its start", error) from error
+    with suppress(Exception):  # as `close` of those that play
+        probe.close()
+
+    def make() -> gymnasium.Env[Any, Any]:
+        if drawn:
+            with suppress(TypeError):  # not every environment that draws takes the argument
+                return _without_shadows(gymnasium.make(name, render_mode="rgb_array"))
+        return _without_shadows(gymnasium.make(name))
+
+    return make
+
+
+def _mujoco_model(env: gymnasium.Env[Any, Any]) -> Any:
+    """The MuJoCo model inside an environment, or None."""
+    model: Any = getattr(env.unwrapped, "model", None)
+    return model if hasattr(model, "light_castshadow") else None
+
+
+def _without_shadows(env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
+    """Switch off what makes CPU rendering of MuJoCo environments 20-60x slower."""
+    model = _mujoco_model(env)
+    if model is not None:
+        model.light_castshadow[:] = 0
+        model.mat_reflectance[:] = 0
+        model.vis.quality.offsamples = 0
+    return env
+
+
+def _control_dt(env: gymnasium.Env[Any, Any]) -> float:
+    """Seconds between two actions as the environment declares them; what is no positive number declares nothing."""
+    for dt in (getattr(env, "control_dt", None), *(getattr(env.unwrapped, key, None) for key in ("control_dt", "dt"))):
+        if isinstance(dt, Real) and 0 < float(dt) < math.inf:
+            return float(dt)
+    rate = env.metadata.get("render_fps")
+    return 1.0 / float(rate if isinstance(rate, Real) and 0 < float(rate) < math.inf else _DEFAULT_RATE)
+
+
+def _time_limit(env: gymnasium.Env[Any, Any]) -> int:
+    """Longest episode in control steps as the id declares it, or else the wrapper around an environment without one."""
+    if env.spec is not None and env.spec.max_episode_steps:
+        return env.spec.max_episode_steps
+    limits: list[int] = []
+    while isinstance(env, gymnasium.Wrapper):
+        limits += [env._max_episode_steps] if isinstance(env, TimeLimit) else []
+        env = env.env
+    return min(limits, default=_DEFAULT_MAX_STEPS)

@@ -1,0 +1,261 @@
+"""Environments of mjlab and Isaac Lab under our contract; both step thousands of rows on a GPU and look alike.
+
+Works with mjlab's `ManagerBasedRlEnv` and Isaac Lab's `ManagerBasedRLEnv` and `DirectRLEnv` (2.3 and 3), by what they
+offer and without importing either. Rewards, flags and observations stay on the environment's device, and `step` waits
+for the device once: for the numbers of the rows to restart, as both libraries do themselves.
+
+* **Last observations.** mjlab with `cfg.auto_reset = False` and Isaac Lab 3 with `cfg.compute_final_obs = True` show
+  them. Isaac Lab 2.3 does not: there `spec.final_obs_exact` is False and `final_obs` is the observation before.
+* **Actions.** Bounds that are infinite become `action_bound`, since both libraries leave most actions unbounded.
+* **Diverged physics.** A row whose observation or reward is not finite, or whose action is NaN, is terminated, alone
+  and with reward 0.
+* **Seeds.** Episodes share one random stream, so single ones cannot be replayed (`spec.seeded_episodes` is False), nor
+  can rows stand still (`spec.partial_steps` is False): play one action per decision.
+"""
+
+from __future__ import annotations
+
+import io
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stdout, suppress
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.random import mtrand
+from torch import Tensor
+
+from robopolicy.device import usable_device
+from robopolicy.errors import UserError
+from robopolicy.nets.encoder import IMAGE_PREFIX
+from robopolicy.sim.chunk import where_rows
+from robopolicy.sim.contract import LOG_PREFIX, Observation, SimSpec, Step, TensorSpec, VectorSim
+from robopolicy.sim.vector_env import SeedCounter
+
+_SEEDS = 2**32  # what numpy's global generator takes
+
+
+class LabSim(VectorSim):
+    """The environments of one mjlab or Isaac Lab object.
+
+    Args:
+        env: The object; wrappers around it are taken off.
+        task: Name to report.
+        action_bound: Actions that the environment leaves unbounded are clipped to `[-action_bound, action_bound]`.
+
+    Every observation group becomes a key, the terms of a group that is not concatenated become `<group>.<term>`, and
+    colour images `image.<key>`. What the environment logs goes to `info` as `log.<name>`; a number that it logs for all
+    episodes ending in a step goes to every row. `info["success"]` is its termination term of that name, if it has one.
+    """
+
+    def __init__(self, env: Any, *, task: str, action_bound: float = 1.0) -> None:
+        self.env: Any = env.unwrapped
+        if hasattr(self.env, "possible_agents"):
+            raise UserError(f"Task {task} has several agents; robot policies drive one.")
+        self.num_envs = int(self.env.num_envs)
+        self.device = torch.empty(0, device=str(self.env.device)).device  # "cuda" is cuda:0 in every tensor
+        self._stream = _RandomStream(self.device)
+        self._restarts = getattr(self.env.cfg, "auto_reset", True) is False  # mjlab leaves ended episodes to us
+        terms = getattr(getattr(self.env, "termination_manager", None), "active_terms", ())
+        self._judges = "success" in terms
+        self._low, self._high = _action_bounds(self.env.single_action_space, action_bound, task, self.device)
+        first = self.reset(0)
+        self.spec = SimSpec(
+            task=task,
+            observation={key: TensorSpec(tuple(value.shape[1:]), value.dtype) for key, value in first.items()},
+            action_low=self._low.cpu(),
+            action_high=self._high.cpu(),
+            control_dt=float(self.env.step_dt),
+            max_episode_steps=int(self.env.max_episode_length),
+            seeded_episodes=False,
+            partial_steps=False,
+            final_obs_exact=self._restarts or getattr(self.env.cfg, "compute_final_obs", False),
+        )
+
+    def reset(self, seed: int | Sequence[int] = 0) -> Observation:
+        """Start every environment anew from one random stream; `seed` (the first of several) decides it."""
+        counter = SeedCounter(self.num_envs)
+        counter.reset(seed)
+        names = counter.take(np.arange(self.num_envs))
+        self.episode_seed = torch.tensor(names, device=self.device)
+        self._next_seed = torch.tensor(max(names) + 1, device=self.device)
+        self.episode_step = torch.zeros(self.num_envs, dtype=torch.int64, device=self.device)
+        with self._stream, redirect_stdout(io.StringIO()):  # mjlab announces every seed
+            obs, _ = self.env.reset(seed=names[0] % _SEEDS)
+            self._obs = _flat(obs)
+        return dict(self._obs)
+
+    def step(self, action: Tensor, active: Tensor | None = None) -> Step:
+        """Apply `action` `(N, A)` for one control step; `active` must be None."""
+        expected = (self.num_envs, len(self._low))
+        if tuple(action.shape) != expected:
+            raise UserError(f"Expected actions of shape {expected}, got {tuple(action.shape)}.")
+        if active is not None:
+            raise UserError(f"The environments of {self.spec.task} all move together; play one action per decision.")
+        action = action.detach().to(self.device, torch.float32)
+        asked = action.clamp(self._low, self._high)  # still NaN where the policy has diverged
+        with self._stream:
+            result = self.env.step(asked.nan_to_num().clamp(self._low, self._high))  # 0 may lie outside the bounds
+            seen, extras = _flat(result[0]), result[4]
+            reward = result[1].to(torch.float32, copy=True).reshape(-1)  # mjlab writes into the same storage every step
+            terminated, truncated = (flag.to(torch.bool, copy=True).reshape(-1) for flag in result[2:4])
+            if self._restarts:
+                final = seen
+                diverged = _broken_rows(seen, asked, reward)
+                terminated |= diverged
+                restart = done = terminated | truncated
+            else:
+                ended = terminated | truncated  # which the environment has restarted
+                final, broken = self._last(seen, ended, extras), _broken_rows(seen)
+                diverged = broken | _broken_rows(final, asked, reward)
+                terminated |= diverged
+                done = ended | diverged
+                restart = (diverged & ~ended) | broken
+            rows = restart.nonzero().flatten()
+            obs = where_rows(restart, self._restart(rows), seen) if len(rows) else seen
+        info = {"diverged": diverged, **self._logged(extras)}
+        if self._judges:
+            info["success"] = self.env.termination_manager.get_term("success") & ~diverged
+        if self._restarts and not len(rows):  # most steps: nothing has ended
+            self._obs, self.episode_step = obs, self.episode_step + 1
+            return Step(dict(obs), reward, terminated, truncated, dict(final), info)
+        final = where_rows(diverged, self._obs, final)
+        self._obs = obs
+        self.episode_step = torch.where(done, 0, self.episode_step + 1)
+        self.episode_seed = torch.where(done, self._next_seed + done.cumsum(0) - 1, self.episode_seed)
+        self._next_seed = self._next_seed + done.sum()
+        return Step(dict(obs), torch.where(diverged, 0.0, reward), terminated, truncated, final, info)
+
+    def close(self) -> None:
+        """Free the environment; safe to call twice."""
+        if self.env is not None:
+            self.env.close()
+            self.env = None
+
+    def _last(self, seen: Observation, done: Tensor, extras: dict[str, Any]) -> Observation:
+        """True successor observations, as far as an environment that restarts shows them; it returned `seen`."""
+        shown = extras.pop("final_obs", None)  # Isaac Lab leaves it there in the steps that end no episode
+        return where_rows(done, self._obs if shown is None else _flat(shown), seen)
+
+    def _restart(self, rows: Tensor) -> Observation:
+        """Begin the next episode of each of `rows` `(K,)` and return the observations of all."""
+        if self._restarts:
+            return _flat(self.env.reset(env_ids=rows)[0])
+        # Isaac Lab restarts diverged rows only by what its own `step` calls: its `reset` takes no rows in environments
+        # of the direct kind, and adds to the observation history of the others in those of the managed kind.
+        self.env._reset_idx(rows)
+        self.env.scene.write_data_to_sim()
+        self.env.sim.forward()
+        manager = getattr(self.env, "observation_manager", None)
+        return _flat(self.env._get_observations() if manager is None else manager.compute())
+
+    def _logged(self, extras: Mapping[str, Any]) -> dict[str, Tensor]:
+        """Entries of `extras["log"]` with one number per row, or one for all."""
+        found: dict[str, Tensor] = {}
+        for name, value in (extras.get("log") or {}).items():
+            if isinstance(value, int | float):
+                value = torch.full((), float(value), device=self.device)
+            if isinstance(value, Tensor) and value.shape in ((), (1,), (self.num_envs,)):
+                entry = value.to(self.device, torch.float32, copy=True)
+                found[f"{LOG_PREFIX}{name}"] = entry.expand(self.num_envs)
+        return found
+
+
+@contextmanager
+def building(device: str) -> Iterator[None]:
+    """Silence a library, and keep the global random generators as they are, while it builds an environment."""
+    with suppress(ImportError, AttributeError):  # Warp, on which both build, names every kernel that it loads
+        import warp
+
+        warp.config.log_level = warp.LOG_WARNING
+    with _RandomStream(usable_device(device)), redirect_stdout(io.StringIO()):
+        yield
+
+
+class _RandomStream:
+    """The global random generators as one environment sees them.
+
+    Both libraries draw from these and seed them when an environment is built or reset. Training draws from them too; it
+    must not repeat its numbers after every evaluation, nor must an episode depend on what else draws.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device if device.type == "cuda" else None
+        self._inner: tuple[Any, ...] | None = None
+        self._outer: tuple[Any, ...] = ()
+        # Numpy's generator is exchanged, as copying its state takes longer than all the others together, in every
+        # step. What that forgets is the second of a pair of normal numbers of its old interface.
+        self._numpy: Any = np.random.MT19937()
+        state = mtrand.get_bit_generator().state
+        if state["bit_generator"] == "MT19937":
+            self._numpy.state = state
+
+    def __enter__(self) -> None:
+        self._outer = self._states()
+        self._exchange()
+        if self._inner is not None:
+            self._set(self._inner)
+
+    def __exit__(self, *error: object) -> None:
+        self._inner = self._states()
+        self._exchange()
+        self._set(self._outer)
+
+    def _exchange(self) -> None:
+        mine, self._numpy = self._numpy, mtrand.get_bit_generator()
+        mtrand.set_bit_generator(mine)
+
+    def _states(self) -> tuple[Any, ...]:
+        cuda = None if self._device is None else torch.cuda.get_rng_state(self._device)
+        return random.getstate(), torch.get_rng_state(), cuda
+
+    def _set(self, states: tuple[Any, ...]) -> None:
+        random.setstate(states[0])
+        torch.set_rng_state(states[1])
+        if self._device is not None:
+            torch.cuda.set_rng_state(states[2], self._device)
+
+
+def _action_bounds(space: Any, bound: float, task: str, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Finite bounds `(A,)` of a Box of gymnasium, or of mjlab, whose bounds may be single numbers."""
+    if not hasattr(space, "low"):
+        raise UserError(f"Task {task} has {type(space).__name__} actions; robot policies need a Box.")
+    if not 0 < bound < float("inf"):
+        raise UserError(f"The bound of actions must be a positive number, got {bound}.")
+    limits: list[Tensor] = []
+    for given, instead in ((space.low, -bound), (space.high, bound)):
+        limit = np.broadcast_to(np.asarray(given, np.float32), space.shape).reshape(-1)
+        limits.append(torch.tensor(np.where(np.isfinite(limit), limit, instead), dtype=torch.float32, device=device))
+    return limits[0], limits[1]
+
+
+def _flat(obs: Mapping[str, Any]) -> Observation:
+    """Fresh tensors by flat keys: vectors float32, colour images uint8 with channels first."""
+    flat: Observation = {}
+    for key, value in _leaves(obs, ""):
+        if value.dtype == torch.uint8 and value.dim() == 4 and 3 in (value.shape[1], value.shape[3]):
+            image = value if value.shape[1] == 3 else value.permute(0, 3, 1, 2)
+            flat[IMAGE_PREFIX + key] = image.contiguous().clone()
+        else:
+            entry = value.to(torch.float32, copy=True)
+            flat[key] = entry if entry.dim() > 1 else entry.unsqueeze(1)
+    return flat
+
+
+def _leaves(obs: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Tensor]]:
+    for key, value in obs.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value
+
+
+def _broken_rows(obs: Observation, *others: Tensor) -> Tensor:
+    """(N,) bool, rows with a NaN or infinite number in `obs` or in `others` `(N, ...)`."""
+    numbers = [value.reshape(len(value), -1) for value in (*obs.values(), *others) if value.is_floating_point()]
+    if not numbers:  # pictures alone
+        first = next(iter(obs.values()))
+        return torch.zeros(len(first), dtype=torch.bool, device=first.device)
+    # Zero times such a number is NaN, which no sum loses.
+    return (numbers[0] if len(numbers) == 1 else torch.cat(numbers, 1)).mul(0.0).sum(1) != 0.0

@@ -1,0 +1,64 @@
+"""Environments of Isaac Lab: version 3 on Newton (MuJoCo-Warp, GPU or CPU) or Isaac Sim, version 2.3 on Isaac Sim."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+import gymnasium
+
+from robopolicy.errors import UserError, unknown_environment
+from robopolicy.sim.backends.isaac_style import LabSim, building
+
+
+def make_isaaclab(env_id: str, num_envs: int, *, device: str, task: str = "", action_bound: float = 1.0) -> LabSim:
+    """Build `num_envs` environments of one Isaac Lab id, for example `Isaac-Ant`; there can be one set per process.
+
+    Args:
+        env_id: Isaac Lab's name.
+        num_envs: N.
+        device: `cuda`, `cuda:0`, ... or `cpu`.
+        task: Name to report; the id by default.
+        action_bound: Actions, which Isaac Lab leaves unbounded, are clipped to `[-action_bound, action_bound]`.
+    """
+    with building(device):
+        config = isaaclab_config(env_id, num_envs, device)
+        return LabSim(gymnasium.make(env_id, cfg=config), task=task or env_id, action_bound=action_bound)
+
+
+def isaaclab_config(env_id: str, num_envs: int, device: str) -> Any:
+    """Configuration of Isaac Lab's `env_id`, told to show last observations if it can.
+
+    Raises:
+        UserError: Isaac Lab is missing or has no such environment, or one runs already.
+    """
+    try:
+        if find_spec("isaaclab") and not find_spec("isaaclab_newton"):  # 2.3 can be imported inside Isaac Sim only
+            import_module("isaaclab.app").AppLauncher(headless=True, device=device)
+        context = import_module("isaaclab.sim").SimulationContext
+        parse_env_cfg = import_module("isaaclab_tasks.utils").parse_env_cfg  # and registers the environments
+    except ImportError as error:
+        raise UserError(_missing(error)) from error
+    known = [name for name, spec in gymnasium.registry.items() if "env_cfg_entry_point" in spec.kwargs]
+    if env_id not in known:
+        raise unknown_environment("Isaac Lab", env_id, known)
+    if context.instance() is not None:
+        raise UserError(
+            "Isaac Lab simulates one set of environments per process, and one is open; train with "
+            "evaluation.episodes=0 and evaluate afterwards (robopolicy eval)."
+        )
+    config: Any = parse_env_cfg(env_id, device=device, num_envs=num_envs)
+    config.seed = 0  # of what is drawn once, such as terrain: the same in every run
+    if hasattr(config, "compute_final_obs"):
+        config.compute_final_obs = True
+    return config
+
+
+def _missing(error: ImportError) -> str:
+    found = ".".join(map(str, sys.version_info[:2]))
+    how = "pip install 'robopolicy[isaaclab]'"
+    if found != "3.12":
+        how += f" in an environment of its own with Python 3.12, this is {found}"
+    return f"Isaac Lab cannot be imported ({error}); run: {how}."

@@ -1,0 +1,53 @@
+"""Environments of mjlab: MuJoCo-Warp on an NVIDIA GPU, and slowly on the CPU."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any
+
+from robopolicy.errors import UserError, unknown_environment
+from robopolicy.sim.backends.isaac_style import LabSim, building
+from robopolicy.sim.gl import gl_backend
+
+
+def make_mjlab(env_id: str, num_envs: int, *, device: str, task: str = "", action_bound: float = 1.0) -> LabSim:
+    """Build `num_envs` environments of one mjlab id, for example `Mjlab-Velocity-Flat-Unitree-Go1`.
+
+    Args:
+        env_id: mjlab's name.
+        num_envs: N.
+        device: `cuda`, `cuda:0`, ... or `cpu`.
+        task: Name to report; the id by default.
+        action_bound: Actions, which mjlab leaves unbounded, are clipped to `[-action_bound, action_bound]`.
+    """
+    config = mjlab_config(env_id, num_envs)
+    with building(device):
+        from mjlab.envs import ManagerBasedRlEnv
+
+        return LabSim(ManagerBasedRlEnv(config, device=device), task=task or env_id, action_bound=action_bound)
+
+
+def mjlab_config(env_id: str, num_envs: int) -> Any:
+    """Configuration of mjlab's `env_id`, told to show last observations and to leave ended episodes to `LabSim`.
+
+    Raises:
+        UserError: mjlab is missing, has no such environment, or the environment needs a file that it does not bring.
+    """
+    with suppress(UserError):  # simulation needs no GL; where there is one, MuJoCo wants to know it when imported
+        gl_backend()
+    try:
+        import mjlab.tasks  # noqa: F401 - registers the environments
+        from mjlab.tasks.registry import list_tasks, load_env_cfg
+    except ImportError as error:
+        raise UserError(f"mjlab cannot be imported ({error}); run: pip install 'robopolicy[mjlab]'.") from error
+    if env_id not in list_tasks():
+        raise unknown_environment("mjlab", env_id, list_tasks())
+    config: Any = load_env_cfg(env_id)
+    if getattr(config.commands.get("motion"), "motion_file", None) == "":
+        raise UserError(
+            f"mjlab's {env_id} follows a motion file, which it does not bring; build it in Python (LabSim)."
+        )
+    config.scene.num_envs = num_envs
+    config.seed = 0  # of what is drawn once, such as terrain: the same in every run
+    config.auto_reset = False
+    return config

@@ -1,0 +1,319 @@
+"""Physics engines: who owns the states of N environments and how they are stepped.
+
+`RolloutEngine` plays all environments through `mujoco.rollout`. It knows only states and sensors, and the constraint
+solver starts every control step from a zero warm start, so a state alone decides the future.
+`ThreadsEngine` keeps one `MjData` per environment and equals a plain `mj_step` loop (and gymnasium) bit for bit;
+contacts, forces, mocap bodies and equality constraints can be read and written.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from copy import copy
+from queue import SimpleQueue
+from typing import Any
+
+import mujoco
+import numpy as np
+from mujoco import rollout
+from numpy.typing import NDArray
+
+from robopolicy.sim.backends.mujoco.task import Array
+from robopolicy.sim.vector_env import core_count
+
+Job = Callable[[int, int, int], None]
+"""`job(member, start, stop)` does rows `start` to `stop` with the private memory of `member`."""
+
+
+_CHUNKS_PER_MEMBER = 2
+
+
+_SMALLEST_CHUNK = 4  # rows; below, handing chunks out costs more than waiting for the slowest
+
+
+class Team:
+    """The calling thread and `size - 1` helpers, which sleep between jobs and end with `close`."""
+
+    def __init__(self, size: int) -> None:
+        self.size = max(size, 1)
+        self._calls: list[SimpleQueue[tuple[Job, int, Iterator[int]] | None]] = []
+        self._done: SimpleQueue[Exception | None] = SimpleQueue()
+        for member in range(1, self.size):
+            calls: SimpleQueue[tuple[Job, int, Iterator[int]] | None] = SimpleQueue()
+            threading.Thread(target=self._serve, args=(member, calls), daemon=True, name=f"sim-{member}").start()
+            self._calls.append(calls)
+
+    def run(self, job: Job, count: int) -> None:
+        """Do rows 0 to `count`; returns when all are done, raises what any member raised."""
+        if not self._calls or count <= _SMALLEST_CHUNK:
+            job(0, 0, count)
+            return
+        chunks = itertools.count()  # advancing it is atomic, so every chunk is taken once
+        for calls in self._calls:
+            calls.put((job, count, chunks))
+        try:
+            self._work(0, job, count, chunks)
+        finally:
+            errors = [self._done.get() for _ in self._calls]
+        for error in errors:
+            if error is not None:
+                raise error
+
+    def close(self) -> None:
+        """End the helpers; safe to call twice."""
+        for calls in self._calls:
+            calls.put(None)
+        self._calls = []
+
+    def _serve(self, member: int, calls: SimpleQueue[tuple[Job, int, Iterator[int]] | None]) -> None:
+        while (call := calls.get()) is not None:
+            try:
+                self._work(member, *call)
+                self._done.put(None)
+            except Exception as error:
+                self._done.put(error)
+
+    def _work(self, member: int, job: Job, count: int, chunks: Iterator[int]) -> None:
+        size = max(_SMALLEST_CHUNK, -(-count // (_CHUNKS_PER_MEMBER * self.size)))
+        for start in map(size.__mul__, chunks):
+            if start >= count:
+                return
+            job(member, start, min(start + size, count))
+
+
+Rows = NDArray[np.intp] | None
+"""Environments to work on, ascending; None means all of them."""
+
+_FULL = mujoco.mjtState.mjSTATE_FULLPHYSICS
+_INTEGRATION = mujoco.mjtState.mjSTATE_INTEGRATION
+_EDIT = "model."  # prefix of edited fields in a state dict
+_SERIAL_BELOW = 4  # environments; waking a pool costs more than it gains
+
+
+class Engine(ABC):
+    """States of N environments of one model.
+
+    `states` `(N, S)` holds `mjSTATE_FULLPHYSICS` (time, qpos, qvel, act, ...) and `sensors` `(N, M)` the readings that
+    belong to it. `models` holds what each environment is stepped with: the same model, or its own edited copy of it.
+    """
+
+    def __init__(self, model: mujoco.MjModel, num_envs: int, frame_skip: int) -> None:
+        self.model = model
+        self._pristine = model
+        self.models = [model] * num_envs
+        self.edits: dict[str, NDArray[Any]] = {}  # fields of the model that differ between environments `(N, ...)`
+        self.num_envs = num_envs
+        self.frame_skip = frame_skip
+        self.states: Array = np.zeros((num_envs, mujoco.mj_stateSize(model, _FULL)))
+        self.sensors: Array = np.zeros((num_envs, model.nsensordata))
+        self.data: list[mujoco.MjData] | None = None
+
+    @abstractmethod
+    def place(self, row: int, qpos: Array, qvel: Array) -> None:
+        """Start environment `row` anew at `qpos` `(nq,)`, `qvel` `(nv,)`."""
+
+    def edit(self, row: int, fields: Mapping[str, Array]) -> None:
+        """Step environment `row` with these values of fields of `MjModel` from now on; call before `place`.
+
+        A task edits either the same fields in every episode or none.
+        """
+        if not fields:
+            return
+        for name, value in fields.items():
+            if name not in self.edits:
+                self.edits[name] = np.repeat(np.asarray(getattr(self.model, name))[None], self.num_envs, 0)
+            self.edits[name][row] = value
+        self._rebuild(row)
+
+    def _rebuild(self, row: int) -> None:
+        model = copy(self._pristine)
+        for name, values in self.edits.items():
+            getattr(model, name)[:] = values[row]
+        mujoco.mj_setConst(model, mujoco.MjData(model))
+        self.models[row] = model
+
+    @abstractmethod
+    def advance(self, control: Array, rows: Rows) -> tuple[Array, Array]:
+        """Step `rows` by one control step under `control` `(K, nu)`.
+
+        Returns:
+            States `(K, S)` and sensors `(K, M)` after the step, valid until the next call. `states` and `sensors` still
+            show the time before, so that a task can compare; `commit` then takes the new ones over.
+        """
+
+    def commit(self, states: Array, sensors: Array, rows: Rows) -> None:
+        """Take over what `advance` returned."""
+        select = slice(None) if rows is None else rows
+        self.states[select] = states
+        self.sensors[select] = sensors
+
+    @abstractmethod
+    def pose(self, row: int, data: mujoco.MjData) -> None:
+        """Copy everything visible of environment `row` into `data` and compute its positions."""
+
+    def state_dict(self) -> dict[str, Array]:
+        """Arrays that decide the future."""
+        edits = {_EDIT + name: values.copy() for name, values in self.edits.items()}
+        return {"states": self.states.copy(), "sensors": self.sensors.copy(), **edits}
+
+    def load_state_dict(self, state: Mapping[str, Array]) -> None:
+        """Restore `state_dict`."""
+        self.states[:] = state["states"]
+        self.sensors[:] = state["sensors"]
+        self.edits = {name.removeprefix(_EDIT): state[name].copy() for name in state if name.startswith(_EDIT)}
+        for row in range(self.num_envs if self.edits else 0):
+            self._rebuild(row)
+
+    @abstractmethod
+    def close(self) -> None:
+        """Stop the threads; safe to call twice."""
+
+
+class RolloutEngine(Engine):
+    """All environments through `mujoco.rollout`, with buffers allocated once and one `MjData` per thread."""
+
+    def __init__(self, model: mujoco.MjModel, num_envs: int, frame_skip: int, threads: int = 0) -> None:
+        super().__init__(model, num_envs, frame_skip)
+        self._team = Team(_team_size(num_envs, threads))
+        # MuJoCo's own pool would let the calling thread wait; each member calls its serial rollout instead.
+        self._rollouts = [rollout.Rollout(nthread=0) for _ in range(self._team.size)]
+        self._workers = [[mujoco.MjData(model)] for _ in range(self._team.size)]
+        self._pristine = _without_islands(model)
+        self.models = [self._pristine] * num_envs
+        self._scratch = mujoco.MjData(model)
+        self._control: Array = np.zeros((num_envs, frame_skip, model.nu))
+        self._states: Array = np.zeros((num_envs, frame_skip, self.states.shape[1]))
+        self._sensors: Array = np.zeros((num_envs, frame_skip, model.nsensordata))
+
+    def place(self, row: int, qpos: Array, qvel: Array) -> None:
+        """Start environment `row` anew at `qpos` `(nq,)`, `qvel` `(nv,)`."""
+        model, data = self.models[row], self._scratch
+        mujoco.mj_resetData(model, data)
+        data.qpos[:], data.qvel[:] = qpos, qvel
+        mujoco.mj_forward(model, data)
+        mujoco.mj_getState(model, data, self.states[row], _FULL)
+        self.sensors[row] = data.sensordata
+
+    def advance(self, control: Array, rows: Rows) -> tuple[Array, Array]:
+        """Step `rows` by one control step under `control` `(K, nu)`."""
+        count = len(control)
+        states = self.states if rows is None else self.states[rows]
+        models = self.models if rows is None else [self.models[row] for row in rows.tolist()]
+        self._control[:count] = control[:, None]
+
+        def play(member: int, start: int, stop: int) -> None:
+            self._rollouts[member].rollout(
+                models[start:stop],
+                self._workers[member],
+                states[start:stop],
+                self._control[start:stop],
+                nstep=self.frame_skip,
+                skip_checks=True,
+                state=self._states[start:stop],
+                sensordata=self._sensors[start:stop] if self.model.nsensordata else None,
+            )
+
+        self._team.run(play, count)
+        return self._states[:count, -1], self._sensors[:count, -1]
+
+    def pose(self, row: int, data: mujoco.MjData) -> None:
+        """Copy everything visible of environment `row` into `data` and compute its positions."""
+        mujoco.mj_setState(self.model, data, self.states[row], _FULL)
+        mujoco.mj_forward(self.model, data)
+
+    def close(self) -> None:
+        """Stop the threads; safe to call twice."""
+        self._team.close()
+
+
+class ThreadsEngine(Engine):
+    """One persistent `MjData` per environment, stepped in slices on our own threads (`mj_step` releases the GIL)."""
+
+    def __init__(self, model: mujoco.MjModel, num_envs: int, frame_skip: int, threads: int = 0) -> None:
+        super().__init__(model, num_envs, frame_skip)
+        self.data = self._data = [mujoco.MjData(model) for _ in range(num_envs)]
+        self._team = Team(_team_size(num_envs, threads))
+        self._states = self.states.copy()
+        self._sensors = self.sensors.copy()
+        # What the derived quantities of an MjData (positions, contacts, forces) were computed from: playing it again
+        # restores them exactly, which no copy of named arrays could promise.
+        self._origin: Array = np.zeros((num_envs, mujoco.mj_stateSize(model, _INTEGRATION)))
+        self._fresh: NDArray[np.bool_] = np.ones(num_envs, bool)
+
+    def place(self, row: int, qpos: Array, qvel: Array) -> None:
+        """Start environment `row` anew at `qpos` `(nq,)`, `qvel` `(nv,)`."""
+        model, data = self.models[row], self._data[row]
+        mujoco.mj_resetData(model, data)
+        data.qpos[:], data.qvel[:] = qpos, qvel
+        mujoco.mj_getState(model, data, self._origin[row], _INTEGRATION)
+        self._fresh[row] = True
+        mujoco.mj_forward(model, data)
+        mujoco.mj_getState(model, data, self.states[row], _FULL)
+        self.sensors[row] = data.sensordata
+
+    def advance(self, control: Array, rows: Rows) -> tuple[Array, Array]:
+        """Step `rows` by one control step under `control` `(K, nu)`."""
+        index = range(self.num_envs) if rows is None else rows.tolist()
+        skip = self.frame_skip
+
+        def play(member: int, start: int, stop: int) -> None:
+            for k in range(start, stop):
+                row = index[k]
+                model, data = self.models[row], self._data[row]
+                data.ctrl = control[k]
+                mujoco.mj_getState(model, data, self._origin[row], _INTEGRATION)
+                mujoco.mj_step(model, data, nstep=skip)
+                # mj_step leaves contact forces on bodies out unless a sensor asks for them; dynamics do not change.
+                mujoco.mj_rnePostConstraint(model, data)
+                mujoco.mj_getState(model, data, self._states[k], _FULL)
+                if model.nsensordata:
+                    self._sensors[k] = data.sensordata
+
+        self._team.run(play, len(index))
+        self._fresh[slice(None) if rows is None else rows] = False
+        return self._states[: len(index)], self._sensors[: len(index)]
+
+    def pose(self, row: int, data: mujoco.MjData) -> None:
+        """Copy everything visible of environment `row` into `data` and compute its positions."""
+        full = np.empty(self._origin.shape[1])
+        mujoco.mj_getState(self.model, self._data[row], full, _INTEGRATION)
+        mujoco.mj_setState(self.model, data, full, _INTEGRATION)
+        mujoco.mj_forward(self.model, data)
+
+    def state_dict(self) -> dict[str, Array]:
+        """Arrays that decide the future."""
+        return {**super().state_dict(), "origin": self._origin.copy(), "fresh": self._fresh.astype(np.float64)}
+
+    def load_state_dict(self, state: Mapping[str, Array]) -> None:
+        """Restore `state_dict`."""
+        super().load_state_dict(state)
+        self._origin[:] = state["origin"]
+        self._fresh[:] = state["fresh"] > 0
+        for row, (model, data) in enumerate(zip(self.models, self._data, strict=True)):
+            mujoco.mj_resetData(model, data)
+            mujoco.mj_setState(model, data, self._origin[row], _INTEGRATION)
+            if self._fresh[row]:
+                mujoco.mj_forward(model, data)
+            else:
+                mujoco.mj_step(model, data, nstep=self.frame_skip)
+                mujoco.mj_rnePostConstraint(model, data)
+
+    def close(self) -> None:
+        """Stop the threads; safe to call twice."""
+        self._team.close()
+
+
+def _team_size(num_envs: int, threads: int) -> int:
+    return 1 if num_envs < _SERIAL_BELOW else min(threads or core_count(), num_envs)
+
+
+def _without_islands(model: mujoco.MjModel) -> mujoco.MjModel:
+    """The same physics without the search for islands, which a model with a single kinematic tree cannot have."""
+    if model.ntree > 1:
+        return model
+    model = copy(model)
+    model.opt.disableflags |= int(mujoco.mjtDisableBit.mjDSBL_ISLAND)
+    return model

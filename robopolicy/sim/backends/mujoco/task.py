@@ -1,0 +1,187 @@
+"""What a task on the native MuJoCo backends provides: plain array functions over a batch of environments.
+
+A task never steps physics and never loops over environments. The engine (`rollout`, `exact` or `warp`) owns the states
+and calls `control` -> physics -> `outcome` -> `observe` once per control step.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any
+
+import mujoco
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from robopolicy.errors import UserError, unknown_name
+from robopolicy.mirror_symmetry import Mirror
+from robopolicy.nets.encoder import CLOUD_PREFIX, IMAGE_PREFIX
+from robopolicy.sim.contract import SimSpec, TensorSpec
+from robopolicy.sim.point_cloud import Box
+
+Array = NDArray[np.float64]
+"""Also a float32 tensor on the simulator's device, where a task with `array_api` runs on the warp backend."""
+
+
+@dataclass
+class BatchState:
+    """States of N environments at one instant, as seen by a task. Do not keep references between calls."""
+
+    model: mujoco.MjModel
+    qpos: Array  # (N, nq) generalised positions [m, rad]
+    qvel: Array  # (N, nv) generalised velocities [m/s, rad/s]
+    time: Array  # (N,) [s]
+    sensordata: Array  # (N, nsensordata); lags qpos by one physics step, because MuJoCo senses before it integrates
+    memory: dict[
+        str, NDArray[np.generic]
+    ]  # (N, ...) the task's own numbers (goals, targets); `control` and `outcome` may write them
+    data: list[mujoco.MjData] | None = None  # one per row with the exact engine, else None
+
+    def __len__(self) -> int:
+        return self.qpos.shape[0]
+
+    def sensor(self, name: str) -> Array:
+        """Readings `(N, dim)` of the named sensor."""
+        sensor = self.model.sensor(name)
+        start, dim = int(sensor.adr[0]), int(sensor.dim[0])
+        return self.sensordata[:, start : start + dim]
+
+    def on_host(self) -> BatchState:
+        """The same in numpy, for code that knows nothing else; itself where it is there already."""
+        if isinstance(self.qpos, np.ndarray):
+            return self
+        fields = {name: _downloaded(getattr(self, name)) for name in ("qpos", "qvel", "time", "sensordata")}
+        return replace(self, **fields, memory={key: _downloaded(value) for key, value in self.memory.items()})
+
+
+@dataclass
+class Initial:
+    """Start of one episode (one environment, no batch dimension)."""
+
+    qpos: Array  # (nq,)
+    qvel: Array  # (nv,)
+    memory: dict[str, NDArray[np.generic] | float] = field(default_factory=dict)  # same keys in every episode
+    model: dict[str, Array] = field(default_factory=dict)  # fields of `MjModel` with other values in this episode
+
+
+@dataclass
+class Outcome:
+    """Judgement of one control step."""
+
+    reward: Array  # (N,)
+    terminated: NDArray[np.bool_]  # (N,)
+    info: dict[str, NDArray[np.generic]] = field(default_factory=dict)  # (N, ...); `success` (N,) bool where defined
+
+
+class MujocoTask(ABC):
+    """A task over one `MjModel`. Everything random comes from the generator handed to `initial`."""
+
+    name: str  # registered id
+    model: mujoco.MjModel
+    frame_skip: int  # physics steps per control step
+    max_episode_steps: int  # control steps
+    action_low: Array  # (A,)
+    action_high: Array  # (A,)
+    observation: Mapping[str, TensorSpec]  # keys that `observe` returns; cameras are added by the backend
+    action_names: tuple[str, ...] = ()
+    cameras: tuple[str, ...] = ()  # cameras of the model that may be rendered as observations
+    workspace: Box | None = None  # what point clouds keep of the scene; None is everything that a camera sees
+    mirror: Mirror | None = None  # left-right symmetry
+    needs_exact_engine: bool = False  # contacts, model edits, or bit-exact agreement with another stepper
+    steered: bool = False  # an operator says how fast to go, see `wanted`
+    array_api: bool = False  # the functions take torch tensors, too (see `arrays.py`), so the warp backend runs it
+
+    @abstractmethod
+    def initial(self, rng: np.random.Generator) -> Initial:
+        """Draw the start of one episode."""
+
+    def control(self, action: Array, state: BatchState) -> Array:
+        """Map clipped actions `(N, A)` to actuator controls `(N, nu)`, held for `frame_skip` physics steps."""
+        return action
+
+    def shown_camera(self, camera: str | None) -> str | None:
+        """The camera called `camera`, or the first of `cameras`; None is the free camera of a task that has none."""
+        if camera is None:
+            return self.cameras[0] if self.cameras else None
+        if mujoco.mj_name2id(self.model, mujoco.mjtObj.mjOBJ_CAMERA, camera) < 0:
+            raise unknown_name("camera", camera, self.cameras, f"of task {self.name}")
+        return camera
+
+    @abstractmethod
+    def outcome(self, before: BatchState, action: Array, after: BatchState) -> Outcome:
+        """Reward, termination and success of the step from `before` to `after`."""
+
+    @abstractmethod
+    def observe(self, state: BatchState) -> dict[str, Array]:
+        """Observation vectors `(N, dim)`, keys and sizes as in `observation`."""
+
+    def started(self, state: BatchState) -> dict[str, NDArray[np.generic]]:
+        """What `memory` holds where an episode starts in `state`, known from nothing but measurements, as on a robot.
+
+        Raises:
+            UserError: The task draws its goals at random, so a robot cannot know them.
+        """
+        raise UserError(f"Task {self.name} cannot start from measurements alone; it runs in simulation only.")
+
+    def wanted(self, state: BatchState) -> Array:
+        """How fast the operator of a `steered` task wants to go `(N, 3)`: ahead, to the left [m/s], turning [rad/s]."""
+        raise UserError(f"Nobody steers task {self.name}.")
+
+    def want(self, memory: dict[str, NDArray[np.generic]], wanted: Array) -> None:
+        """Let `memory` say that from now on the operator of a `steered` task wants `wanted` `(N, 3)`."""
+        raise UserError(f"Nobody steers task {self.name}.")
+
+
+def sim_spec(
+    task: MujocoTask,
+    cameras: tuple[str, ...] = (),
+    image_size: int = 0,
+    point_clouds: tuple[str, ...] = (),
+    points: int = 0,
+) -> SimSpec:
+    """The simulator's spec: the task's own observation, then images and point clouds."""
+    clouds = {CLOUD_PREFIX + camera: TensorSpec((points, 3)) for camera in point_clouds}
+    images = {IMAGE_PREFIX + camera: TensorSpec((3, image_size, image_size), torch.uint8) for camera in cameras}
+    return SimSpec(
+        task=task.name,
+        observation={**task.observation, **images, **clouds},
+        action_low=torch.tensor(task.action_low, dtype=torch.float32),
+        action_high=torch.tensor(task.action_high, dtype=torch.float32),
+        control_dt=task.frame_skip * float(task.model.opt.timestep),
+        max_episode_steps=task.max_episode_steps,
+        action_names=task.action_names,
+        mirror=task.mirror,
+    )
+
+
+def _downloaded(value: Any) -> NDArray[Any]:
+    array = value.cpu().numpy()
+    return array.astype(np.float64 if array.dtype == np.float32 else array.dtype)  # a copy: tensors may change
+
+
+def namespace(array: Any) -> Any:
+    """The library whose functions work on `array`: numpy or torch."""
+    return np if isinstance(array, np.ndarray) else torch
+
+
+def constant(value: NDArray[np.float64], like: Any) -> Any:
+    """`value` as an array of the library, type and device of `like`; uploaded once, so do not write to it."""
+    if isinstance(like, np.ndarray):
+        return value
+    return _uploaded(value.tobytes(), value.shape, like.dtype, like.device)
+
+
+def solve(matrices: Any, right: Any) -> Any:
+    """Solutions `(N, D, K)` of N systems `matrices` `(N, D, D)` @ x = `right` `(N, D, K)` that are not singular."""
+    if isinstance(matrices, np.ndarray):
+        return np.linalg.solve(matrices, right)
+    return torch.linalg.solve_ex(matrices, right).result
+
+
+@lru_cache(maxsize=256)
+def _uploaded(data: bytes, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    return torch.from_numpy(np.frombuffer(data).reshape(shape).copy()).to(device, dtype)

@@ -1,0 +1,220 @@
+"""Bookkeeping shared by the backends that live in numpy arrays of this process: seeds, step counts, action checks."""
+
+from __future__ import annotations
+
+import os
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from robopolicy.errors import UserError
+from robopolicy.sim.contract import Observation, SimSpec, VectorSim
+
+
+def numpy_words(seed: int) -> int | list[int]:
+    """What numpy's older generators (`RandomState`, `numpy.random.seed`) take for `seed`: beyond 32 bits its words."""
+    return seed if seed < 2**32 else [seed % 2**32, seed >> 32]
+
+
+class SeedCounter:
+    """Hands out episode seeds: `seed + i` at a reset, then the next unused integer in order of environment."""
+
+    def __init__(self, num_envs: int) -> None:
+        self.current: NDArray[np.int64] = np.zeros(num_envs, np.int64)  # (N,) seed of the episode now running
+        self._first: list[int] | None = None  # seeds of a reset that has just been asked for
+        self._next = 0
+
+    def reset(self, seed: int | Sequence[int]) -> None:
+        """Prepare the seeds that the next `take` of all rows returns."""
+        count = len(self.current)
+        seeds = [int(seed) + i for i in range(count)] if isinstance(seed, int | np.integer) else [int(s) for s in seed]
+        if len(seeds) != count:
+            raise UserError(f"Expected one seed or {count} of them, one per environment, got {len(seeds)}.")
+        if min(seeds) < 0:
+            raise UserError(f"Seeds must be 0 or larger, got {min(seeds)}.")
+        self._first = seeds
+        self._next = max(seeds) + 1
+
+    def take(self, rows: NDArray[np.intp]) -> list[int]:
+        """Seeds of the episodes that now start in `rows` (ascending)."""
+        seeds = self._first
+        if seeds is None:
+            seeds = list(range(self._next, self._next + len(rows)))
+            self._next += len(rows)
+        self._first = None
+        self.current[rows] = seeds
+        return seeds
+
+    def state_dict(self) -> dict[str, Any]:
+        """Seeds running and the next unused one."""
+        return {"current": torch.from_numpy(self.current.copy()), "next": self._next}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore `state_dict`."""
+        current = state["current"].numpy()
+        if current.shape != self.current.shape:
+            raise UserError(f"Expected the state of {len(self.current)} environments, got that of {len(current)}.")
+        self.current[:] = current
+        self._next = int(state["next"])
+
+
+Arrays = dict[str, NDArray[Any]]
+Flags = NDArray[np.bool_]
+DIVERGED = "An action is NaN or infinite; the policy has diverged."
+
+
+class HostSim(VectorSim):
+    """Base of the CPU backends. `_obs` is empty until the first reset; its arrays are replaced, never written to."""
+
+    def __init__(self, spec: SimSpec, num_envs: int) -> None:
+        self.spec = spec
+        self.num_envs = num_envs
+        self.device = torch.device("cpu")
+        self._low: NDArray[np.float64] = spec.action_low.double().numpy()
+        self._high: NDArray[np.float64] = spec.action_high.double().numpy()
+        self._seeds = SeedCounter(num_envs)
+        self._steps: NDArray[np.int64] = np.zeros(num_envs, np.int64)
+        self._obs: Arrays = {}
+
+    @property
+    def episode_seed(self) -> Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """(N,) int64, seed of the episode now running."""
+        return torch.from_numpy(self._seeds.current.copy())
+
+    @property
+    def episode_step(self) -> Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """(N,) int64, control steps taken in that episode."""
+        return torch.from_numpy(self._steps.copy())
+
+    def _end_diverged(
+        self, moved: Flags, final: Arrays, reward: NDArray[np.float32], terminated: Flags, success: Flags
+    ) -> Flags:
+        """End the episodes `(N,)` of the rows that moved to something not finite, as `Step.info` tells; in place."""
+        diverged = moved & ~(finite_rows(final, self.num_envs) & np.isfinite(reward))
+        if diverged.any():
+            fill(final, np.flatnonzero(diverged), {key: value[diverged] for key, value in self._obs.items()})
+            reward[diverged], terminated[diverged], success[diverged] = 0.0, True, False
+        return diverged
+
+    def _played(self, action: Tensor) -> NDArray[np.float64]:
+        """Check actions `(N, A)` and clip them to the bounds."""
+        if not self._obs:
+            raise UserError("Call reset before the first step.")
+        check_action(action, self.num_envs, self.spec)
+        played = action.detach().cpu().numpy().astype(np.float64, order="C")  # sums must not depend on strides
+        if not np.isfinite(played).all():
+            raise UserError(DIVERGED)
+        return np.clip(played, self._low, self._high, out=played)
+
+
+def check_action(action: Tensor, num_envs: int, spec: SimSpec) -> None:
+    """Refuse actions that are not `(N, A)`."""
+    expected = (num_envs, spec.action_dim)
+    if tuple(action.shape) != expected:
+        raise UserError(f"Expected actions of shape {expected}, got {tuple(action.shape)}.")
+
+
+def check_number_of_envs(saved: int, here: int) -> None:
+    """Refuse the state of a simulator with another number of environments."""
+    if saved != here:
+        raise UserError(
+            f"The saved simulator has {saved} environments and this one {here}; resume with the same number."
+        )
+
+
+def core_count() -> int:
+    """Cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def tensors(arrays: Mapping[str, NDArray[Any]]) -> dict[str, Tensor]:
+    """Tensors that share the memory of `arrays`."""
+    return {key: torch.from_numpy(value) for key, value in arrays.items()}
+
+
+def copied(arrays: Mapping[str, NDArray[Any]]) -> Arrays:
+    """Copy of every array."""
+    return {key: value.copy() for key, value in arrays.items()}
+
+
+def finite_rows(arrays: Mapping[str, NDArray[Any]], n: int) -> Flags:
+    """Whether all numbers of a row are finite `(N,)`."""
+    finite = np.ones(n, bool)
+    for value in arrays.values():
+        if value.dtype.kind == "f":
+            finite &= np.isfinite(value).reshape(n, -1).all(1)
+    return finite
+
+
+def fill(arrays: Arrays, rows: int | NDArray[np.intp], values: Mapping[str, NDArray[Any]]) -> None:
+    """Write `values` into `rows` of `arrays`."""
+    for key, value in values.items():
+        arrays[key][rows] = value
+
+
+class RowSim(VectorSim):
+    """A subclass begins episodes in some rows, shows what all look like, and steps them."""
+
+    def __init__(self, spec: SimSpec, num_envs: int) -> None:
+        self.spec = spec
+        self.num_envs = num_envs
+        self.device = torch.device("cpu")
+        self.episode_step = torch.zeros(num_envs, dtype=torch.int64)
+        self._seeds = SeedCounter(num_envs)
+
+    @abstractmethod
+    def begin(self, rows: Tensor, seeds: list[int]) -> None:
+        """Start the episodes `seeds` in `rows` `(R,)`, ascending; tensors that were handed out stay as they are."""
+
+    @abstractmethod
+    def observe(self) -> Observation:
+        """What all environments look like now."""
+
+    @property
+    def episode_seed(self) -> Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """(N,) int64, seed of the episode now running."""
+        return torch.from_numpy(self._seeds.current.copy())
+
+    def reset(self, seed: int | Sequence[int] = 0) -> Observation:
+        """Start every environment anew; environment i runs episode `seed + i`, or `seed[i]` for a sequence."""
+        self._seeds.reset(seed)
+        self.restart(torch.ones(self.num_envs, dtype=torch.bool))
+        return self.observe()
+
+    def restart(self, ended: Tensor) -> None:
+        """Begin the next episodes where `ended` `(N,)` bool."""
+        rows = ended.nonzero().flatten()
+        if len(rows):
+            self.begin(rows, self._seeds.take(rows.numpy()))
+            self.episode_step = torch.where(ended, 0, self.episode_step)
+
+    def moving(self, active: Tensor | None) -> Tensor:
+        """`active` as `(N,)` bool on the CPU; everybody if it is None."""
+        return torch.ones(self.num_envs, dtype=torch.bool) if active is None else active.cpu()
+
+    def played(self, action: Tensor) -> Tensor:
+        """Actions `(N, A)` on the CPU within the bounds.
+
+        Raises:
+            UserError: They have another shape, or are not all finite.
+        """
+        check_action(action, self.num_envs, self.spec)
+        action = action.detach().cpu().float()
+        if not bool(action.isfinite().all()):
+            raise UserError(DIVERGED)
+        return action.clamp(self.spec.action_low.cpu(), self.spec.action_high.cpu())
+
+    def state_dict(self) -> dict[str, Any]:
+        """Step counts and seeds; a subclass adds its own."""
+        return {"step": self.episode_step, "seeds": self._seeds.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> Observation:
+        """Restore `state_dict`; a subclass restores its own first."""
+        self.episode_step = state["step"].clone()
+        self._seeds.load_state_dict(state["seeds"])
+        return self.observe()

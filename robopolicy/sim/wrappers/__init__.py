@@ -1,0 +1,1 @@
+"""Simulators around a simulator, which add observations or change rewards; chosen by name in `task.wrappers`."""

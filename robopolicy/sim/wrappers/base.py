@@ -1,0 +1,116 @@
+"""Base of the simulators that wrap another simulator and add observations to it."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from robopolicy.errors import UserError
+from robopolicy.sim.contract import Observation, SimSpec, TensorSpec, VectorSim
+
+
+def innermost(sim: VectorSim) -> VectorSim:
+    """The simulator itself, without the wrappers around it."""
+    while isinstance(sim, SimWrapper):
+        sim = sim.sim
+    return sim
+
+
+class SimWrapper(VectorSim):
+    """Another simulator and more observations; a subclass defines `reset` and `step`, and may change the rewards.
+
+    A wrapper is registered under its name in `robopolicy.sim.wrappers.registry.WRAPPERS`, and the observations that it
+    adds in `WRAPPER_KEYS`, by which it is found again for a policy that needs them.
+    """
+
+    name: ClassVar[str]
+    config_class: ClassVar[type[Any]]
+    """Frozen dataclass of the options, which all have defaults; types of `robopolicy.constraints` give their ranges."""
+    order: ClassVar[int] = 100
+    """Place among several wrappers, the smallest innermost, so that a policy finds the order that it was trained in."""
+
+    def __init__(self, sim: VectorSim, config: Any) -> None:
+        """Wrap `sim`.
+
+        Args:
+            sim: The simulator, possibly wrapped already.
+            config: Options, of `config_class`.
+        """
+        self.sim = sim
+        self.spec = replace(sim.spec, observation={**sim.spec.observation, **self.observation(sim.spec, config)})
+        self.num_envs, self.device = sim.num_envs, sim.device
+
+    @classmethod
+    @abstractmethod
+    def observation(cls, spec: SimSpec, config: Any) -> dict[str, TensorSpec]:
+        """The observations that are added to those of a simulator.
+
+        Args:
+            spec: Of the simulator to wrap.
+            config: Options, of `config_class`.
+
+        Raises:
+            UserError: The wrapper does not fit the task.
+        """
+
+    @classmethod
+    @abstractmethod
+    def options_for(cls, observation: Mapping[str, tuple[int, ...]]) -> dict[str, Any] | None:
+        """Options with which the wrapper adds what a policy observes.
+
+        Args:
+            observation: Per-step shapes of all observations of the policy, as in `PolicySpec.observation`.
+
+        Returns:
+            Options, or None where the policy observes nothing of this wrapper.
+
+        Raises:
+            UserError: No options add all of it.
+        """
+
+    @classmethod
+    def evaluation_config(cls, config: Any) -> Any | None:
+        """Options for the evaluation of a policy that is trained with `config`; None leaves the wrapper out."""
+        return config
+
+    @property
+    def episode_seed(self) -> Tensor:  # type: ignore[override]
+        """(N,) seeds of the episodes now running."""
+        return self.sim.episode_seed
+
+    @property
+    def episode_step(self) -> Tensor:  # type: ignore[override]
+        """(N,) control steps taken in them."""
+        return self.sim.episode_step
+
+    def render(self, camera: str | None = None, *, width: int = 320, height: int = 240, envs: int = 1) -> Tensor:
+        """Frames of the simulator."""
+        return self.sim.render(camera, width=width, height=height, envs=envs)
+
+    def state_dict(self) -> dict[str, Any]:
+        """State of the simulator; subclasses add theirs."""
+        return {"sim": self.sim.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> Observation:
+        """Restore the simulator; the observation is that of the inner one."""
+        return self.sim.load_state_dict(state["sim"])
+
+    def close(self) -> None:
+        """Close the simulator."""
+        self.sim.close()
+
+
+def single_key(observation: Mapping[str, tuple[int, ...]], prefix: str) -> str | None:
+    """The one key of `observation` that starts with `prefix`; None where there is none.
+
+    Raises:
+        UserError: There are several.
+    """
+    keys = sorted(key for key in observation if key.startswith(prefix))
+    if len(keys) > 1:
+        raise UserError(f"A simulator shows one observation '{prefix}*', and the policy needs {', '.join(keys)}.")
+    return keys[0] if keys else None

@@ -1,0 +1,146 @@
+"""Simulator wrappers by name, the observations they add, and lists of wrappers with options."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
+
+from robopolicy.errors import UserError, unknown_name
+from robopolicy.plugins import Registry
+from robopolicy.schema import PlainForm, filling, from_plain, to_plain
+from robopolicy.sim.contract import SimSpec, VectorSim
+from robopolicy.sim.wrappers.base import SimWrapper
+
+WRAPPERS: Registry[type[SimWrapper]] = Registry(
+    "wrappers",
+    {},
+)
+
+WRAPPER_KEYS: Registry[type[SimWrapper]] = Registry(
+    "wrapper_keys",
+    {},
+)
+"""Observation key, or prefix of keys where it ends with a dot, -> the wrapper that adds it."""
+
+
+@dataclass(frozen=True)
+class WrapperSpec(PlainForm):
+    """A wrapper and its options, which are checked and completed with their defaults.
+
+    Its plain form is `{name: NAME, OPTION: VALUE, ...}`; where all options keep their defaults, the name is enough.
+    """
+
+    name: str  # key in `WRAPPERS`
+    options: Mapping[str, Any] = field(default_factory=dict[str, Any])  # fields of the wrapper's config
+
+    def __post_init__(self) -> None:
+        if self.name not in WRAPPERS:
+            raise unknown_name("wrapper", self.name, WRAPPERS)
+        object.__setattr__(self, "options", to_plain(self.config()))
+
+    @property
+    def wrapper(self) -> type[SimWrapper]:
+        """The class."""
+        return WRAPPERS[self.name]
+
+    def config(self) -> Any:
+        """The options as the wrapper's config.
+
+        Raises:
+            UserError: An option is unknown or does not fit.
+        """
+        with filling():
+            return from_plain(self.wrapper.config_class, self.options, f"wrappers.{self.name}")
+
+    @classmethod
+    def from_plain(cls, value: Any, where: str) -> Self:
+        """Read a name, or a mapping with a name and options.
+
+        Raises:
+            UserError: It is neither, or the name or an option is wrong.
+        """
+        options: dict[str, Any] = {"name": value} if isinstance(value, str) else {}
+        options |= value if isinstance(value, Mapping) else {}
+        name = options.pop("name", None)
+        if not isinstance(name, str):
+            raise UserError(f"{where} must be a wrapper, NAME or {{name: NAME, OPTION: VALUE}}, found {value!r}.")
+        return cls(name, options)
+
+    def to_plain(self) -> dict[str, Any]:
+        """Inverse of `from_plain`."""
+        return {"name": self.name, **self.options}
+
+
+def is_wrapper_key(key: str) -> bool:
+    """Whether an observation called `key` is added by a wrapper; imports none."""
+    return _owner(key) is not None
+
+
+def wrappers_for(observations: Sequence[Mapping[str, tuple[int, ...]]]) -> tuple[WrapperSpec, ...]:
+    """The wrappers that add what several policies observe.
+
+    Args:
+        observations: Per-step shapes of each policy, as in `PolicySpec.observation`.
+
+    Raises:
+        UserError: The policies need different options of one wrapper.
+    """
+    keys = {_owner(key) for observation in observations for key in observation}
+    found: list[WrapperSpec] = []
+    for wrapper in sorted({WRAPPER_KEYS[key] for key in keys if key is not None}, key=lambda each: each.name):
+        options = [wrapper.options_for(observation) for observation in observations]
+        needed = [WrapperSpec(wrapper.name, each) for each in options if each is not None]
+        if other := next((each for each in needed if each != needed[0]), None):
+            both = " and ".join(_written(each) for each in (needed[0], other))
+            raise UserError(
+                f"The policies need the wrapper '{wrapper.name}' with different options, {both}; "
+                "evaluate them separately."
+            )
+        found += needed[:1]
+    return tuple(_inside_out(found))
+
+
+def evaluation_wrappers(wrappers: Sequence[WrapperSpec]) -> tuple[WrapperSpec, ...]:
+    """The wrappers of the simulator that evaluates, for those of the one that a policy is trained in."""
+    configs = [(each.name, each.wrapper.evaluation_config(each.config())) for each in wrappers]
+    return tuple(WrapperSpec(name, to_plain(config)) for name, config in configs if config is not None)
+
+
+def wrapped_spec(spec: SimSpec, wrappers: Sequence[WrapperSpec]) -> SimSpec:
+    """`spec` with the observations that wrappers add to it.
+
+    Raises:
+        UserError: A wrapper does not fit the task, or is listed twice.
+    """
+    for each in _inside_out(wrappers):
+        spec = replace(spec, observation={**spec.observation, **each.wrapper.observation(spec, each.config())})
+    return spec
+
+
+def wrap(sim: VectorSim, wrappers: Sequence[WrapperSpec]) -> VectorSim:
+    """`sim` inside all `wrappers`.
+
+    Raises:
+        UserError: A wrapper does not fit the simulator, or is listed twice.
+    """
+    for each in _inside_out(wrappers):
+        sim = each.wrapper(sim, each.config())
+    return sim
+
+
+def _owner(key: str) -> str | None:
+    """The row of `WRAPPER_KEYS` that an observation key belongs to."""
+    return next((own for own in WRAPPER_KEYS if key == own or (own.endswith(".") and key.startswith(own))), None)
+
+
+def _inside_out(wrappers: Sequence[WrapperSpec]) -> list[WrapperSpec]:
+    """Wrappers in the order in which they are put around a simulator."""
+    names = [each.name for each in wrappers]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise UserError(f"The wrapper '{twice[0]}' is listed twice; list it once.")
+    return sorted(wrappers, key=lambda each: (each.wrapper.order, each.name))
+
+
+def _written(wrapper: WrapperSpec) -> str:
+    return ", ".join(f"{key}={value}" for key, value in wrapper.options.items())

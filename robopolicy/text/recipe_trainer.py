@@ -1,0 +1,381 @@
+"""Learning text by any recipe of the catalogue from what the policy writes.
+
+`text_recipe` hands the attempts of the sampling side to a `Recipe`: select, compare, and per epoch and
+minibatch score, loss and step; all of it is the core that robots use. A policy that is fresh may first imitate the
+task's own solutions (`imitation.py`), as nothing can be compared where nobody ever succeeds. Log-probabilities of the
+start of an update are those recorded while sampling; where another engine wrote, or in half precision, where a cache
+rounds otherwise than a whole pass, the rows are scored again and the recorded ones become those of the behaviour. Rows
+that this policy did not draw, replayed ones and those of teachers, keep what was recorded.
+
+Overflow: a message that reaches its budget is judged as it stands; `overlong=mask` leaves such rows out of loss and
+statistics (overlong filtering). Rows that could not be judged are always left out.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from statistics import fmean
+from typing import Annotated, Any
+
+import torch
+
+from robopolicy.algorithms.frames.base import Metrics, Stateful, frozen_copy
+from robopolicy.algorithms.recipe import whole_groups
+from robopolicy.constraints import Count, Natural, Positive, Range, UpTo
+from robopolicy.core.decisions import Decisions, MissingField
+from robopolicy.core.gradients import flat_gradient, group_scores, influence
+from robopolicy.core.recipe import Recipe
+from robopolicy.errors import UserError, unknown_name
+from robopolicy.policies.base import DecisionOutput, Info, Policy
+from robopolicy.recipe_files import read_recipe
+from robopolicy.text.annotators import Aside, asides_of, summaries_of, summarised
+from robopolicy.text.engines import ENGINES, OWN, corrected
+from robopolicy.text.policy import TextPolicy
+from robopolicy.text.rollouts.collector import OBJECTIVES
+from robopolicy.text.rollouts.protocols import REPLAYED, TEACHER
+from robopolicy.text.scoring_options import scoring_options
+from robopolicy.text.sft import TextLearner, TextLearnerConfig, ramped
+from robopolicy.text.text_env import score
+from robopolicy.text.value_head import ValueHead, score_with_value
+
+OVERLONG = ("score", "mask")
+PLACES = ("process", "ray")  # where players are
+MOST_PLAYERS = 256
+Players = Annotated[int, Range(0, MOST_PLAYERS)]
+WIDEST = 4096  # largest vocabulary of which a support is noted
+SCORED = 1024  # rows scored at once where no gradient is needed
+
+
+@dataclass(frozen=True)
+class TextRecipeConfig(TextLearnerConfig):
+    """Settings of learning by a recipe."""
+
+    lr: Positive = 3e-4  # of AdamW, after the warm-up
+    recipe: str = "grpo"  # name of a recipe, or the path of a .yaml file
+    critic_lr: Positive = 1e-3  # of the value head, where the recipe has a critic
+    imitation: Natural = 0  # first updates, which imitate the task's own solutions
+    imitation_lr: Positive = 1e-3  # learning rate of these
+    prompts: Annotated[Count, UpTo("problems")] = 16  # groups per update
+    group_size: Natural = 0  # attempts per prompt; 0: as the recipe says
+    minibatches: Natural = 0  # gradient steps per pass over a batch; 0: as the recipe says
+    problems: Count = 2000  # different prompts of training
+    overlong: str = "score"  # score | mask, messages that reach their budget
+    engine: str = OWN  # own | vllm, what writes the attempts
+    importance_cap: Positive = 2.0  # largest weight for the mismatch of another engine, where the recipe names none
+    staleness: Natural | None = None  # age of weights in updates, above 0 played while learning; None: the recipe's
+    players: Players = 0  # processes that play; 0: this one, on a second thread where staleness is above 0
+    players_on: str = "process"  # process | ray, of this machine or of a cluster
+    companion: str = ""  # checkpoint of a second policy, for recipes with a teacher or a mean of two references
+    data: str = ""  # JSONL or parquet file, for recipes that learn from demonstrations, pairs or offline logs
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.overlong not in OVERLONG:
+            raise UserError(f"algorithm.overlong must be one of {', '.join(OVERLONG)}, got '{self.overlong}'.")
+        if self.engine not in (OWN, *ENGINES):
+            raise unknown_name("engine", self.engine, (OWN, *ENGINES))
+        if self.players_on not in PLACES:
+            raise unknown_name("place", self.players_on, PLACES, "of players")
+        if self.players and self.engine != OWN:
+            raise UserError(f"Players need engine={OWN}, got {self.players} and engine={self.engine}.")
+
+
+class TextRecipe(TextLearner):
+    """Any recipe of the catalogue."""
+
+    name = "text_recipe"
+    config_class = TextRecipeConfig
+    data_source = "text_rollout"
+    heads = ("text",)
+    reference = "shao2024grpo"
+    own_data = "what it plays, or as its recipe says"
+    config: TextRecipeConfig
+
+    def __init__(self, config: TextRecipeConfig, policy: Policy, *, total_updates: int) -> None:
+        """Prepare to train `policy` in place; a recipe that compares with a reference gets a frozen copy."""
+        super().__init__(config, policy, total_updates=total_updates)
+        try:
+            plain = read_recipe(config.recipe)
+            self.recipe = Recipe.from_plain(corrected(plain, config.importance_cap) if config.engine != OWN else plain)
+            self.options = scoring_options(self.recipe.rollout)
+        except ValueError as error:
+            raise UserError(f"Recipe '{config.recipe}': {error}") from error
+        if config.imitation and (config.imitation >= total_updates or self.recipe.data != "rollout"):
+            raise UserError(
+                f"Imitation comes before updates by a recipe that learns from rollouts, but recipe '{config.recipe}' "
+                f"learns from {self.recipe.data} and {config.imitation} of {total_updates} updates are to imitate."
+            )
+        self._check_read()
+        self._check_family()
+        self.summaries = summaries_of(self.recipe.plain)
+        self.group_size = config.group_size or self.recipe.group_size
+        if self.group_size == 1 < self.recipe.group_size and _within_groups(self.recipe.plain["advantage"]):
+            raise UserError(
+                f"Recipe '{config.recipe}' compares the attempts of a group; set algorithm.group_size to 2 or more, or "
+                "to 0 for its own."
+            )
+        self.companion: TextPolicy | None = None  # see `accompany`
+        self.reference_policy: TextPolicy | None = frozen_copy(policy) if self._compares() else None
+        self.critic: ValueHead | None = None
+        if self.recipe.critic is not None:
+            self.critic = ValueHead(self.policy)
+            self.optimizer.add_param_group({"params": list(self.critic.parameters()), "lr": config.critic_lr})
+        for option in self.options.values():
+            option.begin(self)
+        self.advantage: torch.Tensor | None = None  # (N, 1) or (N, T) of the last batch, 0 where not selected
+        self.influence: torch.Tensor | None = None  # (O,) of its objectives, where the rewards want to know
+
+    def _check_read(self) -> None:
+        """Refuse settings that the recipe does not read.
+
+        Raises:
+            UserError: There is one.
+        """
+        config, kind = self.config, self.recipe.data
+        if config.data and kind == "rollout":
+            raise UserError(
+                f"algorithm.data={config.data} is not read: recipe '{config.recipe}' learns from what it plays; leave "
+                "it out, or choose a recipe for demonstrations, pairs or offline logs, e.g. sft, dpo or kto."
+            )
+        if config.companion and not self.needs_companion:
+            raise UserError(
+                f"algorithm.companion={config.companion} is not read: recipe '{config.recipe}' has no second policy; "
+                "leave it out, or choose a recipe that has one, e.g. kdrl."
+            )
+
+    def _check_family(self) -> None:
+        """Refuse what needs the hidden states of a causal model, or its choices token by token, where there are none.
+
+        Raises:
+            UserError: Another family of policies, or another engine, is to do that.
+        """
+        name, config = self.config.recipe, self.config
+        asked = {} if self.recipe.critic is None else {"critic": ("causal",)}
+        for key, needs in (asked | {key: option.needs for key, option in self.options.items()}).items():
+            if "causal" in needs and not self.policy.causal:
+                raise UserError(f"Recipe '{name}' needs policy=text for its {key}.")
+            settings = {"engine": (OWN, config.engine), "players": (0, config.players)}
+            wanted = {setting: pair for setting, pair in settings.items() if setting in needs}
+            if any(value != right for right, value in wanted.values()):
+                words = " and ".join(f"{setting}={right}" for setting, (right, _) in wanted.items())
+                raise UserError(f"Recipe '{name}' needs {words} for its {key}.")
+            if "vocabulary" in needs and self.policy.vocabulary > WIDEST:
+                raise UserError(
+                    f"Recipe '{name}' notes which others might have been chosen for every token, too much for a "
+                    f"vocabulary of {self.policy.vocabulary}; at most {WIDEST} are possible."
+                )
+
+    @property
+    def needs_companion(self) -> bool:
+        """Whether the recipe has a second policy."""
+        return any("companion" in option.needs for option in self.options.values())
+
+    def asides(self) -> dict[str, Aside]:
+        """What the recipe reads beside its attempts."""
+        given = {name: aside for option in self.options.values() for name, aside in option.asides().items()}
+        return asides_of(self.recipe.plain, given)
+
+    def _compares(self) -> bool:
+        """Whether the recipe certainly needs the policy that the run began with; others get it when they ask for it."""
+        plain = self.recipe.plain
+        if any(aside.begins for aside in self.asides().values()):
+            return True
+        kl = (plain["estimator"] or {}).get("kl_coef", 0.0) != 0.0 or "kl" in plain["controllers"]
+        return bool(kl or self.recipe.data in ("pairs", "offline"))
+
+    def rate(self) -> float:
+        """Learning rate of the running update; the recipe's own schedule begins behind imitation."""
+        config, done = self.config, self.updates - self.config.imitation
+        if done < 0:
+            return ramped(config.imitation_lr, config.imitation_lr, self.updates, config.imitation, config.warmup)
+        final = config.lr if config.lr_final is None else config.lr_final
+        return ramped(config.lr, final, done, self.total_updates - config.imitation, config.warmup)
+
+    def update(self, batch: Decisions | Sequence[Sequence[str]]) -> Metrics:
+        """Select, compare, and the recipe's epochs; a batch without a row to learn from changes nothing.
+
+        Conversations, the batches of the first `imitation` updates, are imitated.
+        """
+        if not isinstance(batch, Decisions):
+            metrics = self.imitate(batch)
+            if self.updates == self.config.imitation:  # what follows is a run of its own
+                self.optimizer.state.clear()
+                self.reference_policy = None if self.reference_policy is None else self._start()
+                self._follow()
+            return metrics
+        first = self.reference_policy is None and self.updates == self.config.imitation
+        before = copy.deepcopy((self.recipe.state_dict(), self.generator.get_state())) if first else None
+        try:
+            return self._update(moved(batch, self.policy.device))
+        except MissingField as error:
+            if "logp_ref" in str(error) and before is not None:
+                self.reference_policy = self._start()  # nothing has been learned yet
+                self.recipe.load_state_dict(before[0])
+                self.generator.set_state(before[1])
+                return self.update(batch)
+            raise UserError(f"Recipe '{self.config.recipe}' asks for more than text records: {error}") from error
+
+    def accompany(self, companion: Policy) -> None:
+        """Get to know the second policy, before the first update.
+
+        Raises:
+            UserError: It writes no text, or cannot be averaged with the first.
+        """
+        if not isinstance(companion, TextPolicy):
+            raise UserError(f"algorithm.companion must be a text policy, not '{companion.name}'.")
+        self.companion = companion.to(self.policy.device)
+        self.reference_policy = None if self.reference_policy is None else self._start()
+
+    def _start(self) -> TextPolicy:
+        """What a reference is at the start: a copy of the policy, or its mean with the companion."""
+        start: TextPolicy = frozen_copy(self.policy)
+        for option in self.options.values():
+            option.reference(start, self)
+        return start
+
+    def _follow(self) -> None:
+        for option in self.options.values():
+            option.after_update(self)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Further arguments of `TextPolicy.score` in the running update."""
+        update = self.updates - self.config.imitation
+        return {name: value for option in self.options.values() for name, value in option.settings(update).items()}
+
+    def _update(self, batch: Decisions) -> Metrics:
+        batch = self._prepared(batch)
+        self.policy.train()
+        info: Info = {}
+        metrics: Metrics = {"actor/informative": 0.0}
+        seen: list[Info] = []  # of each minibatch
+        rows = self.recipe.select(batch, self.generator)
+        self.advantage = torch.zeros(len(batch), 1)
+        if len(rows) and bool(batch.select(rows).valid().any()):
+            decisions = batch.select(rows)
+            advantage = self.recipe.advantage(decisions)
+            self.influence = self._influence(decisions) if OBJECTIVES in decisions.extra else None
+            targets = None if self.critic is None else self.recipe.value_targets(decisions)
+            for _ in range(self.recipe.epochs):
+                for index in self._minibatches(decisions):
+                    fitted = None if targets is None else (targets[0][index], targets[1][index])
+                    loss, info = self._loss(decisions.select(index), advantage[index], fitted)
+                    metrics |= self.step(loss)
+                    seen.append(info)
+            metrics["actor/informative"] = float((advantage != 0).any(1).float().mean())
+            blank = advantage.new_zeros(len(batch), advantage.shape[1])
+            self.advantage = blank.index_copy_(0, rows, advantage).cpu()
+        self.recipe.observe(batch, info)
+        self.updates += 1
+        self._follow()
+        for key in info:
+            metrics[f"actor/{key}"] = fmean(float(part[key]) for part in seen)
+        return metrics | {"actor/selected": len(rows) / len(batch)}
+
+    def _loss(
+        self, part: Decisions, advantage: torch.Tensor, fitted: tuple[torch.Tensor, torch.Tensor] | None
+    ) -> tuple[torch.Tensor, Info]:
+        """The recipe's loss of a minibatch, and that of its critic beside it or, while that warms up, alone."""
+        critic = self.recipe.critic
+        if self.critic is None or critic is None or fitted is None:
+            out = score(self.policy, part, **self.settings)
+            return self.recipe.loss(part, advantage, out.logp, out.entropy)
+        out, value = score_with_value(self.policy, self.critic, part, detach=critic.detach)
+        loss, info = self.recipe.loss(part, advantage, out.logp, out.entropy)
+        error = critic.loss(value, part, *fitted)
+        explained = explained_variance(value.detach(), *fitted)
+        alone = self.updates - self.config.imitation < critic.warmup
+        return critic.coef * error + (0.0 if alone else 1.0) * loss, info | {
+            "value_loss": error.detach(),
+            "value_explained": explained,
+        }
+
+    def _influence(self, decisions: Decisions) -> torch.Tensor:
+        """How far an update for all objectives improves each, where every row is climbed by its score in its group."""
+        scores = group_scores(decisions.extra[OBJECTIVES], decisions.need("group"))
+        learned = [parameter for parameter in self.policy.parameters() if parameter.requires_grad]
+        total = torch.zeros((), device=self.policy.device)
+        for part, own in zip(_blocks(decisions), scores.split(SCORED), strict=True):
+            valid = part.valid()
+            logp = score(self.policy, part, **self.settings).logp
+            mean = logp.masked_fill(~valid, 0.0).sum(1) / valid.sum(1).clamp(min=1)
+            total = total + torch.stack([flat_gradient((mean * one).sum() / len(decisions), learned) for one in own.T])
+        return influence(total).detach().cpu()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore `state_dict`, with the reference that the first update may have asked for."""
+        if "reference" in state and self.reference_policy is None:
+            self.reference_policy = frozen_copy(self.policy)
+        super().load_state_dict(state)
+
+    def parts(self) -> Mapping[str, Stateful]:
+        """Those of the base, what the recipe remembers, and the reference."""
+        others = {"recipe": self.recipe, "reference": self.reference_policy, "critic": self.critic}
+        found = {**super().parts(), **{name: part for name, part in others.items() if part is not None}}
+        return found | {name: part for option in self.options.values() for name, part in option.parts().items()}
+
+    def _minibatches(self, decisions: Decisions) -> list[torch.Tensor]:
+        count = self.config.minibatches or self.recipe.minibatches
+        if count == 1:
+            return [torch.arange(len(decisions))]
+        size = -(-len(decisions) // count)
+        return list(whole_groups(decisions.need("group"), size, self.generator))
+
+    @torch.no_grad()
+    def _prepared(self, batch: Decisions) -> Decisions:
+        """Without overlong rows where asked, scored again where needed, and with what the recipe reads beside."""
+        mask = batch.valid()
+        if self.config.overlong == "mask":
+            mask = mask & ~batch.extra["cut"][:, None]
+        batch = batch.with_fields(mask=mask)
+        if self.policy.config.dtype != "float32" or self.config.engine != OWN or self.settings:
+            behaviour = batch.logp_old if batch.logp_behaviour is None else batch.logp_behaviour
+            out = self.scored(self.policy, batch, **self.settings)
+            source = batch.need("source")[:, None]
+            start = torch.where((source == REPLAYED) | (source == TEACHER), batch.logp_old, out.logp)
+            batch = batch.with_fields(logp_old=start, logp_behaviour=behaviour, entropy=out.entropy)
+        elif batch.logp_behaviour is None:
+            batch = batch.with_fields(logp_behaviour=batch.logp_old)
+        if self.reference_policy is not None:
+            batch = batch.with_fields(logp_ref=self.scored(self.reference_policy, batch).logp)
+        for option in self.options.values():
+            batch = option.score(batch, self)
+        batch = summarised(self.policy, batch, self.summaries)
+        if self.critic is not None:
+            pieces = [score_with_value(self.policy, self.critic, part)[1] for part in _blocks(batch)]
+            batch = batch.with_fields(value=torch.cat(pieces))
+        return batch
+
+    @torch.no_grad()
+    def scored(self, policy: TextPolicy, batch: Decisions, **settings: Any) -> DecisionOutput:
+        """Scores of all rows of a batch under a policy; `settings` as of `robopolicy.text.text_env.score`."""
+        parts = [score(policy, part, **settings) for part in _blocks(batch)]
+        return DecisionOutput(torch.cat([part.logp for part in parts]), torch.cat([part.entropy for part in parts]))
+
+
+def _within_groups(stages: Any) -> bool:
+    """Whether stages of an advantage compare the attempts of a group with each other."""
+    if isinstance(stages, Mapping):
+        return stages.get("partition") == "group" or any(map(_within_groups, stages.values()))
+    return isinstance(stages, list | tuple) and any(map(_within_groups, stages))
+
+
+def moved(batch: Decisions, device: torch.device) -> Decisions:
+    """The batch on `device`."""
+    values = {entry.name: getattr(batch, entry.name) for entry in fields(Decisions) if entry.name != "extra"}
+    there = {name: value.to(device) for name, value in values.items() if value is not None}
+    return Decisions(**there, extra={name: value.to(device) for name, value in batch.extra.items()})
+
+
+def explained_variance(value: torch.Tensor, target: torch.Tensor, fitted: torch.Tensor) -> torch.Tensor:
+    """Share of the variance of the targets that the values explain, where there are any; 1 is perfect, 0 useless."""
+    if not bool(fitted.any()):
+        return value.new_zeros(())
+    spread = target[fitted].var(correction=0)
+    return 1.0 - (target - value)[fitted].var(correction=0) / spread.clamp(min=1e-8)
+
+
+def _blocks(batch: Decisions) -> list[Decisions]:
+    return [batch.select(slice(at, at + SCORED)) for at in range(0, len(batch), SCORED)]

@@ -1,0 +1,145 @@
+"""Calls of code that is not ours to trust, reward functions above all: they may raise, hang or return no number.
+
+A call that hangs is abandoned in its thread, which Python cannot end; code that a model wrote belongs into
+`sandbox.run_python`, which can.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from robopolicy.errors import UserError
+from robopolicy.text.task import Episode, TextTask, Turn, flaw
+
+MOST_ABANDONED = 8  # threads that hang, after which the task is at fault and not a completion
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A completion that could not be judged."""
+
+    key: int  # prompt id (episode seed)
+    kind: str  # raised | timed out | not finite | not readable
+    message: str
+
+    def __str__(self) -> str:
+        return f"prompt {self.key}: the reward {self.kind} ({self.message})"
+
+
+class Guard:
+    """Runs calls one after the other on a second thread, each with a time limit."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self.faults: list[Fault] = []  # since they were last taken
+        self._abandoned = 0
+        self._calls: SimpleQueue[Callable[[], Any] | None] | None = None
+        self._results: SimpleQueue[Any] = SimpleQueue()
+
+    def step(self, episode: Episode, completion: str, key: int) -> Turn | None:
+        """The turn that follows, or None with a new entry in `faults`.
+
+        Raises:
+            UserError: Too many calls hang.
+        """
+        return self.steps([(episode, completion, key)])[0]
+
+    def steps(self, asked: Sequence[tuple[Episode, str, int]]) -> list[Turn | None]:
+        """As `step`, of different episodes one after the other."""
+        turns: list[Turn | None] = []
+        while len(turns) < len(asked):  # once, and once more for every call that hangs
+            for episode, completion, _ in asked[len(turns) :]:
+                self._send(partial(episode.step, completion))
+            for _, _, key in asked[len(turns) :]:
+                turns.append(self._judged(key))
+                if self._calls is None:  # what was sent behind a call that hangs is sent again
+                    break
+        return turns
+
+    def _judged(self, key: int) -> Turn | None:
+        """The next answer, if it is one."""
+        try:
+            turn = self._receive(self.seconds)
+        except TimeoutError:
+            if self._abandoned > MOST_ABANDONED:
+                raise UserError(f"{self._abandoned} reward calls hang; this task's reward does not work.") from None
+            return self._fault(key, "timed out", f"no answer within {self.seconds:g} s")
+        except Exception as error:
+            return self._fault(key, "raised", f"{type(error).__name__}: {error}")
+        if not isinstance(turn, Turn):
+            return self._fault(key, "raised", f"no turn but {type(turn).__name__} came back")
+        if not all(map(math.isfinite, turn.numbers())):
+            return self._fault(key, "not finite", f"it is {turn.reward}, with {dict(turn.measures)}")
+        if found := flaw(turn.reply):
+            return self._fault(key, "not readable", f"its reply holds {found}")
+        return turn
+
+    def prepare(self, task: TextTask, episodes: Sequence[Episode], completions: Sequence[str]) -> None:
+        """Let the task find out at once what the messages lead to; what goes wrong there shows in `step`."""
+        if type(task).prepare is TextTask.prepare or not episodes:
+            return
+        with suppress(Exception):
+            self._send(lambda: task.prepare(episodes, completions))
+            self._receive(self.seconds * len(episodes))
+
+    def take(self) -> list[Fault]:
+        """The faults since the last call."""
+        faults, self.faults = self.faults, []
+        return faults
+
+    def close(self) -> None:
+        """End the thread."""
+        if self._calls is not None:
+            self._calls.put(None)
+            self._calls = None
+
+    def _fault(self, key: int, kind: str, message: str) -> None:
+        self.faults.append(Fault(key, kind, message.splitlines()[0] if message else kind))
+
+    def _send(self, function: Callable[[], Any]) -> None:
+        """Have a function called, behind those that were sent before."""
+        if self._calls is None:
+            self._calls, self._results = SimpleQueue(), SimpleQueue()
+            threading.Thread(target=_serve, args=(self._calls, self._results), daemon=True, name="judge").start()
+        self._calls.put(function)
+
+    def _receive(self, seconds: float) -> Any:
+        """The result of the next function; raises what it raised.
+
+        Raises:
+            TimeoutError: There is none yet. The thread is left to itself, and what was sent behind is not called.
+        """
+        try:
+            result = self._results.get(timeout=seconds)
+        except Empty:
+            calls, self._calls = self._calls, None
+            self._abandoned += 1
+            if calls is not None:
+                with suppress(Empty):
+                    while True:
+                        calls.get_nowait()
+                calls.put(None)
+            raise TimeoutError from None
+        if isinstance(result, _Raised):
+            raise result.error
+        return result
+
+
+@dataclass(frozen=True)
+class _Raised:
+    error: Exception
+
+
+def _serve(calls: SimpleQueue[Callable[[], Any] | None], results: SimpleQueue[Any]) -> None:
+    while (function := calls.get()) is not None:
+        try:
+            results.put(function())
+        except Exception as error:
+            results.put(_Raised(error))

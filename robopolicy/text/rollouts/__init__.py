@@ -1,0 +1,1 @@
+"""Rollouts of text policies: prompts, strategies, the collector and the queue of asynchronous workers."""

@@ -1,0 +1,114 @@
+"""P13, how the attempts at a task hang together: side by side, as a tree, from demonstrations, in segments or modes.
+
+A topology returns exactly `task.budget` attempts per task, those of one task side by side, so that methods can be
+compared at equal cost; where it cannot, it says so (`Rewritten`, `Windows`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from robopolicy.constraints import Count, Seed, Share
+from robopolicy.core.decisions import Decisions
+from robopolicy.plugins import Registry
+from robopolicy.text.rollouts.protocols import Attempt, Task, Topology, World, able
+
+
+class Flat(Topology):
+    """Independent attempts."""
+
+    def rollout(self, world: World, tasks: Sequence[Task]) -> list[Attempt]:
+        """All at once."""
+        return world.play([task for task in tasks for _ in range(task.budget)])
+
+
+class Random(Topology):
+    """Base of the topologies that draw numbers of their own."""
+
+    def __init__(self, seed: int) -> None:
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def uniform(self) -> float:
+        """A number in [0, 1)."""
+        return float(torch.rand((), generator=self._generator))
+
+    def state_dict(self) -> dict[str, Any]:
+        """The generator."""
+        return {"generator": self._generator.get_state()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore `state_dict`."""
+        self._generator.set_state(state["generator"])
+
+
+class Branch(Random):
+    """Branching where the policy becomes uncertain (ARPO for tools, S162): part of the budget continues other attempts.
+
+    Of each task `initial` attempts are played first. After each of their units, the mean entropy is compared with that
+    of the first; where `uniform - weight * rise <= threshold`, `beam - 1` attempts branch off, until the budget is
+    spent. What is left of it is played from the start. Shared beginnings are decisions of every branch. Branches do not
+    branch again, and the entropy is that of whole decisions, not of the ten likeliest symbols.
+    """
+
+    def __init__(
+        self, initial: Share = 0.5, beam: Count = 2, weight: float = 0.2, threshold: float = 0.5, seed: Seed = 0
+    ) -> None:
+        """Get ready.
+
+        Args:
+            initial: Share of the budget played from the start; 1 is flat.
+            beam: Continuations of an uncertain moment, the first attempt included.
+            weight: Of the rise of the entropy [1/nat].
+            threshold: Below it a moment branches.
+            seed: Of the draws.
+        """
+        super().__init__(seed)
+        self.initial, self.beam, self.weight, self.threshold = initial, beam, weight, threshold
+
+    def rollout(self, world: World, tasks: Sequence[Task]) -> list[Attempt]:
+        """Some from the start, then branches."""
+        firsts = [max(1, round(self.initial * task.budget)) for task in tasks]
+        played = world.play([task for task, count in zip(tasks, firsts, strict=True) for _ in range(count)])
+        groups: list[list[Attempt]] = []
+        more: list[Task] = []
+        for task, count in zip(tasks, firsts, strict=True):
+            groups.append(played[:count])
+            played = played[count:]
+            more += self._continuations(task, groups[-1], task.budget - count, world)
+        branches = world.play(more)
+        for task, group in zip(tasks, groups, strict=True):
+            missing = task.budget - len(group)
+            group += branches[:missing]
+            branches = branches[missing:]
+        return [attempt for group in groups for attempt in group]
+
+    def _continuations(self, task: Task, group: Sequence[Attempt], room: int, world: World) -> list[Task]:
+        """`room` tasks that continue attempts of the group, or begin anew where too few moments are uncertain."""
+        found: list[Task] = []
+        for attempt in group:
+            entropy = unit_entropy(attempt.decisions)
+            for unit in range(1, len(entropy)):
+                rise = entropy[unit] - entropy[0]
+                if len(found) < room and self.uniform() - self.weight * rise <= self.threshold:
+                    continued = able(world, "branch")(attempt, unit)
+                    found += [continued] * min(self.beam - 1, room - len(found))
+        return found + [task] * (room - len(found))
+
+
+def unit_entropy(decisions: Decisions) -> list[float]:
+    """Mean entropy of each unit, in order; masked decisions leave it out."""
+    entropy, valid = decisions.need("entropy"), decisions.valid()
+    unit = decisions.need("unit")
+    return [float(entropy[(unit == number) & valid].mean()) for number in unit[valid].unique().tolist()]
+
+
+TOPOLOGIES: Registry[type[Topology]] = Registry(
+    "parts.topology",
+    {
+        "flat": Flat,
+        "branch": Branch,
+    },
+)

@@ -1,0 +1,140 @@
+"""From attempts to rows: stacking, groups, and how attempts go into checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from robopolicy.core.decisions import FIELDS, PER_DECISION, Decisions, MissingField
+from robopolicy.text.rollouts.protocols import Attempt, Task
+
+PLAIN = ("reward", "source", "version", "finished")  # fields of an attempt that checkpoints keep as they are
+TASK = tuple(item.name for item in fields(Task))
+
+
+def stack(attempts: Sequence[Attempt]) -> Decisions:
+    """One batch of the rows of all attempts, in order.
+
+    Rows are padded on the right to the longest, masked there. Group is the key of the task, trajectory the number of
+    the attempt; source and version are those of the attempt. What the world gave step by step stays where it is, and
+    the last decision of an attempt makes up for what its reward has beside that. `extra` fields `(n, L, ...)` are
+    padded with zeros to the longest L. Attempts that do not tell `logp_behaviour` apart were drawn with their
+    `logp_old`. `extra["finished"]` (N,) says which have ended.
+    """
+    counts = torch.tensor([len(attempt.decisions) for attempt in attempts])
+
+    def of_rows(values: Sequence[int]) -> Tensor:
+        return torch.tensor(values).repeat_interleave(counts).to(rows.logp_old.device)
+
+    rows = _whole([attempt.decisions for attempt in attempts])
+    trajectory = of_rows(range(len(attempts)))
+    rows = rows.with_fields(
+        group=of_rows([attempt.task.key for attempt in attempts]),
+        trajectory=trajectory,
+        source=of_rows([attempt.source for attempt in attempts]),
+        version=of_rows([attempt.version for attempt in attempts]),
+        extra={**rows.extra, "finished": of_rows([attempt.finished for attempt in attempts]).bool()},
+    )
+    total = torch.tensor([attempt.reward for attempt in attempts], dtype=torch.float64)
+    return rows.with_fields(reward=_settled(rows.need("reward"), rows.valid(), trajectory, total))
+
+
+def joined(parts: Sequence[Decisions]) -> Decisions:
+    """Rows of all parts under each other, padded on the right and masked there; ids stay as they are.
+
+    Raises:
+        MissingField: Some parts have a field or an extra entry that others lack.
+    """
+    longest = max(part.shape[1] for part in parts)
+    named: dict[str, Tensor] = {}
+    for name in FIELDS:
+        values = [part.valid() if name == "mask" else getattr(part, name) for part in parts]
+        if any(value is not None for value in values):
+            if any(value is None for value in values):
+                raise MissingField(f"Some attempts come with {name} and some without.")
+            named[name] = _padded(values, longest) if name in PER_DECISION else torch.cat(values)
+    if uneven := {name for part in parts for name in part.extra.keys() ^ parts[0].extra.keys()}:
+        raise MissingField(f"Some attempts come with extra['{min(uneven)}'] and some without.")
+    extra = {name: _padded([part.extra[name] for part in parts]) for name in parts[0].extra}
+    return Decisions(**named, extra=extra)
+
+
+def _padded(values: Sequence[Tensor], width: int = 0) -> Tensor:
+    """`(n_i, ...)` or `(n_i, L_i, ...)` under each other, the latter with zeros behind up to `width` at least."""
+    if values[0].dim() == 1:
+        return torch.cat(list(values))
+    width = max(width, max(value.shape[1] for value in values))
+    if all(len(value) == 1 for value in values):
+        widest = values[0].new_zeros(width, *values[0].shape[2:])
+        return pad_sequence([*(value[0] for value in values), widest], batch_first=True)[:-1]
+    whole = values[0].new_zeros(sum(map(len, values)), width, *values[0].shape[2:])
+    start = 0
+    for value in values:
+        whole[start : start + len(value), : value.shape[1]] = value
+        start += len(value)
+    return whole
+
+
+def _whole(parts: Sequence[Decisions]) -> Decisions:
+    """All parts joined, with rewards and log-probabilities of the behaviour."""
+    given = {(part.reward is None, part.logp_behaviour is None) for part in parts}
+    return _complete(joined(parts)) if len(given) == 1 else joined([_complete(part) for part in parts])
+
+
+def _complete(decisions: Decisions) -> Decisions:
+    """With a reward, and with a log-probability of the behaviour."""
+    if decisions.reward is not None and decisions.logp_behaviour is not None:
+        return decisions
+    reward, behaviour = decisions.reward, decisions.logp_behaviour
+    return decisions.with_fields(
+        reward=torch.zeros_like(decisions.logp_old) if reward is None else reward,
+        logp_behaviour=decisions.logp_old if behaviour is None else behaviour,
+    )
+
+
+def _settled(reward: Tensor, valid: Tensor, trajectory: Tensor, total: Tensor) -> Tensor:
+    """Rewards `(N, T)` of decisions, of which the last of each trajectory makes up for what is missing from `total`."""
+    reward = reward.masked_fill(~valid, 0.0)
+    place = torch.arange(valid.numel(), device=valid.device).view(valid.shape)
+    last = torch.full((len(total),), -1, device=valid.device)
+    last = last.scatter_reduce(0, trajectory, place.masked_fill(~valid, -1).amax(1), "amax")
+    given = torch.zeros(len(total), dtype=torch.float64, device=valid.device)
+    given.index_add_(0, trajectory, reward.double().sum(1))
+    missing = (total.to(valid.device) - given)[last >= 0]
+    return reward.double().flatten().index_add(0, last[last >= 0], missing).view(reward.shape).to(reward.dtype)
+
+
+def groups_of(attempts: Sequence[Attempt]) -> list[list[Attempt]]:
+    """Attempts by the key of their task, in the order in which keys appear."""
+    groups: dict[int, list[Attempt]] = {}
+    for attempt in attempts:
+        groups.setdefault(attempt.task.key, []).append(attempt)
+    return list(groups.values())
+
+
+def to_plain(attempt: Attempt) -> dict[str, Any]:
+    """Tensors and plain values of an attempt; what the world recorded for itself is left out."""
+    decisions = attempt.decisions
+    kept = {item.name: getattr(decisions, item.name) for item in fields(Decisions) if item.name != "extra"}
+    return {
+        "task": {name: getattr(attempt.task, name) for name in TASK},
+        "decisions": {name: value for name, value in kept.items() if value is not None},
+        "extra": dict(decisions.extra),
+        "metrics": dict(attempt.metrics),
+        **{name: getattr(attempt, name) for name in PLAIN},
+    }
+
+
+def from_plain(state: Mapping[str, Any]) -> Attempt:
+    """The attempt that `to_plain` took apart."""
+    return Attempt(
+        task=Task(**state["task"]),
+        decisions=Decisions(**state["decisions"], extra=dict(state["extra"])),
+        metrics=dict(state["metrics"]),
+        **{name: state[name] for name in PLAIN},
+    )

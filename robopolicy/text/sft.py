@@ -1,0 +1,119 @@
+"""Imitation of solved conversations, and the optimiser that all learning of text shares."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from robopolicy.algorithms.frames.base import Algorithm, Metrics, Stateful
+from robopolicy.constraints import Count, Natural, NotNegative, PartialShare, Positive, Ranged
+from robopolicy.errors import UserError
+from robopolicy.policies.base import Policy
+from robopolicy.text.policy import TextPolicy
+
+
+@dataclass(frozen=True)
+class TextLearnerConfig(Ranged):
+    """What imitation and recipes share."""
+
+    lr: Positive = 1e-3  # of AdamW, after the warm-up
+    weight_decay: NotNegative = 0.0  # decoupled
+    beta1: PartialShare = 0.9  # AdamW momentum
+    beta2: PartialShare = 0.99  # AdamW second-moment decay
+    lr_final: NotNegative | None = None  # at the last update, reached linearly; None keeps the rate
+    warmup: Natural = 10  # updates of linear warm-up
+    grad_clip: Positive = 1.0  # largest gradient norm
+
+
+@dataclass(frozen=True)
+class TextSFTConfig(TextLearnerConfig):
+    """Settings of imitation."""
+
+    batch_size: Count = 64  # conversations per update
+    problems: Natural = 0  # different ones, over and over; 0: always new ones
+    data: str = ""  # JSONL or parquet file of demonstrations; empty takes the task's own solutions
+
+
+class TextLearner(Algorithm):
+    """Base of both: one AdamW on what is trainable of a text policy."""
+
+    own_data: ClassVar[str]  # what it learns from unless algorithm.data names a file, for messages
+    policy: TextPolicy
+    config: Any
+
+    def __init__(self, config: TextLearnerConfig, policy: Policy, *, total_updates: int) -> None:
+        """Prepare to train `policy` in place."""
+        if not isinstance(policy, TextPolicy):
+            raise UserError(f"Algorithm '{self.name}' trains text; choose policy=text, not '{policy.name}'.")
+        super().__init__(policy, total_updates=total_updates)
+        self.config = config
+        self.optimizer = torch.optim.AdamW(
+            policy.trainable(),
+            lr=config.lr,
+            betas=(config.beta1, config.beta2),
+            weight_decay=config.weight_decay,
+            fused=True,  # a few percent of an update
+        )
+
+    @classmethod
+    def check_settings(cls, *, dataset: str, env_steps: int, offline_updates: int) -> None:
+        """Refuse datasets of robots."""
+        if dataset:
+            raise UserError(
+                f"Algorithm '{cls.name}' reads no robot dataset; leave out dataset=. It learns from {cls.own_data} "
+                "from algorithm.data=FILE (JSONL or parquet)."
+            )
+
+    def rate(self) -> float:
+        """Learning rate of the running update."""
+        config = self.config
+        final = config.lr if config.lr_final is None else config.lr_final
+        return ramped(config.lr, final, self.updates, self.total_updates, config.warmup)
+
+    def imitate(self, batch: Sequence[Sequence[str]]) -> Metrics:
+        """One step towards conversations: messages of the world and of the demonstrator in turn."""
+        self.policy.train()
+        nll, entropy = self.policy.conversation_loss(batch, self.generator)
+        metrics = self.step(nll)
+        self.updates += 1
+        return metrics | {"actor/entropy": float(entropy.detach())}
+
+    def step(self, loss: torch.Tensor) -> Metrics:
+        """One gradient step."""
+        self.optimizer.param_groups[0]["lr"] = rate = self.rate()
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        trained = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+        norm = nn.utils.clip_grad_norm_(trained, self.config.grad_clip)
+        self.optimizer.step()
+        return {"actor/loss": loss.item(), "actor/grad_norm": float(norm), "actor/lr": rate}
+
+    def parts(self) -> Mapping[str, Stateful]:
+        """Network and optimiser."""
+        return {"policy": self.policy, "optimizer": self.optimizer}
+
+
+class TextSFT(TextLearner):
+    """Imitation of solved conversations."""
+
+    name = "text_sft"
+    config_class = TextSFTConfig
+    data_source = "text_demonstrations"
+    heads = ("text",)
+    reference = "radford2018gpt"
+    own_data = "the task's own solutions, or"
+    config: TextSFTConfig
+
+    def update(self, batch: Sequence[Sequence[str]]) -> Metrics:
+        """One step."""
+        return self.imitate(batch)
+
+
+def ramped(start: float, final: float, done: int, total: int, warmup: int) -> float:
+    """Learning rate after `done` of `total` updates: linear from `start` to `final`, below it while warming up."""
+    rate = start + (final - start) * min(1.0, done / total)
+    return rate * min(1.0, (done + 1) / (warmup + 1))

@@ -1,0 +1,75 @@
+"""Configurations that earlier versions wrote, as the present version reads them.
+
+`config.yaml` of a run and `manifest.json` of a checkpoint outlive the names of settings. Whoever renames a setting adds
+a row to `MOVES`; rows are applied from top to bottom.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Move:
+    """Settings of an earlier version and the one that took their place."""
+
+    old: tuple[str, ...]  # dotted keys, e.g. "policy.hidden"
+    new: str  # dotted key; may be one of the old ones
+    convert: Callable[[Mapping[str, Any]], Any] | None = None  # new value, of the old ones by key; None keeps the value
+
+
+def _wrappers(old: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """`task.wrappers` of the settings that each belonged to one wrapper."""
+    rows: list[dict[str, Any]] = []
+    if old.get("task.skills"):
+        rows.append({"name": "skills", "count": old["task.skills"], "bonus": old.get("task.skill_bonus", 0.0)})
+    if old.get("task.stock"):
+        rows.append({"name": "stock", "discount": old["task.stock"]})
+    if old.get("task.descriptor"):
+        rows.append({"name": "descriptor"})
+    if old.get("task.message"):
+        rows.append({"name": "message", "kind": old["task.message"], "size": old.get("task.message_size", 2)})
+    return rows
+
+
+MOVES: tuple[Move, ...] = (
+    Move(
+        ("task.stock", "task.descriptor", "task.message", "task.message_size", "task.skills", "task.skill_bonus"),
+        "task.wrappers",
+        _wrappers,
+    ),
+)
+
+
+def migrate_config(content: Any) -> Any:
+    """The plain values of a `config.yaml` under their present keys; `content` stays as it is."""
+    migrated = deepcopy(content)
+    for move in MOVES:
+        found = {key: value for key in move.old for value in _take(migrated, key.split("."))}
+        if found:
+            value = next(iter(found.values())) if move.convert is None else move.convert(found)
+            _put(migrated, move.new.split("."), value)
+    return migrated
+
+
+def migrate_manifest(content: Mapping[str, Any]) -> dict[str, Any]:
+    """The plain values of a policy's `manifest.json`; its `config` is the section `policy` of a configuration."""
+    if "config" not in content:
+        return dict(content)
+    return {**content, "config": migrate_config({"policy": content["config"]})["policy"]}
+
+
+def _take(content: Any, path: Sequence[str]) -> list[Any]:
+    """Remove the value at a path; nothing where there is none."""
+    for name in path[:-1]:
+        content = content.get(name) if isinstance(content, dict) else None
+    return [content.pop(path[-1])] if isinstance(content, dict) and path[-1] in content else []
+
+
+def _put(content: dict[str, Any], path: Sequence[str], value: Any) -> None:
+    for name in path[:-1]:
+        content = content.setdefault(name, {})
+    content[path[-1]] = value

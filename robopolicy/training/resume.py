@@ -1,0 +1,210 @@
+"""Going on with a run from its resume point, whose configuration may have been changed since."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import math
+import random
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from robopolicy.errors import UserError
+from robopolicy.files import parse_yaml
+from robopolicy.schema import to_plain
+
+CAUSES = (UserError, AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError)
+"""What parts raise that are given the state of others."""
+
+
+class Interrupted(Exception):
+    """The user or the system asked the run to stop; its resume point has been saved."""
+
+    def __init__(self, signum: int, folder: Path) -> None:
+        super().__init__(signum, folder)  # what it is made from, so that it can come from another process
+        self.exit_code, self.folder = 128 + signum, folder
+
+    def __str__(self) -> str:
+        return f"Stopped; go on with: robopolicy train --resume {self.folder}"
+
+
+def taken(folder: Path) -> UserError:
+    """Build the error for a place of a new run where something stands already."""
+    if not (folder / "config.yaml").exists():
+        todo = f"{folder} is taken, by something that is no run; empty it"
+    elif (folder / "report.json").exists():
+        todo = f"Run {folder} has ended; go on from what it learned with init_from={folder}/checkpoints/last"
+    else:
+        todo = f"Run {folder} exists; resume it with --resume {folder}"
+    return UserError(f"{todo}, or choose another name=NAME.")
+
+
+class Resumable(Protocol):
+    """A run that goes on; a `Trainer`."""
+
+    config: Any
+    folder: Path
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on exactly from this state."""
+        ...
+
+    def close(self) -> None:
+        """Stop it."""
+        ...
+
+
+def restore(run: Resumable, state: Mapping[str, Any]) -> None:
+    """Bring a run to its resume point, or close it.
+
+    Args:
+        run: Built by what its `config.yaml` says now.
+        state: Of the resume point.
+
+    Raises:
+        UserError: They do not fit; names the settings that were changed.
+    """
+    try:
+        run.load_state_dict(state)
+    except CAUSES as error:
+        run.close()
+        saved = parse_yaml(state["config"]) if "config" in state else {}
+        changed = list(_differences(saved, to_plain(run.config))) if isinstance(saved, dict) and saved else []
+        if not changed and isinstance(error, UserError):
+            raise
+        last, file = run.folder / "checkpoints" / "last", run.folder / "config.yaml"
+        found = f": {', '.join(changed)}" if changed else ""
+        raise UserError(f"{last} does not fit {file}; undo what was changed there{found}.") from error
+
+
+def _differences(saved: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    for key in dict.fromkeys([*saved, *now]):
+        old, new = saved.get(key), now.get(key)
+        if isinstance(old, Mapping) and isinstance(new, Mapping):
+            yield from _differences(old, new, f"{prefix}{key}.")
+        elif old != new:
+            yield f"{prefix}{key} was {old}, is {new}"
+
+
+def random_state() -> dict[str, Any]:
+    """States of the global generators."""
+    return {
+        "python": random.getstate(),
+        "numpy": np.random.get_state(legacy=False),
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+    }
+
+
+def load_random_state(state: Mapping[str, Any]) -> None:
+    """Restore `random_state`."""
+    random.setstate(state["python"])
+    np.random.set_state(state["numpy"])
+    torch.set_rng_state(state["torch"])
+    if state["cuda"] and torch.cuda.is_available():
+        torch.cuda.set_rng_state_all(state["cuda"])
+
+
+def claim(folder: Path) -> IO[str]:
+    """Claim a run for this process; the claim ends when the file is closed or the process dies, however it dies.
+
+    Raises:
+        UserError: Another process is training this run.
+    """
+    stream = (folder / "config.yaml").open(encoding="utf-8")
+    try:
+        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        stream.close()
+        raise UserError(f"Run {folder} is being trained by another process; wait for it or stop it.") from error
+    return stream
+
+
+TENSORS, TREE = "tensors.safetensors", "tree.json"
+
+
+def save_tree(folder: Path, tree: Any) -> None:
+    """Write `tree` into `folder`, which must exist.
+
+    Raises:
+        TypeError: A leaf is neither tensor, array, number, string, bool nor None; the message names where it is.
+    """
+    tensors: dict[str, Tensor] = {}
+    encoded = _encode(tree, "", tensors)
+    save_file(tensors, folder / TENSORS)
+    (folder / TREE).write_text(json.dumps(encoded, indent=1), encoding="utf-8")
+
+
+def load_tree(folder: Path) -> Any:
+    """Read what `save_tree` wrote; tensors come back on the CPU."""
+    tensors = load_file(folder / TENSORS)
+    return _decode(json.loads((folder / TREE).read_text(encoding="utf-8")), tensors)
+
+
+def portable(tensor: Tensor) -> Tensor:
+    """A contiguous CPU copy that owns its memory, as safetensors requires."""
+    return tensor.detach().to("cpu", copy=True).contiguous()
+
+
+def _put(tensors: dict[str, Tensor], where: str, tensor: Tensor) -> str:
+    """Store under the dotted path, made unique: keys may contain dots themselves."""
+    name = where or "value"
+    while name in tensors:
+        name += "'"
+    tensors[name] = tensor
+    return name
+
+
+def _encode(value: Any, where: str, tensors: dict[str, Tensor]) -> Any:
+    if value is None or isinstance(value, bool | str):
+        return value
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else {"$float": repr(float(value))}
+    if isinstance(value, Tensor):
+        return {"$tensor": _put(tensors, where, portable(value))}
+    if isinstance(value, np.ndarray | np.generic):
+        return {"$array": _put(tensors, where, torch.from_numpy(np.array(value, order="C")))}
+    if isinstance(value, Mapping):
+        return _encode_mapping(value, where, tensors)
+    if isinstance(value, list | tuple):
+        items = [_encode(item, f"{where}.{index}", tensors) for index, item in enumerate(value)]
+        return items if isinstance(value, list) else {"$tuple": items}
+    raise TypeError(f"Training state '{where}' has type {type(value).__name__}, which a checkpoint cannot hold.")
+
+
+def _encode_mapping(value: Mapping[Any, Any], where: str, tensors: dict[str, Tensor]) -> Any:
+    rows = [[key, _encode(item, f"{where}.{key}" if where else str(key), tensors)] for key, item in value.items()]
+    if all(isinstance(key, str) and not key.startswith("$") for key, _ in rows):
+        return dict(rows)
+    if not all(isinstance(key, str | int) for key, _ in rows):
+        raise TypeError(f"Training state '{where}' has keys that are neither strings nor integers.")
+    return {"$pairs": rows}
+
+
+def _decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
+    if isinstance(value, list):
+        return [_decode(item, tensors) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if len(value) == 1:
+        tag, content = next(iter(value.items()))
+        if tag in _DECODERS:
+            return _DECODERS[tag](content, tensors)
+    return {key: _decode(item, tensors) for key, item in value.items()}
+
+
+_DECODERS: dict[str, Callable[[Any, Mapping[str, Tensor]], Any]] = {
+    "$tensor": lambda name, tensors: tensors[name],
+    "$array": lambda name, tensors: tensors[name].numpy(),
+    "$float": lambda text, _: float(text),
+    "$tuple": lambda items, tensors: tuple(_decode(item, tensors) for item in items),
+    "$pairs": lambda rows, tensors: {key: _decode(item, tensors) for key, item in rows},
+}

@@ -1,0 +1,277 @@
+"""Players of text tasks in other processes, on this machine or in a Ray cluster (AsyncFlow, S074).
+
+The learner samples tasks, composes rewards and intervenes; a player has a copy of the policy and of the task, and plays
+what it is sent. A `RemoteWorld` stands for it: a world that can play and nothing else, as conversations stay where they
+were held. Weights travel as safetensors, attempts as plain arrays, so nothing but numbers and text comes back.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import sys
+import threading
+import traceback
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, fields
+from functools import partial
+from multiprocessing import get_context, parent_process
+from multiprocessing.connection import Connection
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from safetensors.torch import load, save
+
+from robopolicy.core.decisions import Decisions
+from robopolicy.optional import need
+from robopolicy.policies.registry import POLICIES
+from robopolicy.sim.registry import SimOptions, make_sim
+from robopolicy.spec import PolicySpec
+from robopolicy.text.policy import TextPolicy
+from robopolicy.text.reward_runner import Fault
+from robopolicy.text.rollouts.protocols import Attempt, Task
+from robopolicy.text.rollouts.trajectories import from_plain, to_plain
+from robopolicy.text.sim import TextSim
+from robopolicy.text.text_env import TextWorld
+
+Item = TypeVar("Item")
+
+
+def in_processes(
+    function: Callable[[Item], Any], items: Sequence[Item], *, jobs: int
+) -> Iterator[tuple[Item, Future[Any]]]:
+    """Yield every item with the future of `function(item)`, done, in the order in which they end.
+
+    Args:
+        function: A function of an importable module, which `__main__` is not to another process.
+        items: What to call it with.
+        jobs: Processes at a time.
+    """
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=start_process) as pool:
+        work = partial(_frugally, function)
+        running = {pool.submit(work, item): item for item in items}
+        try:
+            for future in as_completed(running):
+                yield running[future], future
+        finally:  # where the reader stops early, nothing more begins
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def start_process() -> None:
+    """What every process begins with: one thread of torch, and an end when the one that waits for it ends."""
+    torch.set_num_threads(1)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _frugally(function: Callable[[Item], Any], item: Item) -> Any:
+    """Call `function` and give the memory of what it leaves back: a process that goes on may make a thousand models.
+
+    The C library of Linux keeps the gaps between small blocks; after ninety minutes of Meta-World they were 5 GB.
+    """
+    try:
+        return function(item)
+    finally:
+        gc.collect()
+        if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
+            trim(0)  # musl has none
+
+
+def _end_with_parent() -> None:
+    parent = parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+TASK = tuple(item.name for item in fields(Task))
+_COUNTS = threading.Lock()  # several players have one home
+
+
+@dataclass(frozen=True)
+class Role:
+    """What a player is made of."""
+
+    policy: str  # name in POLICIES
+    config: Any  # of the policy
+    spec: PolicySpec
+    task: str  # registered text task
+    seed: int  # of its choices
+
+    @classmethod
+    def of(cls, policy: TextPolicy, task: str, seed: int) -> Role:
+        """The role of playing a task as `policy` does."""
+        return cls(policy.name, policy.config, policy.spec, task, seed)
+
+
+class Player:
+    """Lives in the other process."""
+
+    def __init__(self, role: Role) -> None:
+        policy = POLICIES[role.policy](role.config, role.spec)
+        sim = make_sim(role.task, SimOptions(num_envs=1))
+        assert isinstance(sim, TextSim) and isinstance(policy, TextPolicy)
+        self.world = policy.env_class(policy, sim.task, torch.Generator().manual_seed(role.seed))
+
+    def load(self, weights: bytes) -> None:
+        """Take over weights."""
+        self.world.policy.load_state_dict(load(weights))
+
+    def play(self, tasks: Sequence[Mapping[str, Any]], units: int | None) -> dict[str, Any]:
+        """Attempt tasks; attempts, tokens and faults."""
+        before = self.world.generated
+        attempts = self.world.play([Task(**arrays_to_tensors(task)) for task in tasks], units=units)
+        self.world.played.clear()
+        return {
+            "attempts": [tensors_to_arrays(to_plain(attempt)) for attempt in attempts],
+            "tokens": self.world.generated - before,
+            "faults": [(fault.key, fault.kind, fault.message) for fault in self.world.guard.take()],
+        }
+
+
+class Line(ABC):
+    """The way to a player."""
+
+    @abstractmethod
+    def call(self, name: str, *arguments: Any) -> Any:
+        """Call a method of the player and wait for what it returns.
+
+        Raises:
+            RuntimeError: It failed, or is gone.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """End the player."""
+
+
+class ProcessLine(Line):
+    """To a process on this machine."""
+
+    def __init__(self, role: Role) -> None:
+        context = get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(theirs, role), daemon=True)
+        self._process.start()
+        theirs.close()
+
+    def call(self, name: str, *arguments: Any) -> Any:
+        """See `Line`."""
+        try:
+            self._pipe.send((name, arguments))
+            failed, value = self._pipe.recv()
+        except (EOFError, OSError) as error:
+            raise RuntimeError("The process of a player has ended.") from error
+        if failed:
+            raise RuntimeError(f"A player failed:\n{value}")
+        return value
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.terminate()
+        self._process.join(timeout=5)
+        self._pipe.close()
+
+
+class RayLine(Line):
+    """To an actor of Ray, on whatever machine has a core free; `RAY_ADDRESS` names a cluster, else one is started."""
+
+    def __init__(self, role: Role) -> None:
+        self._ray = need("ray", "ray")
+        if not self._ray.is_initialized():
+            self._ray.init(include_dashboard=False, log_to_driver=False)
+        self._actor = self._ray.remote(Player).options(num_cpus=1).remote(role)
+
+    def call(self, name: str, *arguments: Any) -> Any:
+        """See `Line`."""
+        try:
+            return self._ray.get(getattr(self._actor, name).remote(*arguments))
+        except self._ray.exceptions.RayError as error:
+            raise RuntimeError(f"A player failed:\n{error}") from error
+
+    def close(self) -> None:
+        """End the actor."""
+        self._ray.kill(self._actor)
+
+
+LINES: dict[str, Callable[[Role], Line]] = {"process": ProcessLine, "ray": RayLine}
+
+
+class RemoteWorld:
+    """A world whose tasks another process plays; counts and faults are added to those of the world at home."""
+
+    def __init__(self, line: Line, home: TextWorld) -> None:
+        self._line, self._home = line, home
+
+    def load(self, weights: bytes) -> None:
+        """Let the player take over weights."""
+        self._line.call("load", weights)
+
+    def play(self, tasks: Sequence[Task], *, units: int | None = None) -> list[Attempt]:
+        """Attempt every task once."""
+        plain = [tensors_to_arrays({name: getattr(task, name) for name in TASK}) for task in tasks]
+        found = self._line.call("play", plain, units)
+        with _COUNTS:
+            self._home.generated += found["tokens"]
+            self._home.guard.faults += [Fault(*fault) for fault in found["faults"]]
+        return [from_plain(arrays_to_tensors(attempt)) for attempt in found["attempts"]]
+
+    def batch(self, attempts: Sequence[Attempt]) -> Decisions:
+        """Rows of all attempts."""
+        return self._home.batch(attempts)
+
+    def close(self) -> None:
+        """End the player."""
+        self._line.close()
+
+
+def packed_weights(policy: TextPolicy) -> bytes:
+    """Parameters and buffers of a policy as safetensors, where what is shared would be refused."""
+    return save({name: value.detach().cpu().clone().contiguous() for name, value in policy.state_dict().items()})
+
+
+def hire(policy: TextPolicy, task: str, home: TextWorld, *, count: int, where: str, seed: int) -> list[RemoteWorld]:
+    """Start players.
+
+    Raises:
+        UserError: Ray is to be used and not installed.
+    """
+    roles = [Role.of(policy, task, seed + number) for number in range(count)]
+    return [RemoteWorld(LINES[where](role), home) for role in roles]
+
+
+def tensors_to_arrays(value: Any) -> Any:
+    """The same tree with arrays in place of tensors, which would be shared and not copied."""
+    return _mapped(value, torch.Tensor, lambda tensor: tensor.cpu().numpy())
+
+
+def arrays_to_tensors(value: Any) -> Any:
+    """Inverse of `tensors_to_arrays`."""
+    return _mapped(value, np.ndarray, lambda array: torch.from_numpy(array.copy()))
+
+
+def _mapped(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
+    if isinstance(value, kind):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {key: _mapped(entry, kind, change) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_mapped(entry, kind, change) for entry in value)
+    return value
+
+
+def _serve(pipe: Connection, role: Role) -> None:
+    """Answer calls until the pipe is closed."""
+    start_process()
+    try:
+        player = Player(role)
+        while True:
+            name, arguments = pipe.recv()
+            pipe.send((False, getattr(player, name)(*arguments)))
+    except EOFError:
+        return
+    except BaseException:
+        pipe.send((True, traceback.format_exc(limit=-3)))

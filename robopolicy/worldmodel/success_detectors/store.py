@@ -1,0 +1,110 @@
+"""Judges on disk: `model.safetensors` and `judge.json`, complete or not at all, read strictly and without pickle."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from robopolicy.errors import UserError
+from robopolicy.files import atomic_folder, parse_json, recover, refuse_foreign
+from robopolicy.policies.migration import migrate
+from robopolicy.schema import from_plain, to_plain
+from robopolicy.worldmodel.success_detectors.classifier import Predicate, StateProbe, SuccessClassifier
+from robopolicy.worldmodel.success_detectors.clips import ClipEnsemble, JudgeConfig
+
+VERSION = 1
+MODEL, FACTS = "model.safetensors", "judge.json"
+
+
+def save_judge(path: str | Path, judge: SuccessClassifier | StateProbe) -> None:
+    """Write a judge; the predicates of a probe belong to the task and are not written."""
+    folder = Path(path)
+    refuse_foreign(folder, FACTS, "a judge")
+    facts: dict[str, Any] = {
+        "version": VERSION,
+        "kind": type(judge).__name__,
+        "config": to_plain(judge.ensemble.config),
+        "cameras": judge.ensemble.sizes,
+        "spread": min(judge.spread, 1e30),  # JSON knows no infinity
+    }
+    tensors = {f"ensemble.{key}": value.contiguous().cpu() for key, value in judge.ensemble.state_dict().items()}
+    if isinstance(judge, SuccessClassifier):
+        facts |= {name: getattr(judge, name) for name in ("offset", "temperature", "threshold")}
+    else:
+        facts["names"] = dict(judge.names)
+        tensors |= {"mean": judge.mean, "std": judge.std}
+    with atomic_folder(folder) as temporary:
+        save_file(tensors, temporary / MODEL)
+        (temporary / FACTS).write_text(json.dumps(facts, indent=2), encoding="utf-8")
+
+
+def load_judge(path: str | Path, solved: Predicate | None, device: str = "cpu") -> SuccessClassifier | StateProbe:
+    """Load a judge of either kind; a probe applies the predicate of the task, `solved`.
+
+    Raises:
+        UserError: The folder holds no judge, or a probe of a task whose success cannot be told from observations.
+    """
+    facts, _ = _read(Path(path), SuccessClassifier, StateProbe)
+    if facts["kind"] == SuccessClassifier.__name__:
+        return load_classifier(path, device)
+    if solved is None:
+        raise UserError(f"{path} reads states, but the task cannot tell success from them; fit --kind classifier.")
+    return load_probe(path, solved, device=device)
+
+
+def load_classifier(path: str | Path, device: str = "cpu") -> SuccessClassifier:
+    """Load a `SuccessClassifier`.
+
+    Raises:
+        UserError: The folder holds something else, or is damaged.
+    """
+    facts, tensors = _read(Path(path), SuccessClassifier)
+    judge = SuccessClassifier(_ensemble(facts, tensors, 2, path, device))
+    return replace(judge, **{name: facts[name] for name in ("offset", "temperature", "threshold", "spread")})
+
+
+def load_probe(
+    path: str | Path, success: Predicate, *, progress: Predicate | None = None, device: str = "cpu"
+) -> StateProbe:
+    """Load a `StateProbe`, with the predicates of the task.
+
+    Raises:
+        UserError: The folder holds something else, or is damaged.
+    """
+    facts, tensors = _read(Path(path), StateProbe)
+    ensemble = _ensemble(facts, tensors, len(tensors["mean"]), path, device)
+    return StateProbe(ensemble, facts["names"], tensors["mean"], tensors["std"], success, progress, facts["spread"])
+
+
+def _read(folder: Path, *kinds: type) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    recover(folder)
+    try:
+        facts = parse_json((folder / FACTS).read_text(encoding="utf-8"))
+        tensors = load_file(folder / MODEL)
+    except (OSError, ValueError, SafetensorError) as error:
+        raise UserError(f"{folder} is not a complete judge: {error}") from error
+    names = [kind.__name__ for kind in kinds]
+    if facts.get("version") != VERSION or facts.get("kind") not in names:
+        found = f"{facts.get('kind')} of version {facts.get('version')}"
+        raise UserError(f"{folder} holds a {found}, expected {' or '.join(names)} of version {VERSION}.")
+    return facts, tensors
+
+
+def _ensemble(
+    facts: dict[str, Any], tensors: dict[str, torch.Tensor], outputs: int, path: str | Path, device: str
+) -> ClipEnsemble:
+    ensemble = ClipEnsemble(
+        from_plain(JudgeConfig, migrate(facts["config"]), f"judge of {path}"), facts["cameras"], outputs
+    )
+    weights = {key.removeprefix("ensemble."): value for key, value in tensors.items() if key.startswith("ensemble.")}
+    try:
+        ensemble.load_state_dict(weights, strict=True)
+    except RuntimeError as error:
+        raise UserError(f"The weights of {path} do not fit its configuration; copy the judge again in full.") from error
+    return ensemble.to(device).eval()

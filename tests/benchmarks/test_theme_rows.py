@@ -1,0 +1,41 @@
+"""Rows that themes of contrib add to the tables of benchmarks."""
+
+import pytest
+
+from benchmarks import themes
+from robopolicy import plugins
+
+
+@pytest.fixture
+def contrib(tmp_path, monkeypatch):
+    """Adds the `benchmarks.toml` of a theme."""
+    monkeypatch.setattr(plugins, "CONTRIB", tmp_path)
+
+    def clear() -> None:
+        plugins.themes.cache_clear()
+        themes._files.cache_clear()
+
+    def add(name: str, content: str) -> None:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "theme.toml").write_text("")
+        (tmp_path / name / "benchmarks.toml").write_text(content)
+        clear()
+
+    yield add
+    clear()
+
+
+def test_rows_of_all_themes_are_read_by_benchmark_and_table(contrib):
+    contrib("one", '[control.methods]\nstac2 = {family = "off-policy"}\n[offline.methods]\nprdc2 = ["x=1"]\n')
+    contrib("other", "[text.recipes]\ngrid = ['a', 'b']\n[control.methods.harpg2]\nfamily = 'on-policy'\n")
+    found = themes.contributed("control", "methods")
+    assert found == {"stac2": {"family": "off-policy"}, "harpg2": {"family": "on-policy"}}
+    assert themes.contributed("text", "recipes") == {"grid": ["a", "b"]}
+    assert themes.contributed("text", "claims") == themes.contributed("pendulum", "rows") == {}
+
+
+def test_a_row_is_added_once(contrib):
+    contrib("one", "[text.claims]\nx = {quantity = 'entropy'}\n")
+    contrib("other", "[text.claims]\nx = {quantity = 'tokens'}\n")
+    with pytest.raises(ValueError, match=r"other adds 'x' to text\.claims as another theme does"):
+        themes.contributed("text", "claims")
