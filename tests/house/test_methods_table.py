@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 from source_tree import ROOT, parse
 
-from benchmarks.latency import HEADS
 from docs.algorithm_sections import PREPARATIONS, AlgorithmRow
-from docs.compatibility import ALLOWED
+from docs.compatibility import all_heads, allowed
 from docs.generate_methods import PAGE, STATUSES, load, render
 from docs.measured import measured, recipes_measured
 from robopolicy.algorithms.common.off_policy import OffPolicy
@@ -128,7 +127,9 @@ def test_the_command_of_an_algorithm_composes_to_a_run_of_it(row: AlgorithmRow):
     needs_dataset, takes_dataset = dataset_use(row.name)
     assert takes_dataset if config.dataset else not needs_dataset
     if not config.init_from:
-        heads = {HEADS[label][0] for label in ALLOWED[row.name]} or {"text"}  # no head of a robot: they train text
+        heads = {all_heads()[label][0] for label in allowed(row.name)} or {
+            "text"
+        }  # no head of a robot: they train text
         assert config.policy["name"] in heads
 
 
