@@ -7,7 +7,7 @@ from robopolicy.errors import UserError
 from robopolicy.recipe_files import read_recipe
 from robopolicy.text.rollouts.prompt_samplers import SAMPLERS, Uncertain, Uniform
 from robopolicy.text.rollouts.protocols import Pool, Task
-from robopolicy.training import build
+from robopolicy.core.registry import build
 
 COUNT = 12
 POOL = Pool(

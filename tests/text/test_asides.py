@@ -52,7 +52,7 @@ def played(task, recipe):
     algorithm, feed = learner(task, recipe, group_size=2)
     rows = feed.next(algorithm)
     generator = torch.Generator().manual_seed(3)
-    start = algorithm.reference or algorithm.policy
+    start = algorithm.reference_policy or algorithm.policy
     return algorithm, feed, Worlds(*(TextWorld(policy, task, generator) for policy in (algorithm.policy, start))), rows
 
 

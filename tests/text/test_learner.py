@@ -164,7 +164,7 @@ def test_a_batch_without_a_row_to_learn_from_changes_nothing():
 def test_an_objective_that_compares_with_nothing_keeps_no_reference():
     algorithm = learner(Grid(), group_size=4, recipe="gmpo")
     algorithm.update(source(Grid(), algorithm).next(algorithm))
-    assert algorithm.reference is None
+    assert algorithm.reference_policy is None
 
 
 def test_solutions_of_several_turns_are_conversations():

@@ -99,7 +99,7 @@ def played(task, recipe):
     algorithm, feed = learner(task, recipe, group_size=2)
     rows = feed.next(algorithm)
     generator = torch.Generator().manual_seed(3)
-    start = algorithm.reference or algorithm.policy
+    start = algorithm.reference_policy or algorithm.policy
     return algorithm, feed, Worlds(*(TextWorld(policy, task, generator) for policy in (algorithm.policy, start))), rows
 
 
@@ -159,7 +159,7 @@ def test_likelihood_is_that_of_the_start():
     feed.asides["unlikely"].known.clear()
     again = feed.asides["unlikely"](worlds, feed._batch.attempts, rows)
     torch.testing.assert_close(again.extra["likelihood"], rows.extra["likelihood"])
-    policy = algorithm.reference
+    policy = algorithm.reference_policy
     loss, _ = policy.sft_loss([policy.tokenizer.prompt([str(int(rows.group[0]))])], [policy.message("ab")])
     assert float(again.extra["likelihood"][0]) == pytest.approx(math.exp(-float(loss)), rel=1e-4)
 

@@ -62,17 +62,17 @@ def test_a_recipe_that_asks_for_a_reference_gets_the_policy_it_started_from():
     algorithm = learner(Grid(), group_size=4, recipe="f_dpg")
     before = algorithm.policy.state_dict()["model.model.norm.weight"].clone()
     algorithm.update(source(Grid(), algorithm).next(algorithm))
-    assert torch.equal(algorithm.reference.state_dict()["model.model.norm.weight"], before)
+    assert torch.equal(algorithm.reference_policy.state_dict()["model.model.norm.weight"], before)
     again = learner(Grid(), group_size=4, recipe="f_dpg")
     again.load_state_dict(algorithm.state_dict())
-    assert torch.equal(again.reference.state_dict()["model.model.norm.weight"], before)
+    assert torch.equal(again.reference_policy.state_dict()["model.model.norm.weight"], before)
 
 
 def test_an_update_that_learns_that_it_needs_a_reference_is_the_one_that_had_it_from_the_start():
     late, early = (learner(Grid(), group_size=4, recipe="lspo", minibatches=2) for _ in range(2))
     batch = source(Grid(), late).next(late)
-    early.reference = frozen_copy(early.policy)
-    assert late.reference is None
+    early.reference_policy = frozen_copy(early.policy)
+    assert late.reference_policy is None
     assert late.update(batch) == early.update(batch)
     assert torch.equal(late.generator.get_state(), early.generator.get_state())
     other = early.policy.state_dict()

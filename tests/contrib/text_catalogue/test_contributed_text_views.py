@@ -126,10 +126,10 @@ def test_a_soup_is_the_reference_and_comes_back_with_a_resumed_run(other):
     recipe_source(sim, algorithm, 0)
     key = "model.model.embed_tokens.weight"
     mean = (policy().state_dict()[key] + policy(seed=1).state_dict()[key]) / 2
-    torch.testing.assert_close(algorithm.reference.state_dict()[key], mean)
+    torch.testing.assert_close(algorithm.reference_policy.state_dict()[key], mean)
     again, _ = learner("salsa", start=policy(seed=2), group_size=2, companion=str(other))
     again.load_state_dict(algorithm.state_dict())
-    assert torch.equal(again.reference.state_dict()[key], algorithm.reference.state_dict()[key])
+    assert torch.equal(again.reference_policy.state_dict()[key], algorithm.reference_policy.state_dict()[key])
 
 
 def test_recipes_that_overlap_play_and_learning_do_unless_told_otherwise():

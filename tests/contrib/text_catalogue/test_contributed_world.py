@@ -14,7 +14,7 @@ from robopolicy.text.rollouts.collector import INTERVENTIONS
 from robopolicy.text.rollouts.protocols import TEACHER, Task, able, rewards_of
 from robopolicy.text.task import Episode, TextTask, Turn, shortened
 from robopolicy.text.text_env import TextWorld, score
-from robopolicy.training import build
+from robopolicy.core.registry import build
 from robopolicy_tasks.text.arithmetic import Arithmetic
 from robopolicy_tasks.text.calculator import Calculator
 from robopolicy_tasks.text.grid import Grid
