@@ -13,7 +13,6 @@ from robopolicy.algorithms.ppo import PPO
 from robopolicy.cli.main import main
 from robopolicy.errors import UserError
 from robopolicy.evaluation.result import Cost, EvalResult
-from robopolicy.nets.normalizer import Normalizer
 from robopolicy.training import guards as duels
 from robopolicy.training import loop
 from robopolicy.training.checkpoint import load_policy
@@ -279,15 +278,3 @@ def test_a_stop_during_the_duel_can_be_resumed(tmp_path, monkeypatch):
     report = resume_run(tmp_path / "run").train()
     assert (report["update"], report["base"]["success"]) == (2, 0.6)
     assert report["against_base"]["difference"]["n"] >= 10
-
-
-@pytest.mark.parametrize("limits, restored", [([1.0], 0), ([], 1)])
-def test_a_constraint_may_cost_success(limits, restored, tmp_path, monkeypatch):
-    play_scores(monkeypatch, [0.9, 0.2])
-    algorithm = ["algorithm=ppo_lagrangian", f"algorithm.costs={['fall'] * len(limits)}", f"algorithm.limits={limits}"]
-    trainer = run(tmp_path, *algorithm, "budget.updates=2")
-    monkeypatch.setattr(trainer.algorithm, "update", lambda batch: {})
-    for part in trainer.algorithm.policy.modules():
-        if isinstance(part, Normalizer):
-            part.fitted.fill_(True)
-    assert trainer.train()["restored"] == restored

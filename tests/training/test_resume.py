@@ -7,12 +7,11 @@ import signal
 import subprocess
 import sys
 import termios
-import time
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
+from resumed_runs import assert_identical, kill_and_resume
 from safetensors.torch import load_file
 
 from robopolicy.cli.main import main
@@ -34,35 +33,6 @@ MUJOCO = ["algorithm=ppo", "policy=gaussian", "sim.num_envs=4", "algorithm.num_s
 CHEETAH = [*MUJOCO, "task=half_cheetah", "checkpoint_every=3", "logging.every=1"]
 LIFT = [*MUJOCO, "task=lift", "sim.backend=mujoco-exact", "checkpoint_every=3", "logging.every=1"]
 WARP = pytest.param([*CHEETAH, "sim.backend=warp"], marks=pytest.mark.slow)
-
-
-def tensors(run: Path) -> dict[str, torch.Tensor]:
-    """Weights, optimiser, normaliser, simulator and random states at the end of a run."""
-    last = run / "checkpoints" / "last"
-    state = load_file(last / "training_state" / "tensors.safetensors")
-    return load_file(last / "model.safetensors") | {f"state.{key}": value for key, value in state.items()}
-
-
-def assert_identical(one: Path, two: Path) -> None:
-    first, second = tensors(one), tensors(two)
-    assert first.keys() == second.keys()
-    assert [key for key in first if not torch.equal(first[key], second[key])] == []
-
-
-def kill_and_resume(settings: list[str], out: Path) -> Path:
-    """Train in another process, kill it with SIGKILL after its first resume point, and resume here."""
-    run = out / "killed"
-    command = [sys.executable, "-m", "robopolicy", "train", *settings, f"out={out}", "name=killed"]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    manifest, deadline = run / "checkpoints" / "last" / "manifest.json", time.monotonic() + 60
-    while not manifest.exists() and process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.005)
-    process.kill()
-    _, errors = process.communicate()
-    assert process.returncode == -signal.SIGKILL, errors
-    assert not (run / "report.json").exists()
-    assert main(["train", "--resume", str(run)]) == 0
-    return run
 
 
 @pytest.mark.slow

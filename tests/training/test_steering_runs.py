@@ -1,17 +1,15 @@
 """Runs of DSRL and GoRL from the command line: they train, resume bit-identically in any stage, and verify."""
 
-import os
-import signal
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from resumed_runs import assert_identical, interrupted_at
 
 from robopolicy.cli.main import main
 from robopolicy.policies.wrappers.latent import LatentPolicy
 from robopolicy.training.checkpoint import load_policy
-from robopolicy.training.loggers import JsonlLogger, read_jsonl
+from robopolicy.training.loggers import read_jsonl
 
 COMMON = ["checkpoint_every=20", "logging.every=1", "evaluation.episodes=2", "evaluation.every=20", "sim.num_envs=4"]
 DSRL = [
@@ -42,30 +40,6 @@ GORL = [
 def base(clone: Path) -> Path:
     """The policy that is steered."""
     return clone / "checkpoints" / "last"
-
-
-def interrupted_at(update: int, settings: list[str], out: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A run that was stopped after `update` and resumed."""
-    log = JsonlLogger.log
-
-    def interrupt(self: JsonlLogger, at: int, row: dict[str, float]) -> None:
-        if at == update and "train/env_steps" in row:
-            os.kill(os.getpid(), signal.SIGINT)
-        log(self, at, row)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(JsonlLogger, "log", interrupt)
-        assert main(["train", *settings, f"out={out}", "name=stopped"]) == 130
-    assert main(["train", "--resume", str(out / "stopped")]) == 0
-    return out / "stopped"
-
-
-def assert_identical(one: Path, two: Path) -> None:
-    for file in ("model.safetensors", "training_state/tensors.safetensors"):
-        first, second = (load_file(run / "checkpoints" / "last" / file) for run in (one, two))
-        assert first.keys() == second.keys()
-        for key, value in first.items():  # unfinished returns in the memory are NaN
-            torch.testing.assert_close(value, second[key], rtol=0, atol=0, equal_nan=True, msg=key)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_steering_runs import assert_identical, interrupted_at
+from resumed_runs import assert_identical, interrupted_at
 
 from robopolicy.cli.main import main
 from robopolicy.contrib.known_dynamics.scenario_source import ScenarioSource

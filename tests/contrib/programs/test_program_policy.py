@@ -15,9 +15,10 @@ from robopolicy.contrib.programs.refine import PythonChanges, TextProposer, last
 from robopolicy.contrib.programs.sandbox import Answerer
 from robopolicy.contrib.programs.search import ProgramSearch, Trial, refine
 from robopolicy.errors import UserError
+from robopolicy.evaluation.actors import ExpertActor
 from robopolicy.evaluation.harness import evaluate
 from robopolicy.policies.base import PolicySpec
-from robopolicy.sim.registry import SimOptions, make_sim
+from robopolicy.sim.registry import SimOptions, get_task, make_sim
 from robopolicy.text.policy import TextConfig, TextPolicy
 from robopolicy.text.task import TURN, pack, unpack
 
@@ -256,3 +257,8 @@ def test_a_command_that_cannot_run_is_refused_in_one_line(words, complaint, caps
     out = [] if "--out" in words else ["--out", "out"]
     code, _, error = run(capsys, *words, *out)
     assert code == 2 and complaint in error
+
+
+def test_demonstrations_succeed() -> None:
+    entry, sim = get_task("text/program"), make_sim("text/program", SimOptions(num_envs=4))
+    assert evaluate(ExpertActor(entry.need_expert()()), sim, episodes=12).success.all()

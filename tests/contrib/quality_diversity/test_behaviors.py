@@ -6,6 +6,7 @@ import mujoco
 import numpy as np
 import pytest
 import torch
+from sim_rules import check_refuses_actions_that_are_no_numbers
 
 from robopolicy.contrib.quality_diversity.arm import LINKS
 from robopolicy.contrib.quality_diversity.behavior import BehaviorDescriptor
@@ -122,3 +123,7 @@ def test_a_package_adds_the_behavior_of_its_task(monkeypatch: pytest.MonkeyPatch
     assert sim.reset(0)["descriptor"].shape == (3, 1)
     step = sim.step(torch.ones(3, 2))
     torch.testing.assert_close(step.info["descriptor"], (step.final_obs["state"][:, 2:3] + 4) / 8)
+
+
+def test_an_action_that_is_no_number_is_refused() -> None:
+    check_refuses_actions_that_are_no_numbers("arm")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from sim_rules import check_refuses_actions_that_are_no_numbers
 from torch.testing import assert_close
 
 from robopolicy.contrib.skills_agents.gather import MOST, OTHERS, GatherExpert, GatherSim, worlds
@@ -105,3 +106,7 @@ def test_a_policy_that_imitated_worlds_of_four_meets_in_worlds_of_six():
         return policy.act({key: value[:, None] for key, value in obs.items()}, deterministic=True)[:, 0]
 
     assert success_of(act, "toy/gather") > 0.9 and success_of(act, "toy/gather_more") > 0.9
+
+
+def test_an_action_that_is_no_number_is_refused() -> None:
+    check_refuses_actions_that_are_no_numbers("gather")

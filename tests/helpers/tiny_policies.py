@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from robopolicy.contrib.offline.corrected import Correction, DataModel, DataModelConfig, correct
 from robopolicy.critics.q import CriticConfig, QEnsemble
 from robopolicy.nets.recurrent import RecurrentConfig
 from robopolicy.nets.vision import VisionConfig
@@ -71,12 +70,6 @@ def staged_decoder() -> Any:
     return StagedDecoder.around(small("flow"), identity=False)
 
 
-def corrected() -> Any:
-    """A flow pulled to a dataset."""
-    base = small("flow")
-    return correct(base, DataModel(DataModelConfig(hidden=(8,)), base), Correction())
-
-
 def edited() -> Any:
     """EXPO's policy."""
     base = small("flow")
@@ -99,7 +92,6 @@ EXPORTED: dict[str, Callable[[], Any]] = {
     "flow": lambda: small("flow"),
     "flow-unet": lambda: small("flow", backbone="unet", unet_channels=(8, 16)),
     "flow-transformer": lambda: small("flow", backbone="transformer", **TRANSFORMER),
-    "flow-modular": lambda: small("flow", backbone="modular", backbone_options={"modules": 2, "context_width": 4}),
     "flow-images": seeing,
     "one-step (FQL)": lambda: small("flow", steps=1),
     "shortcut": lambda: small("shortcut"),
@@ -114,15 +106,12 @@ EXPORTED: dict[str, Callable[[], Any]] = {
     "gaussian-lstm": lambda: head("gaussian", ONE, hidden=(8,), recurrent=RecurrentConfig("lstm", 4)),
     "mixture (PMOE)": lambda: head("mixture", hidden=(8,), experts=3, router_hidden=(4,), squash=True),
     "autoregressive": lambda: head("autoregressive", bins=8, **TRANSFORMER),
-    "sequence": lambda: head("sequence", hidden=(8, 8)),
-    "swaddled": lambda: head("swaddled", hidden=(8,)),
     "latent (DSRL)": lambda: steered(NoiseSpace("repeat")),
     "latent-drawn-rest": lambda: steered(NoiseSpace("truncated", rest="draw")),
     "zero-noise": lambda: ZeroNoisePolicy.around(small("flow")),
     "selected (IDQL)": lambda: of_samples(select, candidates=3),
     "optimized (PA-RL)": lambda: of_samples(optimize, candidates=3, top=2, ascent_steps=2, ascent_rate=0.1),
     "edited (EXPO)": edited,
-    "corrected (CDSA)": corrected,
     "staged-decoder (GoRL)": staged_decoder,
     "staged-diffusion (DPPO)": lambda: in_stages((0, 1), [small("diffusion"), small("diffusion")]),
     "composed-convex": lambda: compose([small("flow"), small("diffusion")]),
