@@ -65,19 +65,3 @@ def open_session(source: bytes | Path, threads: int, *, cuda: bool = False) -> A
     except Exception as error:  # the runtime's errors are classes of its own
         reason = str(error).splitlines()[0]
         raise UserError(f"onnxruntime cannot run this graph ({reason}); export it for this version.") from error
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-

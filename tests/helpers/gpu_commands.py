@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from emulated_gpu import emulated_gpu
 
-from robopolicy.algorithms.frames.on_policy import Beside
+from robopolicy.algorithms.common.on_policy import BackgroundWorker
 from robopolicy.cli.main import main
 
 SMALL = ["policy.hidden=[8]", "budget.updates=2", "evaluation.episodes=0", "out=runs"]
@@ -40,7 +40,7 @@ def policies(place: Path, heads: Sequence[str]) -> Iterator[Path]:
 
 def check_plays_on_a_gpu(words: Sequence[str], folder: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a command makes of policies on a GPU plays there."""
-    monkeypatch.setattr(Beside, "SMALLEST", float("inf"))  # a mode of torch holds for one thread
+    monkeypatch.setattr(BackgroundWorker, "MIN_PARALLEL_WORK", float("inf"))  # a mode of torch holds for one thread
     monkeypatch.chdir(folder)
     made = str(out / "made")
     run(*words, "--out", made, "--device", "cuda")

@@ -23,7 +23,7 @@ UNSEEN = {"meanflow"}  # learns by forward-mode derivatives, which the stand-in 
 
 def check_learns_on_a_gpu(name: str, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An algorithm learns on a GPU, goes on from its resume point and acts, and leaves nothing on the CPU."""
-    monkeypatch.setattr(BackgroundWorker, "SMALLEST", float("inf"))  # a mode of torch holds for one thread
+    monkeypatch.setattr(BackgroundWorker, "MIN_PARALLEL_WORK", float("inf"))  # a mode of torch holds for one thread
     head = min(allowed(name) - UNSEEN)
     with emulated_gpu(), opened(place, name, head, device="cuda") as parts:
         algorithm, source = parts.algorithm, parts.source

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
+from robopolicy.core.registry import build
 from robopolicy.errors import UserError
 from robopolicy.recipe_files import read_recipe
 from robopolicy.text.rollouts.prompt_samplers import SAMPLERS, Uncertain, Uniform
 from robopolicy.text.rollouts.protocols import Pool, Task
-from robopolicy.core.registry import build
 
 COUNT = 12
 POOL = Pool(

@@ -2,6 +2,7 @@
 
 import json
 import re
+from functools import partial
 
 import pyarrow
 import pyarrow.parquet
@@ -15,11 +16,11 @@ from robopolicy.spec import PolicySpec
 from robopolicy.text.datasets import read_demonstrations, read_offline, read_pairs, read_rows
 from robopolicy.text.policy import TextConfig, TextPolicy
 from robopolicy.text.recipe_trainer import TextRecipe, TextRecipeConfig
-from robopolicy.text.sft import TextSFT, TextSFTConfig
+from robopolicy.text.sft import TextSFTConfig
 from robopolicy.text.sim import TextSim
 from robopolicy.text.task import unpack
 from robopolicy.training.checkpoint import load_policy
-from robopolicy.training.text_file_source import recipe_source
+from robopolicy.training.text_file_source import DemonstrationSource, recipe_source
 from robopolicy_tasks.text.arithmetic import Arithmetic
 
 SMALL = ["policy.width=16", "policy.layers=1", "policy.heads=2", "evaluation.episodes=0", "logging.every=1"]
@@ -159,8 +160,9 @@ def test_what_is_longer_than_the_model_can_read_is_refused_with_its_row(recipe, 
     file = written(tmp_path / "x.jsonl", rows)
     policy = TextPolicy(TextConfig(width=16, layers=1, heads=2, context=64), PolicySpec({"text": (16,)}, 6))
     if recipe == "text_sft":
-        algorithm = TextSFT(TextSFTConfig(data=file), policy, total_updates=2)
+        make = partial(DemonstrationSource, config=TextSFTConfig(data=file), policy=policy)
     else:
         algorithm = TextRecipe(TextRecipeConfig(recipe=recipe, data=file), policy, total_updates=2)
+        make = partial(recipe_source, algorithm=algorithm)
     with pytest.raises(UserError, match=re.escape(f"{file} {message}")):
-        recipe_source(TextSim(Arithmetic(), SimOptions(num_envs=1)), algorithm, 0)
+        make(TextSim(Arithmetic(), SimOptions(num_envs=1)), seed=0)

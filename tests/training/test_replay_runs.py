@@ -23,7 +23,7 @@ SAC_RUN = [*COMMON, "algorithm=sac"]
 RAW_FLOW = ["policy=flow", "policy.normalization=identity", "policy.action_normalization=identity"]
 
 
-RLPD_RUN = [*COMMON, "algorithm=rlpd", "algorithm.utd=2", "algorithm.actor_delay=2"]
+RLPD_RUN = [*COMMON, "algorithm=rlpd", "algorithm.utd=2", "algorithm.policy_delay=2"]
 
 
 # Schedules and budgets.
@@ -43,7 +43,7 @@ def test_sac_runs_from_the_command_line(tmp_path: Path) -> None:
 
 def test_play_begins_with_a_warm_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     batches = spy(monkeypatch)
-    run = trainer(tmp_path, *SAC_RUN, "budget.updates=3", "algorithm.utd=2", "algorithm.decisions=3")
+    run = trainer(tmp_path, *SAC_RUN, "budget.updates=3", "algorithm.utd=2", "algorithm.num_steps=3")
     run.train()
     assert [len(batch) for batch in batches] == [16 * 2 * 4 * 3] * 3  # batch_size * utd * environments * decisions
     assert all(batch.online.all() for batch in batches)

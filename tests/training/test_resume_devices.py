@@ -4,8 +4,8 @@ import pytest
 import torch
 from meta_device import GPU, SPEC, Elsewhere, rollout
 
-from robopolicy.algorithms.frames.on_policy import ReturnScale
-from robopolicy.algorithms.gorl import DecoderFit, GoRLConfig
+from robopolicy.algorithms.common.rollout_batch import RewardNormalizer
+from robopolicy.algorithms.gorl import DecoderTrainer, GoRLConfig
 from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
 from robopolicy.rollout.on_policy import EpisodeTally
 from robopolicy.sim.chunk import ChunkedSim
@@ -13,14 +13,14 @@ from robopolicy.sim.chunk import ChunkedSim
 
 @pytest.mark.filterwarnings("ignore:.*non-meta parameter")
 def test_what_an_algorithm_remembers_of_its_play() -> None:
-    scale = ReturnScale()
+    scale = RewardNormalizer()
     scale.moments.observe = lambda values: None  # type: ignore[method-assign]
     scale.load_state_dict({"running": torch.zeros(3), "moments": scale.moments.state_dict()})
     scale.observe(rollout(GPU), 0.9)
     assert scale.running is not None and scale.running.device == GPU
-    saved = DecoderFit(FlowPolicy(FlowConfig(), SPEC), GoRLConfig())
+    saved = DecoderTrainer(FlowPolicy(FlowConfig(), SPEC), GoRLConfig())
     with GPU:
-        decoder = DecoderFit(FlowPolicy(FlowConfig(), SPEC), GoRLConfig())
+        decoder = DecoderTrainer(FlowPolicy(FlowConfig(), SPEC), GoRLConfig())
     chunks = {"obs": {"state": torch.zeros(5, 1, 1)}, "chunk": torch.zeros(5, 1, 1)}
     decoder.load_state_dict(saved.state_dict() | chunks)
     assert decoder.chunk is not None and decoder.chunk.device == decoder.obs["state"].device == GPU

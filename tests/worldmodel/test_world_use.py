@@ -143,7 +143,7 @@ def rate(result: dict) -> float:
 
 
 def test_fine_tuning_in_a_world_model_is_judged_by_the_simulator(folder, capsys):
-    algorithm = ["algorithm=reinflow", "algorithm.decisions=4", "algorithm.epochs=1", "algorithm.batch_size=16"]
+    algorithm = ["algorithm=reinflow", "algorithm.num_steps=4", "algorithm.epochs=1", "algorithm.batch_size=16"]
     settings = ["sim.num_envs=4", "world.samples=2", "world.penalty=0.1", "world.steps=6", "budget.updates=2"]
     place = [f"world.films={folder / 'films'}", f"sim.backend=worldmodel:{folder / 'world0'}", f"out={folder}"]
     rest = ["evaluation.episodes=4", "evaluation.every=2", f"init_from={folder / 'policy0'}", "name=tuned"]

@@ -12,11 +12,11 @@ from robopolicy.cli.main import main
 
 FROM_SCRATCH = {
     "symphony": ["policy=swaddled", "algorithm.utd=1"],
-    "optimistic_ac": ["algorithm.dwell=1", "algorithm.candidates=2"],
+    "optimistic_ac": ["algorithm.min_switch_interval=1", "algorithm.candidates=2"],
     "srl": ["policy=sequence"],
     "stock_ac": ["task.wrappers=[{name: stock, discount: 0.95}]", "algorithm.gamma=0.95"],
     "camel_td3": ["algorithm.mask.prior=point_mass_pd"],
-    "tscac": ["algorithm.signals=[energy,stillness]", "algorithm.first_stage=0.5"],
+    "tscac": ["algorithm.aux_rewards=[control_cost,velocity_cost]", "algorithm.stage1_fraction=0.5"],
 }
 
 

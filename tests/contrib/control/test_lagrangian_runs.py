@@ -8,7 +8,7 @@ from robopolicy.training.compose import compose_config
 from robopolicy.training.loop import start_run
 
 PPO_RUN = ["task=point_mass", "task.reward=shaped", "algorithm=ppo", "policy=gaussian", "sim.num_envs=4"]
-QUICK = ["algorithm.decisions=8", "evaluation.episodes=10", "evaluation.every=1", "logging.every=1"]
+QUICK = ["algorithm.num_steps=8", "evaluation.episodes=10", "evaluation.every=1", "logging.every=1"]
 
 
 def summary(success, low=0.0, high=1.0, ret=0.0, n=100):

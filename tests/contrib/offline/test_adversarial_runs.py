@@ -15,7 +15,7 @@ from robopolicy.training import build
 from robopolicy.training.loggers import read_jsonl
 
 AILBOOST_RUN = [*COMMON, "algorithm=ailboost", "algorithm.learner_decisions=2", "algorithm.discriminator_delay=2"]
-RLPD_RUN = [*COMMON, "algorithm=rlpd", "algorithm.utd=2", "algorithm.actor_delay=2"]
+RLPD_RUN = [*COMMON, "algorithm=rlpd", "algorithm.utd=2", "algorithm.policy_delay=2"]
 
 
 def test_adversarial_imitation_reads_demonstrations_without_rewards(

@@ -6,6 +6,7 @@ import torch
 from robopolicy.contrib.text_catalogue.annotators import to_come
 from robopolicy.contrib.text_catalogue.starts import unit_reward
 from robopolicy.contrib.text_catalogue.windows import Segments
+from robopolicy.core.registry import build
 from robopolicy.errors import UserError
 from robopolicy.recipe_files import read_recipe
 from robopolicy.spec import PolicySpec
@@ -14,7 +15,6 @@ from robopolicy.text.rollouts.collector import INTERVENTIONS
 from robopolicy.text.rollouts.protocols import TEACHER, Task, able, rewards_of
 from robopolicy.text.task import Episode, TextTask, Turn, shortened
 from robopolicy.text.text_env import TextWorld, score
-from robopolicy.core.registry import build
 from robopolicy_tasks.text.arithmetic import Arithmetic
 from robopolicy_tasks.text.calculator import Calculator
 from robopolicy_tasks.text.grid import Grid

@@ -18,12 +18,12 @@ from robopolicy.text.annotators import summarised
 from robopolicy.text.recipe_trainer import TextRecipe, TextRecipeConfig
 from robopolicy.text.rollouts.protocols import Task
 from robopolicy.text.rollouts.strategies import Flat
-from robopolicy.text.sft import TextSFT, TextSFTConfig
+from robopolicy.text.sft import TextSFTConfig
 from robopolicy.text.sim import TextSim
 from robopolicy.text.task import Question, TextTask, pack, unpack
 from robopolicy.text.text_env import TextWorld, score
 from robopolicy.text.tokenizers import ByteTokenizer
-from robopolicy.training.text_file_source import recipe_source
+from robopolicy.training.text_file_source import DemonstrationSource
 from robopolicy.training.text_rollout_source import AttemptSource
 from robopolicy_tasks.text.arithmetic import Arithmetic
 from robopolicy_tasks.text.grid import Grid
@@ -247,6 +247,5 @@ def test_messages_that_do_not_fit_a_canvas_are_refused(tmp_path):
     policy = DiffusionTextPolicy(
         DiffusionTextConfig(width=16, layers=1, heads=2, context=64), PolicySpec({"text": (16,)}, 6)
     )
-    algorithm = TextSFT(TextSFTConfig(data=str(file)), policy, total_updates=2)
     with pytest.raises(UserError, match="row 1 has a message of 7 tokens, but a"):
-        recipe_source(TextSim(Arithmetic(), SimOptions(num_envs=1)), algorithm, 0)
+        DemonstrationSource(TextSim(Arithmetic(), SimOptions(num_envs=1)), TextSFTConfig(data=str(file)), policy, 0)
