@@ -34,7 +34,7 @@ from robopolicy.deploy.wire import TOKEN, is_loopback
 from robopolicy.errors import UserError
 from robopolicy.optional import need
 
-SHARED = Path(__file__).parent / "page.js"  # goes into every page, in the place of SHARED
+SHARED = Path(__file__).parent / "dashboard.js"  # goes into every page, in the place of SHARED
 CLIENTS = 16
 PATIENCE = 10.0  # [s] for a token, and for an answer to a sign of life
 GUESSING = 1.0  # [s] that a wrong token costs

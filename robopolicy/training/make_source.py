@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-import torch
-
-from robopolicy.algorithms.common.algorithm import Algorithm
-from robopolicy.core.distributed import rank
-from robopolicy.data.episodes import Episodes
 from robopolicy.plugins import Registry
-from robopolicy.policies.base import Observation, PolicySpec
-from robopolicy.sim.chunk import ChunkedSim
-from robopolicy.sim.contract import VectorSim
-from robopolicy.training.config import TrainConfig
+
+if TYPE_CHECKING:
+    import torch
+
+    from robopolicy.algorithms.common.algorithm import Algorithm
+    from robopolicy.data.episodes import Episodes
+    from robopolicy.policies.base import Observation, PolicySpec
+    from robopolicy.sim.chunk import ChunkedSim
+    from robopolicy.sim.contract import VectorSim
+    from robopolicy.training.config import TrainConfig
 
 FIRST_EPISODE = 1_000_000  # episode seeds of training start here, far above those of demonstrations and evaluation
 SEEDS_PER_RANK = 10_000_000  # between the first episodes of two processes
@@ -75,6 +76,8 @@ class SourceContext:
     def chunked_sim(self) -> ChunkedSim:
         """The simulator, played in chunks as the policy decides."""
         spec, gamma = self.spec, self.algorithm.step_discount
+        from robopolicy.sim.chunk import ChunkedSim
+
         return ChunkedSim(self.sim(), execute=spec.execute, obs_horizon=spec.obs_horizon, gamma=gamma)
 
     def dataset(self) -> Episodes:
@@ -121,6 +124,8 @@ def make_source(
     device: torch.device,
 ) -> Source:
     """The source that `algorithm` names, built from a dataset, a simulator or both."""
+    from robopolicy.core.distributed import rank
+
     seed = FIRST_EPISODE * (1 + config.seed) + SEEDS_PER_RANK * rank()
     context = SourceContext(config, spec, algorithm, settings, episodes, train_sim, device, seed)
     return SOURCES[algorithm.data_source].build(context)

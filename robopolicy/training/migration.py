@@ -48,7 +48,7 @@ MOVES: tuple[Move, ...] = (
         "task.wrappers",
         _wrappers,
     ),
-    Move(("algorithm.num_steps",), "algorithm.num_steps"),
+    Move(("algorithm.decisions",), "algorithm.num_steps"),
     Move(("algorithm.lam",), "algorithm.gae_lambda"),
     Move(("algorithm.pairs",), "algorithm.num_mc_samples"),
     Move(("algorithm.identity_start",), "algorithm.skip_first_decoder"),

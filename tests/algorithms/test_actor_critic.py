@@ -15,7 +15,7 @@ from on_policy_learners import (
 )
 from torch import Tensor
 
-from robopolicy.algorithms.common.on_policy import LR_FACTOR, value_loss
+from robopolicy.algorithms.common.on_policy import LR_FACTOR, adapt_rate, value_loss
 from robopolicy.algorithms.common.rollout_batch import RolloutBatch
 from robopolicy.algorithms.ppo import PPO
 from robopolicy.core.surrogates import best_ratio, mirror
@@ -96,11 +96,11 @@ def test_the_adaptive_rate_falls_after_large_steps_and_rises_after_small_ones() 
     learner: PPO = algorithm("ppo", lr=1e-3, lr_schedule="adaptive", target_kl=0.01)
     for kl, factor in ((0.03, 1 / LR_FACTOR), (0.015, 1.0), (0.004, LR_FACTOR), (0.0, 1.0)):
         before = learner.optimizer.param_groups[0]["lr"]
-        learner._adapt_lr(kl)
+        adapt_rate(learner.optimizer, kl, 0.01)
         assert learner.optimizer.param_groups[0]["lr"] == pytest.approx(before * factor)
     for kl, bound in ((1.0, 1e-5), (1e-6, 1e-2)):
         for _ in range(50):
-            learner._adapt_lr(kl)
+            adapt_rate(learner.optimizer, kl, 0.01)
         assert learner.optimizer.param_groups[0]["lr"] == pytest.approx(bound)
 
 
@@ -117,7 +117,7 @@ def test_the_epochs_end_once_the_kl_is_too_large(target_kl: float | None, epochs
     learner: PPO = algorithm("ppo", target_kl=target_kl)
     metrics = learner.update(tools.sampler_for(learner).collect(learner.act))
     assert metrics["actor/epochs"] == epochs
-    assert learner.optimizer.state[learner.parameters[0]]["step"] == steps
+    assert learner.optimizer.state[learner.optimizer.param_groups[0]["params"][0]]["step"] == steps
 
 
 def test_running_statistics_move_when_the_epochs_are_over(monkeypatch: pytest.MonkeyPatch) -> None:

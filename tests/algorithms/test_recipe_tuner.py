@@ -47,7 +47,7 @@ def test_every_ratio_of_fresh_data_is_one_and_the_gradient_is_the_policy_gradien
     sampler = tools.sampler_for(algorithm)
     algorithm.update(sampler.collect(algorithm.act))
     rows = compared(algorithm, sampler.collect(algorithm.act))
-    loss, info = algorithm.actor_loss(rows)
+    loss, info = algorithm.loss(rows)
     assert float(info["ratio_max"]) < 1e-3 and float(info["clip_fraction"]) == 0.0
     logp = algorithm.policy.decisions(
         {"state": rows.decisions.extra["obs.state"]}, {"chain": rows.decisions.extra["record.chain"]}
@@ -56,7 +56,8 @@ def test_every_ratio_of_fresh_data_is_one_and_the_gradient_is_the_policy_gradien
     share = 1.0 / torch.bincount(episodes)[episodes] / len(episodes.unique()) / logp.shape[1]  # mean of episode means
     plain = -(share[:, None] * rows.advantage * logp * algorithm.dimensions).sum()
     tools.assert_close(
-        tools.gradient(loss, algorithm.actor_parameters), tools.gradient(plain, algorithm.actor_parameters)
+        tools.gradient(loss, tools.actor_parameters(algorithm)),
+        tools.gradient(plain, tools.actor_parameters(algorithm)),
     )
 
 

@@ -67,7 +67,7 @@ def test_ratios_of_fresh_data_are_one_after_unrolling(kind: str) -> None:
 def test_sequences_are_whole_columns_and_every_one_comes_once() -> None:
     made = learner()
     rollout = sampler_for(made, 10).collect(made.act)
-    rows = made.rows_of(rollout)
+    rows = made.process_rollout(rollout)
     parts = list(recurrent_minibatches(rows, rollout.shape, 52, made.generator))
     assert [last for _, last in parts] == [False, False, True] and sum(len(part) for part, _ in parts) == 130
     columns = torch.cat([part.advantage.view(13, -1) for part, _ in parts], 1)
@@ -94,7 +94,7 @@ def test_gradients_flow_back_through_time_but_not_through_the_start_of_an_episod
 def test_a_policy_with_memory_learns_what_one_without_cannot() -> None:
     results = {}
     for kind in ("gru", "lstm", "none"):
-        made = learner(kind=kind, decisions=10, batch_size=160, lr=1e-2)
+        made = learner(kind=kind, num_steps=10, batch_size=160, lr=1e-2)
         sampler = sampler_for(made, 32)
         for _ in range(15):
             made.update(sampler.collect(made.act))

@@ -122,7 +122,7 @@ def test_reparameterised_chunks_score_as_the_policy_scores_them() -> None:
 def test_the_entropy_counts_executed_actions_only() -> None:
     algorithm = sac(CHUNK)
     assert algorithm.target_entropy == -6.0
-    loss, _, _ = algorithm.loss(windows(8, CHUNK), torch.tensor(0.1))
+    loss, _, _ = algorithm.actor_loss(windows(8, CHUNK), torch.tensor(0.1))
     loss.backward()
     output = list(algorithm.policy.actor.parameters())[-1].grad
     assert output is not None
@@ -131,12 +131,9 @@ def test_the_entropy_counts_executed_actions_only() -> None:
 
 
 def test_play_before_learning_is_uniform_over_the_bounds() -> None:
-    policy = gaussian(low=-2.0, high=6.0)
-    algorithm = SAC(SACConfig(), policy, total_updates=1)
-    chunk = algorithm.warmup_action(
-        {"state": torch.zeros(4000, 1, 2)}, generator=torch.Generator().manual_seed(0)
-    ).chunk
-    histogram = torch.histc(chunk, 8, -2, 6)
+    algorithm = SAC(SACConfig(), gaussian(low=-2.0, high=6.0), total_updates=1)
+    obs, generator = {"state": torch.zeros(4000, 1, 2)}, torch.Generator().manual_seed(0)
+    histogram = torch.histc(algorithm.warmup_action(obs, generator=generator).chunk, 8, -2, 6)
     assert int(histogram.sum()) == 4000 and float(histogram.min()) > 400
 
 
@@ -182,7 +179,7 @@ def test_actor_and_temperature_have_no_gradient_for_each_other() -> None:
     algorithm = sac(target_entropy=3.0)
     batch = windows(16)
     alpha = algorithm.temperature.value
-    loss, logp, _ = algorithm.loss(batch, alpha)
+    loss, logp, _ = algorithm.actor_loss(batch, alpha)
     assert torch.autograd.grad(loss, algorithm.temperature.log, allow_unused=True, retain_graph=True)[0] is None
     own = algorithm.temperature.loss(logp, 3.0)
     assert all(g is None for g in torch.autograd.grad(own, list(algorithm.policy.parameters()), allow_unused=True))
@@ -367,7 +364,7 @@ def test_losses_are_finite_under_autocast() -> None:
     batch = windows(16, CHUNK)
     with torch.autocast("cpu", torch.bfloat16):
         critic, _ = algorithm.critic_loss(batch)
-        actor, logp, _ = algorithm.loss(batch, algorithm.temperature.value)
+        actor, logp, _ = algorithm.actor_loss(batch, algorithm.temperature.value)
     assert bool(critic.isfinite() & actor.isfinite() & logp.isfinite().all())
     actor.backward()
 

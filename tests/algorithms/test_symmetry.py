@@ -39,9 +39,9 @@ def test_a_reflection_applied_twice_changes_nothing() -> None:
 def test_mirroring_decisions_twice_gives_the_decisions() -> None:
     made = learner(symmetry=SymmetryConfig(augment=True))
     sampler = tools.sampler_for(made)
-    rows = made.rows_of(sampler.collect(made.act))
-    once = made._symmetry.rows(rows)
-    again = made._symmetry.rows(once)
+    rows = made.process_rollout(sampler.collect(made.act))
+    once = made.symmetry.image(rows)
+    again = made.symmetry.image(once)
     assert not torch.equal(once.obs["state"], rows.obs["state"])
     assert torch.equal(again.obs["state"], rows.obs["state"])
     assert torch.equal(again.record["raw"], rows.record["raw"])
@@ -57,12 +57,12 @@ def test_mirrored_ratios_start_at_one_for_a_symmetric_policy() -> None:
     with torch.no_grad():
         for p in made.policy.actor.parameters():
             p.zero_()
-    rows = made._symmetry.rows(made.rows_of(tools.sampler_for(made).collect(made.act)))
+    rows = made.symmetry.image(made.process_rollout(tools.sampler_for(made).collect(made.act)))
     torch.testing.assert_close(made.policy.decisions(rows.obs, rows.record).logp, rows.logp)
 
 
 def trained(settings: SymmetryConfig, updates: int = 12, seed: int = 0) -> GaussianPolicy:
-    made = learner(seed=seed, decisions=20, epochs=5, batch_size=320, lr=2e-3, symmetry=settings)
+    made = learner(seed=seed, num_steps=20, epochs=5, batch_size=320, lr=2e-3, symmetry=settings)
     sampler = tools.sampler_for(made, 32)
     for _ in range(updates):
         made.update(sampler.collect(made.act))

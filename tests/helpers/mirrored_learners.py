@@ -23,7 +23,7 @@ SPEC = PolicySpec({"state": (6,)}, 2)
 def learner(name: str = "ppo", seed: int = 0, mixture: bool = False, **overrides: Any) -> Any:
     """A learner to which `MIRROR` is attached."""
     torch.manual_seed(seed)
-    settings = {"decisions": 16, "epochs": 2, "batch_size": 64} | overrides
+    settings = {"num_steps": 16, "epochs": 2, "batch_size": 64} | overrides
     policy: Any = GaussianPolicy(GaussianConfig(), SPEC)
     if mixture:
         policy = MixturePolicy(MixtureConfig(hidden=(16,), action_normalization="identity"), SPEC)
@@ -36,10 +36,10 @@ def learner(name: str = "ppo", seed: int = 0, mixture: bool = False, **overrides
 def check_averages_both_sides(name: str) -> None:
     """The loss is the mean over the played and the mirrored side, and the KL divergence that of the played one."""
     made = learner(name, symmetry=SymmetryConfig(augment=True))
-    rows = made.rows_of(tools.sampler_for(made).collect(made.act))
-    image = made._symmetry.rows(rows)
-    both, info = made._actor_loss(rows, image, log_stats=True)
-    played, own = made.actor_loss(rows, log_stats=True)
-    mirrored, _ = made.actor_loss(image, log_stats=True)
+    rows = made.process_rollout(tools.sampler_for(made).collect(made.act))
+    image = made.symmetry.image(rows)
+    both, info = made.minibatch_loss(rows, image, 16, log_stats=True)
+    played, own = made.loss(rows, log_stats=True)
+    mirrored, _ = made.loss(image, log_stats=True)
     torch.testing.assert_close(both, (played + mirrored) / 2)
     assert float(info["approx_kl"]) == float(own["approx_kl"]) == pytest.approx(0, abs=1e-9)

@@ -17,7 +17,7 @@ from robopolicy.errors import UserError
 from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
 
-SMALL = {"decisions": 16, "epochs": 2, "batch_size": 64}
+SMALL = {"num_steps": 16, "epochs": 2, "batch_size": 64}
 
 
 def algorithm(name: str, seed: int = 0, updates: int = 20, **overrides: Any) -> Any:
@@ -40,15 +40,15 @@ def check_resumes_with_the_same_weights(name: str) -> None:
 def check_moves_statistics_when_the_epochs_are_over(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Running statistics stay while minibatches are learned from."""
     learner = algorithm(name)
-    statistics = lambda: [b.clone() for net in learner.observers() for b in net.buffers()]  # noqa: E731
+    statistics = lambda: [b.clone() for net in (learner.policy, *learner.critics().values()) for b in net.buffers()]  # noqa: E731
     same = lambda a, b: all(torch.equal(x, y) for x, y in zip(a, b, strict=True))  # noqa: E731
-    before, actor_loss, seen = statistics(), learner.actor_loss, []
+    before, original, seen = statistics(), learner.loss, []
 
     def spy(rows: RolloutBatch, *, log_stats: bool) -> tuple[Tensor, dict[str, Tensor]]:
         seen.append(statistics())
-        return actor_loss(rows, log_stats=log_stats)
+        return original(rows, log_stats=log_stats)
 
-    monkeypatch.setattr(learner, "actor_loss", spy)
+    monkeypatch.setattr(learner, "loss", spy)
     learner.update(tools.sampler_for(learner).collect(learner.act))
     assert len(seen) == 8 and all(same(before, during) for during in seen)
     assert not same(before, statistics())

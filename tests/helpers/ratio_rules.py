@@ -31,7 +31,7 @@ def check_every_ratio_is_one_in_any_minibatch(policy: Policy, mode: str) -> None
     """Fresh data score as they were sampled, in any minibatch."""
     policy.train(mode == "train")
     obs = observations(64, policy.spec)
-    policy.observe(obs)
+    policy.update_stats(obs)
     sample = policy.sample(obs, generator=torch.Generator().manual_seed(0))
     order = torch.randperm(64, generator=torch.Generator().manual_seed(2))
     for index in (torch.arange(64), order, order[:1], order[:13], order[13:30]):

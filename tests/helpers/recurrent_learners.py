@@ -25,15 +25,15 @@ def learner(name: str = "ppo", kind: str = "gru", seed: int = 0, updates: int = 
     torch.manual_seed(seed)
     config = GaussianConfig(recurrent=RecurrentConfig(kind=kind, width=16), log_std_init=-0.5)
     config_class = ALGORITHMS[name].config_class
-    settings = {"decisions": 13, "epochs": 3, "batch_size": 104, "lr": 3e-3, "gamma": 1.0} | overrides
+    settings = {"num_steps": 13, "epochs": 3, "batch_size": 104, "lr": 3e-3, "gamma": 1.0} | overrides
     if not hasattr(config_class(), "epochs"):
-        settings = {"decisions": 13}
+        settings = {"num_steps": 13}
     return make_algorithm(name, config_class(**settings), make_policy("gaussian", config, SPEC), total_updates=updates)
 
 
 def sampler_for(made: Any, num_envs: int = 16) -> RolloutSampler:
     sim = ChunkedSim(CueSim(num_envs))
-    return RolloutSampler(sim, decisions=made.config.decisions, memory=made.policy.spec.memory_dim)
+    return RolloutSampler(sim, decisions=made.config.num_steps, memory=made.policy.spec.memory_dim)
 
 
 def check_has_ratios_of_one_after_unrolling(name: str, kind: str) -> None:
@@ -42,7 +42,7 @@ def check_has_ratios_of_one_after_unrolling(name: str, kind: str) -> None:
     sampler = sampler_for(made)
     sampler.collect(made.act)  # the next one begins in the middle of episodes
     rollout = sampler.collect(made.act)
-    rows = made.rows_of(rollout)
+    rows = made.process_rollout(rollout)
     for part, _ in recurrent_minibatches(rows, rollout.shape, 52, made.generator):
         obs = made.policy.unrolled(part.obs, 13)
         torch.testing.assert_close(obs[MEMORY], part.obs[MEMORY], rtol=0, atol=1e-6)

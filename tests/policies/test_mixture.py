@@ -240,7 +240,7 @@ def test_ppo_trains_the_mixture_on_its_exact_density() -> None:
     spec = PolicySpec({"state": (6,)}, 2, horizon=2, execute=2)
     policy = MixturePolicy(MixtureConfig(hidden=(16,), experts=2), spec)
     policy.fit_normalizer({"action": {"min": [-1.0, -1.0], "max": [1.0, 1.0]}})
-    algorithm = PPO(PPOConfig(decisions=8, epochs=1, batch_size=64, entropy_coef=0.01), policy, total_updates=2)
+    algorithm = PPO(PPOConfig(num_steps=8, epochs=1, batch_size=64, entropy_coef=0.01), policy, total_updates=2)
     sampler = RolloutSampler(ChunkedSim(sim, execute=2, obs_horizon=1, gamma=0.99), decisions=8, seed=0)
     before = copy.deepcopy(policy.state_dict())
     metrics = algorithm.update(sampler.collect(algorithm.act))

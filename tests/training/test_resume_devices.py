@@ -16,7 +16,7 @@ def test_what_an_algorithm_remembers_of_its_play() -> None:
     scale = RewardNormalizer()
     scale.moments.observe = lambda values: None  # type: ignore[method-assign]
     scale.load_state_dict({"running": torch.zeros(3), "moments": scale.moments.state_dict()})
-    scale.observe(rollout(GPU), 0.9)
+    scale.update(rollout(GPU), 0.9)
     assert scale.running is not None and scale.running.device == GPU
     saved = DecoderTrainer(FlowPolicy(FlowConfig(), SPEC), GoRLConfig())
     with GPU:

@@ -119,7 +119,7 @@ class CriticObjective(nn.Module, ABC):
             sample_candidates: Gives chunks `(B, C, H, A)` of the policy at the batch's observations.
         """
 
-    def observe(self, obs: Observation) -> None:
+    def update_stats(self, obs: Observation) -> None:
         """Merge `obs` into running statistics, if there are any."""
 
 
@@ -151,7 +151,7 @@ class ImplicitObjective(CriticObjective):
         """The loss of V."""
         return self.value_loss(batch, q_values())
 
-    def observe(self, obs: Observation) -> None:
+    def update_stats(self, obs: Observation) -> None:
         """Merge `obs` into the normaliser of V."""
         self.value.update_stats(obs)
 

@@ -29,12 +29,12 @@ class HybridSource(RolloutSource):
         device: torch.device,
         offline: Replay,
         *,
-        request: ReplaySampleSpec,
+        sample_spec: ReplaySampleSpec,
         decisions: int,
         seed: int,
     ) -> None:
         super().__init__(sim, device, decisions=decisions, seed=seed)
-        self.offline, self.request = offline, request
+        self.offline, self.sample_spec = offline, sample_spec
         self._generator = torch.Generator().manual_seed(seed)
 
     @classmethod
@@ -46,14 +46,14 @@ class HybridSource(RolloutSource):
             context.chunked_sim(),
             context.device,
             Replay.from_episodes(context.dataset(), gamma=settings.gamma),
-            request=algorithm.sample_spec,
+            sample_spec=algorithm.sample_spec,
             decisions=settings.num_steps,
             seed=context.seed,
         )
 
     def next(self, algorithm: Algorithm) -> HybridRollout:
         """Play one rollout with the current policy, and draw from the dataset."""
-        windows = self.offline.sample(self.request, self._generator)
+        windows = self.offline.sample(self.sample_spec, self._generator)
         return HybridRollout(**vars(super().next(algorithm)), offline=move(windows, self.device))
 
     def state_dict(self) -> dict[str, Any]:

@@ -83,7 +83,7 @@ class CDSA(Algorithm):
         corrected = correct(frozen_copy(base), model, config.correction)
         super().__init__(corrected, total_updates=total_updates, seed=config.seed)
         self.config = config
-        self.reach = base.spec.execute
+        self.lookahead_steps = base.spec.execute
         self.optimizer = torch.optim.Adam(model.parameters(), lr=config.lr, fused=True)
 
     def update(self, batch: ChunkBatch) -> Metrics:

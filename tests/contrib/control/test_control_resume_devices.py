@@ -22,7 +22,7 @@ def test_what_an_algorithm_remembers_of_its_play() -> None:
     visited.load_state_dict({"places": torch.zeros(3, 4, 2), "count": torch.ones(3, dtype=torch.int64)})
     assert visited.places.device == visited.count.device == GPU
     props.load_state_dict(saved.state_dict() | {"kept": [vars(rollout(torch.device("cpu")))]})
-    assert {props.kept[0].reward.device, props.kept[0].obs["state"].device} == {GPU}
+    assert {props.kept_batches[0].reward.device, props.kept_batches[0].obs["state"].device} == {GPU}
 
 
 def test_what_the_stock_wrapper_remembers_of_running_episodes() -> None:

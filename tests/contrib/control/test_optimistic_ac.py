@@ -75,7 +75,7 @@ def test_the_actor_climbs_the_kept_critic_and_no_other() -> None:
         for parameter in algorithm.critic.parameters():
             parameter.add_(1.0)
     algorithm.generator.manual_seed(4)
-    loss, logp, _ = algorithm.loss(data, torch.tensor(0.3))
+    loss, logp, _ = algorithm.actor_loss(data, torch.tensor(0.3))
     algorithm.generator.manual_seed(4)
     chunk, again = algorithm.policy.rsample(data.obs, generator=algorithm.generator)
     torch.testing.assert_close(logp, again)

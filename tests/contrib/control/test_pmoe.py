@@ -97,12 +97,13 @@ def test_the_actor_climbs_the_highest_of_the_least_values_of_its_experts() -> No
     spec = algorithm.policy.spec
     assert algorithm.target_entropy == -spec.execute * spec.action_dim  # what is not executed costs nothing
     generator = seeded(algorithm)
-    loss, logp, _ = algorithm.loss(data, torch.tensor(0.3))
+    policy, critic = algorithm.policy, algorithm.critic
+    loss, info = actor_loss(policy, critic, data.obs, torch.tensor(0.3), 2.0, algorithm.generator)
     chunks, densities, log_weight = algorithm.policy.rsample_experts(data.obs, generator=generator)
     values = algorithm.critic.of_candidates(data.obs, chunks).amin(0)
     best = values.argmax(1)
     rows = torch.arange(64)
-    torch.testing.assert_close(logp, densities[rows, best].detach())
+    torch.testing.assert_close(info["logp"], densities[rows, best].detach())
     wrong = (log_weight.exp() - torch.eye(3)[best]).square().mean()
     torch.testing.assert_close(loss, (0.3 * densities - values)[rows, best].mean() + 2 * wrong)
 

@@ -32,7 +32,7 @@ from robopolicy.errors import UserError
 
 def rows_of(learner: PPO) -> RolloutBatch:
     rollout = tools.sampler_for(learner).collect(learner.act)
-    return compute_advantages(rollout, learner.critic, gamma=0.99, lam=0.95)
+    return compute_advantages(rollout, learner.critic, gamma=0.99, gae_lambda=0.95)
 
 
 def test_the_median_loss_is_least_where_half_of_the_mass_lies_above() -> None:
@@ -72,7 +72,7 @@ def test_the_trained_median_normalises_the_targets_of_skewed_returns_and_the_val
 def test_bpo_starts_at_ratio_one_and_pushes_towards_better_actions() -> None:
     learner: BPO = algorithm("bpo", temperature=1e-6)
     rows = rows_of(learner)
-    loss, info = learner.actor_loss(rows, log_stats=True)
+    loss, info = learner.loss(rows, log_stats=True)
     assert float(info["approx_kl"]) == pytest.approx(0, abs=1e-9)
     assert float(info["outside"]) == 0.0
     actual = torch.autograd.grad(loss, list(learner.policy.parameters()))
@@ -90,7 +90,7 @@ def test_bpo_pulls_a_ratio_beyond_its_target_back() -> None:
     rows = RolloutBatch(
         rows.obs, rows.record, rows.logp - 1.0, rows.advantage, rows.value_target, rows.value
     )  # ratio e
-    loss, _ = learner.actor_loss(rows, log_stats=False)
+    loss, _ = learner.loss(rows, log_stats=False)
     actual = torch.autograd.grad(loss, list(learner.policy.parameters()))
     with torch.no_grad():
         weight = (rows.value_target - learner.critic(rows.obs)).abs()
@@ -109,10 +109,10 @@ def test_mdpo_follows_the_advantage_times_its_step_less_the_log_ratio() -> None:
     rows = rows_of(learner)
     logp = learner.policy.decisions(rows.obs, rows.record).logp.sum(1)
     advantage = 0.5 * normalize(rows.advantage)
-    loss, _ = learner.actor_loss(rows, log_stats=False)
+    loss, _ = learner.loss(rows, log_stats=False)
     assert_same_gradient(loss, -(advantage * logp).mean(), learner)
     moved = replace(rows, logp=rows.logp - 0.3)  # all ratios are exp(0.3), of which the KL pulls back 0.3
-    loss, _ = learner.actor_loss(moved, log_stats=False)
+    loss, _ = learner.loss(moved, log_stats=False)
     assert_same_gradient(loss, ((0.3 - advantage) * math.exp(0.3) * logp).mean(), learner)
 
 
@@ -155,7 +155,7 @@ def test_the_steps_of_mdpo_shrink_to_nothing() -> None:
     assert learner.step_size == pytest.approx(0.5)
     learner.updates = 20
     rows = rows_of(learner)
-    loss, _ = learner.actor_loss(rows, log_stats=True)
+    loss, _ = learner.loss(rows, log_stats=True)
     assert max(float(g.abs().max()) for g in torch.autograd.grad(loss, list(learner.policy.parameters()))) < 1e-6
 
 
@@ -177,7 +177,7 @@ def test_ta_lpo_with_wide_drifts_is_the_unclipped_gradient() -> None:
     rows = rows_of(learner)
     rows = RolloutBatch(rows.obs, rows.record, rows.logp - 0.3, rows.advantage, rows.value_target, rows.value)
     parameters = list(learner.policy.parameters())
-    actual = torch.autograd.grad(learner.actor_loss(rows, log_stats=False)[0], parameters)
+    actual = torch.autograd.grad(learner.loss(rows, log_stats=False)[0], parameters)
     change = learner.policy.decisions(rows.obs, rows.record).logp.sum(1) - rows.logp.sum(1)
     advantage = (rows.advantage - rows.advantage.mean()) / (rows.advantage.std() + 1e-8)
     plain = torch.autograd.grad(importance(change, advantage, 0.8, 1.2).loss.mean(), parameters)
@@ -219,7 +219,7 @@ def test_impossible_settings_are_refused(name: str, settings: dict[str, Any], re
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_they_learn_the_point_mass(name: str) -> None:
-    learner = algorithm(name, updates=100, decisions=40, epochs=6, batch_size=512, lr=1e-3)
+    learner = algorithm(name, updates=100, num_steps=40, epochs=6, batch_size=512, lr=1e-3)
     sampler = tools.sampler_for(learner, num_envs=64)
     for _ in range(30):
         learner.update(sampler.collect(learner.act))

@@ -28,12 +28,12 @@ def noisy(obs: dict[str, torch.Tensor], *, generator: Any = None) -> Sample:
 
 
 def test_vines_begin_where_the_rollout_was_and_part_from_each_other() -> None:
-    sampler = VineSampler(chunked(), decisions=15, forks=2, vines=3)
+    sampler = VineSampler(chunked(), decisions=15, branch_points=2, branches=3)
     for _ in range(2):  # the second rollout goes through ends of episodes
         rollout = sampler.collect(noisy)
-        assert len(rollout.vines) == 6
+        assert len(rollout.branches) == 6
         moments = []
-        for number, vine in enumerate(rollout.vines):
+        for number, vine in enumerate(rollout.branches):
             begin = vine.obs["state"][0]
             same = [t for t in range(15) if torch.equal(rollout.obs["state"][t], begin)]
             assert len(same) == 1
@@ -43,12 +43,12 @@ def test_vines_begin_where_the_rollout_was_and_part_from_each_other() -> None:
             assert done.sum(0).tolist() == [1, 1, 1]
             assert torch.equal(vine.played.sum(0) - 1, done.int().argmax(0))
         assert moments == sorted(moments) and len(set(moments)) == 2
-        first, second = (vine.record["chunk"] for vine in rollout.vines[:2])
+        first, second = (vine.record["chunk"] for vine in rollout.branches[:2])
         assert not torch.equal(first[0], second[0])
 
 
 def test_a_vine_with_the_play_of_the_rollout_is_the_rollout() -> None:
-    sampler = VineSampler(chunked(), decisions=15, forks=1, vines=1)
+    sampler = VineSampler(chunked(), decisions=15, branch_points=1, branches=1)
     record: list[torch.Tensor] = []
 
     def remembered(obs: dict[str, torch.Tensor], *, generator: Any = None) -> Sample:
@@ -62,13 +62,16 @@ def test_a_vine_with_the_play_of_the_rollout_is_the_rollout() -> None:
     start = int(torch.randperm(15, generator=torch.Generator().manual_seed(1))[0])
     calls = list(range(100))[::-1]
     rollout = sampler.collect(remembered)
-    vine = rollout.vines[0]
+    vine = rollout.branches[0]
     steps = min(15 - start, len(vine.played))
     assert torch.equal(vine.obs["state"][:steps], rollout.obs["state"][start : start + steps])
 
 
 def test_vines_leave_no_trace_in_the_rollouts() -> None:
-    plain, vines = RolloutSampler(chunked(), decisions=15), VineSampler(chunked(), decisions=15, forks=3, vines=2)
+    plain, vines = (
+        RolloutSampler(chunked(), decisions=15),
+        VineSampler(chunked(), decisions=15, branch_points=3, branches=2),
+    )
     for _ in range(3):
         one, other = plain.collect(noisy), vines.collect(noisy)
         for name in ("reward", "terminated", "truncated", "steps"):
@@ -80,15 +83,15 @@ def test_vines_leave_no_trace_in_the_rollouts() -> None:
 
 
 def test_a_restored_sampler_plays_the_same_rollout_and_vines() -> None:
-    sampler = VineSampler(chunked(), decisions=5, forks=1, vines=2)
+    sampler = VineSampler(chunked(), decisions=5, branch_points=1, branches=2)
     sampler.collect(noisy)
     state = copy.deepcopy(sampler.state_dict())
     expected = sampler.collect(noisy)
-    again = VineSampler(chunked(), decisions=5, forks=1, vines=2, seed=9)
+    again = VineSampler(chunked(), decisions=5, branch_points=1, branches=2, seed=9)
     again.load_state_dict(state)
     found = again.collect(noisy)
     assert torch.equal(found.obs["state"], expected.obs["state"]) and again.env_steps == sampler.env_steps
-    for mine, theirs in zip(found.vines, expected.vines, strict=True):
+    for mine, theirs in zip(found.branches, expected.branches, strict=True):
         assert torch.equal(mine.record["chunk"], theirs.record["chunk"]) and torch.equal(mine.reward, theirs.reward)
 
 
@@ -96,4 +99,4 @@ def test_a_backend_without_a_state_is_refused(monkeypatch) -> None:
     sim = chunked()
     monkeypatch.setattr(type(sim.sim), "state_dict", VectorSim.state_dict)
     with pytest.raises(UserError, match="cannot save its state"):
-        VineSampler(sim, decisions=5, forks=1, vines=2)
+        VineSampler(sim, decisions=5, branch_points=1, branches=2)

@@ -23,6 +23,7 @@ from td3_learners import (
 )
 from torch import Tensor
 
+from robopolicy.algorithms.td3 import q1
 from robopolicy.algorithms.td3_bc import TD3BC
 from robopolicy.contrib.offline.a2pr import A2PR, A2PRConfig, ChunkVAE, ChunkVAEConfig, better_of, vae_loss
 from robopolicy.contrib.offline.prdc import PRDC, PRDCConfig
@@ -38,7 +39,7 @@ pytest.importorskip("scipy")
 def prdc(seed: int = 0, episodes: Episodes = SHOWN, **config: Any) -> PRDC:
     torch.manual_seed(seed)
     algorithm = PRDC(PRDCConfig(**(COMMON | config)), gaussian(), total_updates=100)
-    algorithm.use_dataset(episodes)
+    algorithm.attach_dataset(episodes)
     return algorithm
 
 
@@ -102,7 +103,7 @@ def test_pairs_hold_the_executed_chunk_and_its_mask() -> None:
     state = np.random.default_rng(0).uniform(-1, 1, (10, 2)).astype(np.float32)
     action = np.linspace(-0.9, 0.9, 10, dtype=np.float32)[:, None]
     arrays = {"state": state, "action": action, "reward": np.zeros(10), "terminated": np.zeros(10, bool)}
-    algorithm.use_dataset(Episodes(arrays, np.array([4, 10]), ("", ""), np.array([-1, -1]), 0.1))
+    algorithm.attach_dataset(Episodes(arrays, np.array([4, 10]), ("", ""), np.array([-1, -1]), 0.1))
     obs = {"state": torch.from_numpy(np.stack([state[[1, 2]], state[[7, 8]]]))}
     chunk, mask, novelty = algorithm.nearest(obs, torch.zeros(2, 4, 1))
     assert chunk[:, :, 0].tolist() == pytest.approx(action[[[2, 3, 3], [8, 9, 9]], 0])
@@ -134,8 +135,8 @@ def test_the_tree_of_a_resumed_run_is_the_same_and_another_dataset_is_refused() 
 def test_prdc_without_dataset_or_vectors_is_refused() -> None:
     torch.manual_seed(0)
     algorithm = PRDC(PRDCConfig(**COMMON), gaussian(), total_updates=1)
-    with pytest.raises(UserError, match="use_dataset"):
-        algorithm.actor_step(drawn(algorithm))
+    with pytest.raises(UserError, match="attach_dataset"):
+        algorithm.actor_loss(drawn(algorithm))
     with pytest.raises(UserError, match="beta"):
         PRDCConfig(beta=-1.0)
     for key, shape in {"image.top": (3, 16, 16), "embedding.goal": (4,), "entities.others": (2, 3)}.items():
@@ -175,7 +176,7 @@ def test_the_target_of_the_pull_is_constant_and_its_mask_belongs_to_it() -> None
     data = drawn(algorithm)
     data = replace(data, mask=torch.zeros_like(data.mask))
     chunk = algorithm.policy.mode(data.obs)
-    wanted, mask, _ = algorithm.pulled_to(data, chunk)
+    wanted, mask, _ = algorithm.regularization_target(data, chunk)
     own = (wanted == data.chunk[:, :1]).flatten()
     assert not wanted.requires_grad and bool(own.any()) and not bool(own.all())
     assert mask.flatten().tolist() == (~own).float().tolist()
@@ -202,9 +203,9 @@ def test_a_step_teaches_v_its_target_and_the_vae_the_rows_above_v(monkeypatch: p
 
     monkeypatch.setattr("robopolicy.contrib.offline.a2pr.vae_loss", spy)
     for _ in range(50):
-        info = algorithm._critic_step(data)
+        info = algorithm.critic_step(data) | algorithm.fit_models(data)
     with torch.no_grad():
-        value, own = algorithm.value(data.obs), algorithm.first_value(data.obs, data.chunk)
+        value, own = algorithm.value(data.obs), q1(algorithm.critic, data.obs, data.chunk)
     assert torch.equal(shown[-1], own > value) and 0 < float(info["good"]) < 1
     assert float((value - 0.7).abs().mean()) < 0.2
 
@@ -238,8 +239,8 @@ def test_the_value_of_a2pr_normalises_as_it_is_told() -> None:
 
 
 def test_settings_of_a2pr_that_make_no_sense_are_refused() -> None:
-    with pytest.raises(UserError, match="pull"):
-        A2PRConfig(pull=-0.1)
+    with pytest.raises(UserError, match="reg_coef"):
+        A2PRConfig(reg_coef=-0.1)
     with pytest.raises(UserError, match="weight must be positive"):
         ChunkVAEConfig(weight=0.0)
     assert A2PRConfig().vae.weight == 1.5  # the public code's for Walker2d
