@@ -82,9 +82,6 @@ class Known(nn.Module):
         return self.function(chunk)
 
 
-# The policy.
-
-
 @pytest.mark.parametrize("shape", [(5, 3, 2), (3, 2)])
 def test_a_squashed_draw_has_the_gradients_of_its_formula(shape: tuple[int, ...]) -> None:
     torch.manual_seed(0)

@@ -57,9 +57,6 @@ def noise(rows: int, spec: PolicySpec = CHUNK) -> Tensor:
     return torch.randn(rows, spec.horizon, spec.action_dim, generator=torch.Generator().manual_seed(7))
 
 
-# The edges.
-
-
 @kinds
 def test_weight_one_is_the_parent_to_the_last_bit(kind: str) -> None:
     first, second, obs = network(kind, 0), network("diffusion", 1), observations(3)
