@@ -15,7 +15,7 @@ TEST    := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal
 NUMERIC := $(addprefix tests/,core nets policies critics samplers algorithms evaluation worldmodel)
 export OMP_NUM_THREADS ?= 2
 
-.PHONY: demo test test-all test-portable test-lerobot test-isaaclab test-ros lint types format docs check setup setup-dev clean
+.PHONY: demo test test-product test-all test-portable test-lerobot test-isaaclab test-ros lint types format docs check setup setup-dev clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -24,10 +24,13 @@ help:  ## list the targets
 demo: $(VENV)/.setup  ## demonstrations -> flow policy -> RL fine-tuning -> report, plot and video in runs/demo
 	$(BIN)/python -m examples.demo --out $(RUNS)/demo --seed $(SEED)
 
-test: $(VENV)/.setup-dev  ## the tests that are not marked slow (no network, no GPU)
-	$(TEST) -m "not gpu and not slow"
+test: $(VENV)/.setup-dev  ## the product's tests that are not slow, and the rules that contrib obeys (no network, no GPU)
+	$(TEST) -m "not gpu and not slow and (rules or not contrib)"
 
-test-all: $(VENV)/.setup-dev  ## the whole test suite (no network, no GPU)
+test-product: $(VENV)/.setup-dev  ## the same as if robopolicy/contrib were deleted
+	$(TEST) -m "not gpu and not slow" --hide-contrib
+
+test-all: $(VENV)/.setup-dev  ## the whole test suite, contrib and slow tests included (no network, no GPU)
 	$(TEST) -m "not gpu"
 
 test-portable: $(VENV)/.setup-dev  ## the tests of numbers with the instructions of older processors: without AVX, and with AVX2
@@ -79,7 +82,7 @@ $(VENV)/.setup: $(BIN)/python pyproject.toml
 	@touch $@
 
 $(VENV)/.setup-dev: $(VENV)/.setup
-	$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[dev,envpool,warp,ogbench,dmcontrol,gymnasiumrobotics,robosuite,pusht,sb3,tensorboard,wandb,diffusers,onnx,remote,ros,record,rslrl,mjlab,joblib,evolution,elites,planning,neighbours,text]'
+	$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[dev,envpool,warp,ogbench,dmcontrol,gymnasiumrobotics,robosuite,pusht,sb3,tensorboard,wandb,diffusers,onnx,remote,ros,record,rslrl,mjlab,joblib,evolution,known_dynamics,offline,quality_diversity,text]'
 	@# rsl-rl-lib asks for torchvision and never imports it; one for another build of torch breaks what does.
 	@$(BIN)/python -c 'import torchvision' 2>/dev/null || $(BIN)/python -m pip uninstall -q -y torchvision
 	$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps metaworld==3.1.1 robosuite==1.5.2  # their metadata ask for an older MuJoCo or numpy than they need

@@ -1,18 +1,23 @@
 """Its place, beside the packages, is what puts `docs`, `recipes` and `benchmarks` on the import path of the tests."""
 
+import gc
 import os
 import random
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from hiding import THEMES, hidden
 
 from robopolicy.cli.main import main
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # of the processes that tests start
 torch.set_num_threads(1)  # networks of tests are small, and threads of tests that run side by side wait for each other
+gc.set_threshold(20_000, 20, 50)  # a worker holds a million objects; freezing them as well saves no more
 if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     # Under nohup: processes that tests start would ignore it, too; a handler, no less idle here, is not inherited.
     signal.signal(signal.SIGHUP, lambda *_: None)
@@ -20,6 +25,58 @@ if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is signal.SIG_I
 
 # On a build for CPUs alone, `torch.manual_seed` formats a stack for the GPUs that are not there: 0.4 ms a test.
 seed_torch = torch.manual_seed if torch.accelerator.current_accelerator() else torch.default_generator.manual_seed
+
+
+CONTRIB = Path(__file__).parent / "tests" / "contrib"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add `--hide-contrib`."""
+    words = "test the product as if robopolicy/contrib had no theme; tests/contrib is left out"
+    parser.addoption("--hide-contrib", action="store_true", help=words)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Hide contrib before any test file is imported."""
+    if config.getoption("--hide-contrib"):
+        stack = ExitStack()
+        stack.enter_context(hidden(*THEMES))
+        config.add_cleanup(stack.close)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave `tests/contrib` out where contrib is hidden."""
+    return True if config.getoption("--hide-contrib") and collection_path.is_relative_to(CONTRIB) else None
+
+
+def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
+    """Mark what lies in `tests/contrib`, and there the rules that themes share with the product."""
+    for item in items:
+        if item.path.is_relative_to(CONTRIB):
+            item.add_marker("contrib")
+            if item.path.stem.endswith("_rules"):
+                item.add_marker("rules")
+
+
+MOST = 10.0  # [s] of CPU time for a test: about three times what the longest need, as there are slower processors
+UNLIMITED = {"slow", "gpu", "compiles"}
+
+
+def cpu_seconds() -> float:
+    """CPU time of this process and of those it has waited for; wall time would tell how busy the machine is."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+    """Keep `make test` quick; what a fixture does for many tests is not counted."""
+    start = cpu_seconds()
+    result = yield
+    spent = cpu_seconds() - start
+    if spent > MOST and UNLIMITED.isdisjoint(mark.name for mark in item.iter_markers()):
+        pytest.fail(f"{spent:.1f} s of CPU time, at most {MOST:g}: mark it slow or make it smaller", pytrace=False)
+    return result
 
 
 @pytest.fixture(autouse=True)

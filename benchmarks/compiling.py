@@ -88,7 +88,7 @@ def loss_of(policy: Policy, rows: int, device: torch.device) -> Work:
             sample = policy.sample(obs)
         decisions, advantage = Decisions(logp_old=sample.logp), torch.randn(rows, 1, device=device)
         estimator = Estimator(EstimatorConfig())
-        return lambda: estimator(decisions, advantage, policy.decisions(obs, sample.record).logp, diagnose=False)[0]
+        return lambda: estimator(decisions, advantage, policy.decisions(obs, sample.record).logp, log_stats=False)[0]
     chunk = torch.randn(rows, policy.spec.horizon, 7, device=device)
     x, t = torch.randn_like(chunk), torch.rand(rows, device=device)
     target = chunk - x

@@ -135,7 +135,7 @@ def train(name: str, seed: int, settings: Settings) -> tuple[Policy, float]:
     batches = ChunkSampler(data, horizon=settings.horizon, batch_size=settings.batch_size, seed=seed)
     for _, batch in zip(range(settings.updates), batches, strict=False):
         algorithm.update(batch)
-    return algorithm.deployable(), spent + time.perf_counter() - start
+    return algorithm.inference_policy(), spent + time.perf_counter() - start
 
 
 def with_sampler(policy: Policy, sampler: Sampler) -> Policy:

@@ -47,7 +47,6 @@ TASK = "toy/point_mass"
 WORK = Path("runs/offline")
 DATA = WORK / "mixed"
 OFFLINE = ("replay.offline_updates={updates}", "algorithm.critic.hidden=[128,128]")
-REGULARIZED = (*OFFLINE, "algorithm.critic.layer_norm=true")
 IMITATION = "policy.imitation=mse"  # many actions lie on their bounds, where the density of a tanh ends
 METHODS: dict[str, tuple[str, ...]] = {
     "bc": (IMITATION,),
@@ -56,10 +55,7 @@ METHODS: dict[str, tuple[str, ...]] = {
         *(*OFFLINE, "algorithm.lr=3e-4", "algorithm.candidates=4"),
         *("algorithm.conservative.weight=1", "algorithm.conservative.samples=4"),
     ),
-    "td3_bc": REGULARIZED,
-    "prdc": REGULARIZED,
-    "a2pr": (*REGULARIZED, "algorithm.value.hidden=[128,128]", "algorithm.vae.hidden=[128,128]"),
-    "odice": (*OFFLINE, IMITATION),
+    "td3_bc": (*OFFLINE, "algorithm.critic.layer_norm=true"),
     **{name: tuple(settings) for name, settings in contributed("offline", "methods").items()},
 }
 """Algorithm -> settings besides the shared ones; `{updates}` stands for the budget.

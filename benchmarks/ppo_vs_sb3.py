@@ -60,9 +60,9 @@ def train_ours(env_id: str, seed: int, settings: Settings) -> tuple[Callable[[Te
     spec = PolicySpec({"state": sim.spec.observation["state"].shape}, sim.spec.action_dim)
     policy = GaussianPolicy(GaussianConfig(hidden=settings.hidden, normalization="running"), spec)
     config = PPOConfig(
-        decisions=settings.rollout,
+        num_steps=settings.rollout,
         gamma=settings.gamma,
-        lam=settings.lam,
+        gae_lambda=settings.lam,
         epochs=settings.epochs,
         batch_size=settings.batch_size,
         clip=settings.clip,

@@ -117,9 +117,9 @@ def train_ours(contest: Contest, seed: int, num_envs: int, device: str, updating
         spec,
     ).to(device)
     config = PPOConfig(
-        decisions=settings["num_steps_per_env"],
+        num_steps=settings["num_steps_per_env"],
         gamma=theirs["gamma"],
-        lam=theirs["lam"],
+        gae_lambda=theirs["lam"],
         epochs=theirs["num_learning_epochs"],
         batch_size=num_envs * settings["num_steps_per_env"] // theirs["num_mini_batches"],
         clip=theirs["clip_param"],
@@ -141,7 +141,7 @@ def train_ours(contest: Contest, seed: int, num_envs: int, device: str, updating
         seed=seed,
     )
     algorithm = PPO(config, policy, total_updates=contest.iterations)
-    sampler = RolloutSampler(ChunkedSim(sim, gamma=algorithm.step_discount), decisions=config.decisions, seed=seed)
+    sampler = RolloutSampler(ChunkedSim(sim, gamma=algorithm.step_discount), decisions=config.num_steps, seed=seed)
     simulating, updating = Stopwatch(), updating or Stopwatch()
     simulating.around(sim.env, "step", "reset")
     updating.around(algorithm, "update")

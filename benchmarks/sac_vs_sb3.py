@@ -142,7 +142,7 @@ def updaters(settings: Settings) -> dict[str, Callable[[int], None]]:
 
         def update(count: int) -> None:
             for _ in range(count):
-                learner.update(memory.sample(learner.request, generator))
+                learner.update(memory.sample(learner.sample_spec, generator))
 
         return update
 
@@ -198,10 +198,10 @@ def train_ours(
     algorithm = make_ours(spec, low, high, settings, precision)
     generator = torch.Generator().manual_seed(seed)
     sampler = ReplaySampler(ChunkedSim(sim), Replay(settings.capacity), seed=seed * 1_000_000)
-    sampler.play(algorithm.explore, settings.warmup)
+    sampler.play(algorithm.warmup_action, settings.warmup)
     for _ in range(steps - settings.warmup):
         sampler.play(algorithm.act)
-        algorithm.update(sampler.replay.sample(algorithm.request, generator))
+        algorithm.update(sampler.replay.sample(algorithm.sample_spec, generator))
     seconds = time.perf_counter() - start
     sim.close()
     return lambda obs: algorithm.policy.act({"state": obs[:, None]}, deterministic=True)[:, 0], seconds

@@ -9,10 +9,9 @@ Which tables there are, and what a row holds, is written where each is read.
 from __future__ import annotations
 
 import tomllib
-from functools import cache
 from typing import Any
 
-from robopolicy.plugins import themes
+from robopolicy import plugins
 
 
 def contributed(benchmark: str, table: str) -> dict[str, Any]:
@@ -30,7 +29,6 @@ def contributed(benchmark: str, table: str) -> dict[str, Any]:
     return found
 
 
-@cache
 def _files() -> dict[str, dict[str, Any]]:
-    files = {name: theme.folder / "benchmarks.toml" for name, theme in themes().items()}
+    files = {name: theme.folder / "benchmarks.toml" for name, theme in plugins.themes().items()}
     return {name: tomllib.loads(file.read_text(encoding="utf-8")) for name, file in files.items() if file.is_file()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from docs.compatibility import ALLOWED, HEADS
+from docs.compatibility import all_heads, allowed
 from docs.markdown import anchor, cite, table
 from docs.measured import measured
 from robopolicy.algorithms.registry import ALGORITHMS
@@ -75,8 +75,9 @@ def render_chooser(choices: Sequence[Choice]) -> str:
 
 def render_matrix(names: Sequence[str]) -> str:
     """Algorithms against policies."""
-    rows = [[anchor(name), *("x" if head in ALLOWED[name] else "" for head in HEADS)] for name in names]
-    return MATRIX + "\n" + table(["algorithm", *HEADS], rows)
+    trained = {name: allowed(name) for name in names}
+    rows = [[anchor(name), *("x" if head in heads else "" for head in all_heads())] for name, heads in trained.items()]
+    return MATRIX + "\n" + table(["algorithm", *all_heads()], rows)
 
 
 def render_algorithms(algorithms: Sequence[AlgorithmRow]) -> str:

@@ -1,12 +1,13 @@
 """Which algorithm trains which policy: as its class states, and found out by trying on the toy task.
 
-`ALLOWED`, which the methods page prints, follows from the `heads` of the classes. `try_pair` builds one pair of tiny
-networks and updates it once; the tests compare both.
+`allowed`, which the methods page prints, follows from the `heads` of the classes. `try_pair` builds one pair of tiny
+networks and updates it once; the tests compare both. Themes of contrib add heads and say on which task their algorithms
+are tried by `[compatibility.heads]` and `[compatibility.algorithms]` of their `theme.toml`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,6 +22,7 @@ from robopolicy.data.episodes import Episode
 from robopolicy.data.formats.lerobot import LeRobotWriter
 from robopolicy.errors import UserError
 from robopolicy.nets.recurrent import RecurrentConfig
+from robopolicy.plugins import contributed
 from robopolicy.policies.base import Policy, PolicySpec
 from robopolicy.policies.registry import POLICIES, make_policy
 from robopolicy.schema import to_plain
@@ -30,18 +32,7 @@ from robopolicy.training.config import BudgetConfig, EvaluationConfig, ReplayCon
 
 TASK = "toy/point_mass"
 SPEC = PolicySpec({"state": (6,)}, action_dim=2, horizon=4, execute=2)
-TASKS = {"hdpo": "differentiable/newsvendor", "ts_ddr": "differentiable/reservoir"}
-"""Algorithm -> its task, where that must be one of known dynamics."""
-
-SPECS = {
-    "dcg_map_elites": replace(SPEC, observation={**SPEC.observation, "descriptor": (2,)}),
-    "stock_ac": replace(SPEC, observation={**SPEC.observation, "stock.0.99": (2,)}),
-    "hdpo": replace(SPEC, observation={"inventory": (1,)}, action_dim=1),
-    "ts_ddr": replace(SPEC, observation={"state": (2,), "disturbance": (2,), "clock": (1,)}),
-}
-"""Algorithm -> what its policies see and do, where that is not the state of the point mass."""
-
-HEADS: dict[str, tuple[str, dict[str, Any]]] = {
+PRODUCT_HEADS: dict[str, tuple[str, dict[str, Any]]] = {
     "flow": ("flow", {}),
     "shortcut": ("shortcut", {}),
     "meanflow": ("meanflow", {}),
@@ -51,8 +42,6 @@ HEADS: dict[str, tuple[str, dict[str, Any]]] = {
     "autoregressive": ("autoregressive", {}),
     "mixture": ("mixture", {}),
     "squashed_mixture": ("mixture", {"squash": True}),
-    "sequence": ("sequence", {"normalization": "minmax"}),
-    "swaddled": ("swaddled", {"normalization": "minmax"}),
     "gaussian": ("gaussian", {"normalization": "minmax"}),
     "squashed_gaussian": (
         "gaussian",
@@ -60,16 +49,33 @@ HEADS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "recurrent_gaussian": ("gaussian", {"normalization": "minmax", "recurrent": RecurrentConfig(kind="gru", width=8)}),
 }
-"""Name in the matrix -> (registered policy, settings)."""
+"""Name in the matrix -> (registered policy, settings), without those of contrib."""
 
 RECURRENT = {"recurrent_gaussian"}
 
 
-def trained_heads(name: str) -> set[str]:
-    """Keys of `HEADS` of the policies that an algorithm trains, as its class states them."""
+def all_heads() -> dict[str, tuple[str, dict[str, Any]]]:
+    """Name in the matrix -> (registered policy, settings), the product's first."""
+    themes = {name: (row["policy"], row["settings"]) for name, (_, row) in contributed("compatibility.heads").items()}
+    return {**PRODUCT_HEADS, **themes}
+
+
+def setting_of(algorithm: str) -> tuple[str, PolicySpec]:
+    """The task on which an algorithm is tried, and what its policies see and do there."""
+    _, row = contributed("compatibility.algorithms").get(algorithm, ("", {}))
+    observation = {key: tuple(shape) for key, shape in row.get("observation", {}).items()} or SPEC.observation
+    spec = replace(SPEC, observation=observation, action_dim=row.get("action_dim", SPEC.action_dim))
+    return row.get("task", TASK), spec
+
+
+def allowed(name: str) -> set[str]:
+    """Names in the matrix of the policies that an algorithm trains, as its class states them.
+
+    Empty for algorithms of text, which train policy=text alone.
+    """
     algorithm = ALGORITHMS[name]
-    able = RECURRENT if algorithm.may_remember else set[str]()
-    return able.union(*map(_heads_of, algorithm.heads)) & HEADS.keys()
+    able = RECURRENT if algorithm.supports_recurrent else set[str]()
+    return able.union(*map(_heads_of, algorithm.heads)) & all_heads().keys()
 
 
 def _heads_of(stated: str) -> set[str]:
@@ -77,20 +83,17 @@ def _heads_of(stated: str) -> set[str]:
     verb = getattr(Policy, stated, None)
     if verb is None:
         return {stated}
-    return {head for head, (name, _) in HEADS.items() if getattr(POLICIES[name], stated) is not verb} - RECURRENT
+    return {head for head, (name, _) in all_heads().items() if getattr(POLICIES[name], stated) is not verb} - RECURRENT
 
-
-ALLOWED: dict[str, set[str]] = {name: trained_heads(name) for name in ALGORITHMS}
-"""Algorithm -> keys of the policies it trains; empty for algorithms of text, which train policy=text alone."""
 
 SMALL: dict[str, Any] = {"hidden": (16,), "transformer_width": 16, "transformer_layers": 1, "width": 16, "layers": 1}
 SETTINGS = {
     "batch_size": 16,
     "offline_batch": 16,
     "scenarios": 8,
-    "decisions": 4,
+    "num_steps": 4,
     "utd": 0.25,
-    "actor_delay": 1,
+    "policy_delay": 1,
     "discriminator_delay": 1,
     "epochs": 1,
     "q_epochs": 1,
@@ -103,12 +106,14 @@ SETTINGS = {
     "top": 2,
     "ascent_steps": 2,
     "edits": 2,
+    "augmentations": 2,
     "cells": 16,
-    "mutants": 3,
-    "climbers": 2,
+    "ga_offspring": 3,
+    "pg_offspring": 2,
     "actors": 2,
+    "population": 8,
     "critic_steps": 2,
-    "climb_steps": 2,
+    "pg_steps": 2,
 }
 
 
@@ -121,8 +126,8 @@ class Outcome:
 
 
 def policy_of(head: str, spec: PolicySpec = SPEC) -> Policy:
-    """A tiny policy of one of `HEADS`, its normalisers fitted."""
-    name, settings = HEADS[head]
+    """A tiny policy of one of `all_heads`, its normalisers fitted."""
+    name, settings = all_heads()[head]
     known = POLICIES[name].config_class.__dataclass_fields__
     small = {key: value for key, value in SMALL.items() if key in known}
     policy = make_policy(name, POLICIES[name].config_class(**(small | settings)), spec)
@@ -141,18 +146,24 @@ def statistics_of(spec: PolicySpec) -> dict[str, dict[str, list[float]]]:
 
 
 @contextmanager
-def workplace() -> Iterator[Path]:
-    """A folder with a checkpoint of every head and a small dataset."""
+def workplace(algorithms: Iterable[str]) -> Iterator[Path]:
+    """A folder with a small dataset and, for the tasks of some algorithms, a checkpoint of every head."""
     with TemporaryDirectory() as folder:
         place = Path(folder)
         torch.manual_seed(0)
-        for owner, spec in {"": SPEC, **SPECS}.items():
-            for head in HEADS:
+        for owner in sorted({_owner(name) for name in algorithms}):
+            task, spec = setting_of(owner)
+            for head in all_heads():
                 policy = policy_of(head, spec)  # a recurrent one adds its memory to what it sees
                 obs = {key: torch.randn(4, 1, *shape) for key, shape in policy.spec.observation.items()}
-                save_checkpoint(place / owner / head, policy, task=TASKS.get(owner, TASK), obs_sample=obs)
+                save_checkpoint(place / owner / head, policy, task=task, obs_sample=obs)
         _write_dataset(place / "data")
         yield place
+
+
+def _owner(algorithm: str) -> str:
+    """The algorithm itself where it is tried on a task of its own, else the empty name."""
+    return algorithm if algorithm in contributed("compatibility.algorithms") else ""
 
 
 def try_pair(place: Path, algorithm: str, head: str) -> Outcome:
@@ -178,12 +189,12 @@ def opened(place: Path, algorithm: str, head: str, device: str = "cpu") -> Itera
     learns_from_data = kind.data_source == "dataset" or kind.needs_dataset
     config = TrainConfig(
         algorithm={"name": algorithm, **to_plain(config_class(**chosen))},
-        task=TaskConfig(name=TASKS.get(algorithm, TASK)),
+        task=TaskConfig(name=setting_of(algorithm)[0]),
         sim=SimConfig(num_envs=4),
         budget=BudgetConfig(updates=4),
         replay=ReplayConfig(capacity=2000, warmup_steps=60),
         evaluation=EvaluationConfig(episodes=0),
-        init_from=str(place / (algorithm if algorithm in SPECS else "") / head),
+        init_from=str(place / _owner(algorithm) / head),
         dataset=str(place / "data") if learns_from_data else "",
         device=device,
     )

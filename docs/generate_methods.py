@@ -6,22 +6,25 @@ Run `python -m docs.generate_methods` after an edit of the table, and `--check` 
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 import tomllib
 from collections import Counter
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from docs.algorithm_sections import AlgorithmRow, Choice, render_algorithms, render_chooser, render_matrix
 from docs.markdown import cite, table
 from docs.measured import recipes_measured
+from robopolicy import plugins
+from robopolicy.algorithms.registry import ALGORITHMS
 from robopolicy.recipe_files import read_recipe, recipe_names
 
 FOLDER = Path(__file__).parent
 SOURCE = FOLDER / "methods.toml"
 PAGE = FOLDER / "methods.md"
+THEME = re.compile(r"(?:robopolicy\.|tests/)contrib[./](\w+)[./]")  # in a symbol or a test id
 
 STATUSES = {
     "works": "runs, tested against what the source claims or derives",
@@ -91,14 +94,25 @@ class Tables:
 
 
 def load(path: Path = SOURCE) -> Tables:
-    """Read the tables; an unknown or missing field is a `TypeError` that names it."""
+    """Read the tables; an unknown or missing field is a `TypeError` that names it.
+
+    What belongs to a theme of contrib that is not here is left out: algorithms, and symbols and tests of sources.
+    """
     found: dict[str, list[dict[str, Any]]] = tomllib.loads(path.read_text(encoding="utf-8"))
+    choices = [Choice(**row) for row in found["choose"]]
+    methods = [Method(**row) for row in found["method"]]
     return Tables(
-        choices=[Choice(**row) for row in found["choose"]],
-        algorithms=[AlgorithmRow(**row) for row in found["algorithm"]],
+        choices=[replace(choice, use=[name for name in choice.use if name in ALGORITHMS]) for choice in choices],
+        algorithms=[AlgorithmRow(**row) for row in found["algorithm"] if row["name"] in ALGORITHMS],
         verbs=[Verb(**row) for row in found["verb"]],
-        methods=[Method(**row) for row in found["method"]],
+        methods=[replace(row, symbols=_present(row.symbols), tests=_present(row.tests)) for row in methods],
     )
+
+
+def _present(places: list[str]) -> list[str]:
+    """Symbols or test ids without those of themes that are not here."""
+    found = [(place, THEME.match(place)) for place in places]
+    return [place for place, theme in found if theme is None or theme[1] in plugins.themes()]
 
 
 def render(tables: Tables) -> str:
@@ -114,30 +128,26 @@ def render(tables: Tables) -> str:
 
 
 def _sources(methods: list[Method], verbs: list[Verb]) -> str:
+    recipes = [(name, str(read_recipe(name).get("source", ""))) for name in recipe_names()]
     counts = Counter(method.status for method in methods)
     summary = [[status, str(counts[status]), meaning] for status, meaning in STATUSES.items()]
     needs = [[f"`{verb.name}`", verb.shape, verb.use, verb.methods] for verb in verbs]
     parts = [SOURCES, table(["status", "rows", "meaning"], summary), VERBS]
     parts.append(table(["verb", "result", "for", "methods"], needs))
     for family in sorted({method.family for method in methods}):
-        rows = [_row(method) for method in methods if method.family == family]
+        rows = [_row(method, recipes) for method in methods if method.family == family]
         parts += [f"### {family[0].upper()}{family[1:]}\n", table(COLUMNS, rows)]
     return "\n".join(parts)
 
 
-def _row(method: Method) -> list[str]:
+def _row(method: Method, recipes: list[tuple[str, str]]) -> list[str]:
+    """Cells of a source; `recipes` are name and source of every text recipe."""
     part = f"{method.part} *{method.note}*" if method.note else method.part
     where = [f"`{name}`" for name in (*method.symbols, *method.tests)]
     if method.benchmark:
         where.append(f"benchmark `{method.benchmark}`")
-    where += recipes_measured([name for name, source in _recipes() if source in (method.id, method.reference)])
+    where += recipes_measured([name for name, source in recipes if source in (method.id, method.reference)])
     return [method.id, cite(method.reference), method.title, part, method.status, "<br>".join(where)]
-
-
-@cache
-def _recipes() -> list[tuple[str, str]]:
-    """Name and source of every text recipe."""
-    return [(name, str(read_recipe(name).get("source", ""))) for name in recipe_names()]
 
 
 def main() -> int:

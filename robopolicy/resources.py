@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from robopolicy.plugins import themes
+from robopolicy import plugins
 
 PACKAGE = Path(__file__).resolve().parent
 
@@ -21,7 +21,7 @@ def folder(name: str) -> Path:
 
 def presets() -> list[Path]:
     """Folders of presets: `configs`, and that of every theme of contrib which has one."""
-    own = [theme.folder / "configs" for theme in themes().values()]
+    own = [theme.folder / "configs" for theme in plugins.themes().values()]
     return [folder("configs"), *(place for place in own if place.is_dir())]
 
 

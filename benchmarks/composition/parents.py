@@ -53,7 +53,7 @@ def train_parent(task: PairTask, side: int, data: Episodes, sim: SimSpec, seed: 
     batches = ChunkSampler(half, horizon=task.horizon, batch_size=parent.batch_size, seed=seed)
     for _ in range(parent.updates):
         algorithm.update(next(batches))
-    trained = algorithm.deployable().eval()
+    trained = algorithm.inference_policy().eval()
     save_checkpoint(folder, trained, task=task.task, obs_sample=next(batches).obs)
     return trained
 

@@ -34,7 +34,7 @@ class Family:
         """The same for `robopolicy train`."""
         common = (f"sim.num_envs={self.num_envs}", f"algorithm.batch_size={self.batch_size}")
         if self.rollout:
-            return (*common, f"algorithm.decisions={self.rollout}")
+            return (*common, f"algorithm.num_steps={self.rollout}")
         memory = (f"replay.warmup_steps={self.warmup}", f"replay.capacity={self.capacity}")
         widths = (f"policy.hidden={list(self.hidden)}", f"algorithm.critic.hidden={list(self.hidden)}")
         return (*common, *memory, *widths, "policy.normalization=identity")
@@ -68,23 +68,8 @@ class Method:
         return self.name == self.family.baseline
 
 
-DATA = "it learns from a dataset as well, which no other row has"
-PRIOR = "it asks for a function or a policy that helps it explore, which no other row has"
-ARCHIVE = "it fills an archive of policies and plays many at a time"
 LEFT_OUT = {
-    "ailboost": DATA,
-    "camel_sac": PRIOR,
-    "camel_td3": PRIOR,
-    "dcg_map_elites": ARCHIVE,
-    "hnpg": DATA,
-    "optimistic_ac": "it is for rewards that random play hardly finds, and starts over whenever its critic is changed",
-    "polychromic": "it plays whole episodes of any length, so its environment steps cannot be those of the others",
-    "ppo_lagrangian": "it keeps costs below a limit, and without one it is `ppo`; the score here knows no costs",
-    "rlpd": DATA,
-    "stax": ARCHIVE,
-    "stock_ac": "it controls the worst episodes or a total, where the rows are judged by the mean return",
-    "subpo": "it climbs marginal gains of a set function, not the return by which the rows are judged",
-    "tscac": "it stays near teachers of side goals, where the score knows the return alone",
+    "rlpd": "it learns from a dataset as well, which no other row has",
     **contributed("control", "left_out"),
 }
 """Learners from scratch without a row, and why."""
@@ -92,36 +77,24 @@ LEFT_OUT = {
 
 def _methods() -> tuple[Method, ...]:
     gorl = ("algorithm.stages=[20,10]", "algorithm.decoder_updates=10")  # two decoders within 50 rollouts
-    own = {
-        "gorl": Method("gorl", ON_POLICY, "flow_decoder", gorl),
-        "hamnet": Method("hamnet", ON_POLICY, settings=("policy.backbone=modular", "algorithm.terms=[forward,ctrl]")),
-        "pmoe_ppo": Method("pmoe_ppo", ON_POLICY, "mixture"),
-        "stac": Method("stac", OFF_POLICY, settings=("policy.hidden_dropout=0.01",)),  # the published one of the actor
-    }
     flow = ("algorithm.epochs=10", "algorithm.lr=3e-4", "algorithm.critic_lr=3e-4")  # as the others of the family
     # ASPO as published; the clip of fine-tuning, 0.02, hardly moves; the best of 0.1, 0.2 and 0.3 with other seeds.
     from_scratch = ("algorithm.trust_region=aspo", "algorithm.clip=0.1")
-    single = ("algorithm.utd=1", "algorithm.lr=3e-4", "algorithm.critic_lr=3e-4")  # its own are three of a third
-    rare = "decides every 4 steps and learns every 2, all others in every step"
-    sequence = ("chunk.horizon=8", "chunk.execute=4", "algorithm.utd=2")  # with single actions it is `sac`
-    on_policy = ("bpo", "gorl", "hamnet", "harpg", "mdpo", "npg_igt", "pmoe_ppo", "ppo", "props", "ta_lpo")
-    off_policy = ("sac", "mdpo_off", "dsac_t", "stac", "td3", "sl_mgac")
     return (
         *(Method(family.baseline, family) for family in FAMILIES),
-        *(own.get(name, Method(name, ON_POLICY)) for name in on_policy),
-        *(own.get(name, Method(name, OFF_POLICY)) for name in off_policy),
+        Method("gorl", ON_POLICY, "flow_decoder", gorl),
+        Method("ppo", ON_POLICY),
+        Method("sac", OFF_POLICY),
+        Method("td3", OFF_POLICY),
         Method("policyflow", ON_POLICY, "flow_decoder", (*flow, "algorithm.perturbation.std_init=1")),  # as published
         Method("fpo", ON_POLICY, "flow_decoder", flow),
         Method("fpo_pp", ON_POLICY, "flow_decoder", (*flow, *from_scratch)),
-        Method("pmoe", OFF_POLICY, "squashed_mixture"),
-        Method("symphony", OFF_POLICY, "swaddled", single),
-        Method("srl", OFF_POLICY, "sequence", sequence, note=rare),
         *(_row(name, **row) for name, row in contributed("control", "methods").items()),
     )
 
 
 def _row(name: str, family: str, policy: str = "", settings: Sequence[str] = (), note: str = "") -> Method:
-    """A row of `benchmarks.toml`, whose family is told by name."""
+    """A row of `benchmarks.toml`, whose family is given by its name."""
     return Method(name, {each.name: each for each in FAMILIES}[family], policy, tuple(settings), note)
 
 

@@ -160,7 +160,7 @@ def _pace(settings: Sequence[str], steps: int, task: BenchTask, before: dict[str
         assert before is not None
         return [wide, f"budget.updates={max(1, round(steps / (task.num_envs * before['length_mean'])))}"]
     decisions = task.rollout // task.horizon
-    return [wide, f"algorithm.decisions={decisions}", "budget.updates=0", f"budget.env_steps={steps}"]
+    return [wide, f"algorithm.num_steps={decisions}", "budget.updates=0", f"budget.env_steps={steps}"]
 
 
 def run_verb(*words: str) -> None:

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from benchmarks.parallel import run_cells
-from benchmarks.pendulum.tasks import CONTROLLER, NOISY, PLAIN, register
+from benchmarks.pendulum.tasks import NOISY, PLAIN, register
 from benchmarks.themes import contributed
-from robopolicy.algorithms.frames.off_policy import OffPolicy
+from robopolicy.algorithms.common.off_policy import OffPolicy
 from robopolicy.algorithms.sac import SAC
 from robopolicy.evaluation.actors import Actor, as_actor
 from robopolicy.evaluation.frequency import HeldActor
@@ -50,20 +50,9 @@ class Row:
     settings: tuple[str, ...] = ()
 
 
-SMALL = (  # as the others; its own are three steps, twice the width and a third of the rate
-    *("algorithm.utd=1", "algorithm.critic.hidden=[256,256]"),
-    *("algorithm.lr=3e-4", "algorithm.critic_lr=3e-4"),
-)
-CHUNKS = ("chunk.horizon=8", "chunk.execute=8", "algorithm.utd=8")  # a gradient step per control step, as the others
 ROWS = {
     "sac": Row("sac"),
-    "dsac_t": Row("dsac_t"),
-    "stac": Row("stac"),
-    "symphony": Row("symphony", "swaddled", settings=SMALL),
-    "camel_sac": Row("camel_sac", settings=(f"algorithm.mask.prior={CONTROLLER}",)),
-    "srl": Row("srl", "sequence", settings=CHUNKS),
     "sac-noisy": Row("sac", task=NOISY),
-    "stac-noisy": Row("stac", task=NOISY),
     **{
         name: Row(**row | {"settings": tuple(row.get("settings", ()))})
         for name, row in contributed("pendulum", "rows").items()
@@ -109,7 +98,7 @@ def run_cell(key: Key, env_steps: int = ENV_STEPS) -> dict[str, Any]:
     with closing(make_sim(PLAIN, SimOptions(num_envs=EPISODES))) as sim:
         return {
             **common,
-            **judge(algorithm.deployable(), sim),
+            **judge(algorithm.inference_policy(), sim),
             "bias": value_bias(algorithm, sim) if isinstance(algorithm, SAC) else None,
             "curve": curve(folder),
         }
@@ -176,19 +165,19 @@ def jerk(played: Tensor) -> float:
 def value_bias(algorithm: SAC, sim: VectorSim) -> float:
     """Value of the first draws less what they really earned: rewards and entropy, the critic's word for what is left.
 
-    Values are the lesser of two in SAC and the mean in STAC.
+    Values are those from which the critic's targets are made.
     """
     gamma, alpha = algorithm.config.gamma, float(algorithm.temperature.value)
     generator = torch.Generator().manual_seed(HELD_OUT)
     played = ChunkedSim(sim)
     obs = played.reset(HELD_OUT)
     chunk, _ = algorithm.policy.rsample(obs, generator=generator)
-    claimed = algorithm.critic.lowest(obs, chunk)
+    claimed = algorithm.critic.min_q(obs, chunk)
     earned = torch.zeros_like(claimed)
     for t in range(STEPS):
         step = played.step(chunk)
         earned += gamma**t * step.reward
         chunk, logp = algorithm.policy.rsample(step.final_obs, generator=generator)
         earned -= gamma ** (t + 1) * alpha * logp
-    earned += gamma**STEPS * algorithm.critic.lowest(step.final_obs, chunk)
+    earned += gamma**STEPS * algorithm.critic.min_q(step.final_obs, chunk)
     return float((claimed - earned).mean())

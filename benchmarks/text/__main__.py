@@ -7,10 +7,10 @@
 
 A cell is one recipe on one task with one seed. All cells of a task start from one checkpoint, which `text_sft` has
 trained, play the same number of tokens (to within a batch) and take four gradient steps per batch, or one if they are
-plain policy gradients, which know no ratio, or A*-PO. They are judged on held-out prompts: accuracy of the likeliest
-answers, pass@k, entropy, length, form and tool calls of sampled ones. A recipe that asks for what a task does not
-record is listed below the table with that reason. Every recipe claims something (`claims.py`), and gets a verdict on
-it. Finished cells are skipped, so the table grows over many runs.
+plain policy gradients, which know no ratio, or ask for it. They are judged on held-out prompts: accuracy of the
+likeliest answers, pass@k, entropy, length, form and tool calls of sampled ones. A recipe that asks for what a task does
+not record is listed below the table with that reason. Every recipe claims something (`claims.py`), and gets a verdict
+on it. Finished cells are skipped, so the table grows over many runs.
 """
 
 from __future__ import annotations

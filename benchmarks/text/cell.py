@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from benchmarks.themes import contributed
-from robopolicy.algorithms.frames.base import Metrics
+from robopolicy.algorithms.common.algorithm import Metrics
 from robopolicy.cli.main import main as robopolicy
 from robopolicy.core.recipe_keys import DEFAULTS
 from robopolicy.errors import UserError
@@ -37,11 +37,10 @@ HELD_OUT = 500_000  # first held-out prompt; training starts at a million and ev
 PROMPTS, SAMPLES = 200, 16
 ROWS = 256  # attempts per update, whatever the size of a group
 MEASURED = ("rollout/degenerate", "rollout/helped", "actor/informative", "actor/clip_fraction", "actor/approx_kl")
-JUDGED = ("craft_gui", "videochat_m1")  # recipes with a judge of their own
-ACCOMPANIED = ("kdrl", "salsa", *JUDGED, *contributed("text", "accompanied"))  # recipes with a second policy
+ACCOMPANIED = ("kdrl", *contributed("text", "accompanied"))  # recipes with a second policy
 STEPS = 4  # gradient steps per update: with one, all ratios are 1 and recipes that bound them are the same
 NO_RATIO = "pg"  # a surrogate that knows none: it is the gradient of the policy that acted alone, so for one step
-ON_POLICY = ("a_star_po", *contributed("text", "on_policy"))  # other recipes whose sources take one step
+ON_POLICY = tuple(contributed("text", "on_policy"))  # other recipes whose sources take one step
 
 
 @dataclass(frozen=True)
@@ -72,43 +71,11 @@ TASKS = {
     for task in (
         BenchTask("arithmetic", imitation=130, tokens=120_000, taught=320),
         BenchTask("countdown", imitation=120, tokens=100_000, taught=300),
-        BenchTask(
-            "calculator",
-            imitation=200,
-            tokens=60_000,
-            recipes=("aspo", "otc", "hila", "adacot", "docthinker", "search_r2"),
+        BenchTask("waypoints", imitation=80, tokens=60_000, recipes=("ppo",)),
+        *(
+            BenchTask(name, **row | {"recipes": tuple(row["recipes"])})
+            for name, row in contributed("text", "tasks").items()
         ),
-        BenchTask(
-            "critique",
-            imitation=100,
-            tokens=60_000,
-            taught=1200,
-            recipes=("urpo", "sec", "llava_critic_r1", "critique_coder", *JUDGED),
-        ),
-        BenchTask(
-            "review",
-            imitation=60,
-            tokens=100_000,
-            recipes=("retroformer", "gui_critic_r1", "critique_rl"),
-        ),
-        BenchTask(
-            "text_diffusion-arithmetic",
-            imitation=400,
-            tokens=90_000,
-            policy="text_diffusion",
-            recipes=("igpo",),
-        ),
-        BenchTask("decompose", imitation=48, tokens=100_000, recipes=("daslam",)),
-        BenchTask("nim", imitation=80, tokens=60_000, recipes=("xiangqi_r1",)),
-        BenchTask(
-            "grid",
-            imitation=40,
-            tokens=80_000,
-            recipes=("mashost", "supo", "agentflow", "read", "a2p"),
-        ),
-        BenchTask("waypoints", imitation=80, tokens=60_000, recipes=("ppo", "hiper")),
-        BenchTask("pits", imitation=50, tokens=80_000, recipes=("fate",)),
-        *(BenchTask(name, **row) for name, row in contributed("text", "tasks").items()),
     )
 }
 """Themes of contrib add tasks by `[text.tasks]`, whose keys are the fields of `BenchTask`, and by `[text.recipes]`

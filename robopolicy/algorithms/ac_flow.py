@@ -23,25 +23,77 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from robopolicy.algorithms.frames.base import Metrics, Stateful
-from robopolicy.algorithms.frames.matching import MatchingConfig, MatchingTuner, velocity_distance
-from robopolicy.algorithms.frames.on_policy import Rows, flatten, normalize
-from robopolicy.constraints import Natural, NotNegative, Positive
+from robopolicy.algorithms.common.algorithm import Checkpointable, Metrics, frozen_copy
+from robopolicy.algorithms.common.fine_tuning import (
+    FlowLossConfig,
+    MonteCarloFlowLoss,
+    actor_adam,
+    clipped_step,
+    cosine_rate,
+    critic_adam,
+    kl_exceeded,
+    matching_losses,
+    sampled_policy,
+    velocity_distance,
+)
+from robopolicy.algorithms.common.on_policy import OnPolicy
+from robopolicy.algorithms.common.rollout_batch import Epochs, RolloutBatch, flatten, normalize
+from robopolicy.constraints import Count, Natural, NotNegative, Positive, Ranged
 from robopolicy.core.decisions import Decisions
 from robopolicy.core.estimator import Estimator, EstimatorConfig
-from robopolicy.critics.intermediate import IntermediateConfig, IntermediateValue
 from robopolicy.critics.q import borrow_statistics
 from robopolicy.data.batches import Rollout
+from robopolicy.nets.encoder import ObservationEncoder
+from robopolicy.nets.mlp import MLP
+from robopolicy.nets.time import SinusoidalEmbedding
+from robopolicy.nets.vision import VisionConfig
 from robopolicy.policies.base import Info, Policy
+from robopolicy.policies.exploration.sampled import SampledPolicy, require_matched
+from robopolicy.policies.heads.generative import GenerativePolicy
 from robopolicy.policies.path import interpolate
+from robopolicy.spec import PolicySpec
+
+TIME_DIM = 16  # width of the time embedding
 
 
 @dataclass(frozen=True)
-class ACFlowConfig(MatchingConfig):
+class IntermediateConfig(Ranged):
+    """Architecture of an `IntermediateValue`."""
+
+    hidden: tuple[Count, ...] = (256, 256, 256)
+    activation: str = "silu"
+    normalization: str = "running"  # minmax | meanstd | running | identity
+    vision: VisionConfig = field(default_factory=VisionConfig)
+
+
+class IntermediateValue(nn.Module):
+    """V(x_t, t, s): points `(B, N, H, A)` at times `(B, N)` and observations `{key: (B, To, ...)}` -> `(B, N)`."""
+
+    def __init__(self, config: IntermediateConfig, spec: PolicySpec) -> None:
+        super().__init__()
+        self.encoder = ObservationEncoder(spec.observation, normalization=config.normalization, vision=config.vision)
+        self.time = SinusoidalEmbedding(TIME_DIM)
+        size = spec.obs_horizon * self.encoder.feature_dim + TIME_DIM + spec.horizon * spec.action_dim
+        self.head = MLP(size, config.hidden, 1, activation=config.activation)
+
+    def forward(self, obs: Mapping[str, Tensor], x: Tensor, t: Tensor) -> Tensor:
+        """Estimate the outcome from `x`, in normalised action units; observations are encoded once."""
+        features = self.encoder(obs).flatten(1).unsqueeze(1).expand(-1, t.shape[1], -1)
+        return self.head(torch.cat([features, self.time(t), x.flatten(2)], -1)).squeeze(-1)
+
+    def update_stats(self, obs: Mapping[str, Tensor]) -> None:
+        """Merge `obs` into a running normaliser; does nothing in other modes."""
+        self.encoder.update_stats(obs)
+
+
+@dataclass(frozen=True)
+class ACFlowConfig(FlowLossConfig):
     """Settings of AC-Flow; no published values were seen."""
 
     grad_clip: Positive = 1.0  # largest gradient norm of the actor
@@ -57,7 +109,7 @@ def critic_weights(advantage: Tensor, clip: float, temperature: float) -> Tensor
     return (advantage.clamp(-clip, clip) / temperature).exp()
 
 
-def actor_loss(
+def ac_flow_loss(
     logp: Tensor, logp_old: Tensor, weight: Tensor, distance: Tensor, estimator: Estimator, w2_coef: float
 ) -> tuple[Tensor, Info]:
     """Weighted matching of the pairs `(B, N)` plus the penalty, as a convex combination of both."""
@@ -66,7 +118,7 @@ def actor_loss(
     return share * loss + (1.0 - share) * distance, info | {"w2_distance": distance, "weight": weight.mean()}
 
 
-class ACFlow(MatchingTuner):
+class ACFlow(OnPolicy):
     """Critic-weighted matching on own chunks with a pull towards the pretrained policy."""
 
     name = "ac_flow"
@@ -75,48 +127,61 @@ class ACFlow(MatchingTuner):
     heads = ("flow", "diffusion", "edm")
     reference = "fan2025acflow"
     config: ACFlowConfig
+    policy: SampledPolicy
 
     def __init__(self, config: ACFlowConfig, policy: Policy, *, total_updates: int) -> None:
         """Prepare to fine-tune `policy` (it is changed in place) for `total_updates` rollouts."""
-        super().__init__(config, policy, title="AC-Flow", total_updates=total_updates)
+        head = require_matched(policy, "AC-Flow")
+        super().__init__(config, sampled_policy(head, config), total_updates=total_updates)
+        self.base: GenerativePolicy = frozen_copy(head)
+        self.actor_optimizer = actor_adam(self.policy, config)
+        self.critic_optimizer = critic_adam(self.critic, config)
+        size = config.batch_size
+        self.flow_loss = MonteCarloFlowLoss(self.policy, self.logp, batch_size=size, generator=self.generator)
         # Weights times minus a log-ratio: the gradient is that of the weighted loss.
         self.estimator = Estimator(EstimatorConfig(surrogate="pg"))
         self.intermediate = IntermediateValue(config.intermediate, self.policy.spec)
         borrow_statistics(self.intermediate.encoder, policy)
         self.intermediate_optimizer = torch.optim.Adam(self.intermediate.parameters(), lr=config.critic_lr, fused=True)
 
-    def logp(self, rows: Rows) -> Tensor:
+    def inference_policy(self) -> Policy:
+        """The head without its exploration."""
+        return self.policy.head
+
+    def logp(self, rows: RolloutBatch) -> Tensor:
         """Minus the loss `(B, N)` of each pair."""
-        return -self.losses(rows)
+        return -matching_losses(self.policy, rows, self.config.reduction)
 
-    def prepare(self, rows: Rows) -> Rows:
-        """Normalise the outcomes over the rollout, then draw the pairs."""
-        return super().prepare(replace(rows, record=rows.record | {"outcome": normalize(rows.advantage)}))
-
-    def complete(self, rows: Rows) -> Rows:
-        """Also the weights of the pairs, from the critic before its update."""
-        rows = super().complete(rows)
-        advantage = rows.record["outcome"].unsqueeze(1) - self.intermediate_value(rows)
-        weight = critic_weights(advantage, self.config.advantage_clip, self.config.temperature)
-        return replace(rows, record=rows.record | {"weight": weight})
-
-    def intermediate_value(self, rows: Rows) -> Tensor:
+    def intermediate_value(self, rows: RolloutBatch) -> Tensor:
         """Value `(B, N)` at the stored pairs."""
         data, noise, t = rows.record["data"].unsqueeze(1), rows.record["noise"], rows.record["t"]
         return self.intermediate(rows.obs, interpolate(noise, data, t[..., None, None]), t)
 
-    def actor_loss(self, rows: Rows) -> tuple[Tensor, Info]:
-        """Weighted matching loss and the distance to the pretrained policy."""
+    @torch.no_grad()
+    def weighted(self, rows: RolloutBatch) -> RolloutBatch:
+        """Rows with outcomes `(B,)`, normalised over the rollout, stored pairs, and the weights `(B, N)` of these.
+
+        Weights are formed with the intermediate critic before its update.
+        """
+        rows = replace(rows, record=rows.record | {"outcome": normalize(rows.advantage)})
+        rows = self.flow_loss.complete(rows)
+        value = torch.cat([self.intermediate_value(part) for part in rows.split(self.config.batch_size)])
+        advantage = rows.record["outcome"].unsqueeze(1) - value
+        weight = critic_weights(advantage, self.config.advantage_clip, self.config.temperature)
+        return replace(rows, record=rows.record | {"weight": weight})
+
+    def loss(self, rows: RolloutBatch) -> tuple[Tensor, Info]:
+        """Weighted matching loss and the distance to the pretrained policy; what to log."""
         velocity = self.policy.velocities(self.policy.head, rows.obs, rows.record)
         with torch.no_grad():
             reference = self.policy.velocities(self.base, rows.obs, rows.record)
         distance = velocity_distance(velocity, reference)
         weight = rows.record["weight"]
-        return actor_loss(self.logp(rows), rows.logp, weight, distance, self.estimator, self.config.w2_coef)
+        return ac_flow_loss(self.logp(rows), rows.logp, weight, distance, self.estimator, self.config.w2_coef)
 
-    def _critic_step(self, rows: Rows) -> Tensor:
-        """One step of V(s) and one of the intermediate critic."""
-        loss = super()._critic_step(rows)
+    def critic_step(self, rows: RolloutBatch) -> Tensor:
+        """One step of V(s) and one of the intermediate critic; returns the loss of V(s)."""
+        loss = super().critic_step(rows)
         value = self.intermediate_value(rows)
         error = nn.functional.mse_loss(value, rows.record["outcome"].unsqueeze(1).expand_as(value))
         self.intermediate_optimizer.zero_grad(set_to_none=True)
@@ -125,15 +190,27 @@ class ACFlow(MatchingTuner):
         return loss
 
     def update(self, batch: Rollout) -> Metrics:
-        """One rollout; then the intermediate critic's normaliser moves."""
-        metrics = super().update(batch)
-        self.intermediate.observe(flatten(batch.obs))
+        """Several epochs of weighted matching on one rollout."""
+        config = self.config
+        self.update_reward_scale(batch)  # running standard deviation of the return
+        rows = self.weighted(self.process_rollout(batch))  # scaled rewards, GAE on V(s), stored points, weights
+        rate = cosine_rate(self.actor_optimizer, config, self.updates, self.total_updates)
+        stats: dict[str, Any] = {"actor/lr": rate}
+        epochs = Epochs(partial(self.minibatches, rows, batch.shape), config.epochs)
+        for part, _ in epochs:
+            with self.critic_in_background(part, stats):
+                if self.updates < config.critic_warmup:
+                    continue
+                loss, info = self.loss(part)
+                if kl_exceeded(info, config.target_kl):
+                    break
+                stats |= clipped_step(self.actor_optimizer, loss, info, config.grad_clip)
+        metrics = self.finish(batch, rows, stats | {"actor/epochs": epochs.completed})
+        self.intermediate.update_stats(flatten(batch.obs))
         return metrics
 
-    def parts(self) -> Mapping[str, Stateful]:
-        """The shared parts and the intermediate critic with its optimiser."""
-        return {
-            **super().parts(),
-            "intermediate": self.intermediate,
-            "intermediate_optimizer": self.intermediate_optimizer,
-        }
+    def checkpoint_items(self) -> Mapping[str, Checkpointable]:
+        """Networks, the frozen base and the intermediate critic too, all optimisers and the scale of the rewards."""
+        own = {"base": self.base, "actor_optimizer": self.actor_optimizer, "critic_optimizer": self.critic_optimizer}
+        between = {"intermediate": self.intermediate, "intermediate_optimizer": self.intermediate_optimizer}
+        return {**super().checkpoint_items(), **own, **between}

@@ -19,14 +19,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from robopolicy.algorithms.fpo import actor_loss
-from robopolicy.algorithms.frames.base import Metrics, Stateful
-from robopolicy.algorithms.frames.matching import MatchingConfig, MatchingTuner, velocity_distance
-from robopolicy.algorithms.frames.on_policy import Rows, normalize
+from robopolicy.algorithms.common.algorithm import Checkpointable, Metrics, frozen_copy
+from robopolicy.algorithms.common.fine_tuning import (
+    FlowLossConfig,
+    MonteCarloFlowLoss,
+    actor_adam,
+    clipped_step,
+    cosine_rate,
+    critic_adam,
+    kl_exceeded,
+    matching_losses,
+    sampled_policy,
+    velocity_distance,
+)
+from robopolicy.algorithms.common.on_policy import OnPolicy
+from robopolicy.algorithms.common.rollout_batch import Epochs, RolloutBatch, normalize
+from robopolicy.algorithms.fpo import fpo_loss
 from robopolicy.constraints import Count, NotNegative, PartialShare, Positive
 from robopolicy.core.estimator import Estimator, EstimatorConfig
 from robopolicy.core.ratios import ConstantBounds
@@ -34,6 +48,8 @@ from robopolicy.data.batches import Rollout
 from robopolicy.errors import unknown_name
 from robopolicy.nets.module_state import EMA
 from robopolicy.policies.base import Info, Policy
+from robopolicy.policies.exploration.sampled import SampledPolicy, require_matched
+from robopolicy.policies.heads.generative import GenerativePolicy
 
 
 def _uniform(loss: Tensor, t: Tensor, power: float) -> Tensor:
@@ -58,10 +74,10 @@ WEIGHTINGS: dict[str, Callable[[Tensor, Tensor, float], Tensor]] = {
 
 
 @dataclass(frozen=True)
-class AWMConfig(MatchingConfig):
+class AWMConfig(FlowLossConfig):
     """Settings of AWM; what is set here is the public code's unless noted."""
 
-    pairs: Count = 6  # N, stored pairs of noise and time per chunk
+    num_mc_samples: Count = 6  # N, stored pairs of noise and time per chunk
     epochs: Count = 2  # passes over each rollout; the public code takes two steps
     clip: Positive = 1.0  # ratio bounds of every pair
     advantage_clip: Positive = 5.0  # normalised advantages are cut here and divided by it
@@ -82,7 +98,7 @@ def awm_estimator(clip: float) -> Estimator:
     return Estimator(EstimatorConfig(bounds=ConstantBounds(clip)))
 
 
-class AWM(MatchingTuner):
+class AWM(OnPolicy):
     """Policy gradients on per-sample ratios of matching losses, held by velocity penalties."""
 
     name = "awm"
@@ -91,27 +107,40 @@ class AWM(MatchingTuner):
     heads = ("flow", "diffusion", "edm")
     reference = "xue2025awm"
     config: AWMConfig
+    policy: SampledPolicy
 
     def __init__(self, config: AWMConfig, policy: Policy, *, total_updates: int) -> None:
         """Prepare to fine-tune `policy` (it is changed in place) for `total_updates` rollouts."""
-        super().__init__(config, policy, title="AWM", stratified=True, total_updates=total_updates)
+        head = require_matched(policy, "AWM")
+        super().__init__(config, sampled_policy(head, config, stratified=True), total_updates=total_updates)
+        self.base: GenerativePolicy = frozen_copy(head)
+        self.actor_optimizer = actor_adam(self.policy, config)
+        self.critic_optimizer = critic_adam(self.critic, config)
+        size = config.batch_size
+        self.flow_loss = MonteCarloFlowLoss(self.policy, self.logp, batch_size=size, generator=self.generator)
         self.estimator = awm_estimator(config.clip)
         self.average = EMA(self.policy.head, max_decay=config.ema_decay)
 
-    def logp(self, rows: Rows) -> Tensor:
+    def inference_policy(self) -> Policy:
+        """The head without its exploration."""
+        return self.policy.head
+
+    def logp(self, rows: RolloutBatch) -> Tensor:
         """Minus the weighted loss `(B, N)` of each pair."""
         config = self.config
-        return -WEIGHTINGS[config.weighting](self.losses(rows), rows.record["t"], config.power)
+        return -WEIGHTINGS[config.weighting](
+            matching_losses(self.policy, rows, config.reduction), rows.record["t"], config.power
+        )
 
-    def actor_loss(self, rows: Rows) -> tuple[Tensor, Info]:
-        """Surrogate plus the penalties."""
+    def loss(self, rows: RolloutBatch) -> tuple[Tensor, Info]:
+        """Surrogate on one ratio per pair, plus the penalties; what to log."""
         limit = self.config.advantage_clip
         advantage = normalize(rows.advantage).clamp(-limit, limit) / limit
-        loss, info = actor_loss(self.logp(rows), rows.logp, advantage, self.estimator)
-        penalty, parts = self.penalties(rows)
-        return loss + penalty, info | parts
+        loss, info = fpo_loss(self.logp(rows), rows.logp, advantage, self.estimator)
+        penalty, more = self.penalties(rows)
+        return loss + penalty, info | more
 
-    def penalties(self, rows: Rows) -> tuple[Tensor, Info]:
+    def penalties(self, rows: RolloutBatch) -> tuple[Tensor, Info]:
         """Weighted velocity distances to the pretrained policy and to the delayed average."""
         anchors = {
             "ref": (self.config.ref_coef, self.base),
@@ -130,11 +159,26 @@ class AWM(MatchingTuner):
         return total, info
 
     def update(self, batch: Rollout) -> Metrics:
-        """One rollout; then the delayed average moves."""
-        metrics = super().update(batch)
+        """Several epochs of clipped updates on one rollout."""
+        config = self.config
+        self.update_reward_scale(batch)  # running standard deviation of the return
+        rows = self.flow_loss.complete(self.process_rollout(batch))  # scaled rewards, GAE on V(s), stored points
+        rate = cosine_rate(self.actor_optimizer, config, self.updates, self.total_updates)
+        stats: dict[str, Any] = {"actor/lr": rate}
+        epochs = Epochs(partial(self.minibatches, rows, batch.shape), config.epochs)
+        for part, _ in epochs:
+            with self.critic_in_background(part, stats):
+                if self.updates < config.critic_warmup:
+                    continue
+                loss, info = self.loss(part)
+                if kl_exceeded(info, config.target_kl):
+                    break
+                stats |= clipped_step(self.actor_optimizer, loss, info, config.grad_clip)
+        metrics = self.finish(batch, rows, stats | {"actor/epochs": epochs.completed})
         self.average.update(self.policy.head)
         return metrics
 
-    def parts(self) -> Mapping[str, Stateful]:
-        """The shared parts and the delayed average."""
-        return {**super().parts(), "average": self.average}
+    def checkpoint_items(self) -> Mapping[str, Checkpointable]:
+        """Networks, the frozen base and the delayed average too, both optimisers and the scale of the rewards."""
+        own = {"base": self.base, "actor_optimizer": self.actor_optimizer, "critic_optimizer": self.critic_optimizer}
+        return {**super().checkpoint_items(), **own, "average": self.average}

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from robopolicy.algorithms.frames.base import Algorithm, Metrics, Stateful
+from robopolicy.algorithms.common.algorithm import Algorithm, Checkpointable, Metrics
 from robopolicy.constraints import Count, Natural, NotNegative, PartialShare, Positive, Ranged
 from robopolicy.core.gradients import clip_gradients
 from robopolicy.data.chunks import ChunkBatch
@@ -69,7 +69,7 @@ class BC(Algorithm):
         self.ema = EMA(policy) if config.ema else None
 
     def loss(self, batch: ChunkBatch) -> tuple[Tensor, Info]:
-        """What one gradient step descends; distillation and reflow descend other losses in the same frame."""
+        """Loss of one gradient step, and what to log; distillation and reflow have losses of their own."""
         set_augmentation_progress(self.policy, self.progress)
         return bc_loss(self.policy, batch)
 
@@ -90,11 +90,11 @@ class BC(Algorithm):
         metrics = {"actor/loss": loss.item(), "actor/grad_norm": norm.item(), "actor/lr": rate}
         return metrics | {f"actor/{key}": value.mean().item() for key, value in info.items()}
 
-    def deployable(self) -> Policy:
+    def inference_policy(self) -> Policy:
         """The averaged policy, or the trained one when averaging is off."""
         return self.policy if self.ema is None else self.ema.module
 
-    def parts(self) -> Mapping[str, Stateful]:
+    def checkpoint_items(self) -> Mapping[str, Checkpointable]:
         """Network, its average and the optimiser."""
         average = {} if self.ema is None else {"ema": self.ema}
         return {"policy": self.policy, "optimizer": self.optimizer, **average}

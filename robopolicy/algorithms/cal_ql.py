@@ -15,22 +15,32 @@ penalty is fixed, without a Lagrange multiplier; rewards are the task's (there, 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from robopolicy.algorithms.frames.offline_critic import ConservativeConfig, ConservativeRule
-from robopolicy.algorithms.sac import SAC, SACConfig
+from robopolicy.algorithms.common.algorithm import Checkpointable, Metrics
+from robopolicy.algorithms.common.max_entropy import (
+    MaxEntropyConfig,
+    Temperature,
+    actor_optimizer,
+    executed_dims,
+    target_entropy,
+)
+from robopolicy.algorithms.common.off_policy import OffPolicy, UpdateStats, optimizer_step, require_squashed, td_loss
+from robopolicy.algorithms.common.offline import ConservativeConfig, ConservativeObjective
+from robopolicy.algorithms.sac import actor_loss, soft_target
 from robopolicy.constraints import Count, Positive
 from robopolicy.critics.q import CriticConfig, random_subset_min
 from robopolicy.data.batches import Transitions
-from robopolicy.policies.base import Info, Observation, Policy, Sample
-from robopolicy.policies.noise import Randomness
+from robopolicy.policies.base import Info, Observation, Policy
+from robopolicy.policies.heads.gaussian import GaussianPolicy
 
 
 @dataclass(frozen=True)
-class CalQLConfig(SACConfig):
+class CalQLConfig(MaxEntropyConfig):
     """Settings of Cal-QL; defaults are the public code's for sparse rewards."""
 
     critic: CriticConfig = field(
@@ -42,7 +52,7 @@ class CalQLConfig(SACConfig):
     candidates: Count = 10  # chunks of the policy per row, in the penalty and for the best one in the target
 
 
-class CalQL(SAC):
+class CalQL(OffPolicy):
     """SAC with a calibrated conservative critic."""
 
     name = "cal_ql"
@@ -50,36 +60,52 @@ class CalQL(SAC):
     data_source = "replay"
     heads = ("squashed_gaussian",)
     reference = "nakamoto2023calql"
-    needs_bounds = True
+    requires_action_bounds = True
     config: CalQLConfig
+    policy: GaussianPolicy
 
     def __init__(self, config: CalQLConfig, policy: Policy, *, total_updates: int) -> None:
         """Prepare to train a squashed Gaussian `policy`."""
-        super().__init__(config, policy, total_updates=total_updates)
-        self.config: CalQLConfig = config
-        self.rule = ConservativeRule(config.conservative, self.generator)
+        super().__init__(config, require_squashed(policy, self.name), total_updates=total_updates)
+        self.objective = ConservativeObjective(config.conservative, self.generator)
+        self.temperature = Temperature(config.temperature)
+        self.target_entropy = target_entropy(config, executed_dims(policy))
+        self.optimizer = actor_optimizer(policy, self.temperature, config)
 
-    def explore(self, obs: Observation, *, generator: Randomness = None) -> Sample:
-        """A chunk of the policy, which has been pretrained offline or imitates."""
-        return self.act(obs, generator=generator)
-
-    def sampled(self, obs: Observation) -> Tensor:
+    def sample_candidates(self, obs: Observation) -> Tensor:
         """Chunks `(B, C, H, A)` of the policy."""
         return self.policy.draws(obs, self.config.candidates, generator=self.generator)
 
     def target(self, batch: Transitions) -> Tensor:
-        """Bootstrap from the best of the sampled next chunks."""
-        chunks = self.sampled(batch.next_obs)
+        """Bootstrap from the best of the candidates at the next observation."""
+        chunks = self.sample_candidates(batch.next_obs)
         values = self.target_critic.of_candidates(batch.next_obs, chunks)  # (M, B, C)
-        best = random_subset_min(values, self.config.target_members, self.generator).max(1)
+        best = random_subset_min(values, self.config.num_min_qs, self.generator).max(1)
         value = batch.reward + batch.discount * best.values
         if not self.config.backup_entropy:
             return value
         chunk = chunks[torch.arange(len(chunks), device=chunks.device), best.indices]
-        return self.soft(batch, value, self.policy.log_density(batch.next_obs, chunk))
+        logp = self.policy.log_density(batch.next_obs, chunk)
+        return soft_target(batch, value, logp, self.temperature.value, self.config)
 
     def critic_loss(self, batch: Transitions) -> tuple[Tensor, Info]:
         """Temporal-difference loss and the calibrated penalty."""
-        loss, info = super().critic_loss(batch)
-        extra, more = self.rule.penalty(batch, self.critic, self.sampled(batch.obs))
-        return loss + extra, info | more
+        loss, info = td_loss(self.critic, batch, self.target)
+        penalty, more = self.objective.penalty(batch, self.critic, self.sample_candidates(batch.obs))
+        return loss + penalty, info | more
+
+    def update(self, batch: Transitions) -> Metrics:
+        """Critic steps on consecutive minibatches, steps of actor and temperature in between."""
+        stats = UpdateStats()
+        for part in self.minibatches(batch):
+            stats.critic(self.critic_step(part))
+            if self.policy_due():
+                alpha = self.temperature.value
+                loss, logp = actor_loss(self.policy, self.critic, part.obs, alpha, self.generator)
+                optimizer_step(self.optimizer, loss + self.temperature.loss(logp, self.target_entropy))
+                stats.actor(loss=loss, entropy=-logp.mean(), temperature=alpha)
+        return self.finish(batch, stats)
+
+    def checkpoint_items(self) -> Mapping[str, Checkpointable]:
+        """The shared parts, the temperature and the optimiser of actor and temperature."""
+        return {**super().checkpoint_items(), "temperature": self.temperature, "optimizer": self.optimizer}

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from robopolicy.algorithms.bc import BC, BCConfig
-from robopolicy.algorithms.frames.base import Metrics, Stateful, frozen_copy
+from robopolicy.algorithms.common.algorithm import Checkpointable, Metrics, frozen_copy
 from robopolicy.constraints import Count, Natural, PartialShare, Positive, Several
 from robopolicy.data.chunks import ChunkBatch
 from robopolicy.errors import UserError
@@ -92,7 +92,7 @@ class Distill(BC):
     data_source = "dataset"
     heads = ("flow", "shortcut", "meanflow", "diffusion", "edm")
     reference = "song2023consistency"
-    needs_base = True
+    requires_pretrained = True
     config: DistillConfig
     policy: ConsistencyPolicy
 
@@ -119,6 +119,6 @@ class Distill(BC):
         self.target.update(self.policy)
         return metrics
 
-    def parts(self) -> Mapping[str, Stateful]:
+    def checkpoint_items(self) -> Mapping[str, Checkpointable]:
         """Student, its average, its target, the optimiser and the teacher."""
-        return {**super().parts(), "target": self.target, "teacher": self.teacher}
+        return {**super().checkpoint_items(), "target": self.target, "teacher": self.teacher}

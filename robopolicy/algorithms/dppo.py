@@ -29,33 +29,45 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
-from robopolicy.algorithms.frames.base import Stateful, frozen_copy
-from robopolicy.algorithms.frames.chain_tuner import ChainTuner, ChainTunerConfig
-from robopolicy.algorithms.frames.fine_tuner import FineTuner, FineTunerConfig
-from robopolicy.algorithms.frames.on_policy import Rows, normalize
+from robopolicy.algorithms.common.algorithm import Checkpointable, Metrics, frozen_copy
+from robopolicy.algorithms.common.fine_tuning import (
+    ChainConfig,
+    ChainRecorder,
+    FineTuningConfig,
+    actor_adam,
+    clipped_step,
+    cosine_rate,
+    critic_adam,
+    kl_exceeded,
+)
+from robopolicy.algorithms.common.on_policy import OnPolicy
+from robopolicy.algorithms.common.rollout_batch import Epochs, RolloutBatch, normalize
 from robopolicy.constraints import Count, Natural, NotNegative, Positive, Range, Share, UpTo
 from robopolicy.core.advantage import DepthDiscount
 from robopolicy.core.decisions import Decisions
 from robopolicy.core.estimator import Estimator, EstimatorConfig
 from robopolicy.core.ratios import DepthBounds
 from robopolicy.critics.value import ValueConfig
+from robopolicy.data.batches import Rollout
 from robopolicy.errors import UserError
-from robopolicy.policies.base import Info, Observation, Policy
+from robopolicy.policies.base import Info, Observation, Policy, Sample
 from robopolicy.policies.exploration.chain import require_family
 from robopolicy.policies.exploration.diffusion_chain import LOGP_BOUNDS, DiffusionChain
 from robopolicy.policies.heads.diffusion import DiffusionPolicy
+from robopolicy.policies.noise import Randomness
 from robopolicy.policies.wrappers.staged import StagedDiffusion, in_stages
 
 Tail = Annotated[float, Range(0, 0.5, below=True)]  # what may be cut off at either end
 
 
 @dataclass(frozen=True)
-class DPPOConfig(ChainTunerConfig, FineTunerConfig):
+class DPPOConfig(ChainConfig, FineTuningConfig):
     """Settings of DPPO; defaults are the paper's for locomotion from states unless noted here or in docs/methods.md."""
 
     trained_steps: Natural = 0  # K', last sampler steps that are trained; 0: the newest network's (paper: 10 of 20)
@@ -90,7 +102,9 @@ def step_advantage(advantage: Tensor, decisions: Decisions, config: DPPOConfig) 
     return advantage[:, None] * DepthDiscount(config.gamma_denoise, decisions.shape[1])(decisions)
 
 
-def actor_loss(policy: DiffusionChain, rows: Rows, estimator: Estimator, config: DPPOConfig) -> tuple[Tensor, Info]:
+def dppo_loss(
+    policy: DiffusionChain, rows: RolloutBatch, estimator: Estimator, config: DPPOConfig
+) -> tuple[Tensor, Info]:
     """Clipped surrogate with one ratio per denoising step, minus the entropy bonus."""
     mean, log_std = policy.transitions(rows.obs, rows.record)
     output = policy.score(rows.record, mean, log_std)
@@ -109,7 +123,7 @@ def bc_loss(policy: DiffusionChain, teacher: DiffusionChain, obs: Observation, g
     return -policy.decisions(obs, teacher.sample(obs, generator=generator).record).logp.mean()
 
 
-class DPPO(ChainTuner, FineTuner):
+class DPPO(OnPolicy):
     """Fine-tunes a diffusion policy by PPO on its last denoising steps."""
 
     name = "dppo"
@@ -127,7 +141,10 @@ class DPPO(ChainTuner, FineTuner):
         steps = heads[-1].config.steps
         first = _first_trained(config, starts, steps)
         base = in_stages(starts, [frozen_copy(head) for head in heads])
-        super().__init__(config, _chain(config, heads[-1], base, first), base, total_updates=total_updates)
+        super().__init__(config, _chain(config, heads[-1], base, first), total_updates=total_updates)
+        self.recorder = ChainRecorder(self.policy, config)
+        self.actor_optimizer = actor_adam(self.policy, config)
+        self.critic_optimizer = critic_adam(self.critic, config)
         self._adopt(base)
         bounds = DepthBounds(config.clip_base, config.clip, steps - first, config.clip_rate)
         self.estimator = Estimator(EstimatorConfig(bounds=bounds, entropy_coef=config.entropy_coef))
@@ -140,21 +157,45 @@ class DPPO(ChainTuner, FineTuner):
         kept = sum(start < first for start in starts)
         self._deployed = in_stages([*starts[:kept], first], [*base.heads[:kept], head]) if kept else head
 
-    def deployable(self) -> Policy:
+    def inference_policy(self) -> Policy:
         """The fine-tuned head behind the steps that the base keeps; the head alone when it takes all of them."""
         return self._deployed
 
-    def chain_loss(self, rows: Rows) -> tuple[Tensor, Info]:
-        """Clipped surrogate, entropy bonus and imitation of the base."""
-        loss, info = actor_loss(self.policy, rows, self.estimator, self.config)
+    def act(self, obs: Observation, *, generator: Randomness = None) -> Sample:
+        """Draw a chunk for exploration, with the record of its chain."""
+        return self.recorder.sample(obs, generator=generator)
+
+    def loss(self, rows: RolloutBatch) -> tuple[Tensor, Info]:
+        """Clipped surrogate on one ratio per step, entropy bonus and imitation of the base; what to log."""
+        loss, info = dppo_loss(self.policy, rows, self.estimator, self.config)
         if self.config.bc_coef:
             info["bc_loss"] = bc = bc_loss(self.policy, self.teacher, rows.obs, self.generator)
             loss = loss + self.config.bc_coef * bc
         return loss, info
 
-    def parts(self) -> Mapping[str, Stateful]:
-        """The base is a part of the chain."""
-        return {name: part for name, part in super().parts().items() if name != "base"}
+    def update(self, batch: Rollout) -> Metrics:
+        """Several epochs of clipped updates on one rollout."""
+        config = self.config
+        self.update_reward_scale(batch)  # running standard deviation of the return
+        rows = self.process_rollout(batch)  # scaled rewards, GAE on V(s), rows (B, ...)
+        self.recorder.snapshot()  # of the weights that sampled, where only seeds were recorded
+        rate = cosine_rate(self.actor_optimizer, config, self.updates, self.total_updates)
+        stats: dict[str, Any] = {"actor/lr": rate}
+        epochs = Epochs(partial(self.minibatches, rows, batch.shape), config.epochs)
+        for part, _ in epochs:
+            with self.critic_in_background(part, stats):
+                if self.updates < config.critic_warmup:
+                    continue
+                loss, info = self.loss(self.recorder.resample(part))
+                if kl_exceeded(info, config.target_kl):
+                    break
+                stats |= clipped_step(self.actor_optimizer, loss, info, config.grad_clip)
+        return self.finish(batch, rows, stats | {"actor/epochs": epochs.completed})
+
+    def checkpoint_items(self) -> Mapping[str, Checkpointable]:
+        """Networks, both optimisers and the running scale of the rewards; the base is a part of the chain."""
+        own = {"actor_optimizer": self.actor_optimizer, "critic_optimizer": self.critic_optimizer}
+        return {**super().checkpoint_items(), **own}
 
     def state_dict(self) -> dict[str, Any]:
         """States of all parts, and which networks the base is made of."""

@@ -25,12 +25,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from robopolicy.algorithms.frames.base import Observer, Stateful
-from robopolicy.algorithms.frames.q_chunking import QChunking, QChunkingConfig, known_errors
+from robopolicy.algorithms.common.algorithm import Checkpointable, Metrics, Observer
+from robopolicy.algorithms.common.off_policy import OffPolicy, UpdateStats, optimizer_step
+from robopolicy.algorithms.common.offline import QChunkingConfig, imitation_loss, known_errors, require_imitation
 from robopolicy.constraints import Count, InnerShare, Natural, Share
 from robopolicy.critics.q import QEnsemble
 from robopolicy.critics.value import ValueConfig, ValueNet
-from robopolicy.data.batches import Request, Transitions
+from robopolicy.data.batches import ReplaySampleSpec, Transitions
 from robopolicy.errors import UserError
 from robopolicy.nets.module_state import training_mode
 from robopolicy.policies.base import Info, Observation, Policy, Sample
@@ -73,7 +74,7 @@ def quantile_loss(logit: Tensor, target: Tensor, quantile: float) -> Tensor:
     return torch.where(difference > 0, quantile, 1 - quantile) * difference.abs()
 
 
-class DQC(QChunking):
+class DQC(OffPolicy):
     """Long-chunk critic, prefix critic, implicit values, best-of-N prefixes."""
 
     name = "dqc"
@@ -81,26 +82,34 @@ class DQC(QChunking):
     data_source = "replay"
     heads = ("imitation_loss",)
     reference = "li2025dqc"
+    uses_full_ensemble = True
     config: DQCConfig
 
     def __init__(self, config: DQCConfig, policy: Policy, *, total_updates: int) -> None:
         """Prepare to clone `policy`; `critic` is Q_p, the only one with a target network."""
-        super().__init__(config, policy, total_updates=total_updates)
-        self.long_critic = QEnsemble(config.critic, self.policy, steps=self.request.steps).eval()
+        policy = require_imitation(policy, self.name)
+        super().__init__(config, policy.eval(), total_updates=total_updates)
+        self.critic.eval()  # dropout is on in its own loss alone
+        self.optimizer = torch.optim.Adam(policy.parameters(), lr=config.lr, fused=True)
+        self.long_critic = QEnsemble(config.critic, self.policy, steps=self.sample_spec.steps).eval()
         self.value = ValueNet.beside(config.value, self.policy)
         learned = [*self.long_critic.parameters(), *self.value.parameters()]
         self.critic_optimizer.add_param_group({"params": learned})
-        self.player = select(self.policy, self.critic, candidates=config.candidates, reduction="mean")
+        self.acting_policy = select(self.policy, self.critic, candidates=config.candidates, reduction="mean")
 
     @property
-    def request(self) -> Request:
+    def sample_spec(self) -> ReplaySampleSpec:
         """Windows long enough for the long chunk and for the policy's own horizon."""
-        request = super().request
-        return replace(request, horizon=max(request.horizon, request.steps))
+        spec = super().sample_spec
+        return replace(spec, horizon=max(spec.horizon, spec.steps))
 
     def act(self, obs: Observation, *, generator: Randomness = None) -> Sample:
         """The best of N chunks by Q_p."""
-        return self.player.sample(obs, generator=generator)
+        return self.acting_policy.sample(obs, generator=generator)
+
+    def warmup_action(self, obs: Observation, *, generator: Randomness = None) -> Sample:
+        """A chunk of the cloned policy: an untrained critic would only do harm."""
+        return Sample.unscored(self.policy.act(obs, generator=generator))
 
     def target(self, batch: Transitions) -> Tensor:
         """Probability `(B,)` that Q_h regresses on: `reward + discount * V(next_obs)`, within [0, 1]."""
@@ -116,7 +125,7 @@ class DQC(QChunking):
     def critic_loss(self, batch: Transitions) -> tuple[Tensor, Info]:
         """Losses of Q_h, Q_p and V on the chunks that they can judge; each member of Q_p learns from its own of Q_h."""
         terminated = batch.discount == 0
-        whole = (batch.steps == self.request.steps) | terminated
+        whole = (batch.steps == self.sample_spec.steps) | terminated
         prefix = (batch.steps >= self.critic.steps) | terminated
         with training_mode(self.long_critic), training_mode(self.critic):
             long = self.long_critic(batch.obs, batch.chunk)  # (M, B) logits
@@ -124,12 +133,12 @@ class DQC(QChunking):
         state = self.value(batch.obs)  # (B,)
         with torch.no_grad():
             target = self.target(batch)
-            judged = self.target_critic(batch.obs, batch.chunk).min(0).values  # logits
-            taught = self.long_critic(batch.obs, batch.chunk) if self.config.critic.dropout else long.detach()
+            prefix_value = self.target_critic(batch.obs, batch.chunk).min(0).values  # (B,) logits
+            long_value = self.long_critic(batch.obs, batch.chunk) if self.config.critic.dropout else long.detach()
         losses = {
             "long": F.binary_cross_entropy_with_logits(long, target.expand_as(long), reduction="none").sum(0) * whole,
-            "prefix": optimistic_loss(short, taught.sigmoid(), self.config.expectile).sum(0) * whole,
-            "state": quantile_loss(state, judged, self.config.quantile) * prefix,
+            "prefix": optimistic_loss(short, long_value.sigmoid(), self.config.expectile).sum(0) * whole,
+            "state": quantile_loss(state, prefix_value, self.config.quantile) * prefix,
         }
         info = {f"{name}_loss": (batch.weight * loss).mean() for name, loss in losses.items()}
         loss = torch.stack(list(info.values())).sum()
@@ -137,22 +146,38 @@ class DQC(QChunking):
             "value": short.detach().sigmoid().mean(),
             "target": target.mean(),
             "complete": whole.float().mean(),
-            "errors": known_errors((long.detach().sigmoid() - target).abs().mean(0), whole),
+            "td_errors": known_errors((long.detach().sigmoid() - target).abs().mean(0), whole),
         }
         return loss, info
 
-    def actor_step(self, batch: Transitions) -> Info:
-        """Imitation."""
-        return {"imitation": self.imitate(batch)}
+    def update(self, batch: Transitions) -> Metrics:
+        """Steps of all critics on consecutive minibatches, imitation in between."""
+        stats = UpdateStats()
+        for part in self.minibatches(batch):
+            stats.critic(self.critic_step(part))
+            if self.policy_due():
+                steps = self.policy.spec.horizon  # windows may be longer
+                loss = imitation_loss(
+                    self.policy,
+                    part.obs,
+                    part.chunk[:, :steps],
+                    mask=part.mask[:, :steps],
+                    generator=self.generator,
+                    progress=self.progress,
+                ).mean()
+                optimizer_step(self.optimizer, loss, self.policy, self.config.grad_clip)
+                stats.actor(imitation=loss)
+        return self.finish(batch, stats)
 
     def observers(self) -> tuple[Observer, ...]:
         """The shared ones and the long critic and V."""
         return *super().observers(), self.long_critic.encoder, self.value
 
-    def deployable(self) -> Policy:
+    def inference_policy(self) -> Policy:
         """The policy with the critic of prefixes."""
-        return self.player
+        return self.acting_policy
 
-    def parts(self) -> Mapping[str, Stateful]:
-        """The shared parts, the long critic and V."""
-        return {**super().parts(), "long_critic": self.long_critic, "value": self.value}
+    def checkpoint_items(self) -> Mapping[str, Checkpointable]:
+        """The shared parts, the optimiser of the policy, the long critic and V."""
+        own = {"optimizer": self.optimizer, "long_critic": self.long_critic, "value": self.value}
+        return {**super().checkpoint_items(), **own}

@@ -15,16 +15,28 @@ discount per chunk of n steps is gamma ** n); the actor has no LayerNorm; the ta
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from robopolicy.algorithms.frames.base import Metrics
-from robopolicy.algorithms.frames.steering import Steering, SteeringConfig
+from robopolicy.algorithms.common.algorithm import Checkpointable, Metrics
+from robopolicy.algorithms.common.max_entropy import (
+    SteeringConfig,
+    Temperature,
+    actor_optimizer,
+    make_latent_policy,
+    noise_dims,
+    target_entropy,
+)
+from robopolicy.algorithms.common.off_policy import OffPolicy, UpdateStats, optimizer_step
+from robopolicy.algorithms.sac import actor_loss, soft_target
 from robopolicy.critics.q import QEnsemble
 from robopolicy.data.batches import Transitions
 from robopolicy.errors import UserError
-from robopolicy.policies.base import Policy
+from robopolicy.policies.base import Observation, Policy, Sample
+from robopolicy.policies.noise import Randomness
+from robopolicy.policies.wrappers.latent import LatentPolicy
 
 
 @dataclass(frozen=True)
@@ -32,7 +44,7 @@ class DSRLSACConfig(SteeringConfig):
     """Settings of DSRL-SAC."""
 
 
-class DSRLSAC(Steering):
+class DSRLSAC(OffPolicy):
     """SAC whose actions are noise."""
 
     name = "dsrl_sac"
@@ -40,26 +52,41 @@ class DSRLSAC(Steering):
     data_source = "replay"
     heads = ("decode",)
     reference = "wagenmaker2025dsrl"
-    decisions_only = True  # the noise is known where a chunk was chosen
+    chunk_starts_only = True  # the noise is known where a chunk was chosen
     config: DSRLSACConfig
+    policy: LatentPolicy
 
     def __init__(self, config: DSRLSACConfig, policy: Policy, *, total_updates: int) -> None:
-        """Steer a frozen copy of `policy` for `total_updates` updates."""
+        """Steer a frozen copy of `policy`, or continue with a policy that is steered already."""
         if config.n_step % policy.spec.execute:
             raise UserError(
                 f"Noise decides {policy.spec.execute} actions at once, so algorithm.n_step must be a multiple of that, "
                 f"got {config.n_step}."
             )
-        super().__init__(config, policy, total_updates=total_updates)
+        latent = make_latent_policy(policy, config, self.name)
+        super().__init__(config, latent, total_updates=total_updates)
+        self.temperature = Temperature(config.temperature)
+        self.target_entropy = target_entropy(config, noise_dims(latent))
+        self.optimizer = actor_optimizer(latent.actor, self.temperature, config)
 
     def make_critic(self) -> QEnsemble:
         """Q(s, w) on the free noise, divided by its bound."""
         return QEnsemble(self.config.critic, self.policy.actor)
 
+    def warmup_action(self, obs: Observation, *, generator: Randomness = None) -> Sample:
+        """The base's own noise within the bound: its success is that of the base in this noise space."""
+        return self.policy.sample_prior(obs, generator=generator)
+
+    def act(self, obs: Observation, *, generator: Randomness = None) -> Sample:
+        """Noise drawn from the actor, decoded once; the record keeps the noise."""
+        sample = self.policy.sample(obs, generator=generator)
+        return replace(sample, record={"noise": sample.record["noise"]})
+
     def target(self, batch: Transitions) -> Tensor:
         """Soft value of the next observation."""
         w, logp = self.policy.actor.rsample(batch.next_obs, generator=self.generator)
-        return self.soft(batch, self.bootstrap(batch, w), logp)
+        value = self.bootstrap(batch, w)
+        return soft_target(batch, value, logp, self.temperature.value, self.config)
 
     def update(self, batch: Transitions) -> Metrics:
         """SAC on the replayed noise in place of the replayed actions."""
@@ -68,4 +95,17 @@ class DSRLSAC(Steering):
                 "DSRL-SAC learns from the noise behind each action, which a dataset does not hold; "
                 "use algorithm=dsrl_na with a dataset, or leave dataset= out."
             )
-        return super().update(replace(batch, chunk=batch.record["noise"]))
+        batch = replace(batch, chunk=batch.record["noise"])
+        stats = UpdateStats()
+        for part in self.minibatches(batch):
+            stats.critic(self.critic_step(part))
+            if self.policy_due():
+                alpha = self.temperature.value
+                loss, logp = actor_loss(self.policy.actor, self.critic, part.obs, alpha, self.generator)
+                optimizer_step(self.optimizer, loss + self.temperature.loss(logp, self.target_entropy))
+                stats.actor(loss=loss, entropy=-logp.mean(), temperature=alpha)
+        return self.finish(batch, stats)
+
+    def checkpoint_items(self) -> Mapping[str, Checkpointable]:
+        """The shared parts, the temperature and the optimiser of actor and temperature."""
+        return {**super().checkpoint_items(), "temperature": self.temperature, "optimizer": self.optimizer}

@@ -26,10 +26,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from robopolicy.algorithms.frames.base import Observer, Stateful
-from robopolicy.algorithms.frames.imitation import imitation_loss, require_imitation
-from robopolicy.algorithms.frames.off_policy import OffPolicy, OffPolicyConfig, descend
-from robopolicy.algorithms.frames.soft import Temperature
+from robopolicy.algorithms.common.algorithm import Checkpointable, Metrics, Observer
+from robopolicy.algorithms.common.max_entropy import Temperature
+from robopolicy.algorithms.common.off_policy import OffPolicy, OffPolicyConfig, UpdateStats, optimizer_step
+from robopolicy.algorithms.common.offline import imitation_loss, require_imitation
 from robopolicy.constraints import Count, Finite, Natural, NotNegative, Positive, Ratio, Share
 from robopolicy.critics.q import CriticConfig, QEnsemble
 from robopolicy.critics.value import softmax_weights
@@ -51,7 +51,7 @@ class EXPOConfig(OffPolicyConfig):
         default_factory=lambda: CriticConfig(members=10, hidden=(256, 256, 256), activation="relu")
     )
     utd: Ratio = 20.0  # critic steps per decision of one environment
-    actor_delay: Count = 20  # critic steps per step of base, edit policy and temperature
+    policy_delay: Count = 20  # critic steps per step of base, edit policy and temperature
     candidates: Count = 8  # N, samples of the base policy per decision (fork: 32)
     edits: Natural = 8  # of these, how many are also edited; 0 is best-of-N
     edit: EditConfig = field(default_factory=EditConfig)  # edit policy, and beta, the largest edit
@@ -96,21 +96,20 @@ class EXPO(OffPolicy):
     data_source = "replay"
     heads = ("imitation_loss",)
     reference = "dong2025expo"
-    needs_bounds = True
+    requires_action_bounds = True
     config: EXPOConfig
 
     def __init__(self, config: EXPOConfig, policy: Policy, *, total_updates: int) -> None:
         """Prepare to fine-tune `policy` in place; critic and edit policy start fresh."""
         policy = require_imitation(policy, self.name)
         super().__init__(config, policy.eval(), total_updates=total_updates)
-        self.config: EXPOConfig = config
         self.edit = EditNet(config.edit, policy)
         self.temperature = Temperature(config.temperature)
         dims = policy.spec.execute * policy.spec.action_dim
         self.target_entropy = -0.5 * dims if config.target_entropy is None else config.target_entropy
         self.ema = EMA(policy, config.ema_decay)
-        self.player = self._on_the_fly(self.ema.module)  # acts and is saved
-        self.backup_player = self._on_the_fly(policy)
+        self.acting_policy = self._on_the_fly(self.ema.module)  # acts and is saved
+        self.backup_policy = self._on_the_fly(policy)
         self.optimizer = torch.optim.Adam(policy.parameters(), lr=config.lr, fused=True)
         self.edit_optimizer = torch.optim.Adam(self.edit.parameters(), lr=config.edit_lr, fused=True)
         self.temperature_optimizer = torch.optim.Adam(self.temperature.parameters(), lr=config.temperature_lr)
@@ -128,9 +127,9 @@ class EXPO(OffPolicy):
 
     def act(self, obs: Observation, *, generator: Randomness = None) -> Sample:
         """A chunk of the on-the-fly policy."""
-        return self.player.sample(obs, generator=generator)
+        return self.acting_policy.sample(obs, generator=generator)
 
-    def explore(self, obs: Observation, *, generator: Randomness = None) -> Sample:
+    def warmup_action(self, obs: Observation, *, generator: Randomness = None) -> Sample:
         """A chunk of the base policy: an untrained critic would only do harm."""
         return Sample.unscored(self.ema.module.act(obs, generator=generator))
 
@@ -138,45 +137,54 @@ class EXPO(OffPolicy):
         """Bootstrap from what the on-the-fly policy would do next."""
         if self.config.backup == "base":
             return self.bootstrap(batch, self.policy.act(batch.next_obs, generator=self.generator))
-        found = self.backup_player.propose(batch.next_obs, generator=self.generator)
-        index = self.backup_player.choose(found.values, generator=self.generator)
+        found = self.backup_policy.propose(batch.next_obs, generator=self.generator)
+        index = self.backup_policy.choose(found.values, generator=self.generator)
         target = self.bootstrap(batch, found.take(index))
         if self.config.selection == "softmax":
             target += batch.discount * selection_bonus(found.values, index, self.config.selection_temperature)
         return target
 
-    def actor_step(self, batch: Transitions) -> Info:
-        """One step each of base policy, edit policy and temperature."""
-        imitation = imitation_loss(
-            self.policy, batch.obs, batch.chunk, mask=batch.mask, generator=self.generator, progress=self.progress
-        )
-        descend(self.optimizer, imitation.mean(), self.policy, self.config.grad_clip)
-        self.ema.update(self.policy)
-        info = {"imitation": imitation.mean()}
-        if self.config.edits:
-            info |= self._edit_step(batch)
-        return info
+    def update(self, batch: Transitions) -> Metrics:
+        """Critic steps on consecutive minibatches; in between imitation by the base, and a step of the edits."""
+        stats = UpdateStats()
+        for part in self.minibatches(batch):
+            stats.critic(self.critic_step(part))
+            if self.policy_due():
+                stats.actor(imitation=self.imitation_step(part))
+                if self.config.edits:
+                    stats.actor(**self.edit_step(part))
+        return self.finish(batch, stats)
 
-    def _edit_step(self, batch: Transitions) -> Info:
+    def imitation_step(self, batch: Transitions) -> Tensor:
+        """One step of the base policy towards the batch; returns the loss."""
+        loss = imitation_loss(
+            self.policy, batch.obs, batch.chunk, mask=batch.mask, generator=self.generator, progress=self.progress
+        ).mean()
+        optimizer_step(self.optimizer, loss, self.policy, self.config.grad_clip)
+        self.ema.update(self.policy)
+        return loss
+
+    def edit_step(self, batch: Transitions) -> Info:
+        """One step of the edit policy, and one of its temperature."""
         alpha = self.temperature.value
         loss, logp = edit_loss(self.edit, self.critic, batch.obs, batch.chunk, alpha, self.generator)
-        descend(self.edit_optimizer, loss)
+        optimizer_step(self.edit_optimizer, loss)
         if self.config.temperature_lr:
-            descend(self.temperature_optimizer, self.temperature.loss(logp, self.target_entropy))
+            optimizer_step(self.temperature_optimizer, self.temperature.loss(logp, self.target_entropy))
         return {"edit_loss": loss, "entropy": -logp.mean(), "temperature": alpha}
 
     def observers(self) -> tuple[Observer, ...]:
         """The shared ones, the averaged base and the edit policy."""
         return *super().observers(), self.ema.module, self.edit.encoder
 
-    def deployable(self) -> Policy:
+    def inference_policy(self) -> Policy:
         """The on-the-fly policy with the averaged base."""
-        return self.player
+        return self.acting_policy
 
-    def parts(self) -> Mapping[str, Stateful]:
+    def checkpoint_items(self) -> Mapping[str, Checkpointable]:
         """The shared parts, the averaged base, the edit policy, its temperature and the optimisers."""
         return {
-            **super().parts(),
+            **super().checkpoint_items(),
             "ema": self.ema,
             "edit": self.edit,
             "temperature": self.temperature,

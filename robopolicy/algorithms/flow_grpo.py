@@ -18,14 +18,25 @@ small action chunks move more than those of images, hence a wider clip than the 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from robopolicy.algorithms.frames.base import Metrics
-from robopolicy.algorithms.frames.chain_tuner import ChainTuner, ChainTunerConfig
-from robopolicy.algorithms.frames.on_policy import Rows
+from robopolicy.algorithms.common.algorithm import Algorithm, Checkpointable, Metrics, frozen_copy
+from robopolicy.algorithms.common.fine_tuning import (
+    ChainConfig,
+    ChainRecorder,
+    PolicyGradientConfig,
+    actor_adam,
+    clipped_step,
+    cosine_rate,
+    kl_exceeded,
+)
+from robopolicy.algorithms.common.rollout_batch import Epochs, RolloutBatch, minibatches
 from robopolicy.constraints import Count, NotNegative, Positive, Several
 from robopolicy.core.advantage import Baseline, Clip, Pipeline, Scale, Scope
 from robopolicy.core.decisions import Decisions, by_group
@@ -33,13 +44,14 @@ from robopolicy.core.estimator import Estimator, EstimatorConfig
 from robopolicy.core.ratios import ConstantBounds
 from robopolicy.core.regularizers import gaussian_kl
 from robopolicy.data.batches import GroupRollout
-from robopolicy.policies.base import Info, Policy
+from robopolicy.policies.base import Info, Observation, Policy, Sample
 from robopolicy.policies.exploration.chain import require_family
 from robopolicy.policies.exploration.flow_chains import SDEChain
+from robopolicy.policies.noise import Randomness
 
 
 @dataclass(frozen=True)
-class FlowGRPOConfig(ChainTunerConfig):
+class FlowGRPOConfig(ChainConfig, PolicyGradientConfig):
     """Settings of Flow-GRPO."""
 
     group_size: Several = 8  # G, episodes per start state; must divide sim.num_envs (paper: 24)
@@ -59,8 +71,8 @@ def group_advantage(returns: Tensor, group: Tensor, limit: float) -> Tensor:
     return stages(returns, Decisions(logp_old=torch.zeros_like(returns)[:, None], group=group)).squeeze(1)
 
 
-def actor_loss(
-    policy: SDEChain, reference: SDEChain, rows: Rows, advantage: Tensor, estimator: Estimator, kl_coef: float
+def sde_loss(
+    policy: SDEChain, reference: SDEChain, rows: RolloutBatch, advantage: Tensor, estimator: Estimator, kl_coef: float
 ) -> tuple[Tensor, Info]:
     """Clipped surrogate with one ratio per denoising step, plus the KL to `reference` per dimension.
 
@@ -84,7 +96,7 @@ def actor_loss(
     return loss, info
 
 
-class FlowGRPO(ChainTuner):
+class FlowGRPO(Algorithm):
     """Fine-tunes a flow policy by group-relative policy gradients on its stochastic sampler."""
 
     name = "flow_grpo"
@@ -98,33 +110,49 @@ class FlowGRPO(ChainTuner):
     def __init__(self, config: FlowGRPOConfig, policy: Policy, *, total_updates: int) -> None:
         """Prepare to fine-tune `policy` (it is changed in place) for `total_updates` rollouts."""
         head = require_family(policy, ("flow",), "Flow-GRPO", "use dppo for diffusion and ppo for a Gaussian")
-        super().__init__(config, SDEChain(head, config.noise_level), head, total_updates=total_updates)
+        super().__init__(SDEChain(head, config.noise_level).eval(), total_updates=total_updates, seed=config.seed)
+        self.config = config
+        self.base, self.recorder = frozen_copy(head), ChainRecorder(self.policy, config)
         self.reference_policy = SDEChain(self.base, config.noise_level)
+        self.actor_optimizer = actor_adam(self.policy, config)
         self.estimator = Estimator(EstimatorConfig(bounds=ConstantBounds(config.clip)))
 
-    def deployable(self) -> Policy:
+    def inference_policy(self) -> Policy:
         """The fine-tuned flow, sampled by its ODE."""
         return self.policy.head
 
+    def act(self, obs: Observation, *, generator: Randomness = None) -> Sample:
+        """Draw a chunk for exploration, with the record of its chain."""
+        return self.recorder.sample(obs, generator=generator)
+
+    def loss(self, rows: RolloutBatch) -> tuple[Tensor, Info]:
+        """Clipped surrogate on group advantages and one ratio per step, and the KL to the base; what to log."""
+        return sde_loss(self.policy, self.reference_policy, rows, rows.advantage, self.estimator, self.config.kl_coef)
+
     def update(self, batch: GroupRollout) -> Metrics:
         """Several epochs of clipped updates on the episodes of one rollout."""
-        advantage = group_advantage(batch.returns, batch.group, self.config.advantage_clip)  # (N,)
-        with torch.no_grad():
-            rows = self.prepare(rows_of(batch, advantage))
-        rate = self._set_lr()
-        info, epochs = self._epochs(rows)
-        self.policy.observe({key: value[batch.played] for key, value in batch.obs.items()})
+        config = self.config
+        advantage = group_advantage(batch.returns, batch.group, config.advantage_clip)  # (N,)
+        rows = informative_rows(batch, advantage)
+        self.recorder.snapshot()  # of the weights that sampled, where only seeds were recorded
+        rate = cosine_rate(self.actor_optimizer, config, self.updates, self.total_updates)
+        stats: dict[str, Any] = {"actor/lr": rate, "actor/informative": (advantage != 0).float().mean()}
+        epochs = Epochs(partial(minibatches, rows, config.batch_size, self.generator), config.epochs)
+        for part, _ in epochs:
+            loss, info = self.loss(self.recorder.resample(part))
+            if kl_exceeded(info, config.target_kl):
+                break
+            stats |= clipped_step(self.actor_optimizer, loss, info, config.grad_clip)
+        self.policy.update_stats({key: value[batch.played] for key, value in batch.obs.items()})
         self.updates += 1
-        metrics = {key: float(value) for key, value in info.items()}
-        metrics["actor/informative"] = float((advantage != 0).float().mean())
-        return metrics | {"actor/epochs": float(epochs), "actor/lr": rate}
+        return {key: float(value) for key, value in stats.items()} | {"actor/epochs": float(epochs.completed)}
 
-    def chain_loss(self, rows: Rows) -> tuple[Tensor, Info]:
-        """Clipped surrogate on group advantages, and the KL to the base."""
-        return actor_loss(self.policy, self.reference_policy, rows, rows.advantage, self.estimator, self.config.kl_coef)
+    def checkpoint_items(self) -> Mapping[str, Checkpointable]:
+        """Networks, the frozen base too, and the optimiser."""
+        return {"policy": self.policy, "base": self.base, "actor_optimizer": self.actor_optimizer}
 
 
-def rows_of(batch: GroupRollout, advantage: Tensor) -> Rows:
+def informative_rows(batch: GroupRollout, advantage: Tensor) -> RolloutBatch:
     """The B decisions of the groups that disagree, each with the advantage of its episode `(N,)`."""
     every = advantage.expand(batch.shape)
     chosen = batch.played & (every != 0)
@@ -136,4 +164,4 @@ def rows_of(batch: GroupRollout, advantage: Tensor) -> Rows:
     obs = {key: pick(value) for key, value in batch.obs.items()}
     record = {key: pick(value) for key, value in batch.record.items()}
     value = torch.zeros_like(returns)  # there is no critic
-    return Rows(obs, record, pick(batch.logp), pick(every), pick(returns), pick(value))
+    return RolloutBatch(obs, record, pick(batch.logp), pick(every), pick(returns), pick(value))

@@ -13,24 +13,39 @@ random step per chunk is not implemented; its published results are on vision-la
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 from torch import Tensor
 
-from robopolicy.algorithms.flow_grpo import actor_loss
-from robopolicy.algorithms.frames.chain_tuner import ChainTuner, ChainTunerConfig
-from robopolicy.algorithms.frames.fine_tuner import FineTuner, FineTunerConfig
-from robopolicy.algorithms.frames.on_policy import Rows, normalize
+from robopolicy.algorithms.common.algorithm import Checkpointable, Metrics, frozen_copy
+from robopolicy.algorithms.common.fine_tuning import (
+    ChainConfig,
+    ChainRecorder,
+    FineTuningConfig,
+    actor_adam,
+    clipped_step,
+    cosine_rate,
+    critic_adam,
+    kl_exceeded,
+)
+from robopolicy.algorithms.common.on_policy import OnPolicy
+from robopolicy.algorithms.common.rollout_batch import Epochs, RolloutBatch, normalize
+from robopolicy.algorithms.flow_grpo import sde_loss
 from robopolicy.constraints import NotNegative, Positive
 from robopolicy.core.estimator import Estimator, EstimatorConfig
 from robopolicy.core.ratios import ConstantBounds
-from robopolicy.policies.base import Info, Policy
+from robopolicy.data.batches import Rollout
+from robopolicy.policies.base import Info, Observation, Policy, Sample
 from robopolicy.policies.exploration.chain import require_family
 from robopolicy.policies.exploration.flow_chains import SDEChain
+from robopolicy.policies.noise import Randomness
 
 
 @dataclass(frozen=True)
-class FlowSDEConfig(ChainTunerConfig, FineTunerConfig):
+class FlowSDEConfig(ChainConfig, FineTuningConfig):
     """Settings of Flow-SDE."""
 
     noise_level: Positive = 0.3  # c of the injected noise c sqrt((1 - t) / t)
@@ -39,7 +54,7 @@ class FlowSDEConfig(ChainTunerConfig, FineTunerConfig):
     lr: Positive = 1e-4  # peak learning rate of the actor
 
 
-class FlowSDE(ChainTuner, FineTuner):
+class FlowSDE(OnPolicy):
     """Fine-tunes a flow policy by PPO on its stochastic sampler."""
 
     name = "flow_sde"
@@ -53,15 +68,46 @@ class FlowSDE(ChainTuner, FineTuner):
     def __init__(self, config: FlowSDEConfig, policy: Policy, *, total_updates: int) -> None:
         """Prepare to fine-tune `policy` (it is changed in place) for `total_updates` rollouts."""
         head = require_family(policy, ("flow",), "Flow-SDE", "use dppo for diffusion and ppo for a Gaussian")
-        super().__init__(config, SDEChain(head, config.noise_level), head, total_updates=total_updates)
+        super().__init__(config, SDEChain(head, config.noise_level), total_updates=total_updates)
+        self.base, self.recorder = frozen_copy(head), ChainRecorder(self.policy, config)
         self.reference_policy = SDEChain(self.base, config.noise_level)
+        self.actor_optimizer = actor_adam(self.policy, config)
+        self.critic_optimizer = critic_adam(self.critic, config)
         self.estimator = Estimator(EstimatorConfig(bounds=ConstantBounds(config.clip)))
 
-    def deployable(self) -> Policy:
+    def inference_policy(self) -> Policy:
         """The fine-tuned flow, sampled by its ODE."""
         return self.policy.head
 
-    def chain_loss(self, rows: Rows) -> tuple[Tensor, Info]:
-        """Clipped surrogate on GAE advantages, and the KL to the base."""
+    def act(self, obs: Observation, *, generator: Randomness = None) -> Sample:
+        """Draw a chunk for exploration, with the record of its chain."""
+        return self.recorder.sample(obs, generator=generator)
+
+    def loss(self, rows: RolloutBatch) -> tuple[Tensor, Info]:
+        """Clipped surrogate on GAE advantages and one ratio per step, and the KL to the base; what to log."""
         advantage = normalize(rows.advantage)
-        return actor_loss(self.policy, self.reference_policy, rows, advantage, self.estimator, self.config.kl_coef)
+        return sde_loss(self.policy, self.reference_policy, rows, advantage, self.estimator, self.config.kl_coef)
+
+    def update(self, batch: Rollout) -> Metrics:
+        """Several epochs of clipped updates on one rollout."""
+        config = self.config
+        self.update_reward_scale(batch)  # running standard deviation of the return
+        rows = self.process_rollout(batch)  # scaled rewards, GAE on V(s), rows (B, ...)
+        self.recorder.snapshot()  # of the weights that sampled, where only seeds were recorded
+        rate = cosine_rate(self.actor_optimizer, config, self.updates, self.total_updates)
+        stats: dict[str, Any] = {"actor/lr": rate}
+        epochs = Epochs(partial(self.minibatches, rows, batch.shape), config.epochs)
+        for part, _ in epochs:
+            with self.critic_in_background(part, stats):
+                if self.updates < config.critic_warmup:
+                    continue
+                loss, info = self.loss(self.recorder.resample(part))
+                if kl_exceeded(info, config.target_kl):
+                    break
+                stats |= clipped_step(self.actor_optimizer, loss, info, config.grad_clip)
+        return self.finish(batch, rows, stats | {"actor/epochs": epochs.completed})
+
+    def checkpoint_items(self) -> Mapping[str, Checkpointable]:
+        """Networks, the frozen base too, both optimisers and the running scale of the rewards."""
+        own = {"base": self.base, "actor_optimizer": self.actor_optimizer, "critic_optimizer": self.critic_optimizer}
+        return {**super().checkpoint_items(), **own}

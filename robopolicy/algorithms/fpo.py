@@ -16,22 +16,40 @@ prediction, supervised as noise); chunks average the loss over their executed st
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 from torch import Tensor
 
-from robopolicy.algorithms.frames.matching import MatchingConfig, MatchingTuner
-from robopolicy.algorithms.frames.on_policy import Rows, normalize
+from robopolicy.algorithms.common.algorithm import Checkpointable, Metrics, frozen_copy
+from robopolicy.algorithms.common.fine_tuning import (
+    FlowLossConfig,
+    MonteCarloFlowLoss,
+    actor_adam,
+    clipped_step,
+    cosine_rate,
+    critic_adam,
+    kl_exceeded,
+    matching_losses,
+    sampled_policy,
+)
+from robopolicy.algorithms.common.on_policy import OnPolicy
+from robopolicy.algorithms.common.rollout_batch import Epochs, RolloutBatch, normalize
 from robopolicy.constraints import Positive
 from robopolicy.core.decisions import Decisions
 from robopolicy.core.estimator import Estimator, EstimatorConfig
 from robopolicy.core.ratios import ConstantBounds
+from robopolicy.data.batches import Rollout
 from robopolicy.policies.base import Info, Policy
+from robopolicy.policies.exploration.sampled import SampledPolicy, require_matched
+from robopolicy.policies.heads.generative import GenerativePolicy
 
 
 @dataclass(frozen=True)
-class FPOConfig(MatchingConfig):
-    """Settings of FPO; clip and pairs are the paper's."""
+class FPOConfig(FlowLossConfig):
+    """Settings of FPO; clip and num_mc_samples are the paper's."""
 
     clip: Positive = 0.05  # ratio bounds on the mean difference of losses
 
@@ -41,12 +59,12 @@ def fpo_estimator(clip: float) -> Estimator:
     return Estimator(EstimatorConfig(level="unit", reduction="mean", bounds=ConstantBounds(clip)))
 
 
-def actor_loss(logp: Tensor, logp_old: Tensor, advantage: Tensor, estimator: Estimator) -> tuple[Tensor, Info]:
+def fpo_loss(logp: Tensor, logp_old: Tensor, advantage: Tensor, estimator: Estimator) -> tuple[Tensor, Info]:
     """Surrogate of minus the losses `(B, N)` against the stored ones, for one advantage per chunk `(B,)`."""
     return estimator(Decisions(logp_old), advantage, logp)
 
 
-class FPO(MatchingTuner):
+class FPO(OnPolicy):
     """PPO on ratios of flow-matching losses."""
 
     name = "fpo"
@@ -55,16 +73,50 @@ class FPO(MatchingTuner):
     heads = ("flow", "diffusion", "edm")
     reference = "mcallister2025fpo"
     config: FPOConfig
+    policy: SampledPolicy
 
     def __init__(self, config: FPOConfig, policy: Policy, *, total_updates: int) -> None:
         """Prepare to fine-tune `policy` (it is changed in place) for `total_updates` rollouts."""
-        super().__init__(config, policy, title="FPO", total_updates=total_updates)
+        head = require_matched(policy, "FPO")
+        super().__init__(config, sampled_policy(head, config), total_updates=total_updates)
+        self.base: GenerativePolicy = frozen_copy(head)
+        self.actor_optimizer = actor_adam(self.policy, config)
+        self.critic_optimizer = critic_adam(self.critic, config)
+        size = config.batch_size
+        self.flow_loss = MonteCarloFlowLoss(self.policy, self.logp, batch_size=size, generator=self.generator)
         self.estimator = fpo_estimator(config.clip)
 
-    def logp(self, rows: Rows) -> Tensor:
-        """Minus the loss `(B, N)` of each pair."""
-        return -self.losses(rows)
+    def inference_policy(self) -> Policy:
+        """The head without its exploration."""
+        return self.policy.head
 
-    def actor_loss(self, rows: Rows) -> tuple[Tensor, Info]:
-        """Clipped surrogate; advantages are normalised within the minibatch."""
-        return actor_loss(self.logp(rows), rows.logp, normalize(rows.advantage), self.estimator)
+    def logp(self, rows: RolloutBatch) -> Tensor:
+        """Minus the loss `(B, N)` of each pair."""
+        return -matching_losses(self.policy, rows, self.config.reduction)
+
+    def loss(self, rows: RolloutBatch) -> tuple[Tensor, Info]:
+        """Clipped surrogate on one ratio per chunk; advantages are normalised within the minibatch. What to log."""
+        return fpo_loss(self.logp(rows), rows.logp, normalize(rows.advantage), self.estimator)
+
+    def update(self, batch: Rollout) -> Metrics:
+        """Several epochs of clipped updates on one rollout."""
+        config = self.config
+        self.update_reward_scale(batch)  # running standard deviation of the return
+        rows = self.flow_loss.complete(self.process_rollout(batch))  # scaled rewards, GAE on V(s), stored points
+        rate = cosine_rate(self.actor_optimizer, config, self.updates, self.total_updates)
+        stats: dict[str, Any] = {"actor/lr": rate}
+        epochs = Epochs(partial(self.minibatches, rows, batch.shape), config.epochs)
+        for part, _ in epochs:
+            with self.critic_in_background(part, stats):
+                if self.updates < config.critic_warmup:
+                    continue
+                loss, info = self.loss(part)
+                if kl_exceeded(info, config.target_kl):
+                    break
+                stats |= clipped_step(self.actor_optimizer, loss, info, config.grad_clip)
+        return self.finish(batch, rows, stats | {"actor/epochs": epochs.completed})
+
+    def checkpoint_items(self) -> Mapping[str, Checkpointable]:
+        """Networks, the frozen base too, both optimisers and the running scale of the rewards."""
+        own = {"base": self.base, "actor_optimizer": self.actor_optimizer, "critic_optimizer": self.critic_optimizer}
+        return {**super().checkpoint_items(), **own}

@@ -19,26 +19,44 @@ published lambda of 0.99 is 0.85 per chunk of 16 steps); the gradient is cut at 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from robopolicy.algorithms.fpo import actor_loss
-from robopolicy.algorithms.frames.matching import MatchingConfig, MatchingTuner, reduce_steps
-from robopolicy.algorithms.frames.on_policy import Rows, normalize
+from robopolicy.algorithms.common.algorithm import Checkpointable, Metrics, frozen_copy
+from robopolicy.algorithms.common.fine_tuning import (
+    FlowLossConfig,
+    MonteCarloFlowLoss,
+    actor_adam,
+    clipped_step,
+    cosine_rate,
+    critic_adam,
+    kl_exceeded,
+    reduce_steps,
+    sampled_policy,
+)
+from robopolicy.algorithms.common.on_policy import OnPolicy
+from robopolicy.algorithms.common.rollout_batch import Epochs, RolloutBatch, normalize
+from robopolicy.algorithms.fpo import fpo_loss
 from robopolicy.constraints import NotNegative, Positive
 from robopolicy.core.estimator import Estimator, EstimatorConfig
 from robopolicy.core.ratios import ConstantBounds
+from robopolicy.data.batches import Rollout
 from robopolicy.errors import unknown_name
 from robopolicy.policies.base import Info, Policy
+from robopolicy.policies.exploration.sampled import SampledPolicy, require_matched
+from robopolicy.policies.heads.generative import GenerativePolicy
 from robopolicy.policies.wrappers.zero_noise import ZeroNoisePolicy
 
 TRUST_REGIONS = ("clip", "aspo")
 
 
 @dataclass(frozen=True)
-class FPOPlusPlusConfig(MatchingConfig):
+class FPOPlusPlusConfig(FlowLossConfig):
     """Settings of FPO++; its own are the paper's for manipulation, what it inherits is not."""
 
     reduction: str = "sum"  # of the loss over the executed steps of a chunk: mean | sum
@@ -69,7 +87,7 @@ def clamp_through(x: Tensor, limit: float) -> Tensor:
     return x + (x.clamp(-limit, limit) - x).detach()
 
 
-class FPOPlusPlus(MatchingTuner):
+class FPOPlusPlus(OnPolicy):
     """Per-sample ratios of bounded Huber losses, clipped or with ASPO."""
 
     name = "fpo_pp"
@@ -78,13 +96,24 @@ class FPOPlusPlus(MatchingTuner):
     heads = ("flow", "diffusion", "edm")
     reference = "yi2026fpopp"
     config: FPOPlusPlusConfig
+    policy: SampledPolicy
 
     def __init__(self, config: FPOPlusPlusConfig, policy: Policy, *, total_updates: int) -> None:
         """Prepare to fine-tune `policy` (it is changed in place) for `total_updates` rollouts."""
-        super().__init__(config, policy, title="FPO++", total_updates=total_updates)
+        head = require_matched(policy, "FPO++")
+        super().__init__(config, sampled_policy(head, config), total_updates=total_updates)
+        self.base: GenerativePolicy = frozen_copy(head)
+        self.actor_optimizer = actor_adam(self.policy, config)
+        self.critic_optimizer = critic_adam(self.critic, config)
+        size = config.batch_size
+        self.flow_loss = MonteCarloFlowLoss(self.policy, self.logp, batch_size=size, generator=self.generator)
         self.estimator = Estimator(EstimatorConfig(bounds=ConstantBounds(config.clip), surrogate=config.trust_region))
 
-    def logp(self, rows: Rows) -> Tensor:
+    def inference_policy(self) -> Policy:
+        """The head, started from zero noise unless that is switched off."""
+        return ZeroNoisePolicy.around(self.policy.head) if self.config.zero_noise else self.policy.head
+
+    def logp(self, rows: RolloutBatch) -> Tensor:
         """Minus the bounded Huber loss `(B, N)` of each pair."""
         config = self.config
         loss = huber(self.policy.losses(rows.obs, rows.record), config.huber_delta)
@@ -92,13 +121,32 @@ class FPOPlusPlus(MatchingTuner):
             loss = loss.clamp(max=config.loss_clamp)
         return -reduce_steps(loss, config.reduction)
 
-    def actor_loss(self, rows: Rows) -> tuple[Tensor, Info]:
-        """Surrogate on one ratio per pair; advantages are normalised within the minibatch."""
+    def loss(self, rows: RolloutBatch) -> tuple[Tensor, Info]:
+        """Surrogate on one ratio per pair; advantages are normalised within the minibatch. What to log."""
         logp, limit = self.logp(rows), self.config.ratio_clamp
         if limit is not None:
             logp = rows.logp + clamp_through(logp - rows.logp, limit)
-        return actor_loss(logp, rows.logp, normalize(rows.advantage), self.estimator)
+        return fpo_loss(logp, rows.logp, normalize(rows.advantage), self.estimator)
 
-    def deployable(self) -> Policy:
-        """The head, started from zero noise unless that is switched off."""
-        return ZeroNoisePolicy.around(self.policy.head) if self.config.zero_noise else self.policy.head
+    def update(self, batch: Rollout) -> Metrics:
+        """Several epochs of clipped updates on one rollout."""
+        config = self.config
+        self.update_reward_scale(batch)  # running standard deviation of the return
+        rows = self.flow_loss.complete(self.process_rollout(batch))  # scaled rewards, GAE on V(s), stored points
+        rate = cosine_rate(self.actor_optimizer, config, self.updates, self.total_updates)
+        stats: dict[str, Any] = {"actor/lr": rate}
+        epochs = Epochs(partial(self.minibatches, rows, batch.shape), config.epochs)
+        for part, _ in epochs:
+            with self.critic_in_background(part, stats):
+                if self.updates < config.critic_warmup:
+                    continue
+                loss, info = self.loss(part)
+                if kl_exceeded(info, config.target_kl):
+                    break
+                stats |= clipped_step(self.actor_optimizer, loss, info, config.grad_clip)
+        return self.finish(batch, rows, stats | {"actor/epochs": epochs.completed})
+
+    def checkpoint_items(self) -> Mapping[str, Checkpointable]:
+        """Networks, the frozen base too, both optimisers and the running scale of the rewards."""
+        own = {"base": self.base, "actor_optimizer": self.actor_optimizer, "critic_optimizer": self.critic_optimizer}
+        return {**super().checkpoint_items(), **own}

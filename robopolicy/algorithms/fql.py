@@ -23,9 +23,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from robopolicy.algorithms.frames.base import Observer, Stateful
-from robopolicy.algorithms.frames.off_policy import descend
-from robopolicy.algorithms.frames.q_chunking import QChunking, QChunkingConfig
+from robopolicy.algorithms.common.algorithm import Checkpointable, Metrics, Observer
+from robopolicy.algorithms.common.off_policy import OffPolicy, UpdateStats, optimizer_step
+from robopolicy.algorithms.common.offline import QChunkingConfig, complete_chunk_loss, imitation_loss
 from robopolicy.constraints import NotNegative
 from robopolicy.critics.q import QEnsemble
 from robopolicy.data.batches import Transitions
@@ -84,7 +84,7 @@ def actor_loss(
     return config.alpha * distance - scale * value.mean(), {"distance": distance, "value": value.mean()}
 
 
-class FQL(QChunking):
+class FQL(OffPolicy):
     """A flow that imitates and a one-step policy that improves on it."""
 
     name = "fql"
@@ -92,6 +92,7 @@ class FQL(QChunking):
     data_source = "replay"
     heads = ("decode",)
     reference = "park2025fql"
+    uses_full_ensemble = True
     config: FQLConfig
     policy: GenerativePolicy
 
@@ -106,7 +107,9 @@ class FQL(QChunking):
                 "FQL distils a flow of several steps into one: read in a single step, a flow that imitates is the mean "
                 "of what it imitates. Start from the flow of several steps that came before, or raise policy.steps."
             )
-        super().__init__(config, policy, total_updates=total_updates)
+        super().__init__(config, policy.eval(), total_updates=total_updates)
+        self.critic.eval()  # dropout is on in its own loss alone
+        self.optimizer = torch.optim.Adam(policy.parameters(), lr=config.lr, fused=True)
         self.student = one_step_copy(policy).eval()  # no dropout: it learns from the flow, not from few data
         self.student_optimizer = torch.optim.Adam(self.student.parameters(), lr=config.lr, fused=True)
 
@@ -114,28 +117,45 @@ class FQL(QChunking):
         """A draw of the one-step policy."""
         return Sample.unscored(self.student.act(obs, generator=generator))
 
+    def warmup_action(self, obs: Observation, *, generator: Randomness = None) -> Sample:
+        """A chunk of the flow: an untrained critic would only do harm."""
+        return Sample.unscored(self.policy.act(obs, generator=generator))
+
     def target(self, batch: Transitions) -> Tensor:
         """`reward + discount * mean Q'` at a draw of the one-step policy."""
         chunk = self.student.act(batch.next_obs, generator=self.generator)
         return batch.reward + batch.discount * self.target_critic(batch.next_obs, chunk).mean(0)
 
-    def actor_step(self, batch: Transitions) -> Info:
-        """Imitation of the flow, then one step of its one-step companion."""
-        imitation = self.imitate(batch)
-        self.critic.requires_grad_(False)
-        loss, info = actor_loss(self.student, self.policy, self.critic, batch.obs, self.config, self.generator)
-        descend(self.student_optimizer, loss, self.student, self.config.grad_clip)
-        self.critic.requires_grad_(True)
-        return {"imitation": imitation, "loss": loss, **info}
+    def critic_loss(self, batch: Transitions) -> tuple[Tensor, Info]:
+        """Temporal-difference loss of complete chunks."""
+        return complete_chunk_loss(self.critic, batch, self.target, self.sample_spec.steps)
+
+    def update(self, batch: Transitions) -> Metrics:
+        """Critic steps on consecutive minibatches, steps of the flow and the one-step policy in between."""
+        stats = UpdateStats()
+        for part in self.minibatches(batch):
+            stats.critic(self.critic_step(part))
+            if self.policy_due():
+                imitation = imitation_loss(
+                    self.policy, part.obs, part.chunk, mask=part.mask, generator=self.generator, progress=self.progress
+                ).mean()
+                optimizer_step(self.optimizer, imitation, self.policy, self.config.grad_clip)
+                self.critic.requires_grad_(False)
+                loss, info = actor_loss(self.student, self.policy, self.critic, part.obs, self.config, self.generator)
+                optimizer_step(self.student_optimizer, loss, self.student, self.config.grad_clip)
+                self.critic.requires_grad_(True)
+                stats.actor(imitation=imitation, loss=loss, **info)
+        return self.finish(batch, stats)
 
     def observers(self) -> tuple[Observer, ...]:
         """The shared ones and the one-step policy."""
         return *super().observers(), self.student
 
-    def deployable(self) -> Policy:
+    def inference_policy(self) -> Policy:
         """The one-step policy."""
         return self.student
 
-    def parts(self) -> Mapping[str, Stateful]:
-        """The shared parts, the one-step policy and its optimiser."""
-        return {**super().parts(), "student": self.student, "student_optimizer": self.student_optimizer}
+    def checkpoint_items(self) -> Mapping[str, Checkpointable]:
+        """The shared parts, the optimiser of the flow, the one-step policy and its optimiser."""
+        own = {"optimizer": self.optimizer, "student": self.student, "student_optimizer": self.student_optimizer}
+        return {**super().checkpoint_items(), **own}

@@ -6,10 +6,10 @@ stage the best encoder plays, and a new decoder is trained from scratch by flow 
 played, with N(0, I) as its source, not the encoder's z. Then the encoder starts afresh near N(0, I), which the new
 decoder turns into what the old pair did, and PPO improves it again, held near N(0, I) by a penalty.
 
-Use it to learn a multimodal policy from scratch with dense rewards and many environments, or (`identity_start=false`)
-to improve an imitated one stage by stage. Not where few steps can be played: every decoder costs rollouts and clones
-bad actions as faithfully as good ones. With demonstrations and sparse rewards, steer (`dsrl_na`) or fine-tune
-(`reinflow`).
+Use it to learn a multimodal policy from scratch with dense rewards and many environments, or
+(`skip_first_decoder=false`) to improve an imitated one stage by stage. Not where few steps can be collected: every
+decoder costs rollouts and clones bad actions as faithfully as good ones. With demonstrations and sparse rewards, steer
+(`dsrl_na`) or fine-tune (`reinflow`).
 
 Deviations from the public code: decoders live in the library's bounded action units and clip, where the code's give
 values that go through a tanh, so that an imitated policy can be the first decoder and any of them can be deployed; the
@@ -23,23 +23,23 @@ import copy
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from robopolicy.algorithms.frames.base import Metrics, Stateful, frozen_copy
-from robopolicy.algorithms.frames.imitation import imitation_loss
-from robopolicy.algorithms.frames.on_policy import Rows, flatten
-from robopolicy.algorithms.ppo import PPO, PPOConfig
-from robopolicy.constraints import Count, NotNegative, Positive
-from robopolicy.core.estimator import Estimator, EstimatorConfig
-from robopolicy.core.ratios import ConstantBounds
+from robopolicy.algorithms.common.algorithm import Algorithm, Checkpointable, Metrics, frozen_copy
+from robopolicy.algorithms.common.offline import imitation_loss
+from robopolicy.algorithms.common.rollout_batch import flatten
+from robopolicy.algorithms.ppo import PPO, PPOConfig, ppo_estimator
+from robopolicy.constraints import Count, NotNegative, Positive, Ranged
 from robopolicy.critics.value import ValueConfig
 from robopolicy.data.batches import Rollout
 from robopolicy.device import move
 from robopolicy.errors import UserError
-from robopolicy.policies.base import Observation, Policy
+from robopolicy.mirror_symmetry import Mirror
+from robopolicy.policies.base import Info, Observation, Policy
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
 from robopolicy.policies.heads.generative import GenerativePolicy
 from robopolicy.policies.wrappers.latent import LatentPolicy, NoiseSpace
@@ -47,6 +47,15 @@ from robopolicy.policies.wrappers.nested import describe, rebuild
 from robopolicy.policies.wrappers.staged import StagedDecoder
 
 UNBOUNDED = NoiseSpace(bound=0.0)
+
+
+@dataclass(frozen=True)
+class DecoderStageConfig(Ranged):
+    """Settings of PPO in the stages that have a decoder."""
+
+    clip: Positive = 0.3  # ratio bounds
+    grad_clip: Positive = 1.0  # largest norm of the joint gradient
+    penalty: NotNegative = 1e-3  # weight of mean(mu^2) + mean(sigma^2) of the encoder
 
 
 @dataclass(frozen=True)
@@ -59,13 +68,11 @@ class GoRLConfig(PPOConfig):
     decoder_batch: Count = 1024  # chunks per gradient step of the decoder
     decoder_lr: Positive = 3e-4  # Adam learning rate of the decoder
     decoder_memory: Count = 1_000_000  # newest chunks kept as data of the decoder
-    identity_start: bool = True  # stage 0 has no decoder; false: the given, imitated policy is the first decoder
+    skip_first_decoder: bool = True  # stage 0 has no decoder; false: the given, imitated policy is the first decoder
     clip: Positive = 0.15  # ratio bounds in stage 0
-    clip_later: Positive = 0.3  # ratio bounds with a decoder
     grad_clip: Positive = 0.5  # largest norm of the joint gradient in stage 0
-    grad_clip_later: Positive = 1.0  # ... with a decoder
     penalty: NotNegative = 5e-4  # weight of mean(mu^2) + mean(sigma^2) of the encoder in stage 0
-    penalty_later: NotNegative = 1e-3  # ... with a decoder
+    decoder_stage: DecoderStageConfig = DecoderStageConfig()  # what differs in later stages
     encoder: GaussianConfig = field(  # network of the encoder
         default_factory=lambda: GaussianConfig(hidden=(32, 32, 32, 32), activation="silu", state_dependent_std=True)
     )
@@ -85,7 +92,7 @@ def latent_penalty(encoder: GaussianPolicy, obs: Observation) -> Tensor:
     return mean.square().mean() + (2 * log_std).exp().mean()
 
 
-class DecoderFit:
+class DecoderTrainer:
     """The next decoder, its optimiser and the chunks it learns from."""
 
     def __init__(self, head: GenerativePolicy, config: GoRLConfig) -> None:
@@ -111,7 +118,7 @@ class DecoderFit:
         self.obs, self.chunk = {}, None
 
     def add(self, obs: Observation, chunk: Tensor) -> None:
-        """Remember what was played; the oldest chunks give way."""
+        """Add chunks that were executed; the oldest ones give way."""
         keep = self.config.decoder_memory
         if self.chunk is not None:
             obs = {key: torch.cat([self.obs[key], value]) for key, value in obs.items()}
@@ -157,11 +164,11 @@ class EpisodeReturns:
         """Leave the running episodes out, those of another policy."""
         self.fresh = None if self.running is None else torch.zeros_like(self.running, dtype=torch.bool)
 
-    def cut(self) -> None:
-        """Forget the running episodes, of which the rest will not be played."""
+    def reset_episodes(self) -> None:
+        """Forget the running episodes, whose remaining steps will not be collected."""
         self.running = self.fresh = None
 
-    def observe(self, rollout: Rollout) -> float:
+    def update(self, rollout: Rollout) -> float:
         """Mean return of the episodes that ended, NaN when none did."""
         start = torch.zeros_like(rollout.reward[0])
         running = start if self.running is None else self.running.to(start.device)
@@ -183,7 +190,7 @@ class EpisodeReturns:
         self.running, self.fresh = state["running"], state["fresh"]
 
 
-class GoRL(PPO):
+class GoRL(Algorithm):
     """PPO on the noise of a decoder that is trained anew between stages."""
 
     name = "gorl"
@@ -191,19 +198,20 @@ class GoRL(PPO):
     data_source = "rollout"
     heads = ("decode",)
     reference = "zhang2025gorl"
-    distributed = False
-    may_remember = False  # denoising heads have no memory
-    may_fall = True  # when a stage begins
+    may_regress = True  # when a stage begins
     config: GoRLConfig
     policy: LatentPolicy
 
     def __init__(self, config: GoRLConfig, policy: Policy, *, total_updates: int) -> None:
         """Learn with decoders like `policy`, a denoising head; a policy of an earlier run goes on where it was."""
-        self.settings = config
-        super().__init__(config, latent_policy(policy, config), total_updates=total_updates)
+        super().__init__(latent_policy(policy, config), total_updates=total_updates)
+        self.config = config
+        self.ppo = PPO(config, self.policy, total_updates=total_updates)
+        self.generator = self.ppo.generator  # one order of draws for both
+        self.step_discount = self.ppo.step_discount
         assert isinstance(self.policy.base, StagedDecoder)
         self.decoder = self.policy.base
-        self.fit = DecoderFit(self.decoder.head, config)
+        self.decoder_trainer = DecoderTrainer(self.decoder.head, config)
         self.best = frozen_copy(self.policy.actor)
         self.returns = EpisodeReturns()
         self.best_return = -math.inf  # of this stage
@@ -211,57 +219,57 @@ class GoRL(PPO):
         self._apply_stage()
 
     @property
-    def fitting(self) -> bool:
+    def training_decoder(self) -> bool:
         """Whether the next decoder is being trained."""
-        last = self.stage >= len(self.settings.stages) - 1
-        return not last and self.played >= self.settings.stages[self.stage]
+        last = self.stage >= len(self.config.stages) - 1
+        return not last and self.played >= self.config.stages[self.stage]
+
+    def attach_symmetry(self, mirror: Mirror | None) -> None:
+        """Give the mirror to PPO, which refuses it for this policy where settings ask for symmetry."""
+        self.ppo.attach_symmetry(mirror)
 
     def update(self, batch: Rollout) -> Metrics:
         """PPO on the encoder, or steps of the next decoder, on one rollout."""
-        score = self.returns.observe(batch)
-        metrics = self._fit(batch) if self.fitting else self._improve(batch, score)
+        mean_return = self.returns.update(batch)
+        if self.training_decoder:
+            metrics = self._train_decoder(batch)
+        else:
+            self._keep_best(mean_return)  # of the weights that sampled the rollout
+            metrics = self.ppo.update(batch)
+        self.updates = self.ppo.updates = self.updates + 1
         self.played += 1
-        if self.fitting and self.played == self.settings.stages[self.stage]:
-            self._begin_fit()
-        elif self.fitting and self.played == self.settings.stages[self.stage] + self.settings.decoder_updates:
-            self._begin_stage()
+        if self.training_decoder:
+            encoder_updates = self.config.stages[self.stage]
+            if self.played == encoder_updates:
+                self._begin_decoder()
+            elif self.played == encoder_updates + self.config.decoder_updates:
+                self._begin_stage()
         return metrics | {"train/stage": float(self.stage)}
 
-    def actor_loss(self, rows: Rows, *, diagnose: bool) -> tuple[Tensor, dict[str, Tensor]]:
-        """PPO's loss and the penalty on the encoder."""
-        loss, info = super().actor_loss(rows, diagnose=diagnose)
-        weight = self.settings.penalty if bool(self.decoder.identity) else self.settings.penalty_later
-        if not weight:
-            return loss, info
-        penalty = latent_penalty(self.policy.actor, rows.obs)
-        return loss + weight * penalty, {**info, "penalty": penalty.detach()}
-
-    def _improve(self, batch: Rollout, score: float) -> Metrics:
-        if score > self.best_return:  # the rollout was played before this update
-            self.best_return = score
+    def _keep_best(self, mean_return: float) -> None:
+        if mean_return > self.best_return:
+            self.best_return = mean_return
             self.best.load_state_dict(self.policy.actor.state_dict())
-        return super().update(batch)
 
-    def _begin_fit(self) -> None:
+    def _begin_decoder(self) -> None:
+        """Go back to the best encoder, whose chunks the next decoder learns."""
         if self.best_return > -math.inf:
             self.policy.actor.load_state_dict(self.best.state_dict())
-        self.fit.restart(self.policy.actor, self._seed())
+        self.decoder_trainer.restart(self.policy.actor, self._seed())
 
-    def _fit(self, batch: Rollout) -> Metrics:
+    def _train_decoder(self, batch: Rollout) -> Metrics:
         obs = flatten(batch.obs)
         w = batch.record["noise"].flatten(0, 1)
-        self.fit.add(obs, self.policy.play(obs, w))
-        if self.settings.normalize_reward:
-            self.scale.observe(batch, self.settings.gamma)
-        self.updates += 1
-        loss = self.fit.train(self.generator, self.played - self.settings.stages[self.stage])
-        return {"decoder/loss": float(loss), "decoder/chunks": float(len(self.fit))}
+        self.decoder_trainer.add(obs, self.policy.play(obs, w))
+        self.ppo.update_reward_scale(batch)
+        loss = self.decoder_trainer.train(self.generator, self.played - self.config.stages[self.stage])
+        return {"decoder/loss": float(loss), "decoder/chunks": float(len(self.decoder_trainer))}
 
     def _begin_stage(self) -> None:
         """Put the new decoder in place and start a fresh encoder, which keeps the observation statistics."""
-        self.decoder.head.load_state_dict(self.fit.head.state_dict())
+        self.decoder.head.load_state_dict(self.decoder_trainer.head.state_dict())
         self.decoder.identity.fill_(False)
-        self.fit.obs, self.fit.chunk = {}, None
+        self.decoder_trainer.obs, self.decoder_trainer.chunk = {}, None
         actor = self.policy.actor
         with torch.random.fork_rng():
             torch.manual_seed(self._seed())
@@ -270,35 +278,42 @@ class GoRL(PPO):
         fresh.action_normalizer.load_state_dict(actor.action_normalizer.state_dict())
         actor.load_state_dict(fresh.state_dict())
         for parameter in actor.parameters():
-            self.optimizer.state.pop(parameter, None)
+            self.ppo.optimizer.state.pop(parameter, None)
         self.stage, self.played, self.best_return = self.stage + 1, 0, -math.inf
         self.returns.discard()
         self._apply_stage()
 
     def _apply_stage(self) -> None:
         """Set what differs between stage 0 and later ones."""
-        config = self.settings
+        config, penalty = self.config, self.config.penalty
         if not bool(self.decoder.identity):
-            config = replace(config, clip=config.clip_later, grad_clip=config.grad_clip_later)
-        self.config = config
-        bounds = ConstantBounds(config.clip)
-        self.estimator = Estimator(EstimatorConfig(bounds=bounds, entropy_coef=config.entropy_coef))
+            later = config.decoder_stage
+            config, penalty = replace(config, clip=later.clip, grad_clip=later.grad_clip), later.penalty
+        self.ppo.config, self.ppo.estimator = config, ppo_estimator(config)
+        self.ppo.regularizer = partial(self.latent_loss, penalty) if penalty else None
+
+    def latent_loss(self, weight: float, obs: Observation) -> tuple[Tensor, Info]:
+        """Weighted penalty on the encoder, and the penalty itself for the log."""
+        penalty = latent_penalty(self.policy.actor, obs)
+        return weight * penalty, {"penalty": penalty.detach()}
 
     def _seed(self) -> int:
         return int(torch.randint(2**31, (), generator=self.generator))
 
-    def parts(self) -> Mapping[str, Stateful]:
-        """PPO's parts, the next decoder, the best encoder and the running returns."""
-        return {**super().parts(), "fit": self.fit, "best": self.best, "returns": self.returns}
+    def checkpoint_items(self) -> Mapping[str, Checkpointable]:
+        """Items of PPO, the next decoder, the best encoder and the running returns."""
+        own = {"fit": self.decoder_trainer, "best": self.best, "returns": self.returns}
+        return {**self.ppo.checkpoint_items(), **own}
 
     def state_dict(self) -> dict[str, Any]:
-        """States of all parts and the place in the schedule."""
+        """States of all checkpoint items and the place in the schedule."""
         place = {"stage": self.stage, "played": self.played, "best_return": self.best_return}
         return {**super().state_dict(), **place}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore `state_dict`."""
         super().load_state_dict(state)
+        self.ppo.updates = self.updates
         self.stage, self.played = int(state["stage"]), int(state["played"])
         self.best_return = float(state["best_return"])
         self._apply_stage()
@@ -325,4 +340,5 @@ def latent_policy(policy: Policy, config: GoRLConfig) -> LatentPolicy:
                 "to learn from scratch, or imitate first."
             )
         normalizer.fitted.fill_(True)  # unused by the identity, and set when the decoder is trained
-    return LatentPolicy.steer(StagedDecoder.around(policy, identity=config.identity_start), UNBOUNDED, config.encoder)
+    decoder = StagedDecoder.around(policy, identity=config.skip_first_decoder)
+    return LatentPolicy.steer(decoder, UNBOUNDED, config.encoder)

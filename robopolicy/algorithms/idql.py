@@ -18,18 +18,29 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from robopolicy.algorithms.frames.base import Observer, Stateful
-from robopolicy.algorithms.frames.offline_critic import ImplicitConfig, ImplicitRule, OfflineCritic, OfflineCriticConfig
+import torch
+from torch import Tensor
+
+from robopolicy.algorithms.common.algorithm import Checkpointable, Metrics, Observer
+from robopolicy.algorithms.common.off_policy import OffPolicy, UpdateStats, optimizer_step, td_loss
+from robopolicy.algorithms.common.offline import (
+    ImitationConfig,
+    ImplicitConfig,
+    ImplicitObjective,
+    imitation_loss,
+    require_imitation,
+)
 from robopolicy.constraints import Count, Positive, Share
 from robopolicy.critics.q import CriticConfig
 from robopolicy.data.batches import Transitions
 from robopolicy.nets.module_state import EMA
-from robopolicy.policies.base import Info, Policy
+from robopolicy.policies.base import Info, Observation, Policy, Sample
+from robopolicy.policies.noise import Randomness
 from robopolicy.policies.wrappers.best_of_n import select
 
 
 @dataclass(frozen=True)
-class IDQLConfig(OfflineCriticConfig):
+class IDQLConfig(ImitationConfig):
     """Settings of IDQL; defaults are the public code's unless noted."""
 
     critic: CriticConfig = field(
@@ -43,7 +54,7 @@ class IDQLConfig(OfflineCriticConfig):
     ema_decay: Share = 0.999  # largest weight of the old average of the policy, which acts and is saved
 
 
-class IDQL(OfflineCritic):
+class IDQL(OffPolicy):
     """Expectile critics, imitation, best-of-N."""
 
     name = "idql"
@@ -52,13 +63,17 @@ class IDQL(OfflineCritic):
     heads = ("imitation_loss",)
     reference = "hansenestruch2023idql"
     config: IDQLConfig
-    rule: ImplicitRule
 
     def __init__(self, config: IDQLConfig, policy: Policy, *, total_updates: int) -> None:
-        """Prepare to train `policy` and to act with the best of its averaged weights' samples."""
-        super().__init__(config, policy, total_updates=total_updates)
-        self.ema = EMA(self.policy, config.ema_decay)
-        self.player = select(
+        """Prepare to train `policy` in place and to act with the best of its averaged weights' samples."""
+        policy = require_imitation(policy, self.name)
+        super().__init__(config, policy.eval(), total_updates=total_updates)
+        self.critic.eval()  # dropout is on in its own loss alone
+        self.objective = ImplicitObjective(config.implicit, policy)
+        self.critic_optimizer.add_param_group({"params": list(self.objective.parameters())})
+        self.optimizer = torch.optim.Adam(policy.parameters(), lr=config.lr, fused=True)
+        self.ema = EMA(policy, config.ema_decay)
+        self.acting_policy = select(
             self.ema.module,
             self.target_critic,
             candidates=config.candidates,
@@ -67,20 +82,46 @@ class IDQL(OfflineCritic):
             reduction=config.reduction,
         )
 
-    def make_rule(self) -> ImplicitRule:
-        """V by expectile regression."""
-        return ImplicitRule(self.config.implicit, self.policy)
+    def act(self, obs: Observation, *, generator: Randomness = None) -> Sample:
+        """The best of N samples."""
+        return Sample.unscored(self.acting_policy.act(obs, generator=generator))
 
-    def actor_step(self, batch: Transitions) -> Info:
-        """Imitation of the batch, each row alike."""
-        loss = self.imitate(batch.obs, batch.chunk, None, batch.mask)
-        self.ema.update(self.policy)
-        return {"loss": loss}
+    def warmup_action(self, obs: Observation, *, generator: Randomness = None) -> Sample:
+        """A chunk of the bare policy: an untrained critic would only do harm."""
+        return Sample.unscored(self.policy.act(obs, generator=generator))
+
+    def target(self, batch: Transitions) -> Tensor:
+        """`reward + discount * V(next_obs)`."""
+        return self.objective.target(batch)
+
+    def critic_loss(self, batch: Transitions) -> tuple[Tensor, Info]:
+        """Temporal-difference loss of Q towards V, and expectile regression of V on the target ensemble."""
+        loss, info = td_loss(self.critic, batch, self.target)
+        value_loss, more = self.objective.value_loss(batch, self.q_values(batch))
+        return loss + value_loss, info | more
+
+    def update(self, batch: Transitions) -> Metrics:
+        """Steps of Q and V on consecutive minibatches, imitation in between."""
+        stats = UpdateStats()
+        for part in self.minibatches(batch):
+            stats.critic(self.critic_step(part))
+            if self.policy_due():
+                loss = imitation_loss(
+                    self.policy, part.obs, part.chunk, mask=part.mask, generator=self.generator, progress=self.progress
+                ).mean()
+                optimizer_step(self.optimizer, loss, self.policy, self.config.grad_clip)
+                self.ema.update(self.policy)
+                stats.actor(loss=loss)
+        return self.finish(batch, stats)
 
     def observers(self) -> tuple[Observer, ...]:
-        """The shared ones and the averaged policy."""
-        return *super().observers(), self.ema.module
+        """The shared ones, V and the averaged policy."""
+        return *super().observers(), self.objective, self.ema.module
 
-    def parts(self) -> Mapping[str, Stateful]:
-        """The shared parts and the averaged policy."""
-        return {**super().parts(), "ema": self.ema}
+    def inference_policy(self) -> Policy:
+        """The averaged policy with the target critic."""
+        return self.acting_policy
+
+    def checkpoint_items(self) -> Mapping[str, Checkpointable]:
+        """The shared parts, the optimiser of the policy, V and the averaged policy."""
+        return {**super().checkpoint_items(), "optimizer": self.optimizer, "rule": self.objective, "ema": self.ema}

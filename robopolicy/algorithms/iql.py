@@ -13,21 +13,31 @@ chunks replace single actions, and the weight multiplies whatever loss the head 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from robopolicy.algorithms.frames.offline_critic import ImplicitConfig, ImplicitRule, OfflineCritic, OfflineCriticConfig
+from robopolicy.algorithms.common.algorithm import Checkpointable, Metrics, Observer
+from robopolicy.algorithms.common.off_policy import OffPolicy, UpdateStats, optimizer_step, td_loss
+from robopolicy.algorithms.common.offline import (
+    ImitationConfig,
+    ImplicitConfig,
+    ImplicitObjective,
+    imitation_loss,
+    require_imitation,
+)
 from robopolicy.constraints import NotNegative, Positive
 from robopolicy.critics.q import CriticConfig
 from robopolicy.critics.value import advantage_weight
 from robopolicy.data.batches import Transitions
-from robopolicy.policies.base import Info
+from robopolicy.policies.base import Info, Observation, Policy, Sample
+from robopolicy.policies.noise import Randomness
 
 
 @dataclass(frozen=True)
-class IQLConfig(OfflineCriticConfig):
+class IQLConfig(ImitationConfig):
     """Settings of IQL; defaults are the paper's for locomotion."""
 
     critic: CriticConfig = field(
@@ -38,7 +48,7 @@ class IQLConfig(OfflineCriticConfig):
     weight_max: Positive = 100.0  # bound on the weights
 
 
-class IQL(OfflineCritic):
+class IQL(OffPolicy):
     """Expectile critics, advantage-weighted imitation."""
 
     name = "iql"
@@ -47,20 +57,60 @@ class IQL(OfflineCritic):
     heads = ("imitation_loss",)
     reference = "kostrikov2021iql"
     config: IQLConfig
-    rule: ImplicitRule
 
-    def make_rule(self) -> ImplicitRule:
-        """V by expectile regression."""
-        return ImplicitRule(self.config.implicit, self.policy)
+    def __init__(self, config: IQLConfig, policy: Policy, *, total_updates: int) -> None:
+        """Prepare to train `policy` in place."""
+        policy = require_imitation(policy, self.name)
+        super().__init__(config, policy.eval(), total_updates=total_updates)
+        self.critic.eval()  # dropout is on in its own loss alone
+        self.objective = ImplicitObjective(config.implicit, policy)
+        self.critic_optimizer.add_param_group({"params": list(self.objective.parameters())})
+        self.optimizer = torch.optim.Adam(policy.parameters(), lr=config.lr, fused=True)
+
+    def act(self, obs: Observation, *, generator: Randomness = None) -> Sample:
+        """A chunk of the policy."""
+        return Sample.unscored(self.policy.act(obs, generator=generator))
+
+    def target(self, batch: Transitions) -> Tensor:
+        """`reward + discount * V(next_obs)`."""
+        return self.objective.target(batch)
+
+    def critic_loss(self, batch: Transitions) -> tuple[Tensor, Info]:
+        """Temporal-difference loss of Q towards V, and expectile regression of V on the target ensemble."""
+        loss, info = td_loss(self.critic, batch, self.target)
+        value_loss, more = self.objective.value_loss(batch, self.q_values(batch))
+        return loss + value_loss, info | more
 
     @torch.no_grad()
     def weights(self, batch: Transitions) -> Tensor:
-        """Imitation weights `(B,)` of the batch's chunks."""
-        advantage = self.judge(batch) - self.rule.value(batch.obs)
+        """Imitation weights `exp(beta * (Q - V))` `(B,)` of the batch's chunks."""
+        advantage = self.q_values(batch) - self.objective.value(batch.obs)
         return advantage_weight(advantage, self.config.beta, self.config.weight_max)
 
-    def actor_step(self, batch: Transitions) -> Info:
-        """Weighted imitation of the batch."""
-        weight = self.weights(batch)
-        loss = self.imitate(batch.obs, batch.chunk, weight, batch.mask)
-        return {"loss": loss, "weight": weight.mean(), "weight_max": weight.max()}
+    def update(self, batch: Transitions) -> Metrics:
+        """Steps of Q and V on consecutive minibatches, weighted imitation in between."""
+        stats = UpdateStats()
+        for part in self.minibatches(batch):
+            stats.critic(self.critic_step(part))
+            if self.policy_due():
+                weight = self.weights(part)
+                loss = imitation_loss(
+                    self.policy,
+                    part.obs,
+                    part.chunk,
+                    weight,
+                    mask=part.mask,
+                    generator=self.generator,
+                    progress=self.progress,
+                ).mean()
+                optimizer_step(self.optimizer, loss, self.policy, self.config.grad_clip)
+                stats.actor(loss=loss, weight=weight.mean(), weight_max=weight.max())
+        return self.finish(batch, stats)
+
+    def observers(self) -> tuple[Observer, ...]:
+        """The shared ones and V."""
+        return *super().observers(), self.objective
+
+    def checkpoint_items(self) -> Mapping[str, Checkpointable]:
+        """The shared parts, the optimiser of the policy and V."""
+        return {**super().checkpoint_items(), "optimizer": self.optimizer, "rule": self.objective}

@@ -18,51 +18,56 @@ diffusion, from a slow average of its weights); the gradient of the policy is cu
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from robopolicy.algorithms.frames.offline_critic import (
+from robopolicy.algorithms.common.algorithm import Checkpointable, Metrics, Observer
+from robopolicy.algorithms.common.off_policy import OffPolicy, UpdateStats, optimizer_step, td_loss
+from robopolicy.algorithms.common.offline import (
     ConservativeConfig,
-    ConservativeRule,
-    CriticRule,
+    ConservativeObjective,
+    CriticObjective,
+    ImitationConfig,
     ImplicitConfig,
-    ImplicitRule,
-    OfflineCritic,
-    OfflineCriticConfig,
+    ImplicitObjective,
+    imitation_loss,
+    require_imitation,
 )
 from robopolicy.constraints import Count, Natural, Positive
 from robopolicy.critics.q import CriticConfig
 from robopolicy.data.batches import Transitions
 from robopolicy.errors import unknown_name
-from robopolicy.policies.base import Info, Policy
-from robopolicy.policies.wrappers.action_optimized import OptimizedPolicy, optimize
+from robopolicy.policies.base import Info, Observation, Policy, Sample
+from robopolicy.policies.noise import Randomness
+from robopolicy.policies.wrappers.action_optimized import optimize
 from robopolicy.policies.wrappers.best_of_n import Candidates, draw_index
 
-RULES = ("cal_ql", "iql")
+OBJECTIVES = ("cal_ql", "iql")
 
 
 @dataclass(frozen=True)
-class PARLConfig(OfflineCriticConfig):
+class PARLConfig(ImitationConfig):
     """Settings of PA-RL; defaults are the public code's unless noted here or in docs/methods.md."""
 
     critic: CriticConfig = field(default_factory=lambda: CriticConfig(members=10, hidden=(256, 256), activation="relu"))
-    critic_rule: str = "cal_ql"  # cal_ql | iql
+    critic_objective: str = "cal_ql"  # cal_ql | iql
     conservative: ConservativeConfig = field(default_factory=ConservativeConfig)  # weight .005 beside a histogram
     implicit: ImplicitConfig = field(default_factory=ImplicitConfig)  # V and its expectile
     candidates: Count = 32  # m, samples per decision
     top: Count = 10  # k, candidates kept and improved
     ascent_steps: Natural = 10  # T, gradient steps on each
     ascent_rate: Positive = 3e-4  # size of a step, normalised action units per unit of dQ/da
-    selection: str = "argmax"  # argmax | softmax, of the candidate that is played
+    selection: str = "argmax"  # argmax | softmax, of the candidate that is executed
     temperature: Positive = 1.0  # of the softmax, also of the one that is imitated, in units of Q
     lr: Positive = 5e-5  # learning rate of the policy
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.critic_rule not in RULES:
-            raise unknown_name("critic rule", self.critic_rule, RULES)
+        if self.critic_objective not in OBJECTIVES:
+            raise unknown_name("critic objective", self.critic_objective, OBJECTIVES)
 
 
 def imitation_target(
@@ -77,7 +82,7 @@ def imitation_target(
     return found.take(index), torch.where(own, batch.mask, 1.0)
 
 
-class PARL(OfflineCritic):
+class PARL(OffPolicy):
     """Optimised actions to act with, to bootstrap from and to imitate."""
 
     name = "pa_rl"
@@ -85,15 +90,23 @@ class PARL(OfflineCritic):
     data_source = "replay"
     heads = ("imitation_loss",)
     reference = "mark2024parl"
-    needs_bounds = True
+    requires_action_bounds = True
     config: PARLConfig
-    player: OptimizedPolicy
 
     def __init__(self, config: PARLConfig, policy: Policy, *, total_updates: int) -> None:
         """Prepare to fine-tune `policy` in place."""
-        super().__init__(config, policy, total_updates=total_updates)
-        self.player = optimize(
-            self.policy,
+        policy = require_imitation(policy, self.name)
+        super().__init__(config, policy.eval(), total_updates=total_updates)
+        self.critic.eval()  # dropout is on in its own loss alone
+        self.objective: CriticObjective
+        if config.critic_objective == "iql":
+            self.objective = ImplicitObjective(config.implicit, policy)
+            self.critic_optimizer.add_param_group({"params": list(self.objective.parameters())})
+        else:
+            self.objective = ConservativeObjective(config.conservative, self.generator)
+        self.optimizer = torch.optim.Adam(policy.parameters(), lr=config.lr, fused=True)
+        self.acting_policy = optimize(
+            policy,
             self.critic,
             candidates=config.candidates,
             top=config.top,
@@ -103,32 +116,66 @@ class PARL(OfflineCritic):
             temperature=config.temperature,
         )
 
-    def make_rule(self) -> CriticRule:
-        """Cal-QL or IQL."""
-        if self.config.critic_rule == "iql":
-            return ImplicitRule(self.config.implicit, self.policy)
-        return ConservativeRule(self.config.conservative, self.generator)
+    def act(self, obs: Observation, *, generator: Randomness = None) -> Sample:
+        """The best optimised chunk."""
+        return Sample.unscored(self.acting_policy.act(obs, generator=generator))
 
-    def greedy(self, batch: Transitions) -> Tensor:
-        """Bootstrap `(B,)` from the best optimised chunk."""
-        return self.bootstrap(batch, self.player.propose(batch.next_obs, generator=self.generator).best())
+    def warmup_action(self, obs: Observation, *, generator: Randomness = None) -> Sample:
+        """A chunk of the bare policy: an untrained critic would only do harm."""
+        return Sample.unscored(self.policy.act(obs, generator=generator))
 
-    def propose(self, batch: Transitions) -> Tensor:
-        """The optimised chunks `(B, k, H, A)`."""
-        return self.player.propose(batch.obs, generator=self.generator).chunks
+    def sample_candidates(self, obs: Observation, known: Tensor | None = None) -> Candidates:
+        """Optimised chunks with their values; the chunks `known` `(B, H, A)` are optimised as well."""
+        return self.acting_policy.propose(obs, generator=self.generator, known=known)
+
+    def target(self, batch: Transitions) -> Tensor:
+        """Bootstrap from the best optimised chunk, or from V."""
+        return self.objective.target(
+            batch, lambda: self.bootstrap(batch, self.sample_candidates(batch.next_obs).best())
+        )
+
+    def critic_loss(self, batch: Transitions) -> tuple[Tensor, Info]:
+        """Temporal-difference loss, and the penalty on optimised chunks or the loss of V."""
+        loss, info = td_loss(self.critic, batch, self.target)
+        extra, more = self.objective.extra_loss(
+            batch, self.critic, lambda: self.q_values(batch), lambda: self.sample_candidates(batch.obs).chunks
+        )
+        return loss + extra, info | more
+
+    def imitation_step(self, batch: Transitions) -> Info:
+        """One step of the policy towards optimised chunks."""
+        found = self.sample_candidates(batch.obs, batch.chunk)
+        chunk, mask = imitation_target(found, batch, self.config.temperature, self.generator)
+        loss = imitation_loss(
+            self.policy, batch.obs, chunk, mask=mask, generator=self.generator, progress=self.progress
+        ).mean()
+        optimizer_step(self.optimizer, loss, self.policy, self.config.grad_clip)
+        return {"loss": loss, "best_value": found.values.max(1).values.mean(), "mean_value": found.values.mean()}
+
+    def update(self, batch: Transitions) -> Metrics:
+        """Critic steps on consecutive minibatches, imitation in between unless all of a minibatch is offline."""
+        stats = UpdateStats()
+        for part in self.minibatches(batch):
+            stats.critic(self.critic_step(part))
+            if self.policy_due() and bool(part.online.any()):
+                stats.actor(**self.imitation_step(part))
+        return self.finish(batch, stats)
 
     def observe(self, batch: Transitions) -> None:
-        """The policy's normalisers stay as they are while its weights do."""
+        """Update running normalisers; those of the policy stay as they are while its weights do."""
         online = bool(batch.online.any())
         for network in self.observers():
             if online or network is not self.policy:
-                network.observe(batch.obs)
+                network.update_stats(batch.obs)
 
-    def actor_step(self, batch: Transitions) -> Info:
-        """Imitation of optimised chunks; nothing while offline."""
-        if not bool(batch.online.any()):
-            return {}
-        found = self.player.propose(batch.obs, generator=self.generator, known=batch.chunk)
-        chunk, mask = imitation_target(found, batch, self.config.temperature, self.generator)
-        loss = self.imitate(batch.obs, chunk, None, mask)
-        return {"loss": loss, "best_value": found.values.max(1).values.mean(), "mean_value": found.values.mean()}
+    def observers(self) -> tuple[Observer, ...]:
+        """The shared ones and V, if there is one."""
+        return *super().observers(), self.objective
+
+    def inference_policy(self) -> Policy:
+        """The policy with its critic."""
+        return self.acting_policy
+
+    def checkpoint_items(self) -> Mapping[str, Checkpointable]:
+        """The shared parts, the optimiser of the policy and V, if there is one."""
+        return {**super().checkpoint_items(), "optimizer": self.optimizer, "rule": self.objective}

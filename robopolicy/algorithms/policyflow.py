@@ -22,17 +22,30 @@ target, as is the default here.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 from torch import Tensor
 
-from robopolicy.algorithms.frames.fine_tuner import FineTunerConfig
-from robopolicy.algorithms.frames.matching import StoredPoints
-from robopolicy.algorithms.frames.on_policy import Rows, normalize
+from robopolicy.algorithms.common.algorithm import Checkpointable, Metrics, frozen_copy
+from robopolicy.algorithms.common.fine_tuning import (
+    FineTuningConfig,
+    MonteCarloFlowLoss,
+    actor_adam,
+    clipped_step,
+    cosine_rate,
+    critic_adam,
+    kl_exceeded,
+)
+from robopolicy.algorithms.common.on_policy import OnPolicy
+from robopolicy.algorithms.common.rollout_batch import Epochs, RolloutBatch, normalize
 from robopolicy.constraints import Count, NotNegative, Positive
 from robopolicy.core.decisions import Decisions
 from robopolicy.core.estimator import Estimator, EstimatorConfig
 from robopolicy.core.ratios import ConstantBounds
+from robopolicy.data.batches import Rollout
 from robopolicy.errors import unknown_name
 from robopolicy.policies.base import Info, Policy
 from robopolicy.policies.exploration.endpoint_noise import PerturbationConfig, PerturbedFlow
@@ -42,7 +55,7 @@ TARGETS = ("old", "present")
 
 
 @dataclass(frozen=True)
-class PolicyFlowConfig(FineTunerConfig):
+class PolicyFlowConfig(FineTuningConfig):
     """Settings of PolicyFlow; coefficients are the defaults of the public code."""
 
     target_kl: Positive | None = 0.02  # stop the epochs when the approximate KL exceeds this
@@ -68,7 +81,7 @@ def brownian_loss(velocity: Tensor, old: Tensor, x: Tensor, t: Tensor) -> tuple[
     return loss, {"brownian": loss}
 
 
-class PolicyFlow(StoredPoints):
+class PolicyFlow(OnPolicy):
     """PPO on the perturbed endpoint of a flow."""
 
     name = "policyflow"
@@ -83,17 +96,25 @@ class PolicyFlow(StoredPoints):
         """Prepare to train `policy` (it is changed in place) for `total_updates` rollouts."""
         head = require_matched(policy, "PolicyFlow")
         perturbed = PerturbedFlow(head, config.perturbation, times=config.times)
-        super().__init__(config, perturbed, head, total_updates=total_updates)
-        self.estimator = Estimator(
-            EstimatorConfig(bounds=ConstantBounds(config.clip), entropy_coef=config.entropy_coef)
-        )
+        super().__init__(config, perturbed, total_updates=total_updates)
+        self.base: Policy = frozen_copy(head)
+        self.actor_optimizer = actor_adam(self.policy, config)
+        self.critic_optimizer = critic_adam(self.critic, config)
+        size = config.batch_size
+        self.flow_loss = MonteCarloFlowLoss(self.policy, self.logp, batch_size=size, generator=self.generator)
+        bounds = ConstantBounds(config.clip)
+        self.estimator = Estimator(EstimatorConfig(bounds=bounds, entropy_coef=config.entropy_coef))
 
-    def logp(self, rows: Rows) -> Tensor:
+    def inference_policy(self) -> Policy:
+        """The head without its exploration."""
+        return self.policy.head
+
+    def logp(self, rows: RolloutBatch) -> Tensor:
         """Log-density `(B, 1)` of the recorded actions."""
         return self.policy.decisions(rows.obs, rows.record).logp
 
-    def actor_loss(self, rows: Rows) -> tuple[Tensor, Info]:
-        """Clipped surrogate, entropy bonus and Brownian regulariser."""
+    def loss(self, rows: RolloutBatch) -> tuple[Tensor, Info]:
+        """Clipped surrogate, entropy bonus and Brownian regulariser; what to log."""
         velocity = self.policy.velocities(rows.obs, rows.record)
         output = self.policy.score(rows.record, velocity)
         advantage = normalize(rows.advantage)
@@ -106,3 +127,26 @@ class PolicyFlow(StoredPoints):
             brownian, extra = brownian_loss(velocity[:, :, executed], old[:, :, executed], x, t)
             loss, info = loss + self.config.brownian_coef * brownian, info | extra
         return loss, info
+
+    def update(self, batch: Rollout) -> Metrics:
+        """Several epochs of clipped updates on one rollout."""
+        config = self.config
+        self.update_reward_scale(batch)  # running standard deviation of the return
+        rows = self.flow_loss.complete(self.process_rollout(batch))  # scaled rewards, GAE on V(s), stored points
+        rate = cosine_rate(self.actor_optimizer, config, self.updates, self.total_updates)
+        stats: dict[str, Any] = {"actor/lr": rate}
+        epochs = Epochs(partial(self.minibatches, rows, batch.shape), config.epochs)
+        for part, _ in epochs:
+            with self.critic_in_background(part, stats):
+                if self.updates < config.critic_warmup:
+                    continue
+                loss, info = self.loss(part)
+                if kl_exceeded(info, config.target_kl):
+                    break
+                stats |= clipped_step(self.actor_optimizer, loss, info, config.grad_clip)
+        return self.finish(batch, rows, stats | {"actor/epochs": epochs.completed})
+
+    def checkpoint_items(self) -> Mapping[str, Checkpointable]:
+        """Networks, the frozen base too, both optimisers and the running scale of the rewards."""
+        own = {"base": self.base, "actor_optimizer": self.actor_optimizer, "critic_optimizer": self.critic_optimizer}
+        return {**super().checkpoint_items(), **own}

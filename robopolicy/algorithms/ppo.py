@@ -12,17 +12,37 @@ Use it for control from scratch. For a diffusion or flow policy use ReinFlow, wh
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import Any
 
+import torch
 from torch import Tensor
 
-from robopolicy.algorithms.frames.actor_critic import ActorCritic, ActorCriticConfig
-from robopolicy.algorithms.frames.on_policy import Rows, normalize
+from robopolicy.algorithms.common.algorithm import Checkpointable, Metrics
+from robopolicy.algorithms.common.on_policy import (
+    ActorCriticConfig,
+    OnPolicy,
+    joint_step,
+    kl_too_large,
+    learning_rate,
+    prefixed,
+    schedule_rate,
+    value_loss,
+)
+from robopolicy.algorithms.common.rollout_batch import Epochs, RolloutBatch, normalize
+from robopolicy.algorithms.common.symmetry import Symmetry, with_image
 from robopolicy.constraints import Positive
 from robopolicy.core.decisions import Decisions
 from robopolicy.core.estimator import Estimator, EstimatorConfig
 from robopolicy.core.ratios import ConstantBounds
-from robopolicy.policies.base import Info, Policy
+from robopolicy.data.batches import Rollout
+from robopolicy.errors import UserError
+from robopolicy.mirror_symmetry import Mirror
+from robopolicy.policies.base import Info, Observation, Policy, Sample
+from robopolicy.policies.heads.explicit import ExplicitPolicy
+from robopolicy.policies.noise import Randomness
 
 
 @dataclass(frozen=True)
@@ -32,15 +52,22 @@ class PPOConfig(ActorCriticConfig):
     clip: Positive = 0.2  # ratio bounds 1 - clip, 1 + clip
 
 
-def actor_loss(policy: Policy, rows: Rows, estimator: Estimator, *, diagnose: bool = True) -> tuple[Tensor, Info]:
+def ppo_estimator(config: PPOConfig) -> Estimator:
+    """Clipped surrogate with an entropy bonus."""
+    return Estimator(EstimatorConfig(bounds=ConstantBounds(config.clip), entropy_coef=config.entropy_coef))
+
+
+def ppo_loss(
+    policy: Policy, rows: RolloutBatch, estimator: Estimator, *, log_stats: bool = True
+) -> tuple[Tensor, Info]:
     """Clipped surrogate minus the entropy bonus on one minibatch; advantages are normalised within it."""
     output = policy.decisions(rows.obs, rows.record)
     advantage = normalize(rows.advantage)[:, None]
-    return estimator(Decisions(rows.logp), advantage, output.logp, output.entropy, diagnose=diagnose)
+    return estimator(Decisions(rows.logp), advantage, output.logp, output.entropy, log_stats=log_stats)
 
 
-class PPO(ActorCritic):
-    """PPO with a separate value network."""
+class PPO(OnPolicy):
+    """PPO with a separate value network and one optimiser for both."""
 
     name = "ppo"
     config_class = PPOConfig
@@ -48,15 +75,102 @@ class PPO(ActorCritic):
     heads = ("decisions",)
     reference = "schulman2017ppo"
     distributed = True
+    supports_recurrent = True
     config: PPOConfig
 
-    def __init__(self, config: PPOConfig, policy: Policy, *, total_updates: int) -> None:
-        """Prepare to train `policy` for `total_updates` rollouts."""
-        super().__init__(config, policy, total_updates=total_updates)
-        self.estimator = Estimator(
-            EstimatorConfig(bounds=ConstantBounds(config.clip), entropy_coef=config.entropy_coef)
-        )
+    def __init__(
+        self,
+        config: ActorCriticConfig,
+        policy: Policy,
+        *,
+        total_updates: int,
+        regularizer: Callable[[Observation], tuple[Tensor, Info]] | None = None,
+    ) -> None:
+        """Prepare to train `policy` for `total_updates` rollouts.
 
-    def actor_loss(self, rows: Rows, *, diagnose: bool) -> tuple[Tensor, Info]:
-        """Clipped surrogate and entropy bonus."""
-        return actor_loss(self.policy, rows, self.estimator, diagnose=diagnose)
+        Args:
+            config: Settings; a `PPOConfig`, unless a subclass brings another `estimator` or `loss`.
+            policy: Trained in place.
+            total_updates: Rollouts to come.
+            regularizer: Loss on observations that is added to the surrogate, and what it logs.
+        """
+        super().__init__(config, policy, total_updates=total_updates)
+        learned = [p for net in (policy, *self.critics().values()) for p in net.parameters() if p.requires_grad]
+        self.optimizer = torch.optim.Adam(learned, lr=config.lr, eps=1e-5, fused=True)
+        self.symmetry: Symmetry | None = None
+        self.regularizer = regularizer
+
+    @cached_property
+    def estimator(self) -> Estimator:
+        """Surrogate objective; a hook."""
+        return ppo_estimator(self.config)
+
+    def attach_symmetry(self, mirror: Mirror | None) -> None:
+        """Augment minibatches by mirror images, or add a mirror loss, as the settings say."""
+        if self.config.symmetry.used:
+            self.symmetry = Symmetry(self.config.symmetry, mirror, self.policy, list(self.critics().values()))
+
+    def act(self, obs: Observation, *, generator: Randomness = None) -> Sample:
+        """Draw a chunk and, from a recurrent policy, its next hidden state."""
+        sample = super().act(obs, generator=generator)
+        return replace(sample, memory=self.policy.remember(obs)) if self.policy.spec.memory_dim else sample
+
+    def loss(self, rows: RolloutBatch, *, log_stats: bool) -> tuple[Tensor, Info]:
+        """Actor loss of a minibatch and, with `log_stats`, what to log, `approx_kl` among it; a hook."""
+        loss, info = ppo_loss(self.policy, rows, self.estimator, log_stats=log_stats)
+        if self.regularizer is None:
+            return loss, info
+        extra, more = self.regularizer(rows.obs)
+        return loss + extra, info | more
+
+    def critic_loss(self, rows: RolloutBatch) -> Tensor:
+        """Regression of V(s), to be weighted by `value_coef`; a hook."""
+        return value_loss(self.critic(rows.obs), rows, self.config.value_clip)
+
+    def critic_gradient(self, rows: RolloutBatch, image: RolloutBatch | None) -> Tensor:
+        """Add the gradient of the weighted critic loss; returns the loss."""
+        loss = with_image(self.critic_loss, rows, image)
+        (self.config.value_coef * loss).backward()
+        return loss.detach()
+
+    def minibatch_loss(
+        self, rows: RolloutBatch, image: RolloutBatch | None, steps: int, *, log_stats: bool
+    ) -> tuple[Tensor, Info]:
+        """`loss` of decisions from `steps` time steps, with their mirror images and the mirror loss where asked for."""
+        if isinstance(self.policy, ExplicitPolicy) and self.policy.cell is not None:
+            rows = replace(rows, obs=self.policy.unrolled(rows.obs, steps))
+        loss, info = self.loss(rows, log_stats=log_stats)  # its KL is that of the original decisions
+        if image is not None:
+            loss = (loss + self.loss(image, log_stats=False)[0]) / 2
+        if self.symmetry is None or not self.config.symmetry.mirror_coef:
+            return loss, info
+        extra, more = self.symmetry.mirror_loss(rows.obs)
+        return loss + extra, info | more
+
+    def update(self, batch: Rollout) -> Metrics:
+        """Several epochs of joint gradient steps on one rollout."""
+        config = self.config
+        if config.symmetry.used and self.symmetry is None:
+            raise UserError("The settings use the task's symmetry: call attach_symmetry first.")
+        self.update_reward_scale(batch)  # running standard deviation of the return
+        rows = self.process_rollout(batch)  # scaled rewards, GAE on V(s), rows (B, ...)
+        schedule_rate(self.optimizer, config, self.progress)
+        stats: dict[str, Any] = {}
+        epochs = Epochs(partial(self.minibatches, rows, batch.shape), config.epochs)
+        for part, last in epochs:
+            image = None if self.symmetry is None else self.symmetry.image(part)
+            self.optimizer.zero_grad(set_to_none=True)
+            self.worker.start(self.critic_gradient, part, image)  # on a second thread
+            log_stats = last or config.target_kl is not None
+            loss, info = self.minibatch_loss(part, image, batch.shape[0], log_stats=log_stats)
+            loss.backward()
+            stats |= {"critic/loss": self.worker.wait(), **prefixed("actor", info)}
+            if kl_too_large(self.optimizer, config, info):
+                break
+            joint_step(self.optimizer, config.grad_clip)  # mean over processes, joint clip, Adam
+        stats |= {"actor/epochs": epochs.completed, "actor/lr": learning_rate(self.optimizer)}
+        return self.finish(batch, rows, stats)
+
+    def checkpoint_items(self) -> Mapping[str, Checkpointable]:
+        """Networks, their optimiser and the running scale of the rewards."""
+        return {**super().checkpoint_items(), "optimizer": self.optimizer}

@@ -14,11 +14,20 @@ normalise before their activations (there: behind them).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
-from robopolicy.algorithms.frames.q_chunking import QChunking, QChunkingConfig
+from robopolicy.algorithms.common.algorithm import Checkpointable, Metrics
+from robopolicy.algorithms.common.off_policy import OffPolicy, UpdateStats, optimizer_step
+from robopolicy.algorithms.common.offline import (
+    QChunkingConfig,
+    complete_chunk_loss,
+    imitation_loss,
+    require_imitation,
+)
 from robopolicy.constraints import Count
 from robopolicy.data.batches import Transitions
 from robopolicy.policies.base import Info, Observation, Policy, Sample
@@ -33,7 +42,7 @@ class QCConfig(QChunkingConfig):
     candidates: Count = 32  # N, samples of the policy per decision and per target
 
 
-class QC(QChunking):
+class QC(OffPolicy):
     """Best-of-N over chunks."""
 
     name = "qc"
@@ -41,26 +50,51 @@ class QC(QChunking):
     data_source = "replay"
     heads = ("imitation_loss",)
     reference = "li2025qc"
+    uses_full_ensemble = True
     config: QCConfig
 
     def __init__(self, config: QCConfig, policy: Policy, *, total_updates: int) -> None:
-        """Prepare to clone `policy` and to act with the best of its samples."""
-        super().__init__(config, policy, total_updates=total_updates)
-        self.player = select(self.policy, self.critic, candidates=config.candidates, reduction="mean")
+        """Prepare to clone `policy` in place and to act with the best of its samples."""
+        policy = require_imitation(policy, self.name)
+        super().__init__(config, policy.eval(), total_updates=total_updates)
+        self.critic.eval()  # dropout is on in its own loss alone
+        self.optimizer = torch.optim.Adam(policy.parameters(), lr=config.lr, fused=True)
+        self.acting_policy = select(policy, self.critic, candidates=config.candidates, reduction="mean")
 
     def act(self, obs: Observation, *, generator: Randomness = None) -> Sample:
         """The best of N chunks by the mean of the ensemble."""
-        return self.player.sample(obs, generator=generator)
+        return self.acting_policy.sample(obs, generator=generator)
+
+    def warmup_action(self, obs: Observation, *, generator: Randomness = None) -> Sample:
+        """A chunk of the cloned policy: an untrained critic would only do harm."""
+        return Sample.unscored(self.policy.act(obs, generator=generator))
 
     def target(self, batch: Transitions) -> Tensor:
-        """`reward + discount * mean Q'` at the chunk that would be played next."""
-        chunk = self.player.act(batch.next_obs, generator=self.generator)
+        """`reward + discount * mean Q'` at the best of N chunks for the next observation."""
+        chunk = self.acting_policy.act(batch.next_obs, generator=self.generator)
         return batch.reward + batch.discount * self.target_critic(batch.next_obs, chunk).mean(0)
 
-    def actor_step(self, batch: Transitions) -> Info:
-        """Imitation."""
-        return {"imitation": self.imitate(batch)}
+    def critic_loss(self, batch: Transitions) -> tuple[Tensor, Info]:
+        """Temporal-difference loss of complete chunks."""
+        return complete_chunk_loss(self.critic, batch, self.target, self.sample_spec.steps)
 
-    def deployable(self) -> Policy:
+    def update(self, batch: Transitions) -> Metrics:
+        """Critic steps on consecutive minibatches, imitation in between."""
+        stats = UpdateStats()
+        for part in self.minibatches(batch):
+            stats.critic(self.critic_step(part))
+            if self.policy_due():
+                loss = imitation_loss(
+                    self.policy, part.obs, part.chunk, mask=part.mask, generator=self.generator, progress=self.progress
+                ).mean()
+                optimizer_step(self.optimizer, loss, self.policy, self.config.grad_clip)
+                stats.actor(imitation=loss)
+        return self.finish(batch, stats)
+
+    def inference_policy(self) -> Policy:
         """The policy with its critic."""
-        return self.player
+        return self.acting_policy
+
+    def checkpoint_items(self) -> Mapping[str, Checkpointable]:
+        """The shared parts and the optimiser of the policy."""
+        return {**super().checkpoint_items(), "optimizer": self.optimizer}

@@ -1,6 +1,6 @@
 """Any recipe for rollouts on a denoising chain: the catalogue of text methods, trained on robots.
 
-A recipe (`configs/text/NAME.yaml`, or a file of yours) is a method as plain data; here a denoising step takes the place
+A recipe (a name, or a file of yours) is a method as plain data; here a denoising step takes the place
 of a token, a chunk that of a turn, an episode that of a completion, and a start state that of a prompt. Several
 episodes are played from each start. Flows are sampled by the stochastic differential equation with their marginals
 (`sde_chain`), diffusion by its own noisy steps (`diffusion_chain`); every step is a decision with the log-density of
@@ -21,12 +21,21 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from robopolicy.algorithms.frames.base import Metrics, Stateful
-from robopolicy.algorithms.frames.fine_tuner import ActorTuner, ActorTunerConfig
+from robopolicy.algorithms.common.algorithm import Algorithm, Checkpointable, Metrics, frozen_copy
+from robopolicy.algorithms.common.fine_tuning import (
+    PolicyGradientConfig,
+    actor_adam,
+    clipped_step,
+    cosine_rate,
+    kl_exceeded,
+)
+from robopolicy.algorithms.common.rollout_batch import Epochs
 from robopolicy.constraints import Count, Positive
 from robopolicy.core.decisions import Decisions, MissingField
 from robopolicy.core.recipe import Recipe
@@ -41,14 +50,14 @@ from robopolicy.policies.heads.generative import GenerativePolicy
 from robopolicy.policies.wrappers.staged import in_stages
 from robopolicy.recipe_files import read_recipe
 
-SCORED = 4096  # chunks scored at once before the update
+SCORING_BATCH = 4096  # chunks scored at once before the update
 
 
 @dataclass(frozen=True)
-class RecipeTunerConfig(ActorTunerConfig):
+class RecipeFineTunerConfig(PolicyGradientConfig):
     """Settings of the recipes on chains."""
 
-    recipe: str = "grpo"  # name in configs/text, or the path of a .yaml file
+    recipe: str = "grpo"  # name of a recipe, or the path of a .yaml file
     group_size: Count = 8  # G, episodes per start state; must divide sim.num_envs
     noise_level: Positive = 0.3  # c of a flow's noise c sqrt((1 - t) / t)
     std_min: Positive = 0.1  # smallest standard deviation of a diffusion step, normalised action units
@@ -58,8 +67,8 @@ class RecipeTunerConfig(ActorTunerConfig):
 
 
 @dataclass(frozen=True)
-class Compared:
-    """Rows of a rollout and what they are worth."""
+class ScoredBatch:
+    """Rows of a rollout with their advantages."""
 
     decisions: Decisions
     advantage: Tensor  # (B, 1) or (B, K)
@@ -100,12 +109,12 @@ def decisions_of(batch: GroupRollout, scale: float, version: int) -> Decisions:
     )
 
 
-def under(prefix: str, tree: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def subtree(prefix: str, tree: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The entries whose key starts with `prefix` and a point, without it."""
     return {key.removeprefix(f"{prefix}."): value for key, value in tree.items() if key.startswith(f"{prefix}.")}
 
 
-def whole_groups(group: Tensor, size: int, generator: torch.Generator) -> Iterator[Tensor]:
+def group_minibatches(group: Tensor, size: int, generator: torch.Generator) -> Iterator[Tensor]:
     """Indices of the rows of whole groups `(B,)` in random order, at least `size` rows at a time and all at last."""
     names = group.unique()
     chosen: list[Tensor] = []
@@ -118,22 +127,25 @@ def whole_groups(group: Tensor, size: int, generator: torch.Generator) -> Iterat
         yield torch.cat(chosen)
 
 
-class RecipeTuner(ActorTuner):
+class RecipeFineTuner(Algorithm):
     """Fine-tunes a flow or diffusion policy by a recipe."""
 
     name = "recipe"
-    config_class = RecipeTunerConfig
+    config_class = RecipeFineTunerConfig
     data_source = "group"
     heads = ("flow", "shortcut", "meanflow", "diffusion")
     reference = "shao2024grpo"
-    config: RecipeTunerConfig
+    config: RecipeFineTunerConfig
     policy: ChainPolicy
 
-    def __init__(self, config: RecipeTunerConfig, policy: Policy, *, total_updates: int) -> None:
+    def __init__(self, config: RecipeFineTunerConfig, policy: Policy, *, total_updates: int) -> None:
         """Prepare to fine-tune `policy` (it is changed in place) for `total_updates` rollouts."""
         instead = "use ppo for a Gaussian"
         head = require_family(policy, ("flow", "diffusion"), "A recipe scores denoising steps and", instead)
-        super().__init__(config, _chain(config, head), head, total_updates=total_updates)
+        super().__init__(_chain(config, head).eval(), total_updates=total_updates, seed=config.seed)
+        self.config = config
+        self.base: GenerativePolicy = frozen_copy(head)
+        self.actor_optimizer = actor_adam(self.policy, config)
         self.reference_policy = _chain(config, self.base)
         self.recipe = _recipe(config.recipe)
         if config.target_kl is not None and self.recipe.estimator is None:
@@ -142,66 +154,67 @@ class RecipeTuner(ActorTuner):
         scored = head.spec.execute if isinstance(head, DiffusionPolicy) else head.spec.horizon
         self.dimensions = scored * head.spec.action_dim  # over which the chain averages
 
-    def deployable(self) -> Policy:
+    def inference_policy(self) -> Policy:
         """The fine-tuned head with its own sampler."""
         return self.policy.head
 
-    def update(self, batch: GroupRollout) -> Metrics:
-        """Select, compare, and several epochs of the recipe's loss on the episodes of one rollout."""
-        everything = self._scored(decisions_of(batch, self.dimensions, self.updates))
-        rate = self._set_lr()
-        info: Info = {}
-        epochs, informative = 0, 0.0
-        try:
-            decisions = everything.select(self.recipe.select(everything, self.generator))
-            if len(decisions):  # a selector may find nothing to learn from
-                compared = Compared(decisions, self.recipe.advantage(decisions))
-                informative = float((compared.advantage != 0).any(1).float().mean())
-                info, epochs = self._epochs(compared)
-        except MissingField as error:
-            raise UserError(f"Recipe '{self.config.recipe}' asks for more than robots record: {error}") from error
-        self.recipe.observe(everything, {key.removeprefix("actor/"): value for key, value in info.items()})
-        self.policy.observe(under("obs", everything.extra))
-        self.updates += 1
-        metrics = {key: float(value) for key, value in info.items()}
-        metrics |= {"actor/informative": informative, "actor/selected": len(decisions) / len(everything)}
-        return metrics | {"actor/epochs": float(epochs), "actor/lr": rate}
-
-    def actor_loss(self, rows: Compared) -> tuple[Tensor, Info]:
-        """The recipe's loss on one minibatch."""
+    def loss(self, rows: ScoredBatch) -> tuple[Tensor, Info]:
+        """The recipe's loss on one minibatch; what to log."""
         extra = rows.decisions.extra
-        out = self.policy.decisions(under("obs", extra), under("record", extra))
+        out = self.policy.decisions(subtree("obs", extra), subtree("record", extra))
         scale = self.dimensions
         return self.recipe.loss(rows.decisions, rows.advantage, out.logp * scale, out.entropy * scale)
 
-    def _epochs(self, rows: Compared) -> tuple[Info, int]:
-        """Steps on minibatches of whole groups; what the last logged, and the epochs before the KL was too large."""
+    def update(self, batch: GroupRollout) -> Metrics:
+        """Select, compare, and several epochs of the recipe's loss on the episodes of one rollout."""
+        every = self._scored(decisions_of(batch, self.dimensions, self.updates))
+        rate = cosine_rate(self.actor_optimizer, self.config, self.updates, self.total_updates)
+        stats: dict[str, Any] = {"actor/epochs": 0, "actor/informative": 0.0}
         info: Info = {}
-        for epoch in range(self.epochs):
-            for index in whole_groups(rows.decisions.need("group"), self.config.batch_size, self.generator):
-                parts = self._actor_step(Compared(rows.decisions.select(index), rows.advantage[index]))
-                if parts is None:
-                    return info, epoch
-                info |= parts
-        return info, self.epochs
+        try:
+            decisions = every.select(self.recipe.select(every, self.generator))
+            if len(decisions):  # a selector may find nothing to learn from
+                rows = ScoredBatch(decisions, self.recipe.advantage(decisions))
+                stats["actor/informative"] = (rows.advantage != 0).any(1).float().mean()
+                info, stats["actor/epochs"] = self._train(rows)
+        except MissingField as error:
+            raise UserError(f"Recipe '{self.config.recipe}' asks for more than robots record: {error}") from error
+        self.recipe.observe(every, {key.removeprefix("actor/"): value for key, value in info.items()})
+        self.policy.update_stats(subtree("obs", every.extra))
+        self.updates += 1
+        stats |= info | {"actor/selected": len(decisions) / len(every), "actor/lr": rate}
+        return {key: float(value) for key, value in stats.items()}
+
+    def _train(self, rows: ScoredBatch) -> tuple[Info, int]:
+        """Epochs of clipped steps; what the last step logged, and the epochs before the KL became too large."""
+        config, info = self.config, dict[str, Tensor]()
+        group = rows.decisions.need("group")
+        epochs = Epochs(partial(group_minibatches, group, config.batch_size, self.generator), self.epochs)
+        for index in epochs:
+            loss, found = self.loss(ScoredBatch(rows.decisions.select(index), rows.advantage[index]))
+            if kl_exceeded(found, config.target_kl):
+                break
+            info |= clipped_step(self.actor_optimizer, loss, found, config.grad_clip)
+        return info, epochs.completed
 
     @torch.no_grad()
     def _scored(self, decisions: Decisions) -> Decisions:
         """With the entropies of now and the log-probabilities under the frozen base."""
-        obs, record = under("obs", decisions.extra), under("record", decisions.extra)
+        obs, record = subtree("obs", decisions.extra), subtree("record", decisions.extra)
         entropy, reference = [], []
-        for start in range(0, len(decisions), SCORED):
+        for start in range(0, len(decisions), SCORING_BATCH):
             seen, played = (
-                {key: value[start : start + SCORED] for key, value in tree.items()} for tree in (obs, record)
+                {key: value[start : start + SCORING_BATCH] for key, value in tree.items()} for tree in (obs, record)
             )
             entropy.append(self.policy.decisions(seen, played).entropy)
             reference.append(self.reference_policy.decisions(seen, played).logp)
         scale = self.dimensions
         return decisions.with_fields(entropy=torch.cat(entropy) * scale, logp_ref=torch.cat(reference) * scale)
 
-    def parts(self) -> Mapping[str, Stateful]:
-        """Those of the frame, and what the recipe remembers."""
-        return {**super().parts(), "recipe": self.recipe}
+    def checkpoint_items(self) -> Mapping[str, Checkpointable]:
+        """Networks, the frozen base too, the optimiser, and the state of the recipe."""
+        own = {"policy": self.policy, "base": self.base, "actor_optimizer": self.actor_optimizer}
+        return {**own, "recipe": self.recipe}
 
 
 def _recipe(name: str) -> Recipe:
@@ -221,7 +234,7 @@ def _recipe(name: str) -> Recipe:
     return recipe
 
 
-def _chain(config: RecipeTunerConfig, head: GenerativePolicy) -> ChainPolicy:
+def _chain(config: RecipeFineTunerConfig, head: GenerativePolicy) -> ChainPolicy:
     if not isinstance(head, DiffusionPolicy):
         return SDEChain(head, config.noise_level)
     return DiffusionChain(head, in_stages((0,), [head]), std_min=config.std_min)

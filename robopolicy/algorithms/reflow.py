@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from robopolicy.algorithms.bc import BC, BCConfig
-from robopolicy.algorithms.frames.base import Stateful, frozen_copy
+from robopolicy.algorithms.common.algorithm import Checkpointable, frozen_copy
 from robopolicy.constraints import Count, Natural, Positive
 from robopolicy.data.chunks import ChunkBatch
 from robopolicy.errors import UserError
@@ -63,7 +63,7 @@ class Reflow(BC):
     data_source = "dataset"
     heads = ("flow",)
     reference = "liu2022rectified"
-    needs_base = True
+    requires_pretrained = True
     config: ReflowConfig
     policy: GenerativePolicy
 
@@ -82,6 +82,6 @@ class Reflow(BC):
         """Flow matching on the pairs of the flow as it was."""
         return reflow_loss(self.policy, self.teacher, batch, self.config.teacher_steps, self.generator)
 
-    def parts(self) -> Mapping[str, Stateful]:
+    def checkpoint_items(self) -> Mapping[str, Checkpointable]:
         """Network, its average, the optimiser and the flow as it was."""
-        return {**super().parts(), "teacher": self.teacher}
+        return {**super().checkpoint_items(), "teacher": self.teacher}

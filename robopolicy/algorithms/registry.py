@@ -8,7 +8,7 @@ from robopolicy.errors import UserError, unknown_name
 from robopolicy.plugins import Registry
 
 if TYPE_CHECKING:
-    from robopolicy.algorithms.frames.base import Algorithm
+    from robopolicy.algorithms.common.algorithm import Algorithm
     from robopolicy.policies.base import Policy
 
 ALGORITHMS: Registry[type[Algorithm]] = Registry(
@@ -36,7 +36,7 @@ ALGORITHMS: Registry[type[Algorithm]] = Registry(
         "policyflow": "robopolicy.algorithms.policyflow:PolicyFlow",
         "ppo": "robopolicy.algorithms.ppo:PPO",
         "qc": "robopolicy.algorithms.qc:QC",
-        "recipe": "robopolicy.algorithms.recipe:RecipeTuner",
+        "recipe": "robopolicy.algorithms.recipe:RecipeFineTuner",
         "reflow": "robopolicy.algorithms.reflow:Reflow",
         "reinflow": "robopolicy.algorithms.reinflow:ReinFlow",
         "rlpd": "robopolicy.algorithms.rlpd:RLPD",
@@ -60,7 +60,7 @@ def make_algorithm(name: str, config: Any, policy: Policy, *, total_updates: int
     if name not in ALGORITHMS:
         raise unknown_name("algorithm", name, ALGORITHMS)
     algorithm: Any = ALGORITHMS[name]
-    if policy.spec.memory_dim and not algorithm.may_remember:
-        able = names_with("may_remember")
+    if policy.spec.memory_dim and not algorithm.supports_recurrent:
+        able = names_with("supports_recurrent")
         raise UserError(f"Algorithm '{name}' cannot train a recurrent '{policy.name}'; choose one of {able}.")
     return algorithm(config, policy, total_updates=total_updates)

@@ -19,28 +19,41 @@ bounds allow; without it that clamp stops the gradient of small noise, so here i
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from robopolicy.algorithms.frames.base import Metrics
-from robopolicy.algorithms.frames.chain_tuner import ChainTuner, ChainTunerConfig
-from robopolicy.algorithms.frames.fine_tuner import FineTuner, FineTunerConfig
-from robopolicy.algorithms.frames.on_policy import Rows, normalize
+from robopolicy.algorithms.common.algorithm import Checkpointable, Metrics, frozen_copy
+from robopolicy.algorithms.common.fine_tuning import (
+    ChainConfig,
+    ChainRecorder,
+    FineTuningConfig,
+    actor_adam,
+    clipped_step,
+    cosine_rate,
+    critic_adam,
+    kl_exceeded,
+)
+from robopolicy.algorithms.common.on_policy import OnPolicy
+from robopolicy.algorithms.common.rollout_batch import Epochs, RolloutBatch, normalize
 from robopolicy.constraints import NotNegative, Positive
 from robopolicy.core.decisions import Decisions
 from robopolicy.core.estimator import Estimator, EstimatorConfig
 from robopolicy.core.ratios import ConstantBounds
 from robopolicy.data.batches import Rollout
-from robopolicy.policies.base import Info, Observation, Policy
+from robopolicy.policies.base import Info, Observation, Policy, Sample
 from robopolicy.policies.exploration.chain import require_family
 from robopolicy.policies.exploration.flow_chains import NoiseConfig, StochasticFlow
 from robopolicy.policies.heads.generative import GenerativePolicy
+from robopolicy.policies.noise import Randomness
 
 
 @dataclass(frozen=True)
-class ReinFlowConfig(ChainTunerConfig, FineTunerConfig):
+class ReinFlowConfig(ChainConfig, FineTuningConfig):
     """Settings of ReinFlow; defaults are the paper's for states but for those in docs/methods.md."""
 
     clip: Positive = 0.01  # ratio bounds on the normalised log-probability
@@ -56,8 +69,8 @@ def chain_logp(logp: Tensor, dims: int, clamp: float | None) -> Tensor:
     return mean if clamp is None else mean.clamp(-clamp, clamp)
 
 
-def actor_loss(
-    policy: StochasticFlow, rows: Rows, estimator: Estimator, config: ReinFlowConfig
+def reinflow_loss(
+    policy: StochasticFlow, rows: RolloutBatch, estimator: Estimator, config: ReinFlowConfig
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Clipped surrogate on whole-chain ratios, minus the entropy bonus."""
     dims = policy.spec.horizon * policy.spec.action_dim
@@ -79,7 +92,7 @@ def bc_loss(policy: GenerativePolicy, base: Policy, obs: Observation) -> Tensor:
     return nn.functional.mse_loss(policy.action_normalizer.normalize(policy.decode(obs, noise)), target)
 
 
-class ReinFlow(ChainTuner, FineTuner):
+class ReinFlow(OnPolicy):
     """Fine-tunes a flow policy by PPO on its noise-injected denoising chain."""
 
     name = "reinflow"
@@ -93,25 +106,51 @@ class ReinFlow(ChainTuner, FineTuner):
     def __init__(self, config: ReinFlowConfig, policy: Policy, *, total_updates: int) -> None:
         """Prepare to fine-tune `policy` (it is changed in place) for `total_updates` rollouts."""
         head = require_family(policy, ("flow",), "ReinFlow", "use dppo for diffusion and ppo for a Gaussian")
-        super().__init__(config, StochasticFlow(head, config.noise), head, total_updates=total_updates)
-        self.estimator = Estimator(
-            EstimatorConfig(bounds=ConstantBounds(config.clip), entropy_coef=config.entropy_coef)
-        )
+        super().__init__(config, StochasticFlow(head, config.noise), total_updates=total_updates)
+        self.base, self.recorder = frozen_copy(head), ChainRecorder(self.policy, config)
+        self.actor_optimizer = actor_adam(self.policy, config)
+        self.critic_optimizer = critic_adam(self.critic, config)
+        bounds = ConstantBounds(config.clip)
+        self.estimator = Estimator(EstimatorConfig(bounds=bounds, entropy_coef=config.entropy_coef))
 
-    def deployable(self) -> Policy:
+    def inference_policy(self) -> Policy:
         """The fine-tuned flow without the noise network."""
         return self.policy.head
 
-    def chain_loss(self, rows: Rows) -> tuple[Tensor, Info]:
-        """Clipped surrogate, entropy bonus and distance to the base."""
-        loss, info = actor_loss(self.policy, rows, self.estimator, self.config)
+    def act(self, obs: Observation, *, generator: Randomness = None) -> Sample:
+        """Draw a chunk for exploration, with the record of its chain."""
+        return self.recorder.sample(obs, generator=generator)
+
+    def loss(self, rows: RolloutBatch) -> tuple[Tensor, Info]:
+        """Clipped surrogate on whole-chain ratios, entropy bonus and distance to the base; what to log."""
+        loss, info = reinflow_loss(self.policy, rows, self.estimator, self.config)
         if self.config.bc_coef:
             info["bc_loss"] = bc = bc_loss(self.policy.head, self.base, rows.obs)
             loss = loss + self.config.bc_coef * bc
         return loss, info
 
     def update(self, batch: Rollout) -> Metrics:
-        """One rollout; then the noise schedule advances, as first ratios would not be 1 otherwise."""
-        metrics = super().update(batch)
-        self.policy.set_progress(self.progress)
+        """Several epochs of clipped updates on one rollout."""
+        config = self.config
+        self.update_reward_scale(batch)  # running standard deviation of the return
+        rows = self.process_rollout(batch)  # scaled rewards, GAE on V(s), rows (B, ...)
+        self.recorder.snapshot()  # of the weights that sampled, where only seeds were recorded
+        rate = cosine_rate(self.actor_optimizer, config, self.updates, self.total_updates)
+        stats: dict[str, Any] = {"actor/lr": rate}
+        epochs = Epochs(partial(self.minibatches, rows, batch.shape), config.epochs)
+        for part, _ in epochs:
+            with self.critic_in_background(part, stats):
+                if self.updates < config.critic_warmup:
+                    continue
+                loss, info = self.loss(self.recorder.resample(part))
+                if kl_exceeded(info, config.target_kl):
+                    break
+                stats |= clipped_step(self.actor_optimizer, loss, info, config.grad_clip)
+        metrics = self.finish(batch, rows, stats | {"actor/epochs": epochs.completed})
+        self.policy.set_progress(self.progress)  # the noise schedule comes last: first ratios must be 1
         return metrics
+
+    def checkpoint_items(self) -> Mapping[str, Checkpointable]:
+        """Networks, the frozen base too, both optimisers and the running scale of the rewards."""
+        own = {"base": self.base, "actor_optimizer": self.actor_optimizer, "critic_optimizer": self.critic_optimizer}
+        return {**super().checkpoint_items(), **own}

@@ -17,29 +17,39 @@ that of the policy (-5 by default; there -20).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
 from torch import Tensor
 
-from robopolicy.algorithms.sac import SAC, SACConfig
+from robopolicy.algorithms.common.algorithm import Checkpointable, Metrics
+from robopolicy.algorithms.common.max_entropy import (
+    MaxEntropyConfig,
+    Temperature,
+    actor_optimizer,
+    executed_dims,
+    target_entropy,
+)
+from robopolicy.algorithms.common.off_policy import OffPolicy, UpdateStats, optimizer_step, require_squashed
+from robopolicy.algorithms.sac import soft_target
 from robopolicy.constraints import Count, Finite, Ratio
 from robopolicy.critics.q import CriticConfig, QEnsemble
 from robopolicy.data.batches import Transitions
-from robopolicy.policies.base import Info, Observation, Policy
+from robopolicy.policies.base import Observation, Policy, Sample
 from robopolicy.policies.heads.gaussian import GaussianPolicy
 from robopolicy.policies.noise import Randomness
 
 
 @dataclass(frozen=True)
-class RLPDConfig(SACConfig):
+class RLPDConfig(MaxEntropyConfig):
     """Settings of RLPD; defaults are the public code's for dense rewards. `replay.offline_share` is its half."""
 
     critic: CriticConfig = field(
         default_factory=lambda: CriticConfig(members=10, hidden=(256, 256), activation="relu", layer_norm=True)
     )
     utd: Ratio = 20.0  # critic steps per decision of one environment
-    actor_delay: Count = 20  # critic steps per step of actor and temperature
+    policy_delay: Count = 20  # critic steps per step of actor and temperature
     target_entropy: Finite | None = None  # nats; None is minus half the number of executed action dimensions
 
 
@@ -51,7 +61,7 @@ def actor_loss(
     return (alpha.detach() * logp - critic(obs, chunk).mean(0)).mean(), logp
 
 
-class RLPD(SAC):
+class RLPD(OffPolicy):
     """SAC with a large ensemble on mixed batches; the actor maximises the mean of all critics."""
 
     name = "rlpd"
@@ -61,13 +71,39 @@ class RLPD(SAC):
     reference = "ball2023rlpd"
     needs_dataset: ClassVar[bool] = True
     config: RLPDConfig
+    policy: GaussianPolicy
 
     def __init__(self, config: RLPDConfig, policy: Policy, *, total_updates: int) -> None:
         """Prepare to train a squashed Gaussian `policy`."""
-        super().__init__(config, policy, total_updates=total_updates)
+        super().__init__(config, require_squashed(policy, self.name), total_updates=total_updates)
+        self.temperature = Temperature(config.temperature)
+        self.target_entropy = target_entropy(config, executed_dims(policy))
         if config.target_entropy is None:
             self.target_entropy /= 2
+        self.optimizer = actor_optimizer(policy, self.temperature, config)
 
-    def actor_loss(self, batch: Transitions, alpha: Tensor) -> tuple[Tensor, Tensor, Info]:
-        """`alpha log pi - mean Q` at the actor's draws."""
-        return *actor_loss(self.policy, self.critic, batch.obs, alpha, self.generator), {}
+    def warmup_action(self, obs: Observation, *, generator: Randomness = None) -> Sample:
+        """Draw a chunk uniformly from the action bounds."""
+        return self.policy.sample_uniform(obs, generator=generator)
+
+    def target(self, batch: Transitions) -> Tensor:
+        """Soft value of the next observation, by two random members."""
+        chunk, logp = self.policy.rsample(batch.next_obs, generator=self.generator)
+        value = self.bootstrap(batch, chunk)
+        return soft_target(batch, value, logp, self.temperature.value, self.config)
+
+    def update(self, batch: Transitions) -> Metrics:
+        """Many critic steps on minibatches of dataset and play, few steps of actor and temperature."""
+        stats = UpdateStats()
+        for part in self.minibatches(batch):
+            stats.critic(self.critic_step(part))
+            if self.policy_due():
+                alpha = self.temperature.value
+                loss, logp = actor_loss(self.policy, self.critic, part.obs, alpha, self.generator)
+                optimizer_step(self.optimizer, loss + self.temperature.loss(logp, self.target_entropy))
+                stats.actor(loss=loss, entropy=-logp.mean(), temperature=alpha)
+        return self.finish(batch, stats)
+
+    def checkpoint_items(self) -> Mapping[str, Checkpointable]:
+        """The shared parts, the temperature and the optimiser of actor and temperature."""
+        return {**super().checkpoint_items(), "temperature": self.temperature, "optimizer": self.optimizer}

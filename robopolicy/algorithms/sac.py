@@ -9,23 +9,54 @@ chunks where the policy has a horizon, and truncated episodes bootstrap from the
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
 
-from robopolicy.algorithms.frames.soft import SoftConfig, SoftOffPolicy, actor_loss
+from robopolicy.algorithms.common.algorithm import Checkpointable, Metrics
+from robopolicy.algorithms.common.max_entropy import (
+    MaxEntropyConfig,
+    Temperature,
+    actor_optimizer,
+    executed_dims,
+    target_entropy,
+)
+from robopolicy.algorithms.common.off_policy import OffPolicy, UpdateStats, optimizer_step, require_squashed
+from robopolicy.critics.q import QEnsemble
 from robopolicy.data.batches import Transitions
-from robopolicy.errors import UserError
-from robopolicy.policies.base import Info, Policy
+from robopolicy.policies.base import Info, Observation, Policy, Sample
 from robopolicy.policies.heads.gaussian import GaussianPolicy
+from robopolicy.policies.noise import Randomness
 
 
 @dataclass(frozen=True)
-class SACConfig(SoftConfig):
+class SACConfig(MaxEntropyConfig):
     """Settings of SAC."""
 
 
-class SAC(SoftOffPolicy):
+def soft_target(batch: Transitions, value: Tensor, logp: Tensor, alpha: Tensor, config: MaxEntropyConfig) -> Tensor:
+    """Bootstrap `value` `(B,)` plus the entropy `-alpha log pi(a' | s')` of the next chunk, if the settings ask for it.
+
+    Args:
+        batch: B windows.
+        value: (B,) `r + discount * min Q'(s', a')`.
+        logp: (B,) log-probability of a'.
+        alpha: Weight of the entropy.
+        config: `backup_entropy`.
+    """
+    return value - batch.discount * alpha * logp if config.backup_entropy else value
+
+
+def actor_loss(
+    actor: GaussianPolicy, critic: QEnsemble, obs: Observation, alpha: Tensor, generator: Randomness = None
+) -> tuple[Tensor, Tensor]:
+    """`alpha log pi - min Q` at reparameterised chunks; returns it with the log-probabilities `(B,)`."""
+    chunk, logp = actor.rsample(obs, generator=generator)
+    return (alpha.detach() * logp - critic.min_q(obs, chunk)).mean(), logp
+
+
+class SAC(OffPolicy):
     """Soft actor-critic on chunks."""
 
     name = "sac"
@@ -33,23 +64,42 @@ class SAC(SoftOffPolicy):
     data_source = "replay"
     heads = ("squashed_gaussian",)
     reference = "haarnoja2018sac"
+    config: SACConfig
     policy: GaussianPolicy
 
     def __init__(self, config: SACConfig, policy: Policy, *, total_updates: int) -> None:
         """Prepare to train a squashed Gaussian `policy`."""
-        if not isinstance(policy, GaussianPolicy) or not policy.config.squash:
-            raise UserError(
-                f"Algorithm '{self.name}' trains a squashed Gaussian, got '{policy.name}'; "
-                "pass policy=squashed_gaussian."
-            )
-        super().__init__(config, policy, total_updates=total_updates)
-        self.config: SACConfig = config
+        super().__init__(config, require_squashed(policy, self.name), total_updates=total_updates)
+        self.temperature = Temperature(config.temperature)
+        self.target_entropy = target_entropy(config, executed_dims(policy))
+        self.optimizer = actor_optimizer(policy, self.temperature, config)
+
+    def warmup_action(self, obs: Observation, *, generator: Randomness = None) -> Sample:
+        """Draw a chunk uniformly from the action bounds."""
+        return self.policy.sample_uniform(obs, generator=generator)
 
     def target(self, batch: Transitions) -> Tensor:
         """Soft value of the next observation."""
         chunk, logp = self.policy.rsample(batch.next_obs, generator=self.generator)
-        return self.soft(batch, self.bootstrap(batch, chunk), logp)
+        value = self.bootstrap(batch, chunk)
+        return soft_target(batch, value, logp, self.temperature.value, self.config)
 
     def actor_loss(self, batch: Transitions, alpha: Tensor) -> tuple[Tensor, Tensor, Info]:
-        """`alpha log pi - min Q` at the actor's draws."""
+        """Loss of the actor, log-probabilities `(B,)` of its chunks, and what else to log; a hook."""
         return *actor_loss(self.policy, self.critic, batch.obs, alpha, self.generator), {}
+
+    def update(self, batch: Transitions) -> Metrics:
+        """Critic steps on consecutive minibatches, steps of actor and temperature in between."""
+        stats = UpdateStats()
+        for part in self.minibatches(batch):
+            stats.critic(self.critic_step(part))  # TD loss towards `target`, Adam, Polyak
+            if self.policy_due():
+                alpha = self.temperature.value
+                loss, logp, info = self.actor_loss(part, alpha)
+                optimizer_step(self.optimizer, loss + self.temperature.loss(logp, self.target_entropy))
+                stats.actor(loss=loss, entropy=-logp.mean(), temperature=alpha, **info)
+        return self.finish(batch, stats)  # TD errors, normalisers, counter
+
+    def checkpoint_items(self) -> Mapping[str, Checkpointable]:
+        """The shared parts, the temperature and the optimiser of actor and temperature."""
+        return {**super().checkpoint_items(), "temperature": self.temperature, "optimizer": self.optimizer}

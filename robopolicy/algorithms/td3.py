@@ -1,9 +1,9 @@
 """TD3: twin critics, delayed deterministic actor, smoothed targets (Fujimoto et al. 2018); FastTD3 by its settings.
 
 The actor is the mode of a squashed Gaussian, whose spread is not used. Play adds Gaussian noise, targets add clipped
-noise, and the actor steps once per `actor_delay` critic steps. FastTD3 (Seo et al. 2025) is the same for simulators on
+noise, and the actor steps once per `policy_delay` critic steps. FastTD3 (Seo et al. 2025) is the same for simulators on
 a GPU: batches of tens of thousands of rows, a distributional critic (`critic.bins`), and noise whose size differs from
-environment to environment (`noise_max`).
+environment to environment (`exploration_noise_max`).
 
 Use it from scratch with dense rewards, for a policy that is deterministic by design, above all with thousands of
 environments. For one environment SAC explores better. Not for a pretrained diffusion or flow policy.
@@ -21,12 +21,17 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from robopolicy.algorithms.frames.base import Stateful, frozen_copy
-from robopolicy.algorithms.frames.off_policy import OffPolicy, OffPolicyConfig, descend
+from robopolicy.algorithms.common.algorithm import Checkpointable, Metrics, frozen_copy
+from robopolicy.algorithms.common.off_policy import (
+    OffPolicy,
+    OffPolicyConfig,
+    UpdateStats,
+    optimizer_step,
+    require_squashed,
+)
 from robopolicy.constraints import Count, NotNegative
-from robopolicy.critics.q import CriticConfig, TargetUpdate
+from robopolicy.critics.q import CriticConfig, QEnsemble, TargetUpdate
 from robopolicy.data.batches import Transitions
-from robopolicy.errors import UserError
 from robopolicy.policies.base import Info, Observation, Policy, Sample
 from robopolicy.policies.heads.gaussian import GaussianPolicy
 from robopolicy.policies.noise import Randomness, normal
@@ -39,11 +44,42 @@ class TD3Config(OffPolicyConfig):
     critic: CriticConfig = field(
         default_factory=lambda: CriticConfig(hidden=(256, 256), activation="relu", layer_norm=False)
     )
-    actor_delay: Count = 2  # critic steps per actor step
-    noise: NotNegative = 0.1  # standard deviation of the noise of play, normalised actions
-    noise_max: NotNegative = 0.0  # the last environment's, the others' lie between; 0 gives all the same
+    policy_delay: Count = 2  # critic steps per actor step
+    noise: NotNegative = 0.1  # standard deviation of the exploration noise, normalised actions
+    exploration_noise_max: NotNegative = 0.0  # of the last environment, the others' lie between; 0: all the same
     target_noise: NotNegative = 0.2  # standard deviation of the noise on the target's actions, normalised
     target_noise_clip: NotNegative = 0.5  # largest size of that noise
+
+
+def shifted(policy: GaussianPolicy, chunk: Tensor, noise: Tensor) -> Tensor:
+    """`chunk` `(B, H, A)` moved by normalised `noise`, within the action bounds."""
+    normalizer = policy.action_normalizer
+    return normalizer.denormalize((normalizer.normalize(chunk) + noise).clamp(-1, 1))
+
+
+def noisy_chunk(policy: GaussianPolicy, obs: Observation, config: TD3Config, generator: Randomness) -> Tensor:
+    """Exploration: the policy's chunk `(B, H, A)` with noise whose size grows from the first row to the last."""
+    mode = policy.mode(obs)
+    std = torch.linspace(config.noise, config.exploration_noise_max or config.noise, len(mode), device=mode.device)
+    return shifted(policy, mode, std.view(-1, 1, 1) * normal(mode.shape, generator, mode.device))
+
+
+def smoothed_chunk(policy: GaussianPolicy, obs: Observation, config: TD3Config, generator: Randomness) -> Tensor:
+    """Target policy smoothing: the policy's chunk `(B, H, A)` with clipped noise."""
+    mode = policy.mode(obs)
+    limit = config.target_noise_clip
+    noise = (config.target_noise * normal(mode.shape, generator, mode.device)).clamp(-limit, limit)
+    return shifted(policy, mode, noise)
+
+
+def q1(critic: QEnsemble, obs: Observation, chunk: Tensor) -> Tensor:
+    """Values `(B,)` of the first critic, which the actor maximises."""
+    return critic(obs, chunk, torch.zeros(1, dtype=torch.int64, device=chunk.device))[0]
+
+
+def actor_loss(policy: GaussianPolicy, critic: QEnsemble, obs: Observation) -> Tensor:
+    """`-Q_1` at the policy's chunks."""
+    return -q1(critic, obs, policy.mode(obs)).mean()
 
 
 class TD3(OffPolicy):
@@ -54,61 +90,45 @@ class TD3(OffPolicy):
     data_source = "replay"
     heads = ("squashed_gaussian",)
     reference = "fujimoto2018td3"
+    config: TD3Config
+    policy: GaussianPolicy
 
     def __init__(self, config: TD3Config, policy: Policy, *, total_updates: int) -> None:
         """Prepare to train the mode of a squashed Gaussian `policy`."""
-        if not isinstance(policy, GaussianPolicy) or not policy.config.squash:
-            raise UserError(f"TD3 trains a squashed Gaussian, got '{policy.name}'; pass policy=squashed_gaussian.")
-        super().__init__(config, policy, total_updates=total_updates)
-        self.config: TD3Config = config
-        self.policy: GaussianPolicy = policy
-        self.target_policy = frozen_copy(policy)
+        super().__init__(config, require_squashed(policy, self.name), total_updates=total_updates)
+        self.target_policy: GaussianPolicy = frozen_copy(policy)
         self._policy_update = TargetUpdate(self.target_policy, policy)
         self.optimizer = torch.optim.Adam(policy.parameters(), lr=config.lr, fused=True)
 
-    def explore(self, obs: Observation, *, generator: Randomness = None) -> Sample:
-        """Uniform over the action bounds."""
+    def warmup_action(self, obs: Observation, *, generator: Randomness = None) -> Sample:
+        """Draw a chunk uniformly from the action bounds."""
         return self.policy.sample_uniform(obs, generator=generator)
 
     def act(self, obs: Observation, *, generator: Randomness = None) -> Sample:
         """The mode with noise."""
-        mode = self.policy.mode(obs)
-        config = self.config
-        std = torch.linspace(config.noise, config.noise_max or config.noise, len(mode), device=mode.device)
-        return Sample.unscored(self._shifted(mode, std.view(-1, 1, 1) * normal(mode.shape, generator, mode.device)))
+        return Sample.unscored(noisy_chunk(self.policy, obs, self.config, generator))
 
     def target(self, batch: Transitions) -> Tensor:
-        """Value of the slow actor's next action with clipped noise."""
-        return self.bootstrap(batch, self.next_chunk(batch))
-
-    def next_chunk(self, batch: Transitions) -> Tensor:
-        """The slow actor's chunk `(B, H, A)` at the next observation, with clipped noise."""
-        mode = self.target_policy.mode(batch.next_obs)
-        limit = self.config.target_noise_clip
-        noise = (self.config.target_noise * normal(mode.shape, self.generator, mode.device)).clamp(-limit, limit)
-        return self._shifted(mode, noise)
-
-    def first_value(self, obs: Observation, chunk: Tensor) -> Tensor:
-        """Values `(B,)` of the first critic alone, which the actor climbs."""
-        return self.critic(obs, chunk, torch.zeros(1, dtype=torch.int64, device=chunk.device))[0]
+        """Value of the target policy's next chunk with clipped noise."""
+        return self.bootstrap(batch, smoothed_chunk(self.target_policy, batch.next_obs, self.config, self.generator))
 
     def actor_loss(self, batch: Transitions) -> tuple[Tensor, Info]:
-        """The negative value of the actor's chunks, and what to log."""
-        return -self.first_value(batch.obs, self.policy.mode(batch.obs)).mean(), {}
+        """Loss of the actor, and what else to log; a hook."""
+        return actor_loss(self.policy, self.critic, batch.obs), {}
 
-    def actor_step(self, batch: Transitions) -> Info:
-        """One step of the actor; then its slow copy follows."""
-        loss, info = self.actor_loss(batch)
-        descend(self.optimizer, loss)
-        self._policy_update.step(self.config.tau)
-        self._policy_update.copy_buffers()
-        return {"loss": loss, **info}
+    def update(self, batch: Transitions) -> Metrics:
+        """Critic steps on consecutive minibatches, delayed steps of the actor in between."""
+        stats = UpdateStats()
+        for part in self.minibatches(batch):
+            stats.critic(self.critic_step(part))  # TD loss towards `target`, Adam, Polyak
+            if self.policy_due():
+                loss, info = self.actor_loss(part)
+                optimizer_step(self.optimizer, loss)
+                self._policy_update.step(self.config.tau)
+                self._policy_update.copy_buffers()
+                stats.actor(loss=loss, **info)
+        return self.finish(batch, stats)  # TD errors, normalisers, counter
 
-    def _shifted(self, chunk: Tensor, noise: Tensor) -> Tensor:
-        """`chunk` moved by normalised `noise`, within the action bounds."""
-        normalizer = self.policy.action_normalizer
-        return normalizer.denormalize((normalizer.normalize(chunk) + noise).clamp(-1, 1))
-
-    def parts(self) -> Mapping[str, Stateful]:
-        """The shared parts, the slow copy of the policy and the optimiser of the actor."""
-        return {**super().parts(), "target_policy": self.target_policy, "optimizer": self.optimizer}
+    def checkpoint_items(self) -> Mapping[str, Checkpointable]:
+        """The shared parts, the target policy and the optimiser of the actor."""
+        return {**super().checkpoint_items(), "target_policy": self.target_policy, "optimizer": self.optimizer}

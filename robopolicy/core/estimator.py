@@ -91,7 +91,7 @@ class Estimator:
         logp: Tensor,
         entropy: Tensor | None = None,
         *,
-        diagnose: bool = True,
+        log_stats: bool = True,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Loss of a minibatch.
 
@@ -101,7 +101,7 @@ class Estimator:
             logp: (N, T) log-probabilities of the recorded decisions under the current parameters. Those that a mask
                 rule drops count in the ratio of their unit or trajectory, but get no gradient through it.
             entropy: (N, T) under the current parameters, needed for an entropy bonus.
-            diagnose: False leaves out the diagnostics of the ratio, which cost as much as the loss itself.
+            log_stats: False leaves out the statistics of the ratio, which cost as much as the loss itself.
 
         Returns:
             The loss, and detached scalars: `approx_kl` (k3, nats of the ratio level; of decisions if that is
@@ -128,7 +128,7 @@ class Estimator:
         if config.importance_cap is not None:
             losses = losses * importance_weight(decisions, config.importance_level, config.importance_cap)
         loss = self._aggregate(losses, mask, decisions)
-        info = _diagnostics(ratio.detach(), self._bounded(plain.detach()), out.clipped, mask) if diagnose else {}
+        info = _diagnostics(ratio.detach(), self._bounded(plain.detach()), out.clipped, mask) if log_stats else {}
         penalty = self._regularize(decisions, logp, entropy, ratio, mask, info)
         return (loss if penalty is None else loss + penalty), info
 

@@ -134,7 +134,7 @@ class QEnsemble(nn.Module):
         """Values `(M, B)`; of some `members` `(m,)` only, `(m, B)`."""
         return self.value(self.output(self.encode(obs), chunk, members))
 
-    def lowest(self, obs: Mapping[str, Tensor], chunk: Tensor) -> Tensor:
+    def min_q(self, obs: Mapping[str, Tensor], chunk: Tensor) -> Tensor:
         """Least value `(B,)` of all members, what an actor climbs; the critic's weights may get no gradient."""
         if self.histogram is not None:
             return self(obs, chunk).min(0).values

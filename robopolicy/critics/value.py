@@ -78,9 +78,9 @@ class ValueNet(nn.Module):
         """Fit the observation normaliser from dataset statistics."""
         self.encoder.fit_normalizer(statistics)
 
-    def observe(self, obs: Mapping[str, Tensor]) -> None:
+    def update_stats(self, obs: Mapping[str, Tensor]) -> None:
         """Merge `obs` into a running normaliser; does nothing in other modes."""
-        self.encoder.observe(obs)
+        self.encoder.update_stats(obs)
 
 
 def expectile_loss(difference: Tensor, expectile: float) -> Tensor:

@@ -1,4 +1,4 @@
-"""What is sampled from a replay memory: windows of control steps, and the request for them."""
+"""What is sampled from a replay memory: windows of control steps, and the spec of the windows to sample."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Floats, Integers = NDArray[np.float64], NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Request:
+class ReplaySampleSpec:
     """What an algorithm wants sampled.
 
     Steps that were played have an age, those of a dataset have none, which both functions of the age leave alone:
@@ -30,7 +30,7 @@ class Request:
     steps: int  # n, control steps until the bootstrap; the executed part of the chunk, or more for n-step returns
     gamma: float  # discount per control step
     obs_horizon: int = 1  # To
-    decisions_only: bool = False  # windows start only where a chunk was chosen, so that its record is known
+    chunk_starts_only: bool = False  # windows start only where a chunk was chosen, so that its record is known
     age_quantile: Callable[[Floats], Floats] | None = None  # where to draw steps that were played; None: uniformly
     weighting: Callable[[Integers, Integers], Floats] | None = None  # weights of steps that were played; None: all 1
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from robopolicy.data.batches import Request, Transitions
+from robopolicy.data.batches import ReplaySampleSpec, Transitions
 from robopolicy.data.episodes import Array, Episodes
 from robopolicy.data.priorities import Priorities
 from robopolicy.errors import UserError
@@ -193,57 +193,57 @@ class Replay:
 
     # Reading.
 
-    def sample(self, request: Request, generator: torch.Generator, *, batches: int = 1) -> Transitions:
+    def sample(self, sample_spec: ReplaySampleSpec, generator: torch.Generator, *, batches: int = 1) -> Transitions:
         """Draw `batches * batch_size` windows, uniformly, by priority or by age.
 
         Raises:
             UserError: The memory holds no complete window yet.
         """
-        missing = batches * request.batch_size
+        missing = batches * sample_spec.batch_size
         found: list[Array] = []
         drawn = kept = 0
         for _ in range(1000):
             enough = int(1.1 * missing / max((kept + 1) / (drawn + 1), 0.01)) + 8  # so that `missing` may be usable
-            draw = self._draw(enough, request.age_quantile, generator)
-            usable = draw[self._usable(draw, request)]
+            draw = self._draw(enough, sample_spec.age_quantile, generator)
+            usable = draw[self._usable(draw, sample_spec)]
             found.append(usable[:missing])
             missing -= len(found[-1])
             if not missing:
-                return self._windows(np.concatenate(found), request)
+                return self._windows(np.concatenate(found), sample_spec)
             drawn, kept = drawn + len(draw), kept + len(usable)
-        raise UserError(f"The replay memory holds no window of {request.steps} steps yet; play more steps first.")
+        raise UserError(f"The replay memory holds no window of {sample_spec.steps} steps yet; play more steps first.")
 
-    def take(self, index: Tensor, request: Request) -> Transitions:
+    def take(self, index: Tensor, sample_spec: ReplaySampleSpec) -> Transitions:
         """The windows that start at `index` `(B,)` (lane * length + slot)."""
-        return self._windows(_array(index), request)
+        return self._windows(_array(index), sample_spec)
 
-    def _windows(self, index: Array, request: Request) -> Transitions:
-        rows, arrays, reach = len(index), self._arrays, max(request.horizon, request.steps)
+    def _windows(self, index: Array, sample_spec: ReplaySampleSpec) -> Transitions:
+        rows, arrays, reach = len(index), self._arrays, max(sample_spec.horizon, sample_spec.steps)
         place = self._ahead(index, reach)
         mask = self._alive(index, place)
-        valid = mask[:, : request.steps]
+        valid = mask[:, : sample_spec.steps]
         steps = valid.sum(1)
-        rewards = np.where(valid, arrays["reward"][place[:, : request.steps]], np.float32(0))
-        terminated = (arrays["terminated"][place[:, : request.steps]] & valid).any(1)
-        powers = request.gamma ** np.arange(request.steps + 1)
+        rewards = np.where(valid, arrays["reward"][place[:, : sample_spec.steps]], np.float32(0))
+        terminated = (arrays["terminated"][place[:, : sample_spec.steps]] & valid).any(1)
+        powers = sample_spec.gamma ** np.arange(sample_spec.steps + 1)
         played = place[:, :1]
-        if request.horizon > 1:
-            offset = np.minimum(np.arange(request.horizon), mask.sum(1, keepdims=True) - 1)
+        if sample_spec.horizon > 1:
+            offset = np.minimum(np.arange(sample_spec.horizon), mask.sum(1, keepdims=True) - 1)
             played = np.take_along_axis(place, offset, 1)
         weight = np.ones(rows, np.float32)
         if self.priorities is not None:
             weight = self.priorities.weights(index, len(self)).astype(np.float32)
-        elif request.weighting is not None and self.online:  # a dataset has no age
-            weight = request.weighting(self._newer(index), self._filled[index // self.length]).astype(np.float32)
+        elif sample_spec.weighting is not None and self.online:  # a dataset has no age
+            weight = sample_spec.weighting(self._newer(index), self._filled[index // self.length]).astype(np.float32)
         return Transitions(
-            obs=self._history(index, request.obs_horizon),
+            obs=self._history(index, sample_spec.obs_horizon),
             chunk=torch.from_numpy(arrays["action"][played]),
-            mask=torch.from_numpy(mask[:, : request.horizon].astype(np.float32)),
+            mask=torch.from_numpy(mask[:, : sample_spec.horizon].astype(np.float32)),
             rewards=torch.from_numpy(rewards),
             steps=torch.from_numpy(steps),
             discount=torch.from_numpy(np.where(terminated, 0.0, powers[steps]).astype(np.float32)),
             reward=torch.from_numpy((rewards @ powers[:-1]).astype(np.float32)),
-            next_obs=self._history(self._move(index, steps[:, None])[:, 0], request.obs_horizon),
+            next_obs=self._history(self._move(index, steps[:, None])[:, 0], sample_spec.obs_horizon),
             returns=torch.from_numpy(arrays["returns"][index]),
             record={key[7:]: torch.from_numpy(array[index]) for key, array in arrays.items() if key[:7] == "record."},
             online=torch.full((rows,), self.online),
@@ -292,16 +292,16 @@ class Replay:
         """Slots of the lane that were written after `index` `(B,)`."""
         return (self._head[index // self.length] - 1 - index) % self.length
 
-    def _usable(self, index: Array, request: Request) -> Array:
+    def _usable(self, index: Array, sample_spec: ReplaySampleSpec) -> Array:
         """Which windows start at a step and are complete: the episode ends in them, or their successor is known."""
         newer = self._newer(index)
-        written = np.arange(request.steps) <= newer[:, None]
-        ended = (self._arrays["last"][self._ahead(index, request.steps)] & written).any(1)
-        usable = self._arrays["step"][index] & (ended | (newer >= request.steps))
-        if request.decisions_only:
+        written = np.arange(sample_spec.steps) <= newer[:, None]
+        ended = (self._arrays["last"][self._ahead(index, sample_spec.steps)] & written).any(1)
+        usable = self._arrays["step"][index] & (ended | (newer >= sample_spec.steps))
+        if sample_spec.chunk_starts_only:
             usable &= self._arrays["decision"][index]
-        if request.obs_horizon > 1:  # the observations of the history must not have been overwritten yet
-            needed = np.minimum(self._arrays["age"][index], request.obs_horizon - 1)
+        if sample_spec.obs_horizon > 1:  # the observations of the history must not have been overwritten yet
+            needed = np.minimum(self._arrays["age"][index], sample_spec.obs_horizon - 1)
             usable &= self._filled[index // self.length] - 1 - newer >= needed
         return usable
 
@@ -361,13 +361,13 @@ class MixedReplay:
     def __init__(self, offline: Replay, online: Replay, offline_share: float = 0.5) -> None:
         self.offline, self.online, self.offline_share = offline, online, offline_share
 
-    def sample(self, request: Request, generator: torch.Generator, *, batches: int = 1) -> Transitions:
+    def sample(self, sample_spec: ReplaySampleSpec, generator: torch.Generator, *, batches: int = 1) -> Transitions:
         """Draw `batches` minibatches, each with its share of both."""
-        rows = round(self.offline_share * request.batch_size)
+        rows = round(self.offline_share * sample_spec.batch_size)
         parts: list[Transitions] = []
-        for source, size in ((self.offline, rows), (self.online, request.batch_size - rows)):
+        for source, size in ((self.offline, rows), (self.online, sample_spec.batch_size - rows)):
             if size:
-                parts.append(source.sample(replace(request, batch_size=size), generator, batches=batches))
+                parts.append(source.sample(replace(sample_spec, batch_size=size), generator, batches=batches))
         return parts[0] if len(parts) == 1 else Transitions.interleave(parts, batches)
 
     def update_priorities(self, batch: Transitions, error: Tensor) -> None:

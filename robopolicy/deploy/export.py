@@ -37,18 +37,8 @@ from robopolicy.deploy.bundle import (
     hash_files,
     write_manifest,
 )
-from robopolicy.deploy.graph import (
-    CHUNK,
-    NEXT_MEMORY,
-    NOISE,
-    PREFIX,
-    PREFIX_WEIGHT,
-    CountedNoise,
-    GivenNoise,
-    metadata,
-    open_session,
-    trace,
-)
+from robopolicy.deploy.graph import CHUNK, NEXT_MEMORY, NOISE, PREFIX, PREFIX_WEIGHT, metadata, open_session
+from robopolicy.deploy.tracing import CountedNoise, GivenNoise, trace
 from robopolicy.errors import UserError
 from robopolicy.files import atomic_folder, refuse_foreign
 from robopolicy.nets.normalizer import Normalizer

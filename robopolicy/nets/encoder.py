@@ -228,7 +228,7 @@ class ObservationEncoder(nn.Module):
             if not name.startswith(unfitted):
                 buffer.copy_(theirs[name])
 
-    def observe(self, obs: Mapping[str, Tensor]) -> None:
+    def update_stats(self, obs: Mapping[str, Tensor]) -> None:
         """Merge the newest step of `obs` into a running normaliser; does nothing in other modes."""
         if isinstance(self.normalizer, RunningNormalizer):
             self.normalizer.update(self.vectors(obs)[:, -1])

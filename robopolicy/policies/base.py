@@ -138,14 +138,14 @@ class Policy(nn.Module, ABC):
         """Fit every normaliser from `{key: {"min", "max", "mean", "std"}}` of observations and "action"."""
         raise self._lacks("fit_normalizer")
 
-    def observe(self, obs: Observation) -> None:
+    def update_stats(self, obs: Observation) -> None:
         """Merge `obs` into running observation statistics, if there are any.
 
         Call it between iterations only: sampling and scoring must see the same transform.
         """
         for part in self.modules():
             if isinstance(part, ObservationEncoder):
-                part.observe(obs)
+                part.update_stats(obs)
 
     def set_progress(self, progress: float) -> None:
         """Move whatever schedule the policy has to its place at `progress` in [0, 1] of training.

@@ -1,6 +1,6 @@
 """Learning text by any recipe of the catalogue from what the policy writes.
 
-`text_recipe` hands the attempts of the sampling side to a `Recipe` (`configs/text`): select, compare, and per epoch and
+`text_recipe` hands the attempts of the sampling side to a `Recipe`: select, compare, and per epoch and
 minibatch score, loss and step; all of it is the core that robots use. A policy that is fresh may first imitate the
 task's own solutions (`imitation.py`), as nothing can be compared where nobody ever succeeds. Log-probabilities of the
 start of an update are those recorded while sampling; where another engine wrote, or in half precision, where a cache
@@ -21,8 +21,8 @@ from typing import Annotated, Any
 
 import torch
 
-from robopolicy.algorithms.frames.base import Metrics, Stateful, frozen_copy
-from robopolicy.algorithms.recipe import whole_groups
+from robopolicy.algorithms.common.algorithm import Checkpointable, Metrics, frozen_copy
+from robopolicy.algorithms.recipe import group_minibatches
 from robopolicy.constraints import Count, Natural, Positive, Range, UpTo
 from robopolicy.core.decisions import Decisions, MissingField
 from robopolicy.core.gradients import flat_gradient, group_scores, influence
@@ -53,7 +53,7 @@ class TextRecipeConfig(TextLearnerConfig):
     """Settings of learning by a recipe."""
 
     lr: Positive = 3e-4  # of AdamW, after the warm-up
-    recipe: str = "grpo"  # name in configs/text, or the path of a .yaml file
+    recipe: str = "grpo"  # name of a recipe, or the path of a .yaml file
     critic_lr: Positive = 1e-3  # of the value head, where the recipe has a critic
     imitation: Natural = 0  # first updates, which imitate the task's own solutions
     imitation_lr: Positive = 1e-3  # learning rate of these
@@ -310,18 +310,20 @@ class TextRecipe(TextLearner):
             self.reference_policy = frozen_copy(self.policy)
         super().load_state_dict(state)
 
-    def parts(self) -> Mapping[str, Stateful]:
+    def checkpoint_items(self) -> Mapping[str, Checkpointable]:
         """Those of the base, what the recipe remembers, and the reference."""
         others = {"recipe": self.recipe, "reference": self.reference_policy, "critic": self.critic}
-        found = {**super().parts(), **{name: part for name, part in others.items() if part is not None}}
-        return found | {name: part for option in self.options.values() for name, part in option.parts().items()}
+        found = {**super().checkpoint_items(), **{name: part for name, part in others.items() if part is not None}}
+        return found | {
+            name: part for option in self.options.values() for name, part in option.checkpoint_items().items()
+        }
 
     def _minibatches(self, decisions: Decisions) -> list[torch.Tensor]:
         count = self.config.minibatches or self.recipe.minibatches
         if count == 1:
             return [torch.arange(len(decisions))]
         size = -(-len(decisions) // count)
-        return list(whole_groups(decisions.need("group"), size, self.generator))
+        return list(group_minibatches(decisions.need("group"), size, self.generator))
 
     @torch.no_grad()
     def _prepared(self, batch: Decisions) -> Decisions:

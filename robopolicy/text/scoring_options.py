@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from robopolicy.algorithms.frames.base import Stateful
+from robopolicy.algorithms.common.algorithm import Checkpointable
 from robopolicy.core.decisions import Decisions
 from robopolicy.core.options import checked
 from robopolicy.plugins import Registry
@@ -68,7 +68,7 @@ class ScoringOption:
         """What is played beside the attempts, by name."""
         return {}
 
-    def parts(self) -> Mapping[str, Stateful]:
+    def checkpoint_items(self) -> Mapping[str, Checkpointable]:
         """What belongs into a checkpoint of the learner, by name."""
         return {}
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from robopolicy.algorithms.frames.base import Algorithm, Metrics, Stateful
+from robopolicy.algorithms.common.algorithm import Algorithm, Checkpointable, Metrics
 from robopolicy.constraints import Count, Natural, NotNegative, PartialShare, Positive, Ranged
 from robopolicy.errors import UserError
 from robopolicy.policies.base import Policy
@@ -92,7 +92,7 @@ class TextLearner(Algorithm):
         self.optimizer.step()
         return {"actor/loss": loss.item(), "actor/grad_norm": float(norm), "actor/lr": rate}
 
-    def parts(self) -> Mapping[str, Stateful]:
+    def checkpoint_items(self) -> Mapping[str, Checkpointable]:
         """Network and optimiser."""
         return {"policy": self.policy, "optimizer": self.optimizer}
 

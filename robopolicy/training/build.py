@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from robopolicy.algorithms.frames.base import Algorithm
+from robopolicy.algorithms.common.algorithm import Algorithm
 from robopolicy.algorithms.registry import ALGORITHMS
 from robopolicy.core.distributed import rank, world_size
 from robopolicy.critics.value import ValueNet
@@ -81,7 +81,7 @@ def complete(config: TrainConfig) -> TrainConfig:
         config = replace(config, policy={**to_plain(policy), "name": name}, chunk=chunk)
         config = replace(config, task=_with_views(config.task, spec))
         task = task or manifest.task
-    if not config.init_from and (wanted := ALGORITHMS[algorithm].wanted_base(settings)):
+    if not config.init_from and (wanted := ALGORITHMS[algorithm].init_hint(settings)):
         raise UserError(f"Algorithm '{algorithm}' starts from a trained policy; pass {wanted}.")
     budget, replay = config.budget, config.replay
     ALGORITHMS[algorithm].check_settings(
@@ -204,7 +204,7 @@ def _check_critics(algorithm: Algorithm, sim: SimSpec) -> None:
     """Refuse a critic that is told to see what the simulator does not show."""
     memory = {MEMORY: (algorithm.policy.spec.memory_dim,)} if algorithm.policy.spec.memory_dim else {}
     shown = {key: tuple(entry.shape) for key, entry in sim.observation.items()} | memory
-    for net in algorithm.parts().values():
+    for net in algorithm.checkpoint_items().values():
         for key, shape in net.observation.items() if isinstance(net, ValueNet) else ():
             found = shown.get(key, "nothing")
             if found != tuple(shape):

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from robopolicy.algorithms.frames.base import Algorithm, Metrics
+from robopolicy.algorithms.common.algorithm import Algorithm, Metrics
 from robopolicy.errors import UserError
 from robopolicy.evaluation.harness import play
 from robopolicy.evaluation.intervals import PairedDifference, paired_difference

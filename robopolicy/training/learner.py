@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from robopolicy.algorithms.frames.base import Algorithm
+from robopolicy.algorithms.common.algorithm import Algorithm
 from robopolicy.algorithms.registry import ALGORITHMS, make_algorithm
 from robopolicy.data.episodes import Episodes
 from robopolicy.data.statistics import dataset_statistics
@@ -61,7 +61,7 @@ def learner(
             check_compatible(policy.spec, sim)
     else:
         policy = _new_policy(config, episodes, sim, device, bounds=data_source != "dataset")
-    if sim is not None and ALGORITHMS[name].needs_bounds:
+    if sim is not None and ALGORITHMS[name].requires_action_bounds:
         _check_bounds(policy, sim, name)
     updates = _total_updates(config, algorithm_config, data_source)
     if any(entry.name == "seed" for entry in fields(algorithm_config)):
@@ -82,7 +82,7 @@ def _total_updates(config: TrainConfig, algorithm_config: Any, data_source: str)
         raise UserError(
             f"Algorithm '{config.algorithm['name']}' plays whole episodes, of any length; set budget.updates instead."
         )
-    per_update = algorithm_config.decisions * config.sim.num_envs * config.chunk.execute
+    per_update = algorithm_config.num_steps * config.sim.num_envs * config.chunk.execute
     if data_source != "replay":
         return math.ceil(config.budget.env_steps / per_update)
     warmup, steps = config.replay.warmup_steps, config.budget.env_steps

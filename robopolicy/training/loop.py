@@ -32,15 +32,7 @@ from robopolicy.training.checkpoint import load_policy, load_training_state, sav
 from robopolicy.training.compose import config_file, config_text, read_config
 from robopolicy.training.config import TrainConfig
 from robopolicy.training.distributed import check_distributed
-from robopolicy.training.guards import (
-    Summary,
-    TrainingDiverged,
-    better,
-    check_metrics,
-    check_parameters,
-    collapsed,
-    duel,
-)
+from robopolicy.training.guards import Summary, TrainingDiverged, check_metrics, check_parameters
 from robopolicy.training.loggers import RunConsole, describe_duel, describe_evaluation, make_loggers
 from robopolicy.training.resume import Interrupted, claim, load_random_state, random_state, restore, taken
 from robopolicy.versions import versions
@@ -167,7 +159,7 @@ class Trainer:
                 if self.update == 0 and self.config.init_from:
                     policy = self.algorithm.policy
                     if unfitted_normalizers(policy):  # an actor on a black box, which has seen nothing yet
-                        policy.observe(self.source.observations())
+                        policy.update_stats(self.source.observations())
                     self.base = self._evaluate_base()
                 while self.update < self.total:
                     self._iterate()
@@ -236,7 +228,7 @@ class Trainer:
 
     def _evaluate_base(self) -> Summary | None:
         """Evaluate what the run starts from, and what it would deploy already where that is another policy."""
-        own, given = self.algorithm.deployable(), self.parts.policy
+        own, given = self.algorithm.inference_policy(), self.parts.policy
         base = None if own is given else self._played(given)
         first = self._evaluate()
         return first if base is None else base
@@ -248,23 +240,23 @@ class Trainer:
 
     def _evaluate(self) -> Summary | None:
         """Evaluate, keep the best, and go back to it after a collapse."""
-        self.latest = summary = self._played(self.algorithm.deployable())
+        self.latest = summary = self._played(self.algorithm.inference_policy())
         if summary is None:
             return None
         self._log({f"eval/{key}": value for key, value in summary.items() if value is not None})
         self.console.note(f"{self.config.name}  update {self.update}/{self.total}  {describe_evaluation(summary)}")
-        if better(summary, self.best):
+        if guards.better(summary, self.best):
             self.best = {**summary, "update": self.update}
             self._save("best", {"algorithm": self.algorithm.state_dict()})
-        elif self.best is not None and collapsed(summary, self.best):
+        elif self.best is not None and guards.collapsed(summary, self.best):
             self._restore(self.best)
         return summary
 
     def _restore(self, best: Summary) -> None:
-        if not self._reinforces or (self.algorithm.may_fall and self.update < self.total):
+        if not self._reinforces or (self.algorithm.may_regress and self.update < self.total):
             return
         self.algorithm.load_state_dict(load_training_state(self._checkpoint("best"))["algorithm"])
-        self.algorithm.cut()  # what it knew of running episodes was of those of that time
+        self.algorithm.reset_episodes()  # what it knew of running episodes was of those of that time
         self.latest = best
         self.restored += 1
         self._log({"guard/restored": float(self.restored)})
@@ -281,13 +273,13 @@ class Trainer:
         """Put the base into `checkpoints/best` if the best policy of the run falls short of it in fresh episodes."""
         if not self._reinforces or self.base is None or self.best is None or self.parts.eval_sim is None:
             return False
-        if self.best["update"] == 0 and self.algorithm.deployable() is self.parts.policy:  # the best is the base
+        if self.best["update"] == 0 and self.algorithm.inference_policy() is self.parts.policy:  # the best is the base
             return False
         folders = Path(self.config.init_from), self._checkpoint("best")
         base, best = (load_policy(folder, self.parts.policy.device)[0] for folder in folders)
         settings = self.config.evaluation
         fresh = settings.seed + settings.episodes
-        self.against_base = outcome = duel(
+        self.against_base = outcome = guards.duel(
             base, best, self.parts.eval_sim, episodes=settings.episodes, seed=fresh, before_round=self._stop_if_asked
         )
         kept = outcome.difference.estimate < 0
@@ -316,7 +308,7 @@ class Trainer:
             guards.keep(self._checkpoint("best"))
         save_checkpoint(
             self._checkpoint(name),
-            policy or self.algorithm.deployable(),
+            policy or self.algorithm.inference_policy(),
             task=self.config.task.name,
             obs_sample=self.source.observations(),
             training={**self._summary(), "evaluation": self.latest},
@@ -389,7 +381,7 @@ class Trainer:
         self.restored = int(state["restored"])
         self.algorithm.load_state_dict(state["algorithm"])
         if not self.source.load_state_dict(state["source"]):
-            self.algorithm.cut()
+            self.algorithm.reset_episodes()
             self.console.note("This backend cannot save its state: the resumed run plays fresh episodes.")
         load_random_state(state["random"])
 

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import torch
 
-from robopolicy.algorithms.frames.base import Algorithm
+from robopolicy.algorithms.common.algorithm import Algorithm
 from robopolicy.core.distributed import rank
 from robopolicy.data.episodes import Episodes
 from robopolicy.plugins import Registry

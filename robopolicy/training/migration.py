@@ -19,6 +19,7 @@ class Move:
     old: tuple[str, ...]  # dotted keys, e.g. "policy.hidden"
     new: str  # dotted key; may be one of the old ones
     convert: Callable[[Mapping[str, Any]], Any] | None = None  # new value, of the old ones by key; None keeps the value
+    algorithm: str = ""  # name of the algorithm whose configurations are meant; empty: all
 
 
 def _wrappers(old: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -35,12 +36,52 @@ def _wrappers(old: Mapping[str, Any]) -> list[dict[str, Any]]:
     return rows
 
 
+def _aux_rewards(old: Mapping[str, Any]) -> list[str]:
+    """`algorithm.aux_rewards` of tscac under their present names."""
+    names = {"energy": "control_cost", "stillness": "velocity_cost"}
+    return [names.get(name, name) for name in old["algorithm.signals"]]
+
+
 MOVES: tuple[Move, ...] = (
     Move(
         ("task.stock", "task.descriptor", "task.message", "task.message_size", "task.skills", "task.skill_bonus"),
         "task.wrappers",
         _wrappers,
     ),
+    Move(("algorithm.num_steps",), "algorithm.num_steps"),
+    Move(("algorithm.lam",), "algorithm.gae_lambda"),
+    Move(("algorithm.pairs",), "algorithm.num_mc_samples"),
+    Move(("algorithm.identity_start",), "algorithm.skip_first_decoder"),
+    Move(("algorithm.clip_later",), "algorithm.decoder_stage.clip"),
+    Move(("algorithm.grad_clip_later",), "algorithm.decoder_stage.grad_clip"),
+    Move(("algorithm.penalty_later",), "algorithm.decoder_stage.penalty"),
+    Move(("algorithm.kept",), "algorithm.num_kept_batches"),
+    Move(("algorithm.forks",), "algorithm.branch_points"),
+    Move(("algorithm.vines",), "algorithm.branches"),
+    Move(("algorithm.members",), "algorithm.set_size"),
+    Move(("algorithm.place.entries",), "algorithm.place.indices"),
+    Move(("algorithm.actor_delay",), "algorithm.policy_delay"),
+    Move(("algorithm.target_members",), "algorithm.num_min_qs"),
+    Move(("algorithm.noise_max",), "algorithm.exploration_noise_max"),
+    Move(("algorithm.critic_rule",), "algorithm.critic_objective"),
+    Move(("algorithm.space",), "algorithm.noise_space"),
+    Move(("algorithm.pull",), "algorithm.reg_coef", algorithm="a2pr"),
+    Move(("algorithm.share",), "algorithm.mixture_rate", algorithm="ailboost"),
+    Move(("algorithm.mutants",), "algorithm.ga_offspring"),
+    Move(("algorithm.climbers",), "algorithm.pg_offspring"),
+    Move(("algorithm.climb_steps",), "algorithm.pg_steps"),
+    Move(("algorithm.climb_lr",), "algorithm.pg_lr"),
+    Move(("algorithm.proximity",), "algorithm.kl_coef", algorithm="mdpo_off"),
+    Move(("algorithm.copy_every",), "algorithm.target_update_interval"),
+    Move(("algorithm.dwell",), "algorithm.min_switch_interval"),
+    Move(("algorithm.slack",), "algorithm.switch_margin"),
+    Move(("algorithm.reward_trust",), "algorithm.reward_trust_coef"),
+    Move(("algorithm.edits",), "algorithm.augmentations", algorithm="stock_ac"),
+    Move(("algorithm.swaddling",), "algorithm.action_penalty"),
+    Move(("algorithm.fading",), "algorithm.age_weighting"),
+    Move(("algorithm.signals",), "algorithm.aux_rewards", _aux_rewards),
+    Move(("algorithm.first_stage",), "algorithm.stage1_fraction"),
+    Move(("algorithm.nearness",), "algorithm.constraint_coef"),
 )
 
 
@@ -48,6 +89,8 @@ def migrate_config(content: Any) -> Any:
     """The plain values of a `config.yaml` under their present keys; `content` stays as it is."""
     migrated = deepcopy(content)
     for move in MOVES:
+        if move.algorithm and move.algorithm != _name(migrated):
+            continue
         found = {key: value for key in move.old for value in _take(migrated, key.split("."))}
         if found:
             value = next(iter(found.values())) if move.convert is None else move.convert(found)
@@ -60,6 +103,12 @@ def migrate_manifest(content: Mapping[str, Any]) -> dict[str, Any]:
     if "config" not in content:
         return dict(content)
     return {**content, "config": migrate_config({"policy": content["config"]})["policy"]}
+
+
+def _name(content: Any) -> Any:
+    """The name of the algorithm of a configuration; None where there is none."""
+    section = content.get("algorithm") if isinstance(content, dict) else None
+    return section.get("name") if isinstance(section, dict) else None
 
 
 def _take(content: Any, path: Sequence[str]) -> list[Any]:

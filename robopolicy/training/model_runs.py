@@ -270,7 +270,9 @@ class WorldTrainer(Trainer):
         if learner.stage == "autoencoder":
             return None
         tests = config.evaluation
-        following = follow(learner.deployable(), films, horizon=tests.horizon, windows=tests.windows, seed=config.seed)
+        following = follow(
+            learner.inference_policy(), films, horizon=tests.horizon, windows=tests.windows, seed=config.seed
+        )
         verdict = judge(following, failures=failure_share(self.world.source.films), config=config.gate)
         self.latest = {"passed": verdict.passed, "reasons": list(verdict.reasons), **following.to_dict()}
         psnr = {f"eval/psnr_{mode}_{h}": value for mode, row in following.psnr.items() for h, value in row.items()}
@@ -288,7 +290,7 @@ class WorldTrainer(Trainer):
 
     def _save(self, name: str, state: Mapping[str, Any]) -> None:
         learner, films = self.world.algorithm, self.world.source.films
-        model = learner.deployable()
+        model = learner.inference_policy()
         seen = {"behaviours": sorted(set(films.episodes.behaviours)), "failures": failure_share(films)}
         manifest = WorldManifest(
             schema=SCHEMA,

@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from robopolicy.algorithms.frames.base import Algorithm
-from robopolicy.algorithms.frames.off_policy import OffPolicy
-from robopolicy.data.batches import Request, Transitions
+from robopolicy.algorithms.common.algorithm import Algorithm
+from robopolicy.algorithms.common.off_policy import OffPolicy
+from robopolicy.data.batches import ReplaySampleSpec, Transitions
 from robopolicy.data.replay import MixedReplay, Replay
 from robopolicy.device import move
 from robopolicy.errors import UserError
@@ -39,9 +39,9 @@ class ReplaySource:
         offline: Replay | None,
         device: torch.device,
         *,
-        request: Request,
+        sample_spec: ReplaySampleSpec,
         settings: ReplayConfig,
-        decisions: int,
+        num_steps: int,
         utd: float,
         seed: int,
     ) -> None:
@@ -51,18 +51,18 @@ class ReplaySource:
             sim: Simulator to play in; None learns from the dataset alone.
             offline: The dataset as a memory.
             device: Where batches go.
-            request: What the algorithm wants sampled.
+            sample_spec: Windows that the algorithm learns from.
             settings: Sizes and schedule.
-            decisions: Chunk decisions per environment between updates.
+            num_steps: Chunk decisions per environment between updates.
             utd: Gradient steps per decision of one environment.
             seed: First episode seed, and seed of exploration and sampling.
         """
-        if (request.age_quantile or request.weighting) and settings.prioritized:
+        if (sample_spec.age_quantile or sample_spec.weighting) and settings.prioritized:
             raise UserError("A memory weighted by age is not drawn from by priority; set replay.prioritized=0.")
-        if request.decisions_only and settings.prioritized:
+        if sample_spec.chunk_starts_only and settings.prioritized:
             raise UserError("A memory of whole decisions is not drawn from by priority; set replay.prioritized=0.")
-        self.request, self.settings, self.device = request, settings, device
-        self.offline, self.decisions = offline, decisions
+        self.sample_spec, self.settings, self.device = sample_spec, settings, device
+        self.offline, self.num_steps = offline, num_steps
         self._seed = seed
         self._generator = torch.Generator().manual_seed(seed)
         self._left = settings.offline_updates  # batches to come from the dataset alone
@@ -71,13 +71,13 @@ class ReplaySource:
         self.sampler: ReplaySampler | None = None
         if sim is not None:
             envs = sim.sim.num_envs
-            self.batches = gradient_steps(utd, envs, decisions)
-            self._warmup = max(settings.warmup_steps, envs * (request.steps + 1))  # until there is a whole window
+            self.batches = gradient_steps(utd, envs, num_steps)
+            self._warmup = max(settings.warmup_steps, envs * (sample_spec.steps + 1))  # until there is a whole window
             self._first = sim.reset(seed)  # the sampler resets to the same episodes
-            self.sampler = ReplaySampler(sim, make_memory(settings, request, sim), seed=seed)
+            self.sampler = ReplaySampler(sim, make_memory(settings, sample_spec, sim), seed=seed)
         else:
             assert offline is not None
-            self._first = offline.observations(request.obs_horizon)
+            self._first = offline.observations(sample_spec.obs_horizon)
 
     @classmethod
     def build(cls, context: SourceContext) -> Source:
@@ -87,18 +87,18 @@ class ReplaySource:
         sim = None if context.train_sim is None else context.chunked_sim()
         if episodes is not None:
             episodes = episodes.executed()
-            algorithm.use_dataset(episodes)
-        request, share = algorithm.request, context.config.replay.prioritized
+            algorithm.attach_dataset(episodes)
+        spec, share = algorithm.sample_spec, context.config.replay.prioritized
         if episodes is not None and not algorithm.needs_reward:  # what earns nothing is read all the same
             unpaid = np.zeros(len(episodes), np.float32)
             episodes = replace(episodes, arrays={"reward": unpaid, **episodes.arrays})
         return cls(
             sim,
-            Replay.from_episodes(episodes, gamma=request.gamma, prioritized=share) if episodes else None,
+            Replay.from_episodes(episodes, gamma=spec.gamma, prioritized=share) if episodes else None,
             context.device,
-            request=request,
+            sample_spec=spec,
             settings=context.config.replay,
-            decisions=context.settings.decisions,
+            num_steps=context.settings.num_steps,
             utd=context.settings.utd,
             seed=context.seed,
         )
@@ -121,21 +121,21 @@ class ReplaySource:
             memory, batches = self.sampler.replay, self.batches
             if self.offline is not None:
                 memory = MixedReplay(self.offline, memory, self.settings.offline_share)
-        batch = memory.sample(self.request, self._generator, batches=batches)
+        batch = memory.sample(self.sample_spec, self._generator, batches=batches)
         if self.settings.prioritized:
             self._pending = memory, batch, algorithm
         return move(batch, self.device)
 
     def _play(self, algorithm: OffPolicy, sampler: ReplaySampler) -> None:
-        draw = algorithm.act if algorithm.updates else algorithm.explore
+        draw = algorithm.act if algorithm.updates else algorithm.warmup_action
         while sampler.env_steps < self._warmup:
             sampler.play(self._recording(sampler.sim, draw))
-        sampler.play(self._recording(sampler.sim, algorithm.act), self.decisions)
+        sampler.play(self._recording(sampler.sim, algorithm.act), self.num_steps)
 
     def _recording(self, sim: ChunkedSim, draw: Act) -> Act:
         """`draw` across devices; what it notes is kept only for windows that start where it was noted."""
         act = between(sim, self.device, draw)
-        if self.request.decisions_only:
+        if self.sample_spec.chunk_starts_only:
             return act
         return lambda obs, *, generator: replace(act(obs, generator=generator), record={})
 
@@ -145,8 +145,8 @@ class ReplaySource:
             return
         memory, batch, algorithm = self._pending
         self._pending = None
-        if algorithm.errors is not None:
-            memory.update_priorities(batch, algorithm.errors)
+        if algorithm.td_errors is not None:
+            memory.update_priorities(batch, algorithm.td_errors)
 
     def metrics(self) -> dict[str, float]:
         """Means over the episodes that have ended since the last call."""
@@ -192,33 +192,33 @@ class ReplaySource:
             self.sampler.sim.sim.close()
 
 
-def gradient_steps(utd: float, num_envs: int, decisions: int) -> int:
+def gradient_steps(utd: float, num_envs: int, num_steps: int) -> int:
     """Gradient steps per update, so that there are `utd` for every decision of one environment.
 
     Raises:
         UserError: It is no whole number.
     """
-    steps = utd * num_envs * decisions
+    steps = utd * num_envs * num_steps
     if round(steps) < 1 or abs(steps - round(steps)) > 1e-6:
         raise UserError(
-            f"algorithm.utd={utd:g} with {num_envs} environments and {decisions} decisions asks for {steps:g} gradient "
-            "steps per update; choose utd so that utd * sim.num_envs * algorithm.decisions is a whole number."
+            f"algorithm.utd={utd:g} with {num_envs} environments and {num_steps} decisions asks for {steps:g} gradient "
+            "steps per update; choose utd so that utd * sim.num_envs * algorithm.num_steps is a whole number."
         )
     return round(steps)
 
 
-def make_memory(settings: ReplayConfig, request: Request, sim: ChunkedSim) -> Replay:
+def make_memory(settings: ReplayConfig, sample_spec: ReplaySampleSpec, sim: ChunkedSim) -> Replay:
     """The memory for what is played in `sim`.
 
     Raises:
         UserError: It is too small to hold a window per environment.
     """
     envs = sim.sim.num_envs
-    window = request.steps + sim.execute if request.decisions_only else max(request.steps, sim.execute)
-    least = envs * (window + request.obs_horizon + 2)
+    window = sample_spec.steps + sim.execute if sample_spec.chunk_starts_only else max(sample_spec.steps, sim.execute)
+    least = envs * (window + sample_spec.obs_horizon + 2)
     if settings.capacity < least:
         raise UserError(
             f"replay.capacity={settings.capacity} is too small for {envs} environments and windows of "
-            f"{request.steps} steps; it must be at least {least}."
+            f"{sample_spec.steps} steps; it must be at least {least}."
         )
-    return Replay(settings.capacity, envs, gamma=request.gamma, prioritized=settings.prioritized)
+    return Replay(settings.capacity, envs, gamma=sample_spec.gamma, prioritized=settings.prioritized)

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from robopolicy.algorithms.frames.base import Algorithm
+from robopolicy.algorithms.common.algorithm import Algorithm
 from robopolicy.core.distributed import world_size
 from robopolicy.data.batches import Rollout
 from robopolicy.data.chunks import ChunkBatch, ChunkSampler
@@ -42,7 +42,7 @@ class DatasetSource:
             obs_horizon=spec.obs_horizon,
             batch_size=context.settings.batch_size,
             seed=context.config.seed,
-            reach=context.algorithm.reach,
+            reach=context.algorithm.lookahead_steps,
         )
         return cls(sampler, context.device)
 
@@ -121,7 +121,7 @@ class RolloutSource(PlayedSource):
     @classmethod
     def build(cls, context: SourceContext) -> Source:
         """Rollouts of this process, or those of all processes as one."""
-        decisions, memory = context.settings.decisions, context.spec.memory_dim
+        decisions, memory = context.settings.num_steps, context.spec.memory_dim
         own = cls(context.chunked_sim(), context.device, decisions=decisions, seed=context.seed, memory=memory)
         return own if world_size() == 1 else SharedRollouts(own)
 

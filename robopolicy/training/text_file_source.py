@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from robopolicy.algorithms.frames.base import Algorithm
+from robopolicy.algorithms.common.algorithm import Algorithm
 from robopolicy.core.decisions import Decisions
 from robopolicy.errors import UserError
 from robopolicy.sim.contract import VectorSim

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load
 from torch import Tensor
 
-from robopolicy.algorithms.frames.base import Algorithm, frozen_copy
+from robopolicy.algorithms.common.algorithm import Algorithm, frozen_copy
 from robopolicy.core.decisions import Decisions, MissingField
 from robopolicy.errors import UserError
 from robopolicy.policies.base import Observation

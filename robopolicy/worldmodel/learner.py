@@ -172,7 +172,7 @@ class WorldLearner:
         self.updates += 1
         return metrics | {"lr": rate}
 
-    def deployable(self) -> LatentWorldModel:
+    def inference_policy(self) -> LatentWorldModel:
         """A copy with the averaged weights, in evaluation mode."""
         averaged = copy.deepcopy(self.model).eval().requires_grad_(False)
         if self.stage == "dynamics":

@@ -7,9 +7,9 @@ from typing import Any
 
 from chunk_bandit import SMALL, flow
 
+from robopolicy.algorithms.common.off_policy import OffPolicy
 from robopolicy.algorithms.dqc import DQC, DQCConfig
 from robopolicy.algorithms.fql import FQL, FQLConfig
-from robopolicy.algorithms.frames.q_chunking import QChunking
 from robopolicy.algorithms.qc import QC, QCConfig
 from robopolicy.critics.value import ValueConfig
 from robopolicy.policies.base import Policy
@@ -33,4 +33,4 @@ def dqc(policy: Policy | None = None, **config: Any) -> DQC:
     return DQC(DQCConfig(**settings), policy or flow(), total_updates=100)
 
 
-MAKERS: dict[str, Callable[..., QChunking]] = {"qc": qc, "fql": fql, "dqc": dqc}
+MAKERS: dict[str, Callable[..., OffPolicy]] = {"qc": qc, "fql": fql, "dqc": dqc}

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from fine_tuning_tools import completed
 from torch import Tensor, nn
 
-from robopolicy.algorithms.frames.matching import StoredPoints
-from robopolicy.algorithms.frames.on_policy import Rows, rows_with_advantages
+from robopolicy.algorithms.common.rollout_batch import RolloutBatch, compute_advantages
 from robopolicy.algorithms.registry import ALGORITHMS
 from robopolicy.critics.value import ValueConfig
 from robopolicy.data.batches import Rollout
@@ -72,11 +72,10 @@ def bandit(
     return Rollout(first, record, sample.logp.unsqueeze(0), value.unsqueeze(0), steps, done, ~done, none, obs)
 
 
-def prepared(algorithm: StoredPoints, rollout: Rollout) -> Rows:
+def prepared(algorithm: Any, rollout: Rollout) -> RolloutBatch:
     """Rows as the first epoch sees them."""
-    rows = rows_with_advantages(rollout, algorithm.critic, gamma=0.99, lam=0.95)
-    with torch.no_grad():
-        return algorithm.prepare(rows)
+    rows = compute_advantages(rollout, algorithm.critic, gamma=0.99, gae_lambda=0.95)
+    return completed(algorithm, rows)
 
 
 def gradient(loss: Tensor, module: nn.Module) -> Tensor:
@@ -110,13 +109,13 @@ def point_mass_return(name: str, *, updates: int, **config: Any) -> float:
     """Return of a rollout after training from scratch on the shaped point mass; about -6 before."""
     spec = PolicySpec({"state": (6,)}, action_dim=2, horizon=4, execute=2)
     policy = head(spec=spec, normalization="running", hidden=(64, 64), action_normalization="identity")
-    settings = {"decisions": 20, "batch_size": 512, "lr": 1e-3, "lr_final": 1e-3, "critic_lr": 1e-3}
+    settings = {"num_steps": 20, "batch_size": 512, "lr": 1e-3, "lr_final": 1e-3, "critic_lr": 1e-3}
     critic = ValueConfig(hidden=(64, 64))
     algorithm = tuner(name, policy, updates=updates, **(settings | {"critic": critic} | config))
     sim = ChunkedSim(
         make_sim("toy/point_mass", SimOptions(num_envs=64, reward="shaped")), execute=2, gamma=algorithm.step_discount
     )
-    sampler = RolloutSampler(sim, decisions=algorithm.config.decisions, seed=0)
+    sampler = RolloutSampler(sim, decisions=algorithm.config.num_steps, seed=0)
     for _ in range(updates):
         algorithm.update(sampler.collect(algorithm.act))
     sampler.episode_stats()

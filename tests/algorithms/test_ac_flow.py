@@ -10,10 +10,15 @@ import pytest
 import torch
 from matching_tools import BARE, bandit, gradient, head, point_mass_return, prepared, tuner
 
-from robopolicy.algorithms.ac_flow import ACFlowConfig, actor_loss, critic_weights
-from robopolicy.algorithms.frames.on_policy import normalize
+from robopolicy.algorithms.ac_flow import (
+    ACFlowConfig,
+    IntermediateConfig,
+    IntermediateValue,
+    ac_flow_loss,
+    critic_weights,
+)
+from robopolicy.algorithms.common.rollout_batch import normalize
 from robopolicy.core.estimator import Estimator, EstimatorConfig
-from robopolicy.critics.intermediate import IntermediateConfig, IntermediateValue
 from robopolicy.critics.value import ValueConfig
 from robopolicy.errors import UserError
 from robopolicy.policies.base import PolicySpec
@@ -43,7 +48,7 @@ def test_a_stronger_penalty_keeps_the_policy_nearer_to_its_reference() -> None:
         algorithm = tuner("ac_flow", critic_warmup=0, w2_coef=w2_coef, lr=1e-3, lr_final=1e-3, epochs=10, **SMALL)
         for seed in range(3):
             algorithm.update(bandit(algorithm.policy, 64, seed=seed))
-        distances.append(float(algorithm.actor_loss(rows_of(algorithm))[1]["w2_distance"].detach()))
+        distances.append(float(algorithm.loss(rows_of(algorithm))[1]["w2_distance"].detach()))
     assert distances[0] > distances[1] > distances[2] > 0
 
 
@@ -74,7 +79,7 @@ def test_the_gradient_is_that_of_the_weighted_loss_and_the_penalty() -> None:
     with torch.no_grad():
         for parameter in algorithm.policy.parameters():
             parameter.add_(0.05 * torch.randn_like(parameter))
-    loss, info = algorithm.actor_loss(rows)
+    loss, info = algorithm.loss(rows)
     losses = algorithm.policy.losses(rows.obs, rows.record).mean(-1)  # (B, N)
     now, old = (algorithm.policy.velocities(h, rows.obs, rows.record) for h in (algorithm.policy.head, algorithm.base))
     distance = (now - old.detach()).square().mean()
@@ -88,7 +93,7 @@ def test_without_advantages_it_is_imitation_of_own_chunks() -> None:
     rows = rows_of(algorithm)
     estimator = Estimator(EstimatorConfig(surrogate="pg"))
     weight = critic_weights(torch.zeros_like(rows.logp), 1.0, 0.5)
-    loss, _ = actor_loss(algorithm.logp(rows), rows.logp, weight, torch.zeros(()), estimator, 0.0)
+    loss, _ = ac_flow_loss(algorithm.logp(rows), rows.logp, weight, torch.zeros(()), estimator, 0.0)
     cloning = algorithm.policy.losses(rows.obs, rows.record).mean()
     torch.testing.assert_close(gradient(loss, algorithm.policy), gradient(cloning, algorithm.policy))
 
@@ -121,7 +126,7 @@ def test_a_step_of_the_critics_is_one_towards_the_outcomes_at_the_stored_pairs()
     rows = rows_of(algorithm)
     error = algorithm.intermediate_value(rows) - rows.record["outcome"].unsqueeze(1)
     expected = gradient(error.square().mean(), algorithm.intermediate)
-    algorithm._critic_step(rows)
+    algorithm.critic_step(rows)
     found = torch.cat([parameter.grad.flatten() for parameter in algorithm.intermediate.parameters()])
     torch.testing.assert_close(found, expected)
 
@@ -132,7 +137,7 @@ def test_the_critics_learn_what_observations_tell_about_the_outcome() -> None:
     outcome = rows.obs["state"][:, 0, 0].sign()
     rows = replace(rows, record=rows.record | {"outcome": outcome}, value_target=-outcome)
     for _ in range(150):
-        algorithm._critic_step(rows)
+        algorithm.critic_step(rows)
     with torch.no_grad():
         known, value = algorithm.intermediate_value(rows), algorithm.critic(rows.obs)
     assert float((known - outcome.unsqueeze(1)).square().mean()) < 0.3  # 1 at the start

@@ -22,8 +22,8 @@ from matching_tools import (
 )
 
 from robopolicy.algorithms.awm import WEIGHTINGS, AWMConfig, awm_estimator
-from robopolicy.algorithms.fpo import actor_loss
-from robopolicy.algorithms.frames.on_policy import normalize
+from robopolicy.algorithms.common.rollout_batch import normalize
+from robopolicy.algorithms.fpo import fpo_loss
 from robopolicy.errors import UserError
 from robopolicy.policies.base import PolicySpec
 
@@ -46,7 +46,7 @@ def test_the_first_gradient_is_advantage_weighted_matching() -> None:
     rows = rows_of(algorithm)
     advantage = normalize(rows.advantage).clamp(-5, 5) / 5
     losses = algorithm.policy.losses(rows.obs, rows.record).mean((1, 2))
-    found = gradient(algorithm.actor_loss(rows)[0], algorithm.policy)
+    found = gradient(algorithm.loss(rows)[0], algorithm.policy)
     torch.testing.assert_close(found, gradient((advantage * losses).mean(), algorithm.policy), rtol=1e-4, atol=1e-7)
     assert bool((advantage < 0).any())  # signed: bad chunks are pushed away
 
@@ -56,7 +56,7 @@ def test_zero_advantages_leave_the_gradient_of_the_penalties_alone() -> None:
     rows = rows_of(algorithm)
     shake(algorithm.policy)
     rows = replace(rows, advantage=torch.zeros(64))
-    found = gradient(algorithm.actor_loss(rows)[0], algorithm.policy)
+    found = gradient(algorithm.loss(rows)[0], algorithm.policy)
     assert bool(found.any())
     torch.testing.assert_close(found, gradient(algorithm.penalties(rows)[0], algorithm.policy))
 
@@ -64,7 +64,7 @@ def test_zero_advantages_leave_the_gradient_of_the_penalties_alone() -> None:
 def test_equal_positive_advantages_are_imitation_of_own_chunks() -> None:
     algorithm = tuner("awm", **FREE)
     rows = rows_of(algorithm)
-    loss, _ = actor_loss(algorithm.logp(rows), rows.logp, torch.ones(64), awm_estimator(1.0))
+    loss, _ = fpo_loss(algorithm.logp(rows), rows.logp, torch.ones(64), awm_estimator(1.0))
     record, features = rows.record, algorithm.policy.head.encode(rows.obs)
     cloning = [
         algorithm.policy.head.matching_loss(features, record["data"], noise, t)[:, :2].mean()
@@ -75,9 +75,9 @@ def test_equal_positive_advantages_are_imitation_of_own_chunks() -> None:
 
 
 def test_fpos_ratio_is_the_geometric_mean_of_the_ratios_of_awm() -> None:
-    matching = tuner("awm", pairs=8, **FREE)
+    matching = tuner("awm", num_mc_samples=8, **FREE)
     rows = rows_of(matching)
-    fpo = tuner("fpo", pairs=8)
+    fpo = tuner("fpo", num_mc_samples=8)
     shake(matching.policy)
     fpo.policy.load_state_dict(matching.policy.state_dict())
     ratio = (matching.logp(rows) - rows.logp).detach().exp()  # (B, N)
@@ -95,7 +95,7 @@ def test_the_gradient_points_to_the_reward_on_a_gaussian_bandit() -> None:
     record = algorithm.policy.complete(obs, {"data": action}, torch.Generator().manual_seed(0))
     for sign in (1.0, -1.0):
         logp = algorithm.policy.decisions(obs, record).logp
-        loss, _ = actor_loss(logp, logp.detach(), sign * (action - 0.3).flatten(), algorithm.estimator)
+        loss, _ = fpo_loss(logp, logp.detach(), sign * (action - 0.3).flatten(), algorithm.estimator)
         slope = float(torch.autograd.grad(loss, policy.mean)[0])
         t = (torch.arange(10_000) + 0.5) / 10_000
         expected = -sign * 2 * 0.25 * float((1 - policy.slope(t) * t).square().mean())
@@ -162,7 +162,7 @@ def test_weightings_have_their_closed_forms() -> None:
 @pytest.mark.parametrize("weighting", sorted(WEIGHTINGS))
 def test_every_weighting_starts_at_ratio_one(weighting: str) -> None:
     algorithm = tuner("awm", weighting=weighting)
-    _, info = algorithm.actor_loss(rows_of(algorithm))
+    _, info = algorithm.loss(rows_of(algorithm))
     assert float(info["ratio_max"]) < 1e-5
 
 
@@ -174,7 +174,7 @@ def test_advantages_are_cut_and_scaled_to_one() -> None:
     rows = replace(rows, advantage=outlier)
     advantage = normalize(outlier).clamp(-2, 2) / 2
     assert float(normalize(outlier).max()) > 2 and float(advantage.max()) == 1.0
-    loss, _ = algorithm.actor_loss(rows)
+    loss, _ = algorithm.loss(rows)
     assert float(loss.detach()) == pytest.approx(-float(advantage.mean()), abs=1e-5)  # all ratios are 1
 
 

@@ -69,10 +69,10 @@ def test_averaged_weights_are_deployed_unless_switched_off(ema: bool) -> None:
     for _ in range(3):
         algorithm.update(demonstrations())
     assert algorithm.policy.training  # augmentation and dropout are for imitation
-    assert (algorithm.deployable() is algorithm.policy) != ema
-    trained, deployed = (list(policy.parameters()) for policy in (algorithm.policy, algorithm.deployable()))
+    assert (algorithm.inference_policy() is algorithm.policy) != ema
+    trained, deployed = (list(policy.parameters()) for policy in (algorithm.policy, algorithm.inference_policy()))
     assert all(torch.equal(a, b) for a, b in zip(trained, deployed, strict=True)) != ema
-    assert not ema or not algorithm.deployable().training
+    assert not ema or not algorithm.inference_policy().training
 
 
 def test_losses_stay_finite_under_autocast_and_show_a_nan() -> None:

@@ -15,9 +15,9 @@ from chunking_learners import dqc, fql, qc
 from torch import Tensor
 from value_learners import cal_ql, expo, idql, iql, pa_rl, peak
 
+from robopolicy.algorithms.common.off_policy import OffPolicy
 from robopolicy.algorithms.dqc import quantile_loss
 from robopolicy.algorithms.fql import actor_loss, one_step_copy
-from robopolicy.algorithms.frames.off_policy import OffPolicy
 from robopolicy.algorithms.pa_rl import imitation_target
 from robopolicy.data.batches import Transitions
 from robopolicy.policies.base import Observation
@@ -38,12 +38,12 @@ def oppose(algorithm: OffPolicy) -> None:
             parameter.neg_()
 
 
-def rewound(algorithm: OffPolicy, player: SelectedPolicy, batch: Transitions) -> tuple[Tensor, Candidates]:
-    """The target of `batch`, and the candidates of `player` that it was chosen from."""
+def rewound(algorithm: OffPolicy, acting_policy: SelectedPolicy, batch: Transitions) -> tuple[Tensor, Candidates]:
+    """The target of `batch`, and the candidates of `acting_policy` that it was chosen from."""
     state = algorithm.generator.get_state()
     target = algorithm.target(batch)
     algorithm.generator.set_state(state)
-    return target, player.propose(batch.next_obs, generator=algorithm.generator)
+    return target, acting_policy.propose(batch.next_obs, generator=algorithm.generator)
 
 
 # FQL.
@@ -144,12 +144,12 @@ def test_a_prefix_critic_that_equals_the_long_one_stays_so_where_both_judge_the_
 def test_qc_takes_the_best_sample_by_the_mean_of_the_online_critics_and_values_it_by_the_target_ones() -> None:
     algorithm, seen = qc(), data()
     oppose(algorithm)
-    target, found = rewound(algorithm, algorithm.player, seen)
+    target, found = rewound(algorithm, algorithm.acting_policy, seen)
     values = algorithm.critic.of_candidates(seen.next_obs, found.chunks).mean(0)
     chosen = found.chunks[torch.arange(ROWS), values.argmax(1)]
     torch.testing.assert_close(target, seen.reward + 0.9 * algorithm.target_critic(seen.next_obs, chosen).mean(0))
     played = algorithm.act(seen.next_obs, generator=torch.Generator().manual_seed(0)).chunk
-    found = algorithm.player.propose(seen.next_obs, generator=torch.Generator().manual_seed(0))
+    found = algorithm.acting_policy.propose(seen.next_obs, generator=torch.Generator().manual_seed(0))
     values = algorithm.critic.of_candidates(seen.next_obs, found.chunks).mean(0)
     assert torch.equal(played, found.chunks[torch.arange(ROWS), values.argmax(1)])
 
@@ -181,7 +181,7 @@ def test_cal_ql_bootstraps_from_the_highest_of_the_lowest_target_values_of_sampl
         asked.append(obs)
         return sampled
 
-    algorithm.sampled = sample  # type: ignore[method-assign]
+    algorithm.sample_candidates = sample  # type: ignore[method-assign]
     algorithm.target_critic = Known(  # type: ignore[assignment]
         lambda state, a: state[:, 0] + a[:, 0], lambda state, a: state[:, 0] + 0.9 - 2 * a[:, 0]
     )
@@ -195,7 +195,7 @@ def test_cal_ql_samples_its_policy_and_subtracts_no_entropy() -> None:
     state = algorithm.generator.get_state()
     target = algorithm.target(seen)
     algorithm.generator.set_state(state)
-    chunks = algorithm.sampled(seen.next_obs)
+    chunks = algorithm.sample_candidates(seen.next_obs)
     assert chunks.shape == (ROWS, 4, 2, 1) and float(chunks.std(1).min()) > 0
     lowest = algorithm.target_critic.of_candidates(seen.next_obs, chunks).min(0).values
     torch.testing.assert_close(target, seen.reward + 0.9 * lowest.max(1).values)
@@ -203,8 +203,8 @@ def test_cal_ql_samples_its_policy_and_subtracts_no_entropy() -> None:
 
 def test_cal_ql_subtracts_the_entropy_of_the_best_candidate_where_asked() -> None:
     algorithm, seen = cal_ql(backup_entropy=True, temperature=0.5), data()
-    sampled = algorithm.sampled(seen.next_obs)
-    algorithm.sampled = lambda obs: sampled  # type: ignore[method-assign]
+    sampled = algorithm.sample_candidates(seen.next_obs)
+    algorithm.sample_candidates = lambda obs: sampled  # type: ignore[method-assign]
     values = algorithm.target_critic.of_candidates(seen.next_obs, sampled).min(0).values
     best = sampled[torch.arange(ROWS), values.argmax(1)]
     logp = algorithm.policy.log_density(seen.next_obs, best)
@@ -217,7 +217,7 @@ def test_cal_ql_subtracts_the_entropy_of_the_best_candidate_where_asked() -> Non
 
 def test_expo_bootstraps_from_the_candidate_of_highest_mean_value() -> None:
     algorithm, seen = expo(), data()
-    target, found = rewound(algorithm, algorithm.backup_player, seen)
+    target, found = rewound(algorithm, algorithm.backup_policy, seen)
     best = algorithm.target_critic.of_candidates(seen.next_obs, found.chunks).mean(0).argmax(1)
     assert found.chunks.shape[1] == 8 and len(best.unique()) > 1  # samples and edits
     chosen = found.chunks[torch.arange(ROWS), best]
@@ -228,10 +228,10 @@ def test_expo_bootstraps_from_the_candidate_of_highest_mean_value() -> None:
 def test_expo_adds_the_entropy_of_a_soft_choice_to_its_target() -> None:
     algorithm, seen = expo(selection="softmax", selection_temperature=0.2), data()
     state = algorithm.generator.get_state()
-    target, found = rewound(algorithm, algorithm.backup_player, seen)
+    target, found = rewound(algorithm, algorithm.backup_policy, seen)
     algorithm.generator.set_state(state)
-    algorithm.backup_player.propose(seen.next_obs, generator=algorithm.generator)
-    index = algorithm.backup_player.choose(found.values, generator=algorithm.generator)
+    algorithm.backup_policy.propose(seen.next_obs, generator=algorithm.generator)
+    index = algorithm.backup_policy.choose(found.values, generator=algorithm.generator)
     chosen = found.chunks[torch.arange(ROWS), index]
     lowest = algorithm.target_critic(seen.next_obs, chosen).min(0).values
     logp = (found.values / 0.2).log_softmax(1)[torch.arange(ROWS), index]
@@ -246,9 +246,9 @@ def test_the_averaged_base_of_expo_acts_and_the_trained_one_bootstraps(backup: s
     always(algorithm.policy, 1.0)  # type: ignore[arg-type]
     always(algorithm.ema.module, -1.0)  # type: ignore[arg-type]
     one = torch.ones(ROWS, 2, 1)
-    for draw in (algorithm.act, algorithm.explore):
+    for draw in (algorithm.act, algorithm.warmup_action):
         assert torch.equal(draw(seen.obs).chunk, -one)
-    assert torch.equal(algorithm.deployable().act(seen.obs), -one)
+    assert torch.equal(algorithm.inference_policy().act(seen.obs), -one)
     lowest = algorithm.target_critic(seen.next_obs, one).min(0).values
     torch.testing.assert_close(algorithm.target(seen), seen.reward + 0.9 * lowest)
 
@@ -267,7 +267,7 @@ def test_pa_rl_bootstraps_from_the_best_optimised_chunk_wherever_it_stands() -> 
         assert obs is seen.next_obs
         return Candidates(chunks, values)
 
-    algorithm.player.propose = propose  # type: ignore[method-assign]
+    algorithm.acting_policy.propose = propose  # type: ignore[method-assign]
     algorithm.target_critic = Known(lambda _, a: a[:, 0], lambda _, a: 2 * a[:, 0])  # type: ignore[assignment]
     torch.testing.assert_close(algorithm.target(seen), seen.reward + 0.9 * best / 4)
 

@@ -3,29 +3,17 @@
 from __future__ import annotations
 
 import pytest
+from algorithm_rules import check_source_says_what_it_provides, check_states_what_it_is
 
-from docs.compatibility import HEADS
-from docs.references import references
 from robopolicy.algorithms.registry import ALGORITHMS
-from robopolicy.policies.base import Policy
 from robopolicy.training.make_source import SOURCES
 
 
-@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+@pytest.mark.parametrize("name", ALGORITHMS.product())
 def test_a_class_states_where_it_learns_from_what_it_trains_and_its_paper(name: str) -> None:
-    algorithm = ALGORITHMS[name]
-    for attribute in ("name", "data_source", "heads", "reference"):
-        assert attribute in vars(algorithm), f"{algorithm.__name__} states no {attribute}"
-        assert ALGORITHMS.attribute(name, attribute) == getattr(algorithm, attribute)
-    assert algorithm.name == name
-    assert algorithm.data_source in SOURCES
-    assert algorithm.reference in references()
-    assert algorithm.heads
-    for head in algorithm.heads:
-        assert head in HEADS or head == "text" or callable(getattr(Policy, head)), head
+    check_states_what_it_is(name)
 
 
-@pytest.mark.parametrize("name", sorted(SOURCES))
+@pytest.mark.parametrize("name", SOURCES.product())
 def test_a_source_says_what_it_provides_and_whether_in_whole_episodes(name: str) -> None:
-    assert SOURCES.summary(name).endswith(".")
-    assert isinstance(SOURCES[name].whole_episodes, bool)
+    check_source_says_what_it_provides(name)

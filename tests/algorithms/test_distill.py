@@ -154,7 +154,7 @@ def test_distillation_makes_the_teachers_distribution_in_one_call() -> None:
     algorithm = Distill(config, exact_flow(), total_updates=500)
     for _ in range(500):
         algorithm.update(draws(256))
-    student = algorithm.deployable()
+    student = algorithm.inference_policy()
     assert student.network_calls == 1
     noise = torch.randn(4000, 1, 1)
     drawn = student.decode({"state": torch.zeros(4000, 1, 1)}, noise)
@@ -186,7 +186,7 @@ def test_reflow_straightens_a_flow_between_two_modes() -> None:
     algorithm = Reflow(ReflowConfig(lr=3e-3, warmup=20, teacher_steps=8), policy, total_updates=200)
     for _ in range(200):
         algorithm.update(ChunkBatch(obs, chunk, torch.ones(256, 1)))
-    policy = algorithm.deployable()  # type: ignore[assignment]
+    policy = algorithm.inference_policy()  # type: ignore[assignment]
     assert before > 0.5 and error_of_one_step() < 0.35 * before
 
 
@@ -206,7 +206,7 @@ def test_any_head_with_a_flow_can_teach_and_stays_bit_identical(name: str) -> No
 
 def test_the_student_inherits_architecture_and_units() -> None:
     policy = teacher("edm", backbone="unet", unet_channels=(8, 16), action_clip=0.8)
-    student = make("distill", policy, steps=2).deployable()
+    student = make("distill", policy, steps=2).inference_policy()
     assert isinstance(student, ConsistencyPolicy) and student.spec == policy.spec
     assert (student.config.backbone, student.config.unet_channels) == ("unet", (8, 16))
     assert (student.config.action_clip, student.network_calls) == (0.8, 2)
@@ -240,9 +240,12 @@ def test_the_target_follows_the_student_closely_and_the_deployed_average_slowly(
     weight = "backbone.body.0.weight"
     student, target = algorithm.policy.state_dict()[weight], algorithm.target.module.state_dict()[weight]
     torch.testing.assert_close(target, (before[weight] + student) / 2)
-    assert algorithm.deployable() is algorithm.ema.module and algorithm.deployable() is not algorithm.target.module
+    assert (
+        algorithm.inference_policy() is algorithm.ema.module
+        and algorithm.inference_policy() is not algorithm.target.module
+    )
     assert torch.equal(own.policy.state_dict()[weight], own.target.module.state_dict()[weight])
-    assert own.deployable() is own.policy
+    assert own.inference_policy() is own.policy
 
 
 def test_reflow_trains_the_flow_on_its_own_pairs() -> None:
@@ -269,8 +272,8 @@ def test_a_resumed_algorithm_ends_with_the_same_weights(algorithm: str) -> None:
     for part in (straight, resumed):
         for i in range(2, 4):
             part.update(batch(i))
-    for key, value in straight.deployable().state_dict().items():
-        assert torch.equal(value, resumed.deployable().state_dict()[key]), key
+    for key, value in straight.inference_policy().state_dict().items():
+        assert torch.equal(value, resumed.inference_policy().state_dict()[key]), key
 
 
 @both
@@ -287,10 +290,10 @@ def test_losses_stay_finite_under_autocast_and_show_a_nan(algorithm: str) -> Non
 def test_what_is_deployed_survives_a_checkpoint(algorithm: str, tmp_path: Path) -> None:
     made, obs = make(algorithm), batch(0).obs
     made.update(batch(0))
-    save_checkpoint(tmp_path / "best", made.deployable(), task="toy/point_mass", obs_sample=obs)
+    save_checkpoint(tmp_path / "best", made.inference_policy(), task="toy/point_mass", obs_sample=obs)
     assert verify_checkpoint(tmp_path / "best").ok
     policy, _ = load_policy(tmp_path / "best")
-    chunks = [p.act(obs, generator=RowStreams(range(8), [0] * 8)) for p in (made.deployable(), policy)]
+    chunks = [p.act(obs, generator=RowStreams(range(8), [0] * 8)) for p in (made.inference_policy(), policy)]
     assert torch.equal(chunks[0], chunks[1]) and policy.name == {"distill": "consistency", "reflow": "flow"}[algorithm]
 
 

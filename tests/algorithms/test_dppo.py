@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from robopolicy.algorithms.dppo import DPPO, DPPOConfig, actor_loss, bc_loss, step_advantage
-from robopolicy.algorithms.frames.on_policy import Rows, minibatches, normalize
+from robopolicy.algorithms.common.rollout_batch import RolloutBatch, minibatches, normalize
+from robopolicy.algorithms.dppo import DPPO, DPPOConfig, bc_loss, dppo_loss, step_advantage
 from robopolicy.core.decisions import Decisions
 from robopolicy.errors import UserError
 from robopolicy.policies.exploration import diffusion_chain
@@ -23,7 +23,7 @@ from robopolicy.policies.wrappers.staged import StagedDiffusion
 from robopolicy.training.checkpoint import load_policy, save_checkpoint
 
 TINY = {"transformer_width": 16, "transformer_layers": 1, "transformer_heads": 2}
-QUICK: dict[str, Any] = {"decisions": 8, "batch_size": 64, "epochs": 2}
+QUICK: dict[str, Any] = {"num_steps": 8, "batch_size": 64, "epochs": 2}
 
 
 def dppo(seed: int = 0, head: dict[str, Any] | None = None, **overrides: Any) -> DPPO:
@@ -52,7 +52,7 @@ def test_every_ratio_of_the_first_minibatch_is_one(name: str) -> None:
         rollout = sampler.collect(algorithm.act)
         rows = tools.rows_of(algorithm, rollout)
         for batch, _ in minibatches(rows, 50, torch.Generator().manual_seed(0)):
-            _, info = algorithm.actor_loss(batch)
+            _, info = algorithm.loss(batch)
             assert float(info["ratio_max"]) < 1e-5
             assert float(info["approx_kl"]) == pytest.approx(0.0, abs=1e-9) and float(info["clip_fraction"]) == 0.0
         metrics = algorithm.update(rollout)
@@ -62,11 +62,11 @@ def test_every_ratio_of_the_first_minibatch_is_one(name: str) -> None:
 def test_the_first_gradient_is_the_policy_gradient_of_every_step() -> None:
     algorithm = dppo(gamma_denoise=0.5, trained_steps=3)
     rows = tools.rows_of(algorithm, tools.sampler_for(algorithm).collect(algorithm.act))
-    loss, _ = actor_loss(algorithm.policy, rows, algorithm.estimator, algorithm.config)
+    loss, _ = dppo_loss(algorithm.policy, rows, algorithm.estimator, algorithm.config)
     logp = algorithm.policy.decisions(rows.obs, rows.record).logp
     weights = torch.tensor([0.25, 0.5, 1.0])
     plain = -(normalize(rows.advantage)[:, None] * weights * logp).mean()
-    parameters = algorithm.actor_parameters
+    parameters = tools.actor_parameters(algorithm)
     tools.assert_close(tools.gradient(loss, parameters), tools.gradient(plain, parameters))
 
 
@@ -76,10 +76,10 @@ def test_without_discounted_credit_only_the_last_step_learns() -> None:
     advantage = step_advantage(rows.advantage, Decisions(logp_old=rows.logp), algorithm.config)
     assert not bool(advantage[:, :-1].any())
     torch.testing.assert_close(advantage[:, -1], normalize(rows.advantage))  # 0 ** 0 = 1
-    loss, _ = actor_loss(algorithm.policy, rows, algorithm.estimator, algorithm.config)
+    loss, _ = dppo_loss(algorithm.policy, rows, algorithm.estimator, algorithm.config)
     last = algorithm.policy.decisions(rows.obs, rows.record).logp[:, -1]
     plain = -(normalize(rows.advantage) * last).mean() / 4
-    parameters = algorithm.actor_parameters
+    parameters = tools.actor_parameters(algorithm)
     tools.assert_close(tools.gradient(loss, parameters), tools.gradient(plain, parameters))
 
 
@@ -141,7 +141,7 @@ def test_the_deployed_policy_is_head_behind_base_and_survives_a_checkpoint(steps
     algorithm = dppo(trained_steps=steps)
     sampler = tools.sampler_for(algorithm)
     algorithm.update(sampler.collect(algorithm.act))
-    deployed, obs = algorithm.deployable(), {"state": torch.randn(8, 1, 6)}
+    deployed, obs = algorithm.inference_policy(), {"state": torch.randn(8, 1, 6)}
     noise = torch.randn(8, 4, 2)
     x = noise
     for k in range(4):
@@ -157,10 +157,10 @@ def test_the_deployed_policy_is_head_behind_base_and_survives_a_checkpoint(steps
 def test_saving_leaves_the_ratio_of_fresh_data_at_one(tmp_path: Path) -> None:
     algorithm = dppo(trained_steps=2, head={"hidden_dropout": 0.5})
     obs = {"state": torch.randn(8, 1, 6)}
-    save_checkpoint(tmp_path / "c", algorithm.deployable(), task="toy/point_mass", obs_sample=obs)
+    save_checkpoint(tmp_path / "c", algorithm.inference_policy(), task="toy/point_mass", obs_sample=obs)
     assert not any(module.training for module in algorithm.policy.head.modules())
     rows = tools.rows_of(algorithm, tools.sampler_for(algorithm).collect(algorithm.act))
-    _, info = algorithm.actor_loss(rows)
+    _, info = algorithm.loss(rows)
     assert float(info["ratio_max"]) < 1e-5
 
 
@@ -168,13 +168,13 @@ def test_a_fine_tuned_policy_can_be_fine_tuned_again() -> None:
     first = dppo(trained_steps=3)
     sampler = tools.sampler_for(first)
     first.update(sampler.collect(first.act))
-    staged = first.deployable()
+    staged = first.inference_policy()
     assert isinstance(staged, StagedDiffusion)
     again = DPPO(DPPOConfig(**(QUICK | {"trained_steps": 1})), copy.deepcopy(staged), total_updates=5)
     noise, obs = torch.randn(8, 4, 2), {"state": torch.randn(8, 1, 6)}
-    torch.testing.assert_close(again.deployable().decode(obs, noise), staged.decode(obs, noise))
+    torch.testing.assert_close(again.inference_policy().decode(obs, noise), staged.decode(obs, noise))
     again.update(tools.sampler_for(again).collect(again.act))
-    deployed = again.deployable()
+    deployed = again.inference_policy()
     assert isinstance(deployed, StagedDiffusion) and deployed.config.starts == (0, 1, 3)
     assert tools.distance(deployed.heads[0], staged.heads[0]) == tools.distance(deployed.heads[1], staged.heads[1]) == 0
     assert tools.distance(deployed.heads[2], staged.heads[1]) > 0
@@ -190,7 +190,7 @@ def test_a_resumed_run_ends_with_the_same_weights(settings: dict[str, Any]) -> N
     sampler = tools.sampler_for(straight)
     straight.update(sampler.collect(straight.act))
     state, sim_state = copy.deepcopy(straight.state_dict()), copy.deepcopy(sampler.state_dict())
-    deployed = copy.deepcopy(straight.deployable())
+    deployed = copy.deepcopy(straight.inference_policy())
     straight.update(sampler.collect(straight.act))
 
     config = straight.config  # a resumed run is built around what was deployed
@@ -200,7 +200,7 @@ def test_a_resumed_run_ends_with_the_same_weights(settings: dict[str, Any]) -> N
         other.load_state_dict(copy.deepcopy(sim_state))
         resumed.update(other.collect(resumed.act))
         assert not tools.changed(tools.snapshot(straight.policy), resumed.policy)
-        assert not tools.changed(tools.snapshot(straight.deployable()), resumed.deployable())
+        assert not tools.changed(tools.snapshot(straight.inference_policy()), resumed.inference_policy())
         assert not tools.changed(tools.snapshot(straight.critic), resumed.critic)
 
 
@@ -209,7 +209,7 @@ def test_losses_stay_finite_under_autocast_and_show_a_nan() -> None:
     rollout = tools.sampler_for(algorithm).collect(algorithm.act)
     rows = tools.rows_of(algorithm, rollout)
     with torch.autocast("cpu", torch.bfloat16):
-        loss, _ = algorithm.actor_loss(rows)
+        loss, _ = algorithm.loss(rows)
         assert bool(loss.isfinite())
     rollout.reward[3, 2] = float("nan")
     assert math.isnan(algorithm.update(rollout)["critic/loss"])
@@ -260,8 +260,8 @@ def test_the_gradient_of_a_bandit_is_the_closed_form(monkeypatch: pytest.MonkeyP
     obs = {"state": torch.zeros(rows, 1, 1)}
     sample = algorithm.act(obs, generator=torch.Generator().manual_seed(0))
     reward = -(sample.chunk[:, 0, 0] - 2).square()
-    batch = Rows(obs, sample.record, sample.logp, reward, reward, reward)
-    loss, info = actor_loss(algorithm.policy, batch, algorithm.estimator, config)
+    batch = RolloutBatch(obs, sample.record, sample.logp, reward, reward, reward)
+    loss, info = dppo_loss(algorithm.policy, batch, algorithm.estimator, config)
     head = algorithm.policy.head
     assert isinstance(head, Drift) and float(info["clamped"]) < 0.01
     (slope,) = torch.autograd.grad(loss, [head.drift])

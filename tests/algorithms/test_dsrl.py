@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from robopolicy.algorithms.dsrl_na import DSRLNA, DSRLNAConfig, distill_loss
 from robopolicy.algorithms.dsrl_sac import DSRLSAC, DSRLSACConfig
-from robopolicy.algorithms.frames.steering import Steering
 from robopolicy.critics.q import CriticConfig, QEnsemble
 from robopolicy.data.replay import Replay, Transitions
 from robopolicy.errors import UserError
@@ -30,6 +29,8 @@ from robopolicy.rollout.off_policy import ReplaySampler
 from robopolicy.sim.chunk import ChunkedSim
 from robopolicy.sim.registry import SimOptions, make_sim
 from robopolicy.training.checkpoint import load_policy, save_checkpoint, verify_checkpoint
+
+Kind = type[DSRLNA | DSRLSAC]
 
 # The closed-form case: one decision, base P(s, w) = s + GAIN w, value -|a - GOAL|^2.
 LINEAR = PolicySpec({"state": (2,)}, action_dim=2)
@@ -47,9 +48,14 @@ def value(chunk: Tensor) -> Tensor:
     return -(chunk[:, 0] - GOAL).square().sum(-1)
 
 
-def make(kind: type[Steering], base: Policy, **overrides: Any) -> Any:
+def make(kind: Kind, base: Policy, **overrides: Any) -> Any:
     torch.manual_seed(0)
-    settings: dict[str, Any] = {"space": NoiseSpace(bound=BOUND), "actor": ACTOR, "critic": SMALL, "batch_size": 128}
+    settings: dict[str, Any] = {
+        "noise_space": NoiseSpace(bound=BOUND),
+        "actor": ACTOR,
+        "critic": SMALL,
+        "batch_size": 128,
+    }
     settings |= {"lr": 3e-3, "critic_lr": 3e-3} | overrides
     config = (DSRLNAConfig if kind is DSRLNA else DSRLSACConfig)(**settings)
     return kind(config, base, total_updates=100)  # type: ignore[call-arg]
@@ -116,7 +122,7 @@ def test_distillation_of_a_linear_base_and_a_quadratic_value_converges() -> None
 
 
 @pytest.mark.parametrize("kind", [DSRLSAC, DSRLNA])
-def test_the_actor_finds_the_closed_form_noise_clipped_at_the_bound(kind: type[Steering]) -> None:
+def test_the_actor_finds_the_closed_form_noise_clipped_at_the_bound(kind: Kind) -> None:
     base = CallablePolicy.wrap("linear", linear, LINEAR)
     more: dict[str, Any] = {"distill": 1.0} if kind is DSRLNA else {}
     algorithm = make(kind, base, temperature=0.01, temperature_lr=0.0, lr=4e-3, critic_lr=4e-3, batch_size=64, **more)
@@ -153,10 +159,10 @@ def share_of_gaussian(low: float, high: float) -> float:
 
 
 @kinds
-def test_exploration_plays_gaussian_noise_cut_at_the_bound_whatever_the_actor_is(kind: type[Steering]) -> None:
+def test_exploration_plays_gaussian_noise_cut_at_the_bound_whatever_the_actor_is(kind: Kind) -> None:
     algorithm = make(kind, CallablePolicy.wrap("linear", linear, LINEAR))
     obs = bandit(4000, 0).obs
-    sample = algorithm.explore(obs, generator=torch.Generator().manual_seed(0))
+    sample = algorithm.warmup_action(obs, generator=torch.Generator().manual_seed(0))
     w = sample.record["noise"]
     assert torch.equal(sample.chunk, linear(obs, w))
     found = [(w == -BOUND), (w > -BOUND) & (w <= -0.5), (w > -0.5) & (w <= 0.5), (w == BOUND)]
@@ -167,7 +173,7 @@ def test_exploration_plays_gaussian_noise_cut_at_the_bound_whatever_the_actor_is
     with torch.no_grad():
         for parameter in algorithm.policy.actor.parameters():
             parameter.fill_(0.1)
-    assert torch.equal(algorithm.explore(obs, generator=torch.Generator().manual_seed(0)).chunk, sample.chunk)
+    assert torch.equal(algorithm.warmup_action(obs, generator=torch.Generator().manual_seed(0)).chunk, sample.chunk)
     assert not torch.equal(algorithm.act(obs, generator=torch.Generator().manual_seed(0)).chunk, sample.chunk)
 
 
@@ -207,7 +213,7 @@ def test_targets_do_not_depend_on_the_noise_behind_an_action() -> None:
 
 @kinds
 @pytest.mark.parametrize("backup_entropy", [True, False])
-def test_the_target_is_the_soft_value_of_what_is_steered_to_next(kind: type[Steering], backup_entropy: bool) -> None:
+def test_the_target_is_the_soft_value_of_what_is_steered_to_next(kind: Kind, backup_entropy: bool) -> None:
     base = CallablePolicy.wrap("linear", linear, LINEAR)
     algorithm = make(kind, base, temperature=0.2, backup_entropy=backup_entropy)
     algorithm.target_critic = Known(*(lambda s, a, i=i: s.sum(-1) + value(a[:, None]) - i for i in range(2)))
@@ -221,20 +227,20 @@ def test_the_target_is_the_soft_value_of_what_is_steered_to_next(kind: type[Stee
 
 
 @kinds
-def test_the_target_entropy_is_zero_or_minus_the_free_noise(kind: type[Steering]) -> None:
+def test_the_target_entropy_is_zero_or_minus_the_free_noise(kind: Kind) -> None:
     assert make(kind, flow()).target_entropy == 0.0
     for space, free in ((NoiseSpace("full"), 4 * 2), (NoiseSpace("repeat"), 2), (NoiseSpace("truncated", steps=3), 6)):
-        assert make(kind, flow(), space=space, target_entropy=None).target_entropy == -free
+        assert make(kind, flow(), noise_space=space, target_entropy=None).target_entropy == -free
 
 
 @kinds
-def test_actor_and_critic_see_clouds_and_sets_as_the_base_does(kind: type[Steering]) -> None:
+def test_actor_and_critic_see_clouds_and_sets_as_the_base_does(kind: Kind) -> None:
     shapes = {"state": (2,), "point_cloud.front": (3, 3), "entities.others": (2, 4)}
     boxes = {key: {"min": [-3.0] * math.prod(shape), "max": [7.0] * math.prod(shape)} for key, shape in shapes.items()}
     base = FlowPolicy(FlowConfig(hidden=(16,), normalization="minmax"), PolicySpec(shapes, 2))
     base.fit_normalizer(boxes | {"action": {"min": [-1.0] * 2, "max": [1.0] * 2}})
     algorithm = make(kind, base)
-    for encoder in (algorithm.actor.encoder, algorithm.critic.encoder, algorithm.noise_critic.encoder):
+    for encoder in (algorithm.policy.actor.encoder, algorithm.critic.encoder, algorithm.noise_critic.encoder):
         for key, value in base.encoder.named_buffers():
             assert torch.equal(encoder.state_dict()[key], value), key
 
@@ -243,9 +249,7 @@ def test_actor_and_critic_see_clouds_and_sets_as_the_base_does(kind: type[Steeri
 @pytest.mark.parametrize(
     "space", [NoiseSpace("repeat", 0.3), NoiseSpace("truncated", 0.4, steps=2, rest="draw"), NoiseSpace("full", 0.9)]
 )
-def test_the_bound_holds_wherever_noise_appears(
-    kind: type[Steering], space: NoiseSpace, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_bound_holds_wherever_noise_appears(kind: Kind, space: NoiseSpace, monkeypatch: pytest.MonkeyPatch) -> None:
     to_base: list[Tensor] = []
     to_critic: list[Tensor] = []
 
@@ -253,7 +257,7 @@ def test_the_bound_holds_wherever_noise_appears(
         to_base.append(noise.clone())
         return noise
 
-    algorithm = make(kind, CallablePolicy.wrap("spy", function, POINT_MASS), space=space, lr=0.1, batch_size=16)
+    algorithm = make(kind, CallablePolicy.wrap("spy", function, POINT_MASS), noise_space=space, lr=0.1, batch_size=16)
     original, free = QEnsemble.output, space.rows(4)
 
     def output(self: QEnsemble, features: Tensor, chunk: Tensor, members: Tensor | None = None) -> Tensor:
@@ -264,40 +268,40 @@ def test_the_bound_holds_wherever_noise_appears(
 
     monkeypatch.setattr(QEnsemble, "output", output)
     sampler = point_mass(algorithm)
-    sampler.play(algorithm.explore, 4)
+    sampler.play(algorithm.warmup_action, 4)
     for _ in range(3):
         sampler.play(algorithm.act)
-        algorithm.update(sampler.replay.sample(algorithm.request, algorithm.generator, batches=2))
+        algorithm.update(sampler.replay.sample(algorithm.sample_spec, algorithm.generator, batches=2))
     assert len(to_base) >= 7 and len(to_critic) >= 6
     for noise in (*to_base, *to_critic):
         assert bool((noise.abs() <= torch.tensor(space.bound)).all())
 
 
 @kinds
-def test_every_chunk_is_decoded_exactly_once(kind: type[Steering]) -> None:
+def test_every_chunk_is_decoded_exactly_once(kind: Kind) -> None:
     base = CallablePolicy.wrap("linear", lambda obs, noise: noise, POINT_MASS)
     algorithm = make(kind, base, batch_size=16)
     meter, sampler = algorithm.policy.base.meter, point_mass(algorithm)
-    sampler.play(algorithm.explore, 5)
+    sampler.play(algorithm.warmup_action, 5)
     sampler.play(algorithm.act, 3)
     assert meter.calls == 8
-    algorithm.update(sampler.replay.sample(algorithm.request, algorithm.generator, batches=4))
+    algorithm.update(sampler.replay.sample(algorithm.sample_spec, algorithm.generator, batches=4))
     assert meter.calls == 8 + (
         0 if kind is DSRLSAC else 4 + 2
     )  # targets of four minibatches, distillation on half of them
 
 
 @kinds
-def test_the_base_is_bit_identical_after_training(kind: type[Steering]) -> None:
+def test_the_base_is_bit_identical_after_training(kind: Kind) -> None:
     base = flow()
     before = {key: item.clone() for key, item in base.state_dict().items()}
     algorithm = make(kind, base, batch_size=32)
     actor = {key: item.clone() for key, item in algorithm.policy.actor.state_dict().items()}
     sampler = point_mass(algorithm)
-    sampler.play(algorithm.explore, 4)
+    sampler.play(algorithm.warmup_action, 4)
     for _ in range(3):
         sampler.play(algorithm.act)
-        algorithm.update(sampler.replay.sample(algorithm.request, algorithm.generator, batches=2))
+        algorithm.update(sampler.replay.sample(algorithm.sample_spec, algorithm.generator, batches=2))
     assert all(p.grad is None for p in algorithm.policy.base.parameters())
     inside = algorithm.policy.base.state_dict()
     assert all(
@@ -307,12 +311,12 @@ def test_the_base_is_bit_identical_after_training(kind: type[Steering]) -> None:
 
 
 @kinds
-def test_a_resumed_algorithm_ends_with_the_same_weights(kind: type[Steering]) -> None:
+def test_a_resumed_algorithm_ends_with_the_same_weights(kind: Kind) -> None:
     straight = make(kind, flow(), batch_size=32)
     sampler = point_mass(straight)
-    sampler.play(straight.explore, 5)
-    first = sampler.replay.sample(straight.request, torch.Generator().manual_seed(0), batches=2)
-    second = sampler.replay.sample(straight.request, torch.Generator().manual_seed(1), batches=2)
+    sampler.play(straight.warmup_action, 5)
+    first = sampler.replay.sample(straight.sample_spec, torch.Generator().manual_seed(0), batches=2)
+    second = sampler.replay.sample(straight.sample_spec, torch.Generator().manual_seed(1), batches=2)
     straight.update(first)
     state = copy.deepcopy(straight.state_dict())
     straight.update(second)
@@ -320,14 +324,14 @@ def test_a_resumed_algorithm_ends_with_the_same_weights(kind: type[Steering]) ->
     resumed.load_state_dict(state)
     resumed.update(second)
     after = resumed.state_dict()
-    for part in straight.parts():
+    for part in straight.checkpoint_items():
         for key, item in straight.state_dict()[part].items():
             if isinstance(item, Tensor):
                 assert torch.equal(item, after[part][key]), f"{part}.{key}"
 
 
 @kinds
-def test_a_nan_shows_in_the_metrics_and_autocast_stays_finite(kind: type[Steering]) -> None:
+def test_a_nan_shows_in_the_metrics_and_autocast_stays_finite(kind: Kind) -> None:
     algorithm = make(kind, CallablePolicy.wrap("linear", linear, LINEAR), batch_size=64)
     with torch.autocast("cpu", torch.bfloat16):
         metrics = algorithm.update(bandit(64, 0))
@@ -338,10 +342,10 @@ def test_a_nan_shows_in_the_metrics_and_autocast_stays_finite(kind: type[Steerin
 
 
 @kinds
-def test_what_is_deployed_round_trips(kind: type[Steering], tmp_path: Path) -> None:
+def test_what_is_deployed_round_trips(kind: Kind, tmp_path: Path) -> None:
     algorithm = make(kind, flow())
     obs = {"state": torch.randn(4, 1, 6)}
-    save_checkpoint(tmp_path / "c", algorithm.deployable(), task="toy/point_mass", obs_sample=obs)
+    save_checkpoint(tmp_path / "c", algorithm.inference_policy(), task="toy/point_mass", obs_sample=obs)
     assert verify_checkpoint(tmp_path / "c").ok
     loaded, _ = load_policy(tmp_path / "c")
     assert torch.equal(loaded.act(obs, deterministic=True), algorithm.policy.act(obs, deterministic=True))
@@ -361,8 +365,8 @@ def test_demonstrations_serve_the_aliased_variant_alone() -> None:
 def test_what_cannot_be_steered_is_refused() -> None:
     with pytest.raises(UserError, match="takes none; train it with ppo or sac"):
         make(DSRLNA, GaussianPolicy(GaussianConfig(), LINEAR))
-    with pytest.raises(UserError, match=r"set algorithm\.space\.bound"):
-        make(DSRLNA, flow(), space=NoiseSpace(bound=0.0))
+    with pytest.raises(UserError, match=r"set algorithm\.noise_space\.bound"):
+        make(DSRLNA, flow(), noise_space=NoiseSpace(bound=0.0))
     with pytest.raises(UserError, match="must be a multiple of that, got 3"):
         make(DSRLSAC, flow(), n_step=3)
     with pytest.raises(UserError, match="or start from its base"):
@@ -370,7 +374,7 @@ def test_what_cannot_be_steered_is_refused() -> None:
 
 
 @kinds
-def test_a_steered_policy_goes_on_with_its_own_actor_alone(kind: type[Steering]) -> None:
+def test_a_steered_policy_goes_on_with_its_own_actor_alone(kind: Kind) -> None:
     steered = LatentPolicy.steer(flow(), NoiseSpace(bound=BOUND), ACTOR)
     assert make(kind, steered).policy is steered
     with pytest.raises(UserError, match=r"an actor with hidden=\(64, 64\);"):
@@ -379,20 +383,20 @@ def test_a_steered_policy_goes_on_with_its_own_actor_alone(kind: type[Steering])
 
 @pytest.mark.slow
 @kinds
-def test_steering_a_slow_random_black_box_solves_the_point_mass(kind: type[Steering]) -> None:
+def test_steering_a_slow_random_black_box_solves_the_point_mass(kind: Kind) -> None:
     def function(obs: Observation, noise: Tensor) -> Tensor:
         time.sleep(0.0005)
         return (0.7 * noise).clamp(-1, 1)
 
     base = CallablePolicy.wrap("random", function, POINT_MASS)
-    settings: dict[str, Any] = {"space": NoiseSpace("repeat"), "critic": CriticConfig(hidden=(64, 64))}
+    settings: dict[str, Any] = {"noise_space": NoiseSpace("repeat"), "critic": CriticConfig(hidden=(64, 64))}
     algorithm = make(kind, base, lr=1e-3, critic_lr=1e-3, temperature=0.1, tau=0.02, **settings)
     sampler = point_mass(algorithm, num_envs=16)
-    sampler.play(algorithm.explore, 30)
+    sampler.play(algorithm.warmup_action, 30)
     before = sampler.episode_stats()["rollout/return"]
     for _ in range(60):
         sampler.play(algorithm.act)
-        algorithm.update(sampler.replay.sample(algorithm.request, algorithm.generator, batches=8))
+        algorithm.update(sampler.replay.sample(algorithm.sample_spec, algorithm.generator, batches=8))
     sampler.episode_stats()
     sampler.play(algorithm.act, 20)
     assert before < -6 and sampler.episode_stats()["rollout/return"] > -2.5

@@ -27,7 +27,7 @@ def reinflow(name: str) -> tuple[ReinFlow, RolloutSampler]:
     torch.manual_seed(0)
     policy = make_policy(name, CONFIGS[name], PolicySpec({"state": (6,)}, 2, horizon=4, execute=2))
     policy.fit_normalizer({key: {"min": [-2.0] * n, "max": [2.0] * n} for key, n in (("state", 6), ("action", 2))})
-    config = ReinFlowConfig(decisions=8, batch_size=64, bc_coef=0.1)
+    config = ReinFlowConfig(num_steps=8, batch_size=64, bc_coef=0.1)
     algorithm = ReinFlow(config, policy, total_updates=4)
     sim = make_sim("toy/point_mass", SimOptions(num_envs=16, reward="shaped"))
     chunked = ChunkedSim(sim, execute=2, obs_horizon=1, gamma=algorithm.step_discount)
@@ -57,7 +57,7 @@ def test_the_fine_tuned_head_is_deployed_as_what_it_was(name: str, tmp_path: Pat
     rollout = sampler.collect(algorithm.act)
     algorithm.update(rollout)
     obs = {key: value[0] for key, value in rollout.obs.items()}
-    save_checkpoint(tmp_path / "best", algorithm.deployable(), task="toy/point_mass", obs_sample=obs)
+    save_checkpoint(tmp_path / "best", algorithm.inference_policy(), task="toy/point_mass", obs_sample=obs)
     assert verify_checkpoint(tmp_path / "best").ok
     assert load_policy(tmp_path / "best")[0].name == name
 

@@ -1,4 +1,4 @@
-"""What the settings of the fine-tuners' frame do: clip, entropy bonus, early stop, and what the critic learns."""
+"""What the shared settings of the fine-tuners do: clip, entropy bonus, early stop, and what the critic learns."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from robopolicy.algorithms.frames.on_policy import ReturnScale, Rows
+from robopolicy.algorithms.common.fine_tuning import clipped_step, cosine_rate
+from robopolicy.algorithms.common.rollout_batch import RewardNormalizer, RolloutBatch
 from robopolicy.algorithms.registry import ALGORITHMS, make_algorithm
 from robopolicy.critics.value import ValueConfig
 from robopolicy.data.batches import Rollout
@@ -39,12 +40,12 @@ def observations(rows: int = ROWS) -> Observation:
     return {"state": torch.randn(rows, 1, 6, generator=torch.Generator().manual_seed(1))}
 
 
-def played(algorithm: Any, advantage: Tensor) -> Rows:
+def played(algorithm: Any, advantage: Tensor) -> RolloutBatch:
     """Fresh decisions with these advantages, as the first epoch sees them."""
     obs = observations(len(advantage))
     sample = algorithm.policy.sample(obs, generator=torch.Generator().manual_seed(0))
-    with torch.no_grad():
-        return algorithm.prepare(Rows(obs, sample.record, sample.logp, advantage, advantage, advantage))
+    rows = RolloutBatch(obs, sample.record, sample.logp, advantage, advantage, advantage)
+    return tools.completed(algorithm, rows)
 
 
 @pytest.mark.parametrize("name", ["reinflow", "dppo", "ac_flow"])
@@ -72,7 +73,7 @@ def signs() -> Tensor:
     return torch.tensor([1.0, -1.0]).repeat(ROWS // 2)
 
 
-def with_ratios(algorithm: Any, rows: Rows, ratio: Tensor) -> Rows:
+def with_ratios(algorithm: Any, rows: RolloutBatch, ratio: Tensor) -> RolloutBatch:
     """`rows` whose recorded log-probabilities make the present ratios `(B,)` these."""
     now = algorithm.policy.decisions(rows.obs, rows.record).logp.detach()
     spec = algorithm.policy.spec
@@ -85,15 +86,15 @@ def with_ratios(algorithm: Any, rows: Rows, ratio: Tensor) -> Rows:
 def test_decisions_beyond_the_clip_are_not_pushed_further(name: str, stretch: float) -> None:
     algorithm, clip, advantage = tuner(name), CLIPS[name], signs()
     rows = with_ratios(algorithm, played(algorithm, advantage), 1 + stretch * clip * advantage)
-    loss, info = algorithm.actor_loss(rows)
+    loss, info = algorithm.loss(rows)
     size = 1.0 if name == "flow_grpo" else math.sqrt((ROWS - 1) / ROWS)  # of normalised advantages
     assert float(loss.detach()) == pytest.approx(-min(stretch, 1.0) * clip * size, abs=2e-5)
-    pushed = any(bool(slope.any()) for slope in tools.gradient(loss, algorithm.actor_parameters))
+    pushed = any(bool(slope.any()) for slope in tools.gradient(loss, tools.actor_parameters(algorithm)))
     assert pushed == (stretch < 1)
     assert float(info["clip_fraction"]) == float(stretch > 1)
 
 
-def spread_of(algorithm: Any, rows: Rows) -> Tensor:
+def spread_of(algorithm: Any, rows: RolloutBatch) -> Tensor:
     """Standard deviations of what the entropy bonus of `algorithm` counts."""
     policy = algorithm.policy
     if algorithm.name == "policyflow":
@@ -108,7 +109,7 @@ def test_the_entropy_bonus_rewards_a_wider_spread(name: str) -> None:
     plain, bonus = tuner(name, **learned), tuner(name, **learned, entropy_coef=0.5)
     rows = played(plain, signs())
     with torch.no_grad():
-        difference = bonus.actor_loss(rows)[0] - plain.actor_loss(rows)[0]
+        difference = bonus.loss(rows)[0] - plain.loss(rows)[0]
         entropy = torch.distributions.Normal(0.0, spread_of(bonus, rows)).entropy()
     counted = entropy.sum() if name == "policyflow" else entropy.mean()
     assert float(counted) != pytest.approx(0.0, abs=0.1)
@@ -118,8 +119,8 @@ def test_the_entropy_bonus_rewards_a_wider_spread(name: str) -> None:
 @pytest.mark.parametrize("limit", [1e-3, 1e3])
 def test_the_gradient_of_the_actor_is_no_longer_than_its_bound(limit: float) -> None:
     algorithm = tuner("flow_sde", grad_clip=limit)
-    info = algorithm._actor_step(played(algorithm, signs()))
-    length = torch.stack([p.grad.norm() for p in algorithm.actor_parameters if p.grad is not None]).norm()
+    info = clipped_step(algorithm.actor_optimizer, *algorithm.loss(played(algorithm, signs())), limit)
+    length = torch.stack([p.grad.norm() for p in tools.actor_parameters(algorithm) if p.grad is not None]).norm()
     measured = float(info["actor/grad_norm"])  # before it is cut
     assert 1e-3 < measured < 1e3 and float(length) == pytest.approx(min(measured, limit), rel=1e-3)
 
@@ -128,36 +129,36 @@ def test_the_learning_rate_falls_along_a_cosine_to_its_last_value() -> None:
     algorithm = tuner("flow_sde", lr=3e-4, lr_final=1e-4, updates=8)
     found = []
     for algorithm.updates in (0, 2, 4, 8):
-        algorithm._set_lr()
-        found.append(algorithm.actor_optimizer.param_groups[0]["lr"])
+        rate = cosine_rate(algorithm.actor_optimizer, algorithm.config, algorithm.updates, algorithm.total_updates)
+        assert rate == algorithm.actor_optimizer.param_groups[0]["lr"]
+        found.append(rate)
     assert found == pytest.approx([3e-4, 2e-4 + 1e-4 * math.sqrt(0.5), 2e-4, 1e-4])
-
-
-EARLY: dict[str, Any] = {"batch_size": ROWS, "epochs": 5, "target_kl": 0.01}
 
 
 @pytest.mark.parametrize("name", ["flow_grpo", "flow_sde"])  # without a critic and with one
 @pytest.mark.parametrize(("kl", "epochs"), [((0.0, 0.009, 0.011), 2), ((0.02,), 0), ((0.0,) * 5, 5)])
 def test_epochs_end_before_the_first_step_beyond_the_target_kl(name: str, kl: tuple[float, ...], epochs: int) -> None:
-    algorithm, measured, steps = tuner(name, **EARLY), iter(kl), []
-    rows, original, step = played(algorithm, signs()), algorithm.actor_loss, algorithm.actor_optimizer.step
+    one_batch: dict[str, Any] = {"batch_size": 10_000, "epochs": 5, "target_kl": 0.01}
+    algorithm, measured, steps = tuner(name, **one_batch), iter(kl), []
+    original, step = algorithm.loss, algorithm.actor_optimizer.step
+    rollout = tools.sampler_for(algorithm).collect(algorithm.act)
 
-    def with_kl(rows: Rows) -> tuple[Tensor, dict[str, Tensor]]:
+    def with_kl(rows: RolloutBatch) -> tuple[Tensor, dict[str, Tensor]]:
         loss, info = original(rows)
         return loss, info | {"approx_kl": torch.tensor(next(measured))}
 
-    algorithm.actor_loss = with_kl
+    algorithm.loss = with_kl
     algorithm.actor_optimizer.step = lambda: steps.append(step())
-    info, done = algorithm._epochs(rows)
-    assert done == epochs == len(steps)
+    metrics = algorithm.update(rollout)
+    assert metrics["actor/epochs"] == epochs == len(steps)
     assert next(measured, None) is None
-    assert ("actor/ratio_mean" in info) == (epochs > 0)
+    assert ("actor/ratio_mean" in metrics) == (epochs > 0)
 
 
 def test_the_kl_of_large_steps_ends_the_epochs() -> None:
     counted = []
     for target in (2e-4, None):
-        algorithm = tuner("flow_sde", decisions=4, batch_size=16, lr=0.01, target_kl=target)
+        algorithm = tuner("flow_sde", num_steps=4, batch_size=16, lr=0.01, target_kl=target)
         metrics = algorithm.update(tools.sampler_for(algorithm).collect(algorithm.act))
         counted.append(metrics["actor/epochs"])
     assert counted[0] < counted[1] == 5
@@ -181,11 +182,11 @@ def episodes(policy: Policy, reward: Tensor) -> Rollout:
 def test_advantages_are_those_of_scaled_rewards_discounted_in_their_unit(
     unit: str, inside: float, between: float, scaled: bool
 ) -> None:
-    algorithm = tuner("flow_sde", gamma=0.5, lam=1.0, discount_unit=unit, normalize_reward=scaled)
+    algorithm = tuner("flow_sde", gamma=0.5, gae_lambda=1.0, discount_unit=unit, normalize_reward=scaled)
     assert algorithm.step_discount == inside  # of the rewards in a chunk
     rollout = episodes(algorithm.policy, torch.tensor([[1.0, 0.0], [2.0, 0.0], [4.0, 8.0]]))
-    found, prepare = [], algorithm.prepare
-    algorithm.prepare = lambda rows: found.append(rows) or prepare(rows)
+    found, process = [], algorithm.process_rollout
+    algorithm.process_rollout = lambda batch: found.append(process(batch)) or found[0]
     algorithm.update(replace(rollout, steps=torch.full((3, 2), 2)))
     returns = torch.tensor([[1 + between * (2 + between * 4), between**2 * 8], [2 + between * 4, between * 8], [4, 8]])
     so_far = torch.tensor([[1, 0], [2 + between, 0], [4 + between * (2 + between), 8]])  # what their scale counts
@@ -196,7 +197,7 @@ def test_advantages_are_those_of_scaled_rewards_discounted_in_their_unit(
 
 @pytest.mark.parametrize("lam", [1.0, 0.5])
 def test_the_critic_learns_the_discounted_returns(lam: float) -> None:
-    settings: dict[str, Any] = {"gamma": 0.5, "lam": lam, "discount_unit": "chunk", "normalize_reward": False}
+    settings: dict[str, Any] = {"gamma": 0.5, "gae_lambda": lam, "discount_unit": "chunk", "normalize_reward": False}
     rates: dict[str, Any] = {"critic": ValueConfig(hidden=(64, 64)), "critic_lr": 3e-3, "critic_warmup": 100}
     algorithm = tuner("flow_sde", epochs=30, updates=100, **settings, **rates)
     rollout = episodes(algorithm.policy, torch.tensor([[1.0, 0.0], [2.0, 0.0], [4.0, 8.0]]))
@@ -209,7 +210,7 @@ def test_the_critic_learns_the_discounted_returns(lam: float) -> None:
 
 
 def test_scaled_rewards_end_at_ten_deviations_and_unscaled_ones_nowhere() -> None:
-    scale = ReturnScale()
+    scale = RewardNormalizer()
     assert scale(torch.tensor([300.0])).item() == 300.0
     scale.moments.observe(torch.tensor([0.0, 0.2]))
     expected = torch.tensor([0.5 * scale.factor, 10.0, -10.0])

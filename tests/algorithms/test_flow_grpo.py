@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from robopolicy.algorithms.flow_grpo import FlowGRPO, FlowGRPOConfig, actor_loss, group_advantage, rows_of
+from robopolicy.algorithms.common.rollout_batch import RolloutBatch, minibatches, normalize
+from robopolicy.algorithms.flow_grpo import FlowGRPO, FlowGRPOConfig, group_advantage, informative_rows, sde_loss
 from robopolicy.algorithms.flow_sde import FlowSDE, FlowSDEConfig
-from robopolicy.algorithms.frames.on_policy import Rows, minibatches, normalize
 from robopolicy.critics.q import CriticConfig, QEnsemble
 from robopolicy.errors import UserError
 from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
@@ -30,7 +30,7 @@ def grpo(seed: int = 0, **overrides: Any) -> FlowGRPO:
 
 
 def sde(seed: int = 0, **overrides: Any) -> FlowSDE:
-    settings = {"decisions": 8, "batch_size": 64, "kl_coef": 0.01} | overrides
+    settings = {"num_steps": 8, "batch_size": 64, "kl_coef": 0.01} | overrides
     return FlowSDE(FlowSDEConfig(**settings), tools.flow_head(seed), total_updates=20)
 
 
@@ -38,10 +38,10 @@ MAKERS = {"flow_grpo": grpo, "flow_sde": sde}
 both = pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
 
 
-def fresh_rows(algorithm: Any, rollout: Any) -> Rows:
+def fresh_rows(algorithm: Any, rollout: Any) -> RolloutBatch:
     if algorithm.data_source == "rollout":
         return tools.rows_of(algorithm, rollout)
-    return algorithm.prepare(rows_of(rollout, group_advantage(rollout.returns, rollout.group, 5.0)))
+    return tools.completed(algorithm, informative_rows(rollout, group_advantage(rollout.returns, rollout.group, 5.0)))
 
 
 def test_returns_are_standardised_within_their_group() -> None:
@@ -58,7 +58,7 @@ def test_each_decision_of_an_episode_has_its_advantage() -> None:
     algorithm = grpo()
     rollout = tools.sampler_for(algorithm).collect(algorithm.act)
     advantage = torch.arange(16.0) + 1
-    rows = rows_of(rollout, advantage)
+    rows = informative_rows(rollout, advantage)
     assert len(rows) == int(rollout.played.sum()) and rows.logp.shape == (len(rows), 4)
     states = {tuple(row): n + 1 for n in range(16) for row in rollout.obs["state"][rollout.played[:, n], n, 0].tolist()}
     later = [i for i, row in enumerate(rows.obs["state"][:, 0].tolist()) if tuple(row) in states and i >= 16]
@@ -74,7 +74,7 @@ def test_every_ratio_of_the_first_minibatch_is_one(make: Any, settings: dict[str
         rollout = sampler.collect(algorithm.act)
         rows = fresh_rows(algorithm, rollout)
         for batch, _ in minibatches(rows, 50, torch.Generator().manual_seed(0)):
-            _, info = algorithm.actor_loss(batch)
+            _, info = algorithm.loss(batch)
             assert float(info["ratio_max"]) < 1e-5 and float(info["clip_fraction"]) == 0.0
             assert float(info["approx_kl"]) == pytest.approx(0.0, abs=1e-9)
             assert (float(info["kl_base"].detach()) > 1e-8) == (number == 1)
@@ -85,12 +85,13 @@ def test_every_ratio_of_the_first_minibatch_is_one(make: Any, settings: dict[str
 def test_the_first_gradient_is_the_policy_gradient(make: Any) -> None:
     algorithm = make(kl_coef=0.0)
     rows = fresh_rows(algorithm, tools.sampler_for(algorithm).collect(algorithm.act))
-    loss, info = algorithm.actor_loss(rows)
+    loss, info = algorithm.loss(rows)
     assert "kl_base" not in info
     advantage = rows.advantage if isinstance(algorithm, FlowGRPO) else normalize(rows.advantage)
     plain = -(advantage[:, None] * algorithm.policy.decisions(rows.obs, rows.record).logp).mean()
     tools.assert_close(
-        tools.gradient(loss, algorithm.actor_parameters), tools.gradient(plain, algorithm.actor_parameters)
+        tools.gradient(loss, tools.actor_parameters(algorithm)),
+        tools.gradient(plain, tools.actor_parameters(algorithm)),
     )
 
 
@@ -101,7 +102,7 @@ def test_the_penalty_is_the_gaussian_kl_of_the_means() -> None:
         for parameter in algorithm.policy.head.parameters():
             parameter.add_(0.03 * torch.randn_like(parameter))
     nothing = torch.zeros(len(rows))
-    loss, info = actor_loss(algorithm.policy, algorithm.reference_policy, rows, nothing, algorithm.estimator, 0.7)
+    loss, info = sde_loss(algorithm.policy, algorithm.reference_policy, rows, nothing, algorithm.estimator, 0.7)
     mean, log_std = algorithm.policy.transitions(rows.obs, rows.record)
     base, _ = algorithm.reference_policy.transitions(rows.obs, rows.record)
     expected = torch.distributions.kl_divergence(
@@ -141,7 +142,7 @@ def test_only_groups_that_disagree_are_learned_from() -> None:
     one = rollout.group == rollout.group[0]
     rollout.reward[:, ~one] = 0.0
     advantage = group_advantage(rollout.returns, rollout.group, 5.0)
-    rows = rows_of(rollout, advantage)
+    rows = informative_rows(rollout, advantage)
     assert len(rows) == int(rollout.played[:, one & (advantage != 0)].sum()) > 0
     assert bool((rows.advantage != 0).all())
 
@@ -166,7 +167,7 @@ def test_a_resumed_run_ends_with_the_same_weights(make: Any, settings: dict[str,
 @both
 def test_the_plain_flow_is_deployed_and_survives_a_checkpoint(make: Any, tmp_path: Path) -> None:
     algorithm = make()
-    deployed = algorithm.deployable()
+    deployed = algorithm.inference_policy()
     assert type(deployed) is FlowPolicy
     obs = {"state": torch.randn(4, 1, 6)}
     save_checkpoint(tmp_path / "c", deployed, task="toy/point_mass", obs_sample=obs)
@@ -180,7 +181,7 @@ def test_losses_stay_finite_under_autocast_and_show_a_nan(make: Any) -> None:
     algorithm = make()
     rollout = tools.sampler_for(algorithm).collect(algorithm.act)
     with torch.autocast("cpu", torch.bfloat16):
-        loss, _ = algorithm.actor_loss(fresh_rows(algorithm, rollout))
+        loss, _ = algorithm.loss(fresh_rows(algorithm, rollout))
         assert bool(loss.isfinite())
     rollout.reward[0, 2] = float("nan")
     assert any(math.isnan(value) for value in algorithm.update(rollout).values())
@@ -218,8 +219,8 @@ def test_the_gradient_of_a_bandit_is_the_closed_form(steps: int) -> None:
     obs = {"state": torch.zeros(rows, 1, 1)}
     sample = algorithm.act(obs, generator=torch.Generator().manual_seed(0))
     reward = sample.chunk[:, 0, 0]
-    batch = Rows(obs, sample.record, sample.logp, reward - reward.mean(), reward, reward)
-    loss, _ = algorithm.actor_loss(batch)
+    batch = RolloutBatch(obs, sample.record, sample.logp, reward - reward.mean(), reward, reward)
+    loss, _ = algorithm.loss(batch)
     head = algorithm.policy.head
     assert isinstance(head, Constant)
     (slope,) = torch.autograd.grad(loss, [head.speed])

@@ -22,9 +22,9 @@ from matching_tools import (
     tuner,
 )
 
-from robopolicy.algorithms.fpo import FPOConfig, actor_loss, fpo_estimator
+from robopolicy.algorithms.common.rollout_batch import normalize
+from robopolicy.algorithms.fpo import FPOConfig, fpo_estimator, fpo_loss
 from robopolicy.algorithms.fpo_pp import FPOPlusPlusConfig, clamp_through, huber
-from robopolicy.algorithms.frames.on_policy import normalize
 from robopolicy.core.estimator import Estimator, EstimatorConfig
 from robopolicy.core.ratios import ConstantBounds
 from robopolicy.errors import UserError
@@ -46,9 +46,9 @@ def moved(algorithm: Any, rows: int = 64, scale: float = 0.05) -> Any:
 
 
 def test_the_ratio_is_the_exponential_of_the_mean_difference_of_losses() -> None:
-    algorithm = tuner("fpo", pairs=5)
+    algorithm = tuner("fpo", num_mc_samples=5)
     rows = moved(algorithm)
-    loss, info = algorithm.actor_loss(rows)
+    loss, info = algorithm.loss(rows)
     losses = algorithm.policy.losses(rows.obs, rows.record).mean(-1)  # (B, N)
     ratio = (-rows.logp.mean(1) - losses.mean(1)).exp().detach()
     advantage = normalize(rows.advantage)
@@ -61,7 +61,7 @@ def test_the_ratio_is_the_exponential_of_the_mean_difference_of_losses() -> None
 def test_the_first_gradient_has_its_closed_form_on_a_gaussian_bandit() -> None:
     """With reward a, E[A grad l] over noise and actions is `2 std^2 E_t[(1 - c t)^2]`, towards higher actions."""
     policy, std = GaussianFlow(0.3, 0.5), 0.5
-    algorithm = tuner("fpo", policy, pairs=8)
+    algorithm = tuner("fpo", policy, num_mc_samples=8)
     gradients = []
     for seed in range(30):
         noise = torch.Generator().manual_seed(seed)
@@ -69,7 +69,7 @@ def test_the_first_gradient_has_its_closed_form_on_a_gaussian_bandit() -> None:
         obs = {"state": torch.zeros(256, 1, 1)}
         record = algorithm.policy.complete(obs, {"data": action}, noise)
         logp = algorithm.policy.decisions(obs, record).logp
-        loss, _ = actor_loss(logp, logp.detach(), (action - 0.3).flatten(), algorithm.estimator)
+        loss, _ = fpo_loss(logp, logp.detach(), (action - 0.3).flatten(), algorithm.estimator)
         gradients.append(torch.autograd.grad(loss, policy.mean)[0])
     found = torch.stack(gradients)
     t = (torch.arange(10_000) + 0.5) / 10_000
@@ -85,19 +85,19 @@ def test_at_ratio_one_the_gradient_is_that_of_weighted_matching(trust_region: st
     for name, config in settings.items():
         algorithm = tuner(name, **config)
         rows = prepared(algorithm, bandit(algorithm.policy, 64))
-        found = gradient(algorithm.actor_loss(rows)[0], algorithm.policy)
+        found = gradient(algorithm.loss(rows)[0], algorithm.policy)
         losses = algorithm.policy.losses(rows.obs, rows.record).mean((1, 2))
         expected = gradient((normalize(rows.advantage) * losses).mean(), algorithm.policy)
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
 
 
 def test_with_one_pair_and_no_bounds_fpo_pp_is_fpo() -> None:
-    plain = tuner("fpo", pairs=1, clip=0.02)
+    plain = tuner("fpo", num_mc_samples=1, clip=0.02)
     rows = moved(plain)
-    plus = tuner("fpo_pp", pairs=1, clip=0.02, **UNBOUNDED)
+    plus = tuner("fpo_pp", num_mc_samples=1, clip=0.02, **UNBOUNDED)
     plus.policy.load_state_dict(plain.policy.state_dict())
-    expected, info = plain.actor_loss(rows)
-    loss, other = plus.actor_loss(rows)
+    expected, info = plain.loss(rows)
+    loss, other = plus.loss(rows)
     torch.testing.assert_close(loss, expected)
     torch.testing.assert_close(other, info)
     torch.testing.assert_close(gradient(loss, plus.policy), gradient(expected, plain.policy))
@@ -105,13 +105,13 @@ def test_with_one_pair_and_no_bounds_fpo_pp_is_fpo() -> None:
 
 
 def test_the_mean_of_the_ratios_of_the_pairs_is_at_least_fpos_ratio() -> None:
-    algorithm = tuner("fpo_pp", pairs=8, **UNBOUNDED)
+    algorithm = tuner("fpo_pp", num_mc_samples=8, **UNBOUNDED)
     rows = moved(algorithm)
     difference = algorithm.logp(rows).detach() - rows.logp  # (B, N)
     assert bool((difference.exp().mean(1) >= difference.mean(1).exp()).all())
     ones = torch.ones(len(rows))
-    per_pair = actor_loss(rows.logp + difference, rows.logp, ones, Estimator(EstimatorConfig(surrogate="is")))[1]
-    per_chunk = actor_loss(rows.logp + difference, rows.logp, ones, fpo_estimator(0.05))[1]
+    per_pair = fpo_loss(rows.logp + difference, rows.logp, ones, Estimator(EstimatorConfig(surrogate="is")))[1]
+    per_chunk = fpo_loss(rows.logp + difference, rows.logp, ones, fpo_estimator(0.05))[1]
     assert float(per_pair["ratio_mean"]) > float(per_chunk["ratio_mean"])
 
 
@@ -122,7 +122,7 @@ def test_aspo_pulls_bad_chunks_back_where_the_clip_leaves_them() -> None:
     for surrogate in ("clip", "aspo"):
         logp = ratio.log().requires_grad_()
         estimator = Estimator(EstimatorConfig(surrogate=surrogate, bounds=ConstantBounds(0.05)))
-        loss, _ = actor_loss(logp, old, -torch.ones(3), estimator)
+        loss, _ = fpo_loss(logp, old, -torch.ones(3), estimator)
         found[surrogate] = torch.autograd.grad(loss, logp)[0].flatten()
     assert float(found["clip"][0]) == 0.0 and float(found["aspo"][0]) < 0  # descending raises the ratio again
     assert float(found["aspo"][1]) == pytest.approx(0.0, abs=1e-5)
@@ -131,10 +131,10 @@ def test_aspo_pulls_bad_chunks_back_where_the_clip_leaves_them() -> None:
 
 @pytest.mark.parametrize("trust_region", ["clip", "aspo"])
 def test_fpo_pp_bounds_its_ratios_as_its_trust_region_says(trust_region: str) -> None:
-    algorithm = tuner("fpo_pp", pairs=4, clip=0.02, trust_region=trust_region)
+    algorithm = tuner("fpo_pp", num_mc_samples=4, clip=0.02, trust_region=trust_region)
     rows = prepared(algorithm, bandit(algorithm.policy, 64))
     ratio = torch.linspace(0.9, 1.1, 256)[torch.randperm(256, generator=torch.Generator().manual_seed(0))].view(64, 4)
-    loss, _ = algorithm.actor_loss(replace(rows, logp=rows.logp - ratio.log()))
+    loss, _ = algorithm.loss(replace(rows, logp=rows.logp - ratio.log()))
     advantage = normalize(rows.advantage)[:, None]
     clipped = torch.minimum(ratio * advantage, ratio.clamp(0.98, 1.02) * advantage)
     quadratic = advantage * ratio - advantage.abs() / (2 * 0.02) * (ratio - 1).square()
@@ -146,7 +146,7 @@ def test_zero_advantages_give_no_gradient() -> None:
     for name in ("fpo", "fpo_pp"):
         algorithm = tuner(name)
         rows = replace(moved(algorithm), advantage=torch.zeros(64))
-        assert not bool(gradient(algorithm.actor_loss(rows)[0], algorithm.policy).any())
+        assert not bool(gradient(algorithm.loss(rows)[0], algorithm.policy).any())
 
 
 def test_hubers_loss_is_quadratic_then_linear_and_smooth() -> None:
@@ -181,7 +181,7 @@ def test_losses_are_bounded_before_and_differences_after() -> None:
     settings: dict[str, Any] = UNBOUNDED | {"ratio_clamp": 0.01}
     bounded = tuner("fpo_pp", **settings)
     rows = moved(bounded, scale=0.3)
-    assert float(bounded.actor_loss(rows)[1]["ratio_max"]) <= math.expm1(0.01) + 1e-6
+    assert float(bounded.loss(rows)[1]["ratio_max"]) <= math.expm1(0.01) + 1e-6
 
 
 def test_the_loss_of_a_chunk_is_a_mean_or_a_sum_over_executed_steps() -> None:
@@ -192,16 +192,16 @@ def test_the_loss_of_a_chunk_is_a_mean_or_a_sum_over_executed_steps() -> None:
 
 def test_saving_leaves_the_ratio_of_fresh_data_at_one(tmp_path: Path) -> None:
     algorithm = tuner("fpo_pp", head(hidden_dropout=0.5))
-    deployed = algorithm.deployable()
+    deployed = algorithm.inference_policy()
     save_checkpoint(tmp_path / "saved", deployed, task="toy/point_mass", obs_sample=observations(5))
     assert deployed.training and not any(module.training for module in algorithm.policy.head.modules())
-    _, info = algorithm.actor_loss(prepared(algorithm, bandit(algorithm.policy, 64)))
+    _, info = algorithm.loss(prepared(algorithm, bandit(algorithm.policy, 64)))
     assert float(info["ratio_max"]) < 1e-5
 
 
 def test_deployment_starts_from_zero_noise_unless_switched_off(tmp_path: Path) -> None:
     algorithm, obs = tuner("fpo_pp"), observations(5)
-    deployed = algorithm.deployable()
+    deployed = algorithm.inference_policy()
     assert isinstance(deployed, ZeroNoisePolicy) and deployed.base is algorithm.policy.head
     zero = torch.zeros(5, SPEC.horizon, SPEC.action_dim)
     assert torch.equal(deployed.act(obs), algorithm.policy.head.decode(obs, zero))
@@ -214,13 +214,13 @@ def test_deployment_starts_from_zero_noise_unless_switched_off(tmp_path: Path) -
     assert isinstance(loaded, ZeroNoisePolicy)
     again = tuner("fpo_pp", loaded.train())  # what it deployed can be fine-tuned again
     assert again.policy.head is loaded.base
-    assert tuner("fpo_pp", zero_noise=False).deployable().name == "flow"
+    assert tuner("fpo_pp", zero_noise=False).inference_policy().name == "flow"
 
 
 @pytest.mark.parametrize(
     ("name", "config", "message"),
     [
-        ("fpo", {"pairs": 0}, "pairs must be at least 1"),
+        ("fpo", {"num_mc_samples": 0}, "num_mc_samples must be at least 1"),
         ("fpo", {"exploration_std": -0.1}, "exploration_std must not be negative"),
         ("fpo", {"reduction": "max"}, "Unknown reduction 'max'"),
         ("fpo_pp", {"trust_region": "spo"}, "Did you mean 'aspo'"),

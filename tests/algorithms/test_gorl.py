@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +13,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from robopolicy.algorithms import ppo as ppo_module
-from robopolicy.algorithms.frames.base import Algorithm
-from robopolicy.algorithms.frames.on_policy import rows_with_advantages
+from robopolicy.algorithms.common.algorithm import Algorithm
+from robopolicy.algorithms.common.rollout_batch import compute_advantages
 from robopolicy.algorithms.gorl import EpisodeReturns, GoRL, GoRLConfig, latent_penalty
-from robopolicy.algorithms.ppo import PPO, PPOConfig
+from robopolicy.algorithms.ppo import PPO, PPOConfig, ppo_loss
 from robopolicy.data.batches import Rollout
 from robopolicy.errors import UserError
 from robopolicy.policies.base import PolicySpec, Sample
@@ -35,7 +34,7 @@ SPEC = PolicySpec({"state": (6,)}, 2, horizon=2, execute=2)
 STATE = {"min": [-1.0] * 6, "max": [1.0] * 6}
 ACTION = {"action": {"min": [-1.0, -1.0], "max": [1.0, 1.0]}}
 ENCODER = GaussianConfig(hidden=(16,), activation="silu", state_dependent_std=True)
-SMALL: dict[str, Any] = {"decisions": 8, "epochs": 2, "batch_size": 64, "encoder": ENCODER, "seed": 3}
+SMALL: dict[str, Any] = {"num_steps": 8, "epochs": 2, "batch_size": 64, "encoder": ENCODER, "seed": 3}
 QUICK = SMALL | {"stages": (2, 2, 1), "decoder_updates": 2, "decoder_steps": 3, "decoder_batch": 32}
 
 
@@ -60,7 +59,7 @@ def gorl(head: GenerativePolicy | None = None, **overrides: Any) -> GoRL:
 def sampler_for(algorithm: Algorithm, num_envs: int = 16, seed: int = 0) -> RolloutSampler:
     sim = make_sim("toy/point_mass", SimOptions(num_envs=num_envs, reward="shaped"))
     chunked = ChunkedSim(sim, execute=2, gamma=algorithm.step_discount)
-    return RolloutSampler(chunked, decisions=algorithm.config.decisions, seed=seed)
+    return RolloutSampler(chunked, decisions=algorithm.config.num_steps, seed=seed)
 
 
 def snapshot(module: torch.nn.Module) -> dict[str, Tensor]:
@@ -75,7 +74,7 @@ def run(algorithm: GoRL, sampler: RolloutSampler, updates: int) -> list[tuple[in
     """(stage, whether a decoder is being trained) before every update."""
     places = []
     for _ in range(updates):
-        places.append((algorithm.stage, algorithm.fitting))
+        places.append((algorithm.stage, algorithm.training_decoder))
         algorithm.update(sampler.collect(algorithm.act))
     return places
 
@@ -86,9 +85,9 @@ def test_stage_zero_is_exactly_tanh_gaussian_ppo() -> None:
     policy = GaussianPolicy(squashed, SPEC)
     policy.load_state_dict(algorithm.policy.actor.state_dict())
     policy.fit_normalizer(ACTION)
-    shared = {key: getattr(algorithm.settings, key) for key in PPOConfig.__dataclass_fields__}
+    shared = {setting.name: getattr(algorithm.config, setting.name) for setting in fields(PPOConfig)}
     plain = PPO(PPOConfig(**shared), policy, total_updates=20)
-    plain.critic.load_state_dict(algorithm.critic.state_dict())
+    plain.critic.load_state_dict(algorithm.ppo.critic.state_dict())
     samplers = sampler_for(algorithm), sampler_for(plain)
     for _ in range(2):
         rollouts = [sampler.collect(a.act) for sampler, a in zip(samplers, (algorithm, plain), strict=True)]
@@ -97,7 +96,7 @@ def test_stage_zero_is_exactly_tanh_gaussian_ppo() -> None:
         plain.update(rollouts[1])
         for (key, mine), theirs in zip(algorithm.policy.actor.named_parameters(), policy.parameters(), strict=True):
             torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-4, msg=key)
-        for mine, theirs in zip(algorithm.critic.parameters(), plain.critic.parameters(), strict=True):
+        for mine, theirs in zip(algorithm.ppo.critic.parameters(), plain.critic.parameters(), strict=True):
             torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-4)
 
 
@@ -118,13 +117,13 @@ def test_stages_alternate_between_encoder_and_decoder(make: Callable[[], Generat
 def test_clip_gradient_bound_and_penalty_change_after_stage_zero() -> None:
     algorithm = gorl()
     sampler = sampler_for(algorithm)
-    rows = rows_with_advantages(sampler.collect(algorithm.act), algorithm.critic, gamma=0.99, lam=0.95)
+    rows = compute_advantages(sampler.collect(algorithm.act), algorithm.ppo.critic, gamma=0.99, gae_lambda=0.95)
     seen = []
     for _ in range(2):
-        plain, _ = ppo_module.actor_loss(algorithm.policy, rows, algorithm.estimator)
-        loss, info = algorithm.actor_loss(rows, diagnose=True)
+        plain, _ = ppo_loss(algorithm.policy, rows, algorithm.ppo.estimator)
+        loss, info = algorithm.ppo.loss(rows, log_stats=True)
         weight = float(((loss - plain) / info["penalty"]).detach())
-        seen.append((algorithm.config.clip, algorithm.config.grad_clip, weight))
+        seen.append((algorithm.ppo.config.clip, algorithm.ppo.config.grad_clip, weight))
         run(algorithm, sampler, 4)
     assert seen[0][:2] == (0.15, 0.5) and seen[1][:2] == (0.3, 1.0)
     assert seen[0][2] == pytest.approx(5e-4, rel=1e-2) and seen[1][2] == pytest.approx(1e-3, rel=1e-2)
@@ -150,7 +149,7 @@ def test_the_decoder_stays_fixed_and_out_of_the_ratio(updates: int) -> None:
     before = snapshot(algorithm.decoder)
     for _ in range(2):
         rollout = sampler.collect(algorithm.act)
-        rows = rows_with_advantages(rollout, algorithm.critic, gamma=0.99, lam=0.95)
+        rows = compute_advantages(rollout, algorithm.ppo.critic, gamma=0.99, gae_lambda=0.95)
         scores = algorithm.policy.decisions(rows.obs, rows.record).logp
         assert float((torch.exp(scores.detach() - rows.logp) - 1).abs().max()) < 1e-5
         other = copy.deepcopy(algorithm.policy)
@@ -167,42 +166,43 @@ def test_a_new_stage_starts_a_fresh_encoder_with_old_statistics_and_critic() -> 
     algorithm = gorl()
     sampler = sampler_for(algorithm)
     run(algorithm, sampler, 3)
-    trained, critic = snapshot(algorithm.policy.actor), snapshot(algorithm.critic)
+    trained, critic = snapshot(algorithm.policy.actor), snapshot(algorithm.ppo.critic)
     head = snapshot(algorithm.decoder.head)
     run(algorithm, sampler, 1)
     fresh = algorithm.policy.actor.state_dict()
     assert all(torch.equal(trained[key], fresh[key]) == ("normalizer" in key) for key in trained if "bias" not in key)
-    assert same(critic, algorithm.critic)
-    assert not same(head, algorithm.decoder.head) and same(snapshot(algorithm.fit.head), algorithm.decoder.head)
+    assert same(critic, algorithm.ppo.critic)
+    trainer = algorithm.decoder_trainer
+    assert not same(head, algorithm.decoder.head) and same(snapshot(trainer.head), algorithm.decoder.head)
     mean, log_std = algorithm.policy.actor.distribution({"state": torch.zeros(3, 1, 6)})
     assert float(mean.detach().abs().max()) < 0.05 and float(log_std.detach().abs().max()) < 0.05  # near N(0, I)
     actor = set(algorithm.policy.actor.parameters())
-    assert not actor & set(algorithm.optimizer.state) and set(algorithm.critic.parameters()) <= set(
-        algorithm.optimizer.state
-    )
+    moved = set(algorithm.ppo.optimizer.state)
+    assert not actor & moved and set(algorithm.ppo.critic.parameters()) <= moved
 
 
 def test_every_decoder_is_trained_from_scratch() -> None:
     algorithm = gorl(decoder_lr=1e-9)  # so that the weights stay where they start
     sampler = sampler_for(algorithm)
     run(algorithm, sampler, 3)
-    first = snapshot(algorithm.fit.head.backbone)
+    first = snapshot(algorithm.decoder_trainer.head.backbone)
     run(algorithm, sampler, 4)
-    second = snapshot(algorithm.fit.head.backbone)
+    second = snapshot(algorithm.decoder_trainer.head.backbone)
     assert all(float((first[key] - second[key]).abs().mean()) > 1e-3 for key in first if key.endswith("weight"))
-    assert {int(moments["step"]) for moments in algorithm.fit.optimizer.state.values()} == {QUICK["decoder_steps"]}
+    moments = algorithm.decoder_trainer.optimizer.state.values()
+    assert {int(moment["step"]) for moment in moments} == {QUICK["decoder_steps"]}
 
 
 def test_the_best_encoder_of_the_stage_plays_the_data(monkeypatch: pytest.MonkeyPatch) -> None:
     algorithm = gorl(stages=(3, 1), lr=0.01)
     sampler = sampler_for(algorithm)
     scores = iter([1.0, 3.0, 2.0, 9.0, 9.0])
-    monkeypatch.setattr(algorithm.returns, "observe", lambda rollout: next(scores))
+    monkeypatch.setattr(algorithm.returns, "update", lambda rollout: next(scores))
     encoders = []
     for _ in range(3):
         encoders.append(snapshot(algorithm.policy.actor))
         run(algorithm, sampler, 1)
-    assert algorithm.fitting and same(encoders[1], algorithm.policy.actor)
+    assert algorithm.training_decoder and same(encoders[1], algorithm.policy.actor)
     run(algorithm, sampler, 1)
     assert same(encoders[1], algorithm.policy.actor)  # training a decoder leaves it alone
 
@@ -213,9 +213,9 @@ def test_episode_returns_run_on_across_rollouts() -> None:
         return Rollout(empty, empty, values, values, values.long(), ends, ends & False, empty, empty)
 
     returns = EpisodeReturns()
-    assert math.isnan(returns.observe(rollout([[1.0, 2.0]], [[False, False]])))
-    assert returns.observe(rollout([[1.0, 2.0], [5.0, 5.0]], [[True, False], [False, True]])) == (2.0 + 9.0) / 2
-    assert returns.observe(rollout([[1.0, 1.0]], [[True, True]])) == (6.0 + 1.0) / 2
+    assert math.isnan(returns.update(rollout([[1.0, 2.0]], [[False, False]])))
+    assert returns.update(rollout([[1.0, 2.0], [5.0, 5.0]], [[True, False], [False, True]])) == (2.0 + 9.0) / 2
+    assert returns.update(rollout([[1.0, 1.0]], [[True, True]])) == (6.0 + 1.0) / 2
 
 
 def test_only_episodes_begun_in_a_stage_count_for_it() -> None:
@@ -238,12 +238,12 @@ def test_fresh_decoders_and_encoders_keep_the_boxes_of_clouds_and_sets() -> None
     boxes = {key: {"min": [-3.0] * math.prod(shape), "max": [7.0] * math.prod(shape)} for key, shape in shapes.items()}
     head = FlowPolicy(FlowConfig(hidden=(16,), normalization="minmax"), PolicySpec(shapes, 2))
     head.fit_normalizer(boxes | ACTION)
-    algorithm = gorl(head, identity_start=False)
-    algorithm.fit.restart(algorithm.policy.actor, seed=0)
+    algorithm = gorl(head, skip_first_decoder=False)
+    algorithm.decoder_trainer.restart(algorithm.policy.actor, seed=0)
     algorithm._begin_stage()
-    for encoder in (algorithm.policy.actor.encoder, algorithm.decoder.head.encoder, algorithm.fit.head.encoder):
+    for part in (algorithm.policy.actor, algorithm.decoder.head, algorithm.decoder_trainer.head):
         for key, fitted in head.encoder.named_buffers():
-            assert torch.equal(encoder.state_dict()[key], fitted), key
+            assert torch.equal(part.encoder.state_dict()[key], fitted), key
 
 
 def test_a_decoder_reproduces_what_was_played() -> None:
@@ -253,12 +253,12 @@ def test_a_decoder_reproduces_what_was_played() -> None:
     obs = {"state": torch.randn(4000, 1, 6, generator=generator)}
     side = torch.sign(torch.randn(4000, 1, 1, generator=generator))
     played = (0.6 * side + 0.2 + 0.15 * torch.randn(4000, 2, 2, generator=generator)).tanh()
-    algorithm.policy.observe(obs)
-    algorithm.fit.restart(algorithm.policy.actor, seed=0)
-    algorithm.fit.add(obs, played)
-    algorithm.fit.train(torch.Generator().manual_seed(1))
+    algorithm.policy.update_stats(obs)
+    algorithm.decoder_trainer.restart(algorithm.policy.actor, seed=0)
+    algorithm.decoder_trainer.add(obs, played)
+    algorithm.decoder_trainer.train(torch.Generator().manual_seed(1))
     with torch.no_grad():
-        again = algorithm.fit.head.eval().act(obs, generator=generator)
+        again = algorithm.decoder_trainer.head.eval().act(obs, generator=generator)
     assert float((again.mean(0) - played.mean(0)).abs().max()) < 0.1
     assert float((again.std(0) - played.std(0)).abs().max()) < 0.1
     assert abs(float((again[:, 0, 0] > 0).float().mean()) - 0.5) < 0.1  # both modes
@@ -270,7 +270,7 @@ def test_the_data_of_a_decoder_are_the_actions_that_were_played(updates: int, st
     algorithm, played = gorl(), list[Tensor]()
     sampler = sampler_for(algorithm)
     run(algorithm, sampler, updates)
-    assert (algorithm.stage, algorithm.fitting) == (stage, True)
+    assert (algorithm.stage, algorithm.training_decoder) == (stage, True)
 
     def act(obs: dict[str, Tensor], **settings: Any) -> Sample:
         sample = algorithm.act(obs, **settings)
@@ -279,11 +279,10 @@ def test_the_data_of_a_decoder_are_the_actions_that_were_played(updates: int, st
 
     rollout = sampler.collect(act)
     algorithm.update(rollout)
-    assert algorithm.fit.chunk is not None and torch.equal(
-        algorithm.fit.obs["state"], rollout.obs["state"].flatten(0, 1)
-    )
-    torch.testing.assert_close(algorithm.fit.chunk, torch.cat(played))
-    assert float((algorithm.fit.chunk - rollout.record["noise"].flatten(0, 1)).abs().mean()) > 0.05
+    data = algorithm.decoder_trainer
+    assert data.chunk is not None and torch.equal(data.obs["state"], rollout.obs["state"].flatten(0, 1))
+    torch.testing.assert_close(data.chunk, torch.cat(played))
+    assert float((data.chunk - rollout.record["noise"].flatten(0, 1)).abs().mean()) > 0.05
 
 
 def test_the_grid_of_a_consistency_decoder_grows_from_the_start_of_every_stage() -> None:
@@ -291,13 +290,13 @@ def test_the_grid_of_a_consistency_decoder_grows_from_the_start_of_every_stage()
     head = ConsistencyPolicy(ConsistencyConfig(hidden=(16,), normalization="running", levels_last=40), SPEC)
     head.fit_normalizer(ACTION)
     algorithm = gorl(head, decoder_updates=3)
-    assert isinstance(algorithm.fit.head, ConsistencyPolicy)
+    assert isinstance(algorithm.decoder_trainer.head, ConsistencyPolicy)
     sampler, levels = sampler_for(algorithm), []
     for _ in range(10):
-        fitting = algorithm.fitting
+        fitting = algorithm.training_decoder
         run(algorithm, sampler, 1)
         if fitting:
-            levels.append(int(algorithm.fit.head.levels))
+            levels.append(int(algorithm.decoder_trainer.head.levels))
     assert levels == [10, 20, 40] * 2
 
 
@@ -305,16 +304,16 @@ def test_the_memory_of_the_decoder_keeps_the_newest_chunks() -> None:
     algorithm = gorl(decoder_memory=100)
     sampler = sampler_for(algorithm)
     run(algorithm, sampler, 3)
-    assert len(algorithm.fit) == 100
+    assert len(algorithm.decoder_trainer) == 100
     rollout = sampler.collect(algorithm.act)
     algorithm.update(rollout)
-    assert len(algorithm.fit) == 0 and algorithm.stage == 1  # given back with the new stage
+    assert len(algorithm.decoder_trainer) == 0 and algorithm.stage == 1  # given back with the new stage
 
 
 def test_an_imitated_policy_can_be_the_first_decoder() -> None:
     head = flow(normalization="minmax")
-    algorithm = gorl(head, identity_start=False)
-    assert algorithm.config.clip == 0.3
+    algorithm = gorl(head, skip_first_decoder=False)
+    assert algorithm.ppo.config.clip == 0.3
     obs = {"state": torch.randn(5, 1, 6)}
     sample = algorithm.act(obs)
     assert torch.equal(sample.chunk, head.decode(obs, sample.record["noise"]))
@@ -329,7 +328,7 @@ def test_a_resumed_run_ends_with_the_same_weights(at: int, tmp_path: Path) -> No
     run(straight, sampler, at)
     state, sim_state = copy.deepcopy(straight.state_dict()), copy.deepcopy(sampler.state_dict())
     observed = {"state": torch.zeros(2, 1, 6)}
-    save_checkpoint(tmp_path / "c", straight.deployable(), task="toy/point_mass", obs_sample=observed)
+    save_checkpoint(tmp_path / "c", straight.inference_policy(), task="toy/point_mass", obs_sample=observed)
     run(straight, sampler, 6)
     resumed = GoRL(GoRLConfig(**QUICK), load_policy(tmp_path / "c")[0].train(), total_updates=20)
     resumed.load_state_dict(state)
@@ -337,8 +336,9 @@ def test_a_resumed_run_ends_with_the_same_weights(at: int, tmp_path: Path) -> No
     other.load_state_dict(sim_state)
     run(resumed, other, 6)
     assert (resumed.stage, resumed.played) == (straight.stage, straight.played)
-    assert same(snapshot(straight.policy), resumed.policy) and same(snapshot(straight.fit.head), resumed.fit.head)
-    assert same(snapshot(straight.critic), resumed.critic) and same(snapshot(straight.best), resumed.best)
+    assert same(snapshot(straight.policy), resumed.policy)
+    assert same(snapshot(straight.decoder_trainer.head), resumed.decoder_trainer.head)
+    assert same(snapshot(straight.ppo.critic), resumed.ppo.critic) and same(snapshot(straight.best), resumed.best)
 
 
 @pytest.mark.parametrize("updates", [1, 3, 4])
@@ -346,7 +346,7 @@ def test_what_is_deployed_round_trips_in_every_stage(updates: int, tmp_path: Pat
     algorithm = gorl()
     run(algorithm, sampler_for(algorithm), updates)
     obs = {"state": torch.randn(4, 1, 6)}
-    save_checkpoint(tmp_path / "c", algorithm.deployable(), task="toy/point_mass", obs_sample=obs)
+    save_checkpoint(tmp_path / "c", algorithm.inference_policy(), task="toy/point_mass", obs_sample=obs)
     assert verify_checkpoint(tmp_path / "c").ok
     loaded, _ = load_policy(tmp_path / "c")
     assert torch.equal(loaded.act(obs, deterministic=True), algorithm.policy.act(obs, deterministic=True))
@@ -360,7 +360,7 @@ def test_losses_stay_finite_under_autocast_and_show_a_nan() -> None:
             metrics = algorithm.update(sampler.collect(algorithm.act))
             assert all(math.isfinite(value) for value in metrics.values())
     run(algorithm, sampler, 1)
-    assert algorithm.fitting
+    assert algorithm.training_decoder
     rollout = sampler.collect(algorithm.act)
     rollout.obs["state"][0] = float("nan")
     assert math.isnan(algorithm.update(rollout)["decoder/loss"])
@@ -371,14 +371,14 @@ def test_what_cannot_be_learned_is_refused() -> None:
         GoRL(GoRLConfig(), GaussianPolicy(GaussianConfig(), SPEC), total_updates=1)
     with pytest.raises(UserError, match=r"policy\.normalization=running"):
         GoRL(GoRLConfig(), FlowPolicy(FlowConfig(), SPEC), total_updates=1)
-    for wrong in ({"stages": ()}, {"stages": (3, 0)}, {"decoder_steps": 0}, {"clip_later": 0.0}, {"penalty": -1.0}):
+    for wrong in ({"stages": ()}, {"stages": (3, 0)}, {"decoder_steps": 0}, {"clip": 0.0}, {"penalty": -1.0}):
         with pytest.raises(UserError):
             GoRLConfig(**wrong)  # type: ignore[arg-type]
 
 
 @pytest.mark.slow
 def test_a_new_decoder_plays_as_well_as_what_it_learned_from() -> None:
-    settings: dict[str, Any] = {"decisions": 20, "epochs": 5, "batch_size": 512, "lr": 2e-3, "stages": (12, 5)}
+    settings: dict[str, Any] = {"num_steps": 20, "epochs": 5, "batch_size": 512, "lr": 2e-3, "stages": (12, 5)}
     head = flow(hidden=(64, 64), steps=5)
     algorithm = gorl(head, **settings, decoder_updates=3, decoder_steps=400, decoder_batch=256, decoder_lr=2e-3)
     sampler = sampler_for(algorithm, num_envs=64)

@@ -13,15 +13,15 @@ from chunking_learners import dqc
 from torch import Tensor, nn
 from value_learners import VALUE, cal_ql, expo, idql, iql, peak, same, snapshot
 
-from robopolicy.algorithms.frames.offline_critic import (
+from robopolicy.algorithms.common.offline import (
     ConservativeConfig,
-    ConservativeRule,
+    ConservativeObjective,
     ImplicitConfig,
-    ImplicitRule,
+    ImplicitObjective,
 )
 from robopolicy.critics.q import QEnsemble
 from robopolicy.critics.value import ValueConfig, conservative_penalty
-from robopolicy.data.batches import Request
+from robopolicy.data.batches import ReplaySampleSpec
 from robopolicy.data.replay import Replay
 from robopolicy.errors import UserError
 
@@ -31,30 +31,30 @@ def test_v_of_a_state_is_the_expectile_of_its_actions() -> None:
     algorithm = iql(implicit=replace(VALUE, expectile=0.8))
     data = batch(two_modes(256), peak)
     q = (data.chunk[:, 0, 0] > 0).float()
-    assert isinstance(algorithm.rule, ImplicitRule)
-    optimizer = torch.optim.Adam(algorithm.rule.parameters(), 1e-2)
+    assert isinstance(algorithm.objective, ImplicitObjective)
+    optimizer = torch.optim.Adam(algorithm.objective.parameters(), 1e-2)
     obs = {"state": torch.zeros(256, 1, 2)}
     for _ in range(150):
-        loss, _ = algorithm.rule.extra_loss(replace(data, obs=obs), algorithm.critic, lambda: q, lambda: q)
+        loss, _ = algorithm.objective.value_loss(replace(data, obs=obs), q)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
     share = float(q.mean())
     expected = 0.8 * share / (0.8 * share + 0.2 * (1 - share))
-    assert algorithm.rule.value({"state": torch.zeros(1, 1, 2)}).item() == pytest.approx(expected, abs=0.02)
+    assert algorithm.objective.value({"state": torch.zeros(1, 1, 2)}).item() == pytest.approx(expected, abs=0.02)
 
 
 def test_v_may_see_what_the_policy_does_not() -> None:
     algorithm = iql(implicit=replace(VALUE, value=replace(VALUE.value, vectors={"hidden": 5})))
     data = batch(two_modes(64), peak, discount=0.9)
     seen = [{**obs, "hidden": 3 + torch.randn(64, 1, 5)} for obs in (data.obs, data.next_obs)]
-    before = snapshot(algorithm.rule.value.head)
+    before = snapshot(algorithm.objective.value.head)
     algorithm.update(replace(data, obs=seen[0], next_obs=seen[1]))
-    assert not same(before, algorithm.rule.value.head)
-    assert float(algorithm.rule.value.encoder.normalizer.offset.mean()) == pytest.approx(3.0, abs=0.5)
-    value = algorithm.rule.value(seen[0])
-    assert torch.equal(algorithm.rule.value(seen[0] | {"state": torch.zeros(64, 1, 2)}), value)
-    assert not torch.isclose(algorithm.rule.value(seen[0] | {"hidden": torch.zeros(64, 1, 5)}), value).any()
+    assert not same(before, algorithm.objective.value.head)
+    assert float(algorithm.objective.value.encoder.normalizer.offset.mean()) == pytest.approx(3.0, abs=0.5)
+    value = algorithm.objective.value(seen[0])
+    assert torch.equal(algorithm.objective.value(seen[0] | {"state": torch.zeros(64, 1, 2)}), value)
+    assert not torch.isclose(algorithm.objective.value(seen[0] | {"hidden": torch.zeros(64, 1, 5)}), value).any()
 
 
 @pytest.mark.parametrize("make", [iql, dqc])
@@ -62,7 +62,7 @@ def test_v_normalises_as_the_policy_or_not_at_all(make: Callable[..., Any]) -> N
     def made(normalization: str) -> Any:
         value = ValueConfig(hidden=(8,), normalization=normalization)
         algorithm = make(**({"value": value} if make is dqc else {"implicit": ImplicitConfig(value=value)}))
-        return algorithm.value if make is dqc else algorithm.rule.value
+        return algorithm.value if make is dqc else algorithm.objective.value
 
     assert made("running").encoder.normalizer.mode == "minmax"
     assert made("identity").encoder.normalizer.mode == "identity"
@@ -79,7 +79,7 @@ def test_chunk_targets_equal_the_return_of_a_deterministic_chain() -> None:
         obs = {"state": torch.tensor([[float(t), 0.0]])}
         after = {"state": torch.tensor([[float(t + 1), 0.0]])}
         chain.add(torch.zeros(1).long(), obs, torch.zeros(1, 1), done.float(), done, done & False, after)
-    data = chain.take(torch.arange(length), Request(length, 2, steps, gamma))
+    data = chain.take(torch.arange(length), ReplaySampleSpec(length, 2, steps, gamma))
 
     class Known(nn.Module):
         def forward(self, obs: dict[str, Tensor]) -> Tensor:
@@ -87,7 +87,7 @@ def test_chunk_targets_equal_the_return_of_a_deterministic_chain() -> None:
             return gamma ** (length - 1 - obs["state"][:, -1, 0])
 
     algorithm = iql()
-    algorithm.rule.value = Known()  # type: ignore[assignment]
+    algorithm.objective.value = Known()  # type: ignore[assignment]
     torch.testing.assert_close(algorithm.target(data), data.returns)
     torch.testing.assert_close(data.returns, gamma ** torch.arange(length - 1, -1, -1.0))
 
@@ -96,9 +96,9 @@ def test_iql_weighs_chunks_by_how_far_their_lowest_target_value_exceeds_v() -> N
     algorithm, data = iql(beta=2.0, weight_max=1.5), batch(two_modes(64), peak)
     algorithm.target_critic = Known(lambda _, a: a[:, 0], lambda _, a: 3 * a[:, 0])  # type: ignore[assignment]
     lowest = torch.minimum(data.chunk[:, 0, 0], 3 * data.chunk[:, 0, 0])
-    assert torch.equal(algorithm.judge(data), lowest)
+    assert torch.equal(algorithm.q_values(data), lowest)
     with torch.no_grad():
-        expected = (2 * (lowest - algorithm.rule.value(data.obs))).exp().clamp(max=1.5)
+        expected = (2 * (lowest - algorithm.objective.value(data.obs))).exp().clamp(max=1.5)
     torch.testing.assert_close(algorithm.weights(data), expected)
     assert 0 < int((expected == 1.5).sum()) < 64
 
@@ -110,7 +110,7 @@ def test_iql_moves_a_gaussian_to_the_better_mode_and_plain_imitation_does_not() 
         algorithm = iql(gaussian(imitation="mse"), beta=beta, implicit=replace(VALUE, expectile=0.7))
         for _ in range(40):
             algorithm.update(batch(two_modes(256), lambda action: (action[:, 0] > 0).float()))
-        means.append(float(first_actions(algorithm.deployable()).mean()))
+        means.append(float(first_actions(algorithm.inference_policy()).mean()))
     assert abs(means[0]) < 0.2 and means[1] > 0.5
 
 
@@ -120,7 +120,7 @@ def test_idql_leaves_the_policy_to_imitation_and_acts_with_the_better_mode() -> 
         algorithm.update(batch(two_modes(192), lambda action: (action[:, 0] > 0).float()))
     base = first_actions(algorithm.ema.module)
     assert 0.25 < float((base > 0).float().mean()) < 0.75
-    assert float((first_actions(algorithm.deployable()) > 0.3).float().mean()) > 0.95
+    assert float((first_actions(algorithm.inference_policy()) > 0.3).float().mean()) > 0.95
 
 
 @pytest.mark.parametrize("make", [idql, expo])
@@ -145,8 +145,8 @@ def test_the_penalty_ignores_policy_chunks_valued_below_the_return() -> None:
     data = batch(two_modes(16), peak)
 
     def gradient(returns: float, proposed: Tensor) -> Tensor:
-        rule = ConservativeRule(ConservativeConfig(1.0, 4), torch.Generator().manual_seed(0))
-        loss, _ = rule.penalty(replace(data, returns=torch.full((16,), returns)), critic, proposed)
+        objective = ConservativeObjective(ConservativeConfig(1.0, 4), torch.Generator().manual_seed(0))
+        loss, _ = objective.penalty(replace(data, returns=torch.full((16,), returns)), critic, proposed)
         return torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(critic.parameters()))])
 
     some, others = torch.full((16, 3, 2, 1), 0.8), torch.full((16, 3, 2, 1), -0.8)
@@ -164,8 +164,8 @@ def test_the_penalty_compares_the_data_with_the_policy_and_with_all_of_the_actio
     judge = critic.of_candidates
     critic.of_candidates = lambda obs, chunks: seen.append(chunks) or judge(obs, chunks)  # type: ignore[assignment]
     proposed = 0.1 * torch.randn(16, 3, 2, 1)
-    rule = ConservativeRule(ConservativeConfig(3.0, 50), torch.Generator().manual_seed(0))
-    loss, _ = rule.penalty(data, critic, proposed)
+    objective = ConservativeObjective(ConservativeConfig(3.0, 50), torch.Generator().manual_seed(0))
+    loss, _ = objective.penalty(data, critic, proposed)
     own, policy, others = seen[0].split([1, 3, 50], 1)  # the executed actions alone
     assert torch.equal(own[:, 0], data.chunk[:, :1]) and torch.equal(policy, proposed[:, :, :1])
     others = critic.action_normalizer.normalize(others) / reach
@@ -174,14 +174,14 @@ def test_the_penalty_compares_the_data_with_the_policy_and_with_all_of_the_actio
     values = judge(data.obs, seen[0])
     expected = conservative_penalty(values[..., 0], values[..., 1:4], values[..., 4:], data.returns).mean(1).sum()
     torch.testing.assert_close(loss, 3.0 * expected)
-    assert float(rule.penalty(replace(data, weight=torch.zeros(16)), critic, proposed)[0]) == 0.0
+    assert float(objective.penalty(replace(data, weight=torch.zeros(16)), critic, proposed)[0]) == 0.0
 
 
 def test_the_penalty_pushes_unseen_chunks_down_but_not_the_data() -> None:
     values = []
     for weight in (0.0, 0.5):
         torch.manual_seed(0)
-        algorithm = cal_ql(conservative=ConservativeConfig(weight, 8), actor_delay=100)
+        algorithm = cal_ql(conservative=ConservativeConfig(weight, 8), policy_delay=100)
         for _ in range(50):
             algorithm.update(batch(0.6 + 0.02 * torch.randn(64, 2, 1), lambda action: action[:, 0].sign()))
         obs = {"state": torch.zeros(1, 1, 2)}

@@ -9,20 +9,18 @@ import fine_tuning_tools as tools
 import pytest
 import torch
 
-from robopolicy.algorithms import ppo as ppo_module
-from robopolicy.algorithms import reinflow as reinflow_module
-from robopolicy.algorithms.frames.base import Algorithm
-from robopolicy.algorithms.frames.on_policy import (
-    ReturnScale,
-    Rows,
+from robopolicy.algorithms.common.algorithm import Algorithm
+from robopolicy.algorithms.common.rollout_batch import (
+    RewardNormalizer,
+    RolloutBatch,
+    compute_advantages,
     explained_variance,
     minibatches,
     normalize,
-    rows_with_advantages,
 )
 from robopolicy.algorithms.gorl import EpisodeReturns
-from robopolicy.algorithms.ppo import PPO, PPOConfig
-from robopolicy.algorithms.reinflow import ReinFlow, ReinFlowConfig
+from robopolicy.algorithms.ppo import PPO, PPOConfig, ppo_loss
+from robopolicy.algorithms.reinflow import ReinFlow, ReinFlowConfig, reinflow_loss
 from robopolicy.data.batches import Rollout
 from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
@@ -39,7 +37,7 @@ def ppo(seed: int = 0, **overrides: Any) -> PPO:
     torch.manual_seed(seed)
     spec = PolicySpec({"state": (6,)}, 2)
     policy = GaussianPolicy(GaussianConfig(normalization="running"), spec)
-    settings: dict[str, Any] = {"decisions": 16, "epochs": 2, "batch_size": 64} | overrides
+    settings: dict[str, Any] = {"num_steps": 16, "epochs": 2, "batch_size": 64} | overrides
     return PPO(PPOConfig(**settings), policy, total_updates=100)
 
 
@@ -48,17 +46,17 @@ def reinflow(seed: int = 0, **overrides: Any) -> ReinFlow:
     spec = PolicySpec({"state": (6,)}, 2, horizon=4, execute=2)
     policy = FlowPolicy(FlowConfig(hidden=(64, 64)), spec)
     policy.fit_normalizer({"state": FLAT, "action": ACTION})
-    settings: dict[str, Any] = {"decisions": 8, "batch_size": 64} | overrides
+    settings: dict[str, Any] = {"num_steps": 8, "batch_size": 64} | overrides
     return ReinFlow(ReinFlowConfig(**settings), policy, total_updates=20)
 
 
 def test_episodes_that_a_resumed_run_cannot_go_on_with_are_forgotten() -> None:
     algorithm, returns = ppo(), EpisodeReturns()
-    algorithm.scale.running = returns.running = torch.ones(2)
+    algorithm.reward_normalizer.running = returns.running = torch.ones(2)
     returns.discard()
-    algorithm.cut()
-    returns.cut()
-    assert (algorithm.scale.running, returns.running, returns.fresh) == (None, None, None)
+    algorithm.reset_episodes()
+    returns.reset_episodes()
+    assert (algorithm.reward_normalizer.running, returns.running, returns.fresh) == (None, None, None)
 
 
 @pytest.mark.parametrize("value", [0.1, -3.3, 57.7])
@@ -70,11 +68,11 @@ def sampler_for(algorithm: Algorithm, num_envs: int = 16, reward: str = "shaped"
     sim = make_sim("toy/point_mass", SimOptions(num_envs=num_envs, reward=reward))
     spec = algorithm.policy.spec
     chunked = ChunkedSim(sim, execute=spec.execute, obs_horizon=spec.obs_horizon, gamma=algorithm.step_discount)
-    return RolloutSampler(chunked, decisions=algorithm.config.decisions, seed=0)  # type: ignore[attr-defined]
+    return RolloutSampler(chunked, decisions=algorithm.config.num_steps, seed=0)  # type: ignore[attr-defined]
 
 
 def rows_of(algorithm: Any, rollout: Rollout) -> Any:
-    return rows_with_advantages(rollout, algorithm.critic, gamma=0.99, lam=0.95)
+    return compute_advantages(rollout, algorithm.critic, gamma=0.99, gae_lambda=0.95)
 
 
 def snapshot(algorithm: Any) -> dict[str, torch.Tensor]:
@@ -93,9 +91,9 @@ def test_every_ratio_of_the_first_minibatch_is_one(make: Any) -> None:
             assert (torch.exp(logp - batch.logp) - 1).abs().max() < 1e-5
         batch, _ = next(minibatches(rows, 64, torch.Generator().manual_seed(1)))
         if isinstance(algorithm, PPO):
-            _, info = ppo_module.actor_loss(algorithm.policy, batch, algorithm.estimator)
+            _, info = ppo_loss(algorithm.policy, batch, algorithm.estimator)
         else:
-            _, info = reinflow_module.actor_loss(algorithm.policy, batch, algorithm.estimator, algorithm.config)
+            _, info = reinflow_loss(algorithm.policy, batch, algorithm.estimator, algorithm.config)
         assert float(info["approx_kl"]) == pytest.approx(0.0, abs=1e-9)
         assert float(info["clip_fraction"]) == 0.0
         algorithm.update(rollout)
@@ -106,10 +104,10 @@ def test_the_first_gradient_is_the_policy_gradient(make: Any) -> None:
     algorithm = make(entropy_coef=0.0, **({} if make is ppo else {"logp_clamp": None}))
     rows = rows_of(algorithm, sampler_for(algorithm).collect(algorithm.act))
     if isinstance(algorithm, PPO):
-        loss, _ = ppo_module.actor_loss(algorithm.policy, rows, algorithm.estimator)
+        loss, _ = ppo_loss(algorithm.policy, rows, algorithm.estimator)
         dims = 1
     else:
-        loss, _ = reinflow_module.actor_loss(algorithm.policy, rows, algorithm.estimator, algorithm.config)
+        loss, _ = reinflow_loss(algorithm.policy, rows, algorithm.estimator, algorithm.config)
         dims = 4 * 4 * 2  # its density is a mean over the steps of the chain and all dimensions of the chunk
     advantage = (rows.advantage - rows.advantage.mean()) / (rows.advantage.std() + 1e-8)
     plain = -(advantage * algorithm.policy.decisions(rows.obs, rows.record).logp.sum(1)).mean() / dims
@@ -145,13 +143,13 @@ def test_statistics_of_a_fine_tuner_move_when_its_epochs_are_over(monkeypatch: p
     algorithm = reinflow()
     statistics = lambda: [b.clone() for net in (algorithm.policy, algorithm.critic) for b in net.buffers()]  # noqa: E731
     same = lambda a, b: all(torch.equal(x, y) for x, y in zip(a, b, strict=True))  # noqa: E731
-    before, actor_loss, seen = statistics(), algorithm.actor_loss, []
+    before, original, seen = statistics(), algorithm.loss, []
 
     def spy(rows: Any) -> Any:
         seen.append(statistics())
-        return actor_loss(rows)
+        return original(rows)
 
-    monkeypatch.setattr(algorithm, "actor_loss", spy)
+    monkeypatch.setattr(algorithm, "loss", spy)
     algorithm.update(sampler_for(algorithm).collect(algorithm.act))
     assert seen and all(same(before, during) for during in seen)
     assert not same(before, statistics())
@@ -159,7 +157,7 @@ def test_statistics_of_a_fine_tuner_move_when_its_epochs_are_over(monkeypatch: p
 
 def test_the_deployed_flow_has_no_noise_network() -> None:
     algorithm = reinflow()
-    deployed = algorithm.deployable()
+    deployed = algorithm.inference_policy()
     assert isinstance(deployed, FlowPolicy)
     assert not [key for key in deployed.state_dict() if "noise" in key]
 
@@ -173,16 +171,16 @@ def test_a_resumed_algorithm_ends_with_the_same_weights(make: Any) -> None:
 
 @pytest.mark.parametrize(("unit", "discount"), [("step", 0.9**4), ("chunk", 0.9)])
 def test_the_return_scale_merges_rollouts_and_discounts_as_the_advantages_do(unit: str, discount: float) -> None:
-    def observe(scale: ReturnScale, part: slice) -> None:
+    def observe(scale: RewardNormalizer, part: slice) -> None:
         empty: dict[str, torch.Tensor] = {}
         ended, earned = done[part], reward[part]
         rollout = Rollout(empty, empty, earned, earned, steps[part], ended, ended & False, empty, empty)
-        scale.observe(rollout, 0.9, unit)
+        scale.update(rollout, 0.9, unit)
 
     torch.manual_seed(0)
     reward, done = torch.rand(40, 3), torch.rand(40, 3) < 0.1
     steps = torch.where(done, 2, 4)  # an episode ends within its chunk
-    whole, parts = ReturnScale(), ReturnScale()
+    whole, parts = RewardNormalizer(), RewardNormalizer()
     observe(whole, slice(None))
     observe(parts, slice(13))
     observe(parts, slice(13, None))
@@ -197,12 +195,14 @@ def test_the_return_scale_merges_rollouts_and_discounts_as_the_advantages_do(uni
 
 def test_a_single_row_has_a_finite_explained_variance() -> None:
     one = torch.ones(1)
-    assert explained_variance(Rows({}, {}, one[:, None], one, 3 * one, one)) == 1.0  # no variance is left unexplained
+    assert (
+        explained_variance(RolloutBatch({}, {}, one[:, None], one, 3 * one, one)) == 1.0
+    )  # no variance is left unexplained
 
 
 @pytest.mark.slow
 def test_ppo_learns_the_point_mass() -> None:
-    algorithm = ppo(decisions=40, epochs=6, batch_size=512, lr=1e-3)
+    algorithm = ppo(num_steps=40, epochs=6, batch_size=512, lr=1e-3)
     sampler = sampler_for(algorithm, num_envs=64)
     for _ in range(30):
         algorithm.update(sampler.collect(algorithm.act))

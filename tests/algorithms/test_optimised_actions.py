@@ -9,6 +9,8 @@ import torch
 from chunk_bandit import SPEC, STATISTICS, Known, batch, first_actions, flow, two_modes
 from value_learners import MAKERS, expo, pa_rl, pa_rl_iql, peak, same, snapshot
 
+from robopolicy.algorithms.common.off_policy import optimizer_step
+from robopolicy.algorithms.common.offline import imitation_loss
 from robopolicy.algorithms.expo import edit_loss, selection_bonus
 from robopolicy.algorithms.pa_rl import imitation_target
 from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
@@ -30,7 +32,7 @@ def test_the_policy_is_frozen_offline_and_trained_online() -> None:
 def test_normalisers_of_the_policy_are_frozen_offline_too() -> None:
     policy = FlowPolicy(FlowConfig(hidden=(32, 32), normalization="running"), SPEC)
     policy.fit_normalizer({"action": STATISTICS["action"]})
-    policy.observe({"state": torch.randn(64, 1, 2)})
+    policy.update_stats({"state": torch.randn(64, 1, 2)})
     algorithm = MAKERS["pa_rl"](policy)
     before, critic = snapshot(policy), snapshot(algorithm.critic)
     algorithm.update(batch(two_modes(128), peak))
@@ -57,7 +59,7 @@ def test_the_bootstrap_is_the_value_of_the_best_optimised_chunk() -> None:
     state = algorithm.generator.get_state()
     target = algorithm.target(data)
     algorithm.generator.set_state(state)
-    best = algorithm.player.propose(data.next_obs, generator=algorithm.generator).best()
+    best = algorithm.acting_policy.propose(data.next_obs, generator=algorithm.generator).best()
     expected = data.reward + 0.9 * algorithm.target_critic(data.next_obs, best).min(0).values
     torch.testing.assert_close(target, expected)
 
@@ -66,12 +68,13 @@ def test_pa_rl_moves_the_policy_beyond_the_data() -> None:
     algorithm = pa_rl_iql(ascent_rate=0.1, ascent_steps=5, temperature=0.02)
     for _ in range(40):  # imitate the data first
         data = batch(0.5 + 0.05 * torch.randn(256, 2, 1), peak)
-        algorithm.imitate(data.obs, data.chunk, None, data.mask)
+        loss = imitation_loss(algorithm.policy, data.obs, data.chunk, generator=algorithm.generator, progress=0.0)
+        optimizer_step(algorithm.optimizer, loss.mean(), algorithm.policy, algorithm.config.grad_clip)
     start = first_actions(algorithm.policy).mean()
     for _ in range(40):
         algorithm.update(batch(0.5 + 0.3 * torch.randn(128, 2, 1).clamp(-3, 1.6), peak))
     assert torch.equal(first_actions(algorithm.policy).mean(), start)
-    assert first_actions(algorithm.deployable()).mean() > start + 0.1
+    assert first_actions(algorithm.inference_policy()).mean() > start + 0.1
     for _ in range(40):
         algorithm.update(batch(0.5 + 0.3 * torch.randn(128, 2, 1).clamp(-3, 1.6), peak, online=True))
     assert first_actions(algorithm.policy).mean() > start + 0.15
@@ -80,8 +83,8 @@ def test_pa_rl_moves_the_policy_beyond_the_data() -> None:
 def test_the_chosen_value_is_at_least_that_of_the_best_base_sample() -> None:
     algorithm = expo()
     obs = batch(two_modes(32), peak).obs
-    found = algorithm.player.propose(obs, generator=algorithm.generator)
-    chosen = algorithm.player.score(obs, found.best()[:, None])[:, 0]
+    found = algorithm.acting_policy.propose(obs, generator=algorithm.generator)
+    chosen = algorithm.acting_policy.score(obs, found.best()[:, None])[:, 0]
     assert bool((chosen >= found.values[:, :4].max(1).values - 1e-6).all())
 
 
@@ -109,7 +112,7 @@ def test_the_softmax_bonus_is_zero_for_equal_values_and_never_positive_on_averag
 
 
 def test_base_edit_and_temperature_step_once_per_actor_delay() -> None:
-    algorithm = expo(actor_delay=4)
+    algorithm = expo(policy_delay=4)
     algorithm.update(batch(two_modes(64 * 4), peak, online=True))
     steps = [int(next(iter(o.state.values()))["step"]) for o in (algorithm.optimizer, algorithm.edit_optimizer)]
     assert steps == [1, 1] and algorithm.critic_steps == 4 and int(algorithm.ema.updates) == 1
@@ -119,7 +122,7 @@ def test_edits_climb_beyond_the_samples_of_the_base() -> None:
     algorithm = expo(temperature=0.01, temperature_lr=0.0, edit_lr=3e-3)
     for _ in range(40):
         algorithm.update(batch(0.5 + 0.1 * torch.randn(256, 2, 1), peak, online=True))
-    base, played = first_actions(algorithm.ema.module), first_actions(algorithm.deployable())
+    base, played = first_actions(algorithm.ema.module), first_actions(algorithm.inference_policy())
     assert abs(float(base.mean()) - 0.5) < 0.1
     assert float(played.mean()) > float(base.mean()) + 0.15
 

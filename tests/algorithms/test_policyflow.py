@@ -23,7 +23,7 @@ from matching_tools import (
     tuner,
 )
 
-from robopolicy.algorithms.frames.on_policy import normalize
+from robopolicy.algorithms.common.rollout_batch import normalize
 from robopolicy.algorithms.policyflow import PolicyFlowConfig, brownian_loss
 from robopolicy.errors import UserError
 from robopolicy.policies.base import PolicySpec
@@ -125,7 +125,7 @@ def test_the_loss_raises_actions_that_did_better_than_the_others() -> None:
     policy = GaussianFlow(0.3, 0.5, steps=5)
     algorithm = tuner("policyflow", policy, entropy_coef=0.0, brownian_coef=0.0)
     rows = prepared(algorithm, bandit(algorithm.policy, 2000, lambda chunk: chunk[:, 0, 0]))
-    loss, _ = algorithm.actor_loss(rows)
+    loss, _ = algorithm.loss(rows)
     found = torch.autograd.grad(loss, (policy.mean, algorithm.policy.raw_log_std), retain_graph=True)
     plain = -(normalize(rows.advantage) * algorithm.logp(rows)[:, 0]).mean()
     torch.testing.assert_close(found, torch.autograd.grad(plain, (policy.mean, algorithm.policy.raw_log_std)))
@@ -145,7 +145,7 @@ def test_the_brownian_regulariser_has_its_closed_form_and_its_switch() -> None:
     for target in ("old", "present"):
         algorithm = tuner("policyflow", brownian_coef=1.0, brownian_target=target)
         rows = prepared(algorithm, bandit(algorithm.policy, 32))
-        loss, info = algorithm.actor_loss(rows)
+        loss, info = algorithm.loss(rows)
         found[target] = (float(info["brownian"].detach()), gradient(loss, algorithm.policy.head))
     assert found["old"][0] == pytest.approx(found["present"][0], rel=1e-5)  # equal before the first step
     assert not torch.allclose(found["old"][1], found["present"][1], rtol=1e-3)
@@ -183,7 +183,7 @@ def test_only_executed_steps_are_scored_and_the_noise_is_not_deployed() -> None:
     other["action"] = rows.record["action"].clone()
     other["action"][:, SPEC.execute :] += 1.0
     assert torch.equal(algorithm.policy.decisions(rows.obs, other).logp, algorithm.logp(rows))
-    assert algorithm.deployable() is algorithm.policy.head
+    assert algorithm.inference_policy() is algorithm.policy.head
 
 
 @pytest.mark.parametrize(

@@ -24,10 +24,10 @@ from chunk_bandit import (
 from chunking_learners import MAKERS, dqc, fql, qc
 from torch import Tensor, nn
 
+from robopolicy.algorithms.common.off_policy import OffPolicy
 from robopolicy.algorithms.dqc import DQCConfig, optimistic_loss, quantile_loss
 from robopolicy.algorithms.fql import actor_loss, one_step_copy
-from robopolicy.algorithms.frames.off_policy import OffPolicy
-from robopolicy.data.batches import Request, Transitions
+from robopolicy.data.batches import ReplaySampleSpec, Transitions
 from robopolicy.data.replay import Replay
 from robopolicy.errors import UserError
 from robopolicy.policies.base import PolicySpec
@@ -50,7 +50,7 @@ def windows(steps: int, *, success: bool = True) -> Transitions:
         ends = (done, done & False) if success else (done & False, done)
         here, after = ({"state": torch.tensor([[float(t + j), 0.0]])} for j in (0, 1))
         memory.add(torch.zeros(1).long(), here, torch.zeros(1, 1), done.float(), *ends, after)
-    return memory.take(torch.arange(8), Request(8, max(steps, 2), steps, 0.9))
+    return memory.take(torch.arange(8), ReplaySampleSpec(8, max(steps, 2), steps, 0.9))
 
 
 @makers
@@ -58,7 +58,7 @@ def test_the_better_mode_is_found_where_imitation_has_both(name: str) -> None:
     algorithm = MAKERS[name](**({"n_step": 1} if name == "dqc" else {}))
     for _ in range(80 if name == "fql" else 50):
         algorithm.update(batch(two_modes(128), positive))
-    cloned, improved = first_actions(algorithm.policy), first_actions(algorithm.deployable())
+    cloned, improved = first_actions(algorithm.policy), first_actions(algorithm.inference_policy())
     assert 0.2 < float((cloned > 0).float().mean()) < 0.8
     assert float((improved > 0).float().mean()) > 0.9
 
@@ -96,10 +96,10 @@ def test_chunks_cut_short_are_drawn_as_often_as_the_mean_of_the_complete_ones(na
     data = replace(data, reward=torch.where(data.steps < 3, 1.0, 0.0))
     algorithm = MAKERS[name](n_step=3)
     algorithm.target = lambda batch: 1e3 * batch.reward  # type: ignore[method-assign]
-    errors = algorithm.critic_loss(data)[1]["errors"]
+    errors = algorithm.critic_loss(data)[1]["td_errors"]
     torch.testing.assert_close(errors[6:], errors[:6].mean().expand(2))
     assert float(errors[:6].std()) > 0
-    nothing = algorithm.critic_loss(data.select(data.steps < 3))[1]["errors"]
+    nothing = algorithm.critic_loss(data.select(data.steps < 3))[1]["td_errors"]
     assert nothing.tolist() == [0.0, 0.0]
 
 
@@ -137,7 +137,7 @@ def test_one_action_chunks_are_best_of_n_temporal_difference_learning() -> None:
     state = algorithm.generator.get_state()
     target = algorithm.target(data)
     algorithm.generator.set_state(state)
-    chunk = algorithm.player.act(data.next_obs, generator=algorithm.generator)
+    chunk = algorithm.acting_policy.act(data.next_obs, generator=algorithm.generator)
     torch.testing.assert_close(target, data.reward + 0.9 * algorithm.target_critic(data.next_obs, chunk).mean(0))
 
 
@@ -229,9 +229,9 @@ def test_dqc_refuses_rewards_that_are_no_probabilities_and_short_long_chunks() -
 
 @makers
 def test_a_setting_of_other_critics_is_refused(name: str) -> None:
-    assert MAKERS[name](target_members=2).config.critic.members == 2
-    with pytest.raises(UserError, match="target_members does nothing, got 1"):
-        MAKERS[name](target_members=1)
+    assert MAKERS[name](num_min_qs=2).config.critic.members == 2
+    with pytest.raises(UserError, match="num_min_qs does nothing, got 1"):
+        MAKERS[name](num_min_qs=1)
 
 
 def test_the_one_step_policy_starts_as_the_first_step_of_the_flow() -> None:
@@ -291,9 +291,9 @@ def test_a_resumed_learner_ends_with_the_same_weights(name: str) -> None:
     resumed = MAKERS[name]()
     resumed.load_state_dict(state)
     play(resumed, 2)
-    for part, module in straight.parts().items():
+    for part, module in straight.checkpoint_items().items():
         if isinstance(module, nn.Module):
-            other = resumed.parts()[part].state_dict()
+            other = resumed.checkpoint_items()[part].state_dict()
             assert all(torch.equal(value, other[key]) for key, value in module.state_dict().items()), part
 
 
@@ -302,19 +302,19 @@ def test_what_is_deployed_survives_a_checkpoint(name: str, tmp_path: Any) -> Non
     algorithm = MAKERS[name]()
     algorithm.update(batch(two_modes(64), positive))
     obs = {"state": torch.randn(4, 1, 2)}
-    save_checkpoint(tmp_path / "ckpt", algorithm.deployable(), task="toy/point_mass", obs_sample=obs)
+    save_checkpoint(tmp_path / "ckpt", algorithm.inference_policy(), task="toy/point_mass", obs_sample=obs)
     loaded, _ = load_policy(tmp_path / "ckpt")
-    torch.testing.assert_close(first_actions(loaded), first_actions(algorithm.deployable()))
+    torch.testing.assert_close(first_actions(loaded), first_actions(algorithm.inference_policy()))
     assert verify_checkpoint(tmp_path / "ckpt").ok
 
 
 @makers
 def test_an_update_in_bfloat16_is_finite_and_moves_every_network(name: str) -> None:
     algorithm = MAKERS[name](precision="bfloat16", n_step=1)
-    before = {part: copy.deepcopy(value.state_dict()) for part, value in algorithm.parts().items()}
+    before = {part: copy.deepcopy(value.state_dict()) for part, value in algorithm.checkpoint_items().items()}
     metrics = algorithm.update(batch(two_modes(64), positive, discount=0.9))
     assert all(math.isfinite(value) for value in metrics.values())
-    for part, value in algorithm.parts().items():
+    for part, value in algorithm.checkpoint_items().items():
         if isinstance(value, nn.Module):
             assert all(bool(weight.isfinite().all()) for weight in value.parameters()), part
             state = value.state_dict()
@@ -324,11 +324,11 @@ def test_an_update_in_bfloat16_is_finite_and_moves_every_network(name: str) -> N
 @makers
 def test_saving_leaves_every_module_in_its_mode(name: str, tmp_path: Any) -> None:
     algorithm = MAKERS[name](flow(hidden_dropout=0.5))
-    networks = [part for part in algorithm.parts().values() if isinstance(part, nn.Module)]
-    before = [module.training for part in (algorithm.deployable(), *networks) for module in part.modules()]
+    networks = [part for part in algorithm.checkpoint_items().values() if isinstance(part, nn.Module)]
+    before = [module.training for part in (algorithm.inference_policy(), *networks) for module in part.modules()]
     obs = {"state": torch.rand(4, 1, 2)}
-    save_checkpoint(tmp_path / "c", algorithm.deployable(), task="toy/point_mass", obs_sample=obs)
-    after = [module.training for part in (algorithm.deployable(), *networks) for module in part.modules()]
+    save_checkpoint(tmp_path / "c", algorithm.inference_policy(), task="toy/point_mass", obs_sample=obs)
+    after = [module.training for part in (algorithm.inference_policy(), *networks) for module in part.modules()]
     assert before == after
 
 

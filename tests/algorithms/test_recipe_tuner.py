@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import re
 import warnings
 from pathlib import Path
 from typing import Any
@@ -13,28 +12,22 @@ import fine_tuning_tools as tools
 import pytest
 import torch
 import yaml
+from recipe_tuners import HEADS, check_updates_a_flow, tuner
+from theme_names import recipes_of
 
-from robopolicy.algorithms.recipe import Compared, RecipeTuner, RecipeTunerConfig, decisions_of, whole_groups
+from robopolicy.algorithms.recipe import RecipeFineTuner, ScoredBatch, decisions_of, group_minibatches
 from robopolicy.core.advantage import outcome
 from robopolicy.core.recipe import Recipe
 from robopolicy.core.registry import REGISTRIES
 from robopolicy.errors import UserError
 from robopolicy.policies.heads.diffusion import DiffusionPolicy
 from robopolicy.policies.heads.flow import FlowPolicy
-from robopolicy.recipe_files import read_recipe, recipe_names
-
-ROLLOUTS = [name for name in recipe_names() if read_recipe(name).get("data", "rollout") == "rollout"]
-HEADS = {"flow": tools.flow_head, "diffusion": tools.diffusion_head}
+from robopolicy.recipe_files import read_recipe
 
 
-def tuner(head: str = "flow", seed: int = 0, **overrides: Any) -> RecipeTuner:
-    settings = {"group_size": 4, "batch_size": 64} | overrides
-    return RecipeTuner(RecipeTunerConfig(**settings), HEADS[head](seed), total_updates=20)
-
-
-def compared(algorithm: RecipeTuner, rollout: Any) -> Compared:
+def compared(algorithm: RecipeFineTuner, rollout: Any) -> ScoredBatch:
     decisions = algorithm._scored(decisions_of(rollout, algorithm.dimensions, 0))
-    return Compared(decisions, algorithm.recipe.advantage(decisions))
+    return ScoredBatch(decisions, algorithm.recipe.advantage(decisions))
 
 
 both = pytest.mark.parametrize("head", HEADS)
@@ -95,7 +88,7 @@ def test_rows_are_chunks_of_episodes_in_order_of_time() -> None:
 
 def test_a_minibatch_holds_whole_groups() -> None:
     group = torch.tensor([0, 1, 2, 3, 3, 2, 1, 0, 0])
-    parts = list(whole_groups(group, 4, torch.Generator().manual_seed(0)))
+    parts = list(group_minibatches(group, 4, torch.Generator().manual_seed(0)))
     assert sorted(torch.cat(parts).tolist()) == list(range(9))
     assert all(not set(group[a].tolist()) & set(group[b].tolist()) for a, b in itertools.pairwise(parts))
     assert all(len(part) >= 4 for part in parts[:-1])
@@ -112,7 +105,7 @@ def test_the_base_is_the_reference_and_stays_bit_identical(head: str, tmp_path: 
     assert 0.0 < kl[0] < kl[2] and all(math.isfinite(value) for value in kl)
     assert not tools.changed(base, algorithm.base) and algorithm.reference_policy.head is algorithm.base
     assert tools.changed(before, algorithm.policy)
-    assert type(algorithm.deployable()) is (FlowPolicy if head == "flow" else DiffusionPolicy)
+    assert type(algorithm.inference_policy()) is (FlowPolicy if head == "flow" else DiffusionPolicy)
 
 
 @both
@@ -160,21 +153,9 @@ def test_what_does_not_fit_is_refused_in_one_line(tmp_path: Path) -> None:
         needy.update(tools.sampler_for(needy).collect(needy.act))
 
 
-@pytest.mark.parametrize(
-    "name", [name for name in recipe_names() if read_recipe(name).get("data") in (None, "rollout")]
-)
+@pytest.mark.parametrize("name", recipes_of("product", "rollout"))
 def test_a_recipe_updates_a_flow_or_names_what_robots_do_not_record(name: str) -> None:
-    algorithm = tuner(recipe=name, group_size=8, epochs=1)
-    before = tools.snapshot(algorithm.policy)
-    rollout = tools.sampler_for(algorithm).collect(algorithm.act)
-    try:
-        metrics = algorithm.update(rollout)
-    except UserError as error:
-        assert re.search(r"needs Decisions\.(value|extra\['\w+'\]), which is missing", str(error))
-    else:
-        learned = tools.changed(before, algorithm.policy)
-        assert learned or metrics["actor/selected"] == 0  # this task knows no success, to which some limit themselves
-        assert all(math.isfinite(value) for value in metrics.values())
+    check_updates_a_flow(name)
 
 
 def test_grpo_improves_a_flow_that_was_never_trained() -> None:

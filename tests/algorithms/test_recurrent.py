@@ -9,15 +9,10 @@ import fine_tuning_tools as tools
 import pytest
 import torch
 from cue import BEST, LENGTH, CueSim
+from recurrent_learners import SPEC, check_has_ratios_of_one_after_unrolling, learner, sampler_for
 from torch import Tensor
 
-from robopolicy.algorithms.frames.on_policy import sequences
-from robopolicy.algorithms.ppo import PPOConfig
-from robopolicy.algorithms.registry import make_algorithm
-from robopolicy.contrib.control.bpo import BPOConfig
-from robopolicy.contrib.control.mdpo import MDPOConfig
-from robopolicy.contrib.control.npg_igt import NPGIGTConfig
-from robopolicy.contrib.control.props import PROPSConfig
+from robopolicy.algorithms.common.rollout_batch import recurrent_minibatches
 from robopolicy.critics.value import ValueConfig
 from robopolicy.errors import UserError
 from robopolicy.evaluation.harness import evaluate
@@ -27,30 +22,11 @@ from robopolicy.policies.heads.autoregressive import AutoregressiveConfig
 from robopolicy.policies.heads.gaussian import GaussianConfig
 from robopolicy.policies.heads.mixture import MixtureConfig
 from robopolicy.policies.registry import make_policy
-from robopolicy.rollout.on_policy import RolloutSampler
 from robopolicy.sim.checker import check_simulator
-from robopolicy.sim.chunk import ChunkedSim
 from robopolicy.spec import MEMORY
 from robopolicy.training.checkpoint import load_policy, save_checkpoint, verify_checkpoint
 
-SPEC = PolicySpec({"state": (2,)}, action_dim=1)
-CONFIGS: dict[str, Any] = {"ppo": PPOConfig, "bpo": BPOConfig, "mdpo": MDPOConfig, "npg_igt": NPGIGTConfig}
-CONFIGS |= {"props": PROPSConfig}
 PRIVILEGED = ValueConfig(vectors={"state": 2, "critic": 1})
-
-
-def learner(name: str = "ppo", kind: str = "gru", seed: int = 0, updates: int = 40, **overrides: Any) -> Any:
-    torch.manual_seed(seed)
-    config = GaussianConfig(recurrent=RecurrentConfig(kind=kind, width=16), log_std_init=-0.5)
-    settings = {"decisions": 13, "epochs": 3, "batch_size": 104, "lr": 3e-3, "gamma": 1.0} | overrides
-    if name == "npg_igt":
-        settings = {"decisions": 13}
-    return make_algorithm(name, CONFIGS[name](**settings), make_policy("gaussian", config, SPEC), total_updates=updates)
-
-
-def sampler_for(made: Any, num_envs: int = 16) -> RolloutSampler:
-    sim = ChunkedSim(CueSim(num_envs))
-    return RolloutSampler(sim, decisions=made.config.decisions, memory=made.policy.spec.memory_dim)
 
 
 def test_the_cue_keeps_the_contract() -> None:
@@ -83,26 +59,16 @@ def test_memories_run_on_in_episodes_and_start_at_zero() -> None:
         assert bool(done.any()) and not bool((memory[1] == 0).all())
 
 
-@pytest.mark.parametrize("name", ["ppo", "mdpo", "bpo"])
 @pytest.mark.parametrize("kind", ["gru", "lstm"])
-def test_ratios_of_fresh_data_are_one_after_unrolling(name: str, kind: str) -> None:
-    made = learner(name, kind)
-    sampler = sampler_for(made)
-    sampler.collect(made.act)  # the next one begins in the middle of episodes
-    rollout = sampler.collect(made.act)
-    rows = made.rows_of(rollout)
-    for part, _ in sequences(rows, rollout.shape, 52, made.generator):
-        obs = made.policy.unrolled(part.obs, 13)
-        torch.testing.assert_close(obs[MEMORY], part.obs[MEMORY], rtol=0, atol=1e-6)
-        logp = made.policy.decisions(obs, part.record).logp
-        torch.testing.assert_close(logp, part.logp, rtol=0, atol=1e-5)
+def test_ratios_of_fresh_data_are_one_after_unrolling(kind: str) -> None:
+    check_has_ratios_of_one_after_unrolling("ppo", kind)
 
 
 def test_sequences_are_whole_columns_and_every_one_comes_once() -> None:
     made = learner()
     rollout = sampler_for(made, 10).collect(made.act)
     rows = made.rows_of(rollout)
-    parts = list(sequences(rows, rollout.shape, 52, made.generator))
+    parts = list(recurrent_minibatches(rows, rollout.shape, 52, made.generator))
     assert [last for _, last in parts] == [False, False, True] and sum(len(part) for part, _ in parts) == 130
     columns = torch.cat([part.advantage.view(13, -1) for part, _ in parts], 1)
     expected = rows.advantage.view(13, 10)
@@ -132,7 +98,7 @@ def test_a_policy_with_memory_learns_what_one_without_cannot() -> None:
         sampler = sampler_for(made, 32)
         for _ in range(15):
             made.update(sampler.collect(made.act))
-        results[kind] = float(evaluate(made.deployable(), CueSim(8), episodes=64).returns.mean())
+        results[kind] = float(evaluate(made.inference_policy(), CueSim(8), episodes=64).returns.mean())
     assert min(results["gru"], results["lstm"]) > 0.9 * BEST and results["none"] < 0.3, results
 
 
@@ -185,9 +151,6 @@ def test_a_critic_that_sees_more_than_the_policy_knows_the_return_from_the_start
 
 
 def test_what_cannot_be_done_is_refused() -> None:
-    for name in ("npg_igt", "props"):
-        with pytest.raises(UserError, match="recurrent 'gaussian'"):
-            learner(name)
     with pytest.raises(UserError, match="one observation at a time"):
         config = GaussianConfig(recurrent=RecurrentConfig(kind="gru"))
         make_policy("gaussian", config, PolicySpec({"state": (2,)}, 1, obs_horizon=2))

@@ -1,70 +1,22 @@
-"""TD3+BC, PRDC and A2PR: the limits of alpha and beta, whom the actor is pulled to, and a bandit of mixed quality."""
+"""TD3+BC: the limits of alpha, and a bandit of mixed quality."""
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable
-from dataclasses import replace
-from typing import Any
-
-import numpy as np
 import pytest
 import torch
-from chunk_bandit import SMALL, STATISTICS, assert_resumes, batch, flow, gaussian
+from chunk_bandit import SMALL, STATISTICS
 from mixed_bandit import batches, mixed, regret
-from torch import Tensor
+from td3_learners import (
+    check_accepts_only_a_squashed_gaussian_and_sane_settings,
+    check_resumes_with_the_same_weights,
+    drawn,
+    gradient,
+    td3_bc,
+)
 
-from robopolicy.algorithms.frames.regularized_td3 import RegularizedTD3, regularized_loss
-from robopolicy.algorithms.td3_bc import TD3BC, TD3BCConfig
-from robopolicy.contrib.offline.a2pr import A2PR, A2PRConfig, ChunkVAE, ChunkVAEConfig, better_of, vae_loss
-from robopolicy.contrib.offline.prdc import PRDC, PRDCConfig
-from robopolicy.critics.value import ValueConfig
-from robopolicy.data.batches import Transitions
-from robopolicy.data.episodes import Episodes
-from robopolicy.errors import UserError
+from robopolicy.algorithms.td3_bc import TD3BC, TD3BCConfig, regularized_loss
 from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
-
-pytest.importorskip("scipy")
-
-COMMON: dict[str, Any] = {"critic": SMALL, "batch_size": 128, "lr": 3e-3, "critic_lr": 3e-3, "tau": 0.05}
-SHOWN = mixed(200)
-
-
-def td3_bc(seed: int = 0, **config: Any) -> TD3BC:
-    torch.manual_seed(seed)
-    return TD3BC(TD3BCConfig(**(COMMON | config)), gaussian(), total_updates=100)
-
-
-def prdc(seed: int = 0, episodes: Episodes = SHOWN, **config: Any) -> PRDC:
-    torch.manual_seed(seed)
-    algorithm = PRDC(PRDCConfig(**(COMMON | config)), gaussian(), total_updates=100)
-    algorithm.use_dataset(episodes)
-    return algorithm
-
-
-def a2pr(seed: int = 0, **config: Any) -> A2PR:
-    torch.manual_seed(seed)
-    small = {
-        "value": ValueConfig(hidden=(32, 32), activation="relu", orthogonal_init=False),
-        "vae": ChunkVAEConfig(hidden=(32, 32)),
-    }
-    return A2PR(A2PRConfig(**(COMMON | small | config)), gaussian(), total_updates=100)
-
-
-MAKERS: dict[str, Callable[..., RegularizedTD3]] = {"td3_bc": td3_bc, "prdc": prdc, "a2pr": a2pr}
-
-
-def drawn(algorithm: RegularizedTD3, count: int = 1) -> Transitions:
-    return batches(algorithm, SHOWN, count)[-1]
-
-
-def gradient(algorithm: RegularizedTD3, loss: Tensor) -> Tensor:
-    found = torch.autograd.grad(loss, list(algorithm.policy.actor.parameters()))
-    return torch.cat([part.flatten() for part in found])
-
-
-# The frame and TD3+BC.
 
 
 def test_the_loss_by_hand() -> None:
@@ -97,214 +49,19 @@ def test_the_pull_is_measured_in_normalised_units_over_valid_executed_steps() ->
     torch.testing.assert_close(algorithm.distance(chunk, wanted, mask), torch.tensor([(0.25 + 1.0) / 2, 0.25]))
 
 
-@pytest.mark.parametrize("name", MAKERS)
-def test_a_resumed_run_ends_with_the_same_weights(name: str) -> None:
-    algorithm = MAKERS[name]()
-    supply = iter(batches(algorithm, SHOWN, 4))
-    assert_resumes(MAKERS[name], lambda: next(supply))
+def test_a_resumed_run_ends_with_the_same_weights() -> None:
+    check_resumes_with_the_same_weights(td3_bc)
 
 
-@pytest.mark.parametrize("name", MAKERS)
-def test_only_a_squashed_gaussian_and_sane_settings_are_accepted(name: str) -> None:
-    kind = type(MAKERS[name]())
-    with pytest.raises(UserError, match="squashed"):
-        kind(MAKERS[name]().config, flow(), total_updates=1)
-    with pytest.raises(UserError, match="alpha"):
-        MAKERS[name](alpha=-1.0)
-    with pytest.raises(UserError, match="negative"):
-        MAKERS[name](noise=-1.0)
+def test_only_a_squashed_gaussian_and_sane_settings_are_accepted() -> None:
+    check_accepts_only_a_squashed_gaussian_and_sane_settings(td3_bc)
 
 
-# PRDC.
-
-
-def test_a_large_beta_is_td3_bc() -> None:
-    pulled, plain = prdc(beta=1e6), td3_bc()
-    data = drawn(pulled)
-    chunk = pulled.policy.mode(data.obs)
-    torch.testing.assert_close(pulled.penalty(data, chunk)[0], plain.penalty(data, chunk)[0])
-    torch.testing.assert_close(pulled.actor_loss(data)[0], plain.actor_loss(data)[0])
-
-
-def test_without_beta_the_nearest_action_of_any_state_is_close_enough() -> None:
-    algorithm = prdc(beta=0.0)
-    data = drawn(algorithm)
-    chunk = algorithm.policy.mode(data.obs)
-    played = torch.from_numpy(SHOWN.arrays["action"][:, 0])
-    nearest = (chunk[:, :1, 0] - played).abs().min(1).values
-    torch.testing.assert_close(algorithm.penalty(data, chunk)[0], nearest.square())
-
-
-def test_the_pair_it_pulls_to_has_no_gradient() -> None:
-    algorithm = prdc(alpha=0.0)
-    data = drawn(algorithm)
-    wanted, _, novelty = algorithm.nearest(data.obs, algorithm.policy.mode(data.obs))
-    assert not wanted.requires_grad and not novelty.requires_grad
-    assert torch.isin(wanted.flatten(), torch.from_numpy(SHOWN.arrays["action"])).all()
-
-
-def test_pairs_hold_the_executed_chunk_and_its_mask() -> None:
-    policy = GaussianPolicy(
-        GaussianConfig(hidden=(8,), squash=True, normalization="minmax", action_normalization="minmax"),
-        PolicySpec({"state": (2,)}, action_dim=1, horizon=4, execute=3, obs_horizon=2),
-    )
-    policy.fit_normalizer(STATISTICS)
-    algorithm = PRDC(PRDCConfig(critic=SMALL, beta=1e6), policy, total_updates=1)
-    state = np.random.default_rng(0).uniform(-1, 1, (10, 2)).astype(np.float32)
-    action = np.linspace(-0.9, 0.9, 10, dtype=np.float32)[:, None]
-    arrays = {"state": state, "action": action, "reward": np.zeros(10), "terminated": np.zeros(10, bool)}
-    algorithm.use_dataset(Episodes(arrays, np.array([4, 10]), ("", ""), np.array([-1, -1]), 0.1))
-    obs = {"state": torch.from_numpy(np.stack([state[[1, 2]], state[[7, 8]]]))}
-    chunk, mask, novelty = algorithm.nearest(obs, torch.zeros(2, 4, 1))
-    assert chunk[:, :, 0].tolist() == pytest.approx(action[[[2, 3, 3], [8, 9, 9]], 0])
-    assert mask.tolist() == [[1, 1, 0], [1, 1, 0]]
-    assert novelty.shape == (2,)
-
-
-def test_the_actor_of_prdc_stays_closer_to_the_data_than_its_neighbours_usually_are() -> None:
-    algorithm = prdc(alpha=0.5)
-    for data in batches(algorithm, SHOWN, 150):
-        metrics = algorithm.update(data)
-    assert metrics["actor/novelty"] < 1
-
-
-def test_the_tree_of_a_resumed_run_is_the_same_and_another_dataset_is_refused() -> None:
-    algorithm = prdc()
-    state = copy.deepcopy(algorithm.state_dict())
-    assert not any("tree" in key for key in state)
-    other = prdc(seed=1)
-    other.load_state_dict(state)
-    data = drawn(algorithm)
-    chunk = torch.zeros(len(data), 2, 1)
-    for mine, theirs in zip(algorithm.nearest(data.obs, chunk), other.nearest(data.obs, chunk), strict=True):
-        assert torch.equal(mine, theirs)
-    with pytest.raises(UserError, match="resume with the dataset"):
-        prdc(episodes=mixed(100)).load_state_dict(state)
-
-
-def test_prdc_without_dataset_or_vectors_is_refused() -> None:
-    torch.manual_seed(0)
-    algorithm = PRDC(PRDCConfig(**COMMON), gaussian(), total_updates=1)
-    with pytest.raises(UserError, match="use_dataset"):
-        algorithm.actor_step(drawn(algorithm))
-    with pytest.raises(UserError, match="beta"):
-        PRDCConfig(beta=-1.0)
-    for key, shape in {"image.top": (3, 16, 16), "embedding.goal": (4,), "entities.others": (2, 3)}.items():
-        spec = PolicySpec({"state": (2,), key: shape}, action_dim=1, horizon=2, execute=1)
-        seeing = GaussianPolicy(GaussianConfig(hidden=(8,), squash=True, normalization="identity"), spec)
-        seeing.fit_normalizer(STATISTICS)
-        with pytest.raises(UserError, match=key.replace(".", r"\.")):
-            PRDC(PRDCConfig(critic=SMALL), seeing, total_updates=1)
-
-
-# A2PR.
-
-
-def test_the_better_action_is_taken_and_only_a_positive_advantage_pulls_once() -> None:
-    generated = torch.tensor([1.0, 0.0, -1.0, 2.0, 0.5])
-    own = torch.tensor([0.0, 1.0, -2.0, 2.0, 0.7])
-    take, gate = better_of(generated, own, torch.tensor([0.5, 0.5, 0.5, 1.0, 0.7]))
-    assert take.tolist() == [True, False, True, True, False]
-    assert gate.tolist() == [True, True, False, True, False]  # as numbers the fourth would count twice
-
-
-def test_where_no_advantage_is_positive_nothing_pulls() -> None:
-    algorithm = a2pr(alpha=0.0)
-    data = drawn(algorithm)
-    with torch.no_grad():
-        [layer for layer in algorithm.value.head.modules() if isinstance(layer, torch.nn.Linear)][-1].bias.add_(100.0)
-    loss, info = algorithm.actor_loss(data)
-    assert float(info["pulled"]) == 0 and not gradient(algorithm, loss).any()
-    with torch.no_grad():
-        [layer for layer in algorithm.value.head.modules() if isinstance(layer, torch.nn.Linear)][-1].bias.sub_(200.0)
-    loss, info = algorithm.actor_loss(data)
-    assert float(info["pulled"]) == 1 and gradient(algorithm, loss).any()
-
-
-def test_the_target_of_the_pull_is_constant_and_its_mask_belongs_to_it() -> None:
-    algorithm = a2pr()
-    data = drawn(algorithm)
-    data = replace(data, mask=torch.zeros_like(data.mask))
-    chunk = algorithm.policy.mode(data.obs)
-    wanted, mask, _ = algorithm.pulled_to(data, chunk)
-    own = (wanted == data.chunk[:, :1]).flatten()
-    assert not wanted.requires_grad and bool(own.any()) and not bool(own.all())
-    assert mask.flatten().tolist() == (~own).float().tolist()
-
-
-def test_v_follows_the_lesser_of_two_targets() -> None:
-    algorithm = a2pr(target_noise=0.0)
-    data = replace(drawn(algorithm), discount=torch.full((128,), 0.9))
-    with torch.no_grad():
-        chunk = algorithm.target_policy.mode(data.next_obs)
-        online, slow = algorithm.critic(data.next_obs, chunk), algorithm.target_critic(data.next_obs, chunk)
-        torch.testing.assert_close(algorithm.value_target(data), data.reward + 0.9 * slow.amin(0))
-        algorithm.critic.body.layers[-1].bias -= 1.0  # type: ignore[operator]
-        torch.testing.assert_close(algorithm.value_target(data), data.reward + 0.9 * (online.amin(0) - 1))
-
-
-def test_a_step_teaches_v_its_target_and_the_vae_the_rows_above_v(monkeypatch: pytest.MonkeyPatch) -> None:
-    algorithm, shown = a2pr(), list[Tensor]()
-    data = replace(drawn(algorithm), reward=torch.full((128,), 0.7))  # episodes of one step
-
-    def spy(decoded: Tensor, action: Tensor, good: Tensor, *others: Any) -> Tensor:
-        shown.append(good)
-        return vae_loss(decoded, action, good, *others)
-
-    monkeypatch.setattr("robopolicy.contrib.offline.a2pr.vae_loss", spy)
-    for _ in range(50):
-        info = algorithm._critic_step(data)
-    with torch.no_grad():
-        value, own = algorithm.value(data.obs), algorithm.first_value(data.obs, data.chunk)
-    assert torch.equal(shown[-1], own > value) and 0 < float(info["good"]) < 1
-    assert float((value - 0.7).abs().mean()) < 0.2
-
-
-def test_the_vae_pays_for_good_rows_alone_and_its_divergence_by_hand() -> None:
-    decoded, action = torch.zeros(2, 1, 1), torch.tensor([1.0, 3.0]).view(2, 1, 1)
-    mean, log_std = torch.tensor([[1.0], [0.0]]), torch.zeros(2, 1)
-    loss = vae_loss(decoded, action, torch.tensor([True, False]), mean, log_std, 2.0)
-    assert float(loss) == pytest.approx(2.0 * (1.0 + 0.0) / 2 + 0.5 * 0.5 * (1.0 + 0.0) / 2)
-
-
-def test_the_vae_learns_the_good_actions_and_not_the_bad_ones() -> None:
-    torch.manual_seed(0)
-    vae = ChunkVAE(ChunkVAEConfig(hidden=(32, 32)), gaussian())
-    optimizer = torch.optim.Adam(vae.parameters(), 3e-3)
-    data = batch(torch.cat([torch.full((64, 2, 1), 0.6), torch.full((64, 2, 1), -0.6)]), lambda action: action[:, 0])
-    action, good = data.chunk[:, :1], torch.arange(128) < 64
-    for _ in range(150):
-        decoded, mean, log_std = vae(data.obs, action)
-        loss = vae_loss(decoded, action, good, mean, log_std, 1.0)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    with torch.no_grad():
-        assert float((vae(data.obs, -torch.ones(128, 1, 1))[0] - 0.6).abs().mean()) < 0.15
-
-
-def test_the_value_of_a2pr_normalises_as_it_is_told() -> None:
-    told = [a2pr(value=ValueConfig(hidden=(8,), normalization=mode)).value for mode in ("running", "identity")]
-    assert [value.encoder.normalizer.mode for value in told] == [a2pr().policy.encoder.normalizer.mode, "identity"]
-
-
-def test_settings_of_a2pr_that_make_no_sense_are_refused() -> None:
-    with pytest.raises(UserError, match="pull"):
-        A2PRConfig(pull=-0.1)
-    with pytest.raises(UserError, match="weight must be positive"):
-        ChunkVAEConfig(weight=0.0)
-    assert A2PRConfig().vae.weight == 1.5  # the public code's for Walker2d
-
-
-# All of them.
-
-
-def test_bad_data_holds_imitation_back_most_then_td3_bc_then_the_others() -> None:
-    episodes, found = mixed(), {}
-    for name, alpha in (("imitation", 0.0), ("td3_bc", 0.5), ("prdc", 0.5), ("a2pr", 0.5)):
-        algorithm = MAKERS.get(name, td3_bc)(alpha=alpha, **({"episodes": episodes} if name == "prdc" else {}))
+def test_bad_data_holds_imitation_back_more_than_td3_bc() -> None:
+    episodes, found = mixed(), []
+    for alpha in (0.0, 0.5):
+        algorithm = td3_bc(alpha=alpha)
         for data in batches(algorithm, episodes, 200):
             algorithm.update(data)
-        found[name] = regret(algorithm.deployable())
-    assert found["imitation"] > 0.7 and 0.12 < found["td3_bc"] < 0.4
-    assert max(found["prdc"], found["a2pr"]) < 0.1
+        found.append(regret(algorithm.inference_policy()))
+    assert found[0] > 0.7 and 0.12 < found[1] < 0.4

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Normal
 
-from robopolicy.algorithms.frames.on_policy import Rows, minibatches, normalize
-from robopolicy.algorithms.reinflow import ReinFlow, ReinFlowConfig, actor_loss, bc_loss, chain_logp
+from robopolicy.algorithms.common.rollout_batch import RolloutBatch, compute_advantages, minibatches, normalize
+from robopolicy.algorithms.reinflow import ReinFlow, ReinFlowConfig, bc_loss, chain_logp, reinflow_loss
 from robopolicy.critics.value import ValueConfig
 from robopolicy.policies.density import normal_log_density
 from robopolicy.policies.exploration.flow_chains import NoiseConfig, StochasticFlow
@@ -20,7 +20,7 @@ from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
 
 
 def reinflow(head: dict[str, Any] | None = None, **overrides: Any) -> ReinFlow:
-    settings: dict[str, Any] = {"decisions": 8, "batch_size": 64} | overrides
+    settings: dict[str, Any] = {"num_steps": 8, "batch_size": 64} | overrides
     return ReinFlow(ReinFlowConfig(**settings), tools.flow_head(**(head or {})), total_updates=20)
 
 
@@ -40,7 +40,7 @@ def test_every_ratio_of_the_first_minibatch_is_one(name: str) -> None:
     for _ in range(2):
         rollout = sampler.collect(algorithm.act)
         for batch, _ in minibatches(tools.rows_of(algorithm, rollout), 50, torch.Generator().manual_seed(0)):
-            _, info = algorithm.actor_loss(batch)
+            _, info = algorithm.loss(batch)
             assert float(info["ratio_max"]) < 1e-5 and float(info["clip_fraction"]) == 0.0
         algorithm.update(rollout)
 
@@ -49,14 +49,14 @@ def test_seeds_train_as_stored_chains_do() -> None:
     stored, seeds = reinflow(), reinflow(recompute_chains=True)
     rollout = tools.sampler_for(seeds).collect(seeds.act)
     assert {key: value.dtype for key, value in rollout.record.items()} == {"seed": torch.int64}
-    rows = tools.rows_of(seeds, rollout)
-    assert seeds._recorder is not None
-    record, logp = seeds._recorder.recall(rows.obs, rows.record)
-    kept = Rows(rows.obs, record, logp, rows.advantage, rows.value_target, rows.value)
+    rows = compute_advantages(rollout, seeds.critic, gamma=0.99, gae_lambda=0.95)
+    seeds.recorder.snapshot()
+    drawn = seeds.recorder.resample(rows)
     stored.policy.load_state_dict(seeds.policy.state_dict())
-    losses = seeds.actor_loss(rows)[0], stored.actor_loss(kept)[0]
+    assert stored.recorder.resample(drawn) is drawn
+    losses = seeds.loss(drawn)[0], stored.loss(drawn)[0]
     one, two = (
-        tools.gradient(loss, algorithm.actor_parameters)
+        tools.gradient(loss, tools.actor_parameters(algorithm))
         for loss, algorithm in zip(losses, (seeds, stored), strict=True)
     )
     tools.assert_close(one, two)
@@ -68,7 +68,7 @@ def shake(module: nn.Module, scale: float) -> None:
             parameter.add_(scale * torch.randn_like(parameter))
 
 
-def whole_chain_logp(policy: StochasticFlow, rows: Rows) -> Tensor:
+def whole_chain_logp(policy: StochasticFlow, rows: RolloutBatch) -> Tensor:
     """Log-density `(B,)` of the initial noise and of every transition after it, one step after the other."""
     chain = rows.record["chain"]  # (B, K + 1, H, A)
     features, total = policy.head.encode(rows.obs), Normal(0.0, 1.0).log_prob(chain[:, 0]).flatten(1).sum(1).double()
@@ -85,7 +85,7 @@ def test_the_ratio_is_that_of_whole_chains_whose_initial_noise_cancels() -> None
         before = whole_chain_logp(algorithm.policy, rows)
         shake(algorithm.policy, 0.02)
         change = whole_chain_logp(algorithm.policy, rows) - before
-        loss, info = algorithm.actor_loss(rows)
+        loss, info = algorithm.loss(rows)
     assert float(change.abs().max()) > 0.1
     chain = rows.record["chain"]
     ratio = (change / chain[:, 1:].flatten(1).shape[1]).exp()  # per transition and dimension
@@ -117,8 +117,8 @@ def test_the_clamp_stops_the_gradient_of_small_noise_and_says_so() -> None:
     for clamp, stopped in ((1.0, True), (None, False)):
         algorithm = reinflow(noise=small, logp_clamp=clamp, entropy_coef=0.0)
         rows = tools.rows_of(algorithm, tools.sampler_for(algorithm).collect(algorithm.act))
-        loss, info = actor_loss(algorithm.policy, rows, algorithm.estimator, algorithm.config)
-        slopes = tools.gradient(loss, algorithm.actor_parameters)
+        loss, info = reinflow_loss(algorithm.policy, rows, algorithm.estimator, algorithm.config)
+        slopes = tools.gradient(loss, tools.actor_parameters(algorithm))
         assert all(not bool(slope.any()) for slope in slopes) == stopped
         assert ("clamped" in info) == stopped and (not stopped or float(info["clamped"]) == 1.0)
 
@@ -128,10 +128,10 @@ def test_losses_stay_finite_under_autocast_and_show_a_nan() -> None:
     rollout = tools.sampler_for(algorithm).collect(algorithm.act)
     rows = tools.rows_of(algorithm, rollout)
     with torch.autocast("cpu", torch.bfloat16):
-        loss, info = algorithm.actor_loss(rows)
+        loss, info = algorithm.loss(rows)
     assert bool(loss.isfinite()) and bool(info["bc_loss"].isfinite())
     rows.record["chain"][3, 2] = math.nan
-    assert bool(algorithm.actor_loss(rows)[0].isnan())
+    assert bool(algorithm.loss(rows)[0].isnan())
     rollout.reward[3, 2] = math.nan
     assert math.isnan(algorithm.update(rollout)["critic/loss"])
 
@@ -164,7 +164,7 @@ def test_imitation_compares_the_chunks_from_zero_noise() -> None:
 
 def test_every_update_moves_the_bound_of_decaying_noise() -> None:
     noise = NoiseConfig(schedule="learned_decay", std_min=0.1, std_max=0.2)
-    algorithm = ReinFlow(ReinFlowConfig(decisions=4, epochs=1, noise=noise), tools.flow_head(), total_updates=4)
+    algorithm = ReinFlow(ReinFlowConfig(num_steps=4, epochs=1, noise=noise), tools.flow_head(), total_updates=4)
     sampler = tools.sampler_for(algorithm)
     bounds = []
     for _ in range(4):
@@ -205,8 +205,8 @@ def test_the_gradient_of_a_bandit_is_the_closed_form() -> None:
     obs = {"state": torch.zeros(rows, 1, 1)}
     sample = algorithm.act(obs, generator=torch.Generator().manual_seed(0))
     reward = -(sample.chunk[:, 0, 0] - 2).square()
-    batch = Rows(obs, sample.record, sample.logp, reward, reward, reward)
-    loss, _ = actor_loss(algorithm.policy, batch, algorithm.estimator, config)
+    batch = RolloutBatch(obs, sample.record, sample.logp, reward, reward, reward)
+    loss, _ = reinflow_loss(algorithm.policy, batch, algorithm.estimator, config)
     head = algorithm.policy.head
     assert isinstance(head, Drift)
     (slope,) = torch.autograd.grad(loss, [head.drift])

@@ -88,9 +88,9 @@ def experience(algorithm: Any) -> Rollout:
 @pytest.mark.parametrize("name", MAKERS)
 def test_mass_moves_to_the_goal_that_pays(name: str) -> None:
     algorithm = MAKERS[name]()
-    before = reached(algorithm.deployable().act(OBS)).float().mean(0)
+    before = reached(algorithm.inference_policy().act(OBS)).float().mean(0)
     assert float(before.min()) > 0.05  # every goal is known
     for _ in range(20):
         algorithm.update(experience(algorithm))
-    after = reached(algorithm.deployable().act(OBS)).float().mean(0)
+    after = reached(algorithm.inference_policy().act(OBS)).float().mean(0)
     assert float(after[0]) > 3 * float(before[0]) and float(after.sum()) > float(before.sum())

@@ -12,11 +12,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from robopolicy.algorithms import rlpd as rlpd_module
-from robopolicy.algorithms.frames.soft import actor_loss as sac_actor_loss
-from robopolicy.algorithms.rlpd import RLPD, RLPDConfig
+from robopolicy.algorithms.rlpd import RLPD, RLPDConfig, actor_loss
+from robopolicy.algorithms.sac import actor_loss as sac_actor_loss
 from robopolicy.critics.q import CriticConfig, QEnsemble
-from robopolicy.data.batches import Request, Transitions
+from robopolicy.data.batches import ReplaySampleSpec, Transitions
 from robopolicy.data.episodes import Episode, Episodes
 from robopolicy.data.replay import MixedReplay, Replay
 from robopolicy.nets.mlp import EnsembleLayerNorm, EnsembleMLP
@@ -55,14 +54,14 @@ def batch(rows: int, seed: int = 0) -> Transitions:
     offline = Replay.from_episodes(Episodes.from_list([Episode(arrays)], 0.1))
     online = Replay.from_episodes(Episodes.from_list([Episode(arrays)], 0.1))
     online.online = True
-    request = Request(batch_size=16, horizon=3, steps=2, gamma=0.9)
-    return MixedReplay(offline, online).sample(request, torch.Generator().manual_seed(seed), batches=rows // 16)
+    sample_spec = ReplaySampleSpec(batch_size=16, horizon=3, steps=2, gamma=0.9)
+    return MixedReplay(offline, online).sample(sample_spec, torch.Generator().manual_seed(seed), batches=rows // 16)
 
 
 def test_the_defaults_are_the_published_ones() -> None:
     config = RLPDConfig()
-    assert (config.critic.members, config.critic.layer_norm, config.target_members) == (10, True, 2)
-    assert (config.utd, config.actor_delay, config.tau, config.batch_size) == (20, 20, 0.005, 256)
+    assert (config.critic.members, config.critic.layer_norm, config.num_min_qs) == (10, True, 2)
+    assert (config.utd, config.policy_delay, config.tau, config.batch_size) == (20, 20, 0.005, 256)
     assert rlpd().target_entropy == -2.0  # half of two executed steps of two dimensions
     assert rlpd(target_entropy=-1.0).target_entropy == -1.0
 
@@ -72,11 +71,11 @@ def test_every_critic_layer_is_normalised() -> None:
     assert sum(isinstance(layer, EnsembleLayerNorm) for layer in body.layers) == 2
 
 
-def test_the_actor_steps_once_per_decision() -> None:
+def test_the_actor_steps_once_per_decision(monkeypatch: pytest.MonkeyPatch) -> None:
     algorithm = rlpd()
     steps: list[int] = []
-    original = algorithm.actor_step
-    algorithm.actor_step = lambda part: steps.append(algorithm.critic_steps) or original(part)  # type: ignore
+    spied = lambda *inputs: steps.append(algorithm.critic_steps) or actor_loss(*inputs)  # noqa: E731
+    monkeypatch.setattr("robopolicy.algorithms.rlpd.actor_loss", spied)
     algorithm.update(batch(16 * 40))
     assert algorithm.critic_steps == 40 and steps == [20, 40]
 
@@ -109,9 +108,7 @@ def test_the_target_asks_two_random_critics_and_no_others(monkeypatch: pytest.Mo
 def test_the_actor_maximises_the_mean_of_the_critics() -> None:
     algorithm = rlpd()
     obs, alpha = batch(16).obs, torch.tensor(0.3)
-    loss, logp = rlpd_module.actor_loss(
-        algorithm.policy, algorithm.critic, obs, alpha, torch.Generator().manual_seed(1)
-    )
+    loss, logp = actor_loss(algorithm.policy, algorithm.critic, obs, alpha, torch.Generator().manual_seed(1))
     chunk, again = algorithm.policy.rsample(obs, generator=torch.Generator().manual_seed(1))
     torch.testing.assert_close(logp, again)
     torch.testing.assert_close(loss, (0.3 * logp - algorithm.critic(obs, chunk).mean(0)).mean())
@@ -138,12 +135,12 @@ def test_layer_norm_keeps_values_bounded_off_the_data() -> None:
 
 
 def test_a_resumed_algorithm_ends_with_the_same_weights() -> None:
-    straight = rlpd(actor_delay=2)
+    straight = rlpd(policy_delay=2)
     straight.update(batch(48, seed=1))
     state = copy.deepcopy(straight.state_dict())
     straight.update(batch(48, seed=2))
     torch.manual_seed(99)
-    resumed = rlpd(seed=5, actor_delay=2)
+    resumed = rlpd(seed=5, policy_delay=2)
     resumed.load_state_dict(state)
     resumed.update(batch(48, seed=2))
     for part in ("policy", "critic", "target_critic", "temperature"):
@@ -156,7 +153,7 @@ def test_a_nan_is_not_swallowed_and_autocast_is_finite() -> None:
     part = batch(16)
     with torch.autocast("cpu", torch.bfloat16):
         loss, _ = algorithm.critic_loss(part)
-        actor, _, _ = algorithm.actor_loss(part, algorithm.temperature.value)
+        actor, _ = actor_loss(algorithm.policy, algorithm.critic, part.obs, algorithm.temperature.value)
     assert bool(loss.isfinite() & actor.isfinite())
     metrics = algorithm.update(replace(part, reward=part.reward * torch.nan))
     assert metrics["critic/loss"] != metrics["critic/loss"]
@@ -166,7 +163,7 @@ def test_what_is_deployed_survives_a_checkpoint(tmp_path: Path) -> None:
     algorithm = rlpd()
     algorithm.update(batch(320))
     obs = {"state": torch.randn(3, 1, 2)}
-    save_checkpoint(tmp_path / "rlpd", algorithm.deployable(), task="toy/point_mass", obs_sample=obs)
+    save_checkpoint(tmp_path / "rlpd", algorithm.inference_policy(), task="toy/point_mass", obs_sample=obs)
     loaded, _ = load_policy(tmp_path / "rlpd")
-    assert torch.equal(loaded.act(obs, deterministic=True), algorithm.deployable().act(obs, deterministic=True))
+    assert torch.equal(loaded.act(obs, deterministic=True), algorithm.inference_policy().act(obs, deterministic=True))
     assert verify_checkpoint(tmp_path / "rlpd").ok

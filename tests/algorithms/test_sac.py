@@ -11,8 +11,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from robopolicy.algorithms.frames.soft import Temperature, actor_loss
-from robopolicy.algorithms.sac import SAC, SACConfig
+from robopolicy.algorithms.common.max_entropy import Temperature
+from robopolicy.algorithms.common.off_policy import optimizer_step
+from robopolicy.algorithms.sac import SAC, SACConfig, actor_loss
 from robopolicy.critics.q import CriticConfig
 from robopolicy.data.batches import Transitions
 from robopolicy.data.replay import Replay
@@ -77,7 +78,7 @@ class Known(nn.Module):
     def forward(self, obs: dict[str, Tensor], chunk: Tensor) -> Tensor:
         return torch.stack([self.function(chunk), self.function(chunk) + 1])
 
-    def lowest(self, obs: dict[str, Tensor], chunk: Tensor) -> Tensor:
+    def min_q(self, obs: dict[str, Tensor], chunk: Tensor) -> Tensor:
         return self.function(chunk)
 
 
@@ -121,7 +122,7 @@ def test_reparameterised_chunks_score_as_the_policy_scores_them() -> None:
 def test_the_entropy_counts_executed_actions_only() -> None:
     algorithm = sac(CHUNK)
     assert algorithm.target_entropy == -6.0
-    loss, _, _ = algorithm.actor_loss(windows(8, CHUNK), torch.tensor(0.1))
+    loss, _, _ = algorithm.loss(windows(8, CHUNK), torch.tensor(0.1))
     loss.backward()
     output = list(algorithm.policy.actor.parameters())[-1].grad
     assert output is not None
@@ -132,7 +133,9 @@ def test_the_entropy_counts_executed_actions_only() -> None:
 def test_play_before_learning_is_uniform_over_the_bounds() -> None:
     policy = gaussian(low=-2.0, high=6.0)
     algorithm = SAC(SACConfig(), policy, total_updates=1)
-    chunk = algorithm.explore({"state": torch.zeros(4000, 1, 2)}, generator=torch.Generator().manual_seed(0)).chunk
+    chunk = algorithm.warmup_action(
+        {"state": torch.zeros(4000, 1, 2)}, generator=torch.Generator().manual_seed(0)
+    ).chunk
     histogram = torch.histc(chunk, 8, -2, 6)
     assert int(histogram.sum()) == 4000 and float(histogram.min()) > 400
 
@@ -179,7 +182,7 @@ def test_actor_and_temperature_have_no_gradient_for_each_other() -> None:
     algorithm = sac(target_entropy=3.0)
     batch = windows(16)
     alpha = algorithm.temperature.value
-    loss, logp, _ = algorithm.actor_loss(batch, alpha)
+    loss, logp, _ = algorithm.loss(batch, alpha)
     assert torch.autograd.grad(loss, algorithm.temperature.log, allow_unused=True, retain_graph=True)[0] is None
     own = algorithm.temperature.loss(logp, 3.0)
     assert all(g is None for g in torch.autograd.grad(own, list(algorithm.policy.parameters()), allow_unused=True))
@@ -233,7 +236,7 @@ def values(algorithm: SAC, states: int) -> list[float]:
 def learn(algorithm: SAC, replay: Replay, updates: int = 40) -> SAC:
     g = torch.Generator().manual_seed(0)
     for _ in range(updates):
-        algorithm.update(replay.sample(algorithm.request, g, batches=10))
+        algorithm.update(replay.sample(algorithm.sample_spec, g, batches=10))
     return algorithm
 
 
@@ -274,7 +277,7 @@ def test_the_actor_learns_what_pays() -> None:
         obs = {"state": torch.tensor([[side, 1.0]])}
         replay.add(torch.tensor([0]), obs, action, -(action[:, 0] - 0.5 * side).square(), yes, ~yes, obs)
     algorithm = learn(sac(**(FAST | {"lr": 3e-3, "temperature": 1e-3}), critic={"hidden": (64, 64)}), replay, 60)
-    best = algorithm.deployable().act({"state": torch.tensor([[[-1.0, 1.0]], [[1.0, 1.0]]])}, deterministic=True)
+    best = algorithm.inference_policy().act({"state": torch.tensor([[[-1.0, 1.0]], [[1.0, 1.0]]])}, deterministic=True)
     assert best.flatten().tolist() == pytest.approx([-0.5, 0.5], abs=0.1)
 
 
@@ -282,20 +285,20 @@ def test_the_actor_learns_what_pays() -> None:
 
 
 def test_steps_are_counted_by_minibatches() -> None:
-    algorithm = sac(actor_delay=3)
+    algorithm = sac(policy_delay=3)
     steps: list[int] = []
-    original = algorithm.actor_step
-    algorithm.actor_step = lambda batch: steps.append(len(batch)) or original(batch)  # type: ignore[method-assign]
+    original = algorithm.actor_loss
+    algorithm.actor_loss = lambda batch, alpha: steps.append(len(batch)) or original(batch, alpha)  # type: ignore
     metrics = algorithm.update(windows(16 * 7))
     assert (algorithm.critic_steps, steps, algorithm.updates) == (7, [16, 16], 1)
     assert {"critic/loss", "critic/value", "actor/loss", "actor/entropy", "actor/temperature"} <= metrics.keys()
-    assert algorithm.errors is not None and algorithm.errors.shape == (16 * 7,)
+    assert algorithm.td_errors is not None and algorithm.td_errors.shape == (16 * 7,)
 
 
-def test_the_request_describes_the_policy() -> None:
-    request = sac(CHUNK, gamma=0.8).request
-    assert (request.horizon, request.steps, request.obs_horizon, request.gamma) == (4, 3, 2, 0.8)
-    assert sac(CHUNK, n_step=7).request.steps == 7
+def test_the_sample_spec_describes_the_policy() -> None:
+    sample_spec = sac(CHUNK, gamma=0.8).sample_spec
+    assert (sample_spec.horizon, sample_spec.steps, sample_spec.obs_horizon, sample_spec.gamma) == (4, 3, 2, 0.8)
+    assert sac(CHUNK, n_step=7).sample_spec.steps == 7
     with pytest.raises(UserError, match=r"3-step-long chunk .* algorithm.n_step=2 ends too soon; set it to 0"):
         sac(CHUNK, n_step=2)
 
@@ -307,16 +310,17 @@ def test_errors_are_those_of_the_critics_and_weights_scale_the_loss() -> None:
     loss, info = algorithm.critic_loss(batch)
     algorithm.generator.set_state(drawn)
     expected = (algorithm.critic(batch.obs, batch.chunk) - algorithm.target(batch)).abs().mean(0)
-    torch.testing.assert_close(info["errors"], expected.detach())
+    torch.testing.assert_close(info["td_errors"], expected.detach())
     algorithm.generator.set_state(drawn)
     half, _ = algorithm.critic_loss(replace(batch, weight=torch.full((16,), 0.5)))
     torch.testing.assert_close(half, loss / 2)
 
 
-def test_the_target_moves_by_tau_alone_and_the_critic_not_in_the_actor_step() -> None:
+def test_the_target_moves_by_tau_alone_and_the_critic_not_by_the_loss_of_the_actor() -> None:
     algorithm = sac(tau=0.25)
     before = copy.deepcopy(algorithm.target_critic.state_dict())
-    algorithm.actor_step(windows(16))
+    loss, logp, _ = algorithm.actor_loss(windows(16), algorithm.temperature.value)
+    optimizer_step(algorithm.optimizer, loss + algorithm.temperature.loss(logp, algorithm.target_entropy))
     assert all(p.grad is None for p in algorithm.critic.parameters())
     algorithm.update(windows(16))
     assert all(not p.requires_grad and p.grad is None for p in algorithm.target_critic.parameters())
@@ -363,7 +367,7 @@ def test_losses_are_finite_under_autocast() -> None:
     batch = windows(16, CHUNK)
     with torch.autocast("cpu", torch.bfloat16):
         critic, _ = algorithm.critic_loss(batch)
-        actor, logp, _ = algorithm.actor_loss(batch, algorithm.temperature.value)
+        actor, logp, _ = algorithm.loss(batch, algorithm.temperature.value)
     assert bool(critic.isfinite() & actor.isfinite() & logp.isfinite().all())
     actor.backward()
 
@@ -388,9 +392,9 @@ def test_what_is_deployed_survives_a_checkpoint(tmp_path: Path) -> None:
     algorithm = sac(CHUNK)
     algorithm.update(windows(16, CHUNK))
     obs = {"state": torch.randn(3, 2, 2)}
-    save_checkpoint(tmp_path / "sac", algorithm.deployable(), task="toy/point_mass", obs_sample=obs)
+    save_checkpoint(tmp_path / "sac", algorithm.inference_policy(), task="toy/point_mass", obs_sample=obs)
     loaded, _ = load_policy(tmp_path / "sac")
-    assert torch.equal(loaded.act(obs, deterministic=True), algorithm.deployable().act(obs, deterministic=True))
+    assert torch.equal(loaded.act(obs, deterministic=True), algorithm.inference_policy().act(obs, deterministic=True))
     assert verify_checkpoint(tmp_path / "sac").ok
 
 

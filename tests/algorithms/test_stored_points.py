@@ -11,7 +11,7 @@ import pytest
 import torch
 from matching_tools import NAMES, SPEC, bandit, gradient, head, observations, prepared, tuner
 
-from robopolicy.algorithms.frames.on_policy import minibatches
+from robopolicy.algorithms.common.rollout_batch import minibatches
 from robopolicy.errors import UserError
 from robopolicy.policies.exploration.sampled import MATCHED, SampledPolicy
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
@@ -38,7 +38,7 @@ def test_every_ratio_of_fresh_data_is_one(name: str, family: str) -> None:
         rows = prepared(algorithm, rollout)
         for batch, _ in minibatches(rows, 33, torch.Generator().manual_seed(0)):
             assert float(((algorithm.logp(batch) - batch.logp).exp() - 1).detach().abs().max()) < 1e-5
-        _, info = algorithm.actor_loss(rows)
+        _, info = algorithm.loss(rows)
         assert float(info["approx_kl"]) == pytest.approx(0.0, abs=1e-9)
         assert float(info["clip_fraction"]) == 0.0
         algorithm.update(rollout)
@@ -47,7 +47,7 @@ def test_every_ratio_of_fresh_data_is_one(name: str, family: str) -> None:
 @names
 def test_points_are_drawn_once_per_rollout(name: str) -> None:
     algorithm, seen = tuner(name, epochs=3, critic_warmup=0), {}
-    original = algorithm.actor_loss
+    original = algorithm.loss
 
     def spy(rows: Any) -> Any:
         for row in range(len(rows)):  # rows are told apart by their observation
@@ -56,7 +56,7 @@ def test_points_are_drawn_once_per_rollout(name: str) -> None:
             seen.setdefault(key, []).append(kept | {"logp": rows.logp[row].clone()})
         return original(rows)
 
-    algorithm.actor_loss = spy
+    algorithm.loss = spy
     rollout = bandit(algorithm.policy, 100)
     algorithm.update(rollout)
     assert len(seen) == 100
@@ -79,7 +79,7 @@ def test_the_loss_draws_nothing(name: str) -> None:
     rows = prepared(algorithm, bandit(algorithm.policy, 40))
     states, losses = [], []
     for _ in range(2):
-        losses.append(algorithm.actor_loss(rows)[0].detach())
+        losses.append(algorithm.loss(rows)[0].detach())
         states.append((torch.get_rng_state(), algorithm.generator.get_state()))
     assert torch.equal(*losses) and all(torch.equal(*pair) for pair in zip(*states, strict=True))
 
@@ -123,7 +123,7 @@ def test_a_resumed_algorithm_ends_with_the_same_weights(name: str) -> None:
 def test_what_is_deployed_survives_a_checkpoint(name: str, family: str, tmp_path: Path) -> None:
     algorithm = tuner(name, head(family), critic_warmup=0)
     algorithm.update(bandit(algorithm.policy, 80))
-    deployed, obs = algorithm.deployable(), observations(5)
+    deployed, obs = algorithm.inference_policy(), observations(5)
     save_checkpoint(tmp_path / "saved", deployed, task="toy/point_mass", obs_sample=obs)
     loaded, _ = load_policy(tmp_path / "saved")
     chunks = [policy.act(obs, generator=torch.Generator().manual_seed(3)) for policy in (deployed, loaded)]
@@ -136,7 +136,7 @@ def test_a_nan_shows_in_the_loss(name: str) -> None:
     algorithm = tuner(name)
     rows = prepared(algorithm, bandit(algorithm.policy, 50))
     rows.obs["state"][3] = float("nan")
-    assert bool(algorithm.actor_loss(rows)[0].isnan())
+    assert bool(algorithm.loss(rows)[0].isnan())
 
 
 @names
@@ -145,7 +145,7 @@ def test_losses_stay_finite_under_autocast(name: str) -> None:
     rollout = bandit(algorithm.policy, 50)
     with torch.autocast("cpu", torch.bfloat16):
         rows = prepared(algorithm, rollout)
-        loss, _ = algorithm.actor_loss(rows)
+        loss, _ = algorithm.loss(rows)
     assert bool(loss.isfinite()) and bool(gradient(loss, algorithm.policy).isfinite().all())
 
 
@@ -159,7 +159,7 @@ def test_policies_it_cannot_train_are_refused_with_the_reason(name: str, family:
 
 
 def test_only_executed_steps_are_scored() -> None:
-    policy = SampledPolicy(head(), pairs=5)
+    policy = SampledPolicy(head(), num_mc_samples=5)
     obs = observations(6)
     record = policy.complete(obs, policy.sample(obs).record, torch.Generator().manual_seed(0))
     losses = policy.losses(obs, record)
@@ -173,7 +173,7 @@ def test_only_executed_steps_are_scored() -> None:
 
 def test_exploration_noise_is_part_of_what_is_played_and_scored() -> None:
     obs = observations(2000)
-    plain, noisy = (SampledPolicy(head(), pairs=1, exploration_std=std) for std in (0.0, 0.05))
+    plain, noisy = (SampledPolicy(head(), num_mc_samples=1, exploration_std=std) for std in (0.0, 0.05))
     samples = [policy.sample(obs, generator=torch.Generator().manual_seed(0)) for policy in (plain, noisy)]
     assert torch.equal(samples[0].chunk, plain.act(obs, deterministic=True, generator=torch.Generator().manual_seed(0)))
     moved = samples[1].record["data"] - samples[0].record["data"]
@@ -188,7 +188,7 @@ def test_exploration_noise_is_part_of_what_is_played_and_scored() -> None:
 def test_stratified_times_visit_every_part_of_the_time_law(family: str) -> None:
     policy = head(family)
     many = policy.draw_times(20_000, torch.Generator().manual_seed(1)).sort().values
-    sampled = SampledPolicy(policy, pairs=4, stratified=True)
+    sampled = SampledPolicy(policy, num_mc_samples=4, stratified=True)
     obs = observations(500)
     t = sampled.complete(obs, sampled.sample(obs).record, torch.Generator().manual_seed(0))["t"]
     quarters = many[[4999, 9999, 14999]]

@@ -7,36 +7,14 @@ from typing import Any
 import fine_tuning_tools as tools
 import pytest
 import torch
+from mirrored_learners import MIRROR, check_averages_both_sides, learner
 from torch import Tensor
 
-from robopolicy.algorithms.frames.actor_critic import ActorCritic
-from robopolicy.algorithms.frames.symmetry import SymmetryConfig
-from robopolicy.algorithms.ppo import PPOConfig
-from robopolicy.algorithms.registry import make_algorithm
-from robopolicy.contrib.control.bpo import BPOConfig
-from robopolicy.contrib.control.mdpo import MDPOConfig
+from robopolicy.algorithms.common.symmetry import SymmetryConfig
 from robopolicy.errors import UserError
 from robopolicy.mirror_symmetry import Mirror, Reflection
-from robopolicy.policies.base import PolicySpec
-from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
-from robopolicy.policies.heads.mixture import MixtureConfig, MixturePolicy
+from robopolicy.policies.heads.gaussian import GaussianPolicy
 from robopolicy.sim.registry import SimOptions, make_sim
-
-MIRROR = Mirror({"state": Reflection.of([-1, 1, -1, 1, -1, 1])}, Reflection.of([-1, 1]))
-SPEC = PolicySpec({"state": (6,)}, 2)
-CONFIGS = {"ppo": PPOConfig, "bpo": BPOConfig, "mdpo": MDPOConfig}
-
-
-def learner(name: str = "ppo", seed: int = 0, mixture: bool = False, **overrides: Any) -> Any:
-    torch.manual_seed(seed)
-    settings = {"decisions": 16, "epochs": 2, "batch_size": 64} | overrides
-    policy: Any = GaussianPolicy(GaussianConfig(), SPEC)
-    if mixture:
-        policy = MixturePolicy(MixtureConfig(hidden=(16,), action_normalization="identity"), SPEC)
-    made = make_algorithm(name, CONFIGS[name](**settings), policy, total_updates=30)
-    assert isinstance(made, ActorCritic)
-    made.attach_symmetry(MIRROR)
-    return made
 
 
 def asymmetry(policy: GaussianPolicy, obs: Tensor) -> float:
@@ -70,16 +48,8 @@ def test_mirroring_decisions_twice_gives_the_decisions() -> None:
     assert torch.equal(once.logp, rows.logp) and torch.equal(once.advantage, rows.advantage)
 
 
-@pytest.mark.parametrize("name", CONFIGS)
-def test_the_loss_is_the_mean_of_both_sides_and_the_kl_that_of_the_played_one(name: str) -> None:
-    made = learner(name, symmetry=SymmetryConfig(augment=True))
-    rows = made.rows_of(tools.sampler_for(made).collect(made.act))
-    image = made._symmetry.rows(rows)
-    both, info = made._actor_loss(rows, image, diagnose=True)
-    played, own = made.actor_loss(rows, diagnose=True)
-    mirrored, _ = made.actor_loss(image, diagnose=True)
-    torch.testing.assert_close(both, (played + mirrored) / 2)
-    assert float(info["approx_kl"]) == float(own["approx_kl"]) == pytest.approx(0, abs=1e-9)
+def test_the_loss_is_the_mean_of_both_sides_and_the_kl_that_of_the_played_one() -> None:
+    check_averages_both_sides("ppo")
 
 
 def test_mirrored_ratios_start_at_one_for_a_symmetric_policy() -> None:

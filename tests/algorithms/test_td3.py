@@ -43,7 +43,7 @@ def test_the_target_is_the_least_value_of_the_slow_actors_noisy_action() -> None
 
 
 def test_the_actor_waits_for_the_critic_and_climbs_its_first_member() -> None:
-    algorithm = td3(actor_delay=2)
+    algorithm = td3(policy_delay=2)
     before = [p.clone() for p in algorithm.policy.parameters()]
     same = lambda: all(torch.equal(a, b) for a, b in zip(before, algorithm.policy.parameters(), strict=True))  # noqa: E731
     algorithm.update(played())
@@ -54,11 +54,11 @@ def test_the_actor_waits_for_the_critic_and_climbs_its_first_member() -> None:
     with torch.no_grad():
         algorithm.critic.body.layers[-1].bias[1] += 100.0  # the second member must not matter
         value = algorithm.critic(data.obs, algorithm.policy.mode(data.obs))[0].mean()
-    assert float(algorithm.actor_step(data)["loss"].detach()) == pytest.approx(-float(value), rel=1e-5)
+    assert float(algorithm.actor_loss(data)[0].detach()) == pytest.approx(-float(value), rel=1e-5)
 
 
 def test_only_the_actors_own_optimiser_moves_it_and_the_slow_copies_follow() -> None:
-    algorithm = td3(tau=1.0, actor_delay=1)
+    algorithm = td3(tau=1.0, policy_delay=1)
     algorithm.update(played())
     for mine, slow in zip(algorithm.policy.parameters(), algorithm.target_policy.parameters(), strict=True):
         assert torch.equal(mine, slow)
@@ -67,7 +67,7 @@ def test_only_the_actors_own_optimiser_moves_it_and_the_slow_copies_follow() -> 
 
 
 def test_the_noise_of_play_grows_from_environment_to_environment() -> None:
-    algorithm = td3(noise=0.01, noise_max=0.2)
+    algorithm = td3(noise=0.01, exploration_noise_max=0.2)
     obs = {"state": torch.zeros(3, 1, 2)}
     mode = algorithm.policy.mode(obs).detach()
     draws = torch.stack([algorithm.act(obs).chunk.detach() - mode for _ in range(500)])
@@ -87,7 +87,7 @@ def test_it_finds_the_best_action_of_a_bandit(bins: int) -> None:
     algorithm = td3(critic=critic)
     for _ in range(400):
         algorithm.update(played())
-    assert (first_actions(algorithm.deployable()) - 0.4).abs().mean() < 0.1
+    assert (first_actions(algorithm.inference_policy()) - 0.4).abs().mean() < 0.1
 
 
 def test_a_resumed_run_ends_with_the_same_weights() -> None:

@@ -24,8 +24,8 @@ from chunk_bandit import (
 from torch import Tensor, nn
 from value_learners import MAKERS, peak, same, snapshot
 
+from robopolicy.algorithms.common.offline import ConservativeConfig, ImplicitConfig
 from robopolicy.algorithms.expo import EXPOConfig
-from robopolicy.algorithms.frames.offline_critic import ConservativeConfig, ImplicitConfig
 from robopolicy.algorithms.idql import IDQLConfig
 from robopolicy.algorithms.iql import IQLConfig
 from robopolicy.algorithms.pa_rl import PARLConfig
@@ -52,10 +52,10 @@ def test_a_resumed_algorithm_ends_with_the_same_weights(name: str) -> None:
     resumed.load_state_dict(state)
     torch.set_rng_state(seed)
     resumed.update(batches[1])
-    for part, value in straight.parts().items():
+    for part, value in straight.checkpoint_items().items():
         if isinstance(value, nn.Module):
-            assert same(snapshot(value), resumed.parts()[part]), part  # type: ignore[arg-type]
-    chunks = [first_actions(algorithm.deployable()) for algorithm in (straight, resumed)]
+            assert same(snapshot(value), resumed.checkpoint_items()[part]), part  # type: ignore[arg-type]
+    chunks = [first_actions(algorithm.inference_policy()) for algorithm in (straight, resumed)]
     assert torch.equal(chunks[0], chunks[1])
 
 
@@ -64,10 +64,10 @@ def test_what_is_deployed_round_trips_through_a_checkpoint(name: str, tmp_path: 
     algorithm = MAKERS[name]()
     data = batch(two_modes(64), peak, online=True)
     algorithm.update(data)
-    save_checkpoint(tmp_path / "c", algorithm.deployable(), task="toy/point_mass", obs_sample=data.obs)
+    save_checkpoint(tmp_path / "c", algorithm.inference_policy(), task="toy/point_mass", obs_sample=data.obs)
     loaded, _ = load_policy(tmp_path / "c")
     for deterministic in (True, False):
-        before = first_actions(algorithm.deployable(), deterministic=deterministic)
+        before = first_actions(algorithm.inference_policy(), deterministic=deterministic)
         assert torch.equal(before, first_actions(loaded, deterministic=deterministic))
     assert verify_checkpoint(tmp_path / "c").ok
 
@@ -76,7 +76,7 @@ def test_what_is_deployed_round_trips_through_a_checkpoint(name: str, tmp_path: 
 def test_acting_gives_unscored_chunks_without_a_graph(name: str) -> None:
     algorithm = MAKERS[name]()
     data = batch(two_modes(8), peak)
-    for draw in (algorithm.act, algorithm.explore):
+    for draw in (algorithm.act, algorithm.warmup_action):
         sample = draw(data.obs, generator=torch.Generator().manual_seed(0))
         assert sample.chunk.shape == (8, 2, 1) and not sample.chunk.requires_grad
         again = draw(data.obs, generator=torch.Generator().manual_seed(0))
@@ -148,7 +148,7 @@ def test_policies_that_cannot_imitate_are_refused(name: str) -> None:
     "build",
     [
         lambda: IQLConfig(beta=-1.0),
-        lambda: PARLConfig(critic_rule="sarsa"),
+        lambda: PARLConfig(critic_objective="sarsa"),
         lambda: EXPOConfig(backup="worst"),
         lambda: EXPOConfig(edit_lr=0.0),
         lambda: IDQLConfig(ema_decay=1.5),
@@ -164,11 +164,11 @@ def test_bad_settings_are_refused(build: Callable[[], object]) -> None:
 @pytest.mark.parametrize("name", [name for name in MAKERS if name != "cal_ql"])  # which imitates nothing
 def test_saving_leaves_every_module_in_its_mode(name: str, tmp_path: Path) -> None:
     algorithm = MAKERS[name](flow(hidden_dropout=0.5))
-    networks = [part for part in algorithm.parts().values() if isinstance(part, nn.Module)]
-    before = [module.training for part in (algorithm.deployable(), *networks) for module in part.modules()]
+    networks = [part for part in algorithm.checkpoint_items().values() if isinstance(part, nn.Module)]
+    before = [module.training for part in (algorithm.inference_policy(), *networks) for module in part.modules()]
     obs = {"state": torch.rand(4, 1, 2)}
-    save_checkpoint(tmp_path / "c", algorithm.deployable(), task="toy/point_mass", obs_sample=obs)
-    after = [module.training for part in (algorithm.deployable(), *networks) for module in part.modules()]
+    save_checkpoint(tmp_path / "c", algorithm.inference_policy(), task="toy/point_mass", obs_sample=obs)
+    after = [module.training for part in (algorithm.inference_policy(), *networks) for module in part.modules()]
     assert before == after
 
 

@@ -10,9 +10,9 @@ from chunk_bandit import SMALL, flow, gaussian
 from torch import Tensor, nn
 
 from robopolicy.algorithms.cal_ql import CalQL, CalQLConfig
+from robopolicy.algorithms.common.off_policy import OffPolicy
+from robopolicy.algorithms.common.offline import ConservativeConfig, ImplicitConfig
 from robopolicy.algorithms.expo import EXPO, EXPOConfig
-from robopolicy.algorithms.frames.off_policy import OffPolicy
-from robopolicy.algorithms.frames.offline_critic import ConservativeConfig, ImplicitConfig
 from robopolicy.algorithms.idql import IDQL, IDQLConfig
 from robopolicy.algorithms.iql import IQL, IQLConfig
 from robopolicy.algorithms.pa_rl import PARL, PARLConfig
@@ -46,11 +46,11 @@ def pa_rl(policy: Policy | None = None, **config: Any) -> PARL:
 
 
 def pa_rl_iql(policy: Policy | None = None, **config: Any) -> PARL:
-    return pa_rl(policy, **({"critic_rule": "iql"} | config))
+    return pa_rl(policy, **({"critic_objective": "iql"} | config))
 
 
 def expo(policy: Policy | None = None, **config: Any) -> EXPO:
-    small = {"candidates": 4, "edits": 4, "utd": 1.0, "actor_delay": 1, "edit": EditConfig(0.3, hidden=(32, 32))}
+    small = {"candidates": 4, "edits": 4, "utd": 1.0, "policy_delay": 1, "edit": EditConfig(0.3, hidden=(32, 32))}
     return EXPO(EXPOConfig(**(COMMON | small | config)), policy or flow(), total_updates=100)
 
 

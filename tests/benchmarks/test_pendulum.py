@@ -58,7 +58,7 @@ def test_bias_is_what_values_claim_beyond_what_was_earned(too_high: float) -> No
     policy.fit_normalizer({"action": {"min": [-2.0], "max": [2.0]}})
     algorithm = SAC(SACConfig(temperature=1e-9), policy, total_updates=1)
     said = iter([torch.full((20,), too_high), torch.zeros(20)])
-    algorithm.critic.lowest = lambda obs, chunk: next(said)  # type: ignore[method-assign]
+    algorithm.critic.min_q = lambda obs, chunk: next(said)  # type: ignore[method-assign]
     with closing(make_sim(PLAIN, SimOptions(num_envs=20))) as sim:
         step = sim.step
         sim.step = lambda *given: type(found := step(*given))(  # type: ignore[method-assign]

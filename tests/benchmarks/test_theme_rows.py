@@ -11,18 +11,14 @@ def contrib(tmp_path, monkeypatch):
     """Adds the `benchmarks.toml` of a theme."""
     monkeypatch.setattr(plugins, "CONTRIB", tmp_path)
 
-    def clear() -> None:
-        plugins.themes.cache_clear()
-        themes._files.cache_clear()
-
     def add(name: str, content: str) -> None:
         (tmp_path / name).mkdir()
         (tmp_path / name / "theme.toml").write_text("")
         (tmp_path / name / "benchmarks.toml").write_text(content)
-        clear()
+        plugins.themes.cache_clear()
 
     yield add
-    clear()
+    plugins.themes.cache_clear()
 
 
 def test_rows_of_all_themes_are_read_by_benchmark_and_table(contrib):

@@ -9,7 +9,7 @@ from robopolicy.training import many_runs
 from robopolicy.training.loop import Trainer
 
 PPO = ["task=point_mass", "task.reward=shaped", "algorithm=ppo", "policy=gaussian", "sim.num_envs=4"]
-QUICK = [*PPO, "algorithm.decisions=8", "budget.updates=2", "evaluation.episodes=2"]
+QUICK = [*PPO, "algorithm.num_steps=8", "budget.updates=2", "evaluation.episodes=2"]
 
 
 def test_seeds_are_trained_and_reported_together(tmp_path, capsys):

@@ -11,76 +11,19 @@ from pathlib import Path
 
 import pytest
 import torch
+from composition_parents import TASK, parents, save_judge, trained_parents
 from safetensors.torch import load_file
 
 from robopolicy.cli.main import main
-from robopolicy.contrib.offline.corrected import CorrectedPolicy, Correction, DataModel, DataModelConfig, correct
-from robopolicy.critics.q import CriticConfig, QEnsemble
 from robopolicy.evaluation.search.weights import Ledger, SimEvaluator
 from robopolicy.policies.base import PolicySpec
-from robopolicy.policies.heads.diffusion import DiffusionConfig, DiffusionPolicy
 from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
-from robopolicy.policies.wrappers.best_of_n import SelectedPolicy, select
-from robopolicy.policies.wrappers.composed import ComposedPolicy, compose
+from robopolicy.policies.wrappers.composed import ComposedPolicy
 from robopolicy.training.checkpoint import load_policy, save_checkpoint
 
-TASK = "toy/point_mass"
+__all__ = ["parents", "trained_parents"]  # fixtures
 SEARCH = ["--search", "grid", "--divisions", "4", "--episodes", "6", "--report-episodes", "12"]
-
-
-def expert(state, steps):
-    """Chunks `(B, steps, 2)` of the point mass's controller, planned with its dynamics."""
-    position, velocity, goal = state.split(2, 1)
-    chunk = []
-    for _ in range(steps):
-        chunk.append((3.0 * (goal - position) - 1.5 * velocity).clamp(-1, 1))
-        velocity = 0.9 * velocity + 0.4 * chunk[-1]
-        position = position + 0.1 * velocity
-    return torch.stack(chunk, 1)
-
-
-def trained(policy, side):
-    """Imitate the expert where the goal lies on one side."""
-    torch.manual_seed(1)
-    state = torch.rand(2048, 6) * 2 - 1
-    state[:, 4] = side * state[:, 4].abs()
-    chunk = expert(state, policy.spec.horizon)
-    policy.fit_normalizer(
-        {key: {"min": -torch.ones(n), "max": torch.ones(n)} for key, n in [("state", 6), ("action", 2)]}
-    )
-    obs = {"state": state[:, None].repeat_interleave(policy.spec.obs_horizon, 1)}
-    optimizer = torch.optim.Adam(policy.parameters(), 2e-3)
-    for _ in range(120):
-        rows = torch.randint(2048, (256,))
-        loss, _ = policy.imitation_loss({"state": obs["state"][rows]}, chunk[rows])
-        optimizer.zero_grad()
-        loss.mean().backward()
-        optimizer.step()
-    return policy
-
-
-@pytest.fixture(scope="module")
-def trained_parents(tmp_path_factory):
-    """A flow and a diffusion policy with different data, chunks, histories and steps."""
-    folder = tmp_path_factory.mktemp("parents")
-    torch.manual_seed(0)
-    flow = FlowPolicy(FlowConfig(steps=3, hidden=(48, 48)), PolicySpec({"state": (6,)}, 2, horizon=4, execute=2))
-    spec = PolicySpec({"state": (6,)}, 2, horizon=2, execute=2, obs_horizon=2)
-    diffusion = DiffusionPolicy(DiffusionConfig(steps=4, hidden=(48, 48)), spec)
-    for name, policy, side in (("left", flow, -1), ("right", diffusion, 1)):
-        seen = {"state": torch.rand(4, policy.spec.obs_horizon, 6)}
-        save_checkpoint(folder / name, trained(policy, side), task=TASK, obs_sample=seen)
-    return folder
-
-
-@pytest.fixture
-def parents(trained_parents, tmp_path, monkeypatch):
-    """Copies of the parents that a test may change, in the current folder."""
-    for name in ("left", "right"):
-        shutil.copytree(trained_parents / name, tmp_path / name)
-    monkeypatch.chdir(tmp_path)
-    return ["left", "right"]
 
 
 @pytest.fixture
@@ -93,14 +36,9 @@ def edit_manifest() -> Callable[..., None]:
 
 
 @pytest.fixture
-def helpers(parents):
-    """A critic and networks that know the data, for compositions of the parents."""
-    both = compose([load_policy(name)[0] for name in parents])
-    torch.manual_seed(2)
-    judge = select(both, QEnsemble(CriticConfig(hidden=(8,)), both), candidates=2)
-    data = correct(both, DataModel(DataModelConfig(hidden=(8,)), both), Correction())
-    for name, policy in (("judge", judge), ("data", data)):
-        save_checkpoint(name, policy, task=TASK, obs_sample={"state": torch.rand(2, 2, 6)})
+def judge(parents):
+    """A critic of compositions of the parents."""
+    save_judge()
 
 
 def test_given_weights_make_a_checkpoint_like_any_other(parents, tmp_path, capsys):
@@ -148,10 +86,10 @@ def test_verify_names_the_parents_and_refuses_them_once_they_are_moved_or_change
         (["--operator", "scheduled", "--set", "operator.knots=[[1,0],[0,1]]"], "composed"),
         (["--operator", "affine", "--weights", "1.5", "-0.5", "--set", "corrector.steps=2"], "composed"),
         (["--critic", "judge", "--set", "guidance.strength=0.5"], "composed"),
-        (["--critic", "judge", "--set", "candidates=3", "--then", "correct=data"], "corrected"),
+        (["--critic", "judge", "--set", "candidates=3"], "selected"),
     ],
 )
-def test_everything_a_composition_can_be_is_reached_from_the_command_line(parents, helpers, argv, policy):
+def test_everything_a_composition_can_be_is_reached_from_the_command_line(parents, judge, argv, policy):
     assert main(["compose", *parents, *argv, "--out", "both"]) == 0
     assert load_policy("both")[0].name == policy and main(["verify", "both"]) == 0
 
@@ -163,26 +101,15 @@ def test_a_selector_is_taught_from_demonstrations(parents, capsys, refused):
     assert "ranks the better policy first for" in capsys.readouterr().err
     assert load_policy("chosen")[0].name == "gated" and main(["verify", "chosen"]) == 0
     assert main(["eval", "chosen", "--episodes", "2", "--video", "0", "--out", "report"]) == 0
-    assert main(["collect", "arm", "--policy", "random", "--keep-failures", "--episodes", "2", "--out", "arm"]) == 0
-    line = refused("compose", *parents, "--select", "arm", "--out", "no")
-    assert "needs 'state' of shape (6,), but dataset arm has" in line
+    assert (
+        main(["collect", "toy/push", "--policy", "random", "--keep-failures", "--episodes", "2", "--out", "push"]) == 0
+    )
+    line = refused("compose", *parents, "--select", "push", "--out", "no")
+    assert "needs 'state' of shape (6,), but dataset push has" in line
     argv = ["--set", "selection.top=1", "--out", "no"]
     assert "learned from demonstrations; pass --select" in refused("compose", *parents, *argv)
     argv = ["--operator", "or", "--select", "shown", "--out", "no"]
     assert "operator 'or' has others" in refused("compose", *parents, *argv)
-
-
-def test_a_best_of_n_with_corrected_actions_is_searched_like_any_composition(parents, helpers, capsys):
-    argv = ["--critic", "judge", "--set", "candidates=2", "then.correct.limit=0.1", "--then", "correct=data"]
-    search = ["--search", "grid", "--divisions", "2", "--episodes", "2", "--report-episodes", "2"]
-    assert main(["compose", *parents, *argv, *search, "--out", "both", "--json"]) == 0
-    printed = json.loads(capsys.readouterr().out)
-    policy, manifest = load_policy("both")
-    assert isinstance(policy, CorrectedPolicy) and isinstance(policy.base, SelectedPolicy)
-    assert policy.config.correction.limit == 0.1 and policy.base.config.candidates == 2
-    assert isinstance(policy.base.base, ComposedPolicy)
-    assert list(policy.base.base.operator.nominal(2)) == printed["weights"]
-    assert [parent.policy for parent in manifest.parents] == ["flow", "diffusion", "selected", "corrected"]
 
 
 @pytest.fixture(scope="module")
@@ -307,12 +234,7 @@ def test_a_search_does_not_go_on_with_other_parents(parents, tmp_path, refused, 
         (["--seed", "7", "--report-episodes", "2"], "--seed has no effect without --search"),
         (["--report-seed", "7"], "--report-seed has no effect without --report-episodes"),
         (["--critic", "left", "--set", "candidates=4"], "policy 'flow', which has no critic"),
-        (["--then", "correct=left"], "take a checkpoint of algorithm=cdsa"),
-        (["--then", "corect=left"], "Unknown step of --then 'corect'. Did you mean 'correct'?"),
         (["--then", "left"], "--then takes NAME=CKPT, got 'left'"),
-        (["--then", "correct=left", "correct=right"], "'correct' twice"),
-        (["--set", "then.correct.limit=1"], "pass --then correct=CKPT"),
-        (["--set", "then.correct=1"], "write --set then.NAME.KEY=VALUE"),
         (["--operator", "scheduled"], "A schedule needs knots"),
         (["--operator", "scheduled", "--set", "operator.knots=[[1,0],[0,1]]", "--search", "grid"], "at every knot"),
         (["--search", "grid", "--task", "toy/point_mas"], "Did you mean 'toy/point_mass'?"),

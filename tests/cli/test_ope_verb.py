@@ -33,7 +33,7 @@ def runs(tmp_path_factory):
         ("second", GaussianPolicy(GaussianConfig(log_std_init=-1.0), spec)),
         ("flow", FlowPolicy(FlowConfig(hidden=(16,)), spec)),
     ):
-        policy.observe(obs)
+        policy.update_stats(obs)
         policy.fit_normalizer(
             {
                 key: {name: np.full(shape, value) for name, value in (("min", -1), ("max", 1), ("mean", 0), ("std", 1))}

@@ -97,7 +97,7 @@ def test_every_extra_that_is_named_exists(capsys, monkeypatch):
 def test_list_knows_text_policies_and_algorithms(capsys):
     assert main(["list"]) == 0
     printed = capsys.readouterr().out
-    for name in ("text", "text_diffusion", "program", "text_recipe", "text_sft"):
+    for name in ("text", "text_recipe", "text_sft"):
         assert f"\n  {name} " in printed
 
 

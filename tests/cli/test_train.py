@@ -21,7 +21,7 @@ from robopolicy.training.compose import compose_config, config_text
 from robopolicy.training.loggers import read_jsonl
 
 PPO = ["task=point_mass", "task.reward=shaped", "algorithm=ppo", "policy=gaussian", "sim.num_envs=4"]
-QUICK = ["algorithm.decisions=8", "evaluation.episodes=10"]
+QUICK = ["algorithm.num_steps=8", "evaluation.episodes=10"]
 SPOKEN = ["task=text/arithmetic", "budget.updates=1"]
 BC = ["task=point_mass", "budget.updates=2", "evaluation.episodes=0"]
 
@@ -140,7 +140,6 @@ def test_help_names_the_presets_but_no_recipe(capsys):
         ([*PPO, "budget.updates=1", "device=cuda:77"], "Device 'cuda:77' cannot be used"),
         ([*PPO, "budget.updates=1", "device=tpu9"], "Device 'tpu9' cannot be used"),
         ([*PPO, "budget.updates=1", "device=meta"], "Device 'meta' cannot be used"),
-        ([*PPO, "budget.updates=1", "task=gather"], "set chunk.horizon=1 chunk.execute=1"),
         ([*PPO, "budget.updates=1", "task=mjlab/No-Such"], "set chunk.horizon=1 chunk.execute=1"),
         (["algorithm=ppo", "budget.updates=1", "init_from=no/such"], "no/such does not exist"),
         (["init_from=x", "policy.steps=8"], "come from the checkpoint in init_from; drop policy.steps"),

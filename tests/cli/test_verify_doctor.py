@@ -16,7 +16,7 @@ from robopolicy.training.checkpoint import save_checkpoint
 def checkpoint(tmp_path):
     policy = GaussianPolicy(GaussianConfig(), PolicySpec({"state": (3,)}, 2))
     obs = {"state": torch.randn(5, 1, 3)}
-    policy.observe(obs)
+    policy.update_stats(obs)
     path = tmp_path / "best"
     save_checkpoint(path, policy, task="toy/point_mass", obs_sample=obs)
     return path

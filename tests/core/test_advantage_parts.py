@@ -7,20 +7,10 @@ import math
 import pytest
 import torch
 from torch import Tensor
-from torch.testing import assert_close
 
-from robopolicy.contrib.text_catalogue.bonuses import FutureClarity
-from robopolicy.contrib.text_catalogue.comparisons import BetaScale, RequireCompany, Retrospective
-from robopolicy.contrib.text_catalogue.factors import LongestSuccess, OutcomeEntropy, Rhythm
-from robopolicy.contrib.text_catalogue.probe_baselines import ContextBaseline, ProbeBaseline
-from robopolicy.contrib.text_catalogue.smooth import SmoothStandardize
-from robopolicy.contrib.text_catalogue.starts import WindowGae
-from robopolicy.core.advantage import Scope
 from robopolicy.core.advantage_sources import Critic, StepGain
-from robopolicy.core.decisions import Decisions, by_group, by_trajectory
+from robopolicy.core.decisions import Decisions
 from robopolicy.core.objectives import GeometricMean
-from robopolicy.core.recipe import Recipe
-from robopolicy.recipe_files import read_recipe
 
 
 def episodes(reward: list[float], group: list[int], length: int = 1, **fields: object) -> Decisions:
@@ -32,85 +22,6 @@ def episodes(reward: list[float], group: list[int], length: int = 1, **fields: o
 
 def double(*values: float) -> Tensor:
     return torch.tensor(values, dtype=torch.float64)
-
-
-def test_successes_must_be_longer_than_failures_that_are_not_overlong() -> None:
-    mask = torch.arange(4) < torch.tensor([3, 4, 2, 2, 2]).unsqueeze(1)
-    case = episodes([1, 0, 0, 1, 0], [0, 0, 0, 1, 1], 4, mask=mask)
-    assert LongestSuccess(low=0.1, overlong=4.0)(case)[:, 0].tolist() == pytest.approx(
-        [1.0] * 3 + [0.1] * 2
-    )  # 3 > 2, not 2 > 2
-
-
-def test_forced_local_weights_vanish_where_rewards_tie() -> None:
-    """1.09: also where the answers differ; the weight of the other half is then 1."""
-    case = episodes([1, 1, 1, 0], [0, 0, 1, 1], extra={"answer": torch.arange(4)})  # 1 bit in both groups
-    local = 1.0 / (1.0 + math.exp(-20.0 * 0.5))
-    assert_close(OutcomeEntropy()(case)[:, 0], double(*[local] * 4))
-    assert_close(OutcomeEntropy(forced=True)(case)[:, 0], double(0.0, 0.0, local, local))
-    assert_close(OutcomeEntropy(forced=True, complement=True)(case)[:, 0], double(1.0, 1.0, 1 - local, 1 - local))
-
-
-def test_anchors_of_low_distance_share_their_bonus_with_the_peak_before() -> None:
-    """1.11: half of it."""
-    distance, attention = double(9.0, 2.0, 1.0, 2.0, 3.0), double(0.0, 0.0, 1.0, 0.0, 0.0)
-    case = Decisions(torch.zeros(1, 5), extra={"waad": distance[None], "fai": attention[None]})
-    assert Rhythm("coupled", gain=1.0, share=0.2)(case).tolist() == [[1.5, 1.0, 1.5, 1.0, 1.0]]
-
-
-def test_what_leads_to_a_sure_step_gets_the_bonus() -> None:
-    """1.10: of the unit that follows, and none at the end."""
-    case = Decisions(torch.zeros(1, 3), entropy=double(0.0, 1.0, 0.5)[None], unit=torch.arange(3)[None])
-    assert_close(FutureClarity(scale=1.0)(case), double(math.exp(-1.0), math.exp(-0.5), 0.0)[None].to(torch.float64))
-
-
-def test_retrospection_remembers_a_window_of_batches() -> None:
-    stage, fresh = Retrospective(window=2), {"source": torch.zeros(2, dtype=torch.long)}
-    for reward in (0.0, 0.5, 1.0):
-        stage.observe(episodes([reward, reward], [0, 0], **fresh))
-    assert stage.rewards == [0.5, 1.0]
-    assert stage.gain(episodes([1.0, 1.0], [0, 0], **fresh)) == pytest.approx(1.0)  # 0.25 above the mean, of 0.25
-    replayed = episodes([1.0, 0.0, 1.0, 1.0], [0] * 4, source=torch.tensor([1, 1, 0, 0]))
-    judged = Retrospective(window=2, limit=0.75)
-    judged.rewards = [0.5, 1.0]
-    assert_close(judged(double(0.5, -0.5, 0.2, 0.2)[:, None], replayed)[:, 0], double(0.75, -0.75, 0.2, 0.2))
-
-
-def test_five_rollouts_are_enough_company_and_four_are_not() -> None:
-    """6.02."""
-    case = episodes([0.0] * 9, [0] * 5 + [1] * 4)
-    kept = RequireCompany(Scope(by_group, per=by_trajectory))(torch.ones(9, 1), case)
-    assert kept[:, 0].tolist() == [1.0] * 5 + [0.0] * 4
-
-
-def test_rewards_of_any_range_are_brought_to_one() -> None:
-    """1.01: with the density of an even distribution only the range is left."""
-    case = episodes([3, -1, 3, -1, 3, 3, 3, 3, -1, -1, -1, -1], [0] * 4 + [1] * 4 + [2] * 4)
-    assert_close(BetaScale(-1.0, 3.0)(torch.ones(12, 1, dtype=torch.float64), case)[:4, 0], double(*[0.25] * 4))
-
-
-def test_the_latest_outcomes_make_the_context() -> None:
-    """1.04: the prior of 1/2 counts as one of them."""
-    features = torch.zeros(3, 2, dtype=torch.float64)
-    stage = ContextBaseline(size=2)
-    stage.observe(episodes([1, 0, 0], [0, 1, 2], extra={"prompt_features": features}))
-    assert_close(stage.predict(features), double(*[0.5 / 3.0] * 3))
-
-
-def test_a_rollout_without_siblings_teaches_the_probe_its_own_reward() -> None:
-    stage = ProbeBaseline()
-    stage.observe(episodes([1.0, 0.25, 0.75], [0, 1, 1], extra={"features": torch.eye(3, dtype=torch.float64)}))
-    assert stage.probe.targets is not None and stage.probe.targets.tolist() == [1.0, 0.75, 0.25]
-
-
-def test_the_values_of_unfinished_windows_are_not_fitted() -> None:
-    """12.02."""
-    value = torch.full((2, 2), 0.5, dtype=torch.float64)
-    case = episodes([0.0, 0.0], [0, 1], 2, value=value, extra={"finished": torch.tensor([True, False])})
-    targets, fitted = WindowGae()(case), WindowGae().targets(case)
-    assert_close(targets, torch.tensor([[-0.5, -0.5], [0.0, 0.0]], dtype=torch.float64))  # it stays where it stood
-    assert_close(fitted[0][0], double(0.0, 0.0))
-    assert fitted[1].tolist() == [[True, True], [False, False]]
 
 
 def test_the_critic_of_steps_learns_whether_reward_is_to_come() -> None:
@@ -129,27 +40,6 @@ def test_log_ratios_fall_and_rise_by_bounds_of_their_own() -> None:
         assert float(loss) == pytest.approx(-advantage * math.exp(ratio))
 
 
-def test_steps_that_winners_and_losers_share_earn_nothing() -> None:
-    """11.05: both begin alike, then part."""
-    case = Decisions(
-        torch.zeros(2, 2, dtype=torch.float64),
-        reward=torch.tensor([[0.0, 1.0], [0.0, 0.0]], dtype=torch.float64),
-        group=torch.zeros(2, dtype=torch.long),
-        unit=torch.arange(2).expand(2, 2),
-        extra={"observation": torch.tensor([[0, 1], [0, 1]]), "action": torch.tensor([[3, 4], [3, 5]])},
-    )
-    own = 0.5 / math.sqrt(0.5)
-    found = Recipe.from_plain(read_recipe("salt")).advantage(case)
-    assert_close(found, torch.tensor([[0.0, own], [0.0, -own]], dtype=torch.float64), atol=1e-5, rtol=0)
-
-
-def test_rankings_are_compared_with_the_others_of_their_list() -> None:
-    """1.20."""
-    case = episodes([1.0, 0.0, 0.0, 0.5], [0, 0, 0, 0])
-    found = Recipe.from_plain(read_recipe("pg_rank")).advantage(case)[:, 0]
-    assert_close(found, double(1.0 - 0.5 / 3.0, -0.5, -0.5, 0.5 - 1.0 / 3.0))
-
-
 @pytest.mark.parametrize("clip", [0.0, 0.2])
 def test_what_is_not_fitted_gives_a_critic_no_gradient(clip: float) -> None:
     """It may hold anything, even what is not a number."""
@@ -159,13 +49,3 @@ def test_what_is_not_fitted_gives_a_critic_no_gradient(clip: float) -> None:
     loss = Critic(clip=clip).loss(value, case, off, case.valid())
     (gradient,) = torch.autograd.grad(loss, value)
     assert loss.item() == 0.25 and gradient.tolist() == [[1.0, 0.0]]
-
-
-def test_a_tied_group_learns_little_from_its_earlier_visits() -> None:
-    """2.03: on the i-th visit 1 / i of how it compares with all of them."""
-    stage, mixed = SmoothStandardize(), episodes([1.0, 0.0], [0, 0])
-    stage.observe(mixed)
-    stage.observe(mixed)
-    whole = (1.0 - 4.0 / 6.0) / math.sqrt(6.0 * (2.0 / 3.0) * (1.0 / 3.0) / 5.0)  # four successes of six
-    found = stage(torch.ones(2, 1, dtype=torch.float64), episodes([1.0, 1.0], [0, 0]))
-    assert_close(found[:, 0], double(whole / 3.0, whole / 3.0), atol=1e-5, rtol=0)

@@ -3,8 +3,6 @@
 import pytest
 import torch
 
-from robopolicy.contrib.text_catalogue.curricula import MeanTracker
-from robopolicy.contrib.text_catalogue.stages import Modulate, Shape
 from robopolicy.core.advantage import (
     Baseline,
     Broadcast,
@@ -113,38 +111,12 @@ def test_a_given_baseline_is_subtracted(decisions):
         GivenBaseline("greedy")(raw, decisions)
 
 
-def test_a_tracked_baseline_needs_no_second_rollout(decisions):
-    tracker = MeanTracker(prior=0.25)
-    torch.testing.assert_close(TrackerBaseline(tracker)(outcome(decisions), decisions), outcome(decisions) - 0.25)
-    keys = decisions.need("group")
-    tracker.write(keys, keys.double())
-    expected = outcome(decisions) - keys.double().unsqueeze(1)
-    torch.testing.assert_close(TrackerBaseline(tracker)(outcome(decisions), decisions), expected)
-
-
-def test_modulation_may_touch_one_sign_only(decisions):
-    raw = decisions.need("reward")
-    double = lambda d: torch.full((len(d), 1), 2.0)  # noqa: E731
-    torch.testing.assert_close(Modulate(double)(raw, decisions), 2 * raw)
-    torch.testing.assert_close(Modulate(double, "positive")(raw, decisions), torch.where(raw > 0, 2 * raw, raw))
-    torch.testing.assert_close(Modulate(double, "negative")(raw, decisions), torch.where(raw < 0, 2 * raw, raw))
-
-
 def test_depth_discount_keeps_the_last_step_whole(decisions):
     steps = decisions.shape[1]
     factor = DepthDiscount(0.9, steps)(decisions)
     torch.testing.assert_close(factor[0], 0.9 ** torch.arange(steps - 1, -1, -1, dtype=torch.float64))
     only_last = DepthDiscount(0.0, steps)(decisions)
     assert only_last[0].tolist() == [0.0] * (steps - 1) + [1.0]
-
-
-def test_shaping_is_bounded(decisions):
-    raw = decisions.need("reward")
-    huge = lambda d: torch.full(d.shape, -50.0, dtype=torch.float64)  # noqa: E731
-    valid = decisions.valid()
-    torch.testing.assert_close(Shape(huge, limit=0.1)(raw, decisions)[valid], raw[valid] - 0.1)
-    kept = Shape(huge, fraction=0.7)(raw, decisions)
-    assert torch.equal(kept[valid].sign(), raw[valid].sign())
 
 
 def test_mix_is_a_weighted_sum_of_branches(decisions):
@@ -208,8 +180,6 @@ def test_a_partition_finer_than_the_advantage_is_refused():
     [
         lambda: Baseline("mode", PER_ROLLOUT),
         lambda: Baseline("mean", PER_ROLLOUT, lone="x"),
-        lambda: Modulate(by_group, "left"),
-        lambda: Shape(by_group, fraction=1.0),
         lambda: Broadcast(reduce="max"),
     ],
 )
@@ -234,15 +204,6 @@ def test_beta_tracker_forgets():
         tracker.write(torch.tensor([0]), torch.tensor([1.0]))
     tracker.write(torch.tensor([0]), torch.tensor([0.0]))
     assert tracker.read(torch.tensor([0])).item() == pytest.approx(0.5, abs=1e-6)
-
-
-def test_mean_tracker_averages_exponentially():
-    tracker = MeanTracker(decay=0.5)
-    tracker.write(torch.tensor([1, 1]), torch.tensor([4.0, 0.0]))
-    assert tracker.read(torch.tensor([1])).item() == 2.0
-    again = MeanTracker(decay=0.5)
-    again.load_state_dict(tracker.state_dict())
-    assert again.read(torch.tensor([1, 2])).tolist() == [2.0, 0.0]
 
 
 def test_running_moments_equal_those_of_everything():

@@ -5,7 +5,6 @@ import itertools
 import pytest
 import torch
 
-from robopolicy.contrib.text_catalogue.windows import cat
 from robopolicy.core.decisions import (
     PARTITIONS,
     Decisions,
@@ -62,23 +61,7 @@ def test_select_takes_the_same_rows_of_every_field(decisions, rows):
         assert torch.equal(getattr(picked, name), getattr(decisions, name)[rows])
 
 
-def test_cat_undoes_select(decisions):
-    again = cat([decisions.select(slice(0, 2)), decisions.select(slice(2, None))])
-    for name in ("logp_old", "mask", "unit", "group", "trajectory", "version"):
-        before, after = getattr(decisions, name), getattr(again, name)
-        assert (before is None and after is None) or torch.equal(before, after)
-
-
-def test_cat_refuses_rows_that_do_not_fit(decisions):
-    with pytest.raises(ValueError, match="pad first"):
-        cat([Decisions(torch.zeros(1, 2)), Decisions(torch.zeros(1, 3))])
-    with pytest.raises(ValueError, match="have group and some have not"):
-        cat([Decisions(torch.zeros(1, 2)), Decisions(torch.zeros(1, 2), group=torch.zeros(1))])
-    with pytest.raises(ValueError, match="at least one"):
-        cat([])
-
-
-@pytest.mark.parametrize("name", sorted(set(PARTITIONS) - {"key"}))
+@pytest.mark.parametrize("name", PARTITIONS.product())
 def test_partitions_give_one_id_per_row_or_decision(decisions, name):
     ids = PARTITIONS[name](decisions)
     assert ids.shape in ((len(decisions), 1), decisions.shape)

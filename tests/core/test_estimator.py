@@ -4,19 +4,18 @@ import itertools
 
 import pytest
 import torch
+from surrogate_rules import check_extreme_ratios, check_fresh_data, gradient_of
 
-from robopolicy.contrib.text_catalogue.regularizers import Adaptive
-from robopolicy.contrib.text_catalogue.stages import Modulate
 from robopolicy.core.advantage import Baseline, Broadcast, DepthDiscount, Pipeline, Scale, Scope, outcome
 from robopolicy.core.aggregate import AGGREGATES
 from robopolicy.core.decisions import Decisions, by_group, by_trajectory, by_unit
 from robopolicy.core.estimator import Estimator, EstimatorConfig
 from robopolicy.core.ratios import ConstantBounds, DepthBounds, Hierarchy
-from robopolicy.core.regularizers import Anneal, k3
+from robopolicy.core.regularizers import Anneal, Dual, k3
 from robopolicy.core.surrogates import SURROGATES
 
-STRAIGHT_THROUGH = {"preserve", "stopgrad", "nft", "nft_scaled"}
-SMOOTH = sorted(set(SURROGATES) - STRAIGHT_THROUGH)
+STRAIGHT_THROUGH = {"stopgrad", "nft", "nft_scaled"}
+SMOOTH = sorted(set(SURROGATES.product()) - STRAIGHT_THROUGH)
 
 
 def row_advantage(decisions: Decisions) -> torch.Tensor:
@@ -24,28 +23,19 @@ def row_advantage(decisions: Decisions) -> torch.Tensor:
     return outcome(decisions)
 
 
-def gradient_of(estimator: Estimator, decisions: Decisions, advantage: torch.Tensor, logp: torch.Tensor):
-    leaf = logp.clone().requires_grad_()
-    loss, info = estimator(decisions, advantage, leaf)
-    (gradient,) = torch.autograd.grad(loss, leaf)
-    return gradient, info
-
-
-@pytest.mark.parametrize("surrogate", sorted(SURROGATES))
+@pytest.mark.parametrize("surrogate", SURROGATES.product())
 def test_fresh_data_gives_the_plain_policy_gradient(decisions, surrogate):
-    """U1: at ratio 1 the gradient is -mean(A grad logp), KL and clip fraction are 0."""
-    advantage, valid = decisions.need("reward"), decisions.valid()
-    gradient, info = gradient_of(
-        Estimator(EstimatorConfig(surrogate=surrogate)), decisions, advantage, decisions.logp_old
-    )
-    torch.testing.assert_close(gradient, -(advantage * valid) / valid.sum())
-    assert info["approx_kl"] == info["clip_fraction"] == info["ratio_max"] == 0
-    assert info["ratio_mean"] == 1
+    check_fresh_data(surrogate, decisions)
+
+
+@pytest.mark.parametrize("surrogate", SURROGATES.product())
+def test_extreme_ratios_stay_finite(decisions, surrogate):
+    check_extreme_ratios(surrogate, decisions)
 
 
 @pytest.mark.parametrize(
     ("surrogate", "level", "aggregate"),
-    list(itertools.product(sorted(SURROGATES), ["token", "unit", "sequence"], sorted(AGGREGATES))),
+    list(itertools.product(SURROGATES.product(), ["token", "unit", "sequence"], AGGREGATES.product())),
 )
 def test_at_ratio_one_every_surrogate_has_the_same_gradient(decisions, surrogate, level, aggregate):
     advantage = row_advantage(decisions)
@@ -192,55 +182,24 @@ def test_entropy_bonus_and_kl_penalty_enter_with_their_coefficients(decisions, s
         Estimator(config)(decisions, advantage, logp)
 
 
-def test_a_controller_may_move_an_option_of_the_surrogate(decisions, shift):
-    def make() -> Estimator:
-        return Estimator(EstimatorConfig(surrogate="drift"), {"alpha": Anneal(2.0, 0.5, steps=3)})
-
-    advantage, logp, estimator = decisions.need("reward"), decisions.logp_old + shift, make()
-    for alpha in (2.0, 1.5, 1.0, 0.5, 0.5):
-        fixed = EstimatorConfig(surrogate="drift", surrogate_options={"alpha": alpha})
-        torch.testing.assert_close(
-            estimator(decisions, advantage, logp)[0], Estimator(fixed)(decisions, advantage, logp)[0]
-        )
-        resumed = make()
-        resumed.load_state_dict(estimator.state_dict())
-        assert resumed.controllers["alpha"].value == pytest.approx(alpha)
-        estimator.observe({})
-    with pytest.raises(ValueError, match="Unknown controller 'alpha'"):
-        Estimator(EstimatorConfig(), {"alpha": Anneal(2.0, 0.5, steps=3)})
-
-
 def test_controllers_observe_and_resume(decisions, shift):
     def build() -> Estimator:
-        return Estimator(EstimatorConfig(), {"kl": Adaptive(0.1, target=1e-6, horizon=10)})
+        return Estimator(EstimatorConfig(), {"kl": Dual(0.1, target=1e-6, rate=0.1)})
 
     estimator = build()
     _, info = estimator(decisions, row_advantage(decisions), decisions.logp_old + shift)
     estimator.observe(info, count=5)
-    assert estimator.controllers["kl"].value == pytest.approx(0.11)
+    assert estimator.controllers["kl"].value > 0.1
     resumed = build()
     resumed.load_state_dict(estimator.state_dict())
     assert resumed.controllers["kl"].value == estimator.controllers["kl"].value
-
-
-def test_extreme_ratios_stay_finite(decisions):
-    for change in (-1e4, 1e4):
-        for surrogate in SURROGATES:
-            gradient, info = gradient_of(
-                Estimator(EstimatorConfig(surrogate=surrogate)),
-                decisions,
-                decisions.need("reward"),
-                decisions.logp_old + change,
-            )
-            assert bool(gradient.isfinite().all())
-            assert all(bool(value.isfinite()) for value in info.values())
 
 
 @pytest.mark.parametrize(
     ("choice", "message"),
     [
         ({"level": "word"}, "Unknown level 'word'"),
-        ({"surrogate": "trpo"}, "Unknown surrogate 'trpo'; known: pg, is, clip, dual_clip"),
+        ({"surrogate": "trpo"}, "Unknown surrogate 'trpo'; known: .*dual_clip"),
         ({"surrogate_options": {"cap": 2.0}}, "Unknown option of surrogate 'clip' 'cap'"),
         ({"aggregate": "max"}, "Unknown aggregate"),
         ({"kl": "k4"}, "Unknown kl"),
@@ -259,7 +218,7 @@ def test_wrong_shapes_are_named(decisions):
     with pytest.raises(ValueError, match="advantage must be"):
         estimator(decisions, row_advantage(decisions)[:2], decisions.logp_old)
     with pytest.raises(ValueError, match="Unknown controller"):
-        Estimator(EstimatorConfig(), {"kll": Adaptive(1.0, 1.0, 1)})
+        Estimator(EstimatorConfig(), {"kll": Anneal(1.0, 0.0, 1)})
 
 
 def test_grpo_is_a_configuration(decisions, shift):
@@ -281,11 +240,9 @@ def test_dppo_is_a_configuration():
     generator = torch.Generator().manual_seed(0)
     old, change = torch.randn(2, 3, 4, generator=generator), 0.02 * torch.randn(6, 4, generator=generator)
     decisions, env_advantage = Decisions.from_chain(old), torch.randn(6, generator=generator)
-    stages = Pipeline([Broadcast(), Modulate(DepthDiscount(0.9, 4))])
+    discounted = Broadcast()(env_advantage[:, None], decisions) * DepthDiscount(0.9, 4)(decisions)
     bounds = DepthBounds(0.001, 0.01, steps=4)
-    loss, _ = Estimator(EstimatorConfig(bounds=bounds))(
-        decisions, stages(env_advantage, decisions), decisions.logp_old + change
-    )
+    loss, _ = Estimator(EstimatorConfig(bounds=bounds))(decisions, discounted, decisions.logp_old + change)
     total = 0.0
     for row, step in itertools.product(range(6), range(4)):
         width = 0.001 + 0.009 * (torch.exp(torch.tensor(3.0 * step / 3)) - 1) / (torch.exp(torch.tensor(3.0)) - 1)

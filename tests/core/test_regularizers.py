@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from robopolicy.contrib.text_catalogue.regularizers import Adaptive
 from robopolicy.core.regularizers import Anneal, Constant, Dual, gaussian_kl, k1, k2, k3, ratio_variance
 
 MEAN, STD, REF_MEAN, REF_STD = (torch.tensor(x, dtype=torch.float64) for x in (0.3, 0.9, 0.0, 1.0))
@@ -84,21 +83,6 @@ def test_anneal_goes_from_start_to_end_and_resumes(shape, middle):
     assert resumed.value == pytest.approx(0.0)
     with pytest.raises(ValueError, match="Anneal shape"):
         Anneal(1.0, 0.0, 4, "step")
-
-
-def test_adaptive_moves_towards_its_target():
-    controller = Adaptive(1.0, target=0.1, horizon=10)
-    controller.update(0.11, count=5)
-    assert controller.value == pytest.approx(1.05)
-    controller.update(10.0, count=5)  # the relative error is clipped to 0.2
-    assert controller.value == pytest.approx(1.05 * 1.1)
-    controller.update(0.0, count=5)
-    assert controller.value == pytest.approx(1.05 * 1.1 * 0.9)
-    controller.update(0.0, count=10**6)  # of a large batch as well
-    assert controller.value == pytest.approx(1.05 * 1.1 * 0.9 * 0.8)
-    other = Adaptive(1.0, target=0.1, horizon=10)
-    other.load_state_dict(controller.state_dict())
-    assert other.value == controller.value
 
 
 def test_a_resumed_path_goes_on_where_it_was():

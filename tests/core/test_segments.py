@@ -7,7 +7,7 @@ from robopolicy.core.decisions import PARTITIONS
 from robopolicy.core.segments import Segments
 
 
-@pytest.mark.parametrize("name", sorted(set(PARTITIONS) - {"key"}))
+@pytest.mark.parametrize("name", PARTITIONS.product())
 def test_statistics_equal_a_loop_over_segments(decisions, name):
     ids, valid, values = PARTITIONS[name](decisions), decisions.valid(), decisions.reward
     segments = Segments(ids, valid)

@@ -95,7 +95,7 @@ def test_every_critic_has_a_lowest_value(config: dict[str, Any]) -> None:
         CriticConfig(**({"hidden": (16,), "activation": "relu", "layer_norm": False} | config)), policy()
     )
     obs, chunk = observations(4), torch.rand(4, 5, 2, requires_grad=True)
-    least = critic.lowest(obs, chunk)
+    least = critic.min_q(obs, chunk)
     torch.testing.assert_close(least, critic(obs, chunk).min(0).values)
     least.sum().backward()
     assert chunk.grad is not None and bool(chunk.grad[:, :3].any()) and not bool(chunk.grad[:, 3:].any())
@@ -222,7 +222,7 @@ def test_a_target_moves_by_tau_and_copies_statistics() -> None:
     with torch.no_grad():
         for parameter in source.parameters():
             parameter.add_(1.0)
-    source.encoder.observe(observations(50))
+    source.encoder.update_stats(observations(50))
     update.step(0.25)
     for kept, old in zip(target.parameters(), before, strict=True):
         torch.testing.assert_close(kept, old + 0.25)

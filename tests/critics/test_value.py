@@ -41,7 +41,7 @@ def test_no_rows_give_no_values() -> None:
 def test_running_statistics_come_from_the_newest_observation_only() -> None:
     critic = ValueNet(ValueConfig(), SPEC)
     obs = observations(500)
-    critic.observe(obs)
+    critic.update_stats(obs)
     newest = torch.cat([obs["goal"][:, -1], obs["state"][:, -1]], -1)  # keys in sorted order
     torch.testing.assert_close(critic.encoder.normalizer.offset, newest.mean(0))
     features = critic.encoder(obs)[:, -1]
@@ -53,14 +53,14 @@ def test_observing_changes_nothing_without_running_statistics() -> None:
     critic = ValueNet(ValueConfig(normalization="minmax"), SPEC)
     critic.fit_normalizer({"state": {"min": [0] * 3, "max": [10] * 3}, "goal": {"min": [-1] * 2, "max": [1] * 2}})
     before = {key: value.clone() for key, value in critic.state_dict().items()}
-    critic.observe(observations(10))
+    critic.update_stats(observations(10))
     assert all(torch.equal(value, before[key]) for key, value in critic.state_dict().items())
 
 
 def test_a_critic_fits_a_linear_value() -> None:
     critic = ValueNet(ValueConfig(), SPEC)
     obs = observations(512)
-    critic.observe(obs)
+    critic.update_stats(obs)
     target = obs["state"][:, -1].sum(-1) / 5
     optimizer = torch.optim.Adam(critic.parameters(), lr=1e-2)
     for _ in range(100):

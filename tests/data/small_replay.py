@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from robopolicy.data.batches import Request, Transitions
+from robopolicy.data.batches import ReplaySampleSpec, Transitions
 from robopolicy.data.replay import MixedReplay, Replay
 
 
-def request(**settings: Any) -> Request:
+def request(**settings: Any) -> ReplaySampleSpec:
     """A small request."""
-    return Request(**{"batch_size": 8, "horizon": 1, "steps": 1, "gamma": 0.5} | settings)
+    return ReplaySampleSpec(**{"batch_size": 8, "horizon": 1, "steps": 1, "gamma": 0.5} | settings)
 
 
 def play(replay: Replay, start: int, count: int, end: str = "", lane: int = 0, **more: Any) -> None:

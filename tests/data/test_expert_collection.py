@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from robopolicy.data.batches import Request
+from robopolicy.data.batches import ReplaySampleSpec
 from robopolicy.data.chunks import ChunkSampler
 from robopolicy.data.collect import collect
 from robopolicy.data.episodes import Episode, Episodes
@@ -120,7 +120,7 @@ def test_value_learning_from_a_noisy_dataset_sees_the_actions_that_moved_the_poi
     data = read_lerobot(tmp_path / "walk")
     assert data.observation_keys == ("state", "image.top")
     assert not np.allclose(data.arrays["executed"], data.arrays["action"])
-    window = Request(batch_size=50, horizon=1, steps=1, gamma=0.9)
+    window = ReplaySampleSpec(batch_size=50, horizon=1, steps=1, gamma=0.9)
     batch = Replay.from_episodes(data).sample(window, torch.Generator().manual_seed(0))
     moved = (batch.next_obs["state"] - batch.obs["state"])[:, -1, :1]
     known = batch.discount > 0

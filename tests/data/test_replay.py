@@ -149,11 +149,11 @@ def test_decisions_only_starts_where_a_chunk_with_its_record_was_chosen() -> Non
     for start in (4, 7, 10):
         play(replay, start, 1, record={"noise": torch.full((1, 2), float(start))})
         play(replay, start + 1, 2, decision=False)
-    assert drawn(replay, decisions_only=True) == [4, 7, 10]
-    batch = replay.sample(request(decisions_only=True), generator())
+    assert drawn(replay, chunk_starts_only=True) == [4, 7, 10]
+    batch = replay.sample(request(chunk_starts_only=True), generator())
     torch.testing.assert_close(batch.record["noise"], batch.obs["state"][:, 0].expand(8, 2))
     play(replay, 13, 3, decision=True)  # notes nothing again
-    assert drawn(replay, decisions_only=True) == [4, 7, 10]
+    assert drawn(replay, chunk_starts_only=True) == [4, 7, 10]
 
 
 def test_a_cut_episode_ends_without_joining_the_next() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -11,25 +9,16 @@ import torch
 
 pytest.importorskip("onnxruntime", reason="needs robopolicy[onnx]")
 pytest.importorskip("onnxscript", reason="needs robopolicy[onnx]")
+from export_rules import check_plays_what_evaluation_plays, translations_read_once
 from tiny_policies import EXPORTED, REFUSED, observed, small
-from torch.onnx._internal.exporter._registration import ONNXRegistry
 
-from robopolicy.deploy.bundle import TOLERANCE, open_bundle
+from robopolicy.deploy.bundle import TOLERANCE
 from robopolicy.deploy.export import TaskFacts, export_bundle
 from robopolicy.errors import UserError
 from robopolicy.interop.onnx import open_onnx
 from robopolicy.policies.noise import RowStreams
 
-
-@pytest.fixture(autouse=True, scope="module")
-def translations_read_once() -> Iterator[None]:
-    """The exporter reads all of its translations again for every graph, which takes longer than the graph."""
-    patch = pytest.MonkeyPatch()
-    patch.setattr(ONNXRegistry, "from_torchlib", staticmethod(cache(ONNXRegistry.from_torchlib)))
-    yield
-    patch.undo()
-
-
+pytestmark = pytest.mark.usefixtures(translations_read_once.__name__)
 SLOW = pytest.mark.slow
 QUICK = ("flow", "ddpm", "gaussian-gru", "latent (DSRL)", "composed-convex")
 
@@ -37,22 +26,7 @@ QUICK = ("flow", "ddpm", "gaussian-gru", "latent (DSRL)", "composed-convex")
 @pytest.mark.parametrize("kind", [kind if kind in QUICK else pytest.param(kind, marks=SLOW) for kind in EXPORTED])
 def test_a_bundle_plays_what_evaluation_plays(kind: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
-    policy = EXPORTED[kind]().eval()
-    obs = observed(policy)
-    manifest = export_bundle(policy, tmp_path / "b", facts=TaskFacts("none/none"), obs=obs)
-    assert manifest.parity <= TOLERANCE
-    bundle = open_bundle(tmp_path / "b", seed=7)
-    assert bundle.verify().ok
-    memory = torch.zeros(1, 1, policy.spec.memory_dim)
-    for decision in range(2):
-        seen = {key: value[decision : decision + 1] for key, value in obs.items()}
-        if "memory" in seen:
-            seen["memory"] = memory
-            memory = policy.remember(seen).detach()
-        expected = policy.act(seen, deterministic=True, generator=RowStreams([7], [decision]))[0]
-        chunk = bundle.chunk({key: value[0].numpy() for key, value in seen.items() if key != "memory"})
-        scale = torch.tensor(manifest.action_scale)
-        torch.testing.assert_close(torch.from_numpy(chunk) / scale, expected / scale, rtol=0, atol=TOLERANCE)
+    check_plays_what_evaluation_plays(EXPORTED[kind](), tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -83,6 +83,11 @@ def test_files_do_not_mention(what: str):
     assert not wrong, f"These lines name {what}:\n" + "\n".join(wrong)
 
 
+def test_what_only_slow_tests_cover_is_still_there():
+    paths = re.findall(r"^\w+/\S+$", read(Path(".ci/needs_test_all")), re.MULTILINE)
+    assert paths and not [path for path in paths if not (ROOT / path).exists()], "Correct .ci/needs_test_all"
+
+
 @pytest.mark.parametrize(
     ("suffixes", "load"),
     [

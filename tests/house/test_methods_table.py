@@ -11,10 +11,10 @@ import pytest
 from source_tree import ROOT, parse
 
 from docs.algorithm_sections import PREPARATIONS, AlgorithmRow
-from docs.compatibility import ALLOWED, HEADS
+from docs.compatibility import all_heads, allowed
 from docs.generate_methods import PAGE, STATUSES, load, render
 from docs.measured import measured, recipes_measured
-from robopolicy.algorithms.frames.off_policy import OffPolicy
+from robopolicy.algorithms.common.off_policy import OffPolicy
 from robopolicy.algorithms.registry import ALGORITHMS
 from robopolicy.cli.main import parse as parse_command
 from robopolicy.training.compose import compose_config
@@ -111,7 +111,7 @@ def dataset_use(algorithm: str) -> tuple[bool, bool]:
     """Whether an algorithm needs a dataset, and whether it accepts one."""
     kind = ALGORITHMS[algorithm]
     if issubclass(kind, OffPolicy):
-        return kind.needs_dataset, not kind.decisions_only
+        return kind.needs_dataset, not kind.chunk_starts_only
     needs = kind.data_source == "dataset" or kind.needs_dataset
     return needs, needs
 
@@ -127,7 +127,9 @@ def test_the_command_of_an_algorithm_composes_to_a_run_of_it(row: AlgorithmRow):
     needs_dataset, takes_dataset = dataset_use(row.name)
     assert takes_dataset if config.dataset else not needs_dataset
     if not config.init_from:
-        heads = {HEADS[label][0] for label in ALLOWED[row.name]} or {"text"}  # no head of a robot: they train text
+        heads = {all_heads()[label][0] for label in allowed(row.name)} or {
+            "text"
+        }  # no head of a robot: they train text
         assert config.policy["name"] in heads
 
 

@@ -73,7 +73,7 @@ def test_dsrl_steers_a_diffusion_policy_and_leaves_it_alone(kind: Any, config: A
     assert all(torch.equal(item, after[key]) for key, item in before.items())
     assert any(not torch.equal(item, algorithm.policy.actor.state_dict()[key]) for key, item in untrained.items())
     obs = observations(3, camera=False)
-    save_checkpoint(tmp_path / "c", algorithm.deployable(), task="toy/point_mass", obs_sample=obs)
+    save_checkpoint(tmp_path / "c", algorithm.inference_policy(), task="toy/point_mass", obs_sample=obs)
     assert verify_checkpoint(tmp_path / "c").ok
     steered, _ = load_policy(tmp_path / "c")
     assert isinstance(steered, LatentPolicy)

@@ -105,7 +105,7 @@ def test_a_checkpoint_holds_the_graph(tmp_path: Path) -> None:
 
 
 def fitted(policy: LatentPolicy) -> dict[str, torch.Tensor]:
-    policy.observe(OBS)
+    policy.update_stats(OBS)
     return OBS
 
 

@@ -24,7 +24,7 @@ NETWORK = nn.Sequential(nn.Linear(6, 8), nn.ELU(), nn.Linear(8, 5), nn.ELU(), nn
 NORM = {"_mean": torch.randn(1, 6), "_std": torch.rand(1, 6) + 0.5, "_var": torch.ones(1, 6), "count": torch.tensor(9)}
 STD = torch.tensor([0.1, 1.0, 2.0])
 PLAIN: dict[str, Any] = {"hidden_dims": [8, 5], "activation": "elu", "obs_normalization": True}
-OLD = {"actor_hidden_dims": [8, 5], "critic_hidden_dims": [8], "activation": "elu", "class_name": "ActorCritic"}
+OLD = {"actor_hidden_dims": [8, 5], "critic_hidden_dims": [8], "activation": "elu", "class_name": "PPO"}
 LOG = {"class_name": "rsl_rl.modules:GaussianDistribution", "std_type": "log"}
 
 

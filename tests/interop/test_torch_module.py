@@ -46,7 +46,7 @@ def test_steering_chooses_the_noise_of_the_module() -> None:
     network = Network().eval()
     actor = replace(STEERING_ACTOR, hidden=(8,))
     steered = LatentPolicy.steer(ModulePolicy.wrap("network", network, SPEC), NoiseSpace("repeat", bound=1.5), actor)
-    steered.observe(OBS)
+    steered.update_stats(OBS)
     drawn = steered.sample(OBS, generator=torch.Generator().manual_seed(0))
     noise = 1.5 * drawn.record["raw"].tanh().expand(5, 4, 2)
     torch.testing.assert_close(drawn.chunk, network(OBS, noise))

@@ -206,7 +206,7 @@ def test_embeddings_have_projections_of_their_own_and_are_not_normalised() -> No
 def test_an_encoder_of_embeddings_alone_needs_no_statistics() -> None:
     encoder = ObservationEncoder({"embedding.task": (5,)}, normalization="running")
     encoder.fit_normalizer({})
-    encoder.observe({"embedding.task": torch.randn(3, 1, 5)})
+    encoder.update_stats({"embedding.task": torch.randn(3, 1, 5)})
     assert bool(encoder.normalizer.fitted) and encoder({"embedding.task": torch.randn(3, 1, 5)}).shape == (3, 1, 64)
 
 

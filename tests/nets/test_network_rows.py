@@ -6,12 +6,20 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from torch import Tensor, nn
+from backbone_rules import (
+    A,
+    F,
+    H,
+    T,
+    check_gradients_add_up_over_the_rows_that_share_a_time,
+    check_one_time_serves_all_rows,
+    check_reads_chains_as_their_iterates,
+    inputs,
+)
 
 from robopolicy.nets.backbone import BACKBONES, BackboneConfig, make_backbone
 from robopolicy.nets.time import TimeEmbedding, network_rows
 
-B, T, H, A, TO, F = 5, 3, 6, 2, 2, 4
 TIMES = pytest.mark.parametrize("times", [1, 2])
 
 
@@ -23,56 +31,21 @@ def double() -> Iterator[None]:
     torch.set_default_dtype(torch.float32)
 
 
-def backbone(kind: str, times: int) -> nn.Module:
-    torch.manual_seed(0)
-    small = {"hidden": (16, 16), "unet_channels": (8, 16), "transformer_width": 16, "transformer_layers": 1}
-    config = BackboneConfig(backbone=kind, **small)  # type: ignore[arg-type]
-    return make_backbone(config, action_dim=A, horizon=H, feature_dim=F, obs_horizon=TO, times=times)
-
-
-def inputs(times: int) -> tuple[Tensor, Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(1)
-    shape = (T,) if times == 1 else (T, times)
-    return tuple(torch.rand(*size, generator=generator) for size in ((B, T, H, A), shape, (B, TO, F)))  # type: ignore[return-value]
-
-
 @TIMES
-@pytest.mark.parametrize("kind", BACKBONES)
+@pytest.mark.parametrize("kind", BACKBONES.product())
 def test_chains_are_read_as_their_iterates_one_by_one(kind: str, times: int) -> None:
-    network, (x, t, features) = backbone(kind, times), inputs(times)
-    found = network(x, t, features)
-    assert found.shape == x.shape
-    for step in range(T):
-        one = network(x[:, step], t[step].expand(B, *t.shape[1:]), features)
-        torch.testing.assert_close(found[:, step], one)
+    check_reads_chains_as_their_iterates(kind, times)
 
 
 @TIMES
-@pytest.mark.parametrize("kind", BACKBONES)
+@pytest.mark.parametrize("kind", BACKBONES.product())
 def test_one_time_serves_all_rows(kind: str, times: int) -> None:
-    network, (x, t, features) = backbone(kind, times), inputs(times)
-    repeated = t[:1].expand(B, *t.shape[1:])
-    torch.testing.assert_close(network(x[:, 0], t[:1], features), network(x[:, 0], repeated, features))
-    torch.testing.assert_close(
-        network.representation(x[:, 0], t[:1], features),  # type: ignore[operator]
-        network.representation(x[:, 0], repeated, features),  # type: ignore[operator]
-    )
+    check_one_time_serves_all_rows(kind, times)
 
 
-@pytest.mark.parametrize("kind", BACKBONES)
+@pytest.mark.parametrize("kind", BACKBONES.product())
 def test_gradients_add_up_over_the_rows_that_share_a_time(kind: str) -> None:
-    (x, t, features), gradients = inputs(1), []
-    weight = torch.rand(x.shape)
-    for together in (True, False):
-        network = backbone(kind, 1)
-        if together:
-            loss = (weight * network(x, t, features)).sum()
-        else:
-            rows = network(x.flatten(0, 1), t.repeat(B), features.repeat_interleave(T, 0))
-            loss = (weight.flatten(0, 1) * rows).sum()
-        loss.backward()
-        gradients.append(torch.cat([p.grad.flatten() for p in network.parameters() if p.grad is not None]))
-    torch.testing.assert_close(*gradients)
+    check_gradients_add_up_over_the_rows_that_share_a_time(kind)
 
 
 def test_rows_of_deeper_nests_keep_their_observation() -> None:

@@ -192,7 +192,7 @@ def test_ppo_trains_tokens_and_its_first_ratios_are_one() -> None:
     sim = make_sim("toy/point_mass", SimOptions(num_envs=8, reward="shaped"))
     policy = tokens(PolicySpec({"state": (6,)}, 2, horizon=2, execute=2), action_normalization="minmax")
     policy.fit_normalizer({"action": {"min": [-1.0, -1.0], "max": [1.0, 1.0]}})
-    algorithm = PPO(PPOConfig(decisions=8, epochs=1, batch_size=64), policy, total_updates=2)
+    algorithm = PPO(PPOConfig(num_steps=8, epochs=1, batch_size=64), policy, total_updates=2)
     sampler = RolloutSampler(ChunkedSim(sim, execute=2, obs_horizon=1, gamma=0.99), decisions=8, seed=0)
     before = policy.output.weight.detach().clone()
     rollout = sampler.collect(algorithm.act)

@@ -2,173 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import fields
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from head_rules import (
+    check_crops_and_dropped_embeddings_are_for_imitation_alone,
+    check_imitates_and_acts_from_every_kind_of_input,
+    check_padded_steps_send_no_gradient_back,
+    check_rows_of_a_loss_know_nothing_of_each_other,
+    make,
+    observations,
+    pairs,
+)
 
-from robopolicy.nets.backbone import BACKBONES, BackboneConfig
-from robopolicy.nets.encoder import EmbeddingConfig, ObservationEncoder, without_embeddings
-from robopolicy.nets.vision import VisionConfig
-from robopolicy.policies.base import Observation, Policy, PolicySpec
-from robopolicy.policies.heads.explicit import ExplicitPolicy
-from robopolicy.policies.heads.generative import GenerativePolicy
-from robopolicy.policies.registry import POLICIES, make_policy
+from robopolicy.nets.encoder import EmbeddingConfig
+from robopolicy.plugins import PRODUCT
 from robopolicy.training.checkpoint import load_policy, save_checkpoint, verify_checkpoint
 
-SHAPES = {
-    "state": (3,),
-    "goal": (2,),
-    "image.front": (3, 16, 16),
-    "image.wrist": (3, 14, 18),
-    "embedding.task": (6,),
-}
-SPEC = PolicySpec(SHAPES, action_dim=2, horizon=5, execute=3, obs_horizon=2)
-STATISTICS = {
-    key: {"min": -torch.ones(n), "max": torch.ones(n), "mean": torch.zeros(n), "std": torch.ones(n), "count": [9]}
-    for key, n in (("state", 3), ("goal", 2), ("action", 2))
-}
-SMALL = {
-    "hidden": (16, 16, 16),
-    "unet_channels": (8, 16),
-    "transformer_width": 16,
-    "transformer_layers": 1,
-    "transformer_heads": 2,
-    "steps": 2,
-    "spacing": "trailing",
-    "bins": 8,
-    "experts": 2,
-}
-CAMERAS = {
-    "resnet": VisionConfig(widths=(16,), keypoints=4, crop=0.8),
-    "vit": VisionConfig(kind="vit", vit_patch=4, vit_width=16, vit_features=8, crop=0.8),
-}
-
-
-def heads() -> Iterator[tuple[str, str]]:
-    for name, policy in POLICIES.items():
-        config = policy.config_class
-        if issubclass(policy, ExplicitPolicy | GenerativePolicy):
-            backbones = BACKBONES if issubclass(config, BackboneConfig) else ("its own",)
-            yield from ((name, backbone) for backbone in backbones)
-
-
-every_head = pytest.mark.parametrize(("name", "backbone"), list(heads()))
-
-
-def make(name: str, backbone: str, camera: str = "resnet", spec: PolicySpec = SPEC, **settings: Any) -> Policy:
-    torch.manual_seed(0)
-    config_class = POLICIES[name].config_class
-    names = {entry.name for entry in fields(config_class)}
-    chosen = {key: value for key, value in (SMALL | {"backbone": backbone}).items() if key in names}
-    config = config_class(vision=CAMERAS[camera], **(chosen | settings))
-    policy = make_policy(name, config, spec)
-    policy.fit_normalizer(STATISTICS)
-    return policy
-
-
-def observations(rows: int) -> Observation:
-    generator = torch.Generator().manual_seed(1)
-    obs: Observation = {}
-    for key, shape in SHAPES.items():
-        size = (rows, SPEC.obs_horizon, *shape)
-        image = key.startswith("image.")
-        draw = torch.randint(0, 256, size, generator=generator) if image else torch.randn(size, generator=generator)
-        obs[key] = draw.to(torch.uint8) if image else draw
-    return obs
-
-
-def seeded() -> torch.Generator:
-    return torch.Generator().manual_seed(0)
-
-
-def imitate(policy: Policy, obs: Observation, chunk: Tensor, mask: Tensor | None = None) -> Tensor:
-    torch.manual_seed(0)
-    return policy.imitation_loss(obs, chunk, mask=mask, generator=seeded())[0]
+every_head = pytest.mark.parametrize(("name", "backbone"), pairs((PRODUCT,), PRODUCT))
 
 
 @every_head
 def test_imitating_and_acting_from_every_kind_of_input(name: str, backbone: str) -> None:
-    policy, obs = make(name, backbone, "vit" if backbone in ("unet", "its own") else "resnet"), observations(4)
-    loss = imitate(policy, obs, torch.rand(4, 5, 2) - 0.5)
-    assert loss.shape == (4,) and bool(loss.isfinite().all())
-    loss.mean().backward()
-    encoder = policy.encoder
-    assert isinstance(encoder, ObservationEncoder)
-    for part in (*encoder.cameras.values(), *encoder.projections.values()):
-        assert any(bool(p.grad.any()) for p in part.parameters() if p.grad is not None)
-    policy.eval()
-    chunk = policy.act(obs, deterministic=True, generator=seeded())
-    assert chunk.shape == (4, 5, 2) and bool(chunk.isfinite().all())
-    assert not [part for part in policy.modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)]
+    check_imitates_and_acts_from_every_kind_of_input(name, backbone)
 
 
 @every_head
 def test_one_row_of_a_loss_knows_nothing_of_the_others(name: str, backbone: str) -> None:
-    policy, obs = make(name, backbone).eval(), observations(4)
-    chunk = torch.rand(4, 5, 2) - 0.5
-    loss = imitate(policy, obs, chunk)
-    other = {key: torch.cat([value[:1], value[1:].flip(0)]) for key, value in obs.items()}
-    torch.testing.assert_close(imitate(policy, other, chunk)[0], loss[0], atol=1e-5, rtol=1e-4)
+    check_rows_of_a_loss_know_nothing_of_each_other(name, backbone)
 
 
 @every_head
 def test_padded_steps_send_no_gradient_back(name: str, backbone: str) -> None:
-    policy, obs = make(name, backbone).eval(), observations(4)
-    mask = torch.ones(4, 5)
-    mask[1, 3:], mask[2] = 0, 0
-    outputs: list[Tensor] = []
-    network = _network(policy)
-
-    def keep(_module: nn.Module, _inputs: Any, output: Any) -> None:
-        if output.requires_grad:
-            outputs.append(output)
-            output.retain_grad()
-
-    handle = network.register_forward_hook(keep)
-    loss = imitate(policy, obs, torch.rand(4, 5, 2) - 0.5, mask)
-    handle.remove()
-    assert float(loss[2].detach()) == 0
-    loss.sum().backward()
-    # (4, 5, channels), or (4, To - 1 + 5 * 2, bins) where there are tokens, or (4, channels) five times
-    gradients = [output.grad for output in outputs if output.grad is not None]
-    if gradients[0].dim() == 2:
-        gradients = [torch.stack(gradients, 1)]
-    touched = 0
-    for gradient in gradients:
-        if gradient.shape[1] != SPEC.horizon:
-            gradient = gradient[:, SPEC.obs_horizon - 1 :].reshape(4, 5, -1)
-        gradient = gradient.abs().sum(-1)
-        assert not bool(gradient[mask == 0].any())
-        touched += bool((gradient[mask == 1] > 0).all())
-    assert touched
-    policy.zero_grad()
-    imitate(policy, obs, torch.rand(4, 5, 2) - 0.5, torch.zeros(4, 5)).sum().backward()
-    assert not any(bool(p.grad.any()) for p in policy.parameters() if p.grad is not None)
+    check_padded_steps_send_no_gradient_back(name, backbone)
 
 
 @every_head
 def test_crops_and_dropped_embeddings_are_for_imitation_in_training_mode_only(name: str, backbone: str) -> None:
-    policy = make(name, backbone, embedding=EmbeddingConfig(width=4, dropout=0.5))
-    obs, chunk = observations(8), torch.rand(8, 5, 2) - 0.5
-
-    def acted(observation: Observation) -> Tensor:
-        return policy.act(observation, deterministic=True, generator=seeded())
-
-    policy.train()
-    assert torch.equal(acted(obs), acted(obs))
-    # The crop and the dropped rows come from the generator; the loss with other draws differs.
-    first = policy.imitation_loss(obs, chunk, generator=seeded())[0]
-    assert torch.equal(first, policy.imitation_loss(obs, chunk, generator=seeded())[0])
-    in_training = acted(obs)
-    policy.eval()
-    torch.testing.assert_close(acted(obs), in_training, atol=1e-5, rtol=1e-5)
-    evaluated = imitate(policy, obs, chunk)
-    assert not torch.equal(first, evaluated)
-    assert not torch.equal(imitate(policy, without_embeddings(obs), chunk), evaluated)
+    check_crops_and_dropped_embeddings_are_for_imitation_alone(name, backbone)
 
 
 @pytest.mark.parametrize("name", ["autoregressive", "mixture", "gaussian", "flow"])
@@ -179,10 +51,3 @@ def test_checkpoints_restore_cameras_and_embeddings(name: str, tmp_path: Any) ->
     assert again.config_dict() == policy.config_dict() and verify_checkpoint(tmp_path / "checkpoint").ok
     for key, value in policy.state_dict().items():
         assert torch.equal(value, again.state_dict()[key])
-
-
-def _network(policy: Policy) -> nn.Module:
-    """The part whose outputs are one vector per step of the chunk, or per token."""
-    if isinstance(policy, GenerativePolicy):
-        return policy.backbone
-    return policy.actor if hasattr(policy, "actor") else policy.output  # type: ignore[return-value]

@@ -44,7 +44,8 @@ from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
 from robopolicy.policies.noise import RowStreams
 from robopolicy.policies.path import interpolate
 from robopolicy.policies.wrappers.best_of_n import select
-from robopolicy.policies.wrappers.composed import ComposedConfig, ComposedPolicy, compose
+from robopolicy.policies.wrappers.composed import ComposedPolicy, compose
+from robopolicy.policies.wrappers.composed_config import ComposedConfig
 from robopolicy.policies.wrappers.latent import STEERING_ACTOR, LatentPolicy, NoiseSpace
 from robopolicy.policies.wrappers.staged import in_stages
 from robopolicy.training.checkpoint import load_policy, save_checkpoint, verify_checkpoint

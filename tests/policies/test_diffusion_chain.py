@@ -157,7 +157,7 @@ def test_running_statistics_of_the_base_stay_as_they_were() -> None:
     running = [DiffusionPolicy(DiffusionConfig(**(RAW | {"normalization": "running"})), SPEC) for _ in "ab"]  # type: ignore[arg-type]
     policy = DiffusionChain(running[0], in_stages((0,), [running[1]]), first=2)
     before = {key: value.clone() for key, value in policy.state_dict().items()}
-    policy.observe(OBS)
+    policy.update_stats(OBS)
     changed = {key for key, value in policy.state_dict().items() if not torch.equal(before[key], value)}
     assert changed and all(key.startswith("head.") for key in changed)
 

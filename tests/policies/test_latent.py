@@ -159,7 +159,7 @@ def test_the_base_gets_no_gradient_and_does_not_change() -> None:
     assert not policy.decode(observations(), noise).requires_grad
     assert not policy.play(observations(), noise).requires_grad
     assert [name for name, p in policy.named_parameters() if p.requires_grad and name.startswith("base")] == []
-    policy.observe(observations())
+    policy.update_stats(observations())
     after = policy.base.state_dict()
     assert all(torch.equal(value, after[key]) and value.equal(base.state_dict()[key]) for key, value in before.items())
     assert all(p.requires_grad for p in base.parameters())  # the caller's own policy is left alone
@@ -168,11 +168,11 @@ def test_the_base_gets_no_gradient_and_does_not_change() -> None:
 def test_only_the_actor_gathers_statistics() -> None:
     base = FlowPolicy(FlowConfig(hidden=(8,), normalization="running"), SPEC)
     base.fit_normalizer(STATISTICS)
-    base.observe(observations())
+    base.update_stats(observations())
     policy = LatentPolicy.steer(base, SPACES["repeat"], ACTOR)
     assert policy.actor.config.normalization == "running"
     assert torch.equal(policy.actor.encoder.normalizer.scale, base.encoder.normalizer.scale)
-    policy.observe({"state": 10 + observations()["state"]})
+    policy.update_stats({"state": 10 + observations()["state"]})
     assert torch.equal(policy.base.state_dict()["encoder.normalizer.scale"], base.encoder.normalizer.scale)
     assert not torch.equal(policy.actor.encoder.normalizer.scale, base.encoder.normalizer.scale)
 

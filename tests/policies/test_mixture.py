@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 
 import pytest
@@ -9,10 +10,14 @@ import torch
 from torch import Tensor
 from torch.distributions import Categorical, Independent, MixtureSameFamily, Normal
 
+from robopolicy.algorithms.ppo import PPO, PPOConfig
 from robopolicy.errors import UserError
 from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
 from robopolicy.policies.heads.mixture import MixtureConfig, MixturePolicy
+from robopolicy.rollout.on_policy import RolloutSampler
+from robopolicy.sim.chunk import ChunkedSim
+from robopolicy.sim.registry import SimOptions, make_sim
 
 SPEC = PolicySpec({"state": (3,)}, action_dim=2, horizon=2, execute=2)
 ONE = PolicySpec({"state": (1,)}, 1)
@@ -228,3 +233,16 @@ def test_experts_begin_apart_and_predicted_deviations_are_bounded() -> None:
 def test_bad_settings_are_refused_in_one_line(settings: dict, message: str) -> None:
     with pytest.raises(UserError, match=message):
         MixtureConfig(**settings)
+
+
+def test_ppo_trains_the_mixture_on_its_exact_density() -> None:
+    sim = make_sim("toy/point_mass", SimOptions(num_envs=8, reward="shaped"))
+    spec = PolicySpec({"state": (6,)}, 2, horizon=2, execute=2)
+    policy = MixturePolicy(MixtureConfig(hidden=(16,), experts=2), spec)
+    policy.fit_normalizer({"action": {"min": [-1.0, -1.0], "max": [1.0, 1.0]}})
+    algorithm = PPO(PPOConfig(decisions=8, epochs=1, batch_size=64, entropy_coef=0.01), policy, total_updates=2)
+    sampler = RolloutSampler(ChunkedSim(sim, execute=2, obs_horizon=1, gamma=0.99), decisions=8, seed=0)
+    before = copy.deepcopy(policy.state_dict())
+    metrics = algorithm.update(sampler.collect(algorithm.act))
+    assert metrics["actor/approx_kl"] == pytest.approx(0.0, abs=1e-8)  # one epoch, one minibatch
+    assert all(not torch.equal(before[key], policy.state_dict()[key]) for key in before if "router" in key)

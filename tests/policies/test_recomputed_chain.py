@@ -44,13 +44,13 @@ def test_seeds_give_back_the_chains_that_were_played(name: str) -> None:
     recorder = RecomputedChain(chain)
     played = recorder.sample(OBS, generator=torch.Generator().manual_seed(1))
     assert set(played.record) == {"seed"} and len(set(played.record["seed"].tolist())) == 12
-    recorder.freeze()
+    recorder.snapshot()
     with torch.no_grad():
         for parameter in chain.parameters():
             parameter.mul_(1.5)  # the policy moves on, the snapshot does not
     for rows in (torch.arange(12), torch.tensor([7, 2, 11])):
         obs = {"state": OBS["state"][rows]}
-        record, logp = recorder.recall(obs, {"seed": played.record["seed"][rows]})
+        record, logp = recorder.resample(obs, {"seed": played.record["seed"][rows]})
         torch.testing.assert_close(logp, played.logp[rows], atol=1e-3, rtol=1e-4)
         chunk = chain.head.action_normalizer.denormalize(chain.head.clip(record["chain"][:, -1]))
         torch.testing.assert_close(chunk, played.chunk[rows], atol=1e-5, rtol=0)
@@ -59,14 +59,14 @@ def test_seeds_give_back_the_chains_that_were_played(name: str) -> None:
 
 @pytest.mark.parametrize("name", CHAINS)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_ratio_of_recalled_chains_is_one(name: str, dtype: str) -> None:
+def test_the_ratio_of_resampled_chains_is_one(name: str, dtype: str) -> None:
     chain = CHAINS[name]()
     chain.chain_dtype = chain_dtype(dtype)
     recorder = RecomputedChain(chain)
     seeds = recorder.sample(OBS).record
     for _ in range(2):  # the snapshot is renewed
-        recorder.freeze()
-        record, logp = recorder.recall(OBS, seeds)
+        recorder.snapshot()
+        record, logp = recorder.resample(OBS, seeds)
         # summed over 112 dimensions, float32 itself is good for 1e-4 nats only
         scale = 1 if isinstance(chain, DiffusionChain | SDEChain) else 112
         assert float(((chain.decisions(OBS, record).logp.detach() - logp) / scale).exp().sub(1).abs().max()) < 1e-5
@@ -87,9 +87,9 @@ def test_bytes_per_decision_are_those_of_the_documentation() -> None:
     assert size(RecomputedChain(chain).sample(OBS).record) == 8
 
 
-def test_other_types_and_an_early_recall_are_refused() -> None:
+def test_other_types_and_an_early_resample_are_refused() -> None:
     with pytest.raises(UserError, match="Unknown chain_dtype 'float16'"):
         chain_dtype("float16")
     recorder = RecomputedChain(CHAINS["sde-flow"]())
-    with pytest.raises(RuntimeError, match="freeze"):
-        recorder.recall(OBS, recorder.sample(OBS).record)
+    with pytest.raises(RuntimeError, match="snapshot"):
+        recorder.resample(OBS, recorder.sample(OBS).record)

@@ -194,7 +194,7 @@ def test_acting_leaves_no_graph_and_works_in_inference_mode(kind: str) -> None:
 @pytest.mark.parametrize("make", [flow, gaussian])
 def test_checkpoints_round_trip(kind: str, make: Callable[[], Policy], tmp_path: Path) -> None:
     base, obs = make(), observations(6)
-    base.observe(obs)
+    base.update_stats(obs)
     critic = critic_of(base, bins=5, value_min=0.0, value_max=1.0)
     policy = wrappers(base, critic)[kind]
     save_checkpoint(tmp_path / "c", policy, task="toy/point_mass", obs_sample=obs)

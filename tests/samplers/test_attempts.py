@@ -6,7 +6,6 @@ import pytest
 import torch
 from playground import Playground
 
-from robopolicy.contrib.text_catalogue.interventions import failed
 from robopolicy.core.advantage import outcome
 from robopolicy.errors import UserError
 from robopolicy.text.rollouts.protocols import Task, able, degenerate
@@ -78,4 +77,3 @@ def test_worlds_are_asked_for_their_abilities(world):
 
 def test_groups_in_need():
     assert degenerate(torch.tensor([1.0, 1.0])) and not degenerate(torch.tensor([1.0, 0.0]))
-    assert failed(torch.tensor([0.5, 0.0])) and not failed(torch.tensor([0.6, 0.0]))

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from robopolicy.data.batches import Request
+from robopolicy.data.batches import ReplaySampleSpec
 from robopolicy.data.replay import Replay
 from robopolicy.policies.base import Sample
 from robopolicy.rollout.off_policy import ReplaySampler
@@ -52,8 +52,8 @@ def sampler(sim: PointMassSim | None = None, seed: int = 3) -> ReplaySampler:
     return ReplaySampler(chunked, Replay(ENVS * 400, ENVS, gamma=0.9), seed=seed)
 
 
-def request(**settings: Any) -> Request:
-    return Request(**{"batch_size": 1, "horizon": 1, "steps": 1, "gamma": 0.9} | settings)
+def request(**settings: Any) -> ReplaySampleSpec:
+    return ReplaySampleSpec(**{"batch_size": 1, "horizon": 1, "steps": 1, "gamma": 0.9} | settings)
 
 
 def test_the_memory_equals_the_diary() -> None:
@@ -97,7 +97,7 @@ def test_records_belong_to_the_chunks_they_were_noted_for() -> None:
         return sample
 
     playing.play(noted, 20)
-    wanted = request(batch_size=300, horizon=EXECUTE, steps=EXECUTE, decisions_only=True)
+    wanted = request(batch_size=300, horizon=EXECUTE, steps=EXECUTE, chunk_starts_only=True)
     batch = playing.replay.sample(wanted, torch.Generator().manual_seed(0))
     drawn = batch.record["drawn"]
     played = batch.mask.bool()

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from robopolicy.algorithms.frames.on_policy import rows_with_advantages
+from robopolicy.algorithms.common.rollout_batch import compute_advantages
 from robopolicy.policies.base import Sample
 from robopolicy.rollout.on_policy import RolloutSampler
 from robopolicy.sim.chunk import ChunkedSim
@@ -86,7 +86,7 @@ def test_advantages_through_termination_truncation_and_early_ends_equal_hand_com
     inner = gamma if unit == "step" else 1.0
     chunked = ChunkedSim(CountSim([2, 4, 9], [True, False, True]), execute=3, gamma=inner)
     rollout = RolloutSampler(chunked, decisions=2).collect(play)
-    rows = rows_with_advantages(rollout, value, gamma=gamma, lam=lam, discount_unit=unit)
+    rows = compute_advantages(rollout, value, gamma=gamma, gae_lambda=lam, discount_unit=unit)
     advantage = rows.advantage.view(2, 3)
 
     # Row 0: two episodes of 2 steps, both terminated: no bootstrap, no trace between them. V(start) = 0.
@@ -114,7 +114,7 @@ def test_an_episode_that_terminates_at_its_time_limit_bootstraps_from_nothing() 
     rollout = RolloutSampler(ChunkedSim(BothSim([2, 4], [True, False]), execute=2), decisions=2).collect(play)
     assert rollout.truncated.tolist() == [[True, False], [True, True]]
     assert rollout.final_obs["state"].flatten().tolist() == [4]  # of the one that is truncated alone
-    rows = rows_with_advantages(rollout, value, gamma=1.0, lam=0.0)
+    rows = compute_advantages(rollout, value, gamma=1.0, gae_lambda=0.0)
     assert rows.advantage.view(2, 2).tolist() == [[1 + 2, 1 + 2 + 20], [1 + 2, 3 + 4 + 40 - 20]]
 
 

@@ -21,7 +21,7 @@ BACKENDS: dict[str, Callable[[int], VectorSim]] = {
 ACTIONS = torch.tensor([[1.0], [0.5], [0.6], [0.0], [0.0]])
 
 
-@pytest.fixture(params=BACKENDS)
+@pytest.fixture(params=["rollout", "exact", pytest.param("warp", marks=pytest.mark.compiles), "gymnasium"])
 def make(request: pytest.FixtureRequest) -> Callable[[int], VectorSim]:
     if request.param == "warp":
         pytest.importorskip("mujoco_warp")

@@ -42,7 +42,7 @@ def test_ppo_updates_from_the_command_line(tmp_path: Path) -> None:
         "chunk.horizon=1",
         "chunk.execute=1",
     ]
-    settings += ["sim.num_envs=8", "algorithm.decisions=8", "algorithm.batch_size=32", "budget.updates=2"]
+    settings += ["sim.num_envs=8", "algorithm.num_steps=8", "algorithm.batch_size=32", "budget.updates=2"]
     settings += ["evaluation.episodes=0", "logging.every=1", f"out={tmp_path}", "name=run"]
     assert main(["train", *settings]) == 0
     rows = list(read_jsonl(tmp_path / "run" / "metrics.jsonl"))

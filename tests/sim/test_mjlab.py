@@ -12,6 +12,7 @@ from robopolicy.sim.checker import check_simulator
 from robopolicy.sim.registry import SimOptions, make_sim
 
 pytest.importorskip("mjlab", reason="needs robopolicy[mjlab]")
+pytestmark = pytest.mark.compiles
 
 ENVS = 8
 STEPS = 20  # of the short episodes
@@ -109,7 +110,7 @@ def test_ppo_updates_from_the_command_line(tmp_path: Path, capfd: pytest.Capture
     from robopolicy.cli.main import main
     from robopolicy.training.loggers import read_jsonl
 
-    settings = ["experiment=mjlab_cartpole_ppo", "sim.num_envs=8", "algorithm.decisions=8", "algorithm.batch_size=32"]
+    settings = ["experiment=mjlab_cartpole_ppo", "sim.num_envs=8", "algorithm.num_steps=8", "algorithm.batch_size=32"]
     settings += ["budget.updates=2", "evaluation.episodes=0", "logging.every=1", f"out={tmp_path}", "name=run"]
     assert main(["train", *settings]) == 0
     assert json.loads((tmp_path / "run" / "report.json").read_text())

@@ -23,7 +23,10 @@ from robopolicy.sim.contract import VectorSim
 from robopolicy.sim.registry import SimOptions, get_task, make_sim
 
 pytest.importorskip("mujoco_warp")
-pytestmark = pytest.mark.filterwarnings("ignore:MULTICCD")  # the arm's cylinders touch boxes in one point at a time
+pytestmark = [
+    pytest.mark.compiles,
+    pytest.mark.filterwarnings("ignore:MULTICCD"),  # the arm's cylinders touch boxes in one point at a time
+]
 
 NUM_ENVS = 16
 PLAIN = ("half_cheetah", "hopper", "inverted_pendulum", "swimmer", "walker2d")

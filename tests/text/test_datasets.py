@@ -2,6 +2,7 @@
 
 import json
 import re
+from functools import partial
 
 import pyarrow
 import pyarrow.parquet
@@ -9,18 +10,17 @@ import pytest
 import torch
 
 from robopolicy.cli.main import main
-from robopolicy.contrib.text_diffusion.policy import DiffusionTextConfig, DiffusionTextPolicy
 from robopolicy.errors import UserError
 from robopolicy.sim.registry import SimOptions, make_sim
 from robopolicy.spec import PolicySpec
 from robopolicy.text.datasets import read_demonstrations, read_offline, read_pairs, read_rows
 from robopolicy.text.policy import TextConfig, TextPolicy
 from robopolicy.text.recipe_trainer import TextRecipe, TextRecipeConfig
-from robopolicy.text.sft import TextSFT, TextSFTConfig
+from robopolicy.text.sft import TextSFTConfig
 from robopolicy.text.sim import TextSim
 from robopolicy.text.task import unpack
 from robopolicy.training.checkpoint import load_policy
-from robopolicy.training.text_file_source import recipe_source
+from robopolicy.training.text_file_source import DemonstrationSource, recipe_source
 from robopolicy_tasks.text.arithmetic import Arithmetic
 
 SMALL = ["policy.width=16", "policy.layers=1", "policy.heads=2", "evaluation.episodes=0", "logging.every=1"]
@@ -116,11 +116,10 @@ def test_a_file_of_prompts_is_a_task(tmp_path):
         make_sim(f"prompts/{written(tmp_path / 'z.jsonl', [{**rows[0], 'verify': ['exact']}])}", SimOptions())
 
 
-@pytest.mark.parametrize("recipe", ["dpo", "kto", "seppo", "a_lol", "sft"])
+@pytest.mark.parametrize("recipe", ["dpo", "kto", "sft"])
 def test_recipes_learn_from_files(recipe, tmp_path):
     rows = {
         "dpo": PAIRS,
-        "seppo": PAIRS,
         "kto": [
             {"prompt": f"{i}?", "completion": text, "reward": good}
             for i in range(6)
@@ -128,7 +127,6 @@ def test_recipes_learn_from_files(recipe, tmp_path):
         ],
         "sft": [{"prompt": f"{i}?", "completion": "yes"} for i in range(6)],
     }
-    rows["a_lol"] = rows["kto"]
     file = written(tmp_path / "x.jsonl", rows[recipe])
     words = ["experiment=text_grpo", *SMALL, "algorithm.imitation=0", f"algorithm.recipe={recipe}"]
     words += [
@@ -143,60 +141,28 @@ def test_recipes_learn_from_files(recipe, tmp_path):
     prompt = policy.tokenizer.prompt(["3?"])
     with torch.no_grad():
         loss, _ = policy.sft_loss([prompt, prompt], [[*b"yes", 258], [*b"no", 258]])
-    if recipe == "seppo":  # both are imitated until the rejected one runs ahead; 5.6 nats at the start
-        assert loss.max() < 4.5
-    else:
-        assert loss[0] < loss[1] - 0.3
+    assert loss[0] < loss[1] - 0.3
     assert main(["train", *words[:-4], "algorithm.data=", "budget.updates=1", f"out={tmp_path}", "name=no"]) == 2
 
 
 @pytest.mark.parametrize(
-    ("recipe", "family", "rows", "message"),
+    ("recipe", "rows", "message"),
     [
         (
             "dpo",
-            "text",
             [*PAIRS, {"prompt": "p" * 40, "chosen": "c" * 30, "rejected": "r"}],
             "row 7 has 72 tokens, more",
         ),
-        ("epo", "text", [{"messages": ["a", "b", "c" * 70, "d"], "rewards": [0, 1]}], "row 1 has 76 tokens, more"),
-        ("text_sft", "text", [{"prompt": "p" * 62, "completion": "c"}], "row 1 has 65 tokens, more"),
-        (
-            "text_sft",
-            "text_diffusion",
-            [{"prompt": "p", "completion": "c" * 7}],
-            "row 1 has a message of 7 tokens, but a",
-        ),
+        ("text_sft", [{"prompt": "p" * 62, "completion": "c"}], "row 1 has 65 tokens, more"),
     ],
 )
-def test_what_is_longer_than_the_model_can_read_is_refused_with_its_row(recipe, family, rows, message, tmp_path):
+def test_what_is_longer_than_the_model_can_read_is_refused_with_its_row(recipe, rows, message, tmp_path):
     file = written(tmp_path / "x.jsonl", rows)
-    kind, config = (TextPolicy, TextConfig) if family == "text" else (DiffusionTextPolicy, DiffusionTextConfig)
-    policy = kind(config(width=16, layers=1, heads=2, context=64), PolicySpec({"text": (16,)}, 6))
+    policy = TextPolicy(TextConfig(width=16, layers=1, heads=2, context=64), PolicySpec({"text": (16,)}, 6))
     if recipe == "text_sft":
-        algorithm = TextSFT(TextSFTConfig(data=file), policy, total_updates=2)
+        make = partial(DemonstrationSource, config=TextSFTConfig(data=file), policy=policy)
     else:
         algorithm = TextRecipe(TextRecipeConfig(recipe=recipe, data=file), policy, total_updates=2)
+        make = partial(recipe_source, algorithm=algorithm)
     with pytest.raises(UserError, match=re.escape(f"{file} {message}")):
-        recipe_source(TextSim(Arithmetic(), SimOptions(num_envs=1)), algorithm, 0)
-
-
-def test_logged_turns_keep_their_rewards(tmp_path):
-    """Returns of the strategist (S133) are discounted from turn to turn, and a turn is a unit."""
-    rows = [
-        {"messages": ["go", "a", "on", "bb", "", "c"], "rewards": [1, 0.25, 0.5]},
-        {"prompt": "go", "completion": "dd", "reward": 2},
-    ]
-    file = written(tmp_path / "x.jsonl", rows)
-    torch.manual_seed(0)
-    policy = TextPolicy(TextConfig(width=16, layers=1, heads=2, context=64), PolicySpec({"text": (16,)}, 6))
-    algorithm = TextRecipe(TextRecipeConfig(recipe="epo", data=file, prompts=1), policy, total_updates=2)
-    batch = recipe_source(TextSim(Arithmetic(), SimOptions(num_envs=1)), algorithm, 0).next(algorithm)
-    own, unit = batch.valid(), batch.unit
-    assert [int((own[0] & (unit[0] == turn)).sum()) for turn in range(3)] == [2, 3, 2]
-    assert batch.reward[0][own[0]].tolist() == [0, 1, 0, 0, 0.25, 0, 0.5]
-    assert batch.reward[1][own[1]].tolist() == [0, 0, 2]
-    found = algorithm.recipe.advantage(batch)[0]
-    last = 0.25 + 0.99 * 0.5
-    for turn, togo in enumerate((1 + 0.99 * last, last, 0.5)):
-        torch.testing.assert_close(found[own[0] & (unit[0] == turn)], torch.full((2 + turn % 2,), togo))
+        make(TextSim(Arithmetic(), SimOptions(num_envs=1)), seed=0)

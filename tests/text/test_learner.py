@@ -7,7 +7,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from robopolicy.algorithms.frames.base import frozen_copy
 from robopolicy.cli.main import main
 from robopolicy.core.ratios import importance_weight
 from robopolicy.core.surrogates import SURROGATES
@@ -15,13 +14,12 @@ from robopolicy.sim.registry import SimOptions
 from robopolicy.spec import PolicySpec
 from robopolicy.text.policy import TextConfig, TextPolicy
 from robopolicy.text.recipe_trainer import TextRecipe, TextRecipeConfig
-from robopolicy.text.rollouts.protocols import POLICY, REPLAYED, TEACHER, Task
+from robopolicy.text.rollouts.protocols import Task
 from robopolicy.text.sim import TextSim
 from robopolicy.text.task import Question, TextTask
-from robopolicy.text.text_env import TextWorld, score
+from robopolicy.text.text_env import TextWorld
 from robopolicy.training.text_file_source import conversations
 from robopolicy.training.text_rollout_source import AttemptSource, OverlappedSource
-from robopolicy_tasks.text.arithmetic import Arithmetic
 from robopolicy_tasks.text.grid import Grid
 
 SMALL = ["policy.width=16", "policy.layers=1", "policy.heads=2", "evaluation.episodes=10", "logging.every=1"]
@@ -113,22 +111,6 @@ def test_half_precision_scores_again_and_keeps_the_recorded_as_behaviour():
     assert 0 < float((weight - 1).abs().max()) < 0.1
 
 
-def test_half_precision_keeps_what_was_recorded_of_rows_that_this_policy_did_not_draw():
-    algorithm = learner(Grid(), group_size=2, recipe="pipo", lr=1e-2, dtype="bfloat16")
-    feed = source(Grid(), algorithm)
-    first = feed.next(algorithm)
-    algorithm.update(first)
-    batch = feed.next(algorithm)
-    batch.source[0] = TEACHER
-    prepared, again = algorithm._prepared(batch), batch.source == REPLAYED
-    assert torch.equal(prepared.logp_old[0], batch.logp_old[0])
-    width = first.shape[1]
-    torch.testing.assert_close(prepared.logp_old[again][:, :width], first.logp_old)
-    now = score(algorithm.policy, prepared).logp.detach()
-    far = ((now - prepared.logp_old).abs() * batch.valid()).sum(1) > 0
-    assert far[again].any() and not far[batch.source == POLICY].any()
-
-
 def test_a_penalty_on_moved_decisions_acts_within_an_update():
     """KL-Cov is 0 with gradient 0 at the first step of a batch; it needs further ones."""
 
@@ -170,18 +152,6 @@ def test_attempts_beside_learning_are_at_most_as_old_as_allowed():
     again.close()
 
 
-def test_what_text_does_not_measure_or_record_is_refused_by_name():
-    from robopolicy.errors import UserError
-
-    for recipe, message in (("otc", "needs the metric 'calls'"), ("hiper", "extra\\['switch'\\]")):
-        algorithm = learner(Grid(), group_size=2, recipe=recipe)
-        feed = source(Grid(), algorithm)
-        with pytest.raises(UserError, match=f"Recipe '{recipe}' asks for more than text .*{message}"):
-            algorithm.update(feed.next(algorithm))
-    with pytest.raises(UserError, match="'supo': it sums up after 4 turns, and text/arithmetic has only 1;"):
-        source(Arithmetic(), learner(Arithmetic(), group_size=2, recipe="supo"))
-
-
 def test_a_batch_without_a_row_to_learn_from_changes_nothing():
     algorithm = learner(Grid(), group_size=2, recipe="rft")  # successes alone, of which there are none
     before = {key: value.clone() for key, value in algorithm.policy.state_dict().items()}
@@ -189,27 +159,6 @@ def test_a_batch_without_a_row_to_learn_from_changes_nothing():
     metrics = algorithm.update(batch.with_fields(reward=torch.zeros_like(batch.logp_old)))
     assert metrics["actor/selected"] == 0.0 and algorithm.updates == 1
     assert all(torch.equal(value, before[key]) for key, value in algorithm.policy.state_dict().items())
-
-
-def test_a_recipe_that_asks_for_a_reference_gets_the_policy_it_started_from():
-    algorithm = learner(Grid(), group_size=4, recipe="f_dpg")
-    before = algorithm.policy.state_dict()["model.model.norm.weight"].clone()
-    algorithm.update(source(Grid(), algorithm).next(algorithm))
-    assert torch.equal(algorithm.reference_policy.state_dict()["model.model.norm.weight"], before)
-    again = learner(Grid(), group_size=4, recipe="f_dpg")
-    again.load_state_dict(algorithm.state_dict())
-    assert torch.equal(again.reference_policy.state_dict()["model.model.norm.weight"], before)
-
-
-def test_an_update_that_learns_that_it_needs_a_reference_is_the_one_that_had_it_from_the_start():
-    late, early = (learner(Grid(), group_size=4, recipe="lspo", minibatches=2) for _ in range(2))
-    batch = source(Grid(), late).next(late)
-    early.reference_policy = frozen_copy(early.policy)
-    assert late.reference_policy is None
-    assert late.update(batch) == early.update(batch)
-    assert torch.equal(late.generator.get_state(), early.generator.get_state())
-    other = early.policy.state_dict()
-    assert all(torch.equal(value, other[key]) for key, value in late.policy.state_dict().items())
 
 
 def test_an_objective_that_compares_with_nothing_keeps_no_reference():

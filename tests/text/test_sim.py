@@ -43,7 +43,7 @@ def test_text_tasks_keep_the_contract(name):
     assert check_simulator(make(3), make) == []
 
 
-@pytest.mark.parametrize("name", [*NAMES, "text/program"])
+@pytest.mark.parametrize("name", NAMES)
 def test_demonstrations_succeed(name):
     entry = get_task(name)
     sim = make_sim(name, SimOptions(num_envs=4))

@@ -14,12 +14,12 @@ from robopolicy.cli.main import main
 from robopolicy.training.loop import Trainer, resume_run
 
 COMMON = ["evaluation.episodes=4", "sim.num_envs=8", "algorithm.epochs=1", "logging.every=1", "checkpoint_every=2"]
-DPPO = ["algorithm=dppo", "algorithm.decisions=6", "algorithm.trained_steps=2"]
+DPPO = ["algorithm=dppo", "algorithm.num_steps=6", "algorithm.trained_steps=2"]
 RUNS = {
     "dppo": DPPO,
     "flow_grpo": ["algorithm=flow_grpo", "algorithm.group_size=4"],
     "recipe": ["algorithm=recipe", "algorithm.recipe=grpo", "algorithm.group_size=4"],
-    "flow_sde": ["algorithm=flow_sde", "algorithm.decisions=6", "algorithm.recompute_chains=true"],
+    "flow_sde": ["algorithm=flow_sde", "algorithm.num_steps=6", "algorithm.recompute_chains=true"],
 }
 
 
@@ -29,25 +29,13 @@ def train(capsys: pytest.CaptureFixture[str], *settings: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def bases(demonstrations: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """A cloned policy of each kind."""
+def bases(clone: Path, demonstrations: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """A cloned policy of the kind that each takes."""
     out = tmp_path_factory.mktemp("runs")
-    for policy in ("flow", "diffusion"):
-        settings = ["task=point_mass", f"policy={policy}", "policy.steps=4", "policy.hidden=[32]", "budget.updates=3"]
-        assert (
-            main(
-                [
-                    "train",
-                    *settings,
-                    "evaluation.episodes=0",
-                    f"dataset={demonstrations}",
-                    f"out={out}",
-                    f"name={policy}",
-                ]
-            )
-            == 0
-        )
-    return {name: f"init_from={out}/{'diffusion' if name == 'dppo' else 'flow'}/checkpoints/last" for name in RUNS}
+    settings = ["task=point_mass", "policy=diffusion", "policy.steps=4", "policy.hidden=[32]", "budget.updates=3"]
+    settings += ["evaluation.episodes=0", f"dataset={demonstrations}", f"out={out}", "name=diffusion"]
+    assert main(["train", *settings]) == 0
+    return {name: f"init_from={out / 'diffusion' if name == 'dppo' else clone}/checkpoints/last" for name in RUNS}
 
 
 @pytest.mark.parametrize("name", ["dppo", "flow_grpo", "recipe", pytest.param("flow_sde", marks=pytest.mark.slow)])

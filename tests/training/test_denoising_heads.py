@@ -49,8 +49,8 @@ def batch(seed: int) -> ChunkBatch:
 def test_after_the_first_update_the_average_is_the_online_policy(head: str) -> None:
     algorithm = BC(BCConfig(), make(head), total_updates=3)
     algorithm.update(batch(0))
-    average, online = algorithm.deployable().state_dict(), algorithm.policy.state_dict()
-    assert algorithm.deployable() is not algorithm.policy
+    average, online = algorithm.inference_policy().state_dict(), algorithm.policy.state_dict()
+    assert algorithm.inference_policy() is not algorithm.policy
     assert all(torch.equal(average[key], online[key]) for key in online)
     algorithm.update(batch(1))
     online = algorithm.policy.state_dict()
@@ -71,7 +71,7 @@ def test_a_resumed_run_ends_with_the_same_weights(head: str) -> None:
     for i in (2, 3):
         torch.manual_seed(i)
         resumed.update(batch(i))
-    weights, expected = resumed.deployable().state_dict(), whole.deployable().state_dict()
+    weights, expected = resumed.inference_policy().state_dict(), whole.inference_policy().state_dict()
     assert all(torch.equal(weights[key], expected[key]) for key in expected)
 
 

@@ -7,20 +7,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from emulated_gpu import GPU, GpuTensor, emulated_gpu
+from emulated_gpu import GPU, emulated_gpu
+from run_rules import check_learns_on_a_gpu
 from torch import nn
 
-from docs.compatibility import ALLOWED, opened, workplace
-from robopolicy.algorithms.frames.on_policy import Beside
-from robopolicy.training.resume import load_tree, save_tree
-
-PACKAGES = {"dcg_map_elites": "ribs", "ts_ddr": "clarabel"}  # of optional extras
-UNSEEN = {"meanflow"}  # learns by forward-mode derivatives, which the stand-in lacks
+from docs.compatibility import allowed, workplace
+from robopolicy.algorithms.registry import ALGORITHMS
 
 
 @pytest.fixture(scope="module")
 def place() -> Iterator[Path]:
-    with workplace() as folder:
+    with workplace(ALGORITHMS.product()) as folder:
         yield folder
 
 
@@ -56,22 +53,8 @@ def test_the_stand_in_learns_as_the_cpu_does() -> None:
     assert found == pytest.approx(trained(torch.device("cpu")), abs=1e-6)
 
 
-@pytest.mark.parametrize("name", sorted(name for name, heads in ALLOWED.items() if heads))
+@pytest.mark.parametrize("name", [name for name in ALGORITHMS.product() if allowed(name)])
 def test_an_algorithm_learns_on_a_gpu_goes_on_from_its_resume_point_and_acts(
     name: str, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if name in PACKAGES:
-        pytest.importorskip(PACKAGES[name])
-    monkeypatch.setattr(Beside, "SMALLEST", float("inf"))  # a mode of torch holds for one thread
-    head = min(ALLOWED[name] - UNSEEN)
-    with emulated_gpu(), opened(place, name, head, device="cuda") as parts:
-        algorithm, source = parts.algorithm, parts.source
-        algorithm.update(source.next(algorithm))
-        save_tree(tmp_path, {"algorithm": algorithm.state_dict(), "source": source.state_dict()})
-        state = load_tree(tmp_path)  # on the CPU
-        algorithm.load_state_dict(state["algorithm"])
-        source.load_state_dict(state["source"])
-        algorithm.update(source.next(algorithm))
-        policy = algorithm.deployable()
-        assert isinstance(policy.act(source.observations()), GpuTensor)
-        assert policy.device == GPU
+    check_learns_on_a_gpu(name, place, tmp_path, monkeypatch)

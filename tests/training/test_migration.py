@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,39 @@ def test_a_run_from_before_wrappers_had_a_list_is_read(tmp_path: Path, old: dict
     assert read_config(tmp_path / "config.yaml").task.wrappers == new
 
 
+@pytest.mark.parametrize(
+    ("algorithm", "old", "new"),
+    [
+        ("ppo", {"decisions": 7, "lam": 0.5}, {"num_steps": 7, "gae_lambda": 0.5}),
+        ("sac", {"decisions": 3}, {"num_steps": 3}),
+        ("fpo", {"pairs": 3}, {"num_mc_samples": 3}),
+        (
+            "gorl",
+            {"identity_start": False, "clip_later": 0.4},
+            {"skip_first_decoder": False, "decoder_stage.clip": 0.4},
+        ),
+        ("props", {"kept": 3}, {"num_kept_batches": 3}),
+        ("polychromic", {"forks": 1, "members": 3}, {"branch_points": 1, "set_size": 3}),
+        ("subpo", {"place.entries": [0]}, {"place.indices": [0]}),
+    ],
+)
+def test_settings_of_algorithms_are_read_under_their_present_names(
+    tmp_path: Path, algorithm: str, old: dict[str, Any], new: dict[str, Any]
+) -> None:
+    content: Any = to_plain(compose_config([*RUN[:2], f"algorithm={algorithm}", RUN[3]]))
+    for keys, present in ((new, False), (old, True)):
+        for key, value in keys.items():
+            *path, last = key.split(".")
+            section = reduce(lambda tree, name: tree[name], path, content["algorithm"])
+            section.pop(last, None)
+            if present:
+                section[last] = value
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(content))
+    read: Any = read_config(tmp_path / "config.yaml").algorithm
+    found = {key: reduce(lambda tree, name: tree[name], key.split("."), read) for key in new}
+    assert found == new
+
+
 def test_present_configurations_stay_as_they_are() -> None:
     content = to_plain(compose_config([*RUN, "task.wrappers=[stock]"]))
     assert migrate_config(content) == content
@@ -57,3 +91,22 @@ def test_settings_of_a_policy_move_in_its_checkpoints_as_well(tmp_path: Path, mo
     manifest |= {"task": "toy/point_mass", "training": {}, "versions": {}, "commit": None, "files": {}}
     (tmp_path / "manifest.json").write_text(json.dumps(manifest))
     assert read_manifest(tmp_path).config == {"net": {"hidden": [8]}}
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "old", "new"),
+    [
+        ("rlpd", {"actor_delay": 3, "target_members": 1}, {"policy_delay": 3, "num_min_qs": 1}),
+        ("pa_rl", {"critic_rule": "iql"}, {"critic_objective": "iql"}),
+        ("dsrl_na", {"space": {"bound": 2.0}}, {"noise_space": {"bound": 2.0}}),
+        ("expo", {"edits": 2}, {"edits": 2}),
+        ("stock_ac", {"edits": 2}, {"augmentations": 2}),
+        ("ailboost", {"share": 0.1}, {"mixture_rate": 0.1}),
+        ("tscac", {"signals": ["energy"]}, {"aux_rewards": ["control_cost"]}),
+    ],
+)
+def test_settings_of_replay_algorithms_have_their_present_names(
+    algorithm: str, old: dict[str, Any], new: dict[str, Any]
+) -> None:
+    content = {"algorithm": {"name": algorithm, **old}}
+    assert migrate_config(content) == {"algorithm": {"name": algorithm, **new}}

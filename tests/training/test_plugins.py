@@ -56,7 +56,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def settings(*more: str) -> list[str]:
-    small = ("sim.num_envs=2", "algorithm.decisions=8", "algorithm.batch_size=8", "evaluation.episodes=1")
+    small = ("sim.num_envs=2", "algorithm.num_steps=8", "algorithm.batch_size=8", "evaluation.episodes=1")
     return ["task=locomotion/hopper", "policy=gaussian", "algorithm=timid", "budget.updates=1", *small, *more]
 
 
@@ -108,4 +108,4 @@ def test_a_run_imports_no_algorithm_but_its_own() -> None:
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
     packages = {"robopolicy.algorithms", "robopolicy.algorithms.frames"}
     imported = {name for name in found if name.startswith("robopolicy.algorithms")} - packages
-    assert imported == {"robopolicy.algorithms.registry", "robopolicy.algorithms.frames.base"}
+    assert imported == {"robopolicy.algorithms.registry", "robopolicy.algorithms.common.algorithm"}

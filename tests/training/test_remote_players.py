@@ -16,7 +16,8 @@ from robopolicy.sim.registry import SimOptions
 from robopolicy.spec import PolicySpec
 from robopolicy.text.policy import TextConfig, TextPolicy
 from robopolicy.text.recipe_trainer import TextRecipe, TextRecipeConfig
-from robopolicy.text.rollouts.protocols import Task
+from robopolicy.text.rollouts.protocols import Task, able
+from robopolicy.text.rollouts.strategies import TOPOLOGIES, Flat
 from robopolicy.text.sim import TextSim
 from robopolicy.text.text_env import TextWorld, score
 from robopolicy.training.text_rollout_source import OverlappedSource
@@ -176,10 +177,18 @@ def test_two_players_share_the_groups_and_stay_within_the_bound(monkeypatch):
     assert algorithm.updates == 4
 
 
+class Continued(Flat):
+    """Goes on from the middle of attempts."""
+
+    def rollout(self, world, tasks):
+        return [able(world, "branch")(attempt, 1) for attempt in super().rollout(world, tasks)]
+
+
 def test_what_players_cannot_do_is_said(monkeypatch):
     monkeypatch.setitem(LINES, "process", Here)
-    algorithm, feed = source(players=1, recipe="ghpo")
-    with pytest.raises(UserError, match="ability 'hint', which RemoteWorld lacks"):
+    monkeypatch.setitem(TOPOLOGIES._rows, "flat", Continued)
+    algorithm, feed = source(players=1)
+    with pytest.raises(UserError, match="ability 'branch', which RemoteWorld lacks"):
         for _ in range(4):
             feed.next(algorithm)
     feed.close()

@@ -3,75 +3,27 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from safetensors.torch import load_file
-from test_resume import kill_and_resume
+from replay_runs import COMMON, assert_interruption_changes_nothing, assert_refused, spy, trainer
+from resumed_runs import assert_identical, kill_and_resume
 
-from robopolicy.algorithms.sac import SAC
 from robopolicy.cli.main import main
-from robopolicy.data.batches import Transitions
-from robopolicy.data.episodes import Episodes
-from robopolicy.errors import UserError
 from robopolicy.sim.contract import VectorSim
-from robopolicy.training import build, loop
-from robopolicy.training.compose import compose_config
-from robopolicy.training.loggers import JsonlLogger, read_jsonl
-from robopolicy.training.loop import Trainer, resume_run, start_run
+from robopolicy.training import loop
+from robopolicy.training.loggers import read_jsonl
+from robopolicy.training.loop import resume_run
 from robopolicy_tasks.toy.point_mass import PointMassSim
 
-SMALL = ["policy=squashed_gaussian", "policy.hidden=[16]", "algorithm.critic.hidden=[16]", "algorithm.batch_size=16"]
-QUICK = ["evaluation.episodes=0", "logging.every=1", "sim.num_envs=4", "replay.warmup_steps=100"]
-COMMON = ["task=point_mass", "task.reward=shaped", *SMALL, *QUICK]
 SAC_RUN = [*COMMON, "algorithm=sac"]
-FROM_SCRATCH = {
-    "symphony": ["policy=swaddled", "algorithm.utd=1"],
-    "optimistic_ac": ["algorithm.dwell=1", "algorithm.candidates=2"],
-    "srl": ["policy=sequence"],
-    "stock_ac": ["task.wrappers=[{name: stock, discount: 0.95}]", "algorithm.gamma=0.95"],
-    "camel_td3": ["algorithm.mask.prior=point_mass_pd"],
-    "tscac": ["algorithm.signals=[energy,stillness]", "algorithm.first_stage=0.5"],
-}
+
+
 RAW_FLOW = ["policy=flow", "policy.normalization=identity", "policy.action_normalization=identity"]
-AILBOOST_RUN = [*COMMON, "algorithm=ailboost", "algorithm.learner_decisions=2", "algorithm.discriminator_delay=2"]
-RLPD_RUN = [*COMMON, "algorithm=rlpd", "algorithm.utd=2", "algorithm.actor_delay=2"]
 
 
-def trainer(out: Path, *settings: str) -> Trainer:
-    return start_run(compose_config([*settings, f"out={out}", "name=run"]))
-
-
-def spy(monkeypatch: pytest.MonkeyPatch) -> list[Transitions]:
-    """The batches that SAC and its relatives are updated with."""
-    batches: list[Transitions] = []
-    update = SAC.update
-
-    def noting(self: SAC, batch: Transitions) -> Any:
-        batches.append(batch)
-        return update(self, batch)
-
-    monkeypatch.setattr(SAC, "update", noting)
-    return batches
-
-
-def tensors(run: Path) -> dict[str, torch.Tensor]:
-    """Weights, optimisers, memory, simulator and random states at the end of a run."""
-    last = run / "checkpoints" / "last"
-    state = load_file(last / "training_state" / "tensors.safetensors")
-    return load_file(last / "model.safetensors") | {f"state.{key}": value for key, value in state.items()}
-
-
-def assert_identical(one: Path, two: Path) -> None:
-    first, second = tensors(one), tensors(two)
-    assert first.keys() == second.keys()
-    different = [key for key in first if not torch.equal(first[key].nan_to_num(), second[key].nan_to_num())]
-    assert different == []
+RLPD_RUN = [*COMMON, "algorithm=rlpd", "algorithm.utd=2", "algorithm.policy_delay=2"]
 
 
 # Schedules and budgets.
@@ -91,7 +43,7 @@ def test_sac_runs_from_the_command_line(tmp_path: Path) -> None:
 
 def test_play_begins_with_a_warm_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     batches = spy(monkeypatch)
-    run = trainer(tmp_path, *SAC_RUN, "budget.updates=3", "algorithm.utd=2", "algorithm.decisions=3")
+    run = trainer(tmp_path, *SAC_RUN, "budget.updates=3", "algorithm.utd=2", "algorithm.num_steps=3")
     run.train()
     assert [len(batch) for batch in batches] == [16 * 2 * 4 * 3] * 3  # batch_size * utd * environments * decisions
     assert all(batch.online.all() for batch in batches)
@@ -135,26 +87,6 @@ def test_rlpd_mixes_demonstrations_into_every_minibatch(
             assert part.online.tolist() == [False] * 8 + [True] * 8
 
 
-def test_adversarial_imitation_reads_demonstrations_without_rewards(
-    tmp_path: Path, demonstrations: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    read = build.read_lerobot
-
-    def without_rewards(path: str) -> Episodes:
-        episodes = read(path)
-        return replace(episodes, arrays={key: value for key, value in episodes.arrays.items() if key != "reward"})
-
-    monkeypatch.setattr(build, "read_lerobot", without_rewards)
-    batches = spy(monkeypatch)
-    data = f"dataset={demonstrations}"
-    assert main(["train", *AILBOOST_RUN, data, "budget.updates=3", f"out={tmp_path}"]) == 0
-    assert all(not bool(batch.reward[~batch.online].any()) and 0 < batch.online.float().mean() < 1 for batch in batches)
-    rows = read_jsonl(tmp_path / "point_mass_gaussian_ailboost_seed0" / "metrics.jsonl")
-    assert {"critic/divergence", "critic/learner"} <= {key for row in rows for key in row}
-    with pytest.raises(UserError, match="has no 'reward'"):
-        trainer(tmp_path, *RLPD_RUN, data, "budget.updates=3")
-
-
 def test_the_task_may_come_from_the_dataset(tmp_path: Path, demonstrations: Path) -> None:
     settings = [setting for setting in SAC_RUN if setting != "task=point_mass"]
     chunk = ["chunk.horizon=4", "chunk.execute=2"]
@@ -176,7 +108,7 @@ def test_prioritised_replay_learns_from_its_own_errors(tmp_path: Path, demonstra
 # Resume and guards.
 
 
-@pytest.mark.parametrize("kind", ["sac", "rlpd", "ailboost", "prioritized", "offline"])
+@pytest.mark.parametrize("kind", ["sac", "rlpd", "prioritized", "offline"])
 def test_an_interrupted_run_ends_with_the_same_bits(
     kind: str, tmp_path: Path, demonstrations: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -184,45 +116,16 @@ def test_an_interrupted_run_ends_with_the_same_bits(
     settings = {
         "sac": [*SAC_RUN, "chunk.obs_horizon=2"],
         "rlpd": [*RLPD_RUN, data, "replay.offline_updates=2"],
-        "ailboost": [*AILBOOST_RUN, data],
         "prioritized": [*RLPD_RUN, data, "replay.prioritized=0.6"],
         "offline": [*SAC_RUN, data, "replay.offline_updates=8", "replay.prioritized=0.6"],
     }[kind]
     assert_interruption_changes_nothing(settings, tmp_path, monkeypatch)
 
 
-def assert_interruption_changes_nothing(settings: list[str], out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Eight updates, whole and interrupted at the fifth, end with the same bits."""
-    settings = [*settings, "budget.updates=8", "checkpoint_every=3", f"out={out}", "replay.capacity=300"]
-    assert main(["train", *settings, "name=whole"]) == 0
-    log = JsonlLogger.log
-
-    def interrupt(self: JsonlLogger, update: int, row: Any) -> None:
-        if update == 5:
-            os.kill(os.getpid(), signal.SIGINT)
-        log(self, update, row)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(JsonlLogger, "log", interrupt)
-        assert main(["train", *settings, "name=stopped"]) == 130
-    torch.manual_seed(123)  # a new process starts anywhere
-    assert main(["train", "--resume", str(out / "stopped")]) == 0
-    assert_identical(out / "whole", out / "stopped")
-
-
 @pytest.mark.slow
 def test_a_killed_run_resumes_bit_identically(tmp_path: Path, demonstrations: Path) -> None:
     settings = [*RLPD_RUN, f"dataset={demonstrations}", "budget.updates=150", "checkpoint_every=10"]
     assert main(["train", *settings, f"out={tmp_path}", "name=whole"]) == 0
-    assert_identical(tmp_path / "whole", kill_and_resume(settings, tmp_path))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", FROM_SCRATCH)
-def test_what_learns_from_scratch_resumes_with_the_same_bits(name: str, tmp_path: Path) -> None:
-    settings = [*COMMON, f"algorithm={name}", *FROM_SCRATCH[name]]
-    settings = [*settings, "budget.updates=8", "checkpoint_every=3", f"out={tmp_path}", "replay.capacity=300"]
-    assert main(["train", *settings, "name=whole"]) == 0
     assert_identical(tmp_path / "whole", kill_and_resume(settings, tmp_path))
 
 
@@ -270,7 +173,6 @@ def test_only_a_collapse_at_the_end_restores_the_best_state(tmp_path: Path, monk
     "settings, message",
     [
         ([*RLPD_RUN, "budget.updates=1"], "learns from demonstrations as well; pass dataset=FOLDER"),
-        ([*AILBOOST_RUN, "budget.updates=1"], "learns from demonstrations as well; pass dataset=FOLDER"),
         ([*SAC_RUN, "budget.updates=1", "replay.offline_updates=1"], "offline_updates learns from a dataset"),
         ([*SAC_RUN, "budget.env_steps=80"], "ends before learning starts, after replay.warmup_steps=100"),
         ([*SAC_RUN, "budget.updates=1", "algorithm.utd=1e30"], "algorithm.utd must lie in (0, 1000], got 1e+30"),
@@ -281,7 +183,6 @@ def test_only_a_collapse_at_the_end_restores_the_best_state(tmp_path: Path, monk
         ([*SAC_RUN, "budget.updates=1", "algorithm.tau=1.5"], "algorithm.tau must lie in (0, 1]"),
         ([*SAC_RUN, "budget.updates=1", "algorithm.critic.members=0"], "algorithm.critic.members must be at least 1"),
         ([*SAC_RUN, "budget.updates=1", "policy=gaussian"], "pass policy=squashed_gaussian"),
-        (["experiment=arm_dcg_map_elites", "replay.prioritized=0.5"], "played is not drawn from by priority"),
         (
             ["algorithm=dsrl_sac", "task=point_mass", "budget.updates=1", "replay.prioritized=0.5", *RAW_FLOW],
             "whole decisions is not drawn from by priority",
@@ -294,14 +195,6 @@ def test_only_a_collapse_at_the_end_restores_the_best_state(tmp_path: Path, monk
             ["algorithm=dppo", "algorithm.lr=1e-5", "task=point_mass", "budget.updates=1"],
             "lr_final must be at most lr=1e-05",
         ),
-        (
-            [*COMMON, "algorithm=camel_td3", "budget.updates=1"],
-            "pass init_from=CHECKPOINT or algorithm.mask.prior=NAME",
-        ),
-        (
-            [*COMMON, "algorithm=camel_sac", "budget.updates=1"],
-            "pass init_from=CHECKPOINT or algorithm.mask.prior=NAME",
-        ),
         (["algorithm=ppo", "policy=gaussian", "task=point_mass", "budget.updates=1", "dataset=x"], "drop dataset="),
         (["algorithm=dsrl_sac", "task=point_mass", "budget.updates=1", "dataset=x"], "drop dataset="),
     ],
@@ -309,7 +202,4 @@ def test_only_a_collapse_at_the_end_restores_the_best_state(tmp_path: Path, monk
 def test_contradicting_settings_are_refused_in_one_line(
     settings: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["train", *settings, f"out={tmp_path}/runs"]) == 2
-    error = capsys.readouterr().err
-    assert message in error and error.count("\n") == 1
-    assert not (tmp_path / "runs").exists()
+    assert_refused(settings, message, tmp_path, capsys)

@@ -7,12 +7,11 @@ import signal
 import subprocess
 import sys
 import termios
-import time
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
+from resumed_runs import assert_identical, kill_and_resume
 from safetensors.torch import load_file
 
 from robopolicy.cli.main import main
@@ -27,62 +26,25 @@ from robopolicy_tasks.toy.point_mass import PointMassSim
 
 COMMON = ["task=point_mass", "evaluation.episodes=10", "evaluation.every=4", "checkpoint_every=3", "logging.every=1"]
 BC = [*COMMON, "policy.hidden=[32]", "algorithm.batch_size=64"]
-REINFLOW = [*COMMON, "algorithm=reinflow", "sim.num_envs=8", "algorithm.decisions=10", "algorithm.epochs=1"]
-PPO = [*COMMON, "algorithm=ppo", "policy=gaussian", "task.reward=shaped", "sim.num_envs=4", "algorithm.decisions=16"]
+REINFLOW = [*COMMON, "algorithm=reinflow", "sim.num_envs=8", "algorithm.num_steps=10", "algorithm.epochs=1"]
+PPO = [*COMMON, "algorithm=ppo", "policy=gaussian", "task.reward=shaped", "sim.num_envs=4", "algorithm.num_steps=16"]
 
-MUJOCO = ["algorithm=ppo", "policy=gaussian", "sim.num_envs=4", "algorithm.decisions=16", "evaluation.episodes=0"]
+MUJOCO = ["algorithm=ppo", "policy=gaussian", "sim.num_envs=4", "algorithm.num_steps=16", "evaluation.episodes=0"]
 CHEETAH = [*MUJOCO, "task=half_cheetah", "checkpoint_every=3", "logging.every=1"]
 LIFT = [*MUJOCO, "task=lift", "sim.backend=mujoco-exact", "checkpoint_every=3", "logging.every=1"]
 WARP = pytest.param([*CHEETAH, "sim.backend=warp"], marks=pytest.mark.slow)
 
 
-def tensors(run: Path) -> dict[str, torch.Tensor]:
-    """Weights, optimiser, normaliser, simulator and random states at the end of a run."""
-    last = run / "checkpoints" / "last"
-    state = load_file(last / "training_state" / "tensors.safetensors")
-    return load_file(last / "model.safetensors") | {f"state.{key}": value for key, value in state.items()}
-
-
-def assert_identical(one: Path, two: Path) -> None:
-    first, second = tensors(one), tensors(two)
-    assert first.keys() == second.keys()
-    assert [key for key in first if not torch.equal(first[key], second[key])] == []
-
-
-def kill_and_resume(settings: list[str], out: Path) -> Path:
-    """Train in another process, kill it with SIGKILL after its first resume point, and resume here."""
-    run = out / "killed"
-    command = [sys.executable, "-m", "robopolicy", "train", *settings, f"out={out}", "name=killed"]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    manifest, deadline = run / "checkpoints" / "last" / "manifest.json", time.monotonic() + 60
-    while not manifest.exists() and process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.005)
-    process.kill()
-    _, errors = process.communicate()
-    assert process.returncode == -signal.SIGKILL, errors
-    assert not (run / "report.json").exists()
-    assert main(["train", "--resume", str(run)]) == 0
-    return run
-
-
-@pytest.fixture(scope="module")
-def base(demonstrations, tmp_path_factory) -> Path:
-    """An uninterrupted imitation run."""
-    out = tmp_path_factory.mktemp("runs")
-    settings = [*BC, f"dataset={demonstrations}", "budget.updates=60", f"out={out}", "name=base"]
-    assert main(["train", *settings]) == 0
-    return out / "base"
+@pytest.mark.slow
+def test_killed_imitation_resumes_bit_identically(demonstrations, tmp_path):
+    settings = [*BC, f"dataset={demonstrations}", "budget.updates=60"]
+    assert main(["train", *settings, f"out={tmp_path}", "name=whole"]) == 0
+    assert_identical(tmp_path / "whole", kill_and_resume(settings, tmp_path))
 
 
 @pytest.mark.slow
-def test_killed_imitation_resumes_bit_identically(base, demonstrations, tmp_path):
-    run = kill_and_resume([*BC, f"dataset={demonstrations}", "budget.updates=60"], tmp_path)
-    assert_identical(base, run)
-
-
-@pytest.mark.slow
-def test_killed_fine_tuning_resumes_bit_identically(base, tmp_path):
-    settings = [*REINFLOW, f"init_from={base}/checkpoints/last", "budget.updates=14"]
+def test_killed_fine_tuning_resumes_bit_identically(clone, tmp_path):
+    settings = [*REINFLOW, f"init_from={clone}/checkpoints/last", "budget.updates=14"]
     assert main(["train", *settings, f"out={tmp_path}", "name=whole"]) == 0
     run = kill_and_resume(settings, tmp_path)
     assert_identical(tmp_path / "whole", run)
@@ -93,13 +55,13 @@ def test_killed_fine_tuning_resumes_bit_identically(base, tmp_path):
 
 @pytest.mark.parametrize("task", [PPO, CHEETAH, LIFT, WARP], ids=["point_mass", "half_cheetah", "lift", "warp"])
 def test_interrupt_saves_a_resume_point_and_ends_with_130(task, tmp_path, monkeypatch, capsys):
-    settings = [*task, "budget.updates=8", f"out={tmp_path}"]
+    settings = [*task, "budget.updates=4", f"out={tmp_path}"]
     handler = signal.getsignal(signal.SIGINT)  # background jobs of a shell ignore it
     assert main(["train", *settings, "name=whole"]) == 0
     log = JsonlLogger.log
 
     def interrupt(self, update, row):
-        if update == 5:
+        if update == 2:
             os.kill(os.getpid(), signal.SIGINT)
         log(self, update, row)
 
@@ -126,7 +88,7 @@ def test_a_resumed_run_goes_back_to_the_best_of_then(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Trainer, "_played", played)
     shape = ["task=point_mass", "task.reward=shaped", "policy=gaussian", "policy.hidden=[8]", "algorithm=ppo"]
-    sizes = ["algorithm.critic.hidden=[8]", "sim.num_envs=2", "algorithm.decisions=7", f"out={tmp_path}"]
+    sizes = ["algorithm.critic.hidden=[8]", "sim.num_envs=2", "algorithm.num_steps=7", f"out={tmp_path}"]
     pace = ["budget.updates=12", "evaluation.every=2", "checkpoint_every=5"]
     straight = start_run(compose_config([*shape, *sizes, *pace, "name=straight"]))
     straight.train()
@@ -167,8 +129,8 @@ GROUPS = ["task=point_mass", "algorithm=flow_grpo", "sim.num_envs=8", "algorithm
 
 
 @pytest.mark.parametrize("kind", ["rollout", "group"])
-def test_episodes_that_no_row_has_reported_yet_are_counted_after_a_resume(kind, base, tmp_path, monkeypatch):
-    settings = PPO if kind == "rollout" else [*GROUPS, f"init_from={base}/checkpoints/last"]
+def test_episodes_that_no_row_has_reported_yet_are_counted_after_a_resume(kind, clone, tmp_path, monkeypatch):
+    settings = PPO if kind == "rollout" else [*GROUPS, f"init_from={clone}/checkpoints/last"]
     settings = [*settings, "evaluation.episodes=0", "logging.every=2", "checkpoint_every=3", "budget.updates=4"]
     whole = start_run(compose_config([*settings, f"out={tmp_path}", "name=whole"]))
     whole.train()
@@ -248,9 +210,9 @@ def test_seeds_decide_the_result(tmp_path):
     assert any(not torch.equal(value, weights[1][key]) for key, value in weights[0].items())
 
 
-def test_finished_runs_and_other_folders_are_not_resumed(base, tmp_path):
+def test_finished_runs_and_other_folders_are_not_resumed(clone, tmp_path):
     with pytest.raises(UserError, match="has ended; start another one with init_from="):
-        resume_run(base)
+        resume_run(clone)
     with pytest.raises(UserError, match="is not a run"):
         resume_run(tmp_path)
 

@@ -1,17 +1,15 @@
 """Runs of DSRL and GoRL from the command line: they train, resume bit-identically in any stage, and verify."""
 
-import os
-import signal
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from resumed_runs import assert_identical, interrupted_at
 
 from robopolicy.cli.main import main
 from robopolicy.policies.wrappers.latent import LatentPolicy
 from robopolicy.training.checkpoint import load_policy
-from robopolicy.training.loggers import JsonlLogger, read_jsonl
+from robopolicy.training.loggers import read_jsonl
 
 COMMON = ["checkpoint_every=20", "logging.every=1", "evaluation.episodes=2", "evaluation.every=20", "sim.num_envs=4"]
 DSRL = [
@@ -29,7 +27,7 @@ GORL = [
     "policy=flow_decoder",
     "policy.hidden=[16]",
     "algorithm=gorl",
-    "algorithm.decisions=8",
+    "algorithm.num_steps=8",
     "algorithm.epochs=1",
     "algorithm.stages=[2,2,1]",
     "algorithm.decoder_updates=2",
@@ -38,41 +36,15 @@ GORL = [
 ]
 
 
-@pytest.fixture(scope="module")
-def base(demonstrations: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A barely imitated flow."""
-    out = tmp_path_factory.mktemp("runs")
-    settings = [f"dataset={demonstrations}", "policy.hidden=[16]", "budget.updates=5", "evaluation.episodes=0"]
-    assert main(["train", "task=point_mass", *settings, f"out={out}", "name=base"]) == 0
-    return out / "base" / "checkpoints" / "last"
-
-
-def interrupted_at(update: int, settings: list[str], out: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A run that was stopped after `update` and resumed."""
-    log = JsonlLogger.log
-
-    def interrupt(self: JsonlLogger, at: int, row: dict[str, float]) -> None:
-        if at == update and "train/env_steps" in row:
-            os.kill(os.getpid(), signal.SIGINT)
-        log(self, at, row)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(JsonlLogger, "log", interrupt)
-        assert main(["train", *settings, f"out={out}", "name=stopped"]) == 130
-    assert main(["train", "--resume", str(out / "stopped")]) == 0
-    return out / "stopped"
-
-
-def assert_identical(one: Path, two: Path) -> None:
-    for file in ("model.safetensors", "training_state/tensors.safetensors"):
-        first, second = (load_file(run / "checkpoints" / "last" / file) for run in (one, two))
-        assert first.keys() == second.keys()
-        for key, value in first.items():  # unfinished returns in the memory are NaN
-            torch.testing.assert_close(value, second[key], rtol=0, atol=0, equal_nan=True, msg=key)
+@pytest.fixture
+def base(clone: Path) -> Path:
+    """The policy that is steered."""
+    return clone / "checkpoints" / "last"
 
 
 @pytest.mark.parametrize(
-    "algorithm", [["algorithm=dsrl_na"], ["algorithm=dsrl_sac"], ["algorithm=dsrl_sac", "algorithm.space.kind=repeat"]]
+    "algorithm",
+    [["algorithm=dsrl_na"], ["algorithm=dsrl_sac"], ["algorithm=dsrl_sac", "algorithm.noise_space.kind=repeat"]],
 )
 def test_a_steered_run_resumes_bit_identically(
     algorithm: list[str], base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -116,6 +88,6 @@ def test_gorl_from_an_imitated_policy_resumes_bit_identically(
     update: int, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own = [setting for setting in GORL if not setting.startswith(("task=", "policy"))]
-    settings = [*own, f"init_from={base}", "algorithm.identity_start=false", "budget.updates=6"]
+    settings = [*own, f"init_from={base}", "algorithm.skip_first_decoder=false", "budget.updates=6"]
     assert main(["train", *settings, f"out={tmp_path}", "name=whole"]) == 0
     assert_identical(tmp_path / "whole", interrupted_at(update, settings, tmp_path, monkeypatch))

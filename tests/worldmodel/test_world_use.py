@@ -1,62 +1,25 @@
 """World models in use: judges by name, ensembles, searches and fine-tuning in them that the simulator checks."""
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
-from films import push_films
-from small_world import CONFIG, small_films
+from push_worlds import folder, world
 
 from robopolicy.algorithms.bc import BCConfig
 from robopolicy.cli.main import main
-from robopolicy.data.formats.lerobot import write_lerobot
 from robopolicy.errors import UserError
-from robopolicy.policies.base import PolicySpec
-from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
+from robopolicy.policies.heads.flow import FlowConfig
 from robopolicy.schema import from_plain, to_plain
 from robopolicy.sim.registry import SimOptions, WorldOptions, make_sim
 from robopolicy.training.build import complete
-from robopolicy.training.checkpoint import save_checkpoint
 from robopolicy.training.config import BudgetConfig, TrainConfig
-from robopolicy.training.world_sims import SCHEMA, WorldManifest, load_worlds, open_task, save_world
-from robopolicy.worldmodel.backend import WorldSim
+from robopolicy.training.world_sims import load_worlds
 from robopolicy.worldmodel.latent import EnsembleWorldModel, LatentWorldModel
 from robopolicy.worldmodel.success_detectors.classifier import StateProbe, SuccessClassifier
 
+__all__ = ["folder"]  # a fixture
 NO = "SUCCESS: no\nPROGRESS: 25"
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Films, two untrained world models that claim to have passed their tests, and two policies."""
-    out = tmp_path_factory.mktemp("use")
-    write_lerobot(push_films(8, size=16), out / "films", video=False)
-    spec = small_films().spec
-    for seed in (0, 1):
-        torch.manual_seed(seed)
-        model = LatentWorldModel(CONFIG, spec).eval()
-        torch.nn.init.constant_(model.outcome.judge[2].bias, -2.0)  # type: ignore[arg-type]  # sees no success
-        gate = {"passed": True, "reasons": []}
-        facts = {"config": to_plain(CONFIG), "spec": to_plain(spec), "task": "toy/push", "ends_on_success": True}
-        manifest = WorldManifest(SCHEMA, "latent", gate=gate, training={}, versions={}, commit=None, **facts)
-        save_world(out / f"world{seed}", model, manifest)
-        seen = {"gripper": (2,), "block": (2,)}
-        flow = FlowConfig(steps=2, hidden=(8,))
-        policy = FlowPolicy(flow, PolicySpec(seen, action_dim=2, horizon=4, execute=2))
-        ones = torch.ones(2)
-        policy.fit_normalizer({key: {"min": -ones, "max": ones} for key in (*seen, "action")})
-        sample = {key: torch.rand(3, 1, 2) for key in seen}
-        save_checkpoint(out / f"policy{seed}", policy, task="toy/push", obs_sample=sample)
-    return out
-
-
-def world(folder: Path, backend: str = "world0", **settings) -> WorldSim:
-    """A world model of `folder` as simulator."""
-    backend = ",".join(str(folder / name) for name in backend.split(","))
-    sim = open_task("push", SimOptions(num_envs=3, backend=f"worldmodel:{backend}", world=WorldOptions(**settings)))
-    assert isinstance(sim, WorldSim)
-    return sim
 
 
 @pytest.mark.parametrize("kind", ["classifier", "probe"])
@@ -179,21 +142,8 @@ def rate(result: dict) -> float:
     return sum(result["episodes"]["success"]) / len(result["episodes"]["success"])
 
 
-def test_leaving_the_support_of_films_is_a_cost_that_a_constraint_bounds(folder):
-    algorithm = ["algorithm=ppo_lagrangian", "algorithm.costs=[outside]", "algorithm.limits=[0.5]"]
-    settings = ["algorithm.decisions=8", "sim.num_envs=4", "world.steps=6", "budget.updates=2", "evaluation.episodes=0"]
-    guard = [f"world.support={folder / 'films'}", "world.support_penalty=3", "task.observe=[gripper,block]"]
-    place = [f"sim.backend=worldmodel:{folder / 'world0'}", f"out={folder}", "name=bounded", "task=push"]
-    policy = ["policy=gaussian", "policy.normalization=running", "logging.every=1"]
-    assert main(["train", *algorithm, *settings, *guard, *place, *policy]) == 0
-    rows = [json.loads(row) for row in (folder / "bounded" / "metrics.jsonl").read_text().splitlines()]
-    costs = [row["cost/outside"] for row in rows if "cost/outside" in row]
-    assert costs and all(0 <= cost <= 3 for cost in costs)
-    assert all(row["multiplier/outside"] >= 0 for row in rows if "multiplier/outside" in row)
-
-
 def test_fine_tuning_in_a_world_model_is_judged_by_the_simulator(folder, capsys):
-    algorithm = ["algorithm=reinflow", "algorithm.decisions=4", "algorithm.epochs=1", "algorithm.batch_size=16"]
+    algorithm = ["algorithm=reinflow", "algorithm.num_steps=4", "algorithm.epochs=1", "algorithm.batch_size=16"]
     settings = ["sim.num_envs=4", "world.samples=2", "world.penalty=0.1", "world.steps=6", "budget.updates=2"]
     place = [f"world.films={folder / 'films'}", f"sim.backend=worldmodel:{folder / 'world0'}", f"out={folder}"]
     rest = ["evaluation.episodes=4", "evaluation.every=2", f"init_from={folder / 'policy0'}", "name=tuned"]

@@ -179,7 +179,7 @@ def distil(
             trainer.update(ChunkBatch(obs, chunk, chunk.new_ones(chunk.shape[:2])))
             if progress is not None:
                 progress(step + 1)
-    return trainer.deployable().eval()
+    return trainer.inference_policy().eval()
 
 
 class Scorer:

@@ -23,8 +23,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from robopolicy.algorithms.frames.actor_critic import ActorCritic, ActorCriticConfig
-from robopolicy.algorithms.frames.on_policy import Rows
+from robopolicy.algorithms.common.on_policy import ActorCriticConfig
+from robopolicy.algorithms.common.rollout_batch import RolloutBatch
+from robopolicy.algorithms.ppo import PPO
 from robopolicy.constraints import Count, InnerShare, Positive
 from robopolicy.core.distributed import mean_over_ranks
 from robopolicy.core.regularizers import k3
@@ -51,8 +52,8 @@ def median_loss(error: Tensor, temperature: Tensor | float = 1.0) -> Tensor:
     return temperature * nn.functional.softplus(error / temperature) - error / 2
 
 
-class BPO(ActorCritic):
-    """Actor-critic with bounded target ratios and a second critic for their threshold."""
+class BPO(PPO):
+    """PPO's epochs on bounded target ratios and a second critic for their threshold."""
 
     name = "bpo"
     config_class = BPOConfig
@@ -72,14 +73,14 @@ class BPO(ActorCritic):
         """The value and the median."""
         return {**super().critics(), "median": self.median}
 
-    def critic_loss(self, rows: Rows) -> Tensor:
+    def critic_loss(self, rows: RolloutBatch) -> Tensor:
         """Regression of the value, and of the median."""
         returns = rows.value_target
         spread = mean_over_ranks((returns - mean_over_ranks(returns.mean())).square().mean()).sqrt()
         temperature = (self.config.median_temperature * spread).clamp(min=1e-6)
         return super().critic_loss(rows) + median_loss(returns - self.median(rows.obs), temperature).mean()
 
-    def actor_loss(self, rows: Rows, *, diagnose: bool) -> tuple[Tensor, Info]:
+    def loss(self, rows: RolloutBatch, *, log_stats: bool) -> tuple[Tensor, Info]:
         """Distance of the ratios to their targets, weighted by the size of the advantage; minus the entropy bonus."""
         config, returns = self.config, rows.value_target
         output = self.policy.decisions(rows.obs, rows.record)
@@ -92,7 +93,7 @@ class BPO(ActorCritic):
         loss = ((ratio - target).abs() * weight).mean()
         if config.entropy_coef:
             loss = loss - config.entropy_coef * output.entropy.sum(1).mean()
-        return loss, self._diagnostics(change.detach(), output.entropy.detach()) if diagnose else {}
+        return loss, self._diagnostics(change.detach(), output.entropy.detach()) if log_stats else {}
 
     def _diagnostics(self, change: Tensor, entropy: Tensor) -> Info:
         ratio = change.exp()

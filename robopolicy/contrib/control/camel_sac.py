@@ -15,10 +15,15 @@ how epsilon adapts.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from robopolicy.algorithms.common.algorithm import Checkpointable, Metrics
 from robopolicy.algorithms.sac import SAC, SACConfig
-from robopolicy.contrib.control.action_masking import MaskConfig, MaskedPlay
+from robopolicy.contrib.control.action_masking import MaskConfig, init_hint, make_mask, masked, update_mask
+from robopolicy.data.batches import Transitions
+from robopolicy.policies.base import Observation, Policy, Sample
+from robopolicy.policies.noise import Randomness
 
 
 @dataclass(frozen=True)
@@ -28,7 +33,7 @@ class CAMELSACConfig(SACConfig):
     mask: MaskConfig = field(default_factory=MaskConfig)
 
 
-class CAMELSAC(MaskedPlay, SAC):
+class CAMELSAC(SAC):
     """SAC whose play is masked."""
 
     name = "camel_sac"
@@ -36,3 +41,31 @@ class CAMELSAC(MaskedPlay, SAC):
     data_source = "replay"
     heads = ("squashed_gaussian",)
     reference = "zhao2025camel"
+    config: CAMELSACConfig
+
+    def __init__(self, config: CAMELSACConfig, policy: Policy, *, total_updates: int) -> None:
+        """Prepare to train a squashed Gaussian `policy`, with the mask of the settings."""
+        super().__init__(config, policy, total_updates=total_updates)
+        self.mask = make_mask(config.mask, self.policy)
+
+    @classmethod
+    def init_hint(cls, config: CAMELSACConfig) -> str:
+        """What to pass in place of a fresh policy, where there is no coded prior."""
+        return init_hint(config.mask)
+
+    def warmup_action(self, obs: Observation, *, generator: Randomness = None) -> Sample:
+        """A uniform chunk, masked."""
+        return masked(self.mask, super().warmup_action(obs, generator=generator), obs, generator)
+
+    def act(self, obs: Observation, *, generator: Randomness = None) -> Sample:
+        """A chunk of SAC, masked."""
+        return masked(self.mask, super().act(obs, generator=generator), obs, generator)
+
+    def update(self, batch: Transitions) -> Metrics:
+        """As SAC; then the mask fades."""
+        metrics = super().update(batch)
+        return metrics | update_mask(self.mask, self, batch)
+
+    def checkpoint_items(self) -> Mapping[str, Checkpointable]:
+        """The parts of SAC and the mask, with the prior in it."""
+        return {**super().checkpoint_items(), "mask": self.mask}

@@ -19,7 +19,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from robopolicy.algorithms.frames.base import Stateful, frozen_copy
+from robopolicy.algorithms.common.algorithm import Checkpointable, Metrics, frozen_copy
+from robopolicy.algorithms.common.off_policy import UpdateStats, optimizer_step
 from robopolicy.algorithms.sac import SAC, SACConfig
 from robopolicy.constraints import Count, Positive
 from robopolicy.contrib.control.gaussian_critic import GaussianQ
@@ -41,12 +42,12 @@ class DSACTConfig(SACConfig):
     )
     lr: Positive = 1e-4  # learning rate of the actor
     critic_lr: Positive = 1e-4  # learning rate of the critic
-    actor_delay: Count = 2  # critic steps per actor step
+    policy_delay: Count = 2  # critic steps per actor step
     spread_clip: Positive = 3.0  # sampled targets keep within so many average spreads of the mean
     huber: Positive = 50.0  # error of the mean beyond which its loss is linear
 
 
-class Spread(nn.Module):
+class RunningStd(nn.Module):
     """Running average of each member's standard deviation `(M,)`; the first batch sets it."""
 
     average: Tensor
@@ -92,15 +93,15 @@ class DSACT(SAC):
     data_source = "replay"
     heads = ("squashed_gaussian",)
     reference = "duan2023dsact"
-    whole_ensemble = True
+    uses_full_ensemble = True
+    config: DSACTConfig
     critic: GaussianQ
     target_critic: GaussianQ
 
     def __init__(self, config: DSACTConfig, policy: Policy, *, total_updates: int) -> None:
         """Prepare to train a squashed Gaussian `policy`."""
         super().__init__(config, policy, total_updates=total_updates)
-        self.config: DSACTConfig = config
-        self.spread = Spread(config.critic.members, config.tau)
+        self.spread = RunningStd(config.critic.members, config.tau)
         self.target_policy = frozen_copy(self.policy)
         self._policy_update = TargetUpdate(self.target_policy, self.policy)
 
@@ -127,15 +128,22 @@ class DSACT(SAC):
         loss = distribution_loss(mean, std, target, sampled, self.spread.average[:, None], self.config)
         info = {"value": mean.mean(), "target": target.mean(), "spread": std.mean()}
         errors = (mean - target).abs().mean(0).detach()
-        return (loss * batch.weight).mean(1).sum(), {**info, "errors": errors}
+        return (loss * batch.weight).mean(1).sum(), {**info, "td_errors": errors}
 
-    def actor_step(self, batch: Transitions) -> Info:
-        """As SAC, on the least mean; then the slow copy follows."""
-        info = super().actor_step(batch)
-        self._policy_update.step(self.config.tau)
-        self._policy_update.copy_buffers()
-        return info
+    def update(self, batch: Transitions) -> Metrics:
+        """As SAC, on the least mean; after every actor step its slow copy follows."""
+        stats = UpdateStats()
+        for part in self.minibatches(batch):
+            stats.critic(self.critic_step(part))
+            if self.policy_due():
+                alpha = self.temperature.value
+                loss, logp, info = self.actor_loss(part, alpha)
+                optimizer_step(self.optimizer, loss + self.temperature.loss(logp, self.target_entropy))
+                stats.actor(loss=loss, entropy=-logp.mean(), temperature=alpha, **info)
+                self._policy_update.step(self.config.tau)
+                self._policy_update.copy_buffers()
+        return self.finish(batch, stats)
 
-    def parts(self) -> Mapping[str, Stateful]:
+    def checkpoint_items(self) -> Mapping[str, Checkpointable]:
         """SAC's parts, the average spread and the slow copy of the policy."""
-        return {**super().parts(), "spread": self.spread, "target_policy": self.target_policy}
+        return {**super().checkpoint_items(), "spread": self.spread, "target_policy": self.target_policy}

@@ -32,6 +32,6 @@ class GaussianQ(QEnsemble):
         """Standard deviations `(M, ...)` of raw outputs."""
         return nn.functional.softplus(output[..., 1])
 
-    def lowest(self, obs: Mapping[str, Tensor], chunk: Tensor) -> Tensor:
+    def min_q(self, obs: Mapping[str, Tensor], chunk: Tensor) -> Tensor:
         """Least mean `(B,)` of all members."""
         return self(obs, chunk).min(0).values

@@ -19,9 +19,9 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from robopolicy.algorithms.frames.on_policy import Rows
-from robopolicy.algorithms.ppo import PPO, PPOConfig
-from robopolicy.contrib.control.multi_reward_critic import TermCritic
+from robopolicy.algorithms.common.rollout_batch import RolloutBatch
+from robopolicy.algorithms.ppo import PPOConfig
+from robopolicy.contrib.control.multi_reward_critic import MultiRewardCritic
 from robopolicy.contrib.control.vector_value import VectorValueConfig, VectorValueNet
 from robopolicy.core.decisions import Decisions
 from robopolicy.errors import UserError
@@ -48,8 +48,8 @@ def normalized(advantage: Tensor) -> Tensor:
     return (advantage - advantage.mean(0)) / (advantage.var(0).sum().sqrt() + 1e-8)
 
 
-class HAMNet(TermCritic, PPO):
-    """PPO on vectors of rewards; `Rows` hold `(B, R)` advantages, values and targets."""
+class HAMNet(MultiRewardCritic):
+    """PPO on vectors of rewards; a `RolloutBatch` holds `(B, R)` advantages, values and targets."""
 
     name = "hamnet"
     config_class = HAMNetConfig
@@ -68,10 +68,10 @@ class HAMNet(TermCritic, PPO):
         """`algorithm.terms`."""
         return self.config.terms
 
-    def actor_loss(self, rows: Rows, *, diagnose: bool) -> tuple[Tensor, Info]:
+    def loss(self, rows: RolloutBatch, *, log_stats: bool) -> tuple[Tensor, Info]:
         """Sum of the clipped surrogates of all parts, minus the entropy bonus."""
         output = self.policy.decisions(rows.obs, rows.record)
         advantage, shape = normalized(rows.advantage), rows.advantage.shape
         entropy = output.entropy.sum(1, keepdim=True).expand(shape)
         old, new = (logp.sum(1, keepdim=True).expand(shape) for logp in (rows.logp, output.logp))
-        return self.estimator(Decisions(old), advantage * shape[1], new, entropy, diagnose=diagnose)
+        return self.estimator(Decisions(old), advantage * shape[1], new, entropy, log_stats=log_stats)

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils import parameters_to_vector
 
-from robopolicy.algorithms.frames.on_policy import Rows, normalize
+from robopolicy.algorithms.common.rollout_batch import RolloutBatch, normalize
 from robopolicy.contrib.control.momentum import MomentumConfig, MomentumGradient
 from robopolicy.errors import UserError
 from robopolicy.policies.base import Observation, Sample
@@ -82,7 +82,7 @@ class HARPG(MomentumGradient):
         record = {key: torch.cat([sample.record[key] for sample in samples]) for key in samples[0].record}
         return Sample(torch.cat([s.chunk for s in samples]), record, torch.cat([s.logp for s in samples]))
 
-    def averaged(self, rows: Rows, shape: tuple[int, int]) -> Tensor:
+    def averaged(self, rows: RolloutBatch, shape: tuple[int, int]) -> Tensor:
         """`(1 - eta) (d + change) + eta g`."""
         steps, envs = shape
         first = torch.arange(envs, device=rows.logp.device).expand(shape).flatten() < envs // 2

@@ -21,14 +21,14 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from robopolicy.algorithms.frames.base import Metrics, Observer, Stateful, frozen_copy
-from robopolicy.algorithms.frames.on_policy import Rows, minibatches
+from robopolicy.algorithms.common.algorithm import Checkpointable, Metrics, frozen_copy
+from robopolicy.algorithms.common.rollout_batch import RolloutBatch, flatten, minibatches
 from robopolicy.algorithms.ppo import PPO, PPOConfig
 from robopolicy.constraints import Count, Positive
 from robopolicy.contrib.control.hybrid_rollout import HybridRollout
 from robopolicy.contrib.control.props import joined
 from robopolicy.critics.q import CriticConfig, QEnsemble
-from robopolicy.data.batches import Request, Rollout, Transitions
+from robopolicy.data.batches import ReplaySampleSpec, Rollout, Transitions
 from robopolicy.policies.base import Observation, Policy, Sample
 from robopolicy.policies.noise import Randomness
 
@@ -54,7 +54,7 @@ class HNPG(PPO):
     reference = "zhou2023hnpg"
     distributed = False
     needs_dataset = True
-    may_remember = False  # a dataset holds no memories
+    supports_recurrent = False  # a dataset holds no memories
     config: HNPGConfig
 
     def __init__(self, config: HNPGConfig, policy: Policy, *, total_updates: int) -> None:
@@ -66,30 +66,28 @@ class HNPG(PPO):
         self._q_loss = 0.0  # of the last minibatch
 
     @property
-    def request(self) -> Request:
+    def sample_spec(self) -> ReplaySampleSpec:
         """Windows to draw from the dataset."""
         spec = self.policy.spec
-        return Request(self.config.offline_batch, spec.horizon, spec.execute, self.config.gamma, spec.obs_horizon)
+        return ReplaySampleSpec(
+            self.config.offline_batch, spec.horizon, spec.execute, self.config.gamma, spec.obs_horizon
+        )
 
     def act(self, obs: Observation, *, generator: Randomness = None) -> Sample:
         """Draw a chunk and note it for Q."""
         sample = super().act(obs, generator=generator)
         return Sample(sample.chunk, sample.record | {"chunk": sample.chunk}, sample.logp)
 
-    def rows_of(self, batch: Rollout) -> Rows:
+    def process_rollout(self, batch: Rollout) -> RolloutBatch:
         """Fit Q to both; return played decisions with GAE, and decisions in states of the dataset that Q judges."""
         assert isinstance(batch, HybridRollout)
-        played = super().rows_of(batch)
+        played = super().process_rollout(batch)
         self._fit_q(played, batch.offline)
         offline = self._judged(batch.offline.obs)
         record = {key: played.record[key] for key in offline.record}
         return joined([replace(played, record=record), offline])
 
-    def observers(self) -> tuple[Observer, ...]:
-        """The shared ones and Q."""
-        return *super().observers(), self.q.encoder
-
-    def _fit_q(self, played: Rows, offline: Transitions) -> None:
+    def _fit_q(self, played: RolloutBatch, offline: Transitions) -> None:
         """Several passes; in each minibatch as large a share of the dataset as of the rollout."""
         config, loss = self.config, torch.zeros(())
         for _ in range(config.q_epochs):
@@ -109,19 +107,21 @@ class HNPG(PPO):
                 self.q_optimizer.step()
         self._q_loss = float(loss.detach())
 
-    def learn(self, rows: Rows, shape: tuple[int, int]) -> Metrics:
+    def update(self, batch: Rollout) -> Metrics:
         """PPO on all rows."""
-        return super().learn(rows, shape) | {"critic/q_loss": self._q_loss}
+        metrics = super().update(batch) | {"critic/q_loss": self._q_loss}
+        self.q.encoder.update_stats(flatten(batch.obs))
+        return metrics
 
     @torch.no_grad()
     def bellman_target(self, offline: Transitions) -> Tensor:
         """`r + gamma^n Q(s', a')` `(B,)` of the target copy, with a' of the policy."""
         drawn = self.policy.sample(offline.next_obs, generator=self.generator)
         bootstrap = self.q_target(offline.next_obs, drawn.chunk).mean(0)
-        return self.scale.factor * offline.reward + offline.discount * bootstrap
+        return self.reward_normalizer.factor * offline.reward + offline.discount * bootstrap
 
     @torch.no_grad()
-    def _judged(self, obs: Observation) -> Rows:
+    def _judged(self, obs: Observation) -> RolloutBatch:
         """A decision of the policy in each state `obs` `(B, To, ...)`, its advantage Q minus the mean of Q."""
         count = self.config.value_samples
         sample = self.policy.sample(obs, generator=self.generator)
@@ -129,8 +129,8 @@ class HNPG(PPO):
         others = self.policy.sample(repeated, generator=self.generator).chunk.unflatten(0, (-1, count))
         value = self.q.of_candidates(obs, others).mean((0, 2))  # (B,)
         advantage = self.q(obs, sample.chunk).mean(0) - value
-        return Rows(obs, sample.record, sample.logp, advantage, value, self.critic(obs))
+        return RolloutBatch(obs, sample.record, sample.logp, advantage, value, self.critic(obs))
 
-    def parts(self) -> Mapping[str, Stateful]:
+    def checkpoint_items(self) -> Mapping[str, Checkpointable]:
         """PPO's parts, Q and its optimiser."""
-        return {**super().parts(), "q": self.q, "q_optimizer": self.q_optimizer}
+        return {**super().checkpoint_items(), "q": self.q, "q_optimizer": self.q_optimizer}

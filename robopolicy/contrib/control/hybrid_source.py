@@ -7,10 +7,10 @@ from typing import Any, ClassVar
 
 import torch
 
-from robopolicy.algorithms.frames.base import Algorithm
+from robopolicy.algorithms.common.algorithm import Algorithm
 from robopolicy.contrib.control.hnpg import HNPG
 from robopolicy.contrib.control.hybrid_rollout import HybridRollout
-from robopolicy.data.batches import Request
+from robopolicy.data.batches import ReplaySampleSpec
 from robopolicy.data.replay import Replay
 from robopolicy.device import move
 from robopolicy.sim.chunk import ChunkedSim
@@ -29,7 +29,7 @@ class HybridSource(RolloutSource):
         device: torch.device,
         offline: Replay,
         *,
-        request: Request,
+        request: ReplaySampleSpec,
         decisions: int,
         seed: int,
     ) -> None:
@@ -46,8 +46,8 @@ class HybridSource(RolloutSource):
             context.chunked_sim(),
             context.device,
             Replay.from_episodes(context.dataset(), gamma=settings.gamma),
-            request=algorithm.request,
-            decisions=settings.decisions,
+            request=algorithm.sample_spec,
+            decisions=settings.num_steps,
             seed=context.seed,
         )
 

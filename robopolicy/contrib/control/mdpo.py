@@ -15,15 +15,17 @@ closed form of two Gaussians; the loss is divided by the weight 1 / t of its KL,
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from torch import Tensor
 
-from robopolicy.algorithms.frames.actor_critic import ActorCritic, ActorCriticConfig
-from robopolicy.algorithms.frames.on_policy import Rows, normalize
+from robopolicy.algorithms.common.on_policy import ActorCriticConfig
+from robopolicy.algorithms.common.rollout_batch import RolloutBatch, normalize
+from robopolicy.algorithms.ppo import PPO
 from robopolicy.constraints import Positive
 from robopolicy.core.decisions import Decisions
 from robopolicy.core.estimator import Estimator, EstimatorConfig
-from robopolicy.policies.base import Info, Policy
+from robopolicy.policies.base import Info
 
 
 @dataclass(frozen=True)
@@ -34,8 +36,8 @@ class MDPOConfig(ActorCriticConfig):
     lr_schedule: str = "linear"  # constant | linear (to 0) | adaptive (keeps the KL of a step near target_kl)
 
 
-class MDPO(ActorCritic):
-    """Actor-critic with a proximal KL in place of a clip."""
+class MDPO(PPO):
+    """PPO's epochs with a proximal KL in place of a clip."""
 
     name = "mdpo"
     config_class = MDPOConfig
@@ -45,18 +47,18 @@ class MDPO(ActorCritic):
     distributed = True
     config: MDPOConfig
 
-    def __init__(self, config: MDPOConfig, policy: Policy, *, total_updates: int) -> None:
-        """Prepare to train `policy` for `total_updates` rollouts."""
-        super().__init__(config, policy, total_updates=total_updates)
-        self.estimator = Estimator(EstimatorConfig(surrogate="mirror", entropy_coef=config.entropy_coef))
+    @cached_property
+    def estimator(self) -> Estimator:
+        """Linearised objective with the KL and an entropy bonus."""
+        return Estimator(EstimatorConfig(surrogate="mirror", entropy_coef=self.config.entropy_coef))
 
     @property
     def step_size(self) -> float:
         """t_k: falls from its first value to 0 with the rollouts."""
         return self.config.step_size * (1 - self.progress)
 
-    def actor_loss(self, rows: Rows, *, diagnose: bool) -> tuple[Tensor, Info]:
+    def loss(self, rows: RolloutBatch, *, log_stats: bool) -> tuple[Tensor, Info]:
         """Linearised objective, KL to the policy that played, and entropy bonus."""
         output = self.policy.decisions(rows.obs, rows.record)
         advantage = self.step_size * normalize(rows.advantage)[:, None]
-        return self.estimator(Decisions(rows.logp), advantage, output.logp, output.entropy, diagnose=diagnose)
+        return self.estimator(Decisions(rows.logp), advantage, output.logp, output.entropy, log_stats=log_stats)

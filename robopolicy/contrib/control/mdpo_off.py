@@ -19,7 +19,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from robopolicy.algorithms.frames.base import Stateful, frozen_copy
+from robopolicy.algorithms.common.algorithm import Checkpointable, Metrics, frozen_copy
+from robopolicy.algorithms.common.off_policy import UpdateStats, optimizer_step
 from robopolicy.algorithms.sac import SAC, SACConfig
 from robopolicy.constraints import Count, NotNegative, Positive
 from robopolicy.data.batches import Transitions
@@ -33,8 +34,8 @@ class MDPOOffConfig(SACConfig):
 
     temperature: Positive = 0.2  # lambda, weight of the entropy
     temperature_lr: NotNegative = 0.0  # 0 keeps it fixed
-    proximity: Positive = 1.0  # c, weight of log pi; the copy's has lambda - c
-    copy_every: Count = 1000  # actor steps between renewals of pi_k
+    kl_coef: Positive = 1.0  # c, weight of log pi; log pi_k has lambda - c
+    target_update_interval: Count = 1000  # actor steps between renewals of pi_k
 
 
 class MDPOOff(SAC):
@@ -45,30 +46,37 @@ class MDPOOff(SAC):
     data_source = "replay"
     heads = ("squashed_gaussian",)
     reference = "tomar2020mdpo"
+    config: MDPOOffConfig
 
     def __init__(self, config: MDPOOffConfig, policy: Policy, *, total_updates: int) -> None:
         """Prepare to train a squashed Gaussian `policy`, which is the first pi_k."""
         super().__init__(config, policy, total_updates=total_updates)
-        self.config: MDPOOffConfig = config
         self.previous = frozen_copy(self.policy)
 
     def actor_loss(self, batch: Transitions, alpha: Tensor) -> tuple[Tensor, Tensor, Info]:
         """`c log pi + (lambda - c) log pi_k - min Q` at reparameterised chunks."""
-        near = self.config.proximity
+        kl_coef = self.config.kl_coef
         mean, log_std = self.policy.distribution(batch.obs)
         noise = normal(mean.shape, self.generator, mean.device)
         chunk, logp = self.policy.drawn(mean, log_std, noise)
-        loss = near * logp - self.critic.lowest(batch.obs, chunk)
-        rest = alpha.detach() - near
+        loss = kl_coef * logp - self.critic.min_q(batch.obs, chunk)
+        rest = alpha.detach() - kl_coef
         return (loss + rest * self.previous.raw_density(batch.obs, mean + log_std.exp() * noise)).mean(), logp, {}
 
-    def actor_step(self, batch: Transitions) -> Info:
-        """One step of the actor, and now and then a new copy."""
-        info = super().actor_step(batch)
-        if self.critic_steps // self.config.actor_delay % self.config.copy_every == 0:
-            self.previous.load_state_dict(self.policy.state_dict())
-        return info
+    def update(self, batch: Transitions) -> Metrics:
+        """As SAC; every so many actor steps the copy takes the weights of the policy."""
+        stats = UpdateStats()
+        for part in self.minibatches(batch):
+            stats.critic(self.critic_step(part))
+            if self.policy_due():
+                alpha = self.temperature.value
+                loss, logp, info = self.actor_loss(part, alpha)
+                optimizer_step(self.optimizer, loss + self.temperature.loss(logp, self.target_entropy))
+                stats.actor(loss=loss, entropy=-logp.mean(), temperature=alpha, **info)
+                if self.critic_steps // self.config.policy_delay % self.config.target_update_interval == 0:
+                    self.previous.load_state_dict(self.policy.state_dict())
+        return self.finish(batch, stats)
 
-    def parts(self) -> Mapping[str, Stateful]:
+    def checkpoint_items(self) -> Mapping[str, Checkpointable]:
         """SAC's parts and the copy."""
-        return {**super().parts(), "previous": self.previous}
+        return {**super().checkpoint_items(), "previous": self.previous}

@@ -12,7 +12,7 @@ from robopolicy.errors import UserError
 from robopolicy.nets.mlp import MLP
 
 
-class ModelledQ(QEnsemble):
+class ModelBasedQ(QEnsemble):
     """Values of single actions, and the change of the observation that each brings.
 
     The model predicts the change in normalised units, from the whole history and one action.

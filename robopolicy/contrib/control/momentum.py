@@ -14,16 +14,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from robopolicy.algorithms.frames.base import Metrics, Observer, Stateful, frozen_copy
-from robopolicy.algorithms.frames.on_policy import Rows, minibatches, normalize
-from robopolicy.algorithms.frames.rollout_learner import RolloutLearner, RolloutLearnerConfig
+from robopolicy.algorithms.common.algorithm import Checkpointable, Metrics, frozen_copy
+from robopolicy.algorithms.common.on_policy import OnPolicy, OnPolicyConfig
+from robopolicy.algorithms.common.rollout_batch import RolloutBatch, flatten, minibatches, normalize
 from robopolicy.constraints import Count, Positive, PositiveShare
 from robopolicy.data.batches import Rollout
 from robopolicy.policies.base import Policy
 
 
 @dataclass(frozen=True)
-class MomentumConfig(RolloutLearnerConfig):
+class MomentumConfig(OnPolicyConfig):
     """Settings that both algorithms have; minibatches are the critic's alone."""
 
     step_size: Positive = 0.1  # first step; falls with 2 / (2 + t), or its root where steps are not normalised
@@ -33,7 +33,7 @@ class MomentumConfig(RolloutLearnerConfig):
     critic_epochs: Count = 10  # its passes over each rollout
 
 
-class Trace(nn.Module):
+class MomentumState(nn.Module):
     """Where the weights are `(P,)`, where they were before, and the averaged gradient."""
 
     weights: Tensor
@@ -54,7 +54,7 @@ class Trace(nn.Module):
         self.weights.add_(unit, alpha=length)
 
 
-class MomentumGradient(RolloutLearner):
+class MomentumGradient(OnPolicy):
     """One gradient step per rollout; `policy` plays, `current` is what has been learned."""
 
     config: MomentumConfig
@@ -63,12 +63,12 @@ class MomentumGradient(RolloutLearner):
         """Prepare to train `policy` for `total_updates` rollouts."""
         super().__init__(config, policy, total_updates=total_updates)
         self.learned = [p for p in policy.parameters() if p.requires_grad]
-        self.trace = Trace(parameters_to_vector(self.learned).detach())
+        self.trace = MomentumState(parameters_to_vector(self.learned).detach())
         self.current: Policy = frozen_copy(policy)
         self.critic_optimizer = torch.optim.Adam(self.critic.parameters(), lr=config.critic_lr, fused=True)
 
     @abstractmethod
-    def averaged(self, rows: Rows, shape: tuple[int, int]) -> Tensor:
+    def averaged(self, rows: RolloutBatch, shape: tuple[int, int]) -> Tensor:
         """The averaged gradient `(P,)` after the rows of a rollout of `shape` (T, N)."""
 
     @abstractmethod
@@ -86,46 +86,39 @@ class MomentumGradient(RolloutLearner):
         decay = 2 / (2 + self.updates)
         return self.config.step_size * (decay if self.config.normalize_step else decay**0.5)
 
-    def observers(self) -> tuple[Observer, ...]:
-        """Both policies and the critic."""
-        return *super().observers(), self.current
-
-    def learn(self, rows: Rows, shape: tuple[int, int]) -> Metrics:
-        """One step of the policy, several of its critic."""
-        direction, length = self.averaged(rows, shape), self.length
+    def update(self, batch: Rollout) -> Metrics:
+        """One step of the policy, several of its critic; then load the weights that sample the next rollout."""
+        self.update_reward_scale(batch)
+        rows = self.process_rollout(batch)
+        direction, length = self.averaged(rows, batch.shape), self.length
         self.trace.move(direction, length, normalized=self.config.normalize_step)
         loss = self._fit_critic(rows)
-        return {"actor/gradient_norm": float(direction.norm()), "actor/step_size": length, "critic/loss": loss}
-
-    def update(self, batch: Rollout) -> Metrics:
-        """Learn from one rollout, and go where the next one is to be played."""
-        metrics = super().update(batch)
+        stats = {"actor/gradient_norm": direction.norm(), "actor/step_size": length, "critic/loss": loss}
+        metrics = self.finish(batch, rows, stats)
+        self.current.update_stats(flatten(batch.obs))
         self._load(self.current, self.trace.weights)
         self._load(self.policy, self.sampling_weights())
         return metrics
 
-    def log_probabilities(self, rows: Rows) -> Tensor:
+    def log_probabilities(self, rows: RolloutBatch) -> Tensor:
         """Log-probability `(B,)` of each decision under the weights that `policy` has."""
         return self.policy.decisions(rows.obs, rows.record).logp.sum(1)
 
-    def gradient(self, rows: Rows) -> Tensor:
+    def gradient(self, rows: RolloutBatch) -> Tensor:
         """Policy gradient `(P,)` of the return at the weights of `policy`, which must have played the rows."""
         objective = (normalize(rows.advantage) * self.log_probabilities(rows)).mean()
         return parameters_to_vector(torch.autograd.grad(objective, self.learned))
 
-    def deployable(self) -> Policy:
+    def inference_policy(self) -> Policy:
         """The learned weights, not those that explore between or beyond them."""
         return self.current
 
-    def _fit_critic(self, rows: Rows) -> float:
+    def _fit_critic(self, rows: RolloutBatch) -> float:
         loss = torch.zeros(())
         for _ in range(self.config.critic_epochs):
             for minibatch, _ in minibatches(rows, self.config.batch_size, self.generator):
-                loss = nn.functional.mse_loss(self.critic(minibatch.obs), minibatch.value_target)
-                self.critic_optimizer.zero_grad(set_to_none=True)
-                loss.backward()
-                self.critic_optimizer.step()
-        return float(loss.detach())
+                loss = self.critic_step(minibatch)
+        return float(loss)
 
     def _load(self, policy: Policy, weights: Tensor) -> None:
         learned = [
@@ -134,7 +127,7 @@ class MomentumGradient(RolloutLearner):
         with torch.no_grad():
             vector_to_parameters(weights, learned)
 
-    def parts(self) -> Mapping[str, Stateful]:
+    def checkpoint_items(self) -> Mapping[str, Checkpointable]:
         """The shared parts, what was learned, the place in weight space and the critic's optimiser."""
         own = {"current": self.current, "trace": self.trace, "critic_optimizer": self.critic_optimizer}
-        return {**super().parts(), **own}
+        return {**super().checkpoint_items(), **own}

@@ -1,7 +1,7 @@
 """On-policy learners with a value for every part of the reward: HAMNet's, and those of constraints.
 
 A simulator may say which parts its reward has (`Step.info["reward.NAME"]`, `Rollout.terms`). What the named ones leave
-of the reward is one more part, the last. `Rows` then hold `(B, R)` advantages, values and targets.
+of the reward is one more part, the last. A `RolloutBatch` then holds `(B, R)` advantages, values and targets.
 """
 
 from __future__ import annotations
@@ -11,16 +11,17 @@ from abc import abstractmethod
 import torch
 from torch import Tensor
 
-from robopolicy.algorithms.frames.actor_critic import ActorCritic, value_loss
-from robopolicy.algorithms.frames.on_policy import Rows, flatten
+from robopolicy.algorithms.common.on_policy import value_loss
+from robopolicy.algorithms.common.rollout_batch import RolloutBatch, flatten
+from robopolicy.algorithms.ppo import PPO
 from robopolicy.contrib.control.vector_value import TermValues
 from robopolicy.core.returns import chunk_discount, gae
 from robopolicy.data.batches import Rollout
 from robopolicy.errors import unknown_name
 
 
-class TermCritic(ActorCritic):
-    """Mixed into an `ActorCritic`: GAE and value regression of R parts; `make_critic` gives a critic of R values."""
+class MultiRewardCritic(PPO):
+    """PPO with GAE and value regression of R parts of the reward; `make_critic` gives a critic of R values."""
 
     critic: TermValues
 
@@ -43,7 +44,7 @@ class TermCritic(ActorCritic):
         return torch.stack([*parts, rest], -1)
 
     @torch.no_grad()
-    def rows_of(self, batch: Rollout) -> Rows:
+    def process_rollout(self, batch: Rollout) -> RolloutBatch:
         """GAE of every part by itself."""
         (steps, envs), obs, value = batch.shape, flatten(batch.obs), self.critic.by_term
         values = value(obs).view(steps, envs, -1)  # (T, N, R)
@@ -54,17 +55,17 @@ class TermCritic(ActorCritic):
             return x.unsqueeze(-1).expand(values.shape).flatten(1)
 
         advantage, target = gae(
-            self.scale(self.rewards(batch)).flatten(1),
+            self.reward_normalizer(self.rewards(batch)).flatten(1),
             values.flatten(1),
             successor.flatten(1),
             wide(batch.terminated),
             wide(batch.truncated),
             wide(chunk_discount(self.config.gamma, batch.steps)),
-            self.config.lam,
+            self.config.gae_lambda,
         )
         parts = (x.view(steps * envs, -1) for x in (advantage, target, values))
-        return Rows(obs, flatten(batch.record), batch.logp.flatten(0, 1), *parts)
+        return RolloutBatch(obs, flatten(batch.record), batch.logp.flatten(0, 1), *parts)
 
-    def critic_loss(self, rows: Rows) -> Tensor:
+    def critic_loss(self, rows: RolloutBatch) -> Tensor:
         """Regression of all values."""
         return value_loss(self.critic.by_term(rows.obs), rows, self.config.value_clip)

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from robopolicy.algorithms.frames.on_policy import Rows
-from robopolicy.contrib.control.momentum import MomentumConfig, MomentumGradient, Trace
+from robopolicy.algorithms.common.rollout_batch import RolloutBatch
+from robopolicy.contrib.control.momentum import MomentumConfig, MomentumGradient, MomentumState
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class NPGIGTConfig(MomentumConfig):
     """Settings of N-PG-IGT; its schedules are the public code's."""
 
 
-def look_ahead(trace: Trace, share: float) -> Tensor:
+def look_ahead(trace: MomentumState, share: float) -> Tensor:
     """`w + (1 - eta) / eta (w - w_before)` `(P,)`: where the next gradient is to be taken."""
     return trace.weights + (1 - share) / share * (trace.weights - trace.previous)
 
@@ -41,7 +41,7 @@ class NPGIGT(MomentumGradient):
     reference = "fatkhullin2023fisher"
     config: NPGIGTConfig
 
-    def averaged(self, rows: Rows, shape: tuple[int, int]) -> Tensor:
+    def averaged(self, rows: RolloutBatch, shape: tuple[int, int]) -> Tensor:
         """`(1 - eta) d + eta g`, g where the rollout was played."""
         return self.trace.direction.lerp(self.gradient(rows), self.share)
 

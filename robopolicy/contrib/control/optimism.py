@@ -1,4 +1,4 @@
-"""Optimism of an ensemble, and the rule by which an actor changes rarely the critic that it climbs (S094)."""
+"""Optimism of an ensemble, and a rule by which an actor rarely changes the critic that it maximises (S094)."""
 
 from __future__ import annotations
 
@@ -18,27 +18,30 @@ def upper_value(values: Tensor, quantile: float) -> Tensor:
     return values.amax(0) if quantile == 1 else values.quantile(quantile, dim=0)
 
 
-class RareSwitch:
-    """Says when a critic that was kept fits the data so much worse than the current one that it must go.
+class LazyUpdate:
+    """Rule for replacing a kept critic: when it fits the data much worse than the current one.
 
-    It stays while `kept <= factor * current + slack`, both Bellman errors averaged over the last measurements.
+    It stays while `kept <= factor * current + switch_margin`, both Bellman errors averaged over the last measurements.
     """
 
-    def __init__(self, factor: float, slack: float, *, memory: float = 0.0, dwell: int = 0) -> None:
+    def __init__(
+        self, factor: float, switch_margin: float, *, memory: float = 0.0, min_switch_interval: int = 0
+    ) -> None:
         """Start with a critic that has just been changed.
 
         Args:
             factor: Largest ratio of the errors, more than 1.
-            slack: Excess that is allowed besides, squared units of value.
+            switch_margin: Excess that is allowed besides, squared units of value.
             memory: Share of the average that every measurement keeps; 0 trusts the last one alone.
-            dwell: Measurements at least between two changes.
+            min_switch_interval: Measurements at least between two changes.
         """
-        if factor <= 1 or slack < 0 or not 0 <= memory < 1 or dwell < 0:
+        if factor <= 1 or switch_margin < 0 or not 0 <= memory < 1 or min_switch_interval < 0:
             raise UserError(
-                "A rare switch needs factor > 1, slack >= 0, memory in [0, 1) and dwell >= 0, got "
-                f"{factor}, {slack}, {memory} and {dwell}."
+                "A lazy update needs factor > 1, switch_margin >= 0, memory in [0, 1), min_switch_interval >= 0, got "
+                f"{factor}, {switch_margin}, {memory} and {min_switch_interval}."
             )
-        self.factor, self.slack, self.memory, self.dwell = factor, slack, memory, dwell
+        self.factor, self.switch_margin = factor, switch_margin
+        self.memory, self.min_switch_interval = memory, min_switch_interval
         self.kept = self.current = 0.0  # averages of the errors
         self.seen = 0  # measurements since the last change
         self.changes = 0
@@ -49,7 +52,7 @@ class RareSwitch:
         self.kept += share * (kept - self.kept)
         self.current += share * (current - self.current)
         self.seen += 1
-        if self.seen <= self.dwell or self.kept <= self.factor * self.current + self.slack:
+        if self.seen <= self.min_switch_interval or self.kept <= self.factor * self.current + self.switch_margin:
             return False
         self.seen, self.changes = 0, self.changes + 1
         return True

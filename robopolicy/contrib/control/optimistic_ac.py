@@ -24,10 +24,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from robopolicy.algorithms.frames.base import Stateful, frozen_copy
+from robopolicy.algorithms.common.algorithm import Checkpointable, Metrics, frozen_copy
+from robopolicy.algorithms.common.off_policy import UpdateStats, optimizer_step
 from robopolicy.algorithms.sac import SAC, SACConfig
 from robopolicy.constraints import Count, Natural, NotNegative, PartialShare, Positive, PositiveShare
-from robopolicy.contrib.control.optimism import RareSwitch, upper_value
+from robopolicy.contrib.control.optimism import LazyUpdate, upper_value
 from robopolicy.critics.q import CriticConfig, QEnsemble
 from robopolicy.data.batches import Transitions
 from robopolicy.errors import UserError
@@ -46,9 +47,9 @@ class OptimisticACConfig(SACConfig):
     quantile: PositiveShare = 0.9  # of the ensemble, what the actor climbs; 1 is the highest member
     candidates: Count = 8  # chunks drawn from the bounds for every target, beside one of the policy
     factor: Positive = 2.0  # Bellman error of the kept critic, relative to the current one's, at which it goes
-    slack: NotNegative = 0.01  # excess that is allowed besides, squared units of value
+    switch_margin: NotNegative = 0.01  # excess that is allowed besides, squared units of value
     memory: PartialShare = 0.99  # share of the averages of these errors that every actor step keeps
-    dwell: Natural = 1000  # actor steps at least between two switches
+    min_switch_interval: Natural = 1000  # actor steps at least between two switches
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -79,15 +80,20 @@ class OptimisticAC(SAC):
     data_source = "replay"
     heads = ("squashed_gaussian",)
     reference = "tan2025actorcritics"
-    whole_ensemble = True
+    uses_full_ensemble = True
+    config: OptimisticACConfig
 
     def __init__(self, config: OptimisticACConfig, policy: Policy, *, total_updates: int) -> None:
         """Prepare to train a squashed Gaussian `policy`, to which it returns at every switch."""
         super().__init__(config, policy, total_updates=total_updates)
-        self.config: OptimisticACConfig = config
         self.start: Policy = frozen_copy(self.policy)
         self.kept: QEnsemble = frozen_copy(self.critic)  # what the actor climbs
-        self.switch = RareSwitch(config.factor, config.slack, memory=config.memory, dwell=config.dwell)
+        self.switch = LazyUpdate(
+            config.factor,
+            config.switch_margin,
+            memory=config.memory,
+            min_switch_interval=config.min_switch_interval,
+        )
 
     def candidates(self, batch: Transitions) -> Tensor:
         """Chunks `(B, C + 1, H, A)` for the next observations: one of the policy, the others from the bounds."""
@@ -106,24 +112,36 @@ class OptimisticAC(SAC):
         value = upper_value(self.kept(batch.obs, chunk), self.config.quantile)
         return (alpha.detach() * logp - value).mean(), logp, {"optimism": value.detach().mean()}
 
-    def actor_step(self, batch: Transitions) -> Info:
-        """As SAC; before it, a switch where the kept critic has become too bad."""
+    def update(self, batch: Transitions) -> Metrics:
+        """As SAC; before every actor step a switch where the kept critic has become too bad."""
+        stats = UpdateStats()
+        for part in self.minibatches(batch):
+            stats.critic(self.critic_step(part))
+            if self.policy_due():
+                errors = self.switch_critic(part)
+                alpha = self.temperature.value
+                loss, logp, info = self.actor_loss(part, alpha)
+                optimizer_step(self.optimizer, loss + self.temperature.loss(logp, self.target_entropy))
+                stats.actor(loss=loss, entropy=-logp.mean(), temperature=alpha, **info, **errors)
+        return self.finish(batch, stats)
+
+    def switch_critic(self, batch: Transitions) -> Info:
+        """Compare the Bellman errors of the kept and the current critic, and switch if it is time; what to log."""
         with torch.no_grad():
             chunks, quantile = self.candidates(batch), self.config.quantile
             kept, current = (bellman_error(critic, batch, chunks, quantile) for critic in (self.kept, self.critic))
         if self.switch.due(float(kept), float(current)):
-            self.start_over()
-        info = {"kept_error": kept, "current_error": current, "switches": torch.tensor(float(self.switch.changes))}
-        return super().actor_step(batch) | info
+            self.reset_actor()
+        return {"kept_error": kept, "current_error": current, "switches": torch.tensor(float(self.switch.changes))}
 
     @torch.no_grad()
-    def start_over(self) -> None:
+    def reset_actor(self) -> None:
         """Climb the current critic from now on, from where the policy began; statistics of observations stay."""
         self.kept.load_state_dict(self.critic.state_dict())
         for mine, first in zip(self.policy.parameters(), self.start.parameters(), strict=True):
             mine.copy_(first)
         self.optimizer.state.clear()
 
-    def parts(self) -> Mapping[str, Stateful]:
+    def checkpoint_items(self) -> Mapping[str, Checkpointable]:
         """SAC's parts, the first policy, the kept critic and the switch."""
-        return {**super().parts(), "start": self.start, "kept": self.kept, "switch": self.switch}
+        return {**super().checkpoint_items(), "start": self.start, "kept": self.kept, "switch": self.switch}

@@ -17,24 +17,34 @@ lie apart.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from robopolicy.algorithms.frames.soft import SoftConfig, SoftOffPolicy
+from robopolicy.algorithms.common.algorithm import Checkpointable, Metrics
+from robopolicy.algorithms.common.max_entropy import (
+    MaxEntropyConfig,
+    Temperature,
+    actor_optimizer,
+    executed_dims,
+    target_entropy,
+)
+from robopolicy.algorithms.common.off_policy import OffPolicy, UpdateStats, optimizer_step
+from robopolicy.algorithms.sac import soft_target
 from robopolicy.constraints import NotNegative
 from robopolicy.critics.q import QEnsemble
 from robopolicy.data.replay import Transitions
 from robopolicy.errors import UserError
-from robopolicy.policies.base import Info, Observation, Policy
+from robopolicy.policies.base import Info, Observation, Policy, Sample
 from robopolicy.policies.density import choose
 from robopolicy.policies.heads.mixture import MixturePolicy
 from robopolicy.policies.noise import Randomness, uniform
 
 
 @dataclass(frozen=True)
-class PMOEConfig(SoftConfig):
+class PMOEConfig(MaxEntropyConfig):
     """Settings of PMOE: those of SAC, and the router."""
 
     router_coef: NotNegative = 1.0  # weight of the frequency loss
@@ -60,7 +70,7 @@ def actor_loss(
     return loss, {**info, "router_loss": router.detach(), "logp": logp.detach()}
 
 
-class PMOE(SoftOffPolicy):
+class PMOE(OffPolicy):
     """Soft actor-critic for a mixture of experts."""
 
     name = "pmoe"
@@ -68,6 +78,7 @@ class PMOE(SoftOffPolicy):
     data_source = "replay"
     heads = ("squashed_mixture",)
     reference = "ren2021pmoe"
+    config: PMOEConfig
     policy: MixturePolicy
 
     def __init__(self, config: PMOEConfig, policy: Policy, *, total_updates: int) -> None:
@@ -75,19 +86,42 @@ class PMOE(SoftOffPolicy):
         if not isinstance(policy, MixturePolicy) or not policy.config.squash:
             raise UserError(f"PMOE trains a squashed mixture, got '{policy.name}'; pass policy=squashed_mixture.")
         super().__init__(config, policy, total_updates=total_updates)
-        self.config: PMOEConfig = config
+        self.temperature = Temperature(config.temperature)
+        self.target_entropy = target_entropy(config, executed_dims(policy))
+        self.optimizer = actor_optimizer(policy, self.temperature, config)
+
+    def warmup_action(self, obs: Observation, *, generator: Randomness = None) -> Sample:
+        """Draw a chunk uniformly from the action bounds."""
+        return self.policy.sample_uniform(obs, generator=generator)
 
     def target(self, batch: Transitions) -> Tensor:
         """Soft value of the next observation, at a chunk of the expert that the router draws."""
         chunks, logp, log_weight = self.policy.rsample_experts(batch.next_obs, generator=self.generator)
         drawn = choose(log_weight, uniform((len(logp), 1), self.generator, logp.device).squeeze(1))
         rows = torch.arange(len(logp), device=logp.device)
-        return self.soft(batch, self.bootstrap(batch, chunks[rows, drawn]), logp[rows, drawn])
+        value = self.bootstrap(batch, chunks[rows, drawn])
+        return soft_target(batch, value, logp[rows, drawn], self.temperature.value, self.config)
 
-    def actor_loss(self, batch: Transitions, alpha: Tensor) -> tuple[Tensor, Tensor, Info]:
-        """That of the best experts and of the router; log-probabilities are those of the best experts."""
+    def update(self, batch: Transitions) -> Metrics:
+        """Critic steps on consecutive minibatches, steps of experts, router and temperature in between."""
+        stats = UpdateStats()
+        for part in self.minibatches(batch):
+            stats.critic(self.critic_step(part))
+            if self.policy_due():
+                stats.actor(**self.actor_step(part))
+        return self.finish(batch, stats)
+
+    def actor_step(self, batch: Transitions) -> Info:
+        """One step of the best experts, the router and the temperature, by the entropy of the best experts."""
+        alpha = self.temperature.value
         loss, info = actor_loss(self.policy, self.critic, batch.obs, alpha, self.config.router_coef, self.generator)
         logp = info.pop("logp")
         with torch.no_grad():
             sample = self.policy.sample(batch.obs, generator=self.generator)
-        return loss, logp, {**info, "expert_entropy": -logp.mean(), "entropy": -sample.logp.mean()}
+        optimizer_step(self.optimizer, loss + self.temperature.loss(logp, self.target_entropy))
+        entropies = {"entropy": -sample.logp.mean(), "expert_entropy": -logp.mean()}
+        return {"loss": loss, "temperature": alpha, **info, **entropies}
+
+    def checkpoint_items(self) -> Mapping[str, Checkpointable]:
+        """The shared parts, the temperature and the optimiser of actor and temperature."""
+        return {**super().checkpoint_items(), "temperature": self.temperature, "optimizer": self.optimizer}

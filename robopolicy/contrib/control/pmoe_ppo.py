@@ -21,12 +21,13 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from robopolicy.algorithms.frames.base import Metrics, Observer, Stateful
-from robopolicy.algorithms.frames.on_policy import Rows, minibatches
+from robopolicy.algorithms.common.algorithm import Checkpointable, Metrics
+from robopolicy.algorithms.common.rollout_batch import RolloutBatch, flatten, minibatches
 from robopolicy.algorithms.ppo import PPO, PPOConfig
 from robopolicy.constraints import Count, NotNegative, Positive
 from robopolicy.contrib.control.pmoe import frequency_loss
 from robopolicy.critics.q import CriticConfig, QEnsemble
+from robopolicy.data.batches import Rollout
 from robopolicy.errors import UserError
 from robopolicy.policies.base import Info, Observation, Policy, Sample
 from robopolicy.policies.heads.mixture import MixturePolicy
@@ -54,7 +55,7 @@ class PMOEPPO(PPO):
     heads = ("mixture", "squashed_mixture")
     reference = "ren2021pmoe"
     distributed = False
-    may_remember = False  # Q judges observations alone
+    supports_recurrent = False  # Q judges observations alone
     config: PMOEPPOConfig
     policy: MixturePolicy
 
@@ -65,22 +66,26 @@ class PMOEPPO(PPO):
         super().__init__(config, policy, total_updates=total_updates)
         self.q = QEnsemble(config.q, policy)
         self.q_optimizer = torch.optim.Adam(self.q.parameters(), lr=config.q_lr, fused=True)
+        self._q_loss = 0.0  # of the last minibatch
 
     def act(self, obs: Observation, *, generator: Randomness = None) -> Sample:
         """Draw a chunk and note it for Q."""
         sample = super().act(obs, generator=generator)
         return Sample(sample.chunk, sample.record | {"chunk": sample.chunk}, sample.logp)
 
-    def learn(self, rows: Rows, shape: tuple[int, int]) -> Metrics:
+    def process_rollout(self, batch: Rollout) -> RolloutBatch:
+        """The rows of PPO, which Q is fitted to before the actor's epochs."""
+        rows = super().process_rollout(batch)
+        self._q_loss = self._fit_q(rows)
+        return rows
+
+    def update(self, batch: Rollout) -> Metrics:
         """Fit Q, then the epochs of PPO."""
-        loss = self._fit_q(rows)
-        return super().learn(rows, shape) | {"critic/q_loss": loss}
+        metrics = super().update(batch) | {"critic/q_loss": self._q_loss}
+        self.q.encoder.update_stats(flatten(batch.obs))
+        return metrics
 
-    def observers(self) -> tuple[Observer, ...]:
-        """The shared ones and Q."""
-        return *super().observers(), self.q.encoder
-
-    def _fit_q(self, rows: Rows) -> float:
+    def _fit_q(self, rows: RolloutBatch) -> float:
         loss = torch.zeros(())
         for _ in range(self.config.q_epochs):
             for part, _ in minibatches(rows, self.config.batch_size, self.generator):
@@ -96,14 +101,14 @@ class PMOEPPO(PPO):
         with torch.no_grad():
             return self.q.of_candidates(obs, chunks).mean(0).argmax(1)
 
-    def actor_loss(self, rows: Rows, *, diagnose: bool) -> tuple[Tensor, Info]:
+    def loss(self, rows: RolloutBatch, *, log_stats: bool) -> tuple[Tensor, Info]:
         """That of PPO, and the frequency loss of the router."""
-        loss, info = super().actor_loss(rows, diagnose=diagnose)
+        loss, info = super().loss(rows, log_stats=log_stats)
         chunks, _, log_weight = self.policy.rsample_experts(rows.obs, generator=self.generator)
         router, more = frequency_loss(log_weight, self.best(rows.obs, chunks))
         loss = loss + self.config.router_coef * router
-        return loss, {**info, **more, "router_loss": router.detach()} if diagnose else info
+        return loss, {**info, **more, "router_loss": router.detach()} if log_stats else info
 
-    def parts(self) -> Mapping[str, Stateful]:
+    def checkpoint_items(self) -> Mapping[str, Checkpointable]:
         """PPO's parts, Q and its optimiser."""
-        return {**super().parts(), "q": self.q, "q_optimizer": self.q_optimizer}
+        return {**super().checkpoint_items(), "q": self.q, "q_optimizer": self.q_optimizer}

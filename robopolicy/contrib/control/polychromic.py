@@ -24,10 +24,10 @@ from math import comb
 import torch
 from torch import Tensor
 
-from robopolicy.algorithms.frames.on_policy import Rows, normalize
+from robopolicy.algorithms.common.rollout_batch import RolloutBatch, normalize
 from robopolicy.algorithms.ppo import PPO, PPOConfig
 from robopolicy.constraints import Count, NotNegative, Several
-from robopolicy.contrib.control.positions import PlaceConfig
+from robopolicy.contrib.control.positions import PositionConfig
 from robopolicy.contrib.control.props import joined
 from robopolicy.contrib.control.stages import set_advantage
 from robopolicy.contrib.control.vine_batch import VineRollout
@@ -45,25 +45,25 @@ class PolychromicConfig(PPOConfig):
     """Settings of PPO, of the vines and of what makes two of them different."""
 
     epochs: Count = 2  # passes over each rollout and its vines
-    forks: Count = 2  # moments of each rollout at which vines begin
-    vines: Count = 8  # V, vines from each state
-    members: Several = 4  # n, vines in a set, fewer than V
+    branch_points: Count = 2  # moments of each rollout at which vines begin
+    branches: Count = 8  # V, vines from each state
+    set_size: Several = 4  # n, vines in a set, fewer than V
     window: Count = 5  # W, decisions of a vine that learn from the set advantage
     kl_coef: NotNegative = 0.01  # weight of the KL from the policy that played
-    place: PlaceConfig = field(default_factory=lambda: PlaceConfig(scale=0.5))  # ways are sets of its cells
+    place: PositionConfig = field(default_factory=lambda: PositionConfig(scale=0.5))  # ways are sets of its cells
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.members >= self.vines or comb(self.vines, self.members) > MOST_SETS:
+        if self.set_size >= self.branches or comb(self.branches, self.set_size) > MOST_SETS:
             raise UserError(
                 f"A set has fewer members than there are vines, and there are at most {MOST_SETS} sets; "
-                f"got {self.members} of {self.vines}."
+                f"got {self.set_size} of {self.branches}."
             )
-        if self.forks > self.decisions:
-            raise UserError(f"Vines need forks <= decisions={self.decisions}, got {self.forks}.")
+        if self.branch_points > self.num_steps:
+            raise UserError(f"Vines need branch_points <= num_steps={self.num_steps}, got {self.branch_points}.")
 
 
-def ways_of(places: list[Tensor], played: list[Tensor]) -> Tensor:
+def visited_sets(places: list[Tensor], played: list[Tensor]) -> Tensor:
     """Number of the set of unit cells that each vine visited, `(K, N)`; equal sets have equal numbers.
 
     Args:
@@ -92,7 +92,7 @@ class Polychromic(PPO):
     heads = ("decisions",)
     reference = "hamid2025polychromic"
     distributed = False
-    may_remember = False  # vines begin without memories
+    supports_recurrent = False  # vines begin without memories
     config: PolychromicConfig
 
     def __init__(self, config: PolychromicConfig, policy: Policy, *, total_updates: int) -> None:
@@ -100,28 +100,28 @@ class Polychromic(PPO):
         config.place.check(policy)
         super().__init__(config, policy, total_updates=total_updates)
 
-    def advantages(self, vines: tuple[GroupRollout, ...]) -> Tensor:
+    def advantages(self, branches: tuple[GroupRollout, ...]) -> Tensor:
         """Set advantage of every vine, `(K, N)`."""
-        places, count = [self.config.place.of(vine.obs) for vine in vines], self.config.vines
-        ways = ways_of(places, [vine.played for vine in vines])
-        returns = torch.stack([vine.returns for vine in vines])
+        places, count = [self.config.place.extract(vine.obs) for vine in branches], self.config.branches
+        ways = visited_sets(places, [vine.played for vine in branches])
+        returns = torch.stack([vine.returns for vine in branches])
 
         def grouped(values: Tensor) -> Tensor:  # (F V, N) -> (F N, V)
             return values.unflatten(0, (-1, count)).transpose(1, 2).flatten(0, 1)
 
-        advantage = set_advantage(grouped(returns), grouped(ways), self.config.members)
+        advantage = set_advantage(grouped(returns), grouped(ways), self.config.set_size)
         return advantage.unflatten(0, (-1, returns.shape[1])).transpose(1, 2).flatten(0, 1)
 
-    def rows_of(self, batch: Rollout) -> Rows:
+    def process_rollout(self, batch: Rollout) -> RolloutBatch:
         """Decisions of the rollout and of the vines; those in the window of a vine have its set advantage."""
         assert isinstance(batch, VineRollout)
-        advantage = self.advantages(batch.vines)
+        advantage = self.advantages(batch.branches)
         advantage = advantage / advantage.square().mean().sqrt().clamp(min=1e-8)
-        parts, shared = [super().rows_of(batch)], [torch.zeros(batch.shape, device=advantage.device).flatten()]
+        parts, shared = [super().process_rollout(batch)], [torch.zeros(batch.shape, device=advantage.device).flatten()]
         early = [torch.zeros_like(shared[0], dtype=torch.bool)]
-        for vine, own in zip(batch.vines, advantage, strict=True):
+        for vine, own in zip(batch.branches, advantage, strict=True):
             played, (steps, envs) = vine.played.flatten(), vine.shape
-            parts.append(super().rows_of(vine)[played])
+            parts.append(super().process_rollout(vine)[played])
             shared.append(own.expand(steps, envs).flatten()[played])
             time = torch.arange(steps, device=played.device)[:, None].expand(steps, envs)
             early.append((time < self.config.window).flatten()[played])
@@ -130,9 +130,9 @@ class Polychromic(PPO):
         gae[~inside] = normalize(rows.advantage[~inside])
         return replace(rows, advantage=torch.where(inside, torch.cat(shared), gae))
 
-    def actor_loss(self, rows: Rows, *, diagnose: bool) -> tuple[Tensor, Info]:
+    def loss(self, rows: RolloutBatch, *, log_stats: bool) -> tuple[Tensor, Info]:
         """That of PPO, and the KL from the policy that played."""
         output = self.policy.decisions(rows.obs, rows.record)
         advantage = normalize(rows.advantage)[:, None]
-        loss, info = self.estimator(Decisions(rows.logp), advantage, output.logp, output.entropy, diagnose=diagnose)
+        loss, info = self.estimator(Decisions(rows.logp), advantage, output.logp, output.entropy, log_stats=log_stats)
         return loss + self.config.kl_coef * k3(rows.logp - output.logp).mean(), info

@@ -12,27 +12,27 @@ from robopolicy.policies.base import Observation, Policy
 
 
 @dataclass(frozen=True)
-class PlaceConfig(Ranged):
+class PositionConfig(Ranged):
     """The part of an observation that is the place."""
 
     key: str = "state"  # observation that holds it
-    entries: tuple[Natural, ...] = (0, 1)  # its entries that are the place
+    indices: tuple[Natural, ...] = (0, 1)  # its entries that are the place
     scale: Positive = 0.1  # side of a cell, and length over which places are alike, in units of those entries
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.entries:
+        if not self.indices:
             raise UserError("A place needs one or more entries, got none.")
 
     def check(self, policy: Policy) -> None:
         """Refuse a policy that does not see the place."""
         shape = policy.spec.observation.get(self.key, ())
-        if len(shape) != 1 or not all(0 <= entry < shape[0] for entry in self.entries):
+        if len(shape) != 1 or not all(0 <= entry < shape[0] for entry in self.indices):
             raise UserError(
-                f"Policy '{policy.name}' sees no entries {list(self.entries)} of '{self.key}'; set algorithm.place.key "
-                "and algorithm.place.entries."
+                f"Policy '{policy.name}' sees no entries {list(self.indices)} of '{self.key}'; set algorithm.place.key "
+                "and algorithm.place.indices."
             )
 
-    def of(self, obs: Observation) -> Tensor:
+    def extract(self, obs: Observation) -> Tensor:
         """Newest place `(..., D)` in observations `(..., To, size)`, in units of the scale."""
-        return obs[self.key][..., -1, list(self.entries)] / self.scale
+        return obs[self.key][..., -1, list(self.indices)] / self.scale

@@ -29,11 +29,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from robopolicy.algorithms.frames.base import Metrics, Stateful
-from robopolicy.algorithms.frames.on_policy import Rows
-from robopolicy.algorithms.ppo import PPO, PPOConfig
+from robopolicy.algorithms.common.algorithm import Checkpointable, Metrics
+from robopolicy.algorithms.common.rollout_batch import RolloutBatch
+from robopolicy.algorithms.ppo import PPOConfig
 from robopolicy.constraints import NotNegative, Positive
-from robopolicy.contrib.control.multi_reward_critic import TermCritic
+from robopolicy.contrib.control.multi_reward_critic import MultiRewardCritic
 from robopolicy.contrib.control.vector_value import TermValues
 from robopolicy.core.regularizers import Dual
 from robopolicy.data.batches import Rollout
@@ -75,11 +75,11 @@ class EpisodeCosts:
     def __init__(self) -> None:
         self.running: Tensor | None = None  # (N, C) of the episodes that are being played
 
-    def cut(self) -> None:
+    def reset_episodes(self) -> None:
         """Forget the running episodes, of which the rest will not be played."""
         self.running = None
 
-    def observe(self, costs: Tensor, done: Tensor) -> Tensor | None:
+    def update(self, costs: Tensor, done: Tensor) -> Tensor | None:
         """Add `costs` `(T, N, C)`; the mean `(C,)` over episodes that ended, `done` `(T, N)`; None without any."""
         start = torch.zeros_like(costs[0])
         running = start if self.running is None else self.running.to(start.device)
@@ -101,7 +101,7 @@ class EpisodeCosts:
         self.running = state["running"]
 
 
-class PPOLagrangian(TermCritic, PPO):
+class PPOLagrangian(MultiRewardCritic):
     """PPO on reward minus multipliers times costs."""
 
     name = "ppo_lagrangian"
@@ -128,9 +128,9 @@ class PPOLagrangian(TermCritic, PPO):
         """`algorithm.costs`."""
         return self.config.costs
 
-    def rows_of(self, batch: Rollout) -> Rows:
+    def process_rollout(self, batch: Rollout) -> RolloutBatch:
         """Advantages of the Lagrangian `(B,)`; values and targets `(B, C + 1)` of all parts."""
-        rows = super().rows_of(batch)
+        rows = super().process_rollout(batch)
         multipliers = rows.advantage.new_tensor([dual.value for dual in self.multipliers.values()])
         return replace(rows, advantage=lagrangian(rows.advantage, multipliers))
 
@@ -144,7 +144,7 @@ class PPOLagrangian(TermCritic, PPO):
         if bool((costs < 0).any()):
             worst = self.config.costs[int(costs.flatten(0, 1).min(0).values.argmin())]
             raise UserError(f"A cost must be a part of the reward that never exceeds 0, but '{worst}' does; drop it.")
-        mean = self.episode_costs.observe(costs, batch.terminated | batch.truncated)
+        mean = self.episode_costs.update(costs, batch.terminated | batch.truncated)
         metrics: Metrics = {}
         for number, (name, dual) in enumerate(self.multipliers.items()):
             if mean is not None:
@@ -162,7 +162,7 @@ class PPOLagrangian(TermCritic, PPO):
             [none, *(-earned[name].nan_to_num(0.0, 0.0, 0.0)[..., None] for name in self.config.costs)], -1
         )
 
-    def parts(self) -> Mapping[str, Stateful]:
+    def checkpoint_items(self) -> Mapping[str, Checkpointable]:
         """PPO's parts, the multipliers and what the running episodes have cost."""
         duals = {f"multiplier_{name}": dual for name, dual in self.multipliers.items()}
-        return {**super().parts(), **duals, "episode_costs": self.episode_costs}
+        return {**super().checkpoint_items(), **duals, "episode_costs": self.episode_costs}

@@ -27,8 +27,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from robopolicy.algorithms.frames.base import Metrics, frozen_copy
-from robopolicy.algorithms.frames.on_policy import Rows, flatten
+from robopolicy.algorithms.common.algorithm import Metrics, frozen_copy
+from robopolicy.algorithms.common.rollout_batch import RolloutBatch, flatten
 from robopolicy.algorithms.ppo import PPO, PPOConfig
 from robopolicy.constraints import Count, InnerShare, Positive, Ranged
 from robopolicy.core.regularizers import k3
@@ -54,7 +54,7 @@ class BehaviourConfig(Ranged):
 class PROPSConfig(PPOConfig):
     """Settings of PROPS; those of PPO hold for its updates."""
 
-    kept: Count = 2  # b, newest rollouts of which an update learns
+    num_kept_batches: Count = 2  # b, newest rollouts of which an update learns
     behaviour: BehaviourConfig = BehaviourConfig()  # the policy that plays
 
 
@@ -63,7 +63,7 @@ def push_loss(change: Tensor, bound: float) -> Tensor:
     return change.exp().clamp(min=1 - bound)
 
 
-def joined(parts: list[Rows]) -> Rows:
+def joined(parts: list[RolloutBatch]) -> RolloutBatch:
     """Rows one after the other."""
 
     def cat(trees: list[dict[str, Tensor]]) -> dict[str, Tensor]:
@@ -71,7 +71,7 @@ def joined(parts: list[Rows]) -> Rows:
 
     names = ("logp", "advantage", "value_target", "value")
     values = {name: torch.cat([getattr(part, name) for part in parts]) for name in names}
-    return Rows(cat([part.obs for part in parts]), cat([part.record for part in parts]), **values)
+    return RolloutBatch(cat([part.obs for part in parts]), cat([part.record for part in parts]), **values)
 
 
 class PROPS(PPO):
@@ -83,43 +83,47 @@ class PROPS(PPO):
     heads = ("decisions",)
     reference = "corrado2023props"
     distributed = False
-    may_remember = False  # rollouts that are kept have no order in time
+    supports_recurrent = False  # rollouts that are kept have no order in time
     config: PROPSConfig
 
     def __init__(self, config: PROPSConfig, policy: Policy, *, total_updates: int) -> None:
         """Prepare to train `policy` for `total_updates` rollouts."""
         super().__init__(config, policy, total_updates=total_updates)
         self.player: Policy = frozen_copy(policy)
-        self.kept: list[Rollout] = []  # earlier rollouts
+        self.kept_batches: list[Rollout] = []  # earlier rollouts
         self.played: list[tuple[Observation, Record]] = []  # of this rollout
         self.pushes: list[float] = []  # approximate KL of the copy to the policy after each push of this rollout
 
     def act(self, obs: Observation, *, generator: Randomness = None) -> Sample:
         """Draw a chunk from the behaviour policy, which is pushed when it is due."""
         if len(self.played) % self.config.behaviour.every == 0:
-            self._push(next(iter(obs.values())).shape[0] * self.config.behaviour.every)
+            self._update_behavior_policy(next(iter(obs.values())).shape[0] * self.config.behaviour.every)
         sample = self.player.sample(obs, generator=generator)
         self.played.append((obs, sample.record))
         return sample
 
-    def rows_of(self, batch: Rollout) -> Rows:
+    def process_rollout(self, batch: Rollout) -> RolloutBatch:
         """All kept decisions, scored anew by the policy and the critic."""
-        rows = joined([super(PROPS, self).rows_of(rollout) for rollout in [*self.kept, batch]])
+        rows = joined([super(PROPS, self).process_rollout(rollout) for rollout in [*self.kept_batches, batch]])
         with torch.no_grad():
             return replace(rows, logp=self.policy.decisions(rows.obs, rows.record).logp)
 
     def update(self, batch: Rollout) -> Metrics:
         """PPO on the kept rollouts; then the copy is made and pushed for the next one."""
         metrics = super().update(batch) | {"behaviour/kl": fmean(self.pushes or [0.0])}
-        self.kept = [*self.kept, batch][-(self.config.kept - 1) :] if self.config.kept > 1 else []
+        self.kept_batches = (
+            [*self.kept_batches, batch][-(self.config.num_kept_batches - 1) :]
+            if self.config.num_kept_batches > 1
+            else []
+        )
         self.played, self.pushes = [], []
         return metrics
 
     @torch.enable_grad()
-    def _push(self, due: int) -> None:
+    def _update_behavior_policy(self, due: int) -> None:
         """Copy the policy, and push the copy away from what was played, as far as `due` decisions need it."""
         self.player.load_state_dict(self.policy.state_dict())
-        parts = [(flatten(rollout.obs), flatten(rollout.record)) for rollout in self.kept] + self.played
+        parts = [(flatten(rollout.obs), flatten(rollout.record)) for rollout in self.kept_batches] + self.played
         if not parts:
             return
         obs, record = ({key: torch.cat([part[i][key] for part in parts]) for key in parts[0][i]} for i in range(2))
@@ -151,9 +155,9 @@ class PROPS(PPO):
 
     def state_dict(self) -> dict[str, Any]:
         """States of all parts, and the kept rollouts."""
-        return {**super().state_dict(), "kept": [vars(rollout) for rollout in self.kept]}
+        return {**super().state_dict(), "kept": [vars(rollout) for rollout in self.kept_batches]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore `state_dict`."""
         super().load_state_dict(state)
-        self.kept = [move(Rollout(**rollout), self.policy.device) for rollout in state["kept"]]
+        self.kept_batches = [move(Rollout(**rollout), self.policy.device) for rollout in state["kept"]]

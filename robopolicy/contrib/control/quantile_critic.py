@@ -31,7 +31,7 @@ class QuantileQ(QEnsemble):
         """Means `(M, ...)` of raw outputs."""
         return output.mean(-1)
 
-    def lowest(self, obs: Mapping[str, Tensor], chunk: Tensor) -> Tensor:
+    def min_q(self, obs: Mapping[str, Tensor], chunk: Tensor) -> Tensor:
         """Least mean `(B,)` of all members."""
         return self(obs, chunk).min(0).values
 

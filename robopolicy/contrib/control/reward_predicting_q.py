@@ -9,7 +9,7 @@ from torch import Tensor
 from robopolicy.critics.q import CriticConfig, Judged, QEnsemble
 
 
-class SupervisedQ(QEnsemble):
+class RewardPredictingQ(QEnsemble):
     """Values, scalar or as histograms, and one more output of every member for the reward of the window."""
 
     def __init__(self, config: CriticConfig, policy: Judged) -> None:
@@ -28,6 +28,6 @@ class SupervisedQ(QEnsemble):
         """Loss `(M, B)` of the values towards `target` `(B,)`; the rewards have no part in it."""
         return super().regression(output[..., :-1], target)
 
-    def lowest(self, obs: Mapping[str, Tensor], chunk: Tensor) -> Tensor:
+    def min_q(self, obs: Mapping[str, Tensor], chunk: Tensor) -> Tensor:
         """Least value `(B,)` of all members."""
         return self(obs, chunk).min(0).values

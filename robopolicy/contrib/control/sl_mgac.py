@@ -7,7 +7,7 @@ less. Values may be discretised (`critic.bins`), and a task or a group that the 
 projection of its own in the critic.
 
 Use it in place of SAC where rewards are noisy, or differ from group to group. Where they are exact it only costs: a
-prediction is wrong before it is learned. `reward_coef=0 reward_trust=0` is SAC with normalised layers.
+prediction is wrong before it is learned. `reward_coef=0 reward_trust_coef=0` is SAC with normalised layers.
 
 Reconstructed from the abstract and a summary; the source allocates live streams. Own choices: one predicted reward
 (there: several tasks), and its use in the target. In our measurements the supervised loss alone changed the variance of
@@ -24,10 +24,10 @@ from torch import Tensor
 
 from robopolicy.algorithms.sac import SAC, SACConfig
 from robopolicy.constraints import NotNegative, Share
-from robopolicy.contrib.control.reward_predicting_q import SupervisedQ
+from robopolicy.contrib.control.reward_predicting_q import RewardPredictingQ
 from robopolicy.critics.q import CriticConfig
 from robopolicy.data.batches import Transitions
-from robopolicy.policies.base import Info, Policy
+from robopolicy.policies.base import Info
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class SLMGACConfig(SACConfig):
         default_factory=lambda: CriticConfig(hidden=(256, 256), activation="relu", layer_norm=True)
     )
     reward_coef: NotNegative = 1.0  # weight of the squared error of predicted rewards
-    reward_trust: Share = 0.5  # share of the prediction in the reward of the target; 0 takes the seen reward
+    reward_trust_coef: Share = 0.5  # share of the prediction in the reward of the target; 0 takes the seen reward
 
 
 def supervised_loss(prediction: Tensor, reward: Tensor) -> Tensor:
@@ -54,17 +54,13 @@ class SLMGAC(SAC):
     data_source = "replay"
     heads = ("squashed_gaussian",)
     reference = "liu2024slmgac"
-    critic: SupervisedQ
-    target_critic: SupervisedQ
+    config: SLMGACConfig
+    critic: RewardPredictingQ
+    target_critic: RewardPredictingQ
 
-    def __init__(self, config: SLMGACConfig, policy: Policy, *, total_updates: int) -> None:
-        """Prepare to train a squashed Gaussian `policy`."""
-        super().__init__(config, policy, total_updates=total_updates)
-        self.config: SLMGACConfig = config
-
-    def make_critic(self) -> SupervisedQ:
+    def make_critic(self) -> RewardPredictingQ:
         """Values and rewards."""
-        return SupervisedQ(self.config.critic, self.policy)
+        return RewardPredictingQ(self.config.critic, self.policy)
 
     def critic_loss(self, batch: Transitions) -> tuple[Tensor, Info]:
         """Temporal-difference loss and that of the rewards, summed over the members and averaged over the batch."""
@@ -75,11 +71,14 @@ class SLMGAC(SAC):
         loss = self.critic.regression(output, target) + self.config.reward_coef * supervised
         value = self.critic.value(output.detach())
         info = {"value": value.mean(), "target": target.mean(), "reward_loss": supervised.detach().mean()}
-        info |= {"td_variance": (target - value).var(1, correction=0).mean(), "errors": (value - target).abs().mean(0)}
+        info |= {
+            "td_variance": (target - value).var(1, correction=0).mean(),
+            "td_errors": (value - target).abs().mean(0),
+        }
         return (loss * batch.weight).mean(1).sum(), info
 
     def smoothed(self, batch: Transitions) -> Transitions:
         """The windows with rewards between the seen ones and those that the slow critic predicts."""
         critic = self.target_critic
         expected = critic.reward(critic.output(critic.encode(batch.obs), batch.chunk)).mean(0)
-        return replace(batch, reward=batch.reward.lerp(expected, self.config.reward_trust))
+        return replace(batch, reward=batch.reward.lerp(expected, self.config.reward_trust_coef))

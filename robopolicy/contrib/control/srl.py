@@ -16,23 +16,27 @@ model predicts the normalised change of the observation (there: the next one), f
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from robopolicy.algorithms.frames.soft import SoftConfig, SoftOffPolicy
+from robopolicy.algorithms.common.algorithm import Checkpointable, Metrics
+from robopolicy.algorithms.common.max_entropy import MaxEntropyConfig, Temperature, actor_optimizer, target_entropy
+from robopolicy.algorithms.common.off_policy import OffPolicy, UpdateStats, optimizer_step, td_loss
+from robopolicy.algorithms.sac import soft_target
 from robopolicy.constraints import Count, Finite
-from robopolicy.contrib.control.model_based_q import ModelledQ
+from robopolicy.contrib.control.model_based_q import ModelBasedQ
 from robopolicy.contrib.control.sequence import SequencePolicy
-from robopolicy.data.batches import Request, Transitions
+from robopolicy.data.batches import ReplaySampleSpec, Transitions
 from robopolicy.errors import UserError
-from robopolicy.policies.base import Info, Observation, Policy
+from robopolicy.policies.base import Info, Observation, Policy, Sample
 from robopolicy.policies.noise import Randomness
 
 
 @dataclass(frozen=True)
-class SRLConfig(SoftConfig):
+class SRLConfig(MaxEntropyConfig):
     """Settings of SRL: those of SAC, and the model."""
 
     model_hidden: tuple[Count, ...] = (400, 300)  # layers of the model
@@ -46,8 +50,8 @@ class SRLConfig(SoftConfig):
 
 def actor_loss(
     policy: SequencePolicy,
-    critic: ModelledQ,
-    slow_critic: ModelledQ,
+    critic: ModelBasedQ,
+    slow_critic: ModelBasedQ,
     obs: Observation,
     alpha: Tensor,
     generator: Randomness = None,
@@ -62,11 +66,11 @@ def actor_loss(
     for action in actions[:-1]:
         places.append(slow_critic.imagine(places[-1], action.detach()))
     along = {key: torch.cat([place[key] for place in places]) for key in places[-1]}  # (H B, To, ...)
-    value = critic.lowest(along, torch.cat(actions)).view(len(actions), -1)
+    value = critic.min_q(along, torch.cat(actions)).view(len(actions), -1)
     return alpha.detach() * logp.mean(0).sum() - value.mean(1).sum(), logp
 
 
-class SRL(SoftOffPolicy):
+class SRL(OffPolicy):
     """Soft actor-critic on sequences."""
 
     name = "srl"
@@ -74,44 +78,59 @@ class SRL(SoftOffPolicy):
     data_source = "replay"
     heads = ("sequence",)
     reference = "patel2024srl"
+    config: SRLConfig
     policy: SequencePolicy
-    critic: ModelledQ
-    target_critic: ModelledQ
+    critic: ModelBasedQ
+    target_critic: ModelBasedQ
 
     def __init__(self, config: SRLConfig, policy: Policy, *, total_updates: int) -> None:
         """Prepare to train a sequence `policy`."""
         if not isinstance(policy, SequencePolicy):
             raise UserError(f"SRL trains a recurrent sequence of actions, got '{policy.name}'; pass policy=sequence.")
         super().__init__(config, policy, total_updates=total_updates)
-        self.config: SRLConfig = config
+        self.temperature = Temperature(config.temperature)
+        self.target_entropy = target_entropy(config, policy.spec.action_dim)  # of a single action
+        self.optimizer = actor_optimizer(policy, self.temperature, config)
 
-    @property
-    def entropy_dims(self) -> int:
-        """Those of a single action."""
-        return self.policy.spec.action_dim
+    def warmup_action(self, obs: Observation, *, generator: Randomness = None) -> Sample:
+        """Draw a chunk uniformly from the action bounds."""
+        return self.policy.sample_uniform(obs, generator=generator)
 
-    def make_critic(self) -> ModelledQ:
+    def make_critic(self) -> ModelBasedQ:
         """Values of single actions, and the model."""
-        return ModelledQ(self.config.critic, self.policy, model_hidden=self.config.model_hidden)
+        return ModelBasedQ(self.config.critic, self.policy, model_hidden=self.config.model_hidden)
 
     @property
-    def request(self) -> Request:
+    def sample_spec(self) -> ReplaySampleSpec:
         """Single control steps, whatever the policy executes."""
-        return replace(super().request, horizon=1, steps=1)
+        return replace(super().sample_spec, horizon=1, steps=1)
 
     def target(self, batch: Transitions) -> Tensor:
         """Soft value of the next observation at the first action of a sequence that begins there."""
         action, logp = self.policy.rsample(batch.next_obs, steps=1, generator=self.generator)
-        return self.soft(batch, self.bootstrap(batch, action), logp.squeeze(1))
+        value = self.bootstrap(batch, action)
+        return soft_target(batch, value, logp.squeeze(1), self.temperature.value, self.config)
 
     def critic_loss(self, batch: Transitions) -> tuple[Tensor, Info]:
         """Temporal-difference loss of single actions, and the loss of the model; they share no weights."""
-        loss, info = super().critic_loss(batch)
+        loss, info = td_loss(self.critic, batch, self.target)
         errors = self.critic.model_loss(batch.obs, batch.chunk, batch.next_obs)
         model = (errors * batch.followed).sum() / batch.followed.sum().clamp(min=1)
         return loss + model, {**info, "model_loss": model}
 
-    def actor_loss(self, batch: Transitions, alpha: Tensor) -> tuple[Tensor, Tensor, Info]:
-        """That of the whole sequence; and the mean over its actions of their log-probabilities."""
-        loss, logp = actor_loss(self.policy, self.critic, self.target_critic, batch.obs, alpha, self.generator)
-        return loss, logp.mean(1), {}
+    def update(self, batch: Transitions) -> Metrics:
+        """Steps of critic and model on consecutive minibatches, steps of actor and temperature in between."""
+        stats = UpdateStats()
+        for part in self.minibatches(batch):
+            stats.critic(self.critic_step(part))
+            if self.policy_due():
+                alpha = self.temperature.value
+                loss, logp = actor_loss(self.policy, self.critic, self.target_critic, part.obs, alpha, self.generator)
+                logp = logp.mean(1)  # over the actions of the sequence
+                optimizer_step(self.optimizer, loss + self.temperature.loss(logp, self.target_entropy))
+                stats.actor(loss=loss, entropy=-logp.mean(), temperature=alpha)
+        return self.finish(batch, stats)
+
+    def checkpoint_items(self) -> Mapping[str, Checkpointable]:
+        """The shared parts, the temperature and the optimiser of actor and temperature."""
+        return {**super().checkpoint_items(), "temperature": self.temperature, "optimizer": self.optimizer}

@@ -19,12 +19,12 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from robopolicy.algorithms.sac import SAC, SACConfig
+from robopolicy.algorithms.sac import SAC, SACConfig, soft_target
 from robopolicy.constraints import NotNegative
 from robopolicy.contrib.control.gaussian_critic import GaussianQ
 from robopolicy.critics.q import CriticConfig
 from robopolicy.data.batches import Transitions
-from robopolicy.policies.base import Info, Policy
+from robopolicy.policies.base import Info
 from robopolicy.policies.density import bounded
 
 FLOOR = 1e-3  # smallest standard deviation in the likelihood
@@ -56,14 +56,10 @@ class STAC(SAC):
     data_source = "replay"
     heads = ("squashed_gaussian",)
     reference = "ozalp2026stac"
-    whole_ensemble = True
+    uses_full_ensemble = True
+    config: STACConfig
     critic: GaussianQ
     target_critic: GaussianQ
-
-    def __init__(self, config: STACConfig, policy: Policy, *, total_updates: int) -> None:
-        """Prepare to train a squashed Gaussian `policy`."""
-        super().__init__(config, policy, total_updates=total_updates)
-        self.config: STACConfig = config
 
     def make_critic(self) -> GaussianQ:
         """Means and standard deviations."""
@@ -74,9 +70,11 @@ class STAC(SAC):
         mean, std = critic.moments(obs, chunk)
         return (mean - self.config.pessimism * std).mean(0)
 
-    def bootstrap(self, batch: Transitions, chunk: Tensor) -> Tensor:
-        """`reward + discount * (mu' - beta sigma')` `(B,)`."""
-        return batch.reward + batch.discount * self.pessimistic(self.target_critic, batch.next_obs, chunk)
+    def target(self, batch: Transitions) -> Tensor:
+        """`reward + discount * (mu' - beta sigma' - alpha log pi')` `(B,)`."""
+        chunk, logp = self.policy.rsample(batch.next_obs, generator=self.generator)
+        value = batch.reward + batch.discount * self.pessimistic(self.target_critic, batch.next_obs, chunk)
+        return soft_target(batch, value, logp, self.temperature.value, self.config)
 
     def critic_loss(self, batch: Transitions) -> tuple[Tensor, Info]:
         """Likelihood of the target, summed over the members and averaged over the batch."""
@@ -84,7 +82,7 @@ class STAC(SAC):
         target = self.target(batch).detach()
         loss = (likelihood_loss(mean, std, target) * batch.weight).mean(1).sum()
         info = {"value": mean.mean(), "target": target.mean(), "spread": std.mean()}
-        return loss, {**info, "errors": (mean - target).abs().mean(0).detach()}
+        return loss, {**info, "td_errors": (mean - target).abs().mean(0).detach()}
 
     def actor_loss(self, batch: Transitions, alpha: Tensor) -> tuple[Tensor, Tensor, Info]:
         """`alpha log pi - (mu - beta sigma)` at reparameterised chunks."""

@@ -24,8 +24,9 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor, nn
 
-from robopolicy.algorithms.frames.off_policy import descend
-from robopolicy.algorithms.td3 import TD3, TD3Config
+from robopolicy.algorithms.common.algorithm import Metrics
+from robopolicy.algorithms.common.off_policy import UpdateStats, optimizer_step
+from robopolicy.algorithms.td3 import TD3, TD3Config, smoothed_chunk
 from robopolicy.constraints import Count, Finite, Natural, Positive, PositiveShare, Share
 from robopolicy.contrib.control.quantile_critic import QuantileQ, quantile_loss
 from robopolicy.contrib.control.stock_encoder import STOCK_PREFIX, StockEncoder
@@ -34,7 +35,6 @@ from robopolicy.data.batches import Transitions
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.policies.base import Info, Observation, Policy
 from robopolicy.policies.heads.gaussian import GaussianPolicy
-from robopolicy.policies.noise import normal
 
 UTILITIES = {"mean": lambda x: x, "cvar": lambda x: x.clamp(max=0), "setpoint": lambda x: -x.abs()}
 """Functional -> utility u of stock plus return."""
@@ -53,7 +53,7 @@ class StockACConfig(TD3Config):
     level: PositiveShare = 0.25  # cvar: share of the episodes, the worst ones, whose mean counts
     start: Finite = 0.0  # c_0: minus the total to meet (setpoint); where the search begins (cvar)
     start_rate: Share = 0.01  # cvar: share of the way to the best c_0 of the batch that each update goes
-    edits: Natural = 3  # further stocks at which every row is learned from
+    augmentations: Natural = 3  # further stocks at which every row is learned from
     quantiles: Count = 50  # of the return
     huber: Positive = 0.1  # error of a quantile up to which its loss is quadratic
 
@@ -84,7 +84,8 @@ class StockAC(TD3):
     data_source = "replay"
     heads = ("squashed_gaussian",)
     reference = "pires2025distributional"
-    whole_ensemble = True
+    uses_full_ensemble = True
+    config: StockACConfig
     critic: QuantileQ
     target_critic: QuantileQ
 
@@ -107,7 +108,6 @@ class StockAC(TD3):
             )
         stock_of(policy).start.fill_(config.start)
         super().__init__(config, policy, total_updates=total_updates)
-        self.config: StockACConfig = config
         self.utility = UTILITIES[config.functional]
         self._set_start(stock_of(policy).start)
 
@@ -133,13 +133,13 @@ class StockAC(TD3):
         returns = self.target_critic.quantiles(batch.obs, batch.chunk).mean(0)
         return torch.minimum(own.min(), -returns.max()), torch.maximum(own.max(), -returns.min())
 
-    def edited(self, batch: Transitions) -> Transitions:
+    def augmented(self, batch: Transitions) -> Transitions:
         """`batch`, and after it copies at drawn stocks; in all of them the next stock follows from stock and reward."""
         own = self.stock(batch.obs)
         low, high = self.extremes(batch)
-        share = torch.rand(self.config.edits, len(batch), generator=self.generator).to(own.device)
+        share = torch.rand(self.config.augmentations, len(batch), generator=self.generator).to(own.device)
         stock = torch.cat([own, (low + share * (high - low)).flatten()])
-        copies = 1 + self.config.edits
+        copies = 1 + self.config.augmentations
         joined = Transitions.concat([batch] * copies)
         next_stock = (stock + joined.reward) / self.config.gamma ** joined.steps.to(stock.dtype)
         return replace(
@@ -173,36 +173,43 @@ class StockAC(TD3):
         """`E u(c + Z)` `(M, B)` under each member."""
         return self.utility(self.stock(obs)[:, None] + critic.quantiles(obs, chunk)).mean(-1)
 
-    def draws(self, batch: Transitions) -> Tensor:
+    def quantile_samples(self, batch: Transitions) -> Tensor:
         """Draws `(B, n)` of the return: reward and the next quantiles of the member with the least utility."""
-        mode = self.target_policy.mode(batch.next_obs)
-        limit = self.config.target_noise_clip
-        noise = (self.config.target_noise * normal(mode.shape, self.generator, mode.device)).clamp(-limit, limit)
-        quantiles = self.target_critic.quantiles(batch.next_obs, self._shifted(mode, noise))
+        chunk = smoothed_chunk(self.target_policy, batch.next_obs, self.config, self.generator)
+        quantiles = self.target_critic.quantiles(batch.next_obs, chunk)
         utility = self.utility(self.stock(batch.next_obs)[:, None] + quantiles).mean(-1)
-        rows = torch.arange(len(batch), device=mode.device)
+        rows = torch.arange(len(batch), device=chunk.device)
         return batch.reward[:, None] + batch.discount[:, None] * quantiles[utility.argmin(0), rows]
 
     def critic_loss(self, batch: Transitions) -> tuple[Tensor, Info]:
         """Quantile regression at own and edited stocks, summed over the members and averaged over the rows."""
-        rows = self.edited(batch)
+        rows = self.augmented(batch)
         quantiles = self.critic.quantiles(rows.obs, rows.chunk)
         with torch.no_grad():
-            target = self.draws(rows)
+            target = self.quantile_samples(rows)
         loss = (quantile_loss(quantiles, target, self.critic.levels, self.config.huber) * rows.weight).mean(1).sum()
         error = (quantiles.detach().mean((0, 2)) - target.mean(1)).abs()[: len(batch)]
-        return loss, {"value": quantiles.mean(), "target": target.mean(), "errors": error}
+        return loss, {"value": quantiles.mean(), "target": target.mean(), "td_errors": error}
 
-    def actor_step(self, batch: Transitions) -> Info:
-        """One step of the actor up the utility of the first critic, at own and edited stocks; then c_0 moves."""
-        rows = self.edited(batch)
-        loss = -self.utilities(self.critic, rows.obs, self.policy.mode(rows.obs))[0].mean()
-        descend(self.optimizer, loss)
-        self._policy_update.step(self.config.tau)
-        self._policy_update.copy_buffers()
-        if self.config.functional == "cvar":
-            self.search_start(batch)
-        return {"loss": loss, "start": stock_of(self.policy).start}
+    def actor_loss(self, batch: Transitions) -> tuple[Tensor, Info]:
+        """Minus the utility of the first critic, at own and drawn stocks."""
+        rows = self.augmented(batch)
+        return -self.utilities(self.critic, rows.obs, self.policy.mode(rows.obs))[0].mean(), {}
+
+    def update(self, batch: Transitions) -> Metrics:
+        """As TD3; after every actor step c_0 moves."""
+        stats = UpdateStats()
+        for part in self.minibatches(batch):
+            stats.critic(self.critic_step(part))
+            if self.policy_due():
+                loss, info = self.actor_loss(part)
+                optimizer_step(self.optimizer, loss)
+                self._policy_update.step(self.config.tau)
+                self._policy_update.copy_buffers()
+                if self.config.functional == "cvar":
+                    self.search_start(part)
+                stats.actor(loss=loss, start=stock_of(self.policy).start, **info)
+        return self.finish(batch, stats)
 
 
 def _setting(discount: float) -> str:

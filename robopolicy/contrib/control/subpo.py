@@ -4,7 +4,7 @@ The objective is a set function F of all that an episode visits, with diminishin
 gathered. It is no sum of rewards of single states, but its marginal gains `F(tau_{0:t+1}) - F(tau_{0:t})` add up to it,
 and a policy gradient on the gains from each step on climbs it: an action is credited with what is new after it.
 
-Use it to inspect, map or cover, with `place.entries` of an observation as the place and `place.scale` as the reach of a
+Use it to inspect, map or cover, with `place.indices` of an observation as the place and `place.scale` as the reach of a
 sensor. The gain depends on what was visited before, so a policy that remembers (`policy.recurrent.kind`) or sees the
 time knows more than one of the place alone. Where states pay every time, use `ppo`. Places are those of the decisions:
 what a chunk passes in between is not seen, nor is the place in which an episode terminates.
@@ -23,10 +23,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from robopolicy.algorithms.frames.base import Metrics, Stateful
+from robopolicy.algorithms.common.algorithm import Checkpointable, Metrics
 from robopolicy.algorithms.ppo import PPO, PPOConfig
 from robopolicy.constraints import NotNegative
-from robopolicy.contrib.control.positions import PlaceConfig
+from robopolicy.contrib.control.positions import PositionConfig
 from robopolicy.data.batches import Rollout
 from robopolicy.errors import unknown_name
 from robopolicy.policies.base import Policy
@@ -73,7 +73,7 @@ class SubPOConfig(PPOConfig):
     """Settings of PPO, and the set function."""
 
     objective: str = "coverage"  # coverage (of cells) | information (of a Gaussian process)
-    place: PlaceConfig = field(default_factory=PlaceConfig)  # what an episode visits; its scale is a cell's side
+    place: PositionConfig = field(default_factory=PositionConfig)  # what an episode visits; its scale is a cell's side
     task_coef: NotNegative = 0.0  # weight of the task's own reward beside the gains
 
     def __post_init__(self) -> None:
@@ -133,12 +133,12 @@ class SubPO(PPO):
         config.place.check(policy)
         super().__init__(config, policy, total_updates=total_updates)
         self.gain = OBJECTIVES[config.objective]
-        self.visited = Visited(len(config.place.entries))
+        self.visited = Visited(len(config.place.indices))
 
     @torch.no_grad()
     def gains(self, batch: Rollout) -> Tensor:
         """Marginal gains `(T, N)` of what each decision led to; what was visited before belongs to them."""
-        place_of = self.config.place.of
+        place_of = self.config.place.extract
         places = place_of(batch.obs)
         following = torch.cat([places[1:], place_of(batch.last_obs).unsqueeze(0)])
         reached = following.clone()
@@ -159,6 +159,6 @@ class SubPO(PPO):
         metrics = super().update(replace(batch, reward=gains + self.config.task_coef * batch.reward))
         return metrics | {"actor/gain": float(gains.mean())}
 
-    def parts(self) -> Mapping[str, Stateful]:
+    def checkpoint_items(self) -> Mapping[str, Checkpointable]:
         """PPO's parts and the places of the running episodes."""
-        return {**super().parts(), "visited": self.visited}
+        return {**super().checkpoint_items(), "visited": self.visited}

@@ -26,13 +26,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from robopolicy.algorithms.frames.base import Stateful
-from robopolicy.algorithms.frames.off_policy import OffPolicy, OffPolicyConfig, descend
+from robopolicy.algorithms.common.algorithm import Checkpointable, Metrics
+from robopolicy.algorithms.common.off_policy import OffPolicy, OffPolicyConfig, UpdateStats, optimizer_step
 from robopolicy.constraints import Count, NotNegative, Positive, Ratio
 from robopolicy.contrib.control.symphony_policy import SwaddledPolicy
-from robopolicy.contrib.control.weighted_quantile_q import SortedQ
+from robopolicy.contrib.control.weighted_quantile_q import WeightedQuantileQ
 from robopolicy.critics.q import CriticConfig
-from robopolicy.data.batches import Request, Transitions
+from robopolicy.data.batches import ReplaySampleSpec, Transitions
 from robopolicy.errors import UserError
 from robopolicy.policies.base import Info, Observation, Policy, Sample
 from robopolicy.policies.noise import Randomness
@@ -54,9 +54,9 @@ class SymphonyConfig(OffPolicyConfig):
     lr: Positive = 1e-4  # learning rate of the actor
     critic_lr: Positive = 1e-4  # learning rate of the critic
     nodes: Count = 128  # outputs of each critic
-    swaddling: NotNegative = 1.0  # weight of the penalty on strength and tightness
+    action_penalty: NotNegative = 1.0  # weight of the penalty on strength and tightness
     weight_decay: NotNegative = 0.01  # of actor and critic
-    fading: bool = True  # draw what was played long ago ever more rarely
+    age_weighting: bool = True  # draw what was played long ago ever more rarely
 
 
 def symmetric_loss(error: Tensor) -> Tensor:
@@ -69,7 +69,7 @@ def rising_gain(advantage: Tensor) -> Tensor:
     return advantage.abs() * (advantage / 2).tanh()
 
 
-def swaddling_loss(strength: Tensor, tightness: Tensor) -> Tensor:
+def action_penalty_loss(strength: Tensor, tightness: Tensor) -> Tensor:
     """Penalty `(...)` of strength S and tightness K, both in (0, 1).
 
     `2 atanh(S ** (1 / K)) + K S log S + 2 atanh(K ** 2)`: infinite at S = 1, from S near 0 on if K is near 1 and only
@@ -79,7 +79,7 @@ def swaddling_loss(strength: Tensor, tightness: Tensor) -> Tensor:
     return 2 * early.atanh() + tightness * strength * strength.log() + 2 * tightness.square().atanh()
 
 
-def fading(uniform: NDArray[np.float64]) -> NDArray[np.float64]:
+def age_quantile(uniform: NDArray[np.float64]) -> NDArray[np.float64]:
     """Places in [0, 1), from the oldest to the newest slot, of density `tanh((pi x) ** e)`, at points of its mass.
 
     The newer half is drawn all but evenly, the oldest tenth hardly ever, as in Symphony's fading replay.
@@ -87,7 +87,7 @@ def fading(uniform: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.interp(uniform, _FADED / _FADED[-1], _AGES)
 
 
-class Units(nn.Module):
+class RewardScaler(nn.Module):
     """Size of the rewards, set by the first batch that has any, and the running average of the values."""
 
     reward: Tensor
@@ -118,9 +118,9 @@ class Symphony(OffPolicy):
     data_source = "replay"
     heads = ("swaddled",)
     reference = "ishuov2025symphony"
-    whole_ensemble = True
-    critic: SortedQ
-    target_critic: SortedQ
+    uses_full_ensemble = True
+    critic: WeightedQuantileQ
+    target_critic: WeightedQuantileQ
 
     def __init__(self, config: SymphonyConfig, policy: Policy, *, total_updates: int) -> None:
         """Prepare to train a swaddled `policy`."""
@@ -129,7 +129,7 @@ class Symphony(OffPolicy):
         super().__init__(config, policy, total_updates=total_updates)
         self.config: SymphonyConfig = config
         self.policy: SwaddledPolicy = policy
-        self.units = Units()
+        self.scaler = RewardScaler()
         self.optimizer = self._adam(policy, config.lr)
         self.critic_optimizer = self._adam(self.critic, config.critic_lr)
 
@@ -137,23 +137,23 @@ class Symphony(OffPolicy):
         decay = self.config.weight_decay
         return torch.optim.AdamW(module.parameters(), lr=lr, betas=(GOLDEN, 0.995), weight_decay=decay, fused=True)
 
-    def make_critic(self) -> SortedQ:
+    def make_critic(self) -> WeightedQuantileQ:
         """Several networks of many nodes."""
-        return SortedQ(self.config.critic, self.policy, nodes=self.config.nodes)
+        return WeightedQuantileQ(self.config.critic, self.policy, nodes=self.config.nodes)
 
     @property
-    def request(self) -> Request:
+    def sample_spec(self) -> ReplaySampleSpec:
         """As every algorithm, from a fading memory."""
-        return replace(super().request, age_quantile=fading if self.config.fading else None)
+        return replace(super().sample_spec, age_quantile=age_quantile if self.config.age_weighting else None)
 
-    def explore(self, obs: Observation, *, generator: Randomness = None) -> Sample:
+    def warmup_action(self, obs: Observation, *, generator: Randomness = None) -> Sample:
         """Uniform over the action bounds."""
         return self.policy.sample_uniform(obs, generator=generator)
 
     def target(self, batch: Transitions) -> Tensor:
         """Scaled reward and value of the next observation at a noisy action."""
         chunk, _, _ = self.policy.rsample(batch.next_obs, generator=self.generator)
-        return self.units.scaled(batch.reward) + batch.discount * self.target_critic.lowest(batch.next_obs, chunk)
+        return self.scaler.scaled(batch.reward) + batch.discount * self.target_critic.min_q(batch.next_obs, chunk)
 
     def critic_loss(self, batch: Transitions) -> tuple[Tensor, Info]:
         """Every node follows the same target; averaged over nodes and batch."""
@@ -162,19 +162,29 @@ class Symphony(OffPolicy):
             target = self.target(batch)
         error = nodes - target.unsqueeze(1)
         loss = (symmetric_loss(error).mean(1) * batch.weight).mean()
-        info = {"value": nodes.mean(), "target": target.mean(), "reward_unit": self.units.reward}
-        return loss, {**info, "errors": error.detach().abs().mean(1)}
+        info = {"value": nodes.mean(), "target": target.mean(), "reward_unit": self.scaler.reward}
+        return loss, {**info, "td_errors": error.detach().abs().mean(1)}
 
-    def actor_step(self, batch: Transitions) -> Info:
-        """One step up the lead of the next observation's value, under the penalty."""
+    def actor_loss(self, batch: Transitions) -> tuple[Tensor, Info]:
+        """Penalty minus the gain of the next observation's value over its average, and what to log."""
         chunk, strength, tightness = self.policy.rsample(batch.next_obs, generator=self.generator)
-        gain = rising_gain(self.units.advantage(self.target_critic.lowest(batch.next_obs, chunk))).mean()
+        gain = rising_gain(self.scaler.advantage(self.target_critic.min_q(batch.next_obs, chunk))).mean()
         executed = slice(self.policy.spec.execute)
-        penalty = swaddling_loss(strength[:, executed], tightness[:, executed]).mean()
-        loss = self.config.swaddling * penalty - gain
-        descend(self.optimizer, loss)
-        return {"loss": loss, "gain": gain, "swaddling": penalty, "strength": strength.mean()}
+        penalty = action_penalty_loss(strength[:, executed], tightness[:, executed]).mean()
+        loss = self.config.action_penalty * penalty - gain
+        return loss, {"gain": gain, "swaddling": penalty, "strength": strength.mean()}
 
-    def parts(self) -> Mapping[str, Stateful]:
+    def update(self, batch: Transitions) -> Metrics:
+        """Critic steps on consecutive minibatches, steps of the actor in between."""
+        stats = UpdateStats()
+        for part in self.minibatches(batch):
+            stats.critic(self.critic_step(part))
+            if self.policy_due():
+                loss, info = self.actor_loss(part)
+                optimizer_step(self.optimizer, loss)
+                stats.actor(loss=loss, **info)
+        return self.finish(batch, stats)
+
+    def checkpoint_items(self) -> Mapping[str, Checkpointable]:
         """The shared parts, the units and the optimiser of the actor."""
-        return {**super().parts(), "units": self.units, "optimizer": self.optimizer}
+        return {**super().checkpoint_items(), "units": self.scaler, "optimizer": self.optimizer}

@@ -17,18 +17,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from robopolicy.algorithms.frames.actor_critic import ActorCritic, ActorCriticConfig
-from robopolicy.algorithms.frames.base import Metrics, Stateful
-from robopolicy.algorithms.frames.on_policy import Rows, normalize
+from robopolicy.algorithms.common.algorithm import Checkpointable, Metrics
+from robopolicy.algorithms.common.on_policy import ActorCriticConfig
+from robopolicy.algorithms.common.rollout_batch import RolloutBatch, normalize
+from robopolicy.algorithms.ppo import PPO
 from robopolicy.constraints import Positive
 from robopolicy.core.decisions import Decisions
 from robopolicy.core.estimator import Estimator, EstimatorConfig
 from robopolicy.core.regularizers import Anneal
-from robopolicy.policies.base import Info, Policy
+from robopolicy.data.batches import Rollout
+from robopolicy.policies.base import Info
 
 
 @dataclass(frozen=True)
@@ -40,8 +43,8 @@ class TALPOConfig(ActorCriticConfig):
     final: Positive = 0.1  # share of the widths and of the entropy bonus that is left at the end; 1 keeps them
 
 
-class TALPO(ActorCritic):
-    """Actor-critic with a drift that knows how much of the training is left."""
+class TALPO(PPO):
+    """PPO's epochs with a drift that knows how much of the training is left."""
 
     name = "ta_lpo"
     config_class = TALPOConfig
@@ -51,26 +54,27 @@ class TALPO(ActorCritic):
     distributed = True
     config: TALPOConfig
 
-    def __init__(self, config: TALPOConfig, policy: Policy, *, total_updates: int) -> None:
-        """Prepare to train `policy` for `total_updates` rollouts."""
-        super().__init__(config, policy, total_updates=total_updates)
+    @cached_property
+    def estimator(self) -> Estimator:
+        """Importance-weighted objective less the drift, and an entropy bonus, on their schedules."""
+        config, total = self.config, self.total_updates
         start = {"alpha": config.alpha, "beta": config.beta, "entropy": config.entropy_coef}
-        schedule = {name: Anneal(value, config.final * value, total_updates) for name, value in start.items()}
-        self.estimator = Estimator(EstimatorConfig(surrogate="drift"), schedule)
+        schedule = {name: Anneal(value, config.final * value, total) for name, value in start.items()}
+        return Estimator(EstimatorConfig(surrogate="drift"), schedule)
 
-    def actor_loss(self, rows: Rows, *, diagnose: bool) -> tuple[Tensor, Info]:
+    def loss(self, rows: RolloutBatch, *, log_stats: bool) -> tuple[Tensor, Info]:
         """Importance-weighted objective less the drift, and entropy bonus."""
         output = self.policy.decisions(rows.obs, rows.record)
         advantage = normalize(rows.advantage)[:, None]
-        return self.estimator(Decisions(rows.logp), advantage, output.logp, output.entropy, diagnose=diagnose)
+        return self.estimator(Decisions(rows.logp), advantage, output.logp, output.entropy, log_stats=log_stats)
 
-    def learn(self, rows: Rows, shape: tuple[int, int]) -> Metrics:
+    def update(self, batch: Rollout) -> Metrics:
         """Several epochs on one rollout; then the widths narrow."""
-        metrics = super().learn(rows, shape)
+        metrics = super().update(batch)
         metrics["actor/drift_width"] = self.estimator.controllers["alpha"].value
         self.estimator.observe({"entropy": torch.tensor(metrics["actor/entropy"])})
         return metrics
 
-    def parts(self) -> Mapping[str, Stateful]:
-        """Those of the frame and the schedule."""
-        return {**super().parts(), "estimator": self.estimator}
+    def checkpoint_items(self) -> Mapping[str, Checkpointable]:
+        """Items of PPO and the schedule."""
+        return {**super().checkpoint_items(), "estimator": self.estimator}

@@ -1,17 +1,18 @@
 """Two-stage constrained actor-critic: teachers of side goals, then the main goal near them (Cai et al. 2023, S152).
 
-Stage one trains a policy of its own for every auxiliary signal, e.g. to spend little energy. Stage two freezes these
+Stage one trains a policy of its own for every auxiliary reward, e.g. to spend little energy. Stage two freezes these
 teachers and trains the main policy on the task's reward while it stays close to all of them, which keeps the side goals
 satisfied without a weighted sum of rewards, whose weights must fit their scales.
 
-Use it where a task's reward ignores what also matters, and the trade should be set by one number, `nearness`. Teachers
-that contradict each other pull to a point between them. The main policy is untouched in stage one, in which the
-teachers play in turn.
+Use it where a task's reward ignores what also matters, and the trade should be set by one number, `constraint_coef`.
+Teachers that contradict each other pull to a point between them. The main policy is untouched in stage one, in which
+the teachers act in turn.
 
-The signals are functions of stored transitions (`SIGNALS`; add your own), as our simulators give one reward. The
-formulas of stage two are those of the public code, for a deterministic actor. Deviations: every learner is a TD3
-(there: DDPG); values are divided by their mean size, so that `nearness` does not depend on the scale of the rewards;
-the weight of a value is the density of the teachers' actions relative to its peak; several teachers' distances add up.
+The auxiliary rewards are functions of stored transitions (`AUX_REWARDS`; add your own), as our simulators give one
+reward. The formulas of stage two are those of the public code, for a deterministic actor. Deviations: every learner is
+a TD3 (there: DDPG); values are divided by their mean size, so that `constraint_coef` does not depend on the scale of
+the rewards; the weight of a value is the density of the teachers' actions relative to its peak; several teachers'
+distances add up.
 """
 
 from __future__ import annotations
@@ -24,9 +25,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from robopolicy.algorithms.frames.base import Metrics, Stateful
-from robopolicy.algorithms.frames.off_policy import descend
-from robopolicy.algorithms.td3 import TD3, TD3Config
+from robopolicy.algorithms.common.algorithm import Checkpointable, Metrics
+from robopolicy.algorithms.td3 import TD3, TD3Config, q1
 from robopolicy.constraints import InnerShare, NotNegative, Positive
 from robopolicy.data.batches import Transitions
 from robopolicy.errors import UserError, unknown_name
@@ -35,21 +35,24 @@ from robopolicy.policies.heads.gaussian import GaussianPolicy
 from robopolicy.policies.noise import Randomness
 
 
-def energy(batch: Transitions, policy: GaussianPolicy) -> Tensor:
+def control_cost(batch: Transitions, policy: GaussianPolicy) -> Tensor:
     """Minus the mean square `(B,)` of the executed actions, normalised."""
     steps = policy.spec.execute
     action = policy.action_normalizer.normalize(batch.chunk[:, :steps])
     return -chunk_mean(action.square().mean(-1), batch.mask[:, :steps])
 
 
-def stillness(batch: Transitions, policy: GaussianPolicy) -> Tensor:
+def velocity_cost(batch: Transitions, policy: GaussianPolicy) -> Tensor:
     """Minus the mean square `(B,)` of the change of the observed vectors, normalised; 0 where it was not seen."""
     encoder = policy.encoder
     after, before = (encoder.normalizer.normalize(encoder.vectors(obs)[:, -1]) for obs in (batch.next_obs, batch.obs))
     return -(after - before).square().mean(1) * batch.followed
 
 
-SIGNALS: dict[str, Callable[[Transitions, GaussianPolicy], Tensor]] = {"energy": energy, "stillness": stillness}
+AUX_REWARDS: dict[str, Callable[[Transitions, GaussianPolicy], Tensor]] = {
+    "control_cost": control_cost,
+    "velocity_cost": velocity_cost,
+}
 """Name -> auxiliary reward `(B,)` of transitions."""
 
 
@@ -57,21 +60,21 @@ SIGNALS: dict[str, Callable[[Transitions, GaussianPolicy], Tensor]] = {"energy":
 class TSCACConfig(TD3Config):
     """Settings of the two stages: those of TD3, the teachers and how near them to stay."""
 
-    signals: tuple[str, ...] = ("energy",)  # auxiliary rewards, one teacher each
-    first_stage: InnerShare = 0.3  # share of the updates that train the teachers
-    nearness: NotNegative = 0.3  # weight of the squared distance to the teachers' actions; 0 ignores them
+    aux_rewards: tuple[str, ...] = ("control_cost",)  # auxiliary rewards, one teacher each
+    stage1_fraction: InnerShare = 0.3  # share of the updates that train the teachers
+    constraint_coef: NotNegative = 0.3  # weight of the squared distance to the teachers' actions; 0 ignores them
     data_coef: NotNegative = 0.0  # weight of the squared distance to the actions of the data; for learning offline
     spread: Positive = 30.0  # standard deviation, normalised, of the density that weighs values; large weighs none
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.n_step:
-            raise UserError(f"TSCAC's signals judge one chunk at a time; leave algorithm.n_step=0, got {self.n_step}.")
-        for name in self.signals:
-            if name not in SIGNALS:
-                raise unknown_name("signal", name, SIGNALS)
-        if not self.signals or len(set(self.signals)) < len(self.signals):
-            raise UserError(f"algorithm.signals needs one or more different names, got {list(self.signals)}.")
+            raise UserError(f"TSCAC's rewards judge one chunk at a time; leave algorithm.n_step=0, got {self.n_step}.")
+        for name in self.aux_rewards:
+            if name not in AUX_REWARDS:
+                raise unknown_name("auxiliary reward", name, AUX_REWARDS)
+        if not self.aux_rewards or len(set(self.aux_rewards)) < len(self.aux_rewards):
+            raise UserError(f"algorithm.aux_rewards needs one or more different names, got {list(self.aux_rewards)}.")
 
 
 def main_loss(value: Tensor, distance: Tensor, data_distance: Tensor, config: TSCACConfig) -> Tensor:
@@ -85,7 +88,7 @@ def main_loss(value: Tensor, distance: Tensor, data_distance: Tensor, config: TS
     """
     weight = (-distance.detach().sum(0) / (2 * config.spread**2)).exp()
     climb = (weight * value).mean() / value.detach().abs().mean().clamp(min=1e-6)
-    return config.nearness * distance.mean(1).sum() + config.data_coef * data_distance.mean() - climb
+    return config.constraint_coef * distance.mean(1).sum() + config.data_coef * data_distance.mean() - climb
 
 
 class TSCAC(TD3):
@@ -96,56 +99,51 @@ class TSCAC(TD3):
     data_source = "replay"
     heads = ("squashed_gaussian",)
     reference = "cai2023tscac"
+    config: TSCACConfig
 
     def __init__(self, config: TSCACConfig, policy: Policy, *, total_updates: int) -> None:
         """Prepare to train a squashed Gaussian `policy`; the teachers start as copies of it."""
         super().__init__(config, policy, total_updates=total_updates)
-        self.config: TSCACConfig = config
-        self.stage_one = max(round(config.first_stage * total_updates), 1)  # updates
+        self.stage1_updates = max(round(config.stage1_fraction * total_updates), 1)  # updates
         shared: dict[str, Any] = {entry.name: getattr(config, entry.name) for entry in fields(TD3Config)}
         self.teachers: dict[str, TD3] = {}
-        for number, signal in enumerate(config.signals):
+        for number, reward in enumerate(config.aux_rewards):
             own = replace(TD3Config(**shared), seed=config.seed + number + 1)
-            self.teachers[signal] = TD3(own, copy.deepcopy(self.policy), total_updates=self.stage_one)
+            self.teachers[reward] = TD3(own, copy.deepcopy(self.policy), total_updates=self.stage1_updates)
 
     def act(self, obs: Observation, *, generator: Randomness = None) -> Sample:
         """The main policy with noise; in stage one the teachers, each in its share of the environments."""
-        if self.updates >= self.stage_one:
+        if self.updates >= self.stage1_updates:
             return super().act(obs, generator=generator)
         chunks = torch.stack([teacher.act(obs, generator=generator).chunk for teacher in self.teachers.values()])
         rows = torch.arange(chunks.shape[1], device=chunks.device)
         return Sample.unscored(chunks[rows % len(chunks), rows])
 
     def update(self, batch: Transitions) -> Metrics:
-        """Train the teachers on their signals, or the main policy on the task."""
-        if self.updates >= self.stage_one:
+        """Train the teachers on their rewards, or the main policy on the task."""
+        if self.updates >= self.stage1_updates:
             return super().update(batch)
         metrics: Metrics = {}
-        for signal, teacher in self.teachers.items():
-            own = replace(batch, reward=SIGNALS[signal](batch, self.policy))
-            metrics |= {f"{signal}/{key}": value for key, value in teacher.update(own).items()}
-        self.errors = torch.stack([t.errors for t in self.teachers.values() if t.errors is not None]).mean(0)
-        for network in self.observers():
-            network.observe(batch.obs)
+        for reward, teacher in self.teachers.items():
+            own = replace(batch, reward=AUX_REWARDS[reward](batch, self.policy))
+            metrics |= {f"{reward}/{key}": value for key, value in teacher.update(own).items()}
+        errors = [teacher.td_errors for teacher in self.teachers.values() if teacher.td_errors is not None]
+        self.td_errors = torch.stack(errors).mean(0)
+        self.observe(batch)
         self._target_update.copy_buffers()
         self._policy_update.copy_buffers()
         self.updates += 1
         return metrics
 
-    def actor_step(self, batch: Transitions) -> Info:
-        """One step of the main actor; then the slow copies follow."""
-        first = torch.zeros(1, dtype=torch.int64, device=batch.reward.device)
+    def actor_loss(self, batch: Transitions) -> tuple[Tensor, Info]:
+        """Loss of the main actor, and its distance to the teachers."""
         chunk = self.policy.mode(batch.obs)
         with torch.no_grad():
-            lessons = [teacher.policy.mode(batch.obs) for teacher in self.teachers.values()]
-        distance = torch.stack([self._distance(chunk, lesson).mean(1) for lesson in lessons])
+            teachers = [teacher.policy.mode(batch.obs) for teacher in self.teachers.values()]
+        distance = torch.stack([self._distance(chunk, teacher).mean(1) for teacher in teachers])
         seen = chunk_mean(self._distance(chunk, batch.chunk), batch.mask[:, : self.policy.spec.execute])
-        value = self.critic(batch.obs, chunk, first)[0]
-        loss = main_loss(value, distance, seen, self.config)
-        descend(self.optimizer, loss)
-        self._policy_update.step(self.config.tau)
-        self._policy_update.copy_buffers()
-        return {"loss": loss, "distance": distance.mean()}
+        loss = main_loss(q1(self.critic, batch.obs, chunk), distance, seen, self.config)
+        return loss, {"distance": distance.mean()}
 
     def _distance(self, chunk: Tensor, other: Tensor) -> Tensor:
         """Mean squared difference `(B, Ta)` of the executed actions, normalised."""
@@ -153,6 +151,9 @@ class TSCAC(TD3):
         difference = normalizer.normalize(chunk[:, executed]) - normalizer.normalize(other[:, executed])
         return difference.square().mean(-1)
 
-    def parts(self) -> Mapping[str, Stateful]:
+    def checkpoint_items(self) -> Mapping[str, Checkpointable]:
         """TD3's parts, and every teacher."""
-        return {**super().parts(), **{f"teacher_{signal}": teacher for signal, teacher in self.teachers.items()}}
+        return {
+            **super().checkpoint_items(),
+            **{f"teacher_{reward}": teacher for reward, teacher in self.teachers.items()},
+        }

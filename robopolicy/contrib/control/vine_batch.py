@@ -11,4 +11,4 @@ from robopolicy.data.batches import GroupRollout, Rollout
 class VineRollout(Rollout):
     """A rollout, and episodes that were played to their end from several of its moments."""
 
-    vines: tuple[GroupRollout, ...]  # those from one moment in sequence; `group` numbers moment and environment
+    branches: tuple[GroupRollout, ...]  # those from one moment in sequence; `group` numbers moment and environment

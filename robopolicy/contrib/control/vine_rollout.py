@@ -24,14 +24,14 @@ from robopolicy.sim.chunk import ChunkedSim, ChunkStep
 class VineSampler(RolloutSampler):
     """As `RolloutSampler`; what it plays besides leaves no trace in the rollouts."""
 
-    def __init__(self, sim: ChunkedSim, *, decisions: int, forks: int, vines: int, seed: int = 0) -> None:
+    def __init__(self, sim: ChunkedSim, *, decisions: int, branch_points: int, branches: int, seed: int = 0) -> None:
         """Get ready.
 
         Args:
             sim: Simulator with chunk execution and observation history.
             decisions: T, chunk decisions per environment in one rollout.
-            forks: Moments of each rollout, drawn at random, at which vines begin in every environment.
-            vines: V, vines from each moment.
+            branch_points: Moments of each rollout, drawn at random, at which vines begin in every environment.
+            branches: V, vines from each moment.
             seed: First episode seed, and seed of the exploration noise.
         """
         super().__init__(sim, decisions=decisions, seed=seed)
@@ -41,27 +41,27 @@ class VineSampler(RolloutSampler):
             raise UserError(
                 f"The backend of {sim.sim.spec.task} cannot save its state, from which vines grow; choose another."
             ) from error
-        self.forks, self.vines = forks, vines
+        self.branch_points, self.branches = branch_points, branches
         self._noise = torch.Generator(sim.sim.device).manual_seed(seed + 1)  # of the vines
         self._moments: dict[int, Any] = {}  # decision of the rollout -> state of the simulator
         self._decision = 0
 
     def collect(self, act: Act) -> VineRollout:
         """Play `decisions` chunks per environment, and vines to the end of their episodes."""
-        drawn = torch.randperm(self.decisions, generator=self._noise, device=self._noise.device)[: self.forks]
+        drawn = torch.randperm(self.decisions, generator=self._noise, device=self._noise.device)[: self.branch_points]
         self._moments, self._decision = dict.fromkeys(sorted(drawn.tolist())), 0
         rollout = super().collect(act)
         end = copy.deepcopy(self.sim.state_dict())
         envs = torch.arange(self.sim.sim.num_envs, device=rollout.reward.device)
-        vines: list[GroupRollout] = []
+        branches: list[GroupRollout] = []
         for number, state in enumerate(self._moments.values()):
-            for _ in range(self.vines):
+            for _ in range(self.branches):
                 obs = self.sim.load_state_dict(copy.deepcopy(state))
-                vines.append(play_out(self.sim, act, obs, self._noise, group=number * len(envs) + envs))
+                branches.append(play_out(self.sim, act, obs, self._noise, group=number * len(envs) + envs))
         self.sim.load_state_dict(end)
         self._moments = {}
-        self.env_steps += sum(int(vine.steps.sum()) for vine in vines)
-        return VineRollout(**vars(rollout), vines=tuple(vines))
+        self.env_steps += sum(int(vine.steps.sum()) for vine in branches)
+        return VineRollout(**vars(rollout), branches=tuple(branches))
 
     def _step(self, sample: Sample) -> ChunkStep:
         if self._decision in self._moments:

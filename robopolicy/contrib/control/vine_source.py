@@ -18,9 +18,9 @@ class VineSource(RolloutSource):
     whole_episodes: ClassVar[bool] = True
 
     def __init__(
-        self, sim: ChunkedSim, device: torch.device, *, decisions: int, forks: int, vines: int, seed: int
+        self, sim: ChunkedSim, device: torch.device, *, decisions: int, branch_points: int, branches: int, seed: int
     ) -> None:
-        self._forks, self._vines = forks, vines
+        self._branch_points, self._branches = branch_points, branches
         super().__init__(sim, device, decisions=decisions, seed=seed)
 
     @classmethod
@@ -30,11 +30,13 @@ class VineSource(RolloutSource):
         return cls(
             context.chunked_sim(),
             context.device,
-            decisions=settings.decisions,
-            forks=settings.forks,
-            vines=settings.vines,
+            decisions=settings.num_steps,
+            branch_points=settings.branch_points,
+            branches=settings.branches,
             seed=context.seed,
         )
 
     def _make_sampler(self, seed: int) -> VineSampler:
-        return VineSampler(self.sim, decisions=self._decisions, forks=self._forks, vines=self._vines, seed=seed)
+        return VineSampler(
+            self.sim, decisions=self._decisions, branch_points=self._branch_points, branches=self._branches, seed=seed
+        )

@@ -13,7 +13,7 @@ from robopolicy.critics.q import CriticConfig, Judged, QEnsemble
 from robopolicy.errors import UserError
 
 
-class SortedQ(QEnsemble):
+class WeightedQuantileQ(QEnsemble):
     """One value from the nodes of all members: sorted, and weighed `tanh((pi (1 - i / n)) ** e)` from the lowest up.
 
     Every node learns the same target, so that where they disagree the value lies below their mean. As a `QEnsemble` it
@@ -39,7 +39,7 @@ class SortedQ(QEnsemble):
         """Value `(1, B)` of raw outputs `(M, B, nodes)`."""
         return (_ascending(_joined_nodes(output)) * self.weights).sum(-1).unsqueeze(0)
 
-    def lowest(self, obs: Mapping[str, Tensor], chunk: Tensor) -> Tensor:
+    def min_q(self, obs: Mapping[str, Tensor], chunk: Tensor) -> Tensor:
         """The value `(B,)`."""
         return self(obs, chunk).squeeze(0)
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from robopolicy.algorithms.frames.base import Algorithm, Metrics, Stateful
+from robopolicy.algorithms.common.algorithm import Algorithm, Checkpointable, Metrics
 from robopolicy.constraints import Natural, Positive, Ranged
 from robopolicy.contrib.known_dynamics.scenarios import Unrolled
 from robopolicy.core.gradients import clip_gradients
@@ -58,11 +58,11 @@ class Pathwise(Algorithm):
         loss.backward()
         norm = clip_gradients(self.policy.parameters(), self.config.grad_clip)
         self.optimizer.step()
-        self.policy.observe(played.obs)
+        self.policy.update_stats(played.obs)
         self.updates += 1
         metrics = {"actor/loss": loss.item(), "actor/grad_norm": norm.item()}
         return metrics | {f"actor/{key}": value.item() for key, value in info.items()}
 
-    def parts(self) -> Mapping[str, Stateful]:
+    def checkpoint_items(self) -> Mapping[str, Checkpointable]:
         """Policy and optimiser."""
         return {"policy": self.policy, "optimizer": self.optimizer}

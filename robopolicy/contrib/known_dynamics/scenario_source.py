@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from robopolicy.algorithms.frames.base import Algorithm
+from robopolicy.algorithms.common.algorithm import Algorithm
 from robopolicy.contrib.known_dynamics.dynamics import DynamicsSim
 from robopolicy.contrib.known_dynamics.linear import LinearDynamics
 from robopolicy.contrib.known_dynamics.scenarios import Plans, Scenarios

@@ -21,9 +21,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from robopolicy.algorithms.frames.base import Observer, Stateful
-from robopolicy.algorithms.frames.off_policy import descend
-from robopolicy.algorithms.frames.regularized_td3 import RegularizedTD3, RegularizedTD3Config
+from robopolicy.algorithms.common.algorithm import Checkpointable, Metrics, Observer
+from robopolicy.algorithms.common.off_policy import UpdateStats, optimizer_step
+from robopolicy.algorithms.td3 import q1, smoothed_chunk
+from robopolicy.algorithms.td3_bc import TD3BC, TD3BCConfig, chunk_distance, executed
 from robopolicy.constraints import Count, Natural, NotNegative, Positive, Ranged
 from robopolicy.critics.q import CriticConfig, borrow_normalizers
 from robopolicy.critics.value import ValueConfig, ValueNet
@@ -46,7 +47,7 @@ class ChunkVAEConfig(Ranged):
 
 
 @dataclass(frozen=True)
-class A2PRConfig(RegularizedTD3Config):
+class A2PRConfig(TD3BCConfig):
     """Settings of A2PR; defaults are the public code's for Walker2d."""
 
     critic: CriticConfig = field(
@@ -56,7 +57,7 @@ class A2PRConfig(RegularizedTD3Config):
         default_factory=lambda: ValueConfig(hidden=(256, 256, 256, 256), activation="relu", orthogonal_init=False)
     )
     vae: ChunkVAEConfig = field(default_factory=ChunkVAEConfig)
-    pull: NotNegative = 1.0  # weight of the regulariser; .4 for Hopper
+    reg_coef: NotNegative = 1.0  # weight of the regulariser; .4 for Hopper
 
 
 class ChunkVAE(nn.Module):
@@ -102,7 +103,7 @@ def better_of(generated: Tensor, own: Tensor, value: Tensor) -> tuple[Tensor, Te
     return generated >= own, (generated >= value) | (own > value)
 
 
-class A2PR(RegularizedTD3):
+class A2PR(TD3BC):
     """TD3 that is pulled towards good actions alone."""
 
     name = "a2pr"
@@ -121,52 +122,65 @@ class A2PR(RegularizedTD3):
         self.value_optimizer = torch.optim.Adam(self.value.parameters(), lr=config.critic_lr, fused=True)
         self.vae_optimizer = torch.optim.Adam(self.vae.parameters(), lr=config.vae.lr, fused=True)
 
-    def _critic_step(self, batch: Transitions) -> Info:
-        """A step of the critic, of V towards the lesser of two targets, and of the VAE."""
-        info = super()._critic_step(batch)
+    def fit_models(self, batch: Transitions) -> Info:
+        """A step of V towards the lesser of two targets, and one of the VAE; what to log."""
         value_loss = ((self.value(batch.obs) - self.value_target(batch)).square() * batch.weight).mean()
-        descend(self.value_optimizer, value_loss)
-        action = self.executed(batch.chunk)
+        optimizer_step(self.value_optimizer, value_loss)
+        action = executed(self.policy, batch.chunk)
         with torch.no_grad():
-            good = self.first_value(batch.obs, batch.chunk) > self.value(batch.obs)
+            good = q1(self.critic, batch.obs, batch.chunk) > self.value(batch.obs)
         decoded, mean, log_std = self.vae(batch.obs, action, generator=self.generator)
         generation_loss = vae_loss(decoded, action, good, mean, log_std, self.config.vae.weight)
-        descend(self.vae_optimizer, generation_loss)
-        return {**info, "value_loss": value_loss, "vae_loss": generation_loss, "good": good.float().mean()}
+        optimizer_step(self.vae_optimizer, generation_loss)
+        return {"value_loss": value_loss, "vae_loss": generation_loss, "good": good.float().mean()}
+
+    def update(self, batch: Transitions) -> Metrics:
+        """Steps of the critic, V and the VAE on consecutive minibatches, delayed steps of the actor in between."""
+        stats = UpdateStats()
+        for part in self.minibatches(batch):
+            stats.critic(self.critic_step(part) | self.fit_models(part))
+            if self.policy_due():
+                loss, info = self.actor_loss(part)
+                optimizer_step(self.optimizer, loss)
+                self._policy_update.step(self.config.tau)
+                self._policy_update.copy_buffers()
+                stats.actor(loss=loss, **info)
+        return self.finish(batch, stats)
 
     @torch.no_grad()
     def value_target(self, batch: Transitions) -> Tensor:
         """Lesser target `(B,)` of the online critic and its slow copy."""
-        chunk = self.next_chunk(batch)
+        chunk = smoothed_chunk(self.target_policy, batch.next_obs, self.config, self.generator)
         online = batch.reward + batch.discount * self.critic(batch.next_obs, chunk).amin(0)
         return torch.minimum(online, self.bootstrap(batch, chunk))
 
     @torch.no_grad()
-    def pulled_to(self, batch: Transitions, chunk: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """What `chunk` is pulled to: chunk `(B, n, A)` and mask `(B, n)`; and whether it is `(B,)`."""
-        executed = self.policy.spec.execute
-        decoded, _, _ = self.vae(batch.obs, self.executed(chunk), generator=self.generator)
+    def regularization_target(self, batch: Transitions, chunk: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Where `chunk` is pulled to: chunk `(B, n, A)` and mask `(B, n)`; and whether it is pulled at all `(B,)`."""
+        steps = self.policy.spec.execute
+        decoded, _, _ = self.vae(batch.obs, executed(self.policy, chunk), generator=self.generator)
         generated = self.policy.action_normalizer.denormalize(decoded)
-        q_generated = self.first_value(batch.obs, generated)
-        q_own = self.first_value(batch.obs, batch.chunk)
+        q_generated = q1(self.critic, batch.obs, generated)
+        q_own = q1(self.critic, batch.obs, batch.chunk)
         take, gate = better_of(q_generated, q_own, self.value(batch.obs))
-        wanted = torch.where(take[:, None, None], generated, batch.chunk[:, :executed])
-        return wanted, torch.where(take[:, None], 1.0, batch.mask[:, :executed]), gate
+        wanted = torch.where(take[:, None, None], generated, batch.chunk[:, :steps])
+        return wanted, torch.where(take[:, None], 1.0, batch.mask[:, :steps]), gate
 
     def penalty(self, batch: Transitions, chunk: Tensor) -> tuple[Tensor, Info]:
         """Squared distance to the better action, 0 where neither is good."""
-        wanted, mask, gate = self.pulled_to(batch, chunk)
+        wanted, mask, gate = self.regularization_target(batch, chunk)
         pulled = gate.to(chunk.dtype)
-        return self.config.pull * pulled * self.distance(chunk, wanted, mask), {"pulled": pulled.mean()}
+        distance = chunk_distance(self.policy, chunk, wanted, mask)
+        return self.config.reg_coef * pulled * distance, {"pulled": pulled.mean()}
 
     def observers(self) -> tuple[Observer, ...]:
         """The shared ones and V and the VAE."""
         return *super().observers(), self.value, self.vae.encoder
 
-    def parts(self) -> Mapping[str, Stateful]:
+    def checkpoint_items(self) -> Mapping[str, Checkpointable]:
         """TD3's parts, V, the VAE and their optimisers."""
         return {
-            **super().parts(),
+            **super().checkpoint_items(),
             "value": self.value,
             "value_optimizer": self.value_optimizer,
             "vae": self.vae,

@@ -29,8 +29,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from robopolicy.algorithms.frames.base import Metrics, Stateful, frozen_copy
-from robopolicy.algorithms.frames.off_policy import descend
+from robopolicy.algorithms.common.algorithm import Checkpointable, Metrics, frozen_copy
+from robopolicy.algorithms.common.off_policy import UpdateStats, optimizer_step
 from robopolicy.algorithms.sac import SAC, SACConfig
 from robopolicy.constraints import Count, InnerShare, Positive, PositiveShare, Ranged
 from robopolicy.contrib.offline.discriminator import (
@@ -39,7 +39,7 @@ from robopolicy.contrib.offline.discriminator import (
     gradient_penalty,
     reverse_kl_loss,
 )
-from robopolicy.data.batches import Request, Transitions
+from robopolicy.data.batches import ReplaySampleSpec, Transitions
 from robopolicy.errors import UserError
 from robopolicy.policies.base import Info, Policy
 from robopolicy.policies.noise import uniform
@@ -49,7 +49,7 @@ from robopolicy.policies.noise import uniform
 class AILBoostConfig(SACConfig):
     """Settings of AILBoost; those of discriminator and mixture are the public code's for states."""
 
-    share: PositiveShare = 0.05  # eta, weight of a new learner in the mixture
+    mixture_rate: PositiveShare = 0.05  # eta, weight of a new learner in the mixture
     learner_decisions: Count = 250  # decisions of an environment that make a learner; there 1000 of a single one
     discriminator: DiscriminatorConfig = field(default_factory=DiscriminatorConfig)
     discriminator_lr: Positive = 1e-4  # learning rate of the discriminator
@@ -64,15 +64,15 @@ class AILBoostConfig(SACConfig):
 
 
 @dataclass(frozen=True)
-class Boosting(Ranged):
+class LearnerMixture(Ranged):
     """What slots weigh if a memory is to stand for a mixture of the learners that filled it in turn.
 
-    A new learner gets `share` of the mass and leaves `1 - share` of it to those before, as boosting mixes its weak
-    learners. Each has played `block` slots of a lane, the oldest one that is left also what does not fill a block. A
-    memory of a single learner weighs all slots alike.
+    A new learner gets the share `mixture_rate` of the mass and leaves the rest to those before, as boosting mixes its
+    weak learners. Each has played `block` slots of a lane, the oldest one that is left also what does not fill a block.
+    A memory of a single learner weighs all slots alike.
     """
 
-    share: InnerShare  # eta, mass of the newest learner
+    mixture_rate: InnerShare  # eta, mass of the newest learner
     block: Count  # slots of a lane
 
     def masses(self, learners: int) -> NDArray[np.float64]:
@@ -92,8 +92,8 @@ class Boosting(Ranged):
         return self._mass(age, oldest) * filled / slots
 
     def _mass(self, age: NDArray[np.int64], oldest: NDArray[np.int64]) -> NDArray[np.float64]:
-        first = np.where(age == oldest, 1.0, self.share)
-        return first * np.power(1.0 - self.share, age, dtype=np.float64)
+        first = np.where(age == oldest, 1.0, self.mixture_rate)
+        return first * np.power(1.0 - self.mixture_rate, age, dtype=np.float64)
 
 
 def discriminator_loss(
@@ -109,14 +109,14 @@ def discriminator_loss(
         penalty: Weight of the gradient penalty.
     """
     rows, weights = zip(*(_shown(discriminator, part) for part in (expert, played)), strict=True)
-    judged = [discriminator(inputs) for inputs in rows]
-    loss = reverse_kl_loss(judged[0], judged[1], weights[0], weights[1])
+    output = [discriminator(inputs) for inputs in rows]
+    loss = reverse_kl_loss(output[0], output[1], weights[0], weights[1])
     count = min(len(expert), len(played))
     smooth = gradient_penalty(discriminator, rows[0][:count], rows[1][:count], mix[:count, None])
     info = {
         "divergence": 1 - loss.detach(),  # at least KL(mixture || demonstrations) at the best discriminator
-        "expert": judged[0].detach().mean(),
-        "played": judged[1].detach().mean(),
+        "expert": output[0].detach().mean(),
+        "played": output[1].detach().mean(),
     }
     return loss + penalty * smooth, info
 
@@ -136,72 +136,77 @@ class AILBoost(SAC):
     data_source = "replay"
     heads = ("squashed_gaussian",)
     reference = "chang2024ailboost"
+    config: AILBoostConfig
     needs_dataset: ClassVar[bool] = True
     needs_reward: ClassVar[bool] = False
 
     def __init__(self, config: AILBoostConfig, policy: Policy, *, total_updates: int) -> None:
         """Prepare to train a squashed Gaussian `policy`."""
         super().__init__(config, policy, total_updates=total_updates)
-        self.config: AILBoostConfig = config
-        self.mixture = Boosting(config.share, config.learner_decisions * self.policy.spec.execute)
+        self.mixture = LearnerMixture(config.mixture_rate, config.learner_decisions * self.policy.spec.execute)
         self.discriminator = Discriminator(config.discriminator, self.policy)
-        self.judge: Discriminator = frozen_copy(self.discriminator)  # whose word is the reward
+        self.reward_discriminator: Discriminator = frozen_copy(self.discriminator)  # whose output is the reward
         self.discriminator_optimizer = torch.optim.Adam(
             self.discriminator.parameters(), lr=config.discriminator_lr, fused=True
         )
 
     @property
-    def request(self) -> Request:
+    def sample_spec(self) -> ReplaySampleSpec:
         """As SAC, with weights in the mixture."""
-        return replace(super().request, weighting=self.mixture)
+        return replace(super().sample_spec, weighting=self.mixture)
 
     @property
     def learner(self) -> int:
         """How many learners came before the one that is learning."""
-        return self.updates * self.config.decisions // self.config.learner_decisions
+        return self.updates * self.config.num_steps // self.config.learner_decisions
 
     def update(self, batch: Transitions) -> Metrics:
         """As SAC on what was played; where a learner ends, the next one gets the reward of now."""
         learner = self.learner
-        metrics = super().update(batch)
-        self.discriminator.encoder.observe(batch.obs)
+        stats = UpdateStats()
+        for part in self.minibatches(batch):
+            played, expert = part.select(part.online), part.select(~part.online)
+            due = self.critic_steps % self.config.discriminator_delay == 0
+            info = self.discriminator_step(expert, played) if due else {}
+            stats.critic(self.critic_step(self.imitation_reward(played)) | info)
+            if self.policy_due():
+                alpha = self.temperature.value
+                loss, logp, info = self.actor_loss(played, alpha)
+                optimizer_step(self.optimizer, loss + self.temperature.loss(logp, self.target_entropy))
+                stats.actor(loss=loss, entropy=-logp.mean(), temperature=alpha, **info)
+        metrics = self.finish(batch, stats)
+        self.discriminator.encoder.update_stats(batch.obs)
         if not learner or self.learner > learner:
-            self.judge.load_state_dict(self.discriminator.state_dict())
+            self.reward_discriminator.load_state_dict(self.discriminator.state_dict())
         return metrics | {"critic/learner": float(learner)}
 
-    def _critic_step(self, batch: Transitions) -> Info:
-        """A step of the critic on judged play and, now and then, one of the discriminator before it."""
-        played, info = batch.select(batch.online), {}
-        if self.critic_steps % self.config.discriminator_delay == 0:
-            expert = batch.select(~batch.online)
-            if not len(expert) or not len(played):
-                raise UserError(
-                    "AILBoost compares demonstrations with play in every batch; set 0 < replay.offline_share < 1 and "
-                    "replay.offline_updates=0."
-                )
-            info = self._discriminator_step(expert, played)
-        return super()._critic_step(self.judged(played)) | info
+    def discriminator_step(self, expert: Transitions, played: Transitions) -> Info:
+        """One step of the discriminator; what to log.
 
-    def _discriminator_step(self, expert: Transitions, played: Transitions) -> Info:
+        Raises:
+            UserError: There are no demonstrations or no play in the minibatch.
+        """
+        if not len(expert) or not len(played):
+            raise UserError(
+                "AILBoost compares demonstrations with play in every batch; set 0 < replay.offline_share < 1 and "
+                "replay.offline_updates=0."
+            )
         mix = uniform((min(len(expert), len(played)),), self.generator, expert.reward.device)
         loss, info = discriminator_loss(self.discriminator, expert, played, mix, self.config.discriminator.penalty)
-        descend(self.discriminator_optimizer, loss)
+        optimizer_step(self.discriminator_optimizer, loss)
         return info
 
     @torch.no_grad()
-    def judged(self, played: Transitions) -> Transitions:
-        """The windows with the judge's reward, all of one weight; an end is worth what it earns for ever after."""
-        reward = self.judge(self.judge.inputs(played.obs, played.chunk))
-        forever = self.judge(self.judge.ended(1)) / (1 - self.config.gamma**self.policy.spec.execute)
+    def imitation_reward(self, played: Transitions) -> Transitions:
+        """The windows with the discriminator's reward, all of one weight; an end is worth what it earns for ever."""
+        critic = self.reward_discriminator
+        reward = critic(critic.inputs(played.obs, played.chunk))
+        forever = critic(critic.ended(1)) / (1 - self.config.gamma**self.policy.spec.execute)
         after = self.config.gamma**played.steps * forever
         reward = reward + torch.where(played.discount == 0, after, 0.0)
         return replace(played, reward=reward, weight=torch.ones_like(played.weight))
 
-    def actor_step(self, batch: Transitions) -> Info:
-        """As SAC, where play has led."""
-        return super().actor_step(batch.select(batch.online))
-
-    def parts(self) -> Mapping[str, Stateful]:
-        """SAC's parts, the discriminator, its optimiser and the judge."""
+    def checkpoint_items(self) -> Mapping[str, Checkpointable]:
+        """SAC's parts, the discriminator, its optimiser and the one that rewards."""
         own = {"discriminator": self.discriminator, "discriminator_optimizer": self.discriminator_optimizer}
-        return {**super().parts(), **own, "judge": self.judge}
+        return {**super().checkpoint_items(), **own, "judge": self.reward_discriminator}

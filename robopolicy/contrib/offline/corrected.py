@@ -238,7 +238,7 @@ class CorrectedPolicy(WrappingPolicy):
         """Corrected chunk of the base for `noise` `(B, *noise_shape)`; differentiable where the base is."""
         return self.correct(obs, self.base.decode(obs, noise))
 
-    def observe(self, obs: Observation) -> None:
+    def update_stats(self, obs: Observation) -> None:
         """Nothing: base and networks keep the statistics they were trained with."""
 
     def with_correction(self, correction: Correction) -> CorrectedPolicy:

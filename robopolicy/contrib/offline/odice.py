@@ -25,20 +25,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from robopolicy.algorithms.frames.offline_critic import Imitating, OfflineCriticConfig
+from robopolicy.algorithms.common.algorithm import Checkpointable, Metrics
+from robopolicy.algorithms.common.off_policy import OffPolicy, UpdateStats, optimizer_step
+from robopolicy.algorithms.common.offline import ImitationConfig, imitation_loss, require_imitation
 from robopolicy.constraints import InnerShare, NotNegative, Positive
 from robopolicy.core.gradients import flat_gradient
 from robopolicy.critics.q import CriticConfig, Judged, QEnsemble
 from robopolicy.data.batches import Transitions
 from robopolicy.data.episodes import Array, Episodes
 from robopolicy.errors import UserError
-from robopolicy.policies.base import Info, Policy
+from robopolicy.policies.base import Info, Observation, Policy, Sample
+from robopolicy.policies.noise import Randomness
 
 SMALLEST = 1e-10  # squared norm of a gradient below which it has no direction
 
 
 @dataclass(frozen=True)
-class ODICEConfig(OfflineCriticConfig):
+class ODICEConfig(ImitationConfig):
     """Settings of ODICE; defaults are the public code's for offline RL."""
 
     critic: CriticConfig = field(
@@ -109,7 +112,7 @@ class StateValues(QEnsemble):
         return self.value(self.body(self.encode(obs)))
 
 
-class ODICE(Imitating):
+class ODICE(OffPolicy):
     """Orthogonal-gradient V, weighted imitation."""
 
     name = "odice"
@@ -117,7 +120,7 @@ class ODICE(Imitating):
     data_source = "replay"
     heads = ("imitation_loss",)
     reference = "mao2024odice"
-    whole_ensemble = True
+    uses_full_ensemble = True
     needs_dataset: ClassVar[bool] = True
     config: ODICEConfig
     critic: StateValues
@@ -125,9 +128,10 @@ class ODICE(Imitating):
 
     def __init__(self, config: ODICEConfig, policy: Policy, *, total_updates: int) -> None:
         """Prepare to train `policy` by weighted imitation."""
-        super().__init__(config, policy, total_updates=total_updates)
+        policy = require_imitation(policy, self.name)
+        super().__init__(config, policy.eval(), total_updates=total_updates)
         self.optimizer = torch.optim.Adam(
-            self.policy.parameters(), lr=config.lr, weight_decay=config.weight_decay, fused=True
+            policy.parameters(), lr=config.lr, weight_decay=config.weight_decay, fused=True
         )
         self.reward_scale = 1.0 if config.largest_return else 0.0  # until the dataset is known
 
@@ -135,7 +139,7 @@ class ODICE(Imitating):
         """Twin V."""
         return StateValues(self.config.critic, self.policy)
 
-    def use_dataset(self, episodes: Episodes) -> None:
+    def attach_dataset(self, episodes: Episodes) -> None:
         """Scale rewards by the largest return of an episode.
 
         Raises:
@@ -150,6 +154,10 @@ class ODICE(Imitating):
                 "algorithm.largest_return=0 algorithm.conservatism=0.4, or add other data."
             )
         self.reward_scale = self.config.largest_return / largest
+
+    def act(self, obs: Observation, *, generator: Randomness = None) -> Sample:
+        """A chunk of the policy."""
+        return Sample.unscored(self.policy.act(obs, generator=generator))
 
     def target(self, batch: Transitions) -> Tensor:
         """Scaled reward and the lesser slow V of the next observation."""
@@ -175,7 +183,7 @@ class ODICE(Imitating):
             "value": value.detach().mean(),
             "residual": residual.mean(),
             "parallel_share": share,
-            "errors": residual.abs().mean(0),
+            "td_errors": residual.abs().mean(0),
         }
 
     @torch.no_grad()
@@ -184,11 +192,29 @@ class ODICE(Imitating):
         residual = self.target(batch) - self.critic.values(batch.obs)
         return visit_weight(residual, self.config.weight_max).mean(0)
 
-    def actor_step(self, batch: Transitions) -> Info:
-        """Weighted imitation of the batch."""
-        weight = self.weights(batch)
-        loss = self.imitate(batch.obs, batch.chunk, weight, batch.mask)
-        return {"loss": loss, "weight": weight.mean(), "imitated": (weight > 0).float().mean()}
+    def update(self, batch: Transitions) -> Metrics:
+        """Steps of V on consecutive minibatches, weighted imitation in between."""
+        stats = UpdateStats()
+        for part in self.minibatches(batch):
+            stats.critic(self.critic_step(part))
+            if self.policy_due():
+                weight = self.weights(part)
+                loss = imitation_loss(
+                    self.policy,
+                    part.obs,
+                    part.chunk,
+                    weight,
+                    mask=part.mask,
+                    generator=self.generator,
+                    progress=self.progress,
+                ).mean()
+                optimizer_step(self.optimizer, loss, self.policy, self.config.grad_clip)
+                stats.actor(loss=loss, weight=weight.mean(), imitated=(weight > 0).float().mean())
+        return self.finish(batch, stats)
+
+    def checkpoint_items(self) -> Mapping[str, Checkpointable]:
+        """The shared parts and the optimiser of the policy."""
+        return {**super().checkpoint_items(), "optimizer": self.optimizer}
 
     def state_dict(self) -> dict[str, Any]:
         """States of all parts and the scale of the rewards."""

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from robopolicy.algorithms.frames.regularized_td3 import RegularizedTD3, RegularizedTD3Config
+from robopolicy.algorithms.td3_bc import TD3BC, TD3BCConfig, chunk_distance, executed
 from robopolicy.constraints import NotNegative
 from robopolicy.contrib.offline.nearest_neighbors import NearestPairs
 from robopolicy.data.batches import Transitions
@@ -39,13 +39,13 @@ SLICE = 8192  # frames of the dataset that are read at a time
 
 
 @dataclass(frozen=True)
-class PRDCConfig(RegularizedTD3Config):
+class PRDCConfig(TD3BCConfig):
     """Settings of PRDC; defaults are the public code's for Hopper and Walker2d."""
 
     beta: NotNegative = 2.0  # weight of the state in the distance; 7.5 for mazes
 
 
-class PRDC(RegularizedTD3):
+class PRDC(TD3BC):
     """TD3 that stays near pairs of the data."""
 
     name = "prdc"
@@ -56,14 +56,14 @@ class PRDC(RegularizedTD3):
     config: PRDCConfig
 
     def __init__(self, config: PRDCConfig, policy: Policy, *, total_updates: int) -> None:
-        """Prepare to train a squashed Gaussian `policy`; call `use_dataset` before the first update.
+        """Prepare to train a squashed Gaussian `policy`; call `attach_dataset` before the first update.
 
         Raises:
             UserError: The policy sees what has no distances.
         """
         super().__init__(config, policy, total_updates=total_updates)
-        layout = self.policy.encoder.layout
-        others = [*layout.images, *layout.clouds, *layout.entities, *layout.embeddings]
+        vectors = self.policy.encoder.layout.normalized
+        others = [key for key in self.policy.spec.observation if key not in vectors]
         if others:
             raise UserError(
                 f"PRDC measures distances between vectors, but '{policy.name}' sees {others}; name vectors in "
@@ -73,7 +73,7 @@ class PRDC(RegularizedTD3):
         self._chunks = torch.zeros(0)  # (N, n, A) the pairs' executed parts, in the units of the environment
         self._masks = torch.zeros(0)  # (N, n)
 
-    def use_dataset(self, episodes: Episodes) -> None:
+    def attach_dataset(self, episodes: Episodes) -> None:
         """Build the tree; a function of dataset and action normaliser, so a resumed run builds the same one."""
         spec = self.policy.spec
         sampler = ChunkSampler(episodes, horizon=spec.execute, obs_horizon=spec.obs_horizon)
@@ -82,7 +82,7 @@ class PRDC(RegularizedTD3):
         self._masks = torch.cat([part.mask for part in parts])
         state = np.concatenate([self._state(part.obs) for part in parts])
         device = self.policy.device
-        action = _array(self.executed(self._chunks.to(device)).flatten(1))
+        action = _array(executed(self.policy, self._chunks.to(device)).flatten(1))
         self.pairs = NearestPairs(state, action, beta=self.config.beta, threads=torch.get_num_threads())
         self._chunks, self._masks = self._chunks.to(device), self._masks.to(device)
 
@@ -93,8 +93,8 @@ class PRDC(RegularizedTD3):
             UserError: The dataset has not been shown.
         """
         if self.pairs is None:
-            raise UserError("PRDC searches the whole dataset, which it has not seen; call use_dataset first.")
-        distance, row = self.pairs.nearest(self._state(obs), _array(self.executed(chunk).flatten(1)))
+            raise UserError("PRDC searches the whole dataset, which it has not seen; call attach_dataset first.")
+        distance, row = self.pairs.nearest(self._state(obs), _array(executed(self.policy, chunk).flatten(1)))
         index = torch.from_numpy(row).to(chunk.device)
         novelty = torch.from_numpy(self.pairs.novelty(distance)).to(chunk)
         return self._chunks[index], self._masks[index], novelty
@@ -102,7 +102,7 @@ class PRDC(RegularizedTD3):
     def penalty(self, batch: Transitions, chunk: Tensor) -> tuple[Tensor, Info]:
         """Squared distance to the action of the nearest pair."""
         wanted, mask, novelty = self.nearest(batch.obs, chunk)
-        return self.distance(chunk, wanted, mask), {"novelty": novelty.mean()}
+        return chunk_distance(self.policy, chunk, wanted, mask), {"novelty": novelty.mean()}
 
     def _state(self, obs: Observation) -> Array:
         """The vectors of a history of observations in a row `(B, To * D)`."""

@@ -175,7 +175,7 @@ class TrajectoryTrainer(Trainer):
 
     def _evaluate(self) -> Summary | None:
         """Loss of the averaged network on the same noise every time; the lowest is kept as the best."""
-        head, parts = self.algorithm.deployable(), self.trajectories
+        head, parts = self.algorithm.inference_policy(), self.trajectories
         batch = move(parts.validation.first(parts.config.evaluation.segments), parts.source.device)
         generator = torch.Generator().manual_seed(parts.config.seed)
         with torch.no_grad():
@@ -191,7 +191,7 @@ class TrajectoryTrainer(Trainer):
     def _save(self, name: str, state: Mapping[str, Any], policy: Any = None) -> None:
         parts = self.trajectories
         model = copy.deepcopy(parts.model)  # a new one would draw weights, and so disturb the run
-        model.head.load_state_dict(self.algorithm.deployable().state_dict())
+        model.head.load_state_dict(self.algorithm.inference_policy().state_dict())
         manifest = TrajectoryManifest(
             schema=SCHEMA,
             trajectories=to_plain(model.layout),

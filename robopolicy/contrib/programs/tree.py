@@ -190,7 +190,7 @@ class TreePolicy(Policy):
         """The chunk of the action that plays, with its exploration noise; it has no density."""
         return Sample.unscored(self.act(obs, generator=generator))
 
-    def observe(self, obs: Observation) -> None:
+    def update_stats(self, obs: Observation) -> None:
         """Nothing: skills keep the statistics they were trained with."""
 
     @property

@@ -73,7 +73,7 @@ def save_elite(run: Path, learner: DCGMAPElites | STAX, elite: Elites, out: Path
     Raises:
         UserError: The network cannot be taken out.
     """
-    policy: GaussianPolicy = learner.taken_out(elite.solution[0])
+    policy: GaussianPolicy = learner.extract_policy(elite.solution[0])
     generator, spec = torch.Generator().manual_seed(0), policy.spec
     obs = {key: torch.rand(4, spec.obs_horizon, *shape, generator=generator) for key, shape in spec.observation.items()}
     task, training = read_config(run / "config.yaml").task.name, {"elite_of": str(run), "fitness": float(elite.fitness)}

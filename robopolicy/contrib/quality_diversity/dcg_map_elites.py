@@ -18,8 +18,8 @@ sac), and not where rewards are mostly negative: what is scaled down is then pre
 Deviations from the public code: cells come from pyribs; every candidate of the actor competes for the archive, where
 the code plays separate ones for experience alone; a member is the network of the actor with a constant in place of the
 descriptor, so that injecting the actor costs nothing; all climbers of a step see the same states. Observations must not
-be normalised by running statistics, under which old elites would change. `utd`, `decisions`, `noise` and `noise_max`
-are not read.
+be normalised by running statistics, under which old elites would change. `utd`, `num_steps`, `noise` and
+`exploration_noise_max` are not read.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from robopolicy.algorithms.frames.base import Metrics, Stateful
-from robopolicy.algorithms.frames.off_policy import descend
-from robopolicy.algorithms.td3 import TD3, TD3Config
+from robopolicy.algorithms.common.algorithm import Checkpointable, Metrics
+from robopolicy.algorithms.common.off_policy import optimizer_step
+from robopolicy.algorithms.td3 import TD3, TD3Config, q1
 from robopolicy.constraints import Count, Finite, Natural, NotNegative, Positive
 from robopolicy.contrib.quality_diversity.behavior import DESCRIPTOR
 from robopolicy.contrib.quality_diversity.elites import EliteArchive, Elites
@@ -56,23 +56,23 @@ class DCGMAPElitesConfig(TD3Config):
     critic: CriticConfig = field(
         default_factory=lambda: CriticConfig(hidden=(256, 256), activation="relu", layer_norm=False)
     )
-    actor_delay: Count = 2  # critic steps per actor step
+    policy_delay: Count = 2  # critic steps per actor step
     cells: Count = 1024  # of the archive
     fitness_floor: Finite = 0.0  # return that counts as nothing in the QD score
-    mutants: Natural = 128  # candidates of a generation by mutation
-    climbers: Natural = 128  # by gradient steps
+    ga_offspring: Natural = 128  # candidates of a generation by mutation
+    pg_offspring: Natural = 128  # by gradient steps
     actors: Natural = 64  # by asking the actor
     critic_steps: Count = 3000  # per generation
-    climb_steps: Natural = 150  # of every climber
-    climb_lr: Positive = 5e-3  # their learning rate
+    pg_steps: Natural = 150  # of every climber
+    pg_lr: Positive = 5e-3  # their learning rate
     iso: NotNegative = 0.005  # standard deviation of the mutation of every weight
     line: NotNegative = 0.05  # standard deviation of the step along the line to another elite
     length: Positive = 0.1  # distance of descriptors, from 0 to 1 each, at which the reward has fallen to 1 / e
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.mutants + self.climbers + self.actors < 1:
-            raise UserError("algorithm.mutants, climbers and actors must be at least 1 together, got 0.")
+        if self.ga_offspring + self.pg_offspring + self.actors < 1:
+            raise UserError("algorithm.ga_offspring, pg_offspring and actors must be at least 1 together, got 0.")
 
 
 def conditioned(windows: Transitions, length: float) -> Transitions:
@@ -81,19 +81,19 @@ def conditioned(windows: Transitions, length: float) -> Transitions:
     similarity = torch.exp(-(achieved - wanted).norm(dim=1) / length)
     return replace(
         windows,
-        obs=asking(windows.obs, wanted),
-        next_obs=asking(windows.next_obs, wanted),
+        obs=condition_on(windows.obs, wanted),
+        next_obs=condition_on(windows.next_obs, wanted),
         rewards=windows.rewards * similarity[:, None],
         reward=windows.reward * similarity,
     )
 
 
-def asking(obs: Observation, wanted: Tensor) -> Observation:
+def condition_on(obs: Observation, wanted: Tensor) -> Observation:
     """`obs` `{key: (B, To, ...)}` with descriptors `(B, C)` in all of its history."""
     return {**obs, DESCRIPTOR: wanted[:, None].expand(-1, obs[DESCRIPTOR].shape[1], -1)}
 
 
-def crossed(first: Tensor, second: Tensor, iso: float, line: float, generator: torch.Generator) -> Tensor:
+def iso_line_crossover(first: Tensor, second: Tensor, iso: float, line: float, generator: torch.Generator) -> Tensor:
     """Children `(K, D)` of parents `(K, D)`: noise on every number, and one step each along the line between both."""
     noise = torch.randn(first.shape, generator=generator)
     step = torch.randn(len(first), 1, generator=generator)
@@ -119,7 +119,8 @@ class DCGMAPElites(TD3):
     data_source = "population"
     heads = ("squashed_gaussian",)
     reference = "faldor2023dcgmapelites"
-    decisions_only: ClassVar[bool] = True  # records say which behaviour a window belongs to
+    config: DCGMAPElitesConfig
+    chunk_starts_only: ClassVar[bool] = True  # records say which behaviour a window belongs to
 
     def __init__(self, config: DCGMAPElitesConfig, policy: Policy, *, total_updates: int) -> None:
         """Prepare to train a squashed Gaussian `policy` that sees a descriptor."""
@@ -130,7 +131,6 @@ class DCGMAPElites(TD3):
                 f"'{policy.name}'; pass {' '.join(missing)}, on a task whose behavior is measured, e.g. task=arm."
             )
         super().__init__(config, policy, total_updates=total_updates)
-        self.config: DCGMAPElitesConfig = config
         self.population = Population(self.policy)
         size, behaviours = self.population.weight_dim, self.population.descriptor_dim
         self.archive = EliteArchive(
@@ -140,7 +140,7 @@ class DCGMAPElites(TD3):
 
     def _first(self) -> Candidates:
         """The policy and fresh networks, at random descriptors."""
-        config, count = self.config, self.config.mutants + self.config.climbers + self.config.actors
+        config, count = self.config, self.config.ga_offspring + self.config.pg_offspring + self.config.actors
         weights = self.population.fresh(count, config.seed)
         with torch.device("cpu"):  # that of the generator, whatever the network is built on
             constants = torch.rand(count, self.population.descriptor_dim, generator=self.generator)
@@ -166,7 +166,7 @@ class DCGMAPElites(TD3):
         """Which share of each kind of candidates was admitted; of the first generation, of all."""
         if not self.updates:
             return {"archive/admitted": float(admitted.double().mean())}
-        counts = [self.config.mutants, self.config.climbers, self.config.actors]
+        counts = [self.config.ga_offspring, self.config.pg_offspring, self.config.actors]
         kinds = zip(("mutants", "climbers", "actors"), admitted.double().split(counts), strict=True)
         return {f"archive/admitted_{name}": float(rows.mean()) for name, rows in kinds if len(rows)}
 
@@ -175,16 +175,18 @@ class DCGMAPElites(TD3):
     def _bred(self, obs: Observation) -> Candidates:
         """Mutants, climbers and the actor, in this order; `obs` are states to climb at."""
         config, device = self.config, self.policy.device
-        climbers = self._climbed(self.archive.sample(config.climbers, self.generator), obs)
+        pg_offspring = self._climbed(self.archive.sample(config.pg_offspring, self.generator), obs)
         wanted = self.archive.sample(config.actors, self.generator).descriptor.float()
-        members = torch.cat([self._mutated().to(device), climbers, self.population.member(wanted)])
-        return Candidates(members, torch.arange(len(members)) >= config.mutants + config.climbers)
+        members = torch.cat([self._mutated().to(device), pg_offspring, self.population.member(wanted)])
+        return Candidates(members, torch.arange(len(members)) >= config.ga_offspring + config.pg_offspring)
 
     def _mutated(self) -> Tensor:
-        count = self.config.mutants
+        count = self.config.ga_offspring
         first, second = (self.archive.sample(count, self.generator).solution for _ in range(2))
         size = self.population.weight_dim
-        children = crossed(first[:, :size], second[:, :size], self.config.iso, self.config.line, self.generator)
+        children = iso_line_crossover(
+            first[:, :size], second[:, :size], self.config.iso, self.config.line, self.generator
+        )
         return torch.cat([children, first[:, size:]], 1)
 
     def _climbed(self, parents: Elites, obs: Observation) -> Tensor:
@@ -195,12 +197,12 @@ class DCGMAPElites(TD3):
             return torch.cat([weights, constants], 1)
         wanted = parents.descriptor.to(weights)
         weights.requires_grad_()
-        optimizer = torch.optim.Adam([weights], lr=self.config.climb_lr)
+        optimizer = torch.optim.Adam([weights], lr=self.config.pg_lr)
         rows = len(next(iter(obs.values())))
-        for _ in range(self.config.climb_steps):
+        for _ in range(self.config.pg_steps):
             index = torch.randint(rows, (self.config.batch_size,), generator=self.generator).to(device)
             seen = {key: value[index] for key, value in obs.items()}
-            descend(optimizer, -self.values(weights, constants, wanted, seen).mean(1).sum())
+            optimizer_step(optimizer, -self.values(weights, constants, wanted, seen).mean(1).sum())
         return torch.cat([weights.detach(), constants], 1)
 
     def values(self, weights: Tensor, constants: Tensor, wanted: Tensor, obs: Observation) -> Tensor:
@@ -216,8 +218,7 @@ class DCGMAPElites(TD3):
         spread = {key: value.expand(count, *value.shape) for key, value in obs.items()}
         chunks = self.population.modes(weights, constants, spread).flatten(0, 1)
         flat = {key: value.flatten(0, 1) for key, value in spread.items()}
-        first = torch.zeros(1, dtype=torch.int64, device=weights.device)
-        return self.critic(asking(flat, wanted.repeat_interleave(rows, 0)), chunks, first)[0].view(count, rows)
+        return q1(self.critic, condition_on(flat, wanted.repeat_interleave(rows, 0)), chunks).view(count, rows)
 
     # What a run leaves behind.
 
@@ -226,7 +227,7 @@ class DCGMAPElites(TD3):
         return self.archive.elites()
 
     @torch.no_grad()
-    def taken_out(self, member: Tensor) -> GaussianPolicy:
+    def extract_policy(self, member: Tensor) -> GaussianPolicy:
         """A member `(D + C,)` as a policy that ignores what it is asked for.
 
         Raises:
@@ -250,9 +251,9 @@ class DCGMAPElites(TD3):
         weight[:, :, columns] = 0.0
         return policy
 
-    def parts(self) -> Mapping[str, Stateful]:
+    def checkpoint_items(self) -> Mapping[str, Checkpointable]:
         """Those of TD3 and the archive."""
-        return {**super().parts(), "archive": self.archive}
+        return {**super().checkpoint_items(), "archive": self.archive}
 
     def state_dict(self) -> dict[str, object]:
         """Those of the parts, and who is played next."""

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from robopolicy.algorithms.frames.base import Algorithm
+from robopolicy.algorithms.common.algorithm import Algorithm
 from robopolicy.contrib.quality_diversity.dcg_map_elites import DCGMAPElites
 from robopolicy.contrib.quality_diversity.generation import Generation
 from robopolicy.contrib.quality_diversity.individuals import Individuals
@@ -84,9 +84,9 @@ class PopulationSource(PlayedPopulation):
         if settings.prioritized:
             raise UserError("What a population played is not drawn from by priority; set replay.prioritized=0.")
         super().__init__(sim, device, algorithm.population, seed)
-        self.request = algorithm.request
+        self.sample_spec = algorithm.sample_spec
         self._generator = torch.Generator().manual_seed(seed)
-        self.sampler = PopulationSampler(sim, make_memory(settings, self.request, sim), seed=seed)
+        self.sampler = PopulationSampler(sim, make_memory(settings, self.sample_spec, sim), seed=seed)
 
     @classmethod
     def build(cls, context: SourceContext) -> Source:
@@ -100,7 +100,7 @@ class PopulationSource(PlayedPopulation):
         """Play the candidates, and sample the windows of the next gradient steps."""
         assert isinstance(algorithm, DCGMAPElites)
         scores = self.sampler.play(self._act, algorithm.candidates)
-        windows = self.sampler.replay.sample(self.request, self._generator, batches=algorithm.config.critic_steps)
+        windows = self.sampler.replay.sample(self.sample_spec, self._generator, batches=algorithm.config.critic_steps)
         return move(Generation(algorithm.candidates, scores, windows), self.device)
 
     def state_dict(self) -> dict[str, Any]:

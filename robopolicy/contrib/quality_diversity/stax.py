@@ -34,7 +34,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from robopolicy.algorithms.frames.base import Algorithm, Metrics, Stateful
+from robopolicy.algorithms.common.algorithm import Algorithm, Checkpointable, Metrics
 from robopolicy.constraints import Count, Finite, Natural, Positive, Ranged
 from robopolicy.contrib.quality_diversity.autoencoder import Autoencoder
 from robopolicy.contrib.quality_diversity.behavior import DESCRIPTOR
@@ -90,7 +90,7 @@ class STAX(Algorithm):
     data_source = "individuals"
     heads = ("gaussian", "squashed_gaussian")
     reference = "paolo2021stax"
-    may_fall: ClassVar[bool] = True  # who earns most on its own starts is not always best on others
+    may_regress: ClassVar[bool] = True  # who earns most on its own starts is not always best on others
 
     def __init__(self, config: STAXConfig, policy: Policy, *, total_updates: int) -> None:
         """Prepare to search with the architecture of a Gaussian `policy`, whose weights take part."""
@@ -275,13 +275,13 @@ class STAX(Algorithm):
         paid = self.paid[order]
         return Elites(paid.weights, paid.fitness, self.behaviours(paid).double())
 
-    def taken_out(self, member: Tensor) -> GaussianPolicy:
+    def extract_policy(self, member: Tensor) -> GaussianPolicy:
         """A policy of its own with the weights `(D,)`."""
         policy = copy.deepcopy(self.policy)
         self.population.put(member.to(policy.device), policy)
         return policy
 
-    def parts(self) -> Mapping[str, Stateful]:
+    def checkpoint_items(self) -> Mapping[str, Checkpointable]:
         """The autoencoder."""
         return {"autoencoder": self.autoencoder}
 

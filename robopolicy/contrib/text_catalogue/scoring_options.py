@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
-from robopolicy.algorithms.frames.base import Stateful, frozen_copy
+from robopolicy.algorithms.common.algorithm import Checkpointable, frozen_copy
 from robopolicy.constraints import Count, Natural, Positive, PositiveShare
 from robopolicy.contrib.text_catalogue.annotators import SegmentValue
 from robopolicy.contrib.text_catalogue.references import soup
@@ -136,7 +136,7 @@ class LikelySupport(ScoringOption):
         if learner.updates == learner.config.imitation or learner.updates % self.refresh == 0:
             self.guide.load_state_dict(learner.policy.state_dict())
 
-    def parts(self) -> Mapping[str, Stateful]:
+    def checkpoint_items(self) -> Mapping[str, Checkpointable]:
         """The copy."""
         return {} if self.guide is None else {"guide": self.guide}
 

@@ -176,7 +176,7 @@ class RecomputedChain:
     """Draws chunks of a chain policy with one seed per row, and draws the same chains again during the update."""
 
     def __init__(self, chain: ChainPolicy) -> None:
-        """Wrap `chain`, which is shared; `freeze` takes a copy."""
+        """Wrap `chain`, which is shared; `snapshot` takes a copy."""
         self.chain = chain
         self._behaviour: ChainPolicy | None = None
 
@@ -188,17 +188,17 @@ class RecomputedChain:
         sample = self.chain.sample(obs, generator=_streams(seed))
         return Sample(sample.chunk, {"seed": seed}, sample.logp)
 
-    def freeze(self) -> None:
-        """Remember the weights that played; call it before the first gradient step of an update."""
+    def snapshot(self) -> None:
+        """Keep a copy of the weights that sampled; call it before the first gradient step of an update."""
         if self._behaviour is None:
             self._behaviour = copy.deepcopy(self.chain).requires_grad_(False)
         else:
             self._behaviour.load_state_dict(self.chain.state_dict())
 
-    def recall(self, obs: Observation, record: Record) -> tuple[Record, Tensor]:
+    def resample(self, obs: Observation, record: Record) -> tuple[Record, Tensor]:
         """Record and log-probabilities `(B, T)` of the chains that the seeds of `record` stand for."""
         if self._behaviour is None:
-            raise RuntimeError("Call freeze before recall.")
+            raise RuntimeError("Call snapshot before resample.")
         sample = self._behaviour.sample(obs, generator=_streams(record["seed"]))
         return sample.record, sample.logp
 

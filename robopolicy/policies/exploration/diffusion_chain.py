@@ -96,9 +96,9 @@ class DiffusionChain(ChainPolicy):
 
         return self.base.run(obs, self.head.begin(noise), self.first, step)
 
-    def observe(self, obs: Observation) -> None:
+    def update_stats(self, obs: Observation) -> None:
         """Merge `obs` into the head's running statistics; the base keeps its own."""
-        self.head.observe(obs)
+        self.head.update_stats(obs)
 
     def dimension_logp(self, x: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:
         """Log-density `(..., Ta, A)` of each executed dimension of `x` `(..., H, A)`, before the clamp."""

@@ -32,18 +32,18 @@ class SampledPolicy(WrappedHead):
     name = "sampled"
 
     def __init__(
-        self, head: GenerativePolicy, *, pairs: int, exploration_std: float = 0.0, stratified: bool = False
+        self, head: GenerativePolicy, *, num_mc_samples: int, exploration_std: float = 0.0, stratified: bool = False
     ) -> None:
         """Wrap `head`.
 
         Args:
             head: Shared, not copied.
-            pairs: N, pairs of noise and time per chunk.
+            num_mc_samples: N, pairs of noise and time per chunk.
             exploration_std: Standard deviation of noise added to sampled chunks, in normalised action units.
             stratified: Spread the times of one chunk evenly over the head's time law.
         """
         super().__init__(head)
-        self.pairs = pairs
+        self.num_mc_samples = num_mc_samples
         self.exploration_std = exploration_std
         self.stratified = stratified
 
@@ -62,11 +62,11 @@ class SampledPolicy(WrappedHead):
     def complete(self, obs: Observation, record: Record, generator: torch.Generator) -> Record:
         """The record with N pairs: noise `(B, N, H, A)` and time `(B, N)` on the linear path."""
         data = record["data"]
-        rows = len(data) * self.pairs
-        noise = normal((len(data), self.pairs, *data.shape[1:]), generator, data.device)
-        source = _Strata(self.pairs, generator) if self.stratified else generator
+        rows = len(data) * self.num_mc_samples
+        noise = normal((len(data), self.num_mc_samples, *data.shape[1:]), generator, data.device)
+        source = _Strata(self.num_mc_samples, generator) if self.stratified else generator
         t = self.head.draw_times(rows, source).to(data.device)
-        return record | {"noise": noise, "t": t.view(len(data), self.pairs)}
+        return record | {"noise": noise, "t": t.view(len(data), self.num_mc_samples)}
 
     def losses(self, obs: Observation, record: Record) -> Tensor:
         """Training loss `(B, N, Ta)` of each pair and executed step."""

@@ -23,14 +23,13 @@ meanflow) are taken where all parents have learned them; elsewhere these heads a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
 
-from robopolicy.constraints import Count, Natural, Ranged
 from robopolicy.critics.q import QEnsemble
 from robopolicy.errors import UserError
 from robopolicy.nets.encoder import without_embeddings
@@ -48,7 +47,7 @@ from robopolicy.policies.composition.alignment import (
     joint_spec,
     part_of,
 )
-from robopolicy.policies.composition.guidance import Langevin, ValueGuidance, fitting, guide, value_gradient
+from robopolicy.policies.composition.guidance import ValueGuidance, fitting, guide, value_gradient
 from robopolicy.policies.composition.joint_field import Blend, Field, Step, adaptive_calls, adaptive_step, rows_of
 from robopolicy.policies.composition.operators import (
     Adaptive,
@@ -60,27 +59,8 @@ from robopolicy.policies.composition.operators import (
     make_operator,
 )
 from robopolicy.policies.noise import Randomness, normal
+from robopolicy.policies.wrappers.composed_config import PROBE_SEED, ComposedConfig
 from robopolicy.policies.wrappers.nested import describe, rebuild
-
-PROBE_SEED = 0  # of the directions in which divergences are estimated: the same for every chunk, so chunks repeat
-
-
-@dataclass(frozen=True)
-class ComposedConfig(Ranged):
-    """What a `ComposedPolicy` consists of; `compose` fills it in."""
-
-    parents: tuple[Any, ...] = ()  # descriptions of the parents (`nested.describe`)
-    origins: tuple[str, ...] = ()  # where each parent came from, e.g. the content hash of its checkpoint; only kept
-    operator: dict[str, Any] = field(default_factory=lambda: {"name": "convex"})  # name and settings of the operator
-    unconditioned: tuple[Natural, ...] = ()  # parents (from 0) also read without embeddings, as further parents
-    steps: Count | None = None  # K, equal steps; None takes those of the parent with most of them
-    guidance: ValueGuidance | None = None  # a critic that pulls on the samples
-    corrector: Langevin | None = None  # Langevin steps while acting; `decode` takes none
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.origins and len(self.origins) != len(self.parents):
-            raise UserError(f"{len(self.parents)} parents need as many origins, got {len(self.origins)}.")
 
 
 class ComposedPolicy(Policy):
@@ -348,7 +328,7 @@ class ComposedPolicy(Policy):
         """Refused: its parents have been trained with statistics of their own."""
         raise UserError("A composed policy has no statistics to fit: its parents keep those they were trained with.")
 
-    def observe(self, obs: Observation) -> None:
+    def update_stats(self, obs: Observation) -> None:
         """Nothing: the parents keep the statistics they were trained with."""
 
     def train(self, mode: bool = True) -> ComposedPolicy:

@@ -183,9 +183,9 @@ class LatentPolicy(Policy):
         with torch.no_grad():
             return self.base.decode(obs, noise)
 
-    def observe(self, obs: Observation) -> None:
+    def update_stats(self, obs: Observation) -> None:
         """Merge `obs` into the actor's running statistics; the base keeps its own."""
-        self.actor.observe(obs)
+        self.actor.update_stats(obs)
 
     def train(self, mode: bool = True) -> LatentPolicy:
         """Set the mode of the actor; the base stays in evaluation mode."""

@@ -31,7 +31,8 @@ from robopolicy.policies.composition.operators import Convex, Scheduled, describ
 from robopolicy.policies.composition.selection import Selection, Selector, choose_parents
 from robopolicy.policies.noise import Randomness, normal
 from robopolicy.policies.path import interpolate
-from robopolicy.policies.wrappers.composed import ComposedConfig, ComposedPolicy
+from robopolicy.policies.wrappers.composed import ComposedPolicy
+from robopolicy.policies.wrappers.composed_config import ComposedConfig
 
 
 @dataclass(frozen=True)

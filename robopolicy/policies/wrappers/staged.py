@@ -160,7 +160,7 @@ class StagedDecoder(Policy):
         if identity and mode != "minmax":
             raise UserError(
                 f"An untrained decoder plays up to the action bounds, unknown to action_normalization '{mode}'; set "
-                "policy.action_normalization=minmax, or algorithm.identity_start=false after imitation."
+                "policy.action_normalization=minmax, or algorithm.skip_first_decoder=false after imitation."
             )
         decoder = cls(StagedDecoderConfig(describe(head)), head.spec, head)
         decoder.identity.fill_(identity)

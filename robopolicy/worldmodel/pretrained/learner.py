@@ -128,7 +128,7 @@ class PretrainedLearner:
         self.updates += 1
         return metrics | judged | {"lr": rate}
 
-    def deployable(self) -> PretrainedWorldModel:
+    def inference_policy(self) -> PretrainedWorldModel:
         """The model itself, not a copy: it may be large, and is always in evaluation mode."""
         return self.model.eval()
 

@@ -1,0 +1,202 @@
+"""What the on-policy fine-tuners of generative policies share.
+
+Each of them has a policy that can be sampled, a loss on minibatches of decisions and an `update` that shows the order
+of the method. Here are their settings, the step of the actor, and the two ways of scoring a chunk: `ChainRecorder` for
+the density of a denoising chain, `MonteCarloFlowLoss` for training losses or velocities at stored points.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any
+
+import torch
+from torch import Tensor
+
+from robopolicy.algorithms.common.on_policy import OnPolicyConfig, parameters_of, prefixed
+from robopolicy.algorithms.common.rollout_batch import RolloutBatch
+from robopolicy.constraints import Count, Natural, NotNegative, Positive, Ranged, UpTo
+from robopolicy.core.gradients import clip_gradients
+from robopolicy.core.returns import DISCOUNT_UNITS
+from robopolicy.critics.value import ValueConfig, ValueNet
+from robopolicy.errors import unknown_name
+from robopolicy.policies.base import Info, Observation, Policy, Sample
+from robopolicy.policies.exploration.chain import ChainPolicy, RecomputedChain, chain_dtype
+from robopolicy.policies.exploration.sampled import SampledPolicy
+from robopolicy.policies.heads.generative import GenerativePolicy
+from robopolicy.policies.noise import Randomness
+
+REDUCTIONS = ("mean", "sum")
+
+
+@dataclass(frozen=True)
+class PolicyGradientConfig(Ranged):
+    """Settings of the actor's steps."""
+
+    epochs: Count = 5  # passes over each rollout
+    batch_size: Count = 1024  # chunk decisions per minibatch
+    lr: Positive = 4.5e-5  # peak learning rate of the actor
+    lr_final: Annotated[NotNegative, UpTo("lr")] = 2e-5  # learning rate at the last update (cosine)
+    grad_clip: Positive = 25.0  # largest gradient norm of the actor
+    target_kl: Positive | None = 0.01  # stop the epochs when the approximate KL exceeds this
+    seed: Natural = 0  # order of the minibatches
+
+
+@dataclass(frozen=True)
+class FineTuningConfig(PolicyGradientConfig, OnPolicyConfig):
+    """Settings that every on-policy fine-tuner with a critic has."""
+
+    num_steps: Count = 50  # T, chunk decisions per environment and rollout
+    discount_unit: str = "step"  # step: gamma per control step inside chunks too | chunk: once per chunk (papers)
+    critic_lr: Positive = 6.5e-4  # learning rate of the critic
+    critic_warmup: Natural = 0  # first rollouts that train the critic alone
+    critic: ValueConfig = field(default_factory=lambda: ValueConfig(hidden=(256, 256, 256), activation="silu"))
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.discount_unit not in DISCOUNT_UNITS:
+            raise unknown_name("discount unit", self.discount_unit, DISCOUNT_UNITS)
+
+
+@dataclass(frozen=True)
+class ChainConfig(Ranged):
+    """Storage of the denoising chains of a rollout; `docs/guide.md` has the bytes."""
+
+    chain_dtype: str = "float32"  # of recorded chains: float32 | bfloat16 (half the memory, ratios stay exact)
+    recompute_chains: bool = False  # record only seeds and draw the chains again in the update: slow, tiny
+
+
+@dataclass(frozen=True)
+class FlowLossConfig(FineTuningConfig):
+    """Settings of the fine-tuners on the training loss of the head."""
+
+    target_kl: Positive | None = None  # stop the epochs when the approximate KL of these ratios exceeds this
+    num_mc_samples: Count = 8  # N, stored pairs of noise and time per chunk
+    exploration_std: NotNegative = 0.0  # noise added to sampled chunks, in normalised action units
+    reduction: str = "mean"  # of the loss over the executed steps of a chunk: mean | sum
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.reduction not in REDUCTIONS:
+            raise unknown_name("reduction", self.reduction, REDUCTIONS)
+
+
+def actor_adam(policy: Policy, config: PolicyGradientConfig) -> torch.optim.Adam:
+    """Optimiser of the trainable weights of `policy`."""
+    return torch.optim.Adam([p for p in policy.parameters() if p.requires_grad], lr=config.lr, fused=True)
+
+
+def critic_adam(critic: ValueNet, config: FineTuningConfig) -> torch.optim.Adam:
+    """Optimiser of the critic."""
+    return torch.optim.Adam(critic.parameters(), lr=config.critic_lr, fused=True)
+
+
+def cosine_rate(
+    optimizer: torch.optim.Optimizer, config: PolicyGradientConfig, updates: int, total_updates: int
+) -> float:
+    """Set and return the learning rate after `updates` of `total_updates` rollouts: half a cosine to `lr_final`."""
+    fraction = 0.5 * (1 + math.cos(math.pi * updates / total_updates))
+    rate = config.lr_final + (config.lr - config.lr_final) * fraction
+    optimizer.param_groups[0]["lr"] = rate
+    return rate
+
+
+def kl_exceeded(info: Info, limit: float | None) -> bool:
+    """Whether the epochs end before this step."""
+    return limit is not None and float(info["approx_kl"]) > limit
+
+
+def clipped_step(optimizer: torch.optim.Optimizer, loss: Tensor, info: Info, grad_clip: float) -> Info:
+    """Take one gradient step down `loss`; returns what to log: `actor/` `info` and the norm of the gradient."""
+    optimizer.zero_grad(set_to_none=True)
+    loss.backward()
+    norm = clip_gradients(parameters_of(optimizer), grad_clip)
+    optimizer.step()
+    return {key: value.detach() for key, value in prefixed("actor", info | {"grad_norm": norm}).items()}
+
+
+class ChainRecorder:
+    """Keeps the denoising chains of a rollout until the update: the iterates themselves, or seeds to draw them again.
+
+    Args:
+        policy: Chain that is sampled and trained.
+        config: What to record.
+    """
+
+    def __init__(self, policy: ChainPolicy, config: ChainConfig) -> None:
+        policy.chain_dtype = chain_dtype(config.chain_dtype)
+        self._policy = policy
+        self._seeds = RecomputedChain(policy) if config.recompute_chains else None
+
+    def sample(self, obs: Observation, *, generator: Randomness = None) -> Sample:
+        """Draw a chunk for exploration, with the record of its chain."""
+        source = self._policy if self._seeds is None else self._seeds
+        return source.sample(obs, generator=generator)
+
+    def snapshot(self) -> None:
+        """Keep a copy of the weights that sampled, if chains have to be drawn again; call it before the first step."""
+        if self._seeds is not None:
+            self._seeds.snapshot()
+
+    @torch.no_grad()
+    def resample(self, rows: RolloutBatch) -> RolloutBatch:
+        """Rows of a minibatch with their chains, drawn again where only seeds were recorded."""
+        if self._seeds is None:
+            return rows
+        record, logp = self._seeds.resample(rows.obs, rows.record)
+        return replace(rows, record=record, logp=logp)
+
+
+class MonteCarloFlowLoss:
+    """Scores of chunks at random points of the path from noise to data, drawn once per rollout and kept.
+
+    Ratios compare what the network says at these points now with what it said before the first gradient step.
+
+    Args:
+        policy: Completes a record by points: `complete(obs, record, generator)`.
+        logp: What stands for the log-probabilities `(B, N)` of rows in ratios.
+        batch_size: Rows that are completed at once.
+        generator: Source of the points.
+    """
+
+    def __init__(
+        self, policy: Any, logp: Callable[[RolloutBatch], Tensor], *, batch_size: int, generator: torch.Generator
+    ) -> None:
+        self._policy = policy
+        self._logp = logp
+        self._batch_size = batch_size
+        self._generator = generator
+
+    @torch.no_grad()
+    def complete(self, rows: RolloutBatch) -> RolloutBatch:
+        """Rows with points in their records, and the scores by the weights that sampled."""
+        parts = [self._complete(part) for part in rows.split(self._batch_size)]
+        record = {key: torch.cat([part.record[key] for part in parts]) for key in parts[0].record}
+        return replace(rows, record=record, logp=torch.cat([part.logp for part in parts]))
+
+    def _complete(self, rows: RolloutBatch) -> RolloutBatch:
+        rows = replace(rows, record=self._policy.complete(rows.obs, rows.record, self._generator))
+        return replace(rows, logp=self._logp(rows))
+
+
+def sampled_policy(head: GenerativePolicy, config: FlowLossConfig, *, stratified: bool = False) -> SampledPolicy:
+    """`head` with exploration noise, scored at pairs of noise and time; `stratified` spreads the times of a chunk."""
+    samples, std = config.num_mc_samples, config.exploration_std
+    return SampledPolicy(head, num_mc_samples=samples, exploration_std=std, stratified=stratified)
+
+
+def matching_losses(policy: SampledPolicy, rows: RolloutBatch, reduction: str) -> Tensor:
+    """Training loss `(B, N)` of the head at each stored pair, reduced over the executed steps."""
+    return reduce_steps(policy.losses(rows.obs, rows.record), reduction)
+
+
+def reduce_steps(loss: Tensor, reduction: str) -> Tensor:
+    """Reduce `(B, N, Ta)` over the executed steps."""
+    return loss.mean(-1) if reduction == "mean" else loss.sum(-1)
+
+
+def velocity_distance(velocity: Tensor, other: Tensor) -> Tensor:
+    """Mean squared distance of velocities `(B, N, Ta, A)`, a scalar; no gradient flows into `other`."""
+    return (velocity - other.detach()).square().mean()

@@ -1,0 +1,231 @@
+"""Parts of algorithms that learn from a dataset: imitation, critic objectives for offline data, and Q-chunking.
+
+A `CriticObjective` says what a critic regresses on and what else its loss contains. `ImplicitObjective` (IQL, Kostrikov
+et al. 2021) never evaluates an action outside the data: V is an expectile of Q over the data's actions, Q regresses on
+V. `ConservativeObjective` (Cal-QL, Nakamoto et al. 2023, on CQL) bootstraps from the policy and pushes the values of
+sampled chunks down towards, but not below, the returns in the data.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor, nn
+
+from robopolicy.algorithms.common.off_policy import OffPolicyConfig, td_loss
+from robopolicy.constraints import Count, InnerShare, NotNegative, Positive, Ranged
+from robopolicy.critics.q import CriticConfig, QEnsemble
+from robopolicy.critics.value import ValueConfig, ValueNet, conservative_penalty, expectile_loss
+from robopolicy.data.batches import Transitions
+from robopolicy.errors import UserError
+from robopolicy.nets.module_state import training_mode
+from robopolicy.policies.base import Info, Observation, Policy
+from robopolicy.policies.noise import uniform
+from robopolicy.policies.wrappers.best_of_n import SelectedPolicy
+
+# Imitation.
+
+
+@dataclass(frozen=True)
+class ImitationConfig(OffPolicyConfig):
+    """Settings of every algorithm with a critic whose policy imitates."""
+
+    grad_clip: Positive = 1.0  # largest gradient norm of the policy
+
+
+def require_imitation(policy: Policy, algorithm: str) -> Policy:
+    """The policy to train by imitation: the inner one, where `policy` takes the best of another one's samples.
+
+    A run that begins with what such a run has saved would otherwise choose among samples of an old choice.
+
+    Raises:
+        UserError: It has no `imitation_loss`.
+    """
+    while isinstance(policy, SelectedPolicy):
+        policy = policy.base
+    if type(policy).imitation_loss is Policy.imitation_loss:
+        raise UserError(
+            f"Algorithm '{algorithm}' trains by imitation_loss, which policy '{policy.name}' lacks; use a flow, "
+            "diffusion, autoregressive or Gaussian policy."
+        )
+    return policy
+
+
+def imitation_loss(
+    policy: Policy,
+    obs: Observation,
+    chunk: Tensor,
+    weight: Tensor | None = None,
+    *,
+    mask: Tensor | None = None,
+    generator: torch.Generator,
+    progress: float,
+) -> Tensor:
+    """Loss `(B,)` of `policy` towards `chunk` `(B, H, A)`, times `weight` `(B,)`; `mask` `(B, H)` is 0 on padded steps.
+
+    `progress` in [0, 1] is the fraction of training done, for schedules of the policy such as a consistency head's
+    grid. Dropout and augmentation are on for this loss alone; acting, bootstraps and distillation use all units.
+    """
+    policy.set_progress(progress)
+    policy.train()
+    loss, _ = policy.imitation_loss(obs, chunk, weight, mask=mask, generator=generator)
+    policy.eval()
+    return loss
+
+
+# Critic objectives.
+
+
+@dataclass(frozen=True)
+class ImplicitConfig(Ranged):
+    """Settings of `ImplicitObjective`."""
+
+    expectile: InnerShare = 0.7  # 0.5 is the mean over the data's actions, towards 1 the best; 0.9 for stitching
+    value: ValueConfig = field(default_factory=lambda: ValueConfig(hidden=(256, 256), activation="relu"))
+
+
+@dataclass(frozen=True)
+class ConservativeConfig(Ranged):
+    """Settings of `ConservativeObjective`."""
+
+    weight: NotNegative = 5.0  # of the penalty beside the temporal-difference loss; .005 beside HL-Gauss (PA-RL)
+    samples: Count = 10  # chunks drawn uniformly from the action space for every row
+
+
+class CriticObjective(nn.Module, ABC):
+    """Regression target of a critic, and what its loss contains besides."""
+
+    @abstractmethod
+    def target(self, batch: Transitions, bootstrap: Callable[[], Tensor]) -> Tensor:
+        """Regression target `(B,)`; `bootstrap()` is that from the chunks of the policy."""
+
+    @abstractmethod
+    def extra_loss(
+        self,
+        batch: Transitions,
+        critic: QEnsemble,
+        q_values: Callable[[], Tensor],
+        sample_candidates: Callable[[], Tensor],
+    ) -> tuple[Tensor, Info]:
+        """Loss beside the temporal-difference loss.
+
+        Args:
+            batch: Windows of the memory.
+            critic: The online ensemble.
+            q_values: Gives values `(B,)` of the batch's chunks by the target ensemble.
+            sample_candidates: Gives chunks `(B, C, H, A)` of the policy at the batch's observations.
+        """
+
+    def observe(self, obs: Observation) -> None:
+        """Merge `obs` into running statistics, if there are any."""
+
+
+class ImplicitObjective(CriticObjective):
+    """Implicit Q-learning: bootstraps from a learned V and needs no action of the policy."""
+
+    def __init__(self, config: ImplicitConfig, policy: Policy) -> None:
+        super().__init__()
+        self.expectile = config.expectile
+        self.value = ValueNet.beside(config.value, policy)
+
+    def target(self, batch: Transitions, bootstrap: Callable[[], Tensor] | None = None) -> Tensor:
+        """`reward + discount * V(next_obs)`."""
+        return batch.reward + batch.discount * self.value(batch.next_obs)
+
+    def value_loss(self, batch: Transitions, q: Tensor) -> tuple[Tensor, Info]:
+        """Expectile regression of V on the values `q` `(B,)` of the data's chunks."""
+        value = self.value(batch.obs)
+        loss = (expectile_loss(q - value, self.expectile) * batch.weight).mean()
+        return loss, {"state_value": value.detach().mean(), "advantage": (q - value.detach()).mean()}
+
+    def extra_loss(
+        self,
+        batch: Transitions,
+        critic: QEnsemble,
+        q_values: Callable[[], Tensor],
+        sample_candidates: Callable[[], Tensor],
+    ) -> tuple[Tensor, Info]:
+        """The loss of V."""
+        return self.value_loss(batch, q_values())
+
+    def observe(self, obs: Observation) -> None:
+        """Merge `obs` into the normaliser of V."""
+        self.value.update_stats(obs)
+
+
+class ConservativeObjective(CriticObjective):
+    """Calibrated conservative Q-learning: bootstraps from the policy, holds the values of other chunks down."""
+
+    def __init__(self, config: ConservativeConfig, generator: torch.Generator) -> None:
+        super().__init__()
+        self.config = config
+        self.generator = generator
+
+    def target(self, batch: Transitions, bootstrap: Callable[[], Tensor]) -> Tensor:
+        """The bootstrap from the policy."""
+        return bootstrap()
+
+    def extra_loss(
+        self,
+        batch: Transitions,
+        critic: QEnsemble,
+        q_values: Callable[[], Tensor],
+        sample_candidates: Callable[[], Tensor],
+    ) -> tuple[Tensor, Info]:
+        """The penalty on candidates of the policy."""
+        return self.penalty(batch, critic, sample_candidates())
+
+    def penalty(self, batch: Transitions, critic: QEnsemble, candidates: Tensor) -> tuple[Tensor, Info]:
+        """Calibrated penalty on chunks `(B, C, H, A)`, summed over the members as the temporal-difference loss is."""
+        chunks = candidates[:, :, : critic.steps]
+        shape = (len(chunks), self.config.samples, *chunks.shape[2:])
+        drawn = critic.action_normalizer.reach * (2 * uniform(shape, self.generator, chunks.device) - 1)
+        others = critic.action_normalizer.denormalize(drawn)
+        everything = torch.cat([batch.chunk[:, None, : critic.steps], chunks, others], 1)
+        with training_mode(critic):
+            values = critic.of_candidates(batch.obs, everything)  # (M, B, 1 + C + U)
+        data, policy, elsewhere = values.split([1, chunks.shape[1], self.config.samples], -1)
+        penalty = conservative_penalty(data.squeeze(-1), policy, elsewhere, batch.returns)  # (M, B)
+        penalty = (penalty * batch.weight).mean(1)
+        info = {
+            "penalty": penalty.detach().mean(),
+            "calibrated": (policy.detach() < batch.returns[:, None]).float().mean(),
+            "policy_value": policy.detach().mean(),
+            "uniform_value": elsewhere.detach().mean(),
+        }
+        return self.config.weight * penalty.sum(), info
+
+
+# Q-chunking.
+
+
+@dataclass(frozen=True)
+class QChunkingConfig(ImitationConfig):
+    """Settings of QC, FQL and DQC; networks are smaller than the published 4 x 512."""
+
+    critic: CriticConfig = field(default_factory=lambda: CriticConfig(activation="gelu"))
+
+
+def known_errors(errors: Tensor, known: Tensor) -> Tensor:
+    """Errors `(B,)` where they are `known` `(B,)` bool, elsewhere the mean of those.
+
+    Rows that carry no loss would keep a large error for ever, and be drawn again and again by their priority.
+    """
+    mean = torch.where(known, errors, 0.0).sum() / known.sum().clamp(min=1)
+    return torch.where(known, errors, mean)
+
+
+def complete_chunk_loss(
+    critic: QEnsemble, batch: Transitions, target: Callable[[Transitions], Tensor], steps: int
+) -> tuple[Tensor, Info]:
+    """`td_loss` over the windows of `steps` control steps; others, cut short by the end of an episode, have no loss.
+
+    Nobody knows the tail of a chunk that was cut short, so its value is not learned.
+    """
+    complete = (batch.steps == steps).to(batch.weight.dtype)
+    loss, info = td_loss(critic, replace(batch, weight=batch.weight * complete), target)
+    errors = known_errors(info["td_errors"], complete > 0)
+    return loss, info | {"complete": complete.mean(), "td_errors": errors}

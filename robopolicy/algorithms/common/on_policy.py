@@ -1,0 +1,280 @@
+"""What the algorithms that learn from rollouts with a value network share.
+
+`OnPolicy` turns a rollout into rows with advantages, trains the critic on a second thread and keeps running statistics.
+The functions below it are for a joint optimiser of actor and critic, as PPO has it; `fine_tuning.py` has those for two.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from queue import SimpleQueue
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from robopolicy.algorithms.common.algorithm import Algorithm, Checkpointable, Metrics
+from robopolicy.algorithms.common.rollout_batch import (
+    RewardNormalizer,
+    RolloutBatch,
+    compute_advantages,
+    explained_variance,
+    flatten,
+    minibatches,
+    recurrent_minibatches,
+)
+from robopolicy.algorithms.common.symmetry import SymmetryConfig
+from robopolicy.constraints import Count, Natural, NotNegative, Positive, Ranged, Share
+from robopolicy.core.distributed import average_gradients, mean_over_ranks
+from robopolicy.core.gradients import clip_gradients
+from robopolicy.critics.q import borrow_statistics
+from robopolicy.critics.value import ValueConfig, ValueNet
+from robopolicy.data.batches import Rollout
+from robopolicy.errors import UserError, unknown_name
+from robopolicy.policies.base import Info, Policy
+
+LR_SCHEDULES = ("constant", "linear", "adaptive")
+LR_RANGE = (1e-5, 1e-2)  # of the adaptive schedule
+LR_FACTOR = 1.5
+KL_EPS = 1e-8  # a KL below this is rounding
+
+
+@dataclass(frozen=True)
+class OnPolicyConfig(Ranged):
+    """Settings of every algorithm that learns from rollouts with a value network."""
+
+    num_steps: Count = 128  # T, chunk decisions per environment and rollout
+    gamma: Share = 0.99  # discount per control step
+    gae_lambda: Share = 0.95  # lambda of generalised advantage estimation
+    batch_size: Count = 256  # chunk decisions per minibatch
+    normalize_reward: bool = True  # divide rewards by the running standard deviation of the return
+    critic: ValueConfig = field(default_factory=ValueConfig)  # value network
+    seed: Natural = 0  # order of the minibatches
+    discount_unit: ClassVar[str] = "step"  # a setting of the fine-tuners
+
+
+@dataclass(frozen=True)
+class ActorCriticConfig(OnPolicyConfig):
+    """Settings of the algorithms with one optimiser for actor and critic."""
+
+    epochs: Count = 10  # passes over each rollout
+    lr: Positive = 3e-4  # Adam learning rate of actor and critic
+    lr_schedule: str = "constant"  # constant | linear (to 0) | adaptive (keeps the KL of a step near target_kl)
+    entropy_coef: NotNegative = 0.0  # weight of the entropy bonus
+    value_coef: NotNegative = 0.5  # weight of the value loss
+    value_clip: NotNegative = 0.0  # largest change of a value that its loss rewards; 0 disables
+    grad_clip: Positive = 0.5  # largest norm of the joint gradient
+    target_kl: Positive | None = None  # stop the epochs when the approximate KL exceeds 1.5 times this
+    symmetry: SymmetryConfig = field(default_factory=SymmetryConfig)  # use of the task's mirror symmetry
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.lr_schedule not in LR_SCHEDULES:
+            raise unknown_name("learning-rate schedule", self.lr_schedule, LR_SCHEDULES)
+        if self.lr_schedule == "adaptive" and not self.target_kl:
+            raise UserError("lr_schedule=adaptive needs the KL to keep to; set algorithm.target_kl, e.g. 0.01.")
+
+
+class OnPolicy(Algorithm):
+    """Policy and value network that learn from one rollout after the other; subclasses define `update`.
+
+    Algorithms whose critic has its own optimiser set `critic_optimizer` and use `critic_in_background`.
+    """
+
+    config: OnPolicyConfig
+    critic_optimizer: torch.optim.Optimizer
+
+    def __init__(self, config: OnPolicyConfig, policy: Policy, *, total_updates: int) -> None:
+        """Build the critic; `policy` is what is sampled and trained for `total_updates` rollouts."""
+        super().__init__(policy, total_updates=total_updates, seed=config.seed)
+        policy.eval()  # no dropout: what was sampled must be scored by the same network
+        self.config = config
+        self.step_discount = config.gamma if config.discount_unit == "step" else 1.0
+        self.critic = self.make_critic()
+        borrow_statistics(self.critic.encoder, policy)
+        self.reward_normalizer = RewardNormalizer()
+        self.worker = BackgroundWorker(self.critics().values())
+
+    def make_critic(self) -> ValueNet:
+        """Build the value network; a hook for heirs with more values than one."""
+        return ValueNet(self.config.critic, self.policy.spec)
+
+    def critics(self) -> dict[str, ValueNet]:
+        """Networks trained by `critic_loss`, by their name in checkpoints; a hook."""
+        return {"critic": self.critic}
+
+    def update_reward_scale(self, batch: Rollout) -> None:
+        """Add the returns of `batch` to the running standard deviation that divides rewards, where settings ask so."""
+        if self.config.normalize_reward:
+            self.reward_normalizer.update(batch, self.config.gamma, self.config.discount_unit)
+
+    def process_rollout(self, batch: Rollout) -> RolloutBatch:
+        """Decisions to learn from, with scaled rewards and GAE on V(s); a hook."""
+        return compute_advantages(
+            batch,
+            self.critic,
+            gamma=self.config.gamma,
+            gae_lambda=self.config.gae_lambda,
+            discount_unit=self.config.discount_unit,
+            reward_scale=self.reward_normalizer,
+        )
+
+    def minibatches(self, rows: RolloutBatch, shape: tuple[int, int]) -> Iterator[tuple[RolloutBatch, bool]]:
+        """One pass over the rows of a rollout of `shape` (T, N): shuffled, or in whole columns if recurrent."""
+        if self.policy.spec.memory_dim:
+            return recurrent_minibatches(rows, shape, self.config.batch_size, self.generator)
+        return minibatches(rows, self.config.batch_size, self.generator)
+
+    def critic_loss(self, rows: RolloutBatch) -> Tensor:
+        """Regression of V(s); it runs on a second thread and must not touch the policy; a hook."""
+        return nn.functional.mse_loss(self.critic(rows.obs), rows.value_target)
+
+    def critic_step(self, rows: RolloutBatch) -> Tensor:
+        """One step of the critic under an optimiser of its own; returns the loss."""
+        loss = self.critic_loss(rows)
+        self.critic_optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        self.critic_optimizer.step()
+        return loss.detach()
+
+    @contextmanager
+    def critic_in_background(self, rows: RolloutBatch, stats: dict[str, Any]) -> Iterator[None]:
+        """Take a critic step on another thread during the body; afterwards `stats` has its loss."""
+        self.worker.start(self.critic_step, rows)
+        try:
+            yield
+        finally:
+            stats["critic/loss"] = self.worker.wait()
+
+    def finish(self, batch: Rollout, rows: RolloutBatch, stats: Mapping[str, Any]) -> Metrics:
+        """Update the running normalisers, count the update, and return what to log.
+
+        Normalisers follow last, so that the first ratios of the next update are exactly 1.
+        """
+        metrics = {key: float(value) for key, value in stats.items()}
+        obs = flatten(batch.obs)
+        for network in (self.policy, *self.critics().values()):
+            network.update_stats(obs)
+        self.updates += 1
+        return metrics | {"critic/explained_variance": explained_variance(rows)}
+
+    def checkpoint_items(self) -> Mapping[str, Checkpointable]:
+        """Policy, critics and the running scale of the rewards."""
+        return {"policy": self.policy, **self.critics(), "scale": self.reward_normalizer}
+
+
+def value_loss(value: Tensor, rows: RolloutBatch, clip: float = 0.0) -> Tensor:
+    """Mean squared error of `value` `(B,)` towards the targets.
+
+    With `clip` each row counts the larger error of the value and of one that moved by at most `clip` since the rollout,
+    so that a value that has moved so far in one update is left alone (Schulman et al.'s code).
+    """
+    error = (value - rows.value_target).square()
+    if not clip:
+        return error.mean()
+    bounded = rows.value + (value - rows.value).clamp(-clip, clip)
+    return torch.maximum(error, (bounded - rows.value_target).square()).mean()
+
+
+def prefixed(prefix: str, info: Info) -> Info:
+    """Entries of `info` under `prefix/`."""
+    return {f"{prefix}/{key}": value for key, value in info.items()}
+
+
+def learning_rate(optimizer: torch.optim.Optimizer) -> float:
+    """Present learning rate of the first parameter group."""
+    return optimizer.param_groups[0]["lr"]
+
+
+def parameters_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """What `optimizer` moves."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def schedule_rate(optimizer: torch.optim.Optimizer, config: ActorCriticConfig, progress: float) -> None:
+    """Set the learning rate of an update; the schedules constant and adaptive leave it as it is."""
+    if config.lr_schedule == "linear":
+        optimizer.param_groups[0]["lr"] = config.lr * (1.0 - progress)
+
+
+def adapt_rate(optimizer: torch.optim.Optimizer, kl: float, target: float) -> None:
+    """Keep the KL of a step within half and twice its target (Schulman et al. 2017, as in rsl_rl).
+
+    On fresh data the KL is rounding, which says nothing about the steps to come.
+    """
+    group = optimizer.param_groups[0]
+    if kl > 2 * target:
+        group["lr"] = max(group["lr"] / LR_FACTOR, LR_RANGE[0])
+    elif KL_EPS < kl < target / 2:
+        group["lr"] = min(group["lr"] * LR_FACTOR, LR_RANGE[1])
+
+
+def kl_too_large(optimizer: torch.optim.Optimizer, config: ActorCriticConfig, info: Info) -> bool:
+    """Whether the epochs end before this step; the adaptive schedule changes the learning rate instead."""
+    if config.target_kl is None:
+        return False
+    kl = float(mean_over_ranks(info["approx_kl"]))
+    if config.lr_schedule == "adaptive":
+        adapt_rate(optimizer, kl, config.target_kl)
+        return False
+    return kl > 1.5 * config.target_kl
+
+
+def joint_step(optimizer: torch.optim.Optimizer, grad_clip: float) -> None:
+    """Average the gradients over processes, clip their joint norm, and take the step."""
+    parameters = parameters_of(optimizer)
+    average_gradients(parameters)
+    clip_gradients(parameters, grad_clip)
+    optimizer.step()
+
+
+class BackgroundWorker:
+    """Runs a function on a second thread while the caller works: the critic's gradient during the actor's.
+
+    Both live in networks of their own, so the result does not depend on which of them is faster. Minibatches too small
+    to pay for the hand-over are computed by the caller.
+
+    Args:
+        networks: What the function trains.
+    """
+
+    MIN_PARALLEL_WORK = 2_000_000  # rows times weights; measured with two hidden layers of 64
+
+    def __init__(self, networks: Iterable[nn.Module]) -> None:
+        weights = sum(parameter.numel() for network in networks for parameter in network.parameters())
+        self._min_rows = self.MIN_PARALLEL_WORK / max(1, weights)
+        self._calls: SimpleQueue[tuple[Callable[..., Tensor], tuple[Any, ...]] | None] = SimpleQueue()
+        self._results: SimpleQueue[Tensor | Exception] = SimpleQueue()
+        threading.Thread(target=_serve, args=(self._calls, self._results), daemon=True, name="critic").start()
+
+    def start(self, function: Callable[..., Tensor], rows: RolloutBatch, *more: Any) -> None:
+        """Begin `function(rows, *more)`; `wait` must follow."""
+        if len(rows) < self._min_rows:
+            self._results.put(function(rows, *more))
+        else:
+            self._calls.put((function, (rows, *more)))
+
+    def wait(self) -> Tensor:
+        """Result of the call that was begun last; raises what it raised."""
+        result = self._results.get()
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    def __del__(self) -> None:
+        self._calls.put(None)
+
+
+def _serve(
+    calls: SimpleQueue[tuple[Callable[..., Tensor], tuple[Any, ...]] | None],
+    results: SimpleQueue[Tensor | Exception],
+) -> None:
+    while (call := calls.get()) is not None:
+        function, arguments = call
+        try:
+            results.put(function(*arguments))
+        except Exception as error:
+            results.put(error)

@@ -1,0 +1,208 @@
+"""Rollouts as batches of rows: advantages and value targets, minibatches, epochs, scaled rewards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+from robopolicy.core.distributed import mean_over_ranks, rank, world_size
+from robopolicy.core.returns import chunk_discount, gae, successor_values
+from robopolicy.core.trackers import RunningMoments
+from robopolicy.data.batches import Rollout
+
+Value = Callable[[dict[str, Tensor]], Tensor]
+
+
+@dataclass(frozen=True)
+class RolloutBatch:
+    """A rollout flattened to B = T * N rows, ready for minibatches."""
+
+    obs: dict[str, Tensor]  # (B, To, ...)
+    record: dict[str, Tensor]  # (B, ...)
+    logp: Tensor  # (B, K) when sampled
+    advantage: Tensor  # (B,)
+    value_target: Tensor  # (B,) advantage + value
+    value: Tensor  # (B,) critic before the update
+
+    def __len__(self) -> int:
+        return int(self.advantage.shape[0])
+
+    def __getitem__(self, index: Tensor | slice) -> RolloutBatch:
+        pick = lambda tree: {key: value[index] for key, value in tree.items()}  # noqa: E731
+        return RolloutBatch(
+            pick(self.obs),
+            pick(self.record),
+            self.logp[index],
+            self.advantage[index],
+            self.value_target[index],
+            self.value[index],
+        )
+
+    def split(self, size: int) -> list[RolloutBatch]:
+        """Consecutive batches of `size` rows; the last may be smaller."""
+        return [self[slice(start, start + size)] for start in range(0, len(self), size)]
+
+
+def flatten(tree: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Merge the leading (T, N) of every tensor into rows."""
+    return {key: value.flatten(0, 1) for key, value in tree.items()}
+
+
+@torch.no_grad()
+def compute_advantages(
+    rollout: Rollout,
+    value: Value,
+    *,
+    gamma: float,
+    gae_lambda: float,
+    discount_unit: str = "step",
+    reward_scale: Callable[[Tensor], Tensor] | None = None,
+) -> RolloutBatch:
+    """Evaluate a rollout with the critic and compute generalised advantage estimates (GAE).
+
+    Args:
+        rollout: Experience `(T, N, ...)`.
+        value: Critic, maps observations `(B, To, ...)` to `(B,)`.
+        gamma: Discount, per control step or per chunk.
+        gae_lambda: GAE lambda, per decision.
+        discount_unit: "step" or "chunk", see `robopolicy.core.returns.chunk_discount`.
+        reward_scale: Maps the rewards to those that are learned from; None learns from the rewards themselves.
+    """
+    shape = rollout.shape
+    obs = flatten(rollout.obs)
+    values = value(obs).view(shape)  # (T, N)
+    bootstrap = rollout.truncated & ~rollout.terminated
+    successor = successor_values(values, value(rollout.last_obs), bootstrap, value(rollout.final_obs))
+    discount = chunk_discount(gamma, rollout.steps, discount_unit)
+    reward = rollout.reward if reward_scale is None else reward_scale(rollout.reward)
+    advantage, target = gae(reward, values, successor, rollout.terminated, rollout.truncated, discount, gae_lambda)
+    return RolloutBatch(
+        obs,
+        flatten(rollout.record),
+        rollout.logp.flatten(0, 1),
+        advantage.flatten(),
+        target.flatten(),
+        values.flatten(),
+    )
+
+
+def minibatches(rows: RolloutBatch, size: int, generator: torch.Generator) -> Iterator[tuple[RolloutBatch, bool]]:
+    """Yield the rows in random order, `size` at a time, and whether it is the last, which may be smaller.
+
+    Each of several processes, which know the same rows, gets its share of them.
+    """
+    shuffled = rows[torch.randperm(len(rows), generator=generator)]  # one gather, then views
+    for start in range(0, len(rows), size):
+        end = min(start + size, len(rows))
+        yield shuffled[slice(start + rank(), end, world_size())], end == len(rows)
+
+
+def recurrent_minibatches(
+    rows: RolloutBatch, shape: tuple[int, int], size: int, generator: torch.Generator
+) -> Iterator[tuple[RolloutBatch, bool]]:
+    """Yield `minibatches` of about `size` rows that are whole columns of a rollout of `shape` (T, N), time first."""
+    steps, envs = shape
+    places, columns = torch.arange(steps * envs).view(shape), max(1, size // steps)
+    order = torch.randperm(envs, generator=generator)
+    for start in range(0, envs, columns):
+        chosen = places[:, order[start : start + columns]]
+        yield rows[chosen.flatten()], start + columns >= envs
+
+
+Batch = TypeVar("Batch")
+
+
+class Epochs(Generic[Batch]):
+    """Several passes over the same data in minibatches; iterating may stop early.
+
+    Args:
+        draw: Starts one pass, an iterator over minibatches.
+        count: Passes.
+    """
+
+    def __init__(self, draw: Callable[[], Iterator[Batch]], count: int) -> None:
+        self._draw = draw
+        self._count = count
+        self.completed = 0  # passes whose last minibatch has been used
+
+    def __iter__(self) -> Iterator[Batch]:
+        for _ in range(self._count):
+            yield from self._draw()
+            self.completed += 1
+
+
+def normalize(advantage: Tensor) -> Tensor:
+    """Advantage with mean 0 and standard deviation 1 over the given rows; unchanged for a single row.
+
+    Several processes count the rows of all of them. Equal advantages become 0: rounding must not tell them apart.
+    """
+    exact = advantage.double()
+    if world_size() > 1:
+        rows = advantage.numel() * world_size()
+        centred = exact - mean_over_ranks(exact.mean())
+        std = (mean_over_ranks(centred.square().mean()) * rows / (rows - 1)).sqrt()
+        return (centred / (std + 1e-8)).to(advantage.dtype)
+    if advantage.numel() < 2:
+        return advantage
+    return ((exact - exact.mean()) / (exact.std() + 1e-8)).to(advantage.dtype)
+
+
+def explained_variance(rows: RolloutBatch) -> float:
+    """Share of the variance of the value targets that the critic predicted before the update; 1 is perfect."""
+    variance = rows.value_target.var(0, correction=0).sum().clamp_min(1e-12)
+    return float(1 - (rows.value_target - rows.value).var(0, correction=0).sum() / variance)
+
+
+class RewardNormalizer:
+    """Divides rewards by the running standard deviation of the discounted return (state in `state_dict`).
+
+    The discounted return runs on from rollout to rollout and is cut at episode ends. Where hardly any episode is
+    rewarded the deviation is small, and a reward many times as large: it is clipped to 10, as in the public code of
+    DPPO and ReinFlow.
+    """
+
+    MAX_REWARD = 10.0  # largest scaled reward
+
+    def __init__(self) -> None:
+        self.running: Tensor | None = None  # (N,) return so far, discounted to the next decision
+        self.moments = RunningMoments()
+
+    def update(self, rollout: Rollout, gamma: float, discount_unit: str = "step") -> None:
+        """Add the rewards of one rollout, discounted as its advantages are."""
+        start = torch.zeros_like(rollout.reward[0])
+        carried = start if self.running is None else self.running.to(start.device)
+        returns: list[Tensor] = []
+        done = rollout.terminated | rollout.truncated
+        discounts = chunk_discount(gamma, rollout.steps, discount_unit)
+        for reward, discount, end in zip(rollout.reward, discounts, done, strict=True):
+            returns.append(carried + reward)
+            carried = torch.where(end, 0.0, discount * returns[-1])
+        self.running = carried
+        self.moments.observe(torch.stack(returns))
+
+    def reset_episodes(self) -> None:
+        """Forget the returns of the running episodes, whose remaining steps will not be collected."""
+        self.running = None
+
+    def __call__(self, reward: Tensor) -> Tensor:
+        """Scaled rewards, of any shape."""
+        factor = self.factor
+        return reward if factor == 1.0 else (reward * factor).clamp(-self.MAX_REWARD, self.MAX_REWARD)
+
+    @property
+    def factor(self) -> float:
+        """1 / standard deviation; 1 before the first rollout and where rewards have been constant."""
+        return 1.0 / self.moments.std if self.moments.std > 1e-8 else 1.0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Running returns and their moments."""
+        return {"running": self.running, "moments": self.moments.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore `state_dict`."""
+        self.running = state["running"]
+        self.moments.load_state_dict(state["moments"])

@@ -1,0 +1,93 @@
+"""Mirror symmetry in on-policy learning: mirrored minibatches, and a loss on mirrored means (Mittal et al. 2024).
+
+Mirrored decisions have the advantages of the original ones. The policy that would have chosen them is the mirrored one,
+which gives them the log-probability of the originals: their ratios start at 1 where the policy is symmetric already,
+and correct for the difference where it is not. Both losses follow rsl_rl.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from robopolicy.algorithms.common.rollout_batch import RolloutBatch
+from robopolicy.constraints import NotNegative, Ranged
+from robopolicy.critics.value import ValueNet
+from robopolicy.errors import UserError
+from robopolicy.mirror_symmetry import Mirror
+from robopolicy.policies.base import Info, Observation, Policy
+from robopolicy.policies.heads.explicit import ExplicitPolicy
+from robopolicy.policies.heads.gaussian import GaussianPolicy
+
+
+@dataclass(frozen=True)
+class SymmetryConfig(Ranged):
+    """Use of the mirror symmetry that a task declares."""
+
+    augment: bool = False  # actor and critic also learn from mirrored decisions
+    mirror_coef: NotNegative = 0.0  # weight of the squared distance to the mirrored mean in the mirrored state
+
+    @property
+    def used(self) -> bool:
+        """Whether learning needs the mirror."""
+        return self.augment or self.mirror_coef > 0
+
+
+class Symmetry:
+    """Mirror that fits a policy and its critics, and what the settings make of it."""
+
+    def __init__(self, config: SymmetryConfig, mirror: Mirror | None, policy: Policy, critics: list[ValueNet]) -> None:
+        """Check that all observations and actions have an image.
+
+        Raises:
+            UserError: There is no mirror, an observation has no image, or the actions of policy and mirror do not fit.
+        """
+        if mirror is None:
+            raise UserError("The task declares no mirror symmetry; leave algorithm.symmetry at its defaults.")
+        if config.mirror_coef and not isinstance(policy, GaussianPolicy):
+            raise UserError(f"symmetry.mirror_coef needs a Gaussian policy, got '{policy.name}'; use augment.")
+        seen = [policy.spec.observation, *(critic.observation for critic in critics)]
+        for key, shape in [entry for shapes in seen for entry in shapes.items()]:
+            reflection = mirror.observation.get(key)
+            if reflection is None or (reflection.size,) != tuple(shape):
+                raise UserError(f"The task's mirror shows no '{key}' of shape {tuple(shape)}; switch symmetry off.")
+        if not isinstance(policy, ExplicitPolicy) or policy.name == "autoregressive":
+            raise UserError(f"Only Gaussians and mixtures can be mirrored, got '{policy.name}'; switch symmetry off.")
+        self.config = config
+        self.mirror = mirror
+        self.policy = policy
+        offset, scale = policy.action_normalizer.offset, policy.action_normalizer.scale
+        if mirror.action.size != policy.spec.action_dim or not (
+            torch.allclose(mirror.action(offset), offset) and torch.allclose(mirror.action.permute(scale), scale)
+        ):
+            raise UserError("The bounds of the actions are not symmetric in the task's mirror; switch symmetry off.")
+
+    def image(self, rows: RolloutBatch) -> RolloutBatch | None:
+        """Mirrored decisions, with the log-probabilities and advantages of the original ones; None without `augment`.
+
+        Normalised actions mirror like raw ones, before and after tanh, as their bounds are symmetric.
+        """
+        if not self.config.augment:
+            return None
+        record = rows.record | {"raw": self.mirror.action(rows.record["raw"])}
+        return replace(rows, obs=self.mirror.observe(rows.obs), record=record)
+
+    def mirror_loss(self, obs: Observation) -> tuple[Tensor, Info]:
+        """Weighted mean squared distance of the mean in the mirrored state to the mirrored mean, which is held fixed.
+
+        The second value logs the distance without its weight.
+        """
+        assert isinstance(self.policy, GaussianPolicy)
+        mean, _ = self.policy.distribution(self.mirror.observe(obs))
+        with torch.no_grad():
+            image = self.mirror.action(self.policy.distribution(obs)[0])
+        distance = (mean - image).square().mean()
+        return self.config.mirror_coef * distance, {"mirror_loss": distance.detach()}
+
+
+def with_image(loss: Callable[[RolloutBatch], Tensor], rows: RolloutBatch, image: RolloutBatch | None) -> Tensor:
+    """Mean of `loss` over the rows and their mirror image; of the rows where there is no image."""
+    return loss(rows) if image is None else (loss(rows) + loss(image)) / 2

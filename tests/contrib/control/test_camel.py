@@ -1,0 +1,168 @@
+"""CAMEL: actions within their band, no mask is no change, how the mask fades, resume, and what a script is good for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from chunk_bandit import SMALL, assert_resumes, batch, flow, gaussian
+from torch import Tensor
+
+from robopolicy.algorithms.registry import ALGORITHMS, make_algorithm
+from robopolicy.contrib.control.action_masking import MaskConfig
+from robopolicy.contrib.control.camel_sac import CAMELSAC, CAMELSACConfig
+from robopolicy.contrib.control.prior_mask import MaskSchedule, PriorMask
+from robopolicy.data.replay import Replay
+from robopolicy.errors import UserError
+from robopolicy.nets.normalizer import make_normalizer
+from robopolicy.policies.base import PolicySpec
+from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
+from robopolicy.policies.wrappers.black_box import CallableConfig, CallablePolicy, provide
+from robopolicy.rollout.off_policy import ReplaySampler
+from robopolicy.sim.chunk import ChunkedSim
+from robopolicy.sim.registry import SimOptions, make_sim
+
+BANDS = ["camel_sac", "camel_td3"]
+OBS = {"state": torch.rand(200, 1, 2, generator=torch.Generator().manual_seed(0)) * 2 - 1}
+
+
+def lean(obs: dict[str, Tensor]) -> Tensor:
+    """A prior on the bandit: towards the first number it sees."""
+    return obs["state"][:, -1:, :1]
+
+
+provide("lean", lean)
+
+
+def learner(name: str, seed: int = 0, mask: MaskConfig | None = None, **config: Any) -> Any:
+    torch.manual_seed(seed)
+    settings = {"critic": SMALL, "batch_size": 64, "lr": 3e-3, "critic_lr": 3e-3, "tau": 0.05} | config
+    if name in BANDS:
+        settings["mask"] = mask or MaskConfig("lean", width=0.2)
+    return make_algorithm(name, ALGORITHMS[name].config_class(**settings), gaussian(), total_updates=100)
+
+
+def played() -> Any:
+    return batch(torch.rand(64, 2, 1) * 2 - 1, lambda action: 1 - (action.squeeze(1) - 0.4).square(), discount=0.9)
+
+
+@pytest.mark.parametrize("name", BANDS)
+def test_masked_actions_lie_in_the_band_around_the_prior(name: str) -> None:
+    algorithm = learner(name, noise=1.0) if name == "camel_td3" else learner(name)
+    low, high = algorithm.mask.bounds(OBS)
+    prior = lean(OBS)
+    torch.testing.assert_close(low, (prior - 0.2).clamp(min=-1))
+    torch.testing.assert_close(high, (prior + 0.2).clamp(max=1))
+    for draw in (algorithm.act, algorithm.warmup_action):
+        chunk = draw(OBS, generator=torch.Generator().manual_seed(0)).chunk.detach()
+        assert bool(((chunk >= low) & (chunk <= high)).all())
+        assert float((chunk - low).abs().min()) < 0.02 and float((chunk - high).abs().min()) < 0.02
+
+
+def test_the_band_spans_all_that_the_policy_asks_for_in_action_units() -> None:
+    spec = PolicySpec({"state": (2,)}, action_dim=1)
+    normalizer = make_normalizer(1, "minmax")
+    normalizer.fit({"min": [-2.0], "max": [6.0]})  # one unit is 4
+    prior = CallablePolicy.wrap("four", lambda obs: torch.full((3, 1, 1), 4.0), spec, noise=False)
+    mask = PriorMask(prior, 0.25, MaskSchedule(), normalizer)
+    obs = {"state": torch.zeros(3, 1, 2)}
+    asked = torch.tensor([-2.0, 2.0, 6.0]).view(3, 1, 1)
+    assert mask.inside(obs, asked).flatten().tolist() == pytest.approx([3.0, 4.0, 5.0])
+
+
+@pytest.mark.parametrize("name", BANDS)
+def test_without_masking_it_is_the_unmasked_run_bit_for_bit(name: str) -> None:
+    plain = learner(name.removeprefix("camel_"))
+    masked = learner(name, mask=MaskConfig("lean", 0.2, MaskSchedule(initial=0.0)))
+    for seed in range(3):
+        generators = [torch.Generator().manual_seed(seed) for _ in range(2)]
+        for verb in ("warmup_action", "act"):
+            one, two = (getattr(a, verb)(OBS, generator=g) for a, g in zip((plain, masked), generators, strict=True))
+            assert torch.equal(one.chunk, two.chunk)
+        torch.manual_seed(seed)
+        data = played()
+        plain.update(data)
+        masked.update(data)
+    for mine, theirs in zip(plain.policy.parameters(), masked.policy.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+def test_a_share_of_the_decisions_is_masked() -> None:
+    algorithm: CAMELSAC = learner("camel_sac", mask=MaskConfig("lean", 0.01, MaskSchedule(initial=0.3)))
+    obs = {"state": torch.rand(4000, 1, 2) * 2 - 1}
+    chunk = algorithm.warmup_action(obs, generator=torch.Generator().manual_seed(0)).chunk
+    near = ((chunk - lean(obs)).abs() < 0.0101).all(2).all(1)
+    assert float(near.float().mean()) == pytest.approx(0.3, abs=0.03)
+
+
+def test_the_mask_fades_faster_where_the_policy_is_preferred_and_ends() -> None:
+    schedule = MaskSchedule(decay=0.1, least=0.2)
+    start = torch.tensor(0.5)
+    assert float(schedule.after(start, torch.tensor(1.0))) == pytest.approx(0.45)
+    assert float(schedule.after(start, torch.tensor(0.0))) == pytest.approx(0.49)
+    epsilon, steps = torch.tensor(1.0), 0
+    while float(epsilon):
+        epsilon, steps = schedule.after(epsilon, torch.tensor(0.0)), steps + 1
+    assert 300 < steps < 400
+
+
+@pytest.mark.parametrize(("better", "share"), [(1.0, 1.0), (-1.0, 0.0)])
+def test_the_critic_says_which_action_is_preferred(better: float, share: float) -> None:
+    algorithm: CAMELSAC = learner("camel_sac", mask=MaskConfig("lean", 0.2, MaskSchedule(decay=0.1)))
+    prior = lean(OBS)
+
+    def min_q(obs: Any, chunk: Tensor) -> Tensor:  # likes to be far from the prior, or near it
+        return better * (chunk - lean(obs)).abs().sum((1, 2))
+
+    algorithm.critic.min_q = min_q  # type: ignore[method-assign]
+    algorithm.policy.mode = lambda obs: -lean(obs).sign()  # type: ignore[method-assign]
+    assert bool(prior.abs().max() <= 1)
+    assert algorithm.update(played())["mask/preferred"] == share
+
+
+@pytest.mark.parametrize("name", BANDS)
+@pytest.mark.parametrize("prior", ["lean", ""])
+def test_a_resumed_run_ends_with_the_same_weights(name: str, prior: str) -> None:
+    make: Callable[[int], Any] = lambda seed: learner(name, seed, MaskConfig(prior, 0.2))  # noqa: E731
+    assert_resumes(make, played)
+
+
+def successes(prior: str) -> int:
+    """Episodes of the point mass, of 40 steps, that end at the goal in 4,000 steps of play before any learning."""
+    sim = make_sim("toy/point_mass", SimOptions(num_envs=20))  # brings its prior
+    spec = PolicySpec({"state": (6,)}, action_dim=2)
+    config = GaussianConfig(squash=True, normalization="identity", action_normalization="minmax")
+    policy = GaussianPolicy(config, spec)
+    policy.fit_normalizer({"action": {"min": [-1.0] * 2, "max": [1.0] * 2}})
+    mask = MaskConfig(prior, 0.3, MaskSchedule(initial=1.0 if prior else 0.0))
+    algorithm = CAMELSAC(CAMELSACConfig(mask=mask), policy, total_updates=10)
+    replay = Replay(8000, 20)
+    ReplaySampler(ChunkedSim(sim), replay).play(algorithm.warmup_action, 200)
+    return int(replay.state_dict()["arrays"]["terminated"].sum())
+
+
+def test_play_around_a_script_finds_a_reward_that_blind_play_does_not() -> None:
+    torch.manual_seed(0)
+    assert successes("point_mass_pd") > 50 > 5 * successes("")
+
+
+def test_the_prior_of_another_task_is_named() -> None:
+    make_sim("toy/point_mass", SimOptions(num_envs=1))  # brings its prior
+    for obs in ({"state": torch.zeros(2, 1, 39)}, {"image.front": torch.zeros(2, 1, 3, 8, 8)}):
+        spec = PolicySpec({key: tuple(value.shape[2:]) for key, value in obs.items()}, 2)
+        prior = CallablePolicy(CallableConfig(function="point_mass_pd", noise=False), spec)
+        with pytest.raises(UserError, match=r"'point_mass_pd' is for toy/point_mass, .* found (39|nothing)\."):
+            prior.act(obs)
+
+
+def test_what_it_cannot_use_is_refused() -> None:
+    with pytest.raises(UserError, match="squashed"):
+        CAMELSAC(CAMELSACConfig(), flow(), total_updates=1)
+    with pytest.raises(UserError, match="'nothing'"):
+        learner("camel_sac", mask=MaskConfig("nothing"))
+    with pytest.raises(UserError, match="width"):
+        learner("camel_td3", mask=MaskConfig("lean", width=0.0))
+    with pytest.raises(UserError, match="initial"):
+        MaskSchedule(initial=2.0)

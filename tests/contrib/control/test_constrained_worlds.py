@@ -1,0 +1,22 @@
+"""A constraint bounds how far a policy leaves the films that a world model knows."""
+
+import json
+
+from push_worlds import folder
+
+from robopolicy.cli.main import main
+
+__all__ = ["folder"]  # a fixture
+
+
+def test_leaving_the_support_of_films_is_a_cost_that_a_constraint_bounds(folder):
+    algorithm = ["algorithm=ppo_lagrangian", "algorithm.costs=[outside]", "algorithm.limits=[0.5]"]
+    settings = ["algorithm.num_steps=8", "sim.num_envs=4", "world.steps=6", "budget.updates=2", "evaluation.episodes=0"]
+    guard = [f"world.support={folder / 'films'}", "world.support_penalty=3", "task.observe=[gripper,block]"]
+    place = [f"sim.backend=worldmodel:{folder / 'world0'}", f"out={folder}", "name=bounded", "task=push"]
+    policy = ["policy=gaussian", "policy.normalization=running", "logging.every=1"]
+    assert main(["train", *algorithm, *settings, *guard, *place, *policy]) == 0
+    rows = [json.loads(row) for row in (folder / "bounded" / "metrics.jsonl").read_text().splitlines()]
+    costs = [row["cost/outside"] for row in rows if "cost/outside" in row]
+    assert costs and all(0 <= cost <= 3 for cost in costs)
+    assert all(row["multiplier/outside"] >= 0 for row in rows if "multiplier/outside" in row)

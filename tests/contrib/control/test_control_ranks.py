@@ -1,0 +1,28 @@
+"""The on-policy learners of this theme in two processes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ranks import check_learns_as_one, play_both
+
+CASES: list[tuple[str, dict[str, Any]]] = [
+    ("bpo", {"target_kl": 0.5}),
+    ("mdpo", {}),
+    ("subpo", {}),
+    ("ta_lpo", {"entropy_coef": 0.01}),
+]
+
+
+@pytest.fixture(scope="module")
+def two_processes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("ranks")
+    play_both(folder, CASES)
+    return folder
+
+
+@pytest.mark.parametrize("number", range(len(CASES)), ids=lambda n: CASES[n][0])
+def test_two_processes_learn_what_one_learns_from_all_environments(two_processes: Path, number: int) -> None:
+    check_learns_as_one(two_processes, number, CASES[number])

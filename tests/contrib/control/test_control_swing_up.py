@@ -1,0 +1,14 @@
+"""Learners from replay of this theme swing a pendulum up; `benchmarks.pendulum` plays the same at full size."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from swing_up import check_swings_up_and_holds
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", ["dsac_t", "stac"])
+def test_the_pendulum_is_swung_up_and_held(tmp_path: Path, algorithm: str) -> None:
+    check_swings_up_and_holds(algorithm, tmp_path)

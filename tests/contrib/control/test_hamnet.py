@@ -1,0 +1,137 @@
+"""HAMNet's vector of rewards: parts add up, also through chunks; values and clips of each part; resume."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import fine_tuning_tools as tools
+import pytest
+import torch
+
+from robopolicy.algorithms.common.rollout_batch import RolloutBatch, compute_advantages
+from robopolicy.contrib.control.hamnet import HAMNet, HAMNetConfig, normalized
+from robopolicy.contrib.control.vector_value import VectorValueConfig
+from robopolicy.data.batches import Rollout
+from robopolicy.errors import UserError
+from robopolicy.policies.base import PolicySpec, Sample
+from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
+
+
+def learner(seed: int = 0, execute: int = 1, **config: Any) -> HAMNet:
+    torch.manual_seed(seed)
+    spec = PolicySpec({"state": (6,)}, 2, horizon=execute, execute=execute)
+    policy = GaussianPolicy(GaussianConfig(hidden=(16,), backbone="modular", backbone_options={"modules": 2}), spec)
+    policy.fit_normalizer(tools.STATISTICS)
+    critic = VectorValueConfig(hidden=(16,), modules=2, context_width=8)
+    settings = {"num_steps": 45, "epochs": 2, "batch_size": 64, "terms": ("success",), "critic": critic} | config
+    return HAMNet(HAMNetConfig(**settings), policy, total_updates=20)
+
+
+def played(algorithm: HAMNet) -> Rollout:
+    return tools.sampler_for(algorithm).collect(algorithm.act)
+
+
+def towards_goal(obs: dict[str, torch.Tensor], *, generator: Any = None) -> Sample:
+    """A controller that reaches goals, some of them in the middle of a chunk."""
+    state = obs["state"][:, -1]
+    chunk = (3 * (state[:, 4:] - state[:, :2]) - 1.5 * state[:, 2:4])[:, None].expand(-1, 3, -1)
+    return Sample(chunk, {}, torch.zeros(len(state), 1))
+
+
+def test_parts_add_up_to_the_reward_also_through_chunks() -> None:
+    algorithm = learner(execute=3, num_steps=15)
+    batch = tools.sampler_for(algorithm).collect(towards_goal)
+    goal = batch.terminated.float() * 0.99 ** (batch.steps - 1)  # discounted within the chunk, as the reward
+    torch.testing.assert_close(batch.terms["success"], goal)
+    assert bool(batch.terminated.any())
+    parts = algorithm.rewards(batch)
+    torch.testing.assert_close(parts.sum(-1), batch.reward)
+    torch.testing.assert_close(parts[..., 0], goal)
+
+
+def test_advantages_of_the_parts_add_up_to_that_of_the_reward() -> None:
+    algorithm = learner()
+    batch = played(algorithm)
+    assert bool(batch.truncated.any())
+    rows = algorithm.process_rollout(batch)
+    plain = compute_advantages(batch, algorithm.critic, gamma=0.99, gae_lambda=0.95)
+    for name in ("advantage", "value_target", "value"):
+        assert getattr(rows, name).shape == (len(plain), 2)
+        torch.testing.assert_close(getattr(rows, name).sum(1), getattr(plain, name), rtol=1e-4, atol=1e-4)
+
+
+def test_fresh_gradients_are_those_of_the_sum_and_each_part_is_clipped_by_itself() -> None:
+    algorithm = learner()
+    rows = algorithm.process_rollout(played(algorithm))
+    parameters = list(algorithm.policy.parameters())
+    loss, info = algorithm.loss(rows, log_stats=True)
+    assert float(info["approx_kl"]) == pytest.approx(0.0, abs=1e-9)
+    advantage = normalized(rows.advantage)
+    logp = algorithm.policy.decisions(rows.obs, rows.record).logp.sum(1)
+    expected = torch.autograd.grad(-(advantage.sum(1) * logp).mean(), parameters)
+    for one, other in zip(torch.autograd.grad(loss, parameters), expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+    # Ratio e everywhere: an advantage of one part above 0 is clipped, whatever the other part says.
+    moved = replace(rows, logp=rows.logp - 1.0)
+    logp = algorithm.policy.decisions(rows.obs, rows.record).logp.sum(1)
+    expected = torch.autograd.grad(-(advantage.clamp(max=0).sum(1) * torch.e * logp).mean(), parameters)
+    loss, _ = algorithm.loss(moved, log_stats=False)
+    for one, other in zip(torch.autograd.grad(loss, parameters), expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+
+
+def test_advantages_count_in_units_of_the_spread_of_their_sum() -> None:
+    torch.manual_seed(0)
+    advantage = normalized(torch.randn(5000, 2) * torch.tensor([3.0, 4.0]) + 7)
+    assert advantage.mean(0).abs().max() < 1e-5
+    torch.testing.assert_close(advantage.std(0), torch.tensor([0.6, 0.8]), rtol=0.05, atol=0)
+
+
+def test_each_value_learns_its_own_part() -> None:
+    algorithm = learner(epochs=20, batch_size=64, lr=3e-3, normalize_reward=False, terms=("a", "b"))
+    obs = {"state": torch.rand(1, 256, 1, 6)}
+    sample = algorithm.act({"state": obs["state"][0]})
+    end = torch.ones(1, 256, dtype=torch.bool)
+    terms = {"a": torch.full((1, 256), 2.0), "b": obs["state"][..., 0, 0]}
+    batch = Rollout(
+        obs=obs,
+        record={key: value[None] for key, value in sample.record.items()},
+        logp=sample.logp[None],
+        reward=terms["a"] + terms["b"] - 3.0,
+        steps=end.long(),
+        terminated=end,
+        truncated=~end,
+        final_obs={"state": obs["state"][0, :0]},
+        last_obs={"state": obs["state"][0]},
+        terms=terms,
+    )
+    for _ in range(3):
+        algorithm.update(batch)
+    values = algorithm.critic.by_term({"state": obs["state"][0]}).detach()
+    wanted = torch.stack([terms["a"][0], terms["b"][0], torch.full((256,), -3.0)], 1)
+    assert float((values - wanted).square().mean().sqrt()) < 0.25
+
+
+def test_a_resumed_run_ends_with_the_same_weights() -> None:
+    straight, other = tools.resumed(learner)
+    for name in ("policy", "critic"):
+        mine, theirs = (getattr(one, name).state_dict() for one in (straight, other))
+        assert all(torch.equal(weight, theirs[key]) for key, weight in mine.items()), name
+
+
+def test_parts_that_the_simulator_does_not_know_are_refused() -> None:
+    algorithm = learner(terms=("energy",))
+    with pytest.raises(UserError, match=r"'energy'.*success"):
+        algorithm.update(played(algorithm))
+    with pytest.raises(UserError, match="twice"):
+        HAMNetConfig(terms=("a", "a"))
+
+
+def test_a_diverged_step_loses_its_parts() -> None:
+    algorithm = learner()
+    batch = played(algorithm)
+    broken = batch.terms["success"].clone()
+    broken[0] = torch.nan
+    rows: RolloutBatch = algorithm.process_rollout(replace(batch, terms={"success": broken}))
+    assert bool(rows.advantage.isfinite().all())

@@ -1,0 +1,102 @@
+"""PMOE on rollouts: which part of the loss moves the router, the density in the ratio, Q, resume, and two optima."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from chunk_bandit import flow, gaussian
+from test_pmoe import mixture, peaks, shares
+from torch import Tensor, nn
+
+from robopolicy.algorithms.common.rollout_batch import RolloutBatch
+from robopolicy.algorithms.registry import make_algorithm
+from robopolicy.contrib.control.pmoe import frequency_loss
+from robopolicy.contrib.control.pmoe_ppo import PMOEPPO, PMOEPPOConfig
+from robopolicy.data.batches import Rollout
+from robopolicy.errors import UserError
+
+FAST = {"lr": 3e-3, "q_lr": 3e-3, "epochs": 4, "q_epochs": 4, "batch_size": 64, "normalize_reward": False}
+
+
+def learner(seed: int = 0, **config: Any) -> PMOEPPO:
+    torch.manual_seed(seed)
+    policy = mixture(squash=False, state_dependent_std=False)
+    return PMOEPPO(PMOEPPOConfig(**(FAST | config)), policy, total_updates=100)
+
+
+def played(algorithm: PMOEPPO, rows: int = 256) -> Rollout:
+    """Episodes of one decision."""
+    obs = {"state": torch.rand(rows, 1, 2) * 2 - 1}
+    sample = algorithm.act(obs)
+    end = torch.ones(1, rows, dtype=torch.bool)
+    record = {key: value[None] for key, value in sample.record.items()}
+    reward, first = peaks(sample.chunk[:, 0])[None], {key: value[None] for key, value in obs.items()}
+    return Rollout(first, record, sample.logp[None], reward, end.long(), end, ~end, {"state": obs["state"][:0]}, obs)
+
+
+def rows_of(algorithm: PMOEPPO) -> RolloutBatch:
+    return super(PMOEPPO, algorithm).process_rollout(played(algorithm))
+
+
+class Always(nn.Module):
+    """A Q network that always values expert 1 most."""
+
+    def of_candidates(self, obs: dict[str, Tensor], chunks: Tensor) -> Tensor:
+        return torch.tensor([0.0, 1.0, 0.5]).expand(1, len(chunks), 3)
+
+
+def test_the_ratio_of_fresh_data_is_one_and_the_frequency_moves_the_router_alone() -> None:
+    algorithm = learner()
+    rows, policy = rows_of(algorithm), algorithm.policy
+    algorithm.q = Always()  # type: ignore[assignment]
+    loss, info = algorithm.loss(rows, log_stats=True)
+    assert float(info["approx_kl"]) == pytest.approx(0.0, abs=1e-9)
+    plain, _ = super(PMOEPPO, algorithm).loss(rows, log_stats=True)
+    names, parameters = zip(*policy.named_parameters(), strict=True)
+    gradients = [torch.autograd.grad(part, parameters, retain_graph=True) for part in (loss, plain)]
+    router, _ = frequency_loss(policy.experts(policy.features(rows.obs)).log_weight, torch.ones(256).long())
+    expected = torch.autograd.grad(router, parameters, allow_unused=True)
+    for name, with_it, without, own in zip(names, *gradients, expected, strict=True):
+        assert (own is not None) == name.startswith("router"), name
+        torch.testing.assert_close(with_it - without, torch.zeros_like(with_it) if own is None else own)
+
+
+def test_q_learns_what_each_action_is_worth() -> None:
+    algorithm = learner(q_epochs=60)
+    algorithm.update(played(algorithm))
+    obs = {"state": torch.zeros(1, 1, 2)}
+    actions = torch.linspace(-0.9, 0.9, 19)
+    values = algorithm.q.of_candidates(obs, actions.view(1, -1, 1, 1).expand(1, 19, 2, 1)).detach().flatten()
+    assert float((values - peaks(actions[:, None])).abs().mean()) < 0.15
+
+
+def test_experts_learn_the_optima_and_the_router_keeps_those_that_are_good() -> None:
+    algorithm = learner()
+    for _ in range(30):
+        metrics = algorithm.update(played(algorithm))
+    assert sum(shares(algorithm.policy)) > 0.9  # equal optima: one or both
+    assert {"actor/router_loss", "actor/router_entropy", "critic/q_loss"} <= set(metrics)
+
+
+def test_a_resumed_run_ends_with_the_same_weights() -> None:
+    straight, other = learner(), learner(seed=1)
+    data = [played(straight) for _ in range(3)]
+    straight.update(data[0])
+    other.load_state_dict(copy.deepcopy(straight.state_dict()))
+    for part in data[1:]:
+        straight.update(part)
+        other.update(part)
+    for name in ("policy", "critic", "q"):
+        mine, theirs = (getattr(one, name).state_dict() for one in (straight, other))
+        assert all(torch.equal(value, theirs[key]) for key, value in mine.items()), name
+
+
+def test_what_it_cannot_train_is_refused() -> None:
+    for policy in (gaussian(), flow()):
+        with pytest.raises(UserError, match="policy=mixture"):
+            make_algorithm("pmoe_ppo", PMOEPPOConfig(), policy, total_updates=1)
+    with pytest.raises(UserError, match="q_epochs"):
+        PMOEPPOConfig(q_epochs=0)

@@ -1,0 +1,200 @@
+"""SubPO: gains add up to the set function and diminish, episodes keep their own, resume, and a line to be covered."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from typing import Any
+
+import fine_tuning_tools as tools
+import pytest
+import torch
+from torch import Tensor
+
+from robopolicy.contrib.control.positions import PositionConfig
+from robopolicy.contrib.control.subpo import NOISE, OBJECTIVES, SubPO, SubPOConfig, Visited
+from robopolicy.data.batches import Rollout
+from robopolicy.errors import UserError
+from robopolicy.policies.base import PolicySpec
+from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
+from robopolicy.rollout.on_policy import RolloutSampler
+
+STEPS = 8
+LINE = PositionConfig(indices=(0,), scale=1.0)
+
+
+def learner(seed: int = 0, size: int = 6, **config: Any) -> SubPO:
+    torch.manual_seed(seed)
+    policy = GaussianPolicy(GaussianConfig(hidden=(16,), log_std_init=-0.5), PolicySpec({"state": (size,)}, size // 3))
+    settings: dict[str, Any] = {"num_steps": 16, "epochs": 2, "batch_size": 64} | config
+    return SubPO(SubPOConfig(**settings), policy, total_updates=50)
+
+
+def value(name: str, places: Tensor) -> float:
+    """F of `places` `(L, D)`, computed at once."""
+    if name == "coverage":
+        return float(len(places.floor().unique(dim=0)))
+    kernel = torch.exp(-torch.cdist(places, places).square() / 2)
+    return float(torch.logdet(torch.eye(len(places)) + kernel / NOISE)) / 2
+
+
+@pytest.mark.parametrize("name", sorted(OBJECTIVES))
+def test_gains_add_up_to_the_set_function_and_diminish(name: str) -> None:
+    torch.manual_seed(0)
+    walk, gain = 3 * torch.rand(4, 12, 2), OBJECTIVES[name]
+    visited = Visited(2)
+    visited.resume(walk[:, 0])
+    total = torch.tensor([value(name, row[:1]) for row in walk])
+    for t in range(1, 12):
+        now = gain(walk[:, t], visited.places, visited.count)
+        fewer = gain(walk[:, t], visited.places, visited.count - 1)
+        assert bool((fewer >= now - 1e-5).all()) and bool((now >= 0).all())
+        total = total + now
+        visited.add(walk[:, t])
+    torch.testing.assert_close(total, torch.tensor([value(name, row) for row in walk]), rtol=1e-4, atol=1e-4)
+
+
+def rollout(path: list[float], ends: dict[int, str], last: float) -> Rollout:
+    """One environment that is at `path` when it decides; `ends` says where and how episodes end."""
+    obs = torch.zeros(len(path), 1, 1, 3)
+    obs[:, 0, 0, 0] = torch.tensor(path)
+    cut = torch.tensor([[ends.get(t) == "truncated"] for t in range(len(path))])
+    final = torch.full((int(cut.sum()), 1, 3), 9.0)
+    return Rollout(
+        obs={"state": obs},
+        record={},
+        logp=torch.zeros(len(path), 1, 1),
+        reward=torch.zeros(len(path), 1),
+        steps=torch.ones(len(path), 1).long(),
+        terminated=torch.tensor([[ends.get(t) == "terminated"] for t in range(len(path))]),
+        truncated=cut,
+        final_obs={"state": final},
+        last_obs={"state": torch.full((1, 1, 3), last)},
+    )
+
+
+def test_every_episode_has_a_memory_of_its_own_that_lasts_across_rollouts() -> None:
+    algorithm = learner(size=3, place=LINE)
+    first = rollout([0.0, 1.0, 0.0, 5.0, 0.0], {2: "truncated"}, 1.0)
+    # 0 -> 1 is new; 1 -> 0 is not; 0 -> 9 (true last observation) is; the next one begins at 5: 0 and 1 are new again.
+    assert algorithm.gains(first).flatten().tolist() == [1, 0, 1, 1, 1]
+    second = rollout([1.0, 5.0, 2.0, 3.0], {1: "terminated"}, 3.0)
+    # 5 was its first place; where an episode terminates nothing is seen; then 2 begins anew.
+    assert algorithm.gains(second).flatten().tolist() == [0, 0, 1, 0]
+    elsewhere = rollout([1.0, 2.0], {}, 3.0)  # not where the last rollout ended: fresh episodes
+    assert algorithm.gains(elsewhere).flatten().tolist() == [1, 1]
+
+
+def test_without_gains_the_task_alone_is_learned() -> None:
+    algorithm = learner(task_coef=1.0, place=PositionConfig(scale=1e6))
+    sampler = tools.sampler_for(algorithm)
+    plain, other = copy.deepcopy(algorithm.state_dict()), learner(task_coef=1.0, place=PositionConfig(scale=1e6))
+    data = sampler.collect(algorithm.act)
+    inside = {key: value.abs() for key, value in data.obs.items()}  # one cell
+    data = replace(data, obs=inside, last_obs={key: value.abs() for key, value in data.last_obs.items()})
+    other.load_state_dict(plain)
+    algorithm.update(data)
+    super(SubPO, other).update(data)
+    for key, weight in algorithm.policy.state_dict().items():
+        assert torch.equal(weight, other.policy.state_dict()[key]), key
+
+
+def play(algorithm: SubPO, rows: int = 32) -> Rollout:
+    """Episodes on a line, from its middle, a tenth to either side at a time."""
+    steps: list[tuple[dict[str, Tensor], Any]] = []
+    place = torch.zeros(rows)
+    for t in range(STEPS):
+        obs = {"state": torch.stack([place, torch.full_like(place, t / STEPS), torch.zeros(rows)], 1).unsqueeze(1)}
+        sample = algorithm.act(obs)
+        steps.append((obs, sample))
+        place = place + 0.1 * sample.chunk[:, 0, 0].sign()
+    final = {"state": torch.stack([place, torch.ones(rows), torch.zeros(rows)], 1).unsqueeze(1)}
+    cut = torch.zeros(STEPS, rows, dtype=torch.bool)
+    cut[-1] = True
+    return Rollout(
+        obs={"state": torch.stack([obs["state"] for obs, _ in steps])},
+        record={"raw": torch.stack([sample.record["raw"] for _, sample in steps])},
+        logp=torch.stack([sample.logp for _, sample in steps]),
+        reward=torch.zeros(STEPS, rows),
+        steps=torch.ones(STEPS, rows).long(),
+        terminated=cut,
+        truncated=~cut & cut,
+        final_obs={"state": final["state"][:0]},
+        last_obs=steps[0][0],
+    )
+
+
+def test_a_line_is_covered_in_one_direction() -> None:
+    algorithm = learner(
+        size=3, place=replace(LINE, scale=0.1), lr=3e-3, epochs=4, batch_size=64, gamma=1.0, gae_lambda=1.0
+    )
+    before = algorithm.gains(play(algorithm)).sum(0).mean()
+    for _ in range(25):
+        algorithm.update(play(algorithm))
+    after = algorithm.gains(play(algorithm, 200)).sum(0).mean()
+    assert float(before) < 4 and float(after) > 6.5  # of the 7 that are seen
+
+
+def test_the_reward_of_a_step_is_its_gain_alone() -> None:
+    mine, plain = (learner(size=3, place=replace(LINE, scale=0.1)) for _ in range(2))
+    data = play(mine)
+    mine.update(data)
+    super(SubPO, plain).update(replace(data, reward=plain.gains(data)))
+    assert tools.distance(mine.policy, plain.policy) == 0.0
+
+
+def worth(place: Tensor) -> Tensor:
+    """Worth `(...)` of places `(..., 1)`: more in the middle of the line."""
+    return 1 + 0.5 * (place.squeeze(-1).abs() < 1.7)
+
+
+def weighted(place: Tensor, seen: Tensor, count: Tensor) -> Tensor:
+    return worth(place) * OBJECTIVES["coverage"](place, seen, count)
+
+
+@pytest.mark.parametrize(("additive", "low", "high"), [(False, 7.0, 8.0), (True, 0.0, 3.5)])
+def test_gains_cover_a_line_whose_best_places_pay_every_time_to_a_sum_of_rewards(
+    additive: bool, low: float, high: float
+) -> None:
+    algorithm = learner(size=3, place=replace(LINE, scale=0.1), lr=1e-2, epochs=4, gamma=1.0, gae_lambda=1.0)
+    algorithm.gain = weighted
+    for _ in range(12):
+        data = play(algorithm)
+        if additive:
+            after = torch.cat([data.obs["state"][1:], data.last_obs["state"].unsqueeze(0)])
+            paid = worth(algorithm.config.place.extract({"state": after}))
+            super(SubPO, algorithm).update(replace(data, reward=torch.where(data.terminated, 0.0, paid)))
+        else:
+            algorithm.update(data)
+    assert low < float(algorithm.gains(play(algorithm, 200)).sum(0).mean()) < high  # the objective of both
+
+
+def test_a_resumed_run_ends_with_the_same_weights() -> None:
+    straight, other = tools.resumed(learner)
+    for name in ("policy", "critic"):
+        mine, theirs = (getattr(one, name).state_dict() for one in (straight, other))
+        assert all(torch.equal(weight, theirs[key]) for key, weight in mine.items()), name
+    assert torch.equal(straight.visited.places, other.visited.places)
+
+
+def test_rollouts_of_a_simulator_go_on_where_they_ended() -> None:
+    algorithm = learner(place=PositionConfig(scale=0.05), num_steps=10)
+    sampler = tools.sampler_for(algorithm, num_envs=4)
+    assert isinstance(sampler, RolloutSampler)
+    whole = []
+    for _ in range(2):
+        whole.append(sampler.collect(algorithm.act))
+        algorithm.gains(whole[-1])
+    running = ~(whole[1].truncated | whole[1].terminated).any(0) & ~(whole[0].truncated | whole[0].terminated).any(0)
+    assert bool(running.any()) and algorithm.visited.count[running].tolist() == [21] * int(running.sum())
+
+
+def test_what_it_cannot_see_is_refused() -> None:
+    with pytest.raises(UserError, match=r"algorithm\.place\.key"):
+        learner(place=PositionConfig(key="camera"))
+    with pytest.raises(UserError, match="indices"):
+        learner(place=PositionConfig(indices=(0, 6)))
+    with pytest.raises(UserError, match="scale"):
+        PositionConfig(scale=0)
+    with pytest.raises(UserError, match="objective"):
+        SubPOConfig(objective="cover")

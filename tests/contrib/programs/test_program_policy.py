@@ -1,0 +1,264 @@
+"""Python programs as policies: what they may do, what their failures cost, who writes them, and the verb."""
+
+from __future__ import annotations
+
+import copy
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from robopolicy.cli.main import main
+from robopolicy.contrib.programs.program import ProgramConfig, ProgramPolicy
+from robopolicy.contrib.programs.refine import PythonChanges, TextProposer, last_block, python_briefing, written_by
+from robopolicy.contrib.programs.sandbox import Answerer
+from robopolicy.contrib.programs.search import ProgramSearch, Trial, refine
+from robopolicy.errors import UserError
+from robopolicy.evaluation.actors import ExpertActor
+from robopolicy.evaluation.harness import evaluate
+from robopolicy.policies.base import PolicySpec
+from robopolicy.sim.registry import SimOptions, get_task, make_sim
+from robopolicy.text.policy import TextConfig, TextPolicy
+from robopolicy.text.task import TURN, pack, unpack
+
+SPEC = PolicySpec({"state": (2,)}, 2)
+WALK = """
+def act(messages):
+    goal, at = messages[0][5:7], messages[-1].split("at ")[1][:2]
+    if int(goal[0]) > int(at[0]): return "{east}"
+    if int(goal[0]) < int(at[0]): return "{west}"
+    return "n" if int(goal[1]) > int(at[1]) else "s"
+"""
+RIGHT, WRONG = WALK.format(east="e", west="w"), WALK.format(east="w", west="e")
+GRID = PolicySpec({"text": (96,)}, 3)
+
+
+def robot(source, **settings):
+    return ProgramPolicy(ProgramConfig(source=source, **settings), SPEC)
+
+
+def acted(source, rows=2, **settings):
+    policy = robot(source, **settings)
+    state = torch.arange(2.0 * rows).view(rows, 1, 2)
+    return policy.act({"state": state})[:, 0].tolist(), policy.take_faults()
+
+
+def test_a_program_is_a_policy_of_the_newest_observation():
+    actions, faults = acted("import math\ndef act(obs):\n    x, y = obs['state']\n    return [x + y, math.floor(-0.5)]")
+    assert actions == [[1.0, -1.0], [5.0, -1.0]] and faults == []
+
+
+def test_a_program_keeps_nothing_between_calls():
+    source = "seen = []\ndef act(obs):\n    seen.append(1)\n    return [len(seen), 0]"
+    policy = robot(source)
+    obs = {"state": torch.zeros(3, 1, 2)}
+    assert policy.act(obs)[:, 0, 0].tolist() == policy.act(obs)[:, 0, 0].tolist() == [1.0, 1.0, 1.0]
+    assert torch.equal(copy.deepcopy(policy).act(obs), policy.act(obs))
+
+
+@pytest.mark.parametrize(
+    ("body", "fault"),
+    [
+        ("open('/etc/hostname').read()", "open is not allowed"),
+        ("__import__('os')", "import of os is not allowed"),
+        ("import collections; collections._sys.modules['os'].system('true')", "os.system is not allowed"),
+        ("return [1 / 0, 0]", "ZeroDivisionError"),
+        ("return [1]", "act did not return a list of 2 finite numbers"),
+        ("return [float('nan'), 0]", "act did not return a list of 2 finite numbers"),
+        ("return [object(), 0]", "not JSON serializable"),
+        ("print('[]'); return 'left'", "act did not return a list of 2 finite numbers"),
+        ("while True: pass", "timed out"),
+        ("return [0] * 10**9", "MemoryError"),
+    ],
+)
+def test_what_a_program_must_not_do_costs_it_the_action(body, fault):
+    actions, faults = acted(f"def act(obs):\n    {body}", seconds=1.0)
+    assert actions == [[0.0, 0.0]] * 2
+    assert fault in faults[0]
+
+
+def test_one_row_that_fails_leaves_the_others_alone():
+    actions, faults = acted("def act(obs):\n    return [1 / obs['state'][0], 0]")
+    assert actions == [[0.0, 0.0], [0.5, 0.0]] and faults == ["ZeroDivisionError: float division by zero"]
+
+
+def test_how_often_a_program_failed_is_noted():
+    policy = robot("def act(obs):\n    return [1 / obs['state'][0], 0]")
+    assert policy.notes() == []
+    policy.act({"state": torch.zeros(3, 1, 2)})
+    policy.act({"state": torch.ones(2, 1, 2)})
+    assert policy.notes() == [
+        "the program failed in 3 of 5 decisions, first with: ZeroDivisionError: float division by zero."
+    ]
+    assert policy.notes() == []
+
+
+def test_a_program_that_hangs_three_times_is_not_asked_again():
+    policy = robot("def act(obs):\n    while True: pass", seconds=0.3)
+    for _ in range(5):
+        policy.act({"state": torch.zeros(1, 1, 2)})
+    assert policy.faults == ["timed out"] * 3
+
+
+@pytest.mark.parametrize(
+    ("source", "complaint"),
+    [
+        ("x = 1\ndef act(", r"is no Python: line 2: '\(' was never closed"),
+        ("def act(obs): pass\nreturn 1", "is no Python: line 2: 'return' outside function"),
+        ("def act(obs):\n    import os", r"may not import os \(line 2\); it may import math, "),
+        ("from . import x\ndef act(obs): pass", r"may not import \. \(line 1\)"),
+        ("x = 1", "needs a function 'act'"),
+        ("def act(): pass", "needs a function 'act'"),
+    ],
+)
+def test_what_is_no_program_is_refused(source, complaint):
+    with pytest.raises(UserError, match=complaint):
+        robot(source)
+
+
+def test_an_answerer_starts_again_after_a_breakdown():
+    answerer = Answerer("def f(x):\n    while x:\n        pass\n    return [1]", "f")
+    answerer.seconds = 0.5
+    with pytest.raises(RuntimeError, match="timed out"):
+        answerer.ask([True])
+    assert answerer.ask([False, False]) == [([1], ""), ([1], "")]
+    answerer.close()
+    answerer.close()
+
+
+def test_a_program_talks_in_messages():
+    policy = ProgramPolicy(ProgramConfig(source=RIGHT), GRID)
+    said = ["goal 22 at 12:", f"goal 22 at 12:{TURN}e{TURN} at 21:"]
+    assert unpack(policy.act({"text": pack(said, 96)[:, None]})[:, 0]) == ["e", "n"]
+
+
+def test_a_program_is_evaluated_as_any_policy():
+    sim = make_sim("text/grid", SimOptions(num_envs=8))
+    scores = [evaluate(ProgramPolicy(ProgramConfig(source=s), GRID), sim, episodes=16).outcomes for s in (RIGHT, WRONG)]
+    sim.close()
+    assert scores[0].all() and not scores[1].all()
+
+
+def test_chance_repairs_two_exchanged_texts():
+    def judge(programs):
+        found = []
+        for program in programs:
+            space: dict = {}
+            exec(program, space)
+            cases = [("goal 30 at 00:", "e"), ("goal 00 at 30:", "w"), ("goal 03 at 00:", "n"), ("goal 00 at 02:", "s")]
+            try:
+                found.append((float(sum(space["act"]([said]) == answer for said, answer in cases)), ""))
+            except Exception as error:
+                found.append((0.0, str(error)))
+        return found
+
+    search = ProgramSearch([WRONG], PythonChanges(robot), population=8, seed=1)
+    assert refine(search, judge, 12).score == 4.0 and search.curve[0] == 2.0
+
+
+def test_a_model_hears_scores_feedback_and_refusals():
+    asked: list[str] = []
+
+    def write(prompt, seed):
+        asked.append(prompt)
+        return ["No idea.", f"Better:\n```python\n{RIGHT}\n```"][len(asked) > 1]
+
+    briefing = python_briefing("text/grid", {}, (), text=True)
+    proposer = TextProposer(write, briefing, lambda text: ProgramPolicy(ProgramConfig(source=text), GRID))
+    best, rng = [Trial(WRONG, 0.25, "success in 4 of 16 episodes")], np.random.default_rng(0)
+    assert proposer.propose(best, rng) is None
+    assert proposer.propose(best, rng) == RIGHT.strip()
+    assert "scored 0.25; success in 4 of 16 episodes" in asked[0] and WRONG.strip() in asked[0]
+    assert "could not be played: The program is no Python" in asked[1]
+
+
+def test_a_plan_comes_before_the_program_where_it_is_asked_for():
+    asked: list[str] = []
+    proposer = TextProposer(lambda prompt, seed: asked.append(prompt) or "walk", "Brief.", str, strategy="pseudocode")
+    assert proposer.propose([], np.random.default_rng(0)) == "walk"
+    assert "pseudocode" in asked[0] and "Follow this plan:\nwalk" in asked[1]
+    with pytest.raises(UserError, match="strategy must be one of direct, pseudocode"):
+        TextProposer(str, "", str, strategy="magic")  # type: ignore[arg-type]
+
+
+def test_the_last_fenced_block_is_the_program():
+    assert last_block("a\n```python\nx\n```\nor\n```\ny = 1\n```") == "y = 1" and last_block(" z ") == "z"
+
+
+def test_a_text_policy_can_be_the_author():
+    torch.manual_seed(0)
+    policy = TextPolicy(TextConfig(width=16, layers=1, heads=2), GRID)
+    write = written_by(policy, tokens=8)
+    assert isinstance(write("Write.", 1), str) and write("Write.", 1) == write("Write.", 1)
+
+
+BRAKE = {
+    "kind": "selector",
+    "children": [
+        {"kind": "action", "control": ["3 * (state[4:6] - state[0:2])"], "until": "norm(state[4:6] - state[0:2]) < .3"},
+        {"kind": "action", "control": ["clip(-2 * state[2:4], -1, 1)"]},
+    ],
+}
+
+
+def run(capsys, *words):
+    code = main(["program", *words])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err.splitlines()[-1] if captured.err else ""
+
+
+def test_evaluation_tells_that_a_program_failed(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "act.py").write_text("def act(messages):\n    return missing")
+    code, printed, _ = run(capsys, "act.py", "--task", "text/grid", "--out", "out")
+    assert code == 0 and "note: The program fails on the first observation: NameError" in printed
+    assert main(["eval", "out", "--episodes", "2", "--out", "seen"]) == 0
+    assert "decisions, first with: NameError: name 'missing' is not defined." in capsys.readouterr().out
+
+
+def test_a_tree_is_improved_from_the_command_line_and_goes_on(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "brake.json").write_text(json.dumps(BRAKE))
+    words = ["brake.json", "--task", "toy/point_mass", "--out", "out", "--episodes", "8", "--population", "3"]
+    words += ["--report-episodes", "8", "--json"]
+    code, printed, _ = run(capsys, *words, "--rounds", "1")
+    found = json.loads(printed)
+    assert code == 0 and found["results"].keys() == {"as written", "improved"}
+    assert json.loads((tmp_path / "out/tree.json").read_text()) == json.loads(found["program"])
+    record = json.loads((tmp_path / "out/search.json").read_text())["search"]
+    assert len(record["curve"]) == 2 and record["curve"][1] >= record["curve"][0]
+    assert run(capsys, *words, "--rounds", "2", "--resume")[0] == 0
+    longer = json.loads((tmp_path / "out/search.json").read_text())["search"]
+    assert longer["trials"][: len(record["trials"])] == record["trials"] and len(longer["curve"]) == 3
+    assert "begun with seed 20000, now it is 7" in run(capsys, *words, "--rounds", "3", "--resume", "--seed", "7")[2]
+    assert main(["verify", "out"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["tree.json"], "Which task? the program names none"),
+        (["tree.txt", "--task", "toy/point_mass"], "A program is a behaviour tree (.json) or Python (.py)"),
+        (["gone.json", "--task", "toy/point_mass"], "gone.json cannot be read"),
+        (["tree.json", "--task", "toy/point_mass", "--skills", "a"], "--skills takes NAME=CKPT"),
+        (["act.py", "--task", "toy/point_mass", "--rest", "1"], "--skills and --rest are for behaviour trees"),
+        (["tree.json", "--task", "toy/point_mass", "--resume"], "There is no search to go on with"),
+        (["tree.json", "--task", "toy/point_mass", "--seed", "30000"], "must not overlap"),
+        (["tree.json", "--task", "toy/point_mass", "--out", "."], "exists and is not a checkpoint"),
+        (["act.py", "--task", "text/grid", "--rounds", "1", "--author", "tree.json"], "tree.json"),
+    ],
+)
+def test_a_command_that_cannot_run_is_refused_in_one_line(words, complaint, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tree.json").write_text(json.dumps(BRAKE))
+    (tmp_path / "tree.txt").write_text("")
+    (tmp_path / "act.py").write_text(RIGHT)
+    out = [] if "--out" in words else ["--out", "out"]
+    code, _, error = run(capsys, *words, *out)
+    assert code == 2 and complaint in error
+
+
+def test_demonstrations_succeed() -> None:
+    entry, sim = get_task("text/program"), make_sim("text/program", SimOptions(num_envs=4))
+    assert evaluate(ExpertActor(entry.need_expert()()), sim, episodes=12).success.all()

@@ -1,0 +1,23 @@
+"""`robopolicy program` leaves nothing of a policy on the CPU while it computes on a GPU."""
+
+import json
+from pathlib import Path
+
+import pytest
+from gpu_commands import SEARCH, check_plays_on_a_gpu, policies
+
+FLOW = "runs/flow/checkpoints/last"
+BRAKE = {"kind": "action", "control": ["clip(-2 * state[2:4], -1, 1)"]}
+STAGES = {"kind": "selector", "children": [{"kind": "action", "skill": "go", "until": "state[0] < 0.3"}, BRAKE]}
+MADE = {
+    "a tree of formulas": (BRAKE, ["--task", "toy/point_mass"]),
+    "a tree that is changed": (STAGES, ["--skills", f"go={FLOW}", "--rounds", "1", *SEARCH]),
+}
+
+
+@pytest.mark.parametrize("what", MADE)
+def test_a_tree_plays_on_a_gpu(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tree, words = MADE[what]
+    with policies(tmp_path, ("flow",)) as folder:
+        Path("tree.json").write_text(json.dumps(tree))
+        check_plays_on_a_gpu(["program", "tree.json", *words], folder, tmp_path / "found", monkeypatch)

@@ -1,0 +1,242 @@
+"""STAX: turns of exploration and exploitation, who is kept, views, resumption, and a goal that pays when reached."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from chunk_bandit import flow
+from torch import Tensor
+
+from robopolicy.contrib.quality_diversity.individuals import Individuals
+from robopolicy.contrib.quality_diversity.population_source import ViewSource
+from robopolicy.contrib.quality_diversity.stax import STAX, STAXConfig
+from robopolicy.errors import UserError
+from robopolicy.policies.heads.gaussian import GaussianConfig
+from robopolicy.schema import to_plain
+from robopolicy.sim.registry import SimOptions, make_sim
+from robopolicy.training.build import Parts, build, complete
+from robopolicy.training.config import (
+    BudgetConfig,
+    ChunkConfig,
+    EvaluationConfig,
+    SimConfig,
+    TaskConfig,
+    TrainConfig,
+)
+
+NETWORK = GaussianConfig(
+    hidden=(8,), orthogonal_init=False, squash=True, action_normalization="minmax", normalization="identity"
+)
+SMALL = {"population": 6, "chunk": 24, "emitter": 2, "views": 3, "code": 2, "hidden": (8,), "epochs": 2}
+
+
+def run(
+    seed: int = 0,
+    num_envs: int = 8,
+    policy: GaussianConfig = NETWORK,
+    horizon: int = 1,
+    reward: str = "sparse",
+    **settings: Any,
+) -> Parts:
+    config = TrainConfig(
+        algorithm={"name": "stax", **to_plain(STAXConfig(**(SMALL | settings), seed=seed))},
+        policy={"name": "gaussian", **to_plain(policy)},
+        task=TaskConfig(name="toy/point_mass", reward=reward),
+        sim=SimConfig(num_envs=num_envs),
+        chunk=ChunkConfig(horizon, horizon, 1),
+        budget=BudgetConfig(updates=100),
+        evaluation=EvaluationConfig(episodes=0),
+        seed=seed,
+    )
+    return build(complete(config))
+
+
+def learner(parts: Parts) -> STAX:
+    assert isinstance(parts.algorithm, STAX)
+    return parts.algorithm
+
+
+def played(algorithm: STAX, fitness: Any = 0.0, far: float = 0.0) -> Individuals:
+    """What might become of the candidates: views near zero, of the last of them `far` away."""
+    count = len(algorithm.candidates)
+    views = 0.01 * torch.randn(count, 3, 6, generator=torch.Generator().manual_seed(count))
+    views[-1] += far
+    return Individuals(algorithm.candidates, torch.zeros(count, dtype=torch.float64) + torch.as_tensor(fitness), views)
+
+
+def test_individuals_and_their_behaviours_stay_on_the_cpu_wherever_it_is_built() -> None:
+    algorithm = learner(run())
+    with torch.device("meta"):
+        other = STAX(algorithm.config, algorithm.policy, total_updates=9)
+    for _ in range(2):
+        algorithm.update(played(algorithm))
+        other.update(played(other))
+    assert torch.equal(algorithm.candidates, other.candidates)
+
+
+@pytest.mark.parametrize("horizon", [1, 4])
+def test_members_all_play_the_same_episodes_and_are_looked_at_on_the_way(horizon: int) -> None:
+    parts = run(num_envs=4, starts=2, horizon=horizon)
+    algorithm = learner(parts)
+    found = parts.source.next(algorithm)
+    sim = make_sim("toy/point_mass", SimOptions(num_envs=1))
+    for member in (0, 5):
+        policy = copy.deepcopy(algorithm.policy)
+        algorithm.population.put(algorithm.candidates[member], policy)
+        earned = 0.0
+        for start in range(2):
+            obs, steps = sim.reset(1_000_000 + start), list[Tensor]()
+            while True:
+                chunk = policy.act({key: value[:, None] for key, value in obs.items()}, deterministic=True)
+                for action in chunk.unbind(1):
+                    step = sim.step(action)
+                    obs = step.obs
+                    steps.append(step.final_obs["state"][0])
+                    earned += float(step.reward)
+                    if bool(step.done):
+                        break
+                if bool(step.done):
+                    break
+            length = len(steps)
+            for view in range(3):
+                seen = found.views[member, 3 * start + view]
+                torch.testing.assert_close(seen, steps[-(-length * (view + 1) // 3) - 1], rtol=1e-4, atol=1e-4)
+        assert float(found.fitness[member]) == pytest.approx(earned / 2)
+
+
+def test_exploration_keeps_who_is_unlike_others_and_archives_some() -> None:
+    algorithm = learner(run(archived=2))
+    algorithm.update(played(algorithm))
+    assert len(algorithm.parents) == 6 and algorithm.candidates.shape[0] == 12 and not len(algorithm.archive)
+    batch = played(algorithm, far=50.0)
+    algorithm.update(batch)
+    assert torch.equal(algorithm.parents.weights[0], batch.weights[-1])  # far away is new, and badly reconstructed
+    assert len(algorithm.archive) == 2 and len(algorithm.parents) == 6
+
+
+def test_both_objectives_count_in_pareto_selection() -> None:
+    algorithm = learner(run(selection="pareto"))
+    algorithm.update(played(algorithm))
+    batch = played(algorithm, far=50.0)
+    algorithm.update(batch)
+    assert bool((algorithm.parents.weights == batch.weights[-1]).all(1).any())
+
+
+def test_who_was_paid_gets_an_emitter_once_and_is_what_the_run_deploys() -> None:
+    algorithm = learner(run(chunk=1000))
+    algorithm.update(played(algorithm))
+    pay = torch.zeros(12)
+    pay[3], pay[4] = 1.0, 2.0
+    batch = played(algorithm, pay)
+    algorithm.update(batch)
+    assert len(algorithm.emitters) == len(algorithm.paid) == 2
+    assert torch.equal(algorithm.population.weights(algorithm.inference_policy()), batch.weights[4])
+    distance = (torch.cat([algorithm.candidates[:0], batch.weights]) - batch.weights[3]).square().mean(1).sqrt()
+    assert algorithm.emitters[0].sigma <= float(distance[distance > 0].min()) / 3 + 1e-6
+    everyone = algorithm.parents
+    algorithm._sow(everyone, algorithm.sown)
+    assert len(algorithm.emitters) == 2 + int(((everyone.fitness > 0) & ~algorithm.sown).sum())
+
+
+def test_turns_alternate_and_an_emitter_that_gets_nowhere_ends() -> None:
+    algorithm = learner(run())
+    algorithm.update(played(algorithm))  # 6 of 24
+    algorithm.update(played(algorithm, 1.0))  # 18 of 24
+    assert algorithm.exploring
+    algorithm.update(played(algorithm, 1.0))  # 30
+    assert not algorithm.exploring and algorithm.left == 24 and len(algorithm.candidates) == 2
+    emitters = len(algorithm.emitters)
+    for _ in range(6):  # 2, then 4 each: 22 of 24
+        assert not algorithm.exploring
+        algorithm.update(played(algorithm, 1.0))
+    assert len(algorithm.emitters) == emitters - 1
+    assert algorithm.exploring  # what is left of the turn is too little for another trial
+    assert len(algorithm.candidates) == 12
+
+
+def test_an_emitter_that_improves_goes_on_with_the_turn() -> None:
+    algorithm = learner(run(chunk=60))
+    algorithm.update(played(algorithm))
+    pay = torch.zeros(12)
+    pay[0] = 1.0
+    while algorithm.exploring:
+        algorithm.update(played(algorithm, pay if not len(algorithm.emitters) else 0.0))
+    (emitter,) = algorithm.emitters
+    for generation in range(12):
+        algorithm.update(played(algorithm, float(generation)))
+    assert algorithm.emitters == [emitter] and emitter.improvement > 0 and len(emitter.earned) == 12
+    assert float(algorithm.paid.fitness.max()) == 11.0
+
+
+def test_nothing_paid_means_exploration_goes_on() -> None:
+    algorithm = learner(run())
+    for _ in range(12):
+        algorithm.update(played(algorithm))
+        assert algorithm.exploring and len(algorithm.candidates) == 12
+    before = learner(run())
+    assert torch.equal(algorithm.population.weights(), before.population.weights())
+
+
+def test_the_autoencoder_is_trained_later_and_later() -> None:
+    algorithm = learner(run())
+    trained = [update for update in range(40) if "autoencoder/error" in algorithm.update(played(algorithm))]
+    assert [b - a for a, b in pairwise(trained)] == [4, 6, 8, 10]  # two generations a turn
+
+
+def test_a_resumed_run_ends_with_the_same_search() -> None:
+    def play(parts: Parts, count: int) -> list[dict[str, float]]:
+        return [parts.algorithm.update(parts.source.next(parts.algorithm)) for _ in range(count)]
+
+    settings = {"floor": -1.0, "together": 2}  # everybody counts as paid
+    straight, other = run(**settings), run(**settings)
+    play(straight, 5)
+    assert not learner(straight).exploring and learner(straight).emitters
+    play(other, 1)
+    other.algorithm.load_state_dict(copy.deepcopy(straight.algorithm.state_dict()))
+    assert other.source.load_state_dict(copy.deepcopy(straight.source.state_dict()))
+    assert play(straight, 9) == play(other, 9)
+    assert torch.equal(learner(straight).candidates, learner(other).candidates)
+    assert torch.equal(learner(straight).paid.weights, learner(other).paid.weights)
+
+
+def test_it_covers_more_behaviours_than_as_many_random_networks() -> None:
+    """S112: where 1000 policies end, in squares of a metre; with four seeds 1.5 to 2.2 times as many."""
+    parts = run(num_envs=32, population=16, chunk=160, policy=replace(NETWORK, hidden=(16, 16)), code=4, together=4)
+    algorithm, views, count = learner(parts), list[Tensor](), 0
+    while count < 1000:
+        found = parts.source.next(algorithm)
+        views.append(found.views)
+        count += len(found)
+        algorithm.update(found)
+    source = parts.source
+    assert isinstance(source, ViewSource)
+    random = source.sampler.play(source._act, algorithm.population.fresh(count, 77))
+
+    def places(seen: Tensor) -> int:
+        return len({tuple(row) for row in seen[:, -1, :2].round().int().tolist()})
+
+    assert places(torch.cat(views)) > 1.3 * places(random.views)
+
+
+def test_emitters_climb_where_something_was_paid() -> None:
+    parts = run(num_envs=32, population=16, chunk=160, reward="shaped", floor=-6.0, together=4)
+    algorithm = learner(parts)
+    for _ in range(40):
+        algorithm.update(parts.source.next(algorithm))
+    gains = [emitter.stored - float(emitter.ancestor.fitness) for emitter in algorithm.emitters if emitter.stored]
+    assert max(gains) > 1.0
+
+
+def test_what_it_cannot_search_is_refused() -> None:
+    with pytest.raises(UserError, match="gaussian policy"):
+        STAX(STAXConfig(), flow(), total_updates=1)
+    with pytest.raises(UserError, match=r"policy\.normalization=identity"):
+        run(policy=replace(NETWORK, normalization="running"))
+    for settings in ({"population": 0}, {"sigma": 0.0}, {"archived": -1}, {"selection": "best"}):
+        with pytest.raises(UserError):
+            STAXConfig(**settings)

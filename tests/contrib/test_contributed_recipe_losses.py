@@ -1,0 +1,93 @@
+"""The loss of contributed recipes for advantages of any kind."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from recipe_losses import case_and_advantage, check_clipped_loss, check_plain_loss, loss_alone
+from tabular import recipe_of, seq_mean, tabular
+from torch.testing import assert_close
+
+from robopolicy.core.decisions import Decisions
+
+CLIPPED: dict[str, tuple[float, float, float, str]] = {  # low, high, cap at negative advantages, aggregation
+    "t_ppo": (0.2, 0.2, math.inf, "tok"),
+    "v0": (0.2, 0.2, math.inf, "seq_mean"),
+    "distribution_dcpo": (0.2, 0.2, 3.0, "tok"),
+    "aspo": (0.2, 0.2, math.inf, "seq_mean"),
+    "d3s": (0.2, 0.2, math.inf, "tok"),
+    "segment_spo": (0.2, 0.2, math.inf, "tok"),
+    "pipo": (0.2, 0.2, math.inf, "seq_mean"),
+    "loop": (0.2, 0.2, math.inf, "tok"),
+    "poad": (0.2, 0.2, math.inf, "tok"),
+    "hgpo": (0.2, 0.2, math.inf, "seq_mean"),
+    "poise": (0.2, 0.2, math.inf, "seq_mean"),
+    "adora": (0.2, 0.2, math.inf, "seq_mean"),
+    "adacot": (0.2, 0.2, math.inf, "tok"),
+    "bupo": (0.2, 0.2, math.inf, "seq_mean"),
+    "lite_ppo": (0.2, 0.2, math.inf, "tok"),
+    "trajectory_selection": (0.2, 0.2, math.inf, "seq_mean"),
+    "shioenv": (0.2, 0.2, math.inf, "tok"),
+    "capo": (0.2, 0.2, math.inf, "tok"),
+    "empg": (0.2, 0.2, math.inf, "tok"),
+    "polychromic": (0.2, 0.2, math.inf, "seq_mean"),
+    "duration_aware": (0.2, 0.2, math.inf, "tok"),
+    "bnpo": (0.2, 0.28, 10.0, "seq_sum"),
+    "copo": (0.2, 0.2, math.inf, "seq_mean"),
+    "self": (0.2, 0.2, math.inf, "seq_mean"),
+    "pf_ppo": (0.2, 0.2, math.inf, "tok"),
+    "attention_rhythm": (0.2, 0.2, math.inf, "seq_mean"),
+    "spae": (0.2, 0.2, math.inf, "tok"),
+    "canon": (0.2, 0.28, math.inf, "const"),
+    "progrpo": (0.2, 0.28, math.inf, "tok"),
+    "hiper": (0.2, 0.2, math.inf, "tok"),
+    "mixed_advantage": (0.2, 0.2, math.inf, "tok"),
+    "tempo": (0.2, 0.2, math.inf, "tok"),
+    "salt": (0.2, 0.2, math.inf, "seq_mean"),
+    "cm2": (0.2, 0.2, math.inf, "tok"),
+    "a2p": (0.2, 0.2, math.inf, "tok"),
+    "proact": (0.2, 0.2, math.inf, "tok"),
+}
+PLAIN = {  # policy gradients by log-probability
+    "pg_rank": "seq_sum",
+    "pcpg": "seq_sum",
+    "ded": "seq_mean",
+    "read": "seq_mean",
+}
+
+
+@pytest.mark.parametrize("name", CLIPPED)
+def test_the_clipped_loss_of_a_contributed_recipe(name: str) -> None:
+    check_clipped_loss(name, *CLIPPED[name])
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_the_plain_loss_of_a_contributed_recipe(name: str) -> None:
+    check_plain_loss(name, PLAIN[name])
+
+
+def test_sets_have_one_ratio() -> None:
+    """I (3.10): the product over the picks."""
+    case, advantage = case_and_advantage()
+    advantage, valid = advantage[:, :1], case.decisions.valid()
+    ratio = ((case.logp() - case.decisions.logp_old) * valid).sum(1, keepdim=True).exp()
+    losses = -torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage).expand(valid.shape)
+    assert_close(loss_alone("cacovid", case, advantage), seq_mean(losses, valid))
+
+
+@pytest.mark.parametrize("name", ["hapo", "disco", "disco_b"])
+def test_contributed_groups_that_agree_are_left_out(name: str) -> None:
+    case = tabular()
+    rows = recipe_of(name).select(case.decisions)
+    groups = set(case.decisions.need("group")[rows].tolist())
+    assert 0 in groups and 1 not in groups  # the first is mixed, the second has failed
+
+
+def test_outliers_with_negative_advantage_are_capped() -> None:
+    """2.08: entropies that are all equal leave bounds of 0.2, weights of 1 and the cap of 3."""
+    change, ones = torch.tensor([[math.log(50.0)]], dtype=torch.float64), torch.ones(1, 1, dtype=torch.float64)
+    case = Decisions(-change, entropy=ones, reward=ones, group=torch.zeros(1, dtype=torch.long))
+    loss, _ = recipe_of("hapo").loss(case, -ones, 0.0 * change)
+    assert_close(loss, torch.tensor(3.0, dtype=torch.float64))

@@ -1,0 +1,82 @@
+"""Values of text: a head on hidden states, returns worked out by hand, and recipes with a critic."""
+
+import pytest
+import torch
+
+from robopolicy.core.decisions import Decisions
+from robopolicy.core.recipe import Recipe
+from robopolicy.sim.registry import SimOptions
+from robopolicy.spec import PolicySpec
+from robopolicy.text.policy import TextConfig, TextPolicy
+from robopolicy.text.recipe_trainer import TextRecipe, TextRecipeConfig
+from robopolicy.text.sim import TextSim
+from robopolicy.text.value_head import score_with_value
+from robopolicy.training.text_rollout_source import AttemptSource
+from robopolicy_tasks.text.grid import Grid
+
+SPEC = PolicySpec({"text": (Grid.prompt_bytes,)}, Grid.completion_bytes)
+
+
+def learner(recipe, **settings):
+    torch.manual_seed(0)
+    policy = TextPolicy(TextConfig(width=16, layers=1, heads=2, context=128), SPEC)
+    config = TextRecipeConfig(recipe=recipe, prompts=8, problems=50, warmup=0, **settings)
+    algorithm = TextRecipe(config, policy, total_updates=10)
+    return algorithm, AttemptSource(TextSim(Grid(), SimOptions(num_envs=1)), algorithm, seed=0)
+
+
+def test_a_detached_critic_leaves_the_policy_alone():
+    algorithm, feed = learner("vl_dac")
+    batch = feed.next(algorithm)
+    torch.nn.init.normal_(algorithm.critic.layers[-1].weight)
+    for detach in (True, False):
+        _, value = score_with_value(algorithm.policy, algorithm.critic, batch, detach=detach)
+        algorithm.policy.zero_grad()
+        value.square().sum().backward()
+        touched = any(p.grad is not None and bool(p.grad.any()) for p in algorithm.policy.parameters())
+        assert touched is not detach
+
+
+def rows(**fields):
+    """Three tokens, a token of the world between the first two; values 0.5, -, 0.25 and 1."""
+    mask = torch.tensor([[True, False, True, True]])
+    value = torch.tensor([[0.5, 9.0, 0.25, 1.0]])
+    reward = torch.tensor([[0.0, 0.0, 0.0, 2.0]])
+    unit = torch.tensor([[0, 1, 1, 1]])
+    return Decisions(torch.zeros(1, 4), mask=mask, value=value, reward=reward, unit=unit, **fields)
+
+
+def test_unfinished_windows_teach_the_critic_nothing():
+    recipe = Recipe.from_plain({"title": "t", "start": "window_gae", "critic": {}})
+    for finished in (True, False):
+        batch = rows(extra={"finished": torch.tensor([finished])})
+        _, fitted = recipe.value_targets(batch)
+        assert torch.equal(fitted, batch.valid() & finished)
+
+
+def test_the_first_minibatch_has_ratios_of_one_and_warming_up_leaves_the_policy_alone(monkeypatch):
+    algorithm, feed = learner("vl_dac")
+    assert algorithm.recipe.critic.warmup == 5
+    first, loss = [], Recipe.loss
+
+    def watched(self, decisions, advantage, logp, entropy=None):
+        first.append(float(torch.expm1(logp.detach() - decisions.logp_old)[decisions.valid()].abs().max()))
+        return loss(self, decisions, advantage, logp, entropy)
+
+    monkeypatch.setattr(Recipe, "loss", watched)
+    before = {key: value.clone() for key, value in algorithm.policy.state_dict().items()}
+    algorithm.update(feed.next(algorithm))
+    assert first[0] < 1e-4
+    assert all(torch.equal(value, before[key]) for key, value in algorithm.policy.state_dict().items())
+
+
+@pytest.mark.parametrize("recipe", ["t_ppo", "poad", "dr_po", "retool"])
+def test_contributed_recipes_with_a_critic_learn_values(recipe):
+    algorithm, feed = learner(recipe, critic_lr=3e-3)
+    batch = feed.next(algorithm)
+    ends = torch.ones(len(batch), dtype=torch.bool)
+    batch = batch.with_fields(reward=batch.valid().float(), extra={**batch.extra, "finished": ends})
+    metrics = algorithm.update(batch)
+    assert all(torch.isfinite(torch.tensor(value)) for value in metrics.values())
+    assert algorithm.critic.layers[-1].weight.any() and metrics["actor/value_loss"] > 0
+    assert algorithm._prepared(batch).value[batch.valid()].mean() > 0

@@ -1,0 +1,109 @@
+"""Messages of a form: what may come next, what is written, scored and learned under it."""
+
+import pytest
+import torch
+
+from robopolicy.contrib.text_catalogue.grammar import Grammar
+from robopolicy.errors import UserError
+from robopolicy.sim.registry import SimOptions
+from robopolicy.spec import PolicySpec
+from robopolicy.text.policy import TextConfig, TextPolicy
+from robopolicy.text.recipe_trainer import TextRecipe, TextRecipeConfig
+from robopolicy.text.rollouts.protocols import Task
+from robopolicy.text.sim import TextSim
+from robopolicy.text.task import Question, TextTask
+from robopolicy.text.text_env import TextWorld, score
+from robopolicy.text.tokenizers import ByteTokenizer
+from robopolicy.training.text_rollout_source import AttemptSource
+from robopolicy_tasks.text.arithmetic import Arithmetic
+from robopolicy_tasks.text.commands import parse
+from robopolicy_tasks.text.countdown import Countdown, value_of
+from robopolicy_tasks.text.grid import MOVES, Grid
+from robopolicy_tasks.text.panda import Panda, PandaTurns
+
+
+class Formless(TextTask):
+    """Anything goes."""
+
+    name = "text/formless"
+    prompt_bytes, completion_bytes = 8, 4
+
+    def episode(self, seed):
+        return Question(str(seed), lambda completion: float(len(completion)))
+
+
+def untrained(budget=6):
+    torch.manual_seed(0)
+    return TextPolicy(TextConfig(width=16, layers=1, heads=2, context=160), PolicySpec({"text": (16,)}, budget))
+
+
+def learner(task, recipe="shioenv", **settings):
+    config = TextRecipeConfig(**{"prompts": 3, "problems": 6, "recipe": recipe, "lr": 1e-2, **settings})
+    algorithm = TextRecipe(config, untrained(task.completion_bytes), total_updates=8)
+    return algorithm, AttemptSource(TextSim(task, SimOptions(num_envs=1)), algorithm, seed=0)
+
+
+def letters(support):
+    """The bytes that are allowed, and a dot for the end."""
+    found = support.nonzero().flatten().tolist()
+    return "".join(chr(token) for token in found if token < 256) + ("." if ByteTokenizer.eos in found else "")
+
+
+def test_what_may_come_next():
+    grammar = Grammar(r"\d[-+*]\d", ByteTokenizer())
+    assert letters(grammar.allowed("")) == "0123456789"
+    assert letters(grammar.allowed("3")) == "*+-"
+    assert letters(grammar.allowed("3*")) == "0123456789"
+    assert letters(grammar.allowed("3*4")) == "."
+    assert letters(grammar.allowed("x")) == "."  # what cannot be completed ends
+    numbers = Grammar(r"\d{1,2}", ByteTokenizer())
+    assert letters(numbers.allowed("7")) == "0123456789." and letters(numbers.allowed("42")) == "."
+    with pytest.raises(UserError, match="no regular expression"):
+        Grammar("(", ByteTokenizer())
+
+
+@pytest.mark.parametrize("task", [Arithmetic(), Countdown(), Grid()])
+def test_an_untrained_policy_writes_nothing_else(task):
+    policy = untrained(task.completion_bytes)
+    limits = {"allowed": Grammar(task.form, policy.tokenizer).allowed}
+    world = TextWorld(policy, task, torch.Generator().manual_seed(0), limits=limits)
+    attempts = world.play([Task(key, payload=key) for key in range(16)])
+    said = [message for attempt in attempts for message in attempt.record.said]
+    formed = {"text/arithmetic": str.isdigit, "text/countdown": value_of, "text/grid": MOVES.__contains__}[task.name]
+    assert len(said) >= 16 and all(formed(message) for message in said)
+    rows = world.batch(attempts)
+    out = score(policy, rows)
+    valid = rows.valid()
+    torch.testing.assert_close(out.logp[valid], rows.logp_old[valid], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(out.entropy[valid], rows.entropy[valid], rtol=1e-4, atol=1e-5)
+    plain = score(policy, rows.with_fields(extra={k: v for k, v in rows.extra.items() if k != "support"}))
+    assert bool((plain.logp[valid] <= out.logp[valid] + 1e-5).all())
+
+
+def test_a_message_that_was_begun_goes_on_in_its_form():
+    policy = untrained(4)
+    prompt = policy.tokenizer.prompt(["1 2 3 6:"])
+    grammar = Grammar(Countdown.form, policy.tokenizer)
+    made = policy.write([prompt + policy.tokenizer.encode("1+")] * 8, allowed=grammar.allowed, begun=["1+"] * 8)
+    assert all(value_of("1+" + policy.read(tokens)) for tokens in made.completions())
+
+
+def test_a_recipe_with_a_grammar_learns_and_one_without_a_form_is_refused():
+    algorithm, feed = learner(Arithmetic(), group_size=4)
+    for _ in range(2):
+        rows = feed.next(algorithm)
+        assert rows.extra["support"].shape == (*rows.shape, algorithm.policy.vocabulary)
+        algorithm.update(rows)
+    assert feed.metrics()["rollout/format"] == 1.0
+    with pytest.raises(UserError, match=r"task text/formless has none"):
+        learner(Formless())
+
+
+def test_programs_for_a_robot_are_in_their_language():
+    policy = untrained(48)
+    grammar = Grammar(Panda.form, policy.tokenizer)
+    prompts = [policy.tokenizer.prompt(["put the cube on the pad:"])] * 12
+    made = policy.write(prompts, torch.Generator().manual_seed(0), allowed=grammar.allowed)
+    whole = [policy.read(tokens) for tokens, cut in zip(made.completions(), made.cut.tolist(), strict=True) if not cut]
+    assert len(whole) > 2 and all(parse(program) for program in whole)
+    assert Grammar(PandaTurns.form, policy.tokenizer).allowed("carry pad").sum() == 2  # the end, or a blank

@@ -1,0 +1,304 @@
+"""Recipes of the sampling side against their written formulas, value and gradient, and their limits.
+
+What they play (hints, trees, replays) is tested beside the parts in tests/samplers; here is what they make of the rows.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tabular import Tabular, check, check_recipe, ppo, recipe_of, rewards, seq_mean, standardised, tabular
+from torch import Tensor
+from torch.testing import assert_close
+
+from robopolicy.core.returns import sequence_gae
+
+GRPO = {  # recipe -> lower and upper clip, aggregation, weight of the KL
+    "craft_gui": (0.2, 0.2, "seq_mean", 0.0),
+    "arpo_gui": (0.2, 0.3, "tok", 0.0),
+    "mashost": (0.2, 0.2, "tok", 0.0),
+    "fate": (0.2, 0.2, "seq_mean", 0.0),
+    "otc": (0.2, 0.2, "seq_mean", 0.0),
+    "a2fm": (0.2, 0.2, "seq_mean", 0.0),
+    "videochat_m1": (0.2, 0.2, "seq_mean", 0.0),
+    "urpo": (0.2, 0.2, "seq_mean", 0.0),
+    "supo": (0.2, 0.2, "tok", 0.0),
+    "scaf_grpo": (0.2, 0.2, "seq_mean", 0.0),
+    "clpo": (0.2, 0.2, "seq_mean", 1e-3),
+    "gui_critic_r1": (0.2, 0.2, "seq_mean", 0.0),
+    "ghpo": (0.2, 0.2, "seq_mean", 0.0),
+    "sec": (0.2, 0.2, "seq_mean", 0.0),
+    "gradient_weights": (0.2, 0.2, "seq_mean", 0.0),
+    "inspo": (0.2, 0.2, "seq_mean", 0.0),
+    "patho_r1": (0.2, 0.28, "tok", 0.0),
+    "docthinker": (0.2, 0.2, "seq_mean", 0.04),
+    "xiangqi_r1": (0.2, 0.2, "seq_mean", 0.0),
+    "debate": (0.2, 0.2, "seq_mean", 0.0),
+    "llava_critic_r1": (0.2, 0.2, "seq_mean", 0.0),
+    "arpo_agentic": (0.2, 0.2, "tok", 0.0),
+    "ssb": (0.2, 0.2, "seq_mean", 0.0),
+    "r3": (0.2, 0.2, "seq_mean", 0.0),
+    "critique_coder": (0.2, 0.2, "seq_mean", 0.0),
+    "search_r2": (0.2, 0.2, "tok", 0.0),
+}
+
+
+def mean_of(how: str, losses: Tensor, mask: Tensor) -> Tensor:
+    return losses[mask].mean() if how == "tok" else seq_mean(losses, mask)
+
+
+def centred(case: Tabular) -> Tensor:
+    """Outcomes (N,) minus the mean of their group."""
+    values, group = rewards(case), case.decisions.need("group")
+    return torch.stack([value - values[group == key].mean() for value, key in zip(values, group, strict=True)])
+
+
+def others(case: Tabular) -> Tensor:
+    """Outcomes (N,) minus the mean of the others of their group."""
+    values, group = rewards(case), case.decisions.need("group")
+    result = torch.zeros_like(values)
+    for row in range(len(values)):
+        company = (group == group[row]) & (torch.arange(len(values)) != row)
+        result[row] = values[row] - values[company].mean()
+    return result
+
+
+def k3(case: Tabular) -> Tensor:
+    change = case.logp() - case.decisions.need("logp_ref")
+    return torch.expm1(-change) + change
+
+
+@pytest.mark.parametrize("name", GRPO)
+def test_what_is_grpo_on_its_rows(name):
+    low, high, how, kl = GRPO[name]
+
+    def formula(case: Tabular) -> Tensor:
+        advantage = standardised(rewards(case), case.decisions.need("group"))
+        mask = case.decisions.valid()
+        loss = mean_of(how, ppo(case, advantage, low, high), mask)
+        return loss + kl * mean_of(how, k3(case), mask) if kl else loss
+
+    check_recipe(name, formula)
+
+
+@pytest.mark.parametrize("name", ["pcl", "daslam"])
+def test_plain_policy_gradient_without_scale(name):
+    how, kl = {"pcl": ("tok", 0.0), "daslam": ("seq_mean", 0.1)}[name]
+
+    def formula(case: Tabular) -> Tensor:
+        losses = -centred(case)[:, None] * (case.logp() - case.decisions.logp_old) + kl * k3(case)
+        return mean_of(how, losses, case.decisions.valid())
+
+    check_recipe(name, formula)
+
+
+def test_the_factor_of_a_front_is_not_divided_away():
+    """6.03 (a): Dr. GRPO, as a scale would undo a factor on all rewards."""
+    check_recipe("hypervolume", lambda case: seq_mean(ppo(case, centred(case)), case.decisions.valid()))
+
+
+def test_coaches_compare_reflections():
+    """5.15."""
+    check_recipe("retroformer", lambda case: ppo(case, centred(case))[first_units(case)].mean())
+
+
+def first_units(case: Tabular) -> Tensor:
+    """Of the actor, to whom reflection and critique are addressed, nothing is learned."""
+    return case.decisions.valid() & (case.decisions.need("unit") == 0)
+
+
+def test_critiques_compare_with_the_others():
+    """6.05 and 6.08."""
+
+    def critique(case: Tabular) -> Tensor:
+        losses = -others(case)[:, None] * (case.logp() - case.decisions.logp_old) + 0.01 * k3(case)
+        return seq_mean(losses, first_units(case))
+
+    check_recipe("critique_rl", critique)
+    check_recipe("rlac", lambda case: seq_mean(ppo(case, others(case)), case.decisions.valid()))
+
+
+@pytest.mark.parametrize("name", ["asyncflow", "policy_rollout"])
+def test_old_rows_are_weighted_once(name):
+    """12.01 and 5.16: old / behaviour as a capped weight, new / old as the ratio."""
+
+    def formula(case: Tabular) -> Tensor:
+        d = case.decisions
+        weight = (d.logp_old - d.need("logp_behaviour")).exp().clamp(max=2.0)
+        return (weight * ppo(case, standardised(rewards(case), d.need("group"))))[d.valid()].mean()
+
+    check_recipe(name, formula)
+
+
+TAUGHT = torch.tensor([0, 0, 0, 0, 2, 2, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0])
+
+
+def ampo(case: Tabular) -> Tensor:
+    d, chance = case.decisions, case.logp().exp()
+    taught = (d.need("source") == 2)[:, None]
+    advantage = centred(case)[:, None]
+    losses = torch.where(taught, -advantage * chance / (chance + 0.1), ppo(case, advantage[:, 0]))
+    return losses[d.valid()].mean() - 1e-3 * case.entropy()[d.valid()].mean()
+
+
+def test_teachers_have_no_ratio():
+    """5.07: one mean over both kinds of rows, with the policy's own probability in those of the teacher."""
+    check_recipe("ampo", ampo, source=TAUGHT)
+
+
+def test_solved_groups_are_on_policy():
+    """I (5.07): without rows of a teacher it is GRPO without scale."""
+    recipe = recipe_of("ampo", objective=None)
+    check(recipe, tabular(), ampo)
+
+
+def test_rows_of_a_teacher_are_never_clipped():
+    """I (5.07): however far the policy is from what was recorded for them, they keep their gradient."""
+    case = tabular(source=TAUGHT)
+    away = case.decisions.with_fields(logp_old=torch.where(TAUGHT[:, None] == 2, -9.0, case.decisions.logp_old))
+    recipe, advantage = recipe_of("ampo"), torch.ones(16, 1, dtype=torch.float64)
+    logp = case.logp().detach().requires_grad_()
+    found = [
+        torch.autograd.grad(recipe.loss(d, advantage, logp, case.entropy())[0], logp)[0] for d in (case.decisions, away)
+    ]
+    rows = TAUGHT == 2
+    assert_close(found[0][rows], found[1][rows])
+    assert bool((found[1][rows][case.decisions.valid()[rows]] < 0).all())
+
+
+def test_experts_are_imitated_beside_the_own_rows():
+    """6.10 (HILA): what an expert earns is not compared with."""
+
+    def formula(case: Tabular) -> Tensor:
+        d, own = case.decisions, (case.decisions.need("source") == 0)[:, None]
+        rows, advantage = own[:, 0], torch.zeros(16, dtype=torch.float64)
+        advantage[rows] = standardised(rewards(case)[rows], d.need("group")[rows])
+        losses = ppo(case, advantage) * own
+        return seq_mean(losses, d.valid()) - case.logp()[d.valid() & ~own].mean()
+
+    check_recipe("hila", formula, source=TAUGHT)
+    solved = torch.zeros(16, dtype=torch.long).index_fill(0, torch.tensor([0, 3, 12]), 2)  # experts earn 1
+    check_recipe("hila", formula, source=solved)
+
+
+def test_adversaries_of_logged_games():
+    """6.07: the ratio of a row is the exponential of the mean log-ratio to what was recorded."""
+
+    def formula(case: Tabular) -> Tensor:
+        d, mask, values = case.decisions, case.decisions.valid(), rewards(case)
+        change = case.logp() - d.logp_old
+        ratio = torch.stack([row[keep].mean() for row, keep in zip(change, mask, strict=True)]).exp()[:, None]
+        advantage = values[:, None]
+        losses = -torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage).expand(mask.shape)
+        best = torch.zeros_like(values, dtype=torch.bool)
+        for key in d.need("group").unique():
+            rows = d.need("group") == key
+            best[rows] = (values[rows] == values[rows].max()) & (values[rows].max() > values[rows].mean())
+        imitation = -case.logp()[mask & best[:, None]].mean()
+        return seq_mean(losses, mask) + 0.1 * seq_mean(k3(case), mask) + 0.15 * imitation
+
+    check_recipe("spc", formula)
+
+
+def test_critics_of_pairs_are_dpo():
+    """6.06 (Critic-V): the loss of the baseline `dpo`."""
+    ours, dpo = recipe_of("critic_v"), recipe_of("dpo")
+    assert type(ours.objective) is type(dpo.objective) and ours.estimator is None is dpo.estimator
+
+
+def test_halves_with_and_without_hints_are_compared_apart():
+    """5.06; I: without hints GRPO."""
+
+    def formula(case: Tabular) -> Tensor:
+        d = case.decisions
+        advantage = standardised(rewards(case), d.need("group") * 10 + d.need("source"))
+        return seq_mean(ppo(case, advantage), d.valid())
+
+    check_recipe("adhint", formula)
+    check_recipe("adhint", formula, source=torch.tensor([0, 0, 3, 3] * 4))
+
+
+def test_every_turn_is_a_row_with_the_final_reward():
+    """11.07: statistics over rows, so that the group's long rollouts weigh more."""
+    trajectory = torch.tensor([0, 0, 0, 1, 2, 2, 3, 3, 4, 5, 6, 7, 8, 8, 9, 10])
+
+    def formula(case: Tabular) -> Tensor:
+        d, own = case.decisions, rewards(case)
+        final = torch.stack([own[d.need("trajectory") == t].sum() for t in d.need("trajectory")])
+        return ppo(case, standardised(final, d.need("group")))[d.valid()].mean()
+
+    check_recipe("agentflow", formula, trajectory=trajectory)
+    check_recipe("agentflow", formula, trajectory=torch.arange(16))  # I: one turn is GRPO
+
+
+def test_markers_of_structure_are_never_unlearned():
+    """5.12: masked where the advantage is negative. I: without markers GRPO."""
+
+    def formula(case: Tabular) -> Tensor:
+        d, advantage = case.decisions, standardised(rewards(case), case.decisions.need("group"))
+        keep = d.valid() & ~(d.need_extra("structural") & (advantage < 0)[:, None])
+        return ppo(case, advantage)[keep].mean()
+
+    check_recipe("dialtree", formula)
+    check_recipe("dialtree", formula, extra={"structural": torch.zeros(16, 6, dtype=torch.bool)})
+
+
+def test_windows_go_on_as_they_stood():
+    """12.02: at the cut V(next) = V(last); tokens of earlier windows are not learned from again."""
+
+    def formula(case: Tabular) -> Tensor:
+        d, mask = case.decisions, case.decisions.valid()
+        advantage = torch.zeros_like(d.logp_old)
+        for row in range(len(d)):
+            places = mask[row].nonzero().flatten().tolist()
+            following = 0.0 if bool(d.need_extra("finished")[row]) else float(d.need("value")[row, places[-1]])
+            running = 0.0
+            for t in reversed(places):
+                value = float(d.need("value")[row, t])
+                running = float(d.need("reward")[row, t]) + following - value + 0.95 * running
+                following, advantage[row, t] = value, running
+        return ppo(case, advantage)[mask & ~d.need_extra("seen")].mean()
+
+    check_recipe("t_ppo", formula)
+
+
+def test_finished_rows_have_the_ordinary_advantage():
+    """I (12.02)."""
+    case = tabular(extra={"finished": torch.ones(16, dtype=torch.bool)})
+    d = case.decisions
+    expected, _ = sequence_gae(d.need("reward"), d.need("value"), 1.0, 0.95, d.valid())
+    assert_close(recipe_of("t_ppo").advantage(d), expected)
+
+
+def whitened_gae(case: Tabular) -> Tensor:
+    """GAE (N, T) of every row on its own, standardised over all decisions."""
+    d = case.decisions
+    advantage, _ = sequence_gae(d.need("reward"), d.need("value"), 1.0, 0.95, d.valid())
+    kept = advantage[d.valid()]
+    return (advantage - kept.mean()) / (kept.std() + 1e-6)
+
+
+def test_resets_from_data_are_ppo_on_what_was_decided():
+    """5.13; I: without resets PPO: what was given is masked, and nothing else changes."""
+
+    def formula(case: Tabular) -> Tensor:
+        d = case.decisions
+        return (ppo(case, whitened_gae(case)) + 0.05 * k3(case))[d.valid()].mean()
+
+    check_recipe("dr_po", formula)
+    given = tabular().decisions.valid() & (torch.arange(6) > 0)
+    check_recipe("dr_po", formula, mask=given)
+
+
+def test_strategies_follow_discounted_turns():
+    """6.11 (EPO): the return of a turn, discounted by turns, times the mean log-probability. I: one turn, REINFORCE."""
+    trajectory, unit = torch.arange(16) // 2, (torch.arange(16) % 2)[:, None].expand(16, 6)
+
+    def formula(case: Tabular) -> Tensor:
+        d, own = case.decisions, rewards(case)
+        first = torch.arange(16) % 2 == 0
+        togo = own if d.trajectory is None else own + torch.where(first, 0.99 * own.roll(-1), 0.0)
+        return seq_mean(-togo[:, None] * (case.logp() - d.logp_old), d.valid())
+
+    check_recipe("epo", formula, trajectory=trajectory, unit=unit)
+    check_recipe("epo", formula, unit=torch.zeros(16, 6, dtype=torch.long))

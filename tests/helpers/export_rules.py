@@ -1,0 +1,49 @@
+"""What an exported policy plays is what evaluation plays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("onnxruntime", reason="needs robopolicy[onnx]")
+pytest.importorskip("onnxscript", reason="needs robopolicy[onnx]")
+from tiny_policies import observed
+from torch.onnx._internal.exporter._registration import ONNXRegistry
+
+from robopolicy.deploy.bundle import TOLERANCE, open_bundle
+from robopolicy.deploy.export import TaskFacts, export_bundle
+from robopolicy.policies.base import Policy
+from robopolicy.policies.noise import RowStreams
+
+
+@pytest.fixture(scope="module")
+def translations_read_once() -> Iterator[None]:
+    """The exporter reads all of its translations again for every graph, which takes longer than the graph."""
+    patch = pytest.MonkeyPatch()
+    patch.setattr(ONNXRegistry, "from_torchlib", staticmethod(cache(ONNXRegistry.from_torchlib)))
+    yield
+    patch.undo()
+
+
+def check_plays_what_evaluation_plays(policy: Policy, folder: Path) -> None:
+    """Chunks of a bundle equal those of the policy within the tolerance, decision by decision."""
+    policy.eval()
+    obs = observed(policy)
+    manifest = export_bundle(policy, folder / "b", facts=TaskFacts("none/none"), obs=obs)
+    assert manifest.parity <= TOLERANCE
+    bundle = open_bundle(folder / "b", seed=7)
+    assert bundle.verify().ok
+    memory = torch.zeros(1, 1, policy.spec.memory_dim)
+    for decision in range(2):
+        seen = {key: value[decision : decision + 1] for key, value in obs.items()}
+        if "memory" in seen:
+            seen["memory"] = memory
+            memory = policy.remember(seen).detach()
+        expected = policy.act(seen, deterministic=True, generator=RowStreams([7], [decision]))[0]
+        chunk = bundle.chunk({key: value[0].numpy() for key, value in seen.items() if key != "memory"})
+        scale = torch.tensor(manifest.action_scale)
+        torch.testing.assert_close(torch.from_numpy(chunk) / scale, expected / scale, rtol=0, atol=TOLERANCE)

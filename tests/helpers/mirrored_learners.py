@@ -1,0 +1,45 @@
+"""On-policy learners that learn in the mirror, and the rule that all of them obey."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import fine_tuning_tools as tools
+import pytest
+import torch
+
+from robopolicy.algorithms.common.symmetry import SymmetryConfig
+from robopolicy.algorithms.ppo import PPO
+from robopolicy.algorithms.registry import ALGORITHMS, make_algorithm
+from robopolicy.mirror_symmetry import Mirror, Reflection
+from robopolicy.policies.base import PolicySpec
+from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
+from robopolicy.policies.heads.mixture import MixtureConfig, MixturePolicy
+
+MIRROR = Mirror({"state": Reflection.of([-1, 1, -1, 1, -1, 1])}, Reflection.of([-1, 1]))
+SPEC = PolicySpec({"state": (6,)}, 2)
+
+
+def learner(name: str = "ppo", seed: int = 0, mixture: bool = False, **overrides: Any) -> Any:
+    """A learner to which `MIRROR` is attached."""
+    torch.manual_seed(seed)
+    settings = {"decisions": 16, "epochs": 2, "batch_size": 64} | overrides
+    policy: Any = GaussianPolicy(GaussianConfig(), SPEC)
+    if mixture:
+        policy = MixturePolicy(MixtureConfig(hidden=(16,), action_normalization="identity"), SPEC)
+    made = make_algorithm(name, ALGORITHMS[name].config_class(**settings), policy, total_updates=30)
+    assert isinstance(made, PPO)
+    made.attach_symmetry(MIRROR)
+    return made
+
+
+def check_averages_both_sides(name: str) -> None:
+    """The loss is the mean over the played and the mirrored side, and the KL divergence that of the played one."""
+    made = learner(name, symmetry=SymmetryConfig(augment=True))
+    rows = made.rows_of(tools.sampler_for(made).collect(made.act))
+    image = made._symmetry.rows(rows)
+    both, info = made._actor_loss(rows, image, log_stats=True)
+    played, own = made.actor_loss(rows, log_stats=True)
+    mirrored, _ = made.actor_loss(image, log_stats=True)
+    torch.testing.assert_close(both, (played + mirrored) / 2)
+    assert float(info["approx_kl"]) == float(own["approx_kl"]) == pytest.approx(0, abs=1e-9)

@@ -1,0 +1,70 @@
+"""Small runs of learners from replay on the point mass."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from resumed_runs import assert_identical
+
+from robopolicy.algorithms.sac import SAC
+from robopolicy.cli.main import main
+from robopolicy.data.batches import Transitions
+from robopolicy.training.compose import compose_config
+from robopolicy.training.loggers import JsonlLogger
+from robopolicy.training.loop import Trainer, start_run
+
+SMALL = ["policy=squashed_gaussian", "policy.hidden=[16]", "algorithm.critic.hidden=[16]", "algorithm.batch_size=16"]
+QUICK = ["evaluation.episodes=0", "logging.every=1", "sim.num_envs=4", "replay.warmup_steps=100"]
+COMMON = ["task=point_mass", "task.reward=shaped", *SMALL, *QUICK]
+
+
+def trainer(out: Path, *settings: str) -> Trainer:
+    """A run that has not begun."""
+    return start_run(compose_config([*settings, f"out={out}", "name=run"]))
+
+
+def spy(monkeypatch: pytest.MonkeyPatch) -> list[Transitions]:
+    """The batches that SAC and its relatives are updated with."""
+    batches: list[Transitions] = []
+    update = SAC.update
+
+    def noting(self: SAC, batch: Transitions) -> Any:
+        batches.append(batch)
+        return update(self, batch)
+
+    monkeypatch.setattr(SAC, "update", noting)
+    return batches
+
+
+def assert_interruption_changes_nothing(
+    settings: list[str], out: Path, monkeypatch: pytest.MonkeyPatch, updates: int = 8
+) -> None:
+    """So many updates, whole and interrupted three before the end, end with the same bits."""
+    settings = [*settings, f"budget.updates={updates}", "checkpoint_every=3", f"out={out}", "replay.capacity=300"]
+    assert main(["train", *settings, "name=whole"]) == 0
+    log = JsonlLogger.log
+
+    def interrupt(self: JsonlLogger, update: int, row: Any) -> None:
+        if update == updates - 3:
+            os.kill(os.getpid(), signal.SIGINT)
+        log(self, update, row)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(JsonlLogger, "log", interrupt)
+        assert main(["train", *settings, "name=stopped"]) == 130
+    torch.manual_seed(123)  # a new process starts anywhere
+    assert main(["train", "--resume", str(out / "stopped")]) == 0
+    assert_identical(out / "whole", out / "stopped")
+
+
+def assert_refused(settings: list[str], message: str, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`robopolicy train` says in one line what does not fit, and leaves nothing."""
+    assert main(["train", *settings, f"out={out}/runs"]) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
+    assert not (out / "runs").exists()

@@ -1,0 +1,64 @@
+"""Rules that runs with every registered algorithm, policy and preset obey."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from emulated_gpu import GPU, GpuTensor, emulated_gpu
+
+from docs.compatibility import allowed, opened
+from robopolicy.algorithms.common.on_policy import BackgroundWorker
+from robopolicy.algorithms.registry import ALGORITHMS
+from robopolicy.errors import UserError
+from robopolicy.policies.registry import POLICIES
+from robopolicy.training.compose import compose_config
+from robopolicy.training.config import section
+from robopolicy.training.distributed import check_distributed
+from robopolicy.training.resume import load_tree, save_tree
+
+SETTINGS = ["task=point_mass", "policy=gaussian", "sim.num_envs=4", "budget.updates=2", "guards.restore_best=false"]
+UNSEEN = {"meanflow"}  # learns by forward-mode derivatives, which the stand-in for a GPU lacks
+
+
+def check_learns_on_a_gpu(name: str, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An algorithm learns on a GPU, goes on from its resume point and acts, and leaves nothing on the CPU."""
+    monkeypatch.setattr(BackgroundWorker, "MIN_PARALLEL_WORK", float("inf"))  # a mode of torch holds for one thread
+    head = min(allowed(name) - UNSEEN)
+    with emulated_gpu(), opened(place, name, head, device="cuda") as parts:
+        algorithm, source = parts.algorithm, parts.source
+        algorithm.update(source.next(algorithm))
+        save_tree(tmp_path, {"algorithm": algorithm.state_dict(), "source": source.state_dict()})
+        state = load_tree(tmp_path)  # on the CPU
+        algorithm.load_state_dict(state["algorithm"])
+        source.load_state_dict(state["source"])
+        algorithm.update(source.next(algorithm))
+        policy = algorithm.inference_policy()
+        assert isinstance(policy.act(source.observations()), GpuTensor)
+        assert policy.device == GPU
+
+
+def check_is_shared_out_or_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An algorithm runs in two processes if its class says so, and is refused there otherwise."""
+    monkeypatch.setattr("robopolicy.training.distributed.world_size", lambda: 2)
+    learner = ALGORITHMS[name]
+    config = compose_config([*SETTINGS, f"algorithm={name}"])
+    if learner.distributed:
+        assert learner.data_source == "rollout"  # what `SharedRollouts` puts together
+        check_distributed(config)
+    else:
+        with pytest.raises(UserError, match=f"'{name}' runs in one process; drop torchrun"):
+            check_distributed(config)
+
+
+def check_can_be_chosen(group: str, name: str) -> None:
+    """A policy or an algorithm is chosen by its name, with the defaults of its config."""
+    config = compose_config([f"{group}={name}"])
+    defaults = {"policy": POLICIES, "algorithm": ALGORITHMS}[group][name].config_class()
+    assert section(group, getattr(config, group)) == (name, defaults)
+
+
+def check_preset_composes(group: str, name: str) -> None:
+    """A preset composes; one of an experiment names its run and a task."""
+    config = compose_config([f"{group}={name}"])
+    assert group != "experiment" or (config.name == name and config.task.name)

@@ -1,0 +1,53 @@
+"""TD3+BC on data of mixed quality, and the rules that it shares with those that build on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from chunk_bandit import SMALL, assert_resumes, flow, gaussian
+from mixed_bandit import batches, mixed
+from torch import Tensor
+
+from robopolicy.algorithms.td3_bc import TD3BC, TD3BCConfig
+from robopolicy.data.batches import Transitions
+from robopolicy.errors import UserError
+
+COMMON: dict[str, Any] = {"critic": SMALL, "batch_size": 128, "lr": 3e-3, "critic_lr": 3e-3, "tau": 0.05}
+SHOWN = mixed(200)
+
+
+def td3_bc(seed: int = 0, **config: Any) -> TD3BC:
+    """A small learner."""
+    torch.manual_seed(seed)
+    return TD3BC(TD3BCConfig(**(COMMON | config)), gaussian(), total_updates=100)
+
+
+def drawn(algorithm: TD3BC, count: int = 1) -> Transitions:
+    """The last of `count` batches."""
+    return batches(algorithm, SHOWN, count)[-1]
+
+
+def gradient(algorithm: TD3BC, loss: Tensor) -> Tensor:
+    """Gradient of a loss by the weights of the actor, flat."""
+    found = torch.autograd.grad(loss, list(algorithm.policy.actor.parameters()))
+    return torch.cat([part.flatten() for part in found])
+
+
+def check_resumes_with_the_same_weights(make: Callable[..., TD3BC]) -> None:
+    """A resumed run ends with the weights of one that was not interrupted."""
+    supply = iter(batches(make(), SHOWN, 4))
+    assert_resumes(make, lambda: next(supply))
+
+
+def check_accepts_only_a_squashed_gaussian_and_sane_settings(make: Callable[..., TD3BC]) -> None:
+    """Other heads, a negative alpha and negative noise are refused."""
+    kind = type(make())
+    with pytest.raises(UserError, match="squashed"):
+        kind(make().config, flow(), total_updates=1)
+    with pytest.raises(UserError, match="alpha"):
+        make(alpha=-1.0)
+    with pytest.raises(UserError, match="negative"):
+        make(noise=-1.0)
