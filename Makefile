@@ -59,9 +59,10 @@ types: $(VENV)/.setup-dev  ## pyright
 format: $(VENV)/.setup-dev  ## let ruff rewrite the files
 	$(BIN)/ruff check --fix . && $(BIN)/ruff format .
 
-docs: $(VENV)/.setup-dev  ## generate docs/methods.md and docs/references.md from their tables
+docs: $(VENV)/.setup-dev  ## generate the pages of methods, references and benchmarks from their tables
 	$(BIN)/python -m docs.references
 	$(BIN)/python -m docs.generate_methods
+	$(BIN)/python -m docs.generate_benchmarks
 
 check: test lint types  ## what continuous integration runs, but for test-all where that is due
 
