@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from test_replay_runs import QUICK, assert_interruption_changes_nothing
+from replay_runs import QUICK, assert_interruption_changes_nothing
 
 from robopolicy.cli.main import main
 from robopolicy.policies.wrappers.best_of_n import SelectedPolicy
