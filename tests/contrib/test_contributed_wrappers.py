@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from foreign_env import check_refuses_a_reserved_name
 
 from robopolicy import plugins
 from robopolicy.sim.contract import Step
@@ -55,3 +56,8 @@ def test_a_run_keeps_its_wrappers_with_all_options(tmp_path: Any) -> None:
     assert config_text(config).count("  - name: message\n    kind: random\n    size: 3\n  - name: descriptor\n") == 1
     (tmp_path / "config.yaml").write_text(config_text(config))
     assert read_config(tmp_path / "config.yaml") == config
+
+
+@pytest.mark.parametrize("name", ["descriptor", "stock.1", "message.random", "embedding.skill"])
+def test_what_a_wrapper_adds_is_reserved(name: str) -> None:
+    check_refuses_a_reserved_name(name)
