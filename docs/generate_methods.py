@@ -93,19 +93,30 @@ class Tables:
     methods: list[Method]
 
 
-def load(path: Path = SOURCE) -> Tables:
+def load(path: Path = SOURCE, *, whole: bool = False) -> Tables:
     """Read the tables; an unknown or missing field is a `TypeError` that names it.
 
-    What belongs to a theme of contrib that is not here is left out: algorithms, and symbols and tests of sources.
+    Args:
+        path: The file.
+        whole: Whether to keep what belongs to themes of contrib that are not here (algorithms, and symbols and tests of
+            sources); otherwise it is left out.
     """
     found: dict[str, list[dict[str, Any]]] = tomllib.loads(path.read_text(encoding="utf-8"))
-    choices = [Choice(**row) for row in found["choose"]]
-    methods = [Method(**row) for row in found["method"]]
-    return Tables(
-        choices=[replace(choice, use=[name for name in choice.use if name in ALGORITHMS]) for choice in choices],
-        algorithms=[AlgorithmRow(**row) for row in found["algorithm"] if row["name"] in ALGORITHMS],
+    tables = Tables(
+        choices=[Choice(**row) for row in found["choose"]],
+        algorithms=[AlgorithmRow(**row) for row in found["algorithm"]],
         verbs=[Verb(**row) for row in found["verb"]],
-        methods=[replace(row, symbols=_present(row.symbols), tests=_present(row.tests)) for row in methods],
+        methods=[Method(**row) for row in found["method"]],
+    )
+    return tables if whole else _without_absent_themes(tables)
+
+
+def _without_absent_themes(tables: Tables) -> Tables:
+    return replace(
+        tables,
+        choices=[replace(row, use=[name for name in row.use if name in ALGORITHMS]) for row in tables.choices],
+        algorithms=[row for row in tables.algorithms if row.name in ALGORITHMS],
+        methods=[replace(row, symbols=_present(row.symbols), tests=_present(row.tests)) for row in tables.methods],
     )
 
 

@@ -7,20 +7,21 @@ from typing import Any
 
 import numpy as np
 import pytest
+from benchmark_rules import check_control_row_starts
 
 from benchmarks import common, parallel
 from benchmarks.control import cell as cell_module
-from benchmarks.control.cell import run_cell, settings
+from benchmarks.control.cell import run_cell
 from benchmarks.control.methods import FAMILIES, LEFT_OUT, METHODS, OFF_POLICY, ON_POLICY, Family, notes
 from benchmarks.control.runner import run_all
 from benchmarks.control.table import figures, plot, rows
 from benchmarks.control.tasks import TASKS
+from benchmarks.themes import contributed
 from docs.generate_methods import load
 from robopolicy.algorithms.registry import ALGORITHMS
-from robopolicy.contrib.control.stac import STACConfig
 from robopolicy.sim.registry import get_task
-from robopolicy.training.build import build, complete
-from robopolicy.training.compose import compose_config
+
+OWN = sorted(METHODS.keys() - contributed("control", "methods").keys() - {family.baseline for family in FAMILIES})
 
 
 def test_every_learner_from_scratch_has_a_row_or_a_reason_and_every_row_a_learner():
@@ -31,22 +32,9 @@ def test_every_learner_from_scratch_has_a_row_or_a_reason_and_every_row_a_learne
     assert all(METHODS[family.baseline].is_baseline for family in FAMILIES)
 
 
-@pytest.mark.parametrize("name", [name for name, method in METHODS.items() if not method.is_baseline])
+@pytest.mark.parametrize("name", OWN)
 def test_every_row_can_start_with_its_budget(name: str):
-    method = METHODS[name]
-    parts = build(complete(compose_config([*settings(method, TASKS["hopper"], 0), "evaluation.episodes=0"])))
-    parts.close()
-    assert parts.total_updates >= 50
-
-
-def test_stac_has_the_published_dropout_of_actor_and_critic():
-    config = compose_config(settings(METHODS["stac"], TASKS["hopper"], 0))
-    assert config.policy["hidden_dropout"] == 0.01
-    assert STACConfig().critic.dropout == 0.01
-
-
-def test_what_would_be_plain_ppo_or_climbs_something_else_is_not_ranked():
-    assert {"ppo_lagrangian", "subpo"} <= set(LEFT_OUT)
+    check_control_row_starts(name)
 
 
 def test_the_notes_say_who_is_left_out():
@@ -137,19 +125,19 @@ def cells(**values: float) -> list[dict[str, Any]]:
 
 
 def test_learners_are_ahead_level_or_behind_their_own_baseline():
-    found = cells(sb3_ppo=1000.0, ppo=1000.0, bpo=1100.0, mdpo=900.0, sb3_sac=50.0, sac=500.0)
+    found = cells(sb3_ppo=1000.0, ppo=1000.0, gorl=1100.0, fpo=900.0, sb3_sac=50.0, sac=500.0)
     numbers = figures(found)
     table = {row["method"]: row for row in rows(numbers)}
     verdicts = {name: row["verdict"] for name, row in table.items()}
     assert verdicts == {
         "sb3_ppo": "-",
-        "bpo": "ahead",
-        "mdpo": "behind",
+        "gorl": "ahead",
+        "fpo": "behind",
         "ppo": "level",
         "sb3_sac": "-",
         "sac": "ahead",
     }
-    assert (table["bpo"]["seeds"], table["bpo"]["hopper"], table["bpo"]["half_cheetah"]) == (5, "1102", "-")
+    assert (table["gorl"]["seeds"], table["gorl"]["hopper"], table["gorl"]["half_cheetah"]) == (5, "1102", "-")
     better = numbers[ON_POLICY.name]["methods"]["ppo"]["better_than_baseline"]
     assert better["low"] < better["value"] == 0.5 < better["high"]
 
@@ -189,7 +177,7 @@ def test_without_a_common_seed_there_is_no_score():
 
 
 def test_curves_are_drawn_beside_the_baseline(tmp_path: Path):
-    found = cells(sb3_ppo=1000.0, ppo=1000.0, bpo=1100.0)
+    found = cells(sb3_ppo=1000.0, ppo=1000.0, gorl=1100.0)
     assert plot(found, ON_POLICY, tmp_path / "curves.png")
     assert (tmp_path / "curves.png").stat().st_size > 1000
     assert plot(found, OFF_POLICY, tmp_path / "none.png") is None

@@ -5,7 +5,7 @@ import pytest
 pytest.importorskip("transformers")
 
 from benchmarks.text.cell import TASKS, online_recipes
-from benchmarks.text.claims import CLAIMS, QUANTITIES, Claim, claim_of, difference, verdict
+from benchmarks.text.claims import CLAIMS, QUANTITIES, Claim, difference, verdict
 from benchmarks.text.plot import plot
 from benchmarks.text.runner import cell_name
 from benchmarks.text.table import figures, refusals, rows, twin
@@ -31,9 +31,9 @@ CELLS = [
     *(cell("reinforce", seed, stage(40 + seed)) for seed in (1, 2, 3)),
     *(cell("grpo", seed, stage(70 + 2 * seed), informative=0.5) for seed in (1, 2, 3)),
     *(cell("dapo", seed, stage(70, entropy=0.5 + (-1) ** seed)) for seed in (1, 2, 3)),
-    *(cell("dynamic_clipping", seed, stage(70), informative=0.8 + 0.01 * seed) for seed in (1, 2, 3)),
+    *(cell("dr_grpo", seed, stage(70), informative=0.8 + 0.01 * seed) for seed in (1, 2, 3)),
     *(cell("kl_cov", seed, stage(70, entropy=0.3 - 0.01 * seed)) for seed in (1, 2, 3)),
-    *(cell("hpt", seed, stage(70, wins=(4 + seed, 4, 16, 8))) for seed in (1, 2, 3)),
+    *(cell("rloo", seed, stage(70, wins=(4 + seed, 4, 16, 8))) for seed in (1, 2, 3)),
     cell("gspo", 1, stage(75)),
     cell("ppo", 1, "no critic"),
 ]
@@ -50,13 +50,15 @@ def test_rows_pool_seeds_and_list_what_is_refused():
     assert refusals(elsewhere) == ["- `ppo`: not on arithmetic, plays grid. no critic."]
 
 
-def test_every_claim_has_a_verdict_with_an_interval():
+def test_every_claim_has_a_verdict_with_an_interval(monkeypatch):
+    monkeypatch.setitem(CLAIMS, "dr_grpo", Claim("informative rows"))
+    monkeypatch.setitem(CLAIMS, "rloo", Claim("hard prompts"))
     found = {row["recipe"]: (row["claim"], row["verdict"]) for row in rows(CELLS)}
     assert found["grpo"] == ("more accuracy than reinforce", "confirmed")
     assert found["dapo"] == ("more entropy than grpo", "not seen at this scale")
-    assert found["dynamic_clipping"] == ("more informative rows than grpo", "confirmed")
+    assert found["dr_grpo"] == ("more informative rows than grpo", "confirmed")
     assert found["kl_cov"] == ("more entropy than grpo", "the opposite at this scale")
-    assert found["hpt"] == ("more hard prompts than grpo", "confirmed")  # the base never solves the first one
+    assert found["rloo"] == ("more hard prompts than grpo", "confirmed")  # the base never solves the first one
     assert found["gspo"] == ("more accuracy than grpo", "1 of 3 seeds")
     gap = figures(CELLS)["arithmetic"]["grpo"]["claim"]["difference"]  # 31, 32 and 33 points
     assert gap["estimate"] == pytest.approx(0.32)
@@ -64,18 +66,17 @@ def test_every_claim_has_a_verdict_with_an_interval():
 
 
 def test_recipes_that_a_task_cannot_tell_apart_are_named():
-    alike = [*CELLS, *(cell("salt", seed, stage(70 + 2 * seed)) for seed in (1, 2))]
-    assert twin("salt", alike) == "grpo" and twin("grpo", alike) is None
+    alike = [*CELLS, *(cell("opo", seed, stage(70 + 2 * seed)) for seed in (1, 2))]
+    assert twin("opo", alike) == "grpo" and twin("grpo", alike) is None
     found = {row["recipe"]: row["verdict"] for row in rows(alike)}
-    assert found["salt"] == "here the same as grpo" and found["grpo"] == "confirmed"
-    unlike = [*alike, cell("salt", 3, stage(70))]
-    assert twin("salt", unlike) is None
+    assert found["opo"] == "here the same as grpo" and found["grpo"] == "confirmed"
+    unlike = [*alike, cell("opo", 3, stage(70))]
+    assert twin("opo", unlike) is None
 
 
 def test_what_a_task_does_not_measure_is_said():
-    claim = claim_of("otc")
-    assert claim == Claim("tool calls", larger=False)
-    own, other = cell("otc", 1, stage(50)), cell("grpo", 1, stage(50))
+    claim = Claim("tool calls", larger=False)
+    own, other = cell("gspo", 1, stage(50)), cell("grpo", 1, stage(50))
     assert verdict(claim, difference(claim, [own], [other])) == "not measured"
     calls = [
         [cell(name, s, stage(50, calls=mean + 0.01 * s)) for s in (1, 2, 3)] for name, mean in (("a", 0.2), ("b", 0.7))
@@ -110,5 +111,5 @@ def test_only_recipes_that_play_are_in_the_table():
     assert "grpo" in names and "dpo" not in names and "sft" not in names
     assert all(get_task(task.task) for task in TASKS.values())
     assert all(set(task.recipes) <= set(names) for task in TASKS.values())
-    assert TASKS["calculator"].plays("otc") and not TASKS["calculator"].plays("dapo")
+    assert TASKS["waypoints"].plays("ppo") and not TASKS["waypoints"].plays("dapo")
     assert cell_name(("grpo", "arithmetic", 1)) == "text/grpo-arithmetic-1"

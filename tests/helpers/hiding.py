@@ -9,6 +9,7 @@ from tempfile import TemporaryDirectory
 from unittest.mock import patch
 
 from robopolicy import plugins
+from robopolicy.recipe_files import recipe_files
 
 THEMES = tuple(sorted(file.parent.name for file in plugins.CONTRIB.glob("*/theme.toml")))
 """All there are, hidden or not."""
@@ -40,9 +41,15 @@ def hidden(*themes: str) -> Iterator[None]:
             if (theme / "theme.toml").is_file() and theme.name not in themes:
                 (Path(folder) / theme.name).symlink_to(theme)
         with patch.object(plugins, "CONTRIB", Path(folder)), patch.object(sys, "meta_path", [refusal, *sys.meta_path]):
-            plugins.themes.cache_clear()
+            _forget()
             try:
                 yield
             finally:
                 sys.modules.update(loaded)
+    _forget()
+
+
+def _forget() -> None:
+    """Forget what was read of themes."""
     plugins.themes.cache_clear()
+    recipe_files.cache_clear()

@@ -3,7 +3,6 @@
 import sys
 from collections import defaultdict
 from graphlib import CycleError, TopologicalSorter
-from pathlib import Path
 
 from source_tree import imported_modules, module_name, python_files
 
@@ -105,29 +104,6 @@ def test_robopolicy_never_imports_tasks_or_robots():
         if within(name, "robopolicy_tasks", "robopolicy_robots")
     ]
     assert not wrong, "Tasks and robots reach robopolicy through entry points:\n" + "\n".join(wrong)
-
-
-def test_the_product_never_imports_contrib():
-    wrong = [
-        f"{where}: {name}"
-        for where, package, name in imports(*OWN)
-        if package != "robopolicy.contrib" and within(name, "robopolicy.contrib")
-    ]
-    assert not wrong, "The product finds what contrib offers by name:\n" + "\n".join(wrong)
-
-
-def test_themes_of_contrib_never_import_each_other():
-    def theme(path: Path) -> str:
-        return ".".join(("robopolicy.contrib", *path.parts[2:3]))
-
-    wrong = [
-        f"{path}:{line}: {name}"
-        for path in python_files("robopolicy")
-        if path.parts[:2] == ("robopolicy", "contrib") and len(path.parts) > 3
-        for line, name in imported_modules(path)
-        if within(name, "robopolicy.contrib") and not within(name, theme(path))
-    ]
-    assert not wrong, "Every theme can be deleted alone:\n" + "\n".join(wrong)
 
 
 def test_algorithms_know_no_logger_simulator_or_command_line():

@@ -126,7 +126,6 @@ def test_settings_that_fit_no_encoder_are_refused(encoders: dict, message: str) 
     ("settings", "message"),
     [
         ({"backbone": "mlp", "backbone_options": {"modules": 2}}, "Backbone 'mlp' takes no backbone_options"),
-        ({"backbone": "modular", "backbone_options": {"modul": 2}}, "Did you mean 'modules'"),
         ({"backbone": "mpl"}, "Unknown backbone 'mpl'"),
     ],
 )

@@ -5,6 +5,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+from scaled_wrapper import scaled
 
 from robopolicy.data.collect import collect
 from robopolicy.data.episodes import Episode, Episodes
@@ -99,6 +100,7 @@ def test_ogbench_oracle_solves_its_task_and_seeds_decide_episodes() -> None:
     assert np.linalg.norm(cube - target) < 0.06  # 4 cm at the end of the last step
 
 
+@pytest.mark.usefixtures(scaled.__name__)
 @pytest.mark.parametrize(
     ("task", "package"), [("metaworld/reach-v3", "metaworld"), ("push_t/near", "gym_pusht"), ("lift", "mujoco")]
 )
@@ -106,7 +108,7 @@ def test_an_expert_plays_though_the_policies_beside_it_are_shown_more(task: str,
     pytest.importorskip(package)
     expert = get_task(task).make_expert
     assert expert is not None
-    sim = make_sim(task, SimOptions(num_envs=1, wrappers=(WrapperSpec("skills", {"count": 2}),)))
+    sim = make_sim(task, SimOptions(num_envs=1, wrappers=(WrapperSpec("scaled"),)))
     assert evaluate(ExpertActor(expert()), sim, episodes=1).success is not None
     assert collect(sim, expert(), Sink(), episodes=1).kept == 1
 

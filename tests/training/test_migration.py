@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 from functools import reduce
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
 from robopolicy.schema import to_plain
-from robopolicy.sim.wrappers.registry import WrapperSpec
 from robopolicy.training import migration
 from robopolicy.training.compose import compose_config, read_config
 from robopolicy.training.manifest import read_manifest
@@ -21,24 +19,12 @@ NONE = {"stock": 0.0, "descriptor": False, "message": "", "message_size": 2, "sk
 RUN = ["task=point_mass", "policy=gaussian", "algorithm=ppo", "budget.updates=1"]
 
 
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ({}, ()),
-        ({"stock": 0.95}, (WrapperSpec("stock", {"discount": 0.95}),)),
-        (
-            {"message": "random", "message_size": 3, "descriptor": True},
-            (WrapperSpec("descriptor"), WrapperSpec("message", {"kind": "random", "size": 3})),
-        ),
-        ({"skills": 3, "skill_bonus": 0.1}, (WrapperSpec("skills", {"count": 3, "bonus": 0.1}),)),
-    ],
-)
-def test_a_run_from_before_wrappers_had_a_list_is_read(tmp_path: Path, old: dict[str, Any], new: Any) -> None:
+def test_a_run_from_before_wrappers_had_a_list_is_read(tmp_path: Path) -> None:
     content = to_plain(compose_config(RUN))
     del content["task"]["wrappers"]
-    content["task"] |= NONE | old
+    content["task"] |= NONE
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(content))
-    assert read_config(tmp_path / "config.yaml").task.wrappers == new
+    assert read_config(tmp_path / "config.yaml").task.wrappers == ()
 
 
 @pytest.mark.parametrize(
@@ -75,7 +61,7 @@ def test_settings_of_algorithms_are_read_under_their_present_names(
 
 
 def test_present_configurations_stay_as_they_are() -> None:
-    content = to_plain(compose_config([*RUN, "task.wrappers=[stock]"]))
+    content = to_plain(compose_config(RUN))
     assert migrate_config(content) == content
     assert migrate_config("no mapping") == "no mapping"
 

@@ -5,22 +5,18 @@ the others have their own: six agents with 70 options, where all combinations wo
 return of some episodes, whose seeds are the same for every trial. Afterwards the hand-made settings and the tuned ones
 are compared on seeds that were not tuned on. From nothing but the ranges, the agents come near what was found by hand,
 and not above it.
-
-    python -m robopolicy.contrib.drone_volleyball.tune_juggler                       # minutes
-    python -m robopolicy.contrib.drone_volleyball.tune_juggler --task volley/bump
-    python -m robopolicy.contrib.drone_volleyball.tune_juggler --quick  # the same path in seconds
+`robopolicy tune_juggler` is the command.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
-from examples.flow_bc import parse
 from robopolicy.contrib.drone_volleyball.factored import FactoredAgents, Parameter
 from robopolicy.contrib.drone_volleyball.flight import Gains
 from robopolicy.contrib.drone_volleyball.juggler import Juggler, Style
@@ -30,7 +26,7 @@ from robopolicy.sim.registry import SimOptions, make_sim
 
 @dataclass(frozen=True)
 class Config:
-    """Everything you may want to change; each field is a command-line option."""
+    """Everything you may want to change."""
 
     task: str = "volley/pass"  # any volley drill
     rounds: int = 12  # of trials
@@ -40,10 +36,8 @@ class Config:
     seed: int = 0  # of the first episode, and of the agents
     held_out: int = 100  # episodes of the comparison in the end, to their end
     out: str = "runs/tune_juggler"  # where style.json goes
-    quick: bool = False  # tiny sizes, to see in seconds that it runs
 
 
-QUICK = {"rounds": 2, "trials": 2, "episodes": 2, "steps": 60, "held_out": 2}
 HELD_OUT = 10_000  # first seed that is not tuned on
 
 AGENTS = [
@@ -77,9 +71,13 @@ def returns(sim: VectorSim, style: Style, seed: int, steps: int) -> torch.Tensor
     return total
 
 
-def main(argv: Sequence[str] | None = None) -> tuple[float, float]:
-    """Tune, save, compare; returns the mean returns on held-out seeds of the hand-made and of the tuned settings."""
-    config = parse(Config(), QUICK, __doc__, argv)
+def tune(config: Config, report: Callable[[str], None] = print) -> tuple[float, float]:
+    """Tune and save; returns the mean returns on held-out seeds of the hand-made and of the tuned settings.
+
+    Args:
+        config: Sizes.
+        report: Takes a line per round and one in the end.
+    """
     sim = make_sim(config.task, SimOptions(num_envs=config.episodes))
     agents = FactoredAgents(AGENTS, population=config.trials, seed=config.seed)
     for number in range(config.rounds):
@@ -87,7 +85,7 @@ def main(argv: Sequence[str] | None = None) -> tuple[float, float]:
             float(returns(sim, style_of(vector), config.seed, config.steps).mean()) for vector in agents.ask().tolist()
         ]
         agents.tell(torch.tensor(scores))
-        print(f"round {number + 1}: returns from {min(scores):.2f} to {max(scores):.2f}")
+        report(f"round {number + 1}: returns from {min(scores):.2f} to {max(scores):.2f}")
 
     best = agents.best().tolist()
     path = Path(config.out) / "style.json"
@@ -97,9 +95,5 @@ def main(argv: Sequence[str] | None = None) -> tuple[float, float]:
     before, after = (
         float(returns(sim, style, HELD_OUT, sim.spec.max_episode_steps).mean()) for style in (Style(), style_of(best))
     )
-    print(f"{config.held_out} held-out episodes: return {before:.2f} by hand, {after:.2f} tuned; {path}")
+    report(f"{config.held_out} held-out episodes: return {before:.2f} by hand, {after:.2f} tuned; {path}")
     return before, after
-
-
-if __name__ == "__main__":
-    main()

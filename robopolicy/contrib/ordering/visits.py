@@ -22,7 +22,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from robopolicy.contrib.ordering.exact import MOST, shortest_orders
+from robopolicy.contrib.ordering.exact import MOST, nearest_orders, path_length, shortest_orders
 from robopolicy.contrib.ordering.network import VisitConfig, VisitPolicy
 from robopolicy.errors import UserError
 
@@ -58,6 +58,9 @@ def order_visits(
         points, start, end = points[None], start[None], None if end is None else end[None]
     order = shortest_orders(points, start, end) if policy is None else _rolled_out(policy, points, start, end)
     return order if batched else order[0]
+
+
+EXACT = 8  # visits up to which the shortest ways are worked out for the table
 
 
 def _rolled_out(policy: VisitPolicy, points: Tensor, start: Tensor, end: Tensor | None) -> Tensor:
@@ -143,3 +146,16 @@ def train_visits(
         if progress is not None:
             progress(update + 1, loss.item())
     return policy.eval()
+
+
+def ratios(policy: VisitPolicy, count: int, instances: int = 128, seed: int = 1) -> tuple[float, float | None]:
+    """Mean length of the policy's ways over that of the nearest neighbour's and, up to `EXACT` visits, the shortest."""
+    generator = torch.Generator().manual_seed(seed)
+    points = torch.rand(instances, count, policy.config.dim, generator=generator)
+    start = torch.rand(instances, policy.config.dim, generator=generator)
+    length = path_length(points, order_visits(points, start, policy=policy), start).mean()
+    near = path_length(points, nearest_orders(points, start), start).mean()
+    if count > EXACT:
+        return float(length / near), None
+    best = path_length(points, shortest_orders(points, start), start).mean()
+    return float(length / near), float(length / best)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from robopolicy.contrib.control.modular import ModularMLP, modular_layer
 from robopolicy.errors import UserError
 from robopolicy.nets.mlp import MLP
+from robopolicy.policies.heads.gaussian import GaussianConfig
 
 
 def test_one_module_with_open_gates_is_a_plain_network() -> None:
@@ -86,3 +87,8 @@ def test_impossible_sizes_are_refused() -> None:
         ModularMLP(2, (0,), 1, context_dim=1)
     with pytest.raises(UserError, match="positive sizes"):
         ModularMLP(2, (4,), 1, context_dim=1, modules=0)
+
+
+def test_a_misspelt_option_of_the_backbone_is_told() -> None:
+    with pytest.raises(UserError, match="Did you mean 'modules'"):
+        GaussianConfig(backbone="modular", backbone_options={"modul": 2})

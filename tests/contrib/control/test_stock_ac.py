@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from chunk_bandit import assert_resumes, flow, gaussian, shifted
+from composed_rules import check_what_any_parent_knows_serves_critics_and_actors
 from torch import Tensor
 
 from robopolicy.contrib.control.quantile_critic import QuantileQ, quantile_loss
@@ -271,3 +272,9 @@ def test_what_does_not_fit_is_refused() -> None:
     ):
         with pytest.raises(UserError, match=message):
             make_sim("toy/point_mass", SimOptions(num_envs=1, wrappers=(WrapperSpec("stock", {"discount": gamma}),)))
+
+
+def test_what_any_parent_knows_of_a_stock_serves_critics_and_actors() -> None:
+    stock = {"stock.0.9": (2,)}
+    check_what_any_parent_knows_serves_critics_and_actors(({"state": (3,)}, {"state": (3,), **stock}))
+    check_what_any_parent_knows_serves_critics_and_actors(({"state": (3,), **stock}, {"goal": (2,), **stock}))

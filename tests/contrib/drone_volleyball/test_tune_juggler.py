@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 
+from robopolicy.cli.main import main
 from robopolicy.contrib.drone_volleyball import tune_juggler
 from robopolicy.contrib.drone_volleyball.juggler import Style
 from robopolicy.sim.registry import SimOptions, make_sim
@@ -32,6 +33,10 @@ def test_bad_gains_earn_less_on_the_same_seeds():
 
 
 def test_quick_path_from_trials_to_a_comparison(tmp_path, capsys: pytest.CaptureFixture[str]):
-    tune_juggler.main(["--task", "volley/hit", "--quick", "--out", str(tmp_path)])
+    sizes = ["--rounds", "2", "--trials", "2", "--episodes", "2", "--steps", "60", "--held-out", "2"]
+    assert main(["tune_juggler", "--task", "volley/hit", *sizes, "--out", str(tmp_path)]) == 0
     assert set(json.loads((tmp_path / "style.json").read_text())) == set(tune_juggler.NAMES)
     assert "round 2" in (text := capsys.readouterr().out) and "held-out episodes" in text
+    with pytest.raises(SystemExit):
+        main(["tune_juggler", "--help"])
+    assert "eight settings of the scripted juggler" in capsys.readouterr().out

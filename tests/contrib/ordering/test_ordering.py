@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from itertools import permutations
 
 import pytest
 import torch
 
-from robopolicy.contrib.ordering import example as recipe
+from robopolicy.cli.main import main
 from robopolicy.contrib.ordering.exact import nearest_orders, path_length, shortest_orders
 from robopolicy.contrib.ordering.network import VisitConfig, VisitPolicy, load_visits, save_visits
-from robopolicy.contrib.ordering.visits import optimal_steps, order_visits, train_visits
+from robopolicy.contrib.ordering.visits import optimal_steps, order_visits, ratios, train_visits
 from robopolicy.errors import UserError
 
 
@@ -92,9 +93,9 @@ def test_what_is_left_of_a_shortest_way_is_a_shortest_way(ends):
 
 def test_imitation_beats_the_nearest_neighbour_also_on_more_points():
     policy = train_visits(VisitConfig(width=32, layers=2), updates=400, visits=6, batch=96, lr=2e-3)
-    near, best = recipe.ratios(policy, 6)
+    near, best = ratios(policy, 6)
     assert near < 0.97 and best is not None and best < 1.04
-    assert recipe.ratios(policy, 14)[0] < 0.98
+    assert ratios(policy, 14)[0] < 0.98
 
 
 def test_training_repeats(tmp_path):
@@ -106,11 +107,16 @@ def test_training_repeats(tmp_path):
     assert torch.equal(load_visits(tmp_path / "visits")(points, start, end), first(points, start, end))
 
 
-def test_the_recipe_runs(tmp_path, capsys):
-    found = recipe.main(["--quick", "--out", str(tmp_path / "visits")])
-    assert found.keys() == {5, 20, 50} and found[5][1] is not None and found[20][1] is None
-    assert "saved to" in capsys.readouterr().out
+def test_the_command_trains_and_reports(tmp_path, capsys):
+    sizes = ["--visits", "5", "--updates", "20", "--width", "16", "--layers", "1"]
+    assert main(["visits", *sizes, "--out", str(tmp_path / "visits"), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["ratios"]
+    assert found.keys() == {"5", "20", "50"}
+    assert found["5"]["over_shortest"] is not None and found["20"]["over_shortest"] is None
     assert load_visits(tmp_path / "visits").config.width == 16
+    with pytest.raises(SystemExit):
+        main(["visits", "--help"])
+    assert "nearest neighbour (below 1 is better)" in " ".join(capsys.readouterr().out.split())
 
 
 def test_what_cannot_be_ordered_is_refused(network, tmp_path):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from composed_rules import check_what_any_parent_knows_serves_critics_and_actors
+from foreign_env import check_keeps_its_shape
 from torch.testing import assert_close
 
 from robopolicy.contrib.skills_agents.set_encoder import EntityConfig, EntityNet
@@ -118,3 +120,11 @@ def test_a_policy_runs_among_two_agents_more_than_it_was_built_for(head: str):
 def test_sizes_that_fit_nothing_are_refused(make, message: str):
     with pytest.raises(UserError, match=message):
         make()
+
+
+def test_what_any_parent_knows_of_entities_serves_critics_and_actors() -> None:
+    check_what_any_parent_knows_serves_critics_and_actors(({"state": (3,)}, {"entities.e": (4, 5)}))
+
+
+def test_sets_of_foreign_environments_keep_their_shape() -> None:
+    check_keeps_its_shape("entities.others")

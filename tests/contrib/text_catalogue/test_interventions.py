@@ -4,7 +4,9 @@ from dataclasses import replace
 
 import pytest
 import torch
+from intervention_rules import check_leaves_solved_groups_alone, check_memory_resumes, failing, make, with_rewards
 from playground import Playground
+from theme_names import names_of
 from torch.testing import assert_close
 
 from robopolicy.contrib.text_catalogue.interventions import (
@@ -18,16 +20,9 @@ from robopolicy.contrib.text_catalogue.interventions import (
     Teacher,
     failed,
 )
-from robopolicy.contrib.text_diffusion.parts import Inpaint
 from robopolicy.text.rollouts.collector import INTERVENTIONS
 from robopolicy.text.rollouts.protocols import HINTED, POLICY, REPAIRED, REPLAYED, TEACHER, Task, rewards_of
 from robopolicy.text.rollouts.trajectories import stack
-
-SETTINGS = {"scaffold": {"warmup": 0}}
-
-
-def make(name: str):
-    return INTERVENTIONS[name](**SETTINGS.get(name, {}))
 
 
 @pytest.fixture(params=["tokens", "chain"])
@@ -35,40 +30,19 @@ def world(request) -> Playground:
     return Playground(request.param)
 
 
-def failing(world: Playground, key: int = 0, size: int = 4, nats: float = -4.0):
-    """A group without success: the right symbols are rare, but a hint brings them back."""
-    world.know(key, nats)
-    return world.play([Task(key, budget=size)] * size)
-
-
-def with_rewards(group, *rewards):
-    return [replace(attempt, reward=reward) for attempt, reward in zip(group, rewards, strict=True)]
-
-
-@pytest.mark.parametrize("name", sorted(INTERVENTIONS))
+@pytest.mark.parametrize("name", names_of(INTERVENTIONS, "text_catalogue"))
 def test_solved_groups_are_left_alone(name):
-    """I (5.04 to 5.10, 8.01, 10.02): mixed groups trigger only repairs, and solved ones only what looks at ties."""
-    part = make(name)
-    mixed, solved = torch.tensor([1.0, 0.0, 1.0, 0.0]), torch.ones(4)
-    assert part.triggered(mixed) == (name == "repair")
-    assert part.triggered(solved) == (name in ("drop", "sample_buffer"))
+    check_leaves_solved_groups_alone(name)
 
 
-@pytest.mark.parametrize("name", ["hint", "scaffold", "teacher", "demonstration", "inpaint", "replay"])
+@pytest.mark.parametrize("name", ["hint", "scaffold", "teacher", "demonstration", "replay"])
 def test_failed_groups_are_in_need(name):
     assert make(name).triggered(torch.zeros(4))
 
 
-@pytest.mark.parametrize("name", sorted(INTERVENTIONS))
+@pytest.mark.parametrize("name", names_of(INTERVENTIONS, "text_catalogue"))
 def test_memory_resumes(world, name):
-    first, second = make(name), make(name)
-    group = failing(world)
-    first.observe([with_rewards(group, 1.0, 0.0, 0.0, 0.0)])
-    second.load_state_dict(first.state_dict())
-    if first.triggered(torch.zeros(4)):
-        ours, theirs = (part.rows(group, Playground(world.layout, seed=3)) for part in (first, second))
-        assert [a.source for a in ours] == [a.source for a in theirs]
-        assert all(torch.equal(a.decisions.logp_old, b.decisions.logp_old) for a, b in zip(ours, theirs, strict=True))
+    check_memory_resumes(world, name)
 
 
 def test_dropped_groups_are_gone(world):
@@ -126,15 +100,6 @@ def test_the_gate_between_imitation_and_reinforcement(world):
     assert not Demonstration(gate=-1).triggered(torch.zeros(4)) and not Demonstration(gate=1).triggered(rewards)
     assert Demonstration(gate=2).triggered(rewards) and Demonstration(gate=4).triggered(torch.ones(4))
     assert [attempt.source for attempt in Demonstration().rows(failing(world), world)] == [TEACHER]
-
-
-def test_filled_gaps_replace_failures(world):
-    """10.02: only what succeeds, and the given pieces are masked."""
-    after = Inpaint(count=3).rows(failing(world), world)
-    filled = [attempt for attempt in after if attempt.source == HINTED]
-    assert len(after) == 4 and 1 <= len(filled) <= 3 and all(attempt.success for attempt in filled)
-    for attempt in filled:
-        assert 1 <= int((~attempt.decisions.valid()).sum()) <= 4
 
 
 def test_repairs_take_the_place_of_failures(world):
@@ -239,7 +204,6 @@ def test_the_numbers_of_the_catalogue_are_the_defaults():
     assert Hint().shares == (0.25, 0.5, 0.75)
     assert (Scaffold().levels, Scaffold().warmup, Scaffold().relabel) == (4, 50, False)
     assert (Teacher().count, Demonstration().gate, Demonstration().count) == (2, 0, 1)
-    assert (Inpaint().low, Inpaint().high) == (0.2, 0.6)
 
 
 def test_only_so_many_failures_are_repaired_or_taught(world):

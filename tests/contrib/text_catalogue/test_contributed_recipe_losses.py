@@ -32,7 +32,6 @@ CLIPPED: dict[str, tuple[float, float, float, str]] = {  # low, high, cap at neg
     "shioenv": (0.2, 0.2, math.inf, "tok"),
     "capo": (0.2, 0.2, math.inf, "tok"),
     "empg": (0.2, 0.2, math.inf, "tok"),
-    "polychromic": (0.2, 0.2, math.inf, "seq_mean"),
     "duration_aware": (0.2, 0.2, math.inf, "tok"),
     "bnpo": (0.2, 0.28, 10.0, "seq_sum"),
     "copo": (0.2, 0.2, math.inf, "seq_mean"),

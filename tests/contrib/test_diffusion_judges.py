@@ -1,4 +1,4 @@
-"""Tasks that grade more than success, judges among them, and the recipes that ask for these grades."""
+"""A judge of one theme that is a masked diffusion of another."""
 
 import pytest
 

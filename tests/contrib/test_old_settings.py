@@ -1,4 +1,4 @@
-"""Checkpoints of before with settings that are now those of parts of several themes."""
+"""Checkpoints and runs of before with settings that are now those of parts of several themes."""
 
 from __future__ import annotations
 
@@ -8,11 +8,15 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from safetensors.torch import load_file, save_file
 
 from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
+from robopolicy.schema import to_plain
+from robopolicy.sim.wrappers.registry import WrapperSpec
 from robopolicy.training.checkpoint import load_policy, save_checkpoint, verify_checkpoint
+from robopolicy.training.compose import compose_config, read_config
 from robopolicy.versions import sha256
 
 SHAPES = {"state": (2,), "image.top": (3, 16, 16), "entities.others": (2, 3), "stock.0.9": (2,)}
@@ -58,3 +62,26 @@ def test_a_checkpoint_of_before_computes_what_it_did(tmp_path: Path, cells: int)
 
     again, _ = load_policy(folder)
     assert again.config_dict() == policy.config_dict() and verify_checkpoint(folder).max_error == 0.0
+
+
+NONE = {"stock": 0.0, "descriptor": False, "message": "", "message_size": 2, "skills": 0, "skill_bonus": 0.0}
+RUN = ["task=point_mass", "policy=gaussian", "algorithm=ppo", "budget.updates=1"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ({"stock": 0.95}, (WrapperSpec("stock", {"discount": 0.95}),)),
+        (
+            {"message": "random", "message_size": 3, "descriptor": True},
+            (WrapperSpec("descriptor"), WrapperSpec("message", {"kind": "random", "size": 3})),
+        ),
+        ({"skills": 3, "skill_bonus": 0.1}, (WrapperSpec("skills", {"count": 3, "bonus": 0.1}),)),
+    ],
+)
+def test_a_run_from_before_wrappers_had_a_list_is_read(tmp_path: Path, old: dict[str, Any], new: Any) -> None:
+    content = to_plain(compose_config(RUN))
+    del content["task"]["wrappers"]
+    content["task"] |= NONE | old
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(content))
+    assert read_config(tmp_path / "config.yaml").task.wrappers == new

@@ -9,7 +9,6 @@ from recipe_numbers import CLIP, HELP, ROLLOUT, STAGE, check_numbers
 
 NUMBERS: dict[str, dict[str, Any]] = {
     "a_star_po": {"objective.beta": 1e-3},
-    "gbpo": {CLIP + "low": 0.3, "estimator.surrogate_options.temperature": 1e-4},
     "v0": {STAGE + "context_baseline.width": 1.0, STAGE + "context_baseline.size": 4096},
     "arpo_gui": {
         **{
@@ -75,7 +74,6 @@ NUMBERS: dict[str, dict[str, Any]] = {
         STAGE + "shape.bonus.sharpness": 1.0,
     },
     "supo": {ROLLOUT + "topology.summaries": 2},
-    "polychromic": {STAGE + "set_advantage.size": 4, "group_size": 8},
     "scaf_grpo": {HELP + "scaffold.levels": 4, HELP + "scaffold.warmup": 50},
     "minirl": {"estimator.importance_cap": 2.0, "estimator.importance_level": "token"},
     "clpo": {ROLLOUT + "topology.hard": 0.3, ROLLOUT + "topology.easy": 0.7},
@@ -107,12 +105,6 @@ NUMBERS: dict[str, dict[str, Any]] = {
     },
     "rpo": {"objective.beta": 0.01, "regularizers.imitation.coef": 0.005},
     "ghpo": {HELP + "hint.shares": [0.25, 0.5, 0.75]},
-    "igpo": {
-        HELP + "inpaint.low": 0.2,
-        HELP + "inpaint.high": 0.6,
-        "estimator.masks.uncertain_given.share": 0.2,
-        "estimator.level": "sequence",
-    },
     "disco": {
         "objective.temperature": 1.0,
         "regularizers.kl_barrier.limit": 1e-4,

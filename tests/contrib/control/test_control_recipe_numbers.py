@@ -1,0 +1,24 @@
+"""The numbers that the source gives for a method are those of its recipe, and its loss is the clipped one."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from recipe_losses import check_clipped_loss
+from recipe_numbers import CLIP, STAGE, check_numbers
+
+NUMBERS: dict[str, dict[str, Any]] = {
+    "gbpo": {CLIP + "low": 0.3, "estimator.surrogate_options.temperature": 1e-4},
+    "polychromic": {STAGE + "set_advantage.size": 4, "group_size": 8},
+}
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_a_recipe_of_control_has_the_numbers_of_its_source(name: str) -> None:
+    check_numbers(name, NUMBERS[name])
+
+
+def test_the_clipped_loss_of_sets() -> None:
+    check_clipped_loss("polychromic", 0.2, 0.2, math.inf, "seq_mean")
