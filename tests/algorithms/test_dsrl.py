@@ -50,13 +50,8 @@ def value(chunk: Tensor) -> Tensor:
 
 def make(kind: Kind, base: Policy, **overrides: Any) -> Any:
     torch.manual_seed(0)
-    settings: dict[str, Any] = {
-        "noise_space": NoiseSpace(bound=BOUND),
-        "actor": ACTOR,
-        "critic": SMALL,
-        "batch_size": 128,
-    }
-    settings |= {"lr": 3e-3, "critic_lr": 3e-3} | overrides
+    settings: dict[str, Any] = {"noise_space": NoiseSpace(bound=BOUND), "actor": ACTOR, "critic": SMALL}
+    settings |= {"batch_size": 128, "lr": 3e-3, "critic_lr": 3e-3} | overrides
     config = (DSRLNAConfig if kind is DSRLNA else DSRLSACConfig)(**settings)
     return kind(config, base, total_updates=100)  # type: ignore[call-arg]
 
@@ -240,7 +235,8 @@ def test_actor_and_critic_see_clouds_and_sets_as_the_base_does(kind: Kind) -> No
     base = FlowPolicy(FlowConfig(hidden=(16,), normalization="minmax"), PolicySpec(shapes, 2))
     base.fit_normalizer(boxes | {"action": {"min": [-1.0] * 2, "max": [1.0] * 2}})
     algorithm = make(kind, base)
-    for encoder in (algorithm.policy.actor.encoder, algorithm.critic.encoder, algorithm.noise_critic.encoder):
+    noise_critic = getattr(algorithm, "noise_critic", algorithm.critic)
+    for encoder in (algorithm.policy.actor.encoder, algorithm.critic.encoder, noise_critic.encoder):
         for key, value in base.encoder.named_buffers():
             assert torch.equal(encoder.state_dict()[key], value), key
 

@@ -131,12 +131,9 @@ def test_the_entropy_counts_executed_actions_only() -> None:
 
 
 def test_play_before_learning_is_uniform_over_the_bounds() -> None:
-    policy = gaussian(low=-2.0, high=6.0)
-    algorithm = SAC(SACConfig(), policy, total_updates=1)
-    chunk = algorithm.warmup_action(
-        {"state": torch.zeros(4000, 1, 2)}, generator=torch.Generator().manual_seed(0)
-    ).chunk
-    histogram = torch.histc(chunk, 8, -2, 6)
+    algorithm = SAC(SACConfig(), gaussian(low=-2.0, high=6.0), total_updates=1)
+    obs, generator = {"state": torch.zeros(4000, 1, 2)}, torch.Generator().manual_seed(0)
+    histogram = torch.histc(algorithm.warmup_action(obs, generator=generator).chunk, 8, -2, 6)
     assert int(histogram.sum()) == 4000 and float(histogram.min()) > 400
 
 
@@ -287,8 +284,8 @@ def test_the_actor_learns_what_pays() -> None:
 def test_steps_are_counted_by_minibatches() -> None:
     algorithm = sac(policy_delay=3)
     steps: list[int] = []
-    original = algorithm.actor_loss
-    algorithm.actor_loss = lambda batch, alpha: steps.append(len(batch)) or original(batch, alpha)  # type: ignore
+    loss = algorithm.actor_loss
+    algorithm.actor_loss = lambda batch, alpha: steps.append(len(batch)) or loss(batch, alpha)  # type: ignore
     metrics = algorithm.update(windows(16 * 7))
     assert (algorithm.critic_steps, steps, algorithm.updates) == (7, [16, 16], 1)
     assert {"critic/loss", "critic/value", "actor/loss", "actor/entropy", "actor/temperature"} <= metrics.keys()
@@ -296,8 +293,8 @@ def test_steps_are_counted_by_minibatches() -> None:
 
 
 def test_the_sample_spec_describes_the_policy() -> None:
-    sample_spec = sac(CHUNK, gamma=0.8).sample_spec
-    assert (sample_spec.horizon, sample_spec.steps, sample_spec.obs_horizon, sample_spec.gamma) == (4, 3, 2, 0.8)
+    spec = sac(CHUNK, gamma=0.8).sample_spec
+    assert (spec.horizon, spec.steps, spec.obs_horizon, spec.gamma) == (4, 3, 2, 0.8)
     assert sac(CHUNK, n_step=7).sample_spec.steps == 7
     with pytest.raises(UserError, match=r"3-step-long chunk .* algorithm.n_step=2 ends too soon; set it to 0"):
         sac(CHUNK, n_step=2)
@@ -319,8 +316,7 @@ def test_errors_are_those_of_the_critics_and_weights_scale_the_loss() -> None:
 def test_the_target_moves_by_tau_alone_and_the_critic_not_by_the_loss_of_the_actor() -> None:
     algorithm = sac(tau=0.25)
     before = copy.deepcopy(algorithm.target_critic.state_dict())
-    loss, logp, _ = algorithm.actor_loss(windows(16), algorithm.temperature.value)
-    optimizer_step(algorithm.optimizer, loss + algorithm.temperature.loss(logp, algorithm.target_entropy))
+    optimizer_step(algorithm.optimizer, algorithm.actor_loss(windows(16), torch.tensor(0.2))[0])
     assert all(p.grad is None for p in algorithm.critic.parameters())
     algorithm.update(windows(16))
     assert all(not p.requires_grad and p.grad is None for p in algorithm.target_critic.parameters())
