@@ -39,7 +39,7 @@ def _wrappers(old: Mapping[str, Any]) -> list[dict[str, Any]]:
 def _aux_rewards(old: Mapping[str, Any]) -> list[str]:
     """`algorithm.aux_rewards` of tscac under their present names."""
     names = {"energy": "control_cost", "stillness": "velocity_cost"}
-    return [names.get(name, name) for name in old["algorithm.signals"]]
+    return [names.get(str(name), str(name)) for name in old["algorithm.signals"]]
 
 
 MOVES: tuple[Move, ...] = (
