@@ -281,8 +281,8 @@ def test_the_actor_learns_what_pays() -> None:
 def test_steps_are_counted_by_minibatches() -> None:
     algorithm = sac(policy_delay=3)
     steps: list[int] = []
-    original = algorithm.actor_loss
-    algorithm.actor_loss = lambda batch, alpha: steps.append(len(batch)) or original(batch, alpha)  # type: ignore
+    loss = algorithm.actor_loss
+    algorithm.actor_loss = lambda batch, alpha: steps.append(len(batch)) or loss(batch, alpha)  # type: ignore
     metrics = algorithm.update(windows(16 * 7))
     assert (algorithm.critic_steps, steps, algorithm.updates) == (7, [16, 16], 1)
     assert {"critic/loss", "critic/value", "actor/loss", "actor/entropy", "actor/temperature"} <= metrics.keys()
@@ -290,8 +290,8 @@ def test_steps_are_counted_by_minibatches() -> None:
 
 
 def test_the_sample_spec_describes_the_policy() -> None:
-    sample_spec = sac(CHUNK, gamma=0.8).sample_spec
-    assert (sample_spec.horizon, sample_spec.steps, sample_spec.obs_horizon, sample_spec.gamma) == (4, 3, 2, 0.8)
+    spec = sac(CHUNK, gamma=0.8).sample_spec
+    assert (spec.horizon, spec.steps, spec.obs_horizon, spec.gamma) == (4, 3, 2, 0.8)
     assert sac(CHUNK, n_step=7).sample_spec.steps == 7
     with pytest.raises(UserError, match=r"3-step-long chunk .* algorithm.n_step=2 ends too soon; set it to 0"):
         sac(CHUNK, n_step=2)
@@ -313,8 +313,7 @@ def test_errors_are_those_of_the_critics_and_weights_scale_the_loss() -> None:
 def test_the_target_moves_by_tau_alone_and_the_critic_not_by_the_loss_of_the_actor() -> None:
     algorithm = sac(tau=0.25)
     before = copy.deepcopy(algorithm.target_critic.state_dict())
-    loss, logp, _ = algorithm.actor_loss(windows(16), algorithm.temperature.value)
-    optimizer_step(algorithm.optimizer, loss + algorithm.temperature.loss(logp, algorithm.target_entropy))
+    optimizer_step(algorithm.optimizer, algorithm.actor_loss(windows(16), torch.tensor(0.2))[0])
     assert all(p.grad is None for p in algorithm.critic.parameters())
     algorithm.update(windows(16))
     assert all(not p.requires_grad and p.grad is None for p in algorithm.target_critic.parameters())
