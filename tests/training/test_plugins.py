@@ -106,6 +106,6 @@ def test_a_constant_of_a_class_may_be_one_of_its_bases() -> None:
 def test_a_run_imports_no_algorithm_but_its_own() -> None:
     program = "import sys, robopolicy.training.loop; print(*sys.modules)"
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
-    packages = {"robopolicy.algorithms", "robopolicy.algorithms.frames"}
+    packages = {"robopolicy.algorithms", "robopolicy.algorithms.common"}
     imported = {name for name in found if name.startswith("robopolicy.algorithms")} - packages
     assert imported == {"robopolicy.algorithms.registry", "robopolicy.algorithms.common.algorithm"}
