@@ -1,4 +1,4 @@
-"""The frame of policy gradients whose steps follow a momentum that is kept unbiased: N-PG-IGT and HARPG.
+"""Policy gradients whose steps follow a momentum that is kept unbiased: N-PG-IGT and HARPG.
 
 Their gradient is that of one rollout, once, without ratios. What they add is how it is averaged over the rollouts,
 whose policies differ: each keeps the average a gradient at the present weights. Steps have a length of their own.
