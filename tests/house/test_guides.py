@@ -2,6 +2,7 @@
 
 import re
 import shlex
+from collections import defaultdict
 from pathlib import Path
 from unittest.mock import patch
 
@@ -43,12 +44,16 @@ def test_python_blocks_run(page):
             exec(compile(block, str(page), "exec"), scope)
 
 
+EXAMPLES = [(path, shlex.split(line)) for path in python_files("robopolicy") for line in EXAMPLE.findall(read(path))]
+DOCUMENTED: dict[Path, list[list[str]]] = defaultdict(list)
+for _page, _words in [*commands("robopolicy "), *EXAMPLES]:
+    DOCUMENTED[_page].append(_words)
+
+
 @needs_contrib
-def test_command_lines_are_valid():
-    examples = [(path, line) for path in python_files("robopolicy") for line in EXAMPLE.findall(read(path))]
-    documented = commands("robopolicy ") + [(path, shlex.split(line)) for path, line in examples]
-    assert documented
-    for page, words in documented:
+@pytest.mark.parametrize("page", DOCUMENTED, ids=str)
+def test_command_lines_are_valid(page):
+    for words in DOCUMENTED[page]:
         try:
             arguments = parse(words)
             if words[0] == "train" and arguments.multirun:

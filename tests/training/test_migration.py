@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from functools import reduce
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
