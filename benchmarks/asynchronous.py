@@ -89,7 +89,7 @@ def run(key: Key, updates: int) -> dict[str, Any]:
                 start = time.monotonic()
             if update:
                 tokens += float(batch.valid().sum())
-            ages.append(float((algorithm.updates - batch.need("version")).double().mean()))
+            ages.append(float((algorithm.updates - batch.require("version")).double().mean()))
             algorithm.update(batch)
         seconds = time.monotonic() - start
     after = judge(policy, TASK)
@@ -150,9 +150,9 @@ def _prepare(keys: Sequence[Key]) -> None:
 def main() -> None:
     """Run every missing cell, then print and write the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="one seed, six updates, nothing written")
+    parser.add_argument("--quick", action="store_true", help="one seed, six updates, no results written")
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
-    parser.add_argument("--updates", type=int, default=UPDATES, help="of every cell")
+    parser.add_argument("--updates", type=int, default=UPDATES, help="updates of every cell")
     arguments = parser.parse_args()
     seeds, updates = ([0], QUICK) if arguments.quick else (arguments.seeds, arguments.updates)
     cells = run_cells(

@@ -40,9 +40,9 @@ from robopolicy.sim.registry import SimOptions, make_sim
 from robopolicy.spec import PolicySpec
 from robopolicy.training.checkpoint import load_policy
 from robopolicy_robots.loop import ControlLoop
-from robopolicy_robots.pace import prioritise
-from robopolicy_robots.parts import Parts
+from robopolicy_robots.loop_options import LoopOptions
 from robopolicy_robots.policy_runner import PolicyRunner
+from robopolicy_robots.rate import set_realtime_priority
 from robopolicy_robots.robot import load_robot
 from robopolicy_robots.simulated.node import build, node_parser, task_of
 from robopolicy_robots.states import State, Tick
@@ -68,7 +68,7 @@ def over_the_bridge(policy: str, episodes: int, words: list[str]) -> dict[str, A
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "report.json"
         command = [sys.executable, "-m", "robopolicy", "deploy", "--robot", "sim_panda", "--policy", policy]
-        command += ["--task", TASK, "--episodes", str(episodes), "--seed", str(SEED), "--plain", "--out", str(out)]
+        command += ["--task", TASK, "--episodes", str(episodes), "--seed", str(SEED), "--no-tui", "--out", str(out)]
         done = subprocess.run([*command, *words], capture_output=True, text=True, check=False)
         if not out.exists():
             raise UserError(f"robopolicy deploy failed: {done.stderr.strip().splitlines()[-1:]}")
@@ -105,7 +105,7 @@ class Swaying:
     takes_prefix = False
 
     def __init__(self, width: int) -> None:
-        self.spec = PolicySpec({"state": (width,)}, action_dim=5, horizon=8, execute=4)
+        self.spec = PolicySpec({"state": (width,)}, action_dim=5, horizon=8, action_horizon=4)
         self._asked = 0
 
     def chunk(self, obs: Any, prefix: Any = None) -> NDArray[np.float32]:
@@ -153,7 +153,7 @@ def soak(seconds: float, domain: int = 77) -> dict[str, Any]:
 
     transport = open_transport("loopback", domain=domain)
     runner = PolicyRunner(Swaying(task.observation["state"].shape[0]))
-    loop = ControlLoop(robot, transport, TaskEmbodiment(task, "panda_"), runner, Parts(on_tick=note))
+    loop = ControlLoop(robot, transport, TaskEmbodiment(task, "panda_"), runner, LoopOptions(on_tick=note))
     loop.arm()
     loop.run(seconds)
     over.set()
@@ -218,9 +218,11 @@ def main() -> None:
     """Measure, print, and write the results of a full run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--policy", default="runs/demo/finetuned/checkpoints/best", help="checkpoint for lift")
-    parser.add_argument("--quick", action="store_true", help="10 episodes, 30 s of soak, 1000 frames; nothing written")
+    parser.add_argument(
+        "--quick", action="store_true", help="10 episodes, 30 s of soak, 1000 frames; no results written"
+    )
     parser.add_argument("--only", nargs="*", choices=("success", "soak", "fuzz"), help="parts to run (default: all)")
-    parser.add_argument("--minutes", type=float, default=30.0, help="of soak (default: 30)")
+    parser.add_argument("--minutes", type=float, default=30.0, help="duration of the soak test (default: 30)")
     parser.add_argument("--priority", help="real-time priority of all but lockstep, see 'robopolicy deploy'")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -236,7 +238,7 @@ def main() -> None:
         figures["fuzz"] = fuzz(frames)
     if "soak" in wanted:  # last, as its priority is for the rest of the process
         if arguments.priority:
-            prioritise(int(arguments.priority))
+            set_realtime_priority(int(arguments.priority))
         figures["soak"] = soak(seconds)
     rows = rows_of(figures)
     print_result("bridge", rows, figures)

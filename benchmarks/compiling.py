@@ -32,7 +32,10 @@ from robopolicy.nets.normalizer import Normalizer
 from robopolicy.policies.base import Policy, PolicySpec
 from robopolicy.policies.registry import POLICIES
 
-SPECS = {"gaussian": PolicySpec({"state": (32,)}, 7), "flow": PolicySpec({"state": (32,)}, 7, horizon=8, execute=8)}
+SPECS = {
+    "gaussian": PolicySpec({"state": (32,)}, 7),
+    "flow": PolicySpec({"state": (32,)}, 7, horizon=8, action_horizon=8),
+}
 NETWORKS: dict[str, tuple[str, dict[str, Any]]] = {
     "gaussian 64x64": ("gaussian", {}),
     "gaussian 256x256": ("gaussian", {"hidden": (256, 256)}),
@@ -75,7 +78,7 @@ def acting(policy: Policy, rows: int, device: torch.device) -> Work:
 
     def work() -> Tensor:
         with torch.no_grad():
-            return policy.decode(obs, noise) if policy.takes_noise else policy.act(obs, deterministic=True)
+            return policy.decode(obs, noise) if policy.is_steerable else policy.act(obs, deterministic=True)
 
     return work
 
@@ -186,9 +189,9 @@ def measure(contest: Contest, turns: int, seconds: float, device: torch.device) 
 def main() -> None:
     """Measure, print, and write the results of a full run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="one network in short turns, nothing written")
+    parser.add_argument("--quick", action="store_true", help="one network in short turns, no results written")
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
-    parser.add_argument("--rows", type=int, default=16, help="environments that act together")
+    parser.add_argument("--rows", type=int, default=16, help="parallel environments")
     parser.add_argument("--batch", type=int, default=256, help="rows of a minibatch")
     arguments = parser.parse_args()
     device = usable_device(arguments.device)

@@ -27,7 +27,7 @@ def run(seed: int) -> dict[str, Any]:
 def main() -> None:
     """Run every missing seed, then print and write the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="one seed, nothing written")
+    parser.add_argument("--quick", action="store_true", help="one seed, no results written")
     parser.add_argument("--seeds", type=int, default=5)
     arguments = parser.parse_args()
     reports: list[dict[str, Any]] = []

@@ -54,7 +54,7 @@ class Settings:
     batch_size: int = 256
     lr: float = 1e-3
     horizon: int = 4
-    execute: int = 4
+    action_horizon: int = 4
     episodes: int = 200
 
 
@@ -128,7 +128,7 @@ def train(name: str, seed: int, settings: Settings) -> tuple[Policy, float]:
     else:
         spent, start = 0.0, time.perf_counter()
         shapes = {key: tuple(data.arrays[key].shape[1:]) for key in data.observation_keys}
-        spec = PolicySpec(shapes, data.arrays["action"].shape[1], settings.horizon, settings.execute)
+        spec = PolicySpec(shapes, data.arrays["action"].shape[1], settings.horizon, settings.action_horizon)
         policy = make_policy(learner.policy, POLICIES[learner.policy].config_class(**learner.settings), spec)
         policy.fit_normalizer(dataset_statistics(data))
         algorithm = BC(BCConfig(**common), policy, total_updates=settings.updates)
@@ -154,7 +154,7 @@ def run_cell(name: str, seed: int, settings: Settings) -> dict[str, Any]:
             judged = with_sampler(policy, sampler)
             summary = evaluate(judged, sim, episodes=settings.episodes, seed=HELD_OUT).summary()
             kept = ("success", "low", "high", "n", "network_calls_per_action", "latency_ms", "ms_per_action")
-            results[label] = {"network_calls": judged.network_calls, **{key: summary[key] for key in kept}}
+            results[label] = {"network_calls": judged.nfe, **{key: summary[key] for key in kept}}
     return {
         "learner": name,
         "task": TASK_NAME,
@@ -205,7 +205,7 @@ def summarise(cells: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, object
 def main() -> None:
     """Run every missing cell, then print and write the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="one seed, 600 updates, 40 episodes, nothing written")
+    parser.add_argument("--quick", action="store_true", help="one seed, 600 updates, 40 episodes, no results written")
     parser.add_argument("--learners", nargs="+", choices=list(LEARNERS), default=list(LEARNERS))
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     arguments = parser.parse_args()

@@ -37,19 +37,19 @@ from numpy.typing import NDArray
 from benchmarks.common import load_cell, print_result, save_cell, write_result
 from robopolicy.critics.q import CriticConfig, QEnsemble
 from robopolicy.deploy.bundle import Bundle, open_bundle
-from robopolicy.deploy.export import TaskFacts, export_bundle
+from robopolicy.deploy.export import TaskMetadata, export_bundle
 from robopolicy.nets.normalizer import Normalizer
 from robopolicy.nets.recurrent import RecurrentConfig
 from robopolicy.policies.base import Policy, PolicySpec
 from robopolicy.policies.registry import POLICIES
-from robopolicy.policies.wrappers.best_of_n import select
+from robopolicy.policies.wrappers.best_of_n import make_best_of_n
 from robopolicy.policies.wrappers.composed import compose
 from robopolicy.policies.wrappers.latent import STEERING_ACTOR, LatentPolicy, NoiseSpace
 from robopolicy.spec import IMAGE_PREFIX
 from robopolicy.training.checkpoint import save_checkpoint
 
-SPEC = PolicySpec({"state": (32,)}, action_dim=7, horizon=8, execute=8)
-PICTURES = PolicySpec({"image.front": (3, 64, 64), "state": (32,)}, action_dim=7, horizon=8, execute=8)
+SPEC = PolicySpec({"state": (32,)}, action_dim=7, horizon=8, action_horizon=8)
+PICTURES = PolicySpec({"image.front": (3, 64, 64), "state": (32,)}, action_dim=7, horizon=8, action_horizon=8)
 RAW: dict[str, Any] = {"normalization": "identity", "action_normalization": "identity"}
 QUICK = ("flow", "gaussian")
 
@@ -76,7 +76,7 @@ def head(kind: str, spec: PolicySpec = SPEC, **settings: Any) -> Any:
 def best_of_16() -> Policy:
     """A flow whose chunks a critic chooses among."""
     base = head("flow")
-    return select(base, QEnsemble(CriticConfig(), base), candidates=16)
+    return make_best_of_n(base, QEnsemble(CriticConfig(), base), candidates=16)
 
 
 HEADS: dict[str, Callable[[], Policy]] = {
@@ -96,7 +96,7 @@ HEADS: dict[str, Callable[[], Policy]] = {
     "mixture": lambda: head("mixture"),
     "sequence": lambda: head("sequence"),
     "autoregressive-2x7": lambda: head("autoregressive", PolicySpec({"state": (32,)}, 7, 2, 2)),
-    "steered-dsrl": lambda: LatentPolicy.steer(head("flow"), NoiseSpace("repeat"), STEERING_ACTOR),
+    "steered-dsrl": lambda: LatentPolicy.from_base(head("flow"), NoiseSpace("repeat"), STEERING_ACTOR),
     "best-of-16": best_of_16,
     "composed": lambda: compose([head("flow"), head("diffusion", steps=10)]),
 }
@@ -134,8 +134,8 @@ def prepare(name: str, folder: Path) -> tuple[Contest, dict[str, Any]]:
         obs[key] = torch.randint(0, 256, size, dtype=torch.uint8) if picture else torch.randn(size)
     save_checkpoint(folder / "checkpoint", policy, task="none/none", obs_sample=obs)
     start = time.perf_counter()
-    facts = TaskFacts("none/none")
-    manifest = export_bundle(policy, folder / "bundle", facts=facts, obs=obs, rtc=name.endswith("rtc"))
+    facts = TaskMetadata("none/none")
+    manifest = export_bundle(policy, folder / "bundle", task_metadata=facts, obs=obs, rtc=name.endswith("rtc"))
     costs: dict[str, Any] = {"parity": manifest.parity, "export_s": time.perf_counter() - start}
     for way, source in COLD.items():
         words = [sys.executable, "-c", f"import sys\n{source}{PEAK}"]
@@ -201,7 +201,7 @@ def row(name: str, figures: Mapping[str, Any]) -> dict[str, object]:
 def main() -> None:
     """Measure, print, and write the results of a full run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="two heads in short turns, nothing written")
+    parser.add_argument("--quick", action="store_true", help="two heads in short turns, no results written")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     turns, seconds = (3, 0.2) if arguments.quick else (9, 0.15)

@@ -80,11 +80,11 @@ def opposite(sim: VectorSim, obs: Observation) -> Tensor:
     """Steer to the point opposite of the goal."""
     state = obs["state"].clone()  # (N, 6) position, velocity, goal
     state[:, 4:] *= -1
-    return get_task(TASK).need_expert()()(sim, {"state": state})
+    return get_task(TASK).require_expert()()(sim, {"state": state})
 
 
 BEHAVIOURS = (
-    Behaviour("expert", 120, 0.3, lambda: get_task(TASK).need_expert()()),
+    Behaviour("expert", 120, 0.3, lambda: get_task(TASK).require_expert()()),
     Behaviour("opposite", 240, 0.3, lambda: opposite),
     Behaviour("random", 240, 0.0, lambda: RandomExpert()),
 )
@@ -116,7 +116,7 @@ def run(key: Key, updates: int) -> dict[str, Any]:
     last = train_anew(
         folder,
         *(f"task={TASK}", "task.reward=shaped", f"dataset={DATA}", f"algorithm={method}", "policy=squashed_gaussian"),
-        *("algorithm.batch_size=128", "policy.hidden=[128,128]", "chunk.horizon=2", "chunk.execute=2", *own),
+        *("algorithm.batch_size=128", "policy.hidden=[128,128]", "chunk.horizon=2", "chunk.action_horizon=2", *own),
         *("evaluation.episodes=0", f"budget.updates={updates}", f"checkpoint_every={updates}", f"seed={seed}"),
     )
     report = json.loads((folder / "report.json").read_text(encoding="utf-8"))
@@ -164,10 +164,12 @@ def _progress(cell: dict[str, Any]) -> str:
 def main() -> None:
     """Run every missing cell, then print and write the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="three learners, one seed, few updates, nothing written")
+    parser.add_argument(
+        "--quick", action="store_true", help="three learners, one seed, few updates, no results written"
+    )
     parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=list(METHODS))
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--jobs", type=int, default=2, help="cells at a time, one thread each")
+    parser.add_argument("--jobs", type=int, default=2, help="parallel cells, one thread each")
     arguments = parser.parse_args()
     keys = [(method, seed) for seed in arguments.seeds for method in arguments.methods]
     if arguments.quick:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from benchmarks.common import load_cell, save_cell
-from robopolicy.training.workers import in_processes
+from robopolicy.training.workers import parallel_map
 
 Cell = dict[str, Any]
 Key = TypeVar("Key")
@@ -41,7 +41,7 @@ def run_cells(
     missing = [key for key, cell in cells.items() if cell is None]
     if prepare is not None:
         prepare(missing)
-    for key, future in in_processes(run, missing, jobs=jobs):
+    for key, future in parallel_map(run, missing, jobs=jobs):
         if (error := future.exception()) is not None:
             print(f"{name(key)}: FAILED: {error}", file=sys.stderr, flush=True)
             continue

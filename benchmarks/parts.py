@@ -1,6 +1,6 @@
 """Parts that came from text methods, on a robot: each in the place of one part of GRPO, against GRPO's plain clip.
 
-    python -m benchmarks.parts --quick              # two rows, one seed, little of everything, nothing written
+    python -m benchmarks.parts --quick              # two rows, one seed, small budgets, nothing written
     python -m benchmarks.parts                      # everything missing; about a CPU minute a cell
     python -m benchmarks.parts --seeds 1 2 3 --jobs 2
 
@@ -56,24 +56,26 @@ class Part:
 
 def _preserving(gain: float, cap: float) -> Part:
     options = {"low_gain": gain, "high_gain": gain, "cap": cap}
-    return Part("S086", {"surrogate": "preserve", "surrogate_options": options})
+    return Part("S086", {"surrogate": "gradient_preserving", "surrogate_options": options})
 
 
 def _hierarchical(up: float, down: float, residual: float) -> Part:
     budgets = {"outer": "sequence", "budget_up": up, "budget_down": down, "residual": residual}
-    return Part("S044", {"level": "hierarchical", "hierarchy": budgets, "surrogate": "is"})
+    return Part("S044", {"level": "hierarchical", "hierarchy": budgets, "surrogate": "importance_sampling"})
 
 
 PARTS: dict[str, Part] = {
     PLAIN: Part("GRPO"),
     "gradient-preserving clip": _preserving(1.0, 3.0),
     "gentle gradient-preserving clip": _preserving(0.3, 1.5),
-    "ratio variance": Part("S047", {"surrogate": "is", "ratio_variance_coef": 1.0}, {"controllers": "r2vpo"}),
+    "ratio variance": Part(
+        "S047", {"surrogate": "importance_sampling", "ratio_variance_coef": 1.0}, {"controllers": "r2vpo"}
+    ),
     "hierarchical ratio": _hierarchical(0.02, 0.01, 0.2),
     "wide hierarchical ratio": _hierarchical(0.3, 0.15, 0.5),
     "dynamic bounds": Part("S089", {"bounds": {"name": "probability", "low": 0.16, "high": 0.2, "limit": 10.0}}),
     "stopped-gradient weights": Part(
-        "CISPO", {"bounds": {"name": "constant", "low": 1.0, "high": 0.28}, "surrogate": "stopgrad"}
+        "CISPO", {"bounds": {"name": "constant", "low": 1.0, "high": 0.28}, "surrogate": "cispo"}
     ),
     "sibling baseline": Part("S016", taken={"advantage": "rloo"}),  # mean of the others in the group, spread left alone
 }
@@ -100,7 +102,7 @@ def run(key: Key, steps: int) -> dict[str, Any]:
     with closing(make_sim(TASK.task, SimOptions(num_envs=1))) as sim:
         updates = max(1, steps // (TASK.num_envs * sim.spec.max_episode_steps))
     settings = (
-        *(f"task={TASK.task}", "algorithm=recipe", "sim=wide", f"sim.num_envs={TASK.num_envs}"),
+        *(f"task={TASK.task}", "algorithm=recipe", "sim=many_envs", f"sim.num_envs={TASK.num_envs}"),
         *(f"algorithm.recipe={file}", "algorithm.epochs=4", "algorithm.batch_size=512"),
         *("algorithm.lr=1e-4", "algorithm.lr_final=3e-5", "algorithm.target_kl=0.3", f"init_from={base}"),
         *(f"seed={seed}", f"budget.updates={updates}", "evaluation.episodes=0"),
@@ -171,10 +173,10 @@ def _prepare(keys: Sequence[Key], jobs: int) -> None:
 def main() -> None:
     """Run every missing cell, then print and write the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="two rows, one seed, few steps, nothing written")
+    parser.add_argument("--quick", action="store_true", help="two rows, one seed, few steps, no results written")
     parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS))
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
-    parser.add_argument("--jobs", type=int, default=2, help="cells at a time, one thread each")
+    parser.add_argument("--jobs", type=int, default=2, help="parallel cells, one thread each")
     arguments = parser.parse_args()
     keys = [(part, seed) for seed in arguments.seeds for part in arguments.parts]
     cells = run_cells(

@@ -1,6 +1,6 @@
 """Fine-tuning from images: lifting from the pixels of one camera (64 x 64) alone, before and after ReinFlow.
 
-    python -m benchmarks.pixels --quick             # one seed, little of everything, nothing written
+    python -m benchmarks.pixels --quick             # one seed, small budgets, nothing written
     python -m benchmarks.pixels                     # 3 seeds, about 12 CPU minutes each
     python -m benchmarks.pixels --seeds 0 1 2 3 4 --jobs 2
 
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import print_result, write_result
-from benchmarks.finetune.cell import judge, run_verb, train_anew, train_once
+from benchmarks.finetune.cell import judge, run_command, train_anew, train_once
 from benchmarks.parallel import run_cells
 from robopolicy.evaluation.intervals import wilson
 
@@ -33,7 +33,7 @@ def run(seed: int, size: dict[str, int], folder: Path) -> dict[str, Any]:
     data, tuned = folder / f"data-{seed}", folder / f"finetuned-{seed}"
     if not data.exists():
         episodes = ("--episodes", str(size["demonstrations"]), "--seed", str(100_000 + 1_000 * seed))
-        run_verb("collect", TASK, *episodes, "--cameras", "front", "--images", "png", "--out", str(data))
+        run_command("collect", TASK, *episodes, "--cameras", "front", "--images", "png", "--out", str(data))
     common = (f"seed={seed}", "threads=1", "evaluation.episodes=50", "evaluation.every=0")
     words = ("experiment=lift_image_flow_bc", f"dataset={data}", f"budget.updates={size['cloning']}")
     start = train_once(folder / f"base-{seed}", *words, *common)
@@ -62,9 +62,9 @@ def _text(summary: dict[str, Any]) -> str:
 def main() -> None:
     """Run every missing seed, then print and write the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="one seed, little of everything, nothing written")
+    parser.add_argument("--quick", action="store_true", help="one seed, small budgets, no results written")
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
-    parser.add_argument("--jobs", type=int, default=2, help="seeds at a time, one thread each")
+    parser.add_argument("--jobs", type=int, default=2, help="parallel seeds, one thread each")
     arguments = parser.parse_args()
     size, folder = (QUICK, WORK / "quick") if arguments.quick else (FULL, WORK)
     cells = run_cells(

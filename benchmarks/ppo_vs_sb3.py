@@ -138,7 +138,7 @@ LEARNERS = {"robopolicy": train_ours, "stable-baselines3": train_sb3}
 def main() -> None:
     """Run every missing cell, then print and write the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="HalfCheetah, one seed, 200k steps, nothing written")
+    parser.add_argument("--quick", action="store_true", help="HalfCheetah, one seed, 200k steps, no results written")
     parser.add_argument("--seeds", type=int, default=10)
     arguments = parser.parse_args()
     torch.set_num_threads(1)

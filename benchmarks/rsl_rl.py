@@ -136,7 +136,7 @@ def train_ours(contest: Contest, seed: int, num_envs: int, device: str, updating
             activation=critic["activation"],
             orthogonal_init=False,
             normalization=_normalization(critic),
-            vectors={"critic": sizes["critic"]},
+            privileged_obs={"critic": sizes["critic"]},
         ),
         seed=seed,
     )
@@ -216,7 +216,7 @@ LEARNERS = {OURS: train_ours, "rsl_rl": train_theirs, "rsl_rl-all-cores": train_
 def main() -> None:
     """Run every missing cell, then print and write the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="cart-pole, one seed, 10 iterations, nothing written")
+    parser.add_argument("--quick", action="store_true", help="cart-pole, one seed, 10 iterations, no results written")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--envs", type=int, default=64)
     arguments = parser.parse_args()

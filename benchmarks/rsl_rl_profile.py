@@ -66,7 +66,7 @@ def kind_of(operation: str) -> str:
 def main() -> None:
     """Profile both learners on every environment, then print and write the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="the cart-pole alone, nothing written")
+    parser.add_argument("--quick", action="store_true", help="only the cart-pole, no results written")
     quick = parser.parse_args().quick
     torch.set_num_threads(1)
     rows: list[dict[str, object]] = []

@@ -245,10 +245,12 @@ def cell_name(key: Key) -> str:
 def main() -> None:
     """Measure the rates, run every missing cell, then print and write the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="rates and one short run each, nothing written")
-    parser.add_argument("--rates", action="store_true", help="measure the rates again, and run nothing")
+    parser.add_argument("--quick", action="store_true", help="rates and one short run each, no results written")
+    parser.add_argument(
+        "--rates", action="store_true", help="measure the rates again, and print the tables without running cells"
+    )
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--jobs", type=int, default=2, help="runs at a time, one thread each")
+    parser.add_argument("--jobs", type=int, default=2, help="parallel runs, one thread each")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     settings = replace(Settings(), steps=(3_000,)) if arguments.quick else Settings()

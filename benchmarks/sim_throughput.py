@@ -128,7 +128,7 @@ def summarise(rates: dict[str, NDArray[np.float64]]) -> tuple[list[dict[str, obj
 def main() -> None:
     """Measure, print, and write the results of a full run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="5 short turns, nothing written")
+    parser.add_argument("--quick", action="store_true", help="5 short turns, no results written")
     parser.add_argument("--num-envs", type=int, default=64, help="environments (default: 64)")
     arguments = parser.parse_args()
     torch.set_num_threads(1)

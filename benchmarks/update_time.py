@@ -21,7 +21,7 @@ from benchmarks.common import print_result, write_result
 from benchmarks.finetune.methods import METHODS
 from benchmarks.finetune.tasks import TASKS
 from benchmarks.sac_vs_sb3 import ratio
-from robopolicy.training.build import Parts, build, complete
+from robopolicy.training.build import RunComponents, build, resolve_config
 from robopolicy.training.compose import compose_config
 
 PEER = "dppo"
@@ -34,7 +34,7 @@ WIDTHS = (128, 512)  # of the three hidden layers: that of the table of fine-tun
 RAW = ("policy.normalization=identity", "policy.action_normalization=identity", "policy.action_clip=1.0")
 
 
-def parts_of(name: str, width: int) -> Parts:
+def parts_of(name: str, width: int) -> RunComponents:
     """Learner and simulator of one row, around an untrained policy."""
     method, task = METHODS[name], TASKS["lift"]
     assert method.base is not None
@@ -46,10 +46,10 @@ def parts_of(name: str, width: int) -> Parts:
             *("algorithm.target_kl=null", "algorithm.critic_warmup=0", "budget.updates=1000", "evaluation.episodes=0"),
         ]
     )
-    return build(complete(config))
+    return build(resolve_config(config))
 
 
-def updates_of(parts: Parts) -> Callable[[], float]:
+def updates_of(parts: RunComponents) -> Callable[[], float]:
     """A function that learns the same rollout once more and returns the seconds it took."""
     rollout = parts.source.next(parts.algorithm)
 
@@ -91,7 +91,7 @@ def summarise(width: int, seconds: dict[str, list[float]]) -> tuple[list[dict[st
 def main() -> None:
     """Measure both widths, then print and write the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="the narrow network, few turns, nothing written")
+    parser.add_argument("--quick", action="store_true", help="the narrow network, few turns, no results written")
     quick = parser.parse_args().quick
     rows: list[dict[str, object]] = []
     figures: dict[str, Any] = {}

@@ -146,7 +146,7 @@ def main() -> None:
     """Play everything, then print and write the tables and the video."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkpoint", nargs="?", default="runs/go1_ppo/checkpoints/best")
-    parser.add_argument("--quick", action="store_true", help="few episodes and commands, nothing written")
+    parser.add_argument("--quick", action="store_true", help="few episodes and commands, no results written")
     arguments = parser.parse_args()
     policy = load_policy(arguments.checkpoint)[0].eval()
     few, many = (4, 8) if arguments.quick else (20, 100)

@@ -27,7 +27,7 @@ from benchmarks.sim_throughput import Play, take_turns
 from robopolicy.sim.contract import VectorSim
 from robopolicy.sim.registry import SimOptions, make_sim
 from robopolicy.sim.vector_env import core_count
-from robopolicy.worldmodel.backend import SimStarts, WorldSim
+from robopolicy.worldmodel.backend import SimInitialStates, WorldSim
 from robopolicy.worldmodel.contract import WorldSpec
 from robopolicy.worldmodel.latent import PRESETS, LatentConfig, LatentWorldModel
 
@@ -60,7 +60,7 @@ def world(shown: Shown, config: LatentConfig, pixels: int, num_envs: int, device
     )
     torch.manual_seed(0)
     model = LatentWorldModel(config, spec).eval().to(device)
-    return WorldSim(model, model.judge, SimStarts(real, spec), real.spec, num_envs=num_envs, rows=config.rows)
+    return WorldSim(model, model.judge, SimInitialStates(real, spec), real.spec, num_envs=num_envs, rows=config.rows)
 
 
 def contestants(shown: Shown, num_envs: int, models: Sequence[tuple[str, int]], device: str) -> dict[str, VectorSim]:
@@ -111,8 +111,8 @@ def _times(ratios: np.ndarray) -> str:
 def main() -> None:
     """Measure, print, and write the results of a full run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="one task, one size, two models, nothing written")
-    parser.add_argument("--device", default="cpu", help="of the world models: cpu or cuda")
+    parser.add_argument("--quick", action="store_true", help="one task, one size, two models, no results written")
+    parser.add_argument("--device", default="cpu", help="device of the world models: cpu or cuda")
     arguments = parser.parse_args()
     gpu = arguments.device != "cpu"
     tasks, models = (TASKS[:1], MODELS[:2]) if arguments.quick else (TASKS, MODELS)

@@ -25,13 +25,13 @@ from robopolicy.nets.recurrent import RecurrentConfig
 from robopolicy.plugins import contributed
 from robopolicy.policies.base import Policy, PolicySpec
 from robopolicy.policies.registry import POLICIES, make_policy
-from robopolicy.schema import to_plain
-from robopolicy.training.build import Parts, build, complete
+from robopolicy.schema import to_dict
+from robopolicy.training.build import RunComponents, build, resolve_config
 from robopolicy.training.checkpoint import save_checkpoint
 from robopolicy.training.config import BudgetConfig, EvaluationConfig, ReplayConfig, SimConfig, TaskConfig, TrainConfig
 
 TASK = "toy/point_mass"
-SPEC = PolicySpec({"state": (6,)}, action_dim=2, horizon=4, execute=2)
+SPEC = PolicySpec({"state": (6,)}, action_dim=2, horizon=4, action_horizon=2)
 PRODUCT_HEADS: dict[str, tuple[str, dict[str, Any]]] = {
     "flow": ("flow", {}),
     "shortcut": ("shortcut", {}),
@@ -176,7 +176,7 @@ def try_pair(place: Path, algorithm: str, head: str) -> Outcome:
 
 
 @contextmanager
-def opened(place: Path, algorithm: str, head: str, device: str = "cpu") -> Iterator[Parts]:
+def opened(place: Path, algorithm: str, head: str, device: str = "cpu") -> Iterator[RunComponents]:
     """`algorithm` around `head` from files in `place`, ready to play and learn on `device`.
 
     Raises:
@@ -188,17 +188,17 @@ def opened(place: Path, algorithm: str, head: str, device: str = "cpu") -> Itera
     chosen = {key: value for key, value in SETTINGS.items() if getattr(default, key, 0)}  # what is off stays off
     learns_from_data = kind.data_source == "dataset" or kind.needs_dataset
     config = TrainConfig(
-        algorithm={"name": algorithm, **to_plain(config_class(**chosen))},
+        algorithm={"name": algorithm, **to_dict(config_class(**chosen))},
         task=TaskConfig(name=setting_of(algorithm)[0]),
         sim=SimConfig(num_envs=4),
         budget=BudgetConfig(updates=4),
-        replay=ReplayConfig(capacity=2000, warmup_steps=60),
+        replay=ReplayConfig(capacity=2000, learning_starts=60),
         evaluation=EvaluationConfig(episodes=0),
         init_from=str(place / _owner(algorithm) / head),
         dataset=str(place / "data") if learns_from_data else "",
         device=device,
     )
-    parts = build(complete(config))
+    parts = build(resolve_config(config))
     try:
         yield parts
     finally:

@@ -84,8 +84,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the demo; 0 when the report is written."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("runs/demo"), help="folder of the demo (replaced)")
-    parser.add_argument("--seed", type=int, default=0, help="of demonstrations, weights and exploration")
-    parser.add_argument("--video", type=int, default=4, help="episodes to film; 0 for none")
+    parser.add_argument("--seed", type=int, default=0, help="seed of demonstrations, weights and exploration")
+    parser.add_argument("--video", type=int, default=4, help="episodes to record as video; 0 for none")
     parser.add_argument("settings", nargs="*", help="further key=value settings of both training runs")
     args = parser.parse_args(argv)
     if args.out.exists() and not (args.out / "demonstrations").exists() and any(args.out.iterdir()):

@@ -30,7 +30,7 @@ from robopolicy.evaluation.intervals import Interval, wilson
 from robopolicy.nets.mlp import MLP
 from robopolicy.nets.normalizer import Normalizer
 from robopolicy.nets.time import SinusoidalEmbedding
-from robopolicy.policies.noise import RowStreams
+from robopolicy.policies.noise import PerRowGenerator
 from robopolicy.sim.chunk import ChunkedSim
 from robopolicy.sim.contract import Observation, VectorSim
 from robopolicy.sim.registry import Expert, SimOptions, get_task, make_sim
@@ -43,7 +43,7 @@ class Config:
     task: str = "manipulation/lift"  # `robopolicy list` shows all
     demos: int = 10  # successful demonstrations; few, so that `reinflow.py` has something to improve
     horizon: int = 8  # H, actions per chunk
-    execute: int = 8  # Ta, actions played before the policy looks again
+    action_horizon: int = 8  # Ta, actions played before the policy looks again
     flow_steps: int = 4  # K, Euler steps from noise to chunk
     hidden: int = 256  # width of the three hidden layers
     updates: int = 3000  # gradient steps
@@ -174,9 +174,9 @@ def train(flow: Flow, states: Tensor, chunks: Tensor, config: Config) -> None:
 
 
 @torch.no_grad()
-def evaluate(flow: Flow, sim: VectorSim, execute: int, episodes: int) -> Interval:
+def evaluate(flow: Flow, sim: VectorSim, action_horizon: int, episodes: int) -> Interval:
     """Success on held-out seeds with its 95 % Wilson interval. Each environment plays one episode per round."""
-    chunked = ChunkedSim(sim, execute=execute)
+    chunked = ChunkedSim(sim, action_horizon=action_horizon)
     success: list[bool] = []
     while len(success) < episodes:
         obs = chunked.reset(EVAL_SEED + len(success))
@@ -186,7 +186,7 @@ def evaluate(flow: Flow, sim: VectorSim, execute: int, episodes: int) -> Interva
         decision = 0
         while running.any():
             # Noise that depends on the episode and on the decision alone: the result is the same for any `num_envs`.
-            noise = RowStreams(seeds, [decision] * sim.num_envs).normal((sim.num_envs, *flow.shape))
+            noise = PerRowGenerator(seeds, [decision] * sim.num_envs).normal((sim.num_envs, *flow.shape))
             step = chunked.step(flow.decode(vector(obs)[:, -1], noise))
             succeeded |= running & step.info["success"]  # an episode counts once, what follows it does not
             running &= ~step.done
@@ -246,7 +246,7 @@ def main(argv: Sequence[str] | None = None) -> Interval:
 
     flow = Flow(states.shape[1], chunks.shape[2], config)
     train(flow, states, chunks, config)
-    success = evaluate(flow, sim, config.execute, config.eval_episodes)
+    success = evaluate(flow, sim, config.action_horizon, config.eval_episodes)
     print(f"success {success:.1%} on {success.n} held-out episodes")
 
     path = Path(config.out) / "flow.safetensors"

@@ -241,11 +241,11 @@ def main(argv: Sequence[str] | None = None) -> tuple[Interval, Interval]:
     torch.set_num_threads(1)  # fastest for networks this small
     torch.manual_seed(config.seed)
     sim = make_sim(base.task, SimOptions(num_envs=config.num_envs))
-    before = evaluate(flow, sim, base.execute, config.eval_episodes)
+    before = evaluate(flow, sim, base.action_horizon, config.eval_episodes)
     print(f"base        success {before:.1%} on {before.n} held-out episodes")
 
     learner = Learner(flow, config)
-    chunked = ChunkedSim(sim, execute=base.execute, gamma=config.gamma)
+    chunked = ChunkedSim(sim, action_horizon=base.action_horizon, gamma=config.gamma)
     obs = chunked.reset(first_episode(config.seed))
     start = time.perf_counter()
     for iteration in range(config.iterations):
@@ -257,7 +257,7 @@ def main(argv: Sequence[str] | None = None) -> tuple[Interval, Interval]:
             f"iteration {iteration:3d}  exploring success {wins:.1%}  kl {kl:.4f}  {time.perf_counter() - start:.0f} s"
         )
 
-    after = evaluate(flow, sim, base.execute, config.eval_episodes)
+    after = evaluate(flow, sim, base.action_horizon, config.eval_episodes)
     print(f"fine-tuned  success {after:.1%} on {after.n} held-out episodes")
     flow_bc.save(flow, base, Path(config.out) / "flow.safetensors")
     print(f"wrote {config.out}/flow.safetensors")

@@ -1,3 +1,3 @@
-"""robopolicy: from demonstrations to hardware, one policy object all the way."""
+"""robopolicy: learning of robot policies from demonstrations, by reinforcement, and deployment on hardware."""
 
 __version__ = "0.1.0"

@@ -1,7 +1,7 @@
-"""Numbers that are accepted, so that nonsense and slips of the keyboard are refused instead of filling the memory.
+"""Ranges of accepted numbers, so that typing errors are refused instead of exhausting the memory.
 
-A field of a config tells its range by its type, e.g. `lr: Positive = 3e-4`. Configs are `Ranged`, so that numbers are
-held to it however one is built; `robopolicy.schema.from_plain` checks them before, to name them as the user does.
+The type of a config field gives its range, e.g. `lr: Positive = 3e-4`. Configs are `Validated`, so that numbers are
+checked however a config is built; `robopolicy.schema.from_dict` checks them first and names them as the user does.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 from robopolicy.errors import UserError
 
-MOST = 1_000_000  # of anything counted that is not listed
-LARGEST = {
-    "seed": 2**32 - 1,  # what every generator in use tells apart
+MAX_COUNT = 1_000_000  # of every count that is not listed
+MAX_VALUES = {
+    "seed": 2**32 - 1,  # accepted by every generator in use
     "episodes": 10_000_000,
     "num_envs": 100_000,
     "threads": 1024,
@@ -30,24 +30,24 @@ LARGEST = {
     "obs_horizon": 10_000,
     "capacity": 100_000_000,
 }
-UNBOUNDED = (  # they only say when something happens
+UNBOUNDED = (  # only times of events
     "updates",
     "env_steps",
     "every",
     "checkpoint_every",
-    "warmup_steps",
+    "learning_starts",
     "offline_updates",
 )
 
 
 @dataclass(frozen=True)
 class Range:
-    """Where a number must lie; stands in `Annotated` beside its type."""
+    """Range of a number, given in `Annotated` after its type."""
 
-    least: float = -math.inf
-    most: float = math.inf  # of a count without one: as its name says, see `check_count`
-    above: bool = False  # `least` itself is refused
-    below: bool = False  # `most` itself is refused
+    minimum: float = -math.inf
+    maximum: float = math.inf  # of a count without one: as its name says, see `check_count`
+    exclusive_minimum: bool = False  # `least` itself is refused
+    exclusive_maximum: bool = False  # `most` itself is refused
 
     def check(self, name: str, value: float) -> None:
         """Refuse a number outside the range, or one that is not finite.
@@ -63,31 +63,34 @@ class Range:
             raise UserError(problem)
 
     def problem(self, name: str, value: float) -> str:
-        """What `check` says of a number; empty where it is accepted."""
+        """Error message of `check` for a number; empty if it is accepted."""
         if isinstance(value, int):
-            return _count_problem(name, value, int(self.least), None if self.most == math.inf else int(self.most))
+            return _count_problem(
+                name, value, int(self.minimum), None if self.maximum == math.inf else int(self.maximum)
+            )
         if not math.isfinite(value):
             return f"{name} must be a finite number, got {value}."
         return "" if self._holds(value) else f"{name} must {self._words()}, got {value}."
 
     def _holds(self, value: float) -> bool:
-        high_enough = value > self.least if self.above else value >= self.least
-        return high_enough and (value < self.most if self.below else value <= self.most)
+        high_enough = value > self.minimum if self.exclusive_minimum else value >= self.minimum
+        return high_enough and (value < self.maximum if self.exclusive_maximum else value <= self.maximum)
 
     def _words(self) -> str:
-        if self.most < math.inf:
-            return f"lie in {'(' if self.above else '['}{self.least:g}, {self.most:g}{')' if self.below else ']'}"
-        if self.least == 0:
-            return "be positive" if self.above else "not be negative"
-        return f"be {'above' if self.above else 'at least'} {self.least:g}"
+        if self.maximum < math.inf:
+            left, right = "(" if self.exclusive_minimum else "[", ")" if self.exclusive_maximum else "]"
+            return f"lie in {left}{self.minimum:g}, {self.maximum:g}{right}"
+        if self.minimum == 0:
+            return "be positive" if self.exclusive_minimum else "not be negative"
+        return f"be {'above' if self.exclusive_minimum else 'at least'} {self.minimum:g}"
 
 
 @dataclass(frozen=True)
-class UpTo:
-    """A number that another field bounds; stands in `Annotated` behind the number's own range."""
+class AtMost:
+    """A number bounded by another field; given in `Annotated` after the number's own range."""
 
-    field: str  # the one that holds the bound
-    below: bool = False  # the bound itself is refused
+    field: str  # name of the field with the bound
+    exclusive: bool = False  # the bound itself is refused
 
     def check(self, name: str, value: float, bound: float) -> None:
         """Refuse a number beyond the bound.
@@ -95,13 +98,13 @@ class UpTo:
         Raises:
             UserError: Names both fields and their numbers.
         """
-        if value > bound or (self.below and value == bound):
-            words = "lie below" if self.below else "be at most"
+        if value > bound or (self.exclusive and value == bound):
+            words = "lie below" if self.exclusive else "be at most"
             raise UserError(f"{name} must {words} {self.field}={bound}, got {value}.")
 
 
-class Ranged:
-    """Base of dataclasses: refuses numbers outside the ranges that the types of their fields tell.
+class Validated:
+    """Base of dataclasses that checks numbers against the ranges in the types of their fields.
 
     A subclass with checks of its own starts its `__post_init__` with that of this class.
     """
@@ -112,13 +115,13 @@ class Ranged:
             _check(name, hint, getattr(self, name))
         for name, hint in hints.items():
             for bound in get_args(hint)[1:]:
-                if isinstance(bound, UpTo):
+                if isinstance(bound, AtMost):
                     bound.check(name, getattr(self, name), getattr(self, bound.field))
 
 
 @cache
 def _ranges(cls: type[Any]) -> dict[str, Any]:
-    """Types of the fields with a range in them."""
+    """Types of the fields that have a range."""
     hints = get_type_hints(cls, include_extras=True)
     return {name: hint for name, hint in hints.items() if _has_range(hint)}
 
@@ -130,7 +133,7 @@ def _has_range(hint: Any) -> bool:
 
 
 def _check(name: str, hint: Any, value: Any) -> None:
-    """Hold a number, or those of a tuple or a mapping, to the range in its type."""
+    """Check a number, or the numbers of a tuple or mapping, against the range in its type."""
     origin, items = get_origin(hint), get_args(hint)
     if origin is Annotated:
         number = float(value) if items[0] is float else value
@@ -147,20 +150,20 @@ def _check(name: str, hint: Any, value: Any) -> None:
         _check(name, next(item for item in items if item is not types.NoneType), value)
 
 
-Count = Annotated[int, Range(1)]
-Several = Annotated[int, Range(2)]
-Natural = Annotated[int, Range(0)]
-Seed = Annotated[int, Range(0, LARGEST["seed"])]
+PositiveInt = Annotated[int, Range(1)]
+AtLeastTwo = Annotated[int, Range(2)]
+NonNegativeInt = Annotated[int, Range(0)]
+Seed = Annotated[int, Range(0, MAX_VALUES["seed"])]
 Bytes = Annotated[int, Range(0, 2**48)]
 Layers = Annotated[int, Range(1, 1000)]  # every one of them costs time to build
-Positive = Annotated[float, Range(0, above=True)]
-NotNegative = Annotated[float, Range(0)]
+Positive = Annotated[float, Range(0, exclusive_minimum=True)]
+NonNegative = Annotated[float, Range(0)]
 Finite = Annotated[float, Range()]
-Share = Annotated[float, Range(0, 1)]
-PositiveShare = Annotated[float, Range(0, 1, above=True)]
-PartialShare = Annotated[float, Range(0, 1, below=True)]
-InnerShare = Annotated[float, Range(0, 1, above=True, below=True)]
-Ratio = Annotated[float, Range(0, 1000, above=True)]  # gradient steps per step played
+Fraction = Annotated[float, Range(0, 1)]
+PositiveFraction = Annotated[float, Range(0, 1, exclusive_minimum=True)]
+FractionBelowOne = Annotated[float, Range(0, 1, exclusive_maximum=True)]
+OpenFraction = Annotated[float, Range(0, 1, exclusive_minimum=True, exclusive_maximum=True)]
+Ratio = Annotated[float, Range(0, 1000, exclusive_minimum=True)]  # gradient steps per environment step
 
 
 def check_count(name: str, value: int, least: int, most: int | None = None) -> None:
@@ -184,7 +187,7 @@ def _count_problem(name: str, value: int, least: int, most: int | None) -> str:
         return f"{name} must be at least {least}, got {value}."
     key = name.lstrip("-").replace("-", "_").rsplit(".", 1)[-1]
     if most is None and key not in UNBOUNDED:
-        most = LARGEST.get(key, MOST)
+        most = MAX_VALUES.get(key, MAX_COUNT)
     if most is not None and value > most:
         return f"{name} must be at most {most}, got {value}."
     return ""

@@ -1,4 +1,4 @@
-"""Where networks run, and simulators that can run on more than the CPU; how tensors get there."""
+"""Devices of networks and simulators, and copies of tensors to a device."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from robopolicy.errors import UserError
 
 
 def usable_device(name: str | torch.device) -> torch.device:
-    """The device called `name`, once it has been seen to work.
+    """Device with the given name, after a test allocation.
 
     Raises:
         UserError: There is no such device here.
@@ -31,8 +31,8 @@ def usable_device(name: str | torch.device) -> torch.device:
     return device
 
 
-def home(module: nn.Module) -> torch.device | None:
-    """Where the parameters of a module are, or its buffers; None where it has neither."""
+def module_device(module: nn.Module) -> torch.device | None:
+    """Device of the parameters or buffers of a module; None if it has neither."""
     return next((tensor.device for tensor in chain(module.parameters(), module.buffers())), None)
 
 

@@ -8,13 +8,13 @@ import traceback
 from collections.abc import Iterable
 from pathlib import Path
 
-MOST_NAMES = 32  # longer lists do not help in an error line
+MAX_NAMES = 32  # longer lists do not help in an error line
 
 
 class UserError(Exception):
     """Bad input: the command line prints the message as one line and exits with code 2.
 
-    Say what was expected, what was found and what to do, in one sentence without line breaks.
+    State what was expected, what was found and what to do, in one sentence without line breaks.
     """
 
 
@@ -23,7 +23,7 @@ class SimulatorFailed(UserError):
 
     @classmethod
     def because(cls, task: str, doing: str, error: BaseException) -> SimulatorFailed:
-        """Say what `error` was and in which line of which file it arose."""
+        """Build the error for an exception `error`, with the file and line where it was raised."""
         origin = traceback.extract_tb(error.__traceback__)[-1]
         reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         place = f"{Path(origin.filename).name}, line {origin.lineno}"
@@ -41,13 +41,13 @@ def unknown_name(kind: str, name: str, known: Iterable[str], place: str = "") ->
     """
     options = sorted(known)
     start = f"Unknown {kind} '{name}'{' ' + place if place else ''}.{did_you_mean(name, options)}"
-    if len(options) <= MOST_NAMES:
+    if len(options) <= MAX_NAMES:
         return UserError(f"{start} Known: {', '.join(options)}.")
     return UserError(f"{start} There are {len(options)}; see 'robopolicy list'.")
 
 
 def did_you_mean(name: str, options: Iterable[str]) -> str:
-    """A sentence that asks for the nearest of `options`, behind a space; empty if none is near."""
+    """Sentence that suggests the nearest of `options`, after a space; empty if none is near."""
     known = sorted(options)
     near = difflib.get_close_matches(name, known, n=1)
     if not near:  # "lft" is far from "manipulation/lift" but close to its last part
@@ -66,10 +66,10 @@ def unknown_environment(library: str, env_id: str, known: Iterable[str]) -> User
 def cannot_write(path: Path, error: Exception) -> UserError:
     """Build the error for a place where a file or folder could not be written."""
     if isinstance(error, FileExistsError | NotADirectoryError):
-        reason = "a file stands where a folder is needed"
+        reason = "a file is in the place of a folder"
     else:
         reason = (error.strerror if isinstance(error, OSError) else None) or (str(error) or "unknown").splitlines()[0]
-    codes = (errno.ENOSPC, errno.EDQUOT)  # safetensors tells them in its text alone
+    codes = (errno.ENOSPC, errno.EDQUOT)  # safetensors gives them only in the message
     full = getattr(error, "errno", None) in codes or any(f"(os error {code})" in str(error) for code in codes)
     todo = "free some space or choose another place" if full else "choose another place"
     return UserError(f"Cannot write {path}: {reason}; {todo}.")

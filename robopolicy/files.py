@@ -1,8 +1,8 @@
 """Files and folders that appear complete or not at all.
 
-What is being written carries a hidden sibling name with the number of the process, so that two writers never mix. A
-process that is killed outright leaves that sibling behind; nobody reads it, and who writes a folder of that name next
-deletes it. A symbolic link stays: what it points to is replaced, and may be on another disk.
+A file or folder is written under a hidden sibling name with the process id, so that two writers never mix. A
+process that is killed leaves that sibling behind; nothing reads it, and the next process that writes the folder
+deletes it. A symbolic link stays: its target is replaced and may be on another disk.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from safetensors import SafetensorError
 from robopolicy.errors import UserError, cannot_write
 
 try:
-    from yaml import CSafeLoader as SafeLoader  # that of libyaml, five times as fast
+    from yaml import CSafeLoader as SafeLoader  # libyaml is five times as fast
 except ImportError:  # PyYAML was built without it
     from yaml import SafeLoader
 
@@ -32,7 +32,7 @@ _TOO_DEEP = "it is nested too deeply"
 
 @contextmanager
 def atomic_folder(path: Path) -> Iterator[Path]:
-    """Yield a new folder; on success it takes the name `path` (see `publish`), on failure nothing remains of it.
+    """Yield a new folder; on success it is renamed to `path` (see `atomic_replace`), on failure it is deleted.
 
     Raises:
         UserError: The disk is full or the place cannot be written.
@@ -41,7 +41,7 @@ def atomic_folder(path: Path) -> Iterator[Path]:
         temporary = fresh_folder(path)
         try:
             yield temporary
-            publish(temporary, path)
+            atomic_replace(temporary, path)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
     except (OSError, SafetensorError) as error:
@@ -49,21 +49,21 @@ def atomic_folder(path: Path) -> Iterator[Path]:
 
 
 def fresh_folder(path: Path) -> Path:
-    """Make the empty folder in which this process prepares `path`; it ends with `publish` or is deleted."""
-    recover(path)
+    """Make the empty folder in which this process prepares `path`, for `atomic_replace`."""
+    restore_partial(path)
     folder = _sibling(path)
-    for left in _abandoned(path):
+    for left in _stale_folders(path):
         shutil.rmtree(left, ignore_errors=True)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     return folder
 
 
-def publish(folder: Path, path: Path) -> None:
-    """Give a complete `folder` its final name.
+def atomic_replace(folder: Path, path: Path) -> None:
+    """Rename a complete `folder` to its final name `path`.
 
     A folder already at `path` is moved aside first and deleted last, so that at every instant either the old or the
-    new one exists in full; `recover` puts the old one back when a crash fell between the two renames.
+    new one exists in full; `restore_partial` restores the old one after a crash between the two renames.
     """
     _sync(folder)
     path = _real(path)
@@ -72,10 +72,10 @@ def publish(folder: Path, path: Path) -> None:
             path.rename(_previous(path))
         folder.rename(path)
     finally:
-        recover(path)
+        restore_partial(path)
 
 
-def recover(path: Path) -> None:
+def restore_partial(path: Path) -> None:
     """Finish or undo a replacement of `path` that a crash interrupted."""
     path, previous = _real(path), _previous(path)
     if not os.path.exists(previous):  # unlike Path.exists, quiet where the parent may not be searched
@@ -86,16 +86,16 @@ def recover(path: Path) -> None:
         previous.rename(path)
 
 
-def refuse_foreign(path: Path, marker: str, what: str) -> None:
-    """Refuse to replace what somebody else has put at `path`; an empty folder may be replaced.
+def check_owned(path: Path, marker: str, what: str) -> None:
+    """Raise an error if `path` holds a folder that we did not write; an empty folder may be replaced.
 
     Args:
         path: Folder that is about to be written.
-        marker: File in it by which our own are recognised.
-        what: What ours is called, with an article.
+        marker: File that identifies our own folders.
+        what: Name of the kind of folder, with an article.
 
     Raises:
-        UserError: There is something without that file.
+        UserError: The path exists and lacks that file.
     """
     if _taken(path) and not (path / marker).is_file():
         raise UserError(f"{path} exists and is not {what}; choose another folder.")
@@ -104,20 +104,20 @@ def refuse_foreign(path: Path, marker: str, what: str) -> None:
 def check_new_folder(
     path: Path, what: str, *markers: str, overwrite: bool = False, sources: Iterable[Path] = ()
 ) -> None:
-    """Refuse a place for a folder before any work is done for it; an empty folder may be replaced.
+    """Check the path of an output folder before any work is done; an empty folder may be replaced.
 
     Args:
-        path: Folder that is to be written.
-        what: What it will be called, with an article.
-        markers: Files by any of which our own are recognised.
-        overwrite: Whether one of our own may be replaced.
-        sources: What it is made of, which is never replaced.
+        path: Folder to write.
+        what: Name of the kind of folder, with an article.
+        markers: Files that identify our own folders; one is enough.
+        overwrite: Replace an existing folder of ours.
+        sources: Inputs of the folder, which are never replaced.
 
     Raises:
         UserError: Something is there that may not be replaced, or the place cannot be written.
     """
     check_writable(path)
-    recover(path)
+    restore_partial(path)
     if not _taken(path):
         return
     if not any((path / marker).is_file() for marker in markers):
@@ -126,17 +126,17 @@ def check_new_folder(
         raise UserError(f"{path} exists already; choose another folder, or pass --overwrite to replace it.")
     for source in sources:
         if source.resolve().is_relative_to(path.resolve()):
-            raise UserError(f"{path} cannot be replaced by what is made of {source}; choose another folder.")
+            raise UserError(f"{path} is the input {source} of this command; choose another folder.")
 
 
 def check_new_file(path: Path, *suffixes: str, overwrite: bool = False, option: str = "--out") -> None:
-    """Refuse a place for a file before any work is done for it.
+    """Check the path of an output file before any work is done.
 
     Args:
-        path: File that is to be written.
-        suffixes: How its name may end, all where none is given.
-        overwrite: Whether a file may be replaced.
-        option: Where the name comes from.
+        path: File to write.
+        suffixes: Accepted suffixes; empty accepts all.
+        overwrite: Replace an existing file.
+        option: Command-line option that gives the path.
 
     Raises:
         UserError: The name ends otherwise, something is there that may not be replaced, or the place cannot be written.
@@ -154,7 +154,7 @@ def check_new_file(path: Path, *suffixes: str, overwrite: bool = False, option: 
 def atomic_file(path: Path) -> Iterator[Path]:
     """Yield a name with the suffix of `path` to write to; on success the file replaces `path` in one step.
 
-    Folders above it are made.
+    Parent folders are created.
 
     Raises:
         UserError: The disk is full or the place cannot be written.
@@ -167,7 +167,7 @@ def atomic_file(path: Path) -> Iterator[Path]:
     except OSError as error:
         raise cannot_write(path, error) from error
     finally:
-        with suppress(OSError):  # the place may not be a folder at all
+        with suppress(OSError):  # the path may not be a folder
             temporary.unlink(missing_ok=True)
 
 
@@ -178,10 +178,10 @@ def write_text(path: Path, text: str) -> None:
 
 
 def parse_json(text: str) -> Any:
-    """Values of a JSON text.
+    """Parse a JSON text.
 
     Raises:
-        ValueError: It is none, its nesting is too deep, or a number has too many digits.
+        ValueError: The text is not JSON, is nested too deeply, or has a number with too many digits.
     """
     try:
         return json.loads(text)
@@ -190,10 +190,11 @@ def parse_json(text: str) -> Any:
 
 
 def parse_yaml(text: str) -> Any:
-    """Values of a YAML text.
+    """Parse a YAML text.
 
     Raises:
-        ValueError: It is none, nested too deeply, has a key twice, or a value does not fit its tag; one line.
+        ValueError: The text is not YAML, is nested too deeply, repeats a key, or a value does not fit its tag; one
+        line.
     """
     try:
         loader = _YamlLoader(text)
@@ -211,7 +212,7 @@ def parse_yaml(text: str) -> Any:
 
 
 class _YamlLoader(SafeLoader):  # type: ignore[misc]
-    """Safe, and refuses a key that is there twice, of which YAML would silently take the last."""
+    """Safe loader that refuses repeated keys, of which YAML would silently take the last."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()
@@ -223,12 +224,12 @@ class _YamlLoader(SafeLoader):  # type: ignore[misc]
 
 
 def _named(path: Path) -> Path:
-    """The same place by a path that ends with a name, which `.` does not."""
+    """The same path with a final component, which `.` lacks."""
     return path if path.name else path.absolute()
 
 
 def _real(path: Path) -> Path:
-    """Where `path` is written: what a link points to, there already or not, so that the link remains."""
+    """Target of `path` if it is a link, existing or not, so that the link remains."""
     return Path(os.path.realpath(path)) if os.path.islink(path) else _named(path)
 
 
@@ -238,16 +239,16 @@ def _sibling(path: Path, writer: int | str | None = None) -> Path:
     return path.with_name(f".{path.stem}.writing-{writer or os.getpid()}{path.suffix}")
 
 
-def _abandoned(path: Path) -> list[Path]:
-    """Folders in which processes that are no more prepared `path`."""
+def _stale_folders(path: Path) -> list[Path]:
+    """Folders for `path` left by processes that no longer exist."""
     pattern = re.escape(_sibling(path, "PID").name).replace("PID", r"(\d+)")
     parent = _real(path).parent
     named = [(re.fullmatch(pattern, entry.name), entry) for entry in parent.iterdir()] if parent.is_dir() else []
-    return [entry for match, entry in named if match and entry.is_dir() and not _lives(int(match[1]))]
+    return [entry for match, entry in named if match and entry.is_dir() and not _is_alive(int(match[1]))]
 
 
-def _lives(process: int) -> bool:
-    """Whether there is a process of that number, whoever owns it."""
+def _is_alive(process: int) -> bool:
+    """Whether a process with this id exists, whoever owns it."""
     try:
         os.kill(process, 0)
     except ProcessLookupError:
@@ -263,7 +264,7 @@ def _previous(path: Path) -> Path:
 
 
 def _sync(folder: Path) -> None:
-    """Push files and directory entries to the disk, so that a power cut after the rename finds them whole."""
+    """Flush files and directory entries to disk, so that they are complete after a power cut."""
     for path in [*folder.rglob("*"), folder]:
         descriptor = os.open(path, os.O_RDONLY)
         try:
@@ -272,8 +273,8 @@ def _sync(folder: Path) -> None:
             os.close(descriptor)
 
 
-def free_place(place: Path) -> Path:
-    """`place` if nothing lies there, else the first of NAME_2, NAME_3, ... that is free; a suffix is kept."""
+def next_free_path(place: Path) -> Path:
+    """`place` if it does not exist, else the first free path of NAME_2, NAME_3, ...; the suffix is kept."""
     number = 1
     free = place = _named(place)
     while free.exists():
@@ -283,15 +284,15 @@ def free_place(place: Path) -> Path:
 
 
 def _taken(path: Path) -> bool:
-    """Whether anything but an empty folder is there."""
+    """Whether the path exists and is not an empty folder."""
     return path.exists() and not (path.is_dir() and not any(path.iterdir()))
 
 
 def check_writable(path: Path) -> None:
-    """Refuse a place below a file, or in a folder that may not be written.
+    """Raise an error for a path below a file or in a folder without write permission.
 
     Raises:
-        UserError: It is such a place.
+        UserError: The path cannot be written.
     """
     folder = next((parent for parent in _real(path).absolute().parents if parent.exists()), path)
     if not folder.is_dir():

@@ -1,4 +1,4 @@
-"""Left and right: how a task's observations and actions look in a mirror; declared by tasks, used by learners."""
+"""Left-right symmetry of observations and actions; declared by tasks, used by learners."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from robopolicy.errors import UserError
 
 
 @dataclass(frozen=True)
-class Reflection:
-    """A signed permutation that undoes itself: element i of the image of x is `sign[i] * x[order[i]]`."""
+class SignedPermutation:
+    """A signed permutation that is its own inverse: element i of the image of x is `sign[i] * x[order[i]]`."""
 
     order: tuple[int, ...]
     sign: tuple[float, ...]
@@ -25,11 +25,11 @@ class Reflection:
         )
         if not undone:
             raise UserError(
-                f"A reflection applied twice must change nothing; got order {self.order}, sign {self.sign}."
+                f"A signed permutation applied twice must be the identity; got order {self.order}, sign {self.sign}."
             )
 
     @classmethod
-    def of(cls, sign: Sequence[float], swapped: Sequence[tuple[int, int]] = ()) -> Reflection:
+    def of(cls, sign: Sequence[float], swapped: Sequence[tuple[int, int]] = ()) -> SignedPermutation:
         """Flip signs, and exchange the pairs `swapped` of elements."""
         order = list(range(len(sign)))
         for i, j in swapped:
@@ -37,8 +37,8 @@ class Reflection:
         return cls(tuple(order), tuple(float(value) for value in sign))
 
     @classmethod
-    def joined(cls, *parts: Reflection) -> Reflection:
-        """That of a vector whose parts lie one after the other."""
+    def concat(cls, *parts: SignedPermutation) -> SignedPermutation:
+        """Signed permutation of a vector that concatenates the parts."""
         starts = [sum(part.size for part in parts[:i]) for i in range(len(parts))]
         order = tuple(start + j for start, part in zip(starts, parts, strict=True) for j in part.order)
         return cls(order, tuple(value for part in parts for value in part.sign))
@@ -49,7 +49,7 @@ class Reflection:
         return len(self.order)
 
     def permute(self, x: Tensor) -> Tensor:
-        """Exchange the elements of `x` `(..., D)` and keep their signs, as scales want it."""
+        """Permute the elements of `x` `(..., D)` and keep their signs, as for scales."""
         return x[..., torch.tensor(self.order, device=x.device)]
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -58,15 +58,15 @@ class Reflection:
 
 
 @dataclass(frozen=True)
-class Mirror:
-    """What a task looks like in a mirror: a mirrored action in a mirrored state leads to the mirrored next state.
+class MirrorSymmetry:
+    """Left-right symmetry of a task: a mirrored action in a mirrored state leads to the mirrored next state.
 
-    Reward, end of episodes and distribution of the first states must be the same on both sides.
+    Rewards, ends of episodes and the distribution of initial states must be invariant.
     """
 
-    observation: Mapping[str, Reflection]  # of every vector that can be mirrored
-    action: Reflection
+    observation: Mapping[str, SignedPermutation]  # one for each vector that can be mirrored
+    action: SignedPermutation
 
-    def observe(self, obs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Mirrored `obs`, without the keys that have no image."""
+    def mirror_obs(self, obs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Mirrored observations, without the keys that have no symmetry."""
         return {key: self.observation[key](value) for key, value in obs.items() if key in self.observation}

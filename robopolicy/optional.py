@@ -1,4 +1,4 @@
-"""Packages that only an adapter needs: imported when it is used, with a message that names the extra to install."""
+"""Optional packages, imported on first use; the error message names the extra to install."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from robopolicy.errors import UserError
 
 
-def need(package: str, extra: str) -> Any:
+def require(package: str, extra: str) -> Any:
     """Import `package`.
 
     Raises:

@@ -1,12 +1,12 @@
-"""Names of algorithms, policies, tasks and other parts, and the objects behind them, imported when they are used.
+"""Registries of algorithms, policies, tasks and other components by name, imported on first use.
 
 A name is looked up in three places, in this order:
 
 1. the product's own table;
 2. `robopolicy/contrib/<theme>/theme.toml`, one table per kind, read as data;
-3. entry points of installed packages, group `robopolicy.<kind>`, whose names are the names of the things.
+3. entry points of installed packages, group `robopolicy.<kind>`, under the names of the entry points.
 
-All three say where an object is as "module:attribute", so that listing names imports nothing.
+All three give an object as "module:attribute", so that listing names imports nothing.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def installed(kind: str) -> dict[str, EntryPoint]:
 
 @cache
 def _entry_points() -> Any:  # EntryPoints; in Python 3.11 a dict with the same `select`
-    """Those of all installed packages, whose metadata takes a tenth of a second to read."""
+    """Entry points of all installed packages; reading the metadata takes a tenth of a second."""
     return entry_points()
 
 
@@ -125,7 +125,7 @@ class Registry(Mapping[str, T], Generic[T]):
         self._rows[name] = row
 
     def ring(self, name: str) -> str:
-        """Where a name comes from: "product", the theme of contrib, or the package that was installed."""
+        """Origin of a name: "product", a theme of contrib, or an installed package."""
         if name in self._rows:
             return PRODUCT
         if name in (found := contributed(self.kind)):
@@ -134,7 +134,7 @@ class Registry(Mapping[str, T], Generic[T]):
         return point.dist.name if point.dist else point.value
 
     def product(self) -> list[str]:
-        """Names of the product alone, sorted."""
+        """Names of the product without contrib and plugins, sorted."""
         return sorted(self._rows)
 
     def summary(self, name: str) -> str:

@@ -1,4 +1,4 @@
-"""The recipes of the product, `configs/text/NAME.yaml`, those of contrib, and those in files of the user."""
+"""Files of text recipes: `configs/text/NAME.yaml`, `recipes/` of contrib themes, and files of the user."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from robopolicy.resources import folder
 
 @cache
 def recipe_files() -> dict[str, Path]:
-    """Files of the recipes that come along, by name: `configs/text` and `recipes/` of every theme of contrib.
+    """Files of the installed recipes by name: `configs/text` and `recipes/` of every theme of contrib.
 
     Raises:
         ValueError: Two folders have a recipe of one name.
@@ -29,18 +29,18 @@ def recipe_files() -> dict[str, Path]:
 
 
 def recipe_names() -> list[str]:
-    """Names of the recipes that come along."""
+    """Names of the installed recipes."""
     return sorted(recipe_files())
 
 
 def recipe_ring(name: str) -> str:
-    """Where a recipe comes from: "product", or its theme of contrib."""
+    """Origin of a recipe: "product" or a theme of contrib."""
     file = recipe_files()[name]
     return next((theme.name for theme in plugins.themes().values() if theme.folder in file.parents), plugins.PRODUCT)
 
 
 def read_recipe(name: str) -> dict[str, Any]:
-    """Plain values of a recipe, for `robopolicy.core.recipe.Recipe.from_plain`.
+    """Plain values of a recipe, for `robopolicy.core.recipe.Recipe.from_dict`.
 
     Args:
         name: One of `recipe_names`, or the path of a file that ends with .yaml.

@@ -1,4 +1,4 @@
-"""Folders that come with the package but are not Python: `configs`, of the product and of contrib, and `sim_assets`."""
+"""Data folders of the package: `configs` of the product and of contrib, and `sim_assets`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PACKAGE = Path(__file__).resolve().parent
 def folder(name: str) -> Path:
     """Path of `configs` or `sim_assets`.
 
-    A checkout has them at its top level, which wins; a wheel installs them as `robopolicy/_data/NAME`.
+    A checkout has them at its top level, which takes precedence; a wheel installs them as `robopolicy/_data/NAME`.
     """
     checkout = PACKAGE.parent / name
     inside = (PACKAGE.parent / "pyproject.toml").is_file() and checkout.is_dir()
@@ -20,7 +20,7 @@ def folder(name: str) -> Path:
 
 
 def presets() -> list[Path]:
-    """Folders of presets: `configs`, and that of every theme of contrib which has one."""
+    """Folders of presets: `configs` of the product and of the themes of contrib."""
     own = [theme.folder / "configs" for theme in plugins.themes().values()]
     return [folder("configs"), *(place for place in own if place.is_dir())]
 

@@ -1,4 +1,4 @@
-"""Plain values (JSON, YAML) to frozen config dataclasses and back, refusing whatever does not fit exactly."""
+"""Conversion between plain values (JSON, YAML) and frozen config dataclasses, with strict checks."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ T = TypeVar("T")
 _FILLED: ContextVar[list[str] | None] = ContextVar("filled", default=None)
 
 
-class PlainForm(ABC):
-    """Base of settings that are written otherwise than as a mapping of their fields."""
+class CustomSerialization(ABC):
+    """Base of settings with a serialized form other than a mapping of their fields."""
 
     @classmethod
     @abstractmethod
-    def from_plain(cls, value: Any, where: str) -> Self:
+    def from_dict(cls, value: Any, where: str) -> Self:
         """Build the setting from plain values.
 
         Args:
@@ -30,19 +30,19 @@ class PlainForm(ABC):
             where: Name of the setting, for messages.
 
         Raises:
-            UserError: It does not fit.
+            UserError: The value does not fit.
         """
 
     @abstractmethod
-    def to_plain(self) -> Any:
-        """Inverse of `from_plain`."""
+    def to_dict(self) -> Any:
+        """Inverse of `from_dict`."""
 
 
 @contextmanager
-def filling() -> Iterator[list[str]]:
-    """Within it `from_plain` gives missing settings their defaults; yields the growing list of their names.
+def fill_defaults() -> Iterator[list[str]]:
+    """Let `from_dict` fill missing settings with their defaults; yields the growing list of their names.
 
-    For what an older version wrote, by readers that can tell whether the default is what was meant.
+    For files of older versions, by readers that can tell whether the default is correct.
     """
     filled: list[str] = []
     token = _FILLED.set(filled)
@@ -52,15 +52,15 @@ def filling() -> Iterator[list[str]]:
         _FILLED.reset(token)
 
 
-def from_plain(cls: type[T], data: Any, where: str) -> T:
+def from_dict(cls: type[T], data: Any, where: str) -> T:
     """Build the dataclass `cls` from a mapping of plain values; lists become tuples where the field is one.
 
     Args:
         cls: Config dataclass; fields may be numbers, with ranges (`robopolicy.constraints`), strings, bools, None,
         tuples,
-            further dataclasses, and what has a `PlainForm`.
+            further dataclasses, and what has a `CustomSerialization`.
         data: Mapping with exactly the fields of `cls`.
-        where: What is being read, for the message; empty where settings are known by their own names.
+        where: Name of the file or section, for the message; empty if settings have full names.
 
     Raises:
         UserError: A key is unknown or missing, or a value has the wrong type or is out of range.
@@ -86,14 +86,14 @@ def from_plain(cls: type[T], data: Any, where: str) -> T:
 
 
 def with_defaults(cls: type[T], settings: Mapping[str, Any], where: str) -> T:
-    """As `from_plain`, with the defaults of `cls` where `settings` say nothing."""
+    """Build the dataclass `cls` like `from_dict`, with defaults for missing settings."""
     if not isinstance(settings, Mapping):
         raise _mismatch(where, "a mapping", settings)
-    return from_plain(cls, {**to_plain(cls()), **settings}, where)
+    return from_dict(cls, {**to_dict(cls()), **settings}, where)
 
 
-def to_plain(config: Any) -> dict[str, Any]:
-    """Inverse of `from_plain`."""
+def to_dict(config: Any) -> dict[str, Any]:
+    """Inverse of `from_dict`."""
     return {field.name: _plain(getattr(config, field.name)) for field in dataclasses.fields(config) if field.init}
 
 
@@ -108,7 +108,7 @@ def open_schema(cls: type[Any], **extra: Any) -> type[Any]:
     rows: dict[str, tuple[str, Any, Any]] = {}
     for entry in dataclasses.fields(cls):
         hint, value = hints[entry.name], _default(entry)
-        if any(_has_plain_form(item) for item in get_args(hint)):  # Hydra takes them as they are written
+        if any(_has_custom_form(item) for item in get_args(hint)):  # Hydra takes their serialized form
             hint, value = tuple[Any, ...], _plain(value)
         if dataclasses.is_dataclass(hint) and isinstance(hint, type):
             hint = open_schema(hint)
@@ -139,15 +139,15 @@ def _factory(value: Any) -> Any:
     return dataclasses.field(default_factory=lambda: value)
 
 
-def _has_plain_form(hint: Any) -> bool:
-    return isinstance(hint, type) and issubclass(hint, PlainForm)
+def _has_custom_form(hint: Any) -> bool:
+    return isinstance(hint, type) and issubclass(hint, CustomSerialization)
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, PlainForm):
-        return value.to_plain()
+    if isinstance(value, CustomSerialization):
+        return value.to_dict()
     if dataclasses.is_dataclass(value):
-        return to_plain(value)
+        return to_dict(value)
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
     return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
@@ -159,10 +159,10 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
         return value
     if origin is Annotated:
         return _ranged(hint, value, where)
-    if _has_plain_form(hint):
-        return hint.from_plain(value, where)
+    if _has_custom_form(hint):
+        return hint.from_dict(value, where)
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
-        return from_plain(hint, value, where)
+        return from_dict(hint, value, where)
     if origin in (Union, types.UnionType):
         return _convert_union(get_args(hint), value, where)
     if origin in (tuple, list) or hint in (tuple, list):

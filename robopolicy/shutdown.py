@@ -1,4 +1,4 @@
-"""The signals that ask a program to end, of which one says that nobody listens any more."""
+"""Handling of the signals that end a program: SIGINT, SIGTERM and SIGHUP."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from types import FrameType
 
 
 def stop_signals() -> tuple[signal.Signals, ...]:
-    """SIGINT, SIGTERM, and the SIGHUP of a terminal that is gone unless it is ignored, as under nohup."""
+    """SIGINT, SIGTERM, and SIGHUP unless it is ignored, as under nohup."""
     hangup: signal.Signals | None = getattr(signal, "SIGHUP", None)  # Windows has none
     if hangup is None or signal.getsignal(hangup) is signal.SIG_IGN:
         return signal.SIGINT, signal.SIGTERM
     return signal.SIGINT, signal.SIGTERM, hangup
 
 
-def hear(number: int) -> None:
-    """For handlers of `stop_signals`: after SIGHUP, what would go to the terminal goes nowhere, without error."""
+def detach_terminal(number: int) -> None:
+    """Discard terminal output after SIGHUP, for handlers of `stop_signals`."""
     if number != getattr(signal, "SIGHUP", None):
         return
     nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -31,11 +31,11 @@ def hear(number: int) -> None:
 
 
 @contextmanager
-def on_stop_signals(ask: Callable[[int], None]) -> Iterator[None]:
-    """Call `ask` with the number of each of `stop_signals`, in the main thread, which alone receives them."""
+def handle_shutdown(ask: Callable[[int], None]) -> Iterator[None]:
+    """Call `callback` with the number of each signal of `stop_signals`; only the main thread receives signals."""
 
     def handler(number: int, frame: FrameType | None) -> None:
-        hear(number)
+        detach_terminal(number)
         ask(number)
 
     try:

@@ -1,4 +1,4 @@
-"""Shapes of what goes into and comes out of a policy; below everything that builds networks for them."""
+"""Specification of the inputs and outputs of a policy."""
 
 from __future__ import annotations
 
@@ -7,38 +7,47 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-IMAGE_PREFIX = "image."  # of observations that are pictures (3, h, w), uint8
-STEP_KEYS = ("action", "executed", "reward", "terminated", "success", "closing")  # of a frame that are no observations
-MEMORY = "memory"  # observation of a recurrent policy: what it returned as memory one decision ago, zeros at the start
+IMAGE_PREFIX = "image."  # of image observations (3, h, w), uint8
+STEP_KEYS = (
+    "action",
+    "executed",
+    "reward",
+    "terminated",
+    "success",
+    "closing",
+)  # keys of a frame that are not observations
+HIDDEN_STATE = (
+    "memory"  # observation of a recurrent policy: hidden state after the previous decision, zeros at the start
+)
 
-LARGEST_CHUNK, LARGEST_INPUT = 2**17, 2**26  # numbers; a damaged manifest must not exhaust the memory
+MAX_CHUNK, MAX_INPUT = 2**17, 2**26  # numbers; a damaged manifest must not exhaust the memory
 
 
 @dataclass(frozen=True)
 class PolicySpec:
-    """What goes in and what comes out; stored in every checkpoint."""
+    """Shapes of observations and actions of a policy; stored in every checkpoint."""
 
     observation: Mapping[str, tuple[int, ...]]  # per-step shapes: {"state": (Do,), "image.front": (3, 64, 64)}
     action_dim: int  # A
     horizon: int = 1  # H, actions per chunk
-    execute: int = 1  # Ta <= H, actions played per chunk
+    action_horizon: int = 1  # Ta <= H, actions executed per chunk
     obs_horizon: int = 1  # To, observations per input
 
     def __post_init__(self) -> None:
-        if not 1 <= self.execute <= self.horizon:
-            raise ValueError(f"execute must lie in [1, horizon={self.horizon}], got {self.execute}.")
+        if not 1 <= self.action_horizon <= self.horizon:
+            raise ValueError(f"action_horizon must lie in [1, horizon={self.horizon}], got {self.action_horizon}.")
         if self.obs_horizon < 1 or self.action_dim < 1:
             raise ValueError("obs_horizon and action_dim must be at least 1.")
-        if self.horizon * self.action_dim > LARGEST_CHUNK:
-            raise ValueError(f"a chunk may have {LARGEST_CHUNK} numbers, got {self.horizon} x {self.action_dim}.")
+        if self.horizon * self.action_dim > MAX_CHUNK:
+            raise ValueError(f"a chunk may have {MAX_CHUNK} numbers, got {self.horizon} x {self.action_dim}.")
         for key, shape in self.observation.items():
-            if self.obs_horizon * math.prod(shape) > LARGEST_INPUT:
-                raise ValueError(f"observation '{key}' may have {LARGEST_INPUT} numbers, got {list(shape)}.")
+            if self.obs_horizon * math.prod(shape) > MAX_INPUT:
+                raise ValueError(f"observation '{key}' may have {MAX_INPUT} numbers, got {list(shape)}.")
 
     @property
-    def memory_dim(self) -> int:
-        """Size of the memory of a recurrent policy; 0 for those that have none."""
-        return self.observation[MEMORY][0] if MEMORY in self.observation else 0
+    def hidden_dim(self) -> int:
+        """Size of the hidden state of a recurrent policy; 0 for other policies."""
+        return self.observation[HIDDEN_STATE][0] if HIDDEN_STATE in self.observation else 0
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready form for the checkpoint manifest."""
@@ -51,13 +60,14 @@ class PolicySpec:
         """Inverse of `to_dict`.
 
         Raises:
-            ValueError: The observations are no mapping to shapes.
+            ValueError: The observations are not a mapping to shapes.
             TypeError: Something else is missing, unknown or of another type.
         """
         shown = data.get("observation")
         if not isinstance(shown, Mapping) or not all(map(_is_shape, shown.values())):
             raise ValueError(f"observation must map names to shapes, found {shown!r}.")
-        return cls(**{**data, "observation": {str(key): tuple(shape) for key, shape in shown.items()}})
+        fields = {"action_horizon" if key == "execute" else key: value for key, value in data.items()}
+        return cls(**{**fields, "observation": {str(key): tuple(shape) for key, shape in shown.items()}})
 
 
 def _is_shape(value: Any) -> bool:

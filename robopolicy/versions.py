@@ -1,4 +1,4 @@
-"""What a file or a result came from: content hashes and versions of packages, the same for everything we write."""
+"""Content hashes of files and versions of packages, recorded with every result."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from robopolicy.errors import UserError
 
-PACKAGES = ("robopolicy", "torch", "numpy", "mujoco")  # what most results depend on
+PACKAGES = ("robopolicy", "torch", "numpy", "mujoco")  # most results depend on these
 
 
 def sha256(path: Path) -> str:

@@ -12,10 +12,10 @@ from robopolicy.files import (
     atomic_folder,
     check_new_file,
     check_new_folder,
-    free_place,
+    next_free_path,
     parse_json,
     parse_yaml,
-    recover,
+    restore_partial,
     write_text,
 )
 
@@ -41,14 +41,14 @@ def test_a_folder_that_fails_half_way_disappears(tmp_path):
 
 def test_a_crash_between_the_two_renames_is_undone(tmp_path):
     (tmp_path / ".x.previous").mkdir()
-    recover(tmp_path / "x")
+    restore_partial(tmp_path / "x")
     assert names(tmp_path) == ["x"]
 
 
 def test_a_crash_before_the_old_one_was_deleted_is_cleaned_up(tmp_path):
     (tmp_path / "x").mkdir()
     (tmp_path / ".x.previous").mkdir()
-    recover(tmp_path / "x")
+    restore_partial(tmp_path / "x")
     assert names(tmp_path) == ["x"]
 
 
@@ -74,10 +74,10 @@ def test_text_replaces_the_old_file_and_failure_is_one_clear_line(tmp_path):
 
 def test_a_free_place_takes_the_next_number_and_keeps_its_suffix(tmp_path):
     for place, second, third in (("x", "x_2", "x_3"), ("x.mp4", "x_2.mp4", "x_3.mp4")):
-        assert free_place(tmp_path / place) == tmp_path / place
+        assert next_free_path(tmp_path / place) == tmp_path / place
         (tmp_path / place).mkdir()
         (tmp_path / second).mkdir()
-        assert free_place(tmp_path / place) == tmp_path / third
+        assert next_free_path(tmp_path / place) == tmp_path / third
 
 
 def test_a_folder_is_replaced_only_if_it_is_one_of_ours_and_somebody_asks_for_it(tmp_path):
@@ -95,9 +95,9 @@ def test_a_folder_is_replaced_only_if_it_is_one_of_ours_and_somebody_asks_for_it
                 check_new_folder(place, "a thing", "mark", overwrite=overwrite)
     with pytest.raises(UserError, match="exists already; choose another folder, or pass --overwrite"):
         check_new_folder(ours, "a thing", "mark")
-    with pytest.raises(UserError, match=r"cannot be replaced by what is made of .*part"):
+    with pytest.raises(UserError, match=r"is the input .*part"):
         check_new_folder(ours, "a thing", "mark", overwrite=True, sources=[ours / "part"])
-    with pytest.raises(UserError, match=r"Cannot write .*: a file stands where a folder is needed"):
+    with pytest.raises(UserError, match=r"Cannot write .*: a file is in the place of a folder"):
         check_new_folder(file / "x", "a thing", "mark")
     assert names(tmp_path) == ["empty", "file", "other", "ours"]
 

@@ -1,6 +1,6 @@
 """Compositions of two parents against each of them, with weights searched on other episodes: a table and a curve.
 
-    python -m benchmarks.composition --quick                   # lift, one seed, little of everything, nothing written
+    python -m benchmarks.composition --quick                   # lift, one seed, small budgets, nothing written
     python -m benchmarks.composition                           # everything missing; about 15 CPU minutes a cell
     python -m benchmarks.composition --tasks lift push_t --seeds 0 1 2 --jobs 2
     python -m benchmarks.composition --table                   # only rewrite the tables from the finished cells
@@ -31,11 +31,11 @@ COMMAND = "python -m benchmarks.composition"
 def main() -> None:
     """Run what is missing, then print and write the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="one cell, little of everything, nothing written")
+    parser.add_argument("--quick", action="store_true", help="one small cell, no results written")
     parser.add_argument("--tasks", nargs="+", choices=list(TASKS), default=list(TASKS))
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1])
-    parser.add_argument("--jobs", type=int, default=2, help="cells at a time, one thread each")
-    parser.add_argument("--table", action="store_true", help="run nothing")
+    parser.add_argument("--jobs", type=int, default=2, help="parallel cells, one thread each")
+    parser.add_argument("--table", action="store_true", help="print the tables without running cells")
     arguments = parser.parse_args()
     if arguments.quick:
         cells = run_all([("lift", 0)], jobs=1, settings=QUICK, keep=False)

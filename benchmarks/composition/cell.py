@@ -18,7 +18,7 @@ from benchmarks.composition.parents import demonstrations, train_parent
 from benchmarks.composition.tasks import PairTask
 from robopolicy.evaluation.result import EvalResult
 from robopolicy.evaluation.search.methods import Weights
-from robopolicy.evaluation.search.weights import Ledger, SimEvaluator, hold_out, make_search, search_weights
+from robopolicy.evaluation.search.weights import SearchLog, SimEvaluator, hold_out, make_search, search_weights
 from robopolicy.nets.module_state import evaluation_mode
 from robopolicy.policies.base import Observation, Policy
 from robopolicy.policies.composition.operators import And, Convex, Operator, Or
@@ -124,8 +124,8 @@ def _digest(task: PairTask, settings: Settings) -> str:
     return hashlib.sha256(repr((task, settings)).encode()).hexdigest()[:8]
 
 
-def _ledger(path: Path) -> Ledger:
-    return Ledger.open(path) if path.exists() else Ledger(path)
+def _ledger(path: Path) -> SearchLog:
+    return SearchLog.open(path) if path.exists() else SearchLog(path)
 
 
 def _outcomes(result: EvalResult) -> dict[str, Any]:

@@ -27,7 +27,7 @@ def demonstrations(task: PairTask, seed: int, folder: Path) -> Episodes:
     """Successful episodes of the scripted expert for both parents: the first half is the first one's."""
     if not folder.exists():
         with closing(make_sim(task.task, task.options(16))) as sim:
-            expert = get_task(task.task).need_expert()()
+            expert = get_task(task.task).require_expert()()
             with LeRobotWriter(folder, control_dt=sim.spec.control_dt, video=False) as writer:
                 collect(sim, expert, writer, episodes=2 * task.demonstrations, seed=DEMONSTRATIONS + 1000 * seed)
     found = read_lerobot(folder)

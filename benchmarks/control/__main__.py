@@ -29,12 +29,12 @@ QUICK = ("sb3_ppo", "bpo", "sb3_sac", "dsac_t")
 def main() -> None:
     """Run what is missing, then print and write the table and the curves."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="one task, one seed, few steps, nothing written")
+    parser.add_argument("--quick", action="store_true", help="one task, one seed, few steps, no results written")
     parser.add_argument("--tasks", nargs="+", choices=list(TASKS), default=list(TASKS))
     parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=list(METHODS))
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2, 3, 4])
-    parser.add_argument("--jobs", type=int, default=2, help="cells at a time, one thread each")
-    parser.add_argument("--table", action="store_true", help="run nothing")
+    parser.add_argument("--jobs", type=int, default=2, help="parallel cells, one thread each")
+    parser.add_argument("--table", action="store_true", help="print the tables without running cells")
     arguments = parser.parse_args()
     if arguments.quick:
         few = {ON_POLICY.name: 16_384, OFF_POLICY.name: 2_000}

@@ -69,7 +69,7 @@ def settings(method: Method, task: ControlTask, seed: int) -> tuple[str, ...]:
     family = method.family
     return (
         *(f"task={task.task}", f"policy={method.policy or family.policy}", f"algorithm={method.name}"),
-        *("chunk.horizon=1", "chunk.execute=1", f"budget.env_steps={family.env_steps}", f"seed={seed}"),
+        *("chunk.horizon=1", "chunk.action_horizon=1", f"budget.env_steps={family.env_steps}", f"seed={seed}"),
         *(f"evaluation.episodes={CURVE_EPISODES}", f"evaluation.seed={CURVE_SEED}", "guards.restore_best=false"),
         *(*family.settings, *method.settings),
     )

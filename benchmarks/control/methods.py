@@ -35,7 +35,7 @@ class Family:
         common = (f"sim.num_envs={self.num_envs}", f"algorithm.batch_size={self.batch_size}")
         if self.rollout:
             return (*common, f"algorithm.num_steps={self.rollout}")
-        memory = (f"replay.warmup_steps={self.warmup}", f"replay.capacity={self.capacity}")
+        memory = (f"replay.learning_starts={self.warmup}", f"replay.capacity={self.capacity}")
         widths = (f"policy.hidden={list(self.hidden)}", f"algorithm.critic.hidden={list(self.hidden)}")
         return (*common, *memory, *widths, "policy.normalization=identity")
 

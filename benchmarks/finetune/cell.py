@@ -63,8 +63,8 @@ def run_cell(method: Method, task: BenchTask, seed: int, *, steps: int | None = 
         "steps_to_goal": _first_crossing(folder),
         "seconds": round(report["seconds"], 1),
         "seconds_updating": round(report["seconds_updating"], 1),
-        "restored": report["restored"],
-        "kept_base": report["kept_base"],
+        "restored": report["num_restores"],
+        "kept_base": report["reverted_to_base"],
     }
 
 
@@ -76,7 +76,7 @@ def demonstrations(task: BenchTask, seed: int) -> Path:
     words = ["collect", task.task, "--episodes", str(task.demonstrations), "--seed", str(100_000 + 1_000 * seed)]
     if task.source_steps:
         words += ["--policy", str(_half_trained(task, seed)), "--keep-failures", "--stochastic"]
-    run_verb(*words, "--out", str(folder))
+    run_command(*words, "--out", str(folder))
     return folder
 
 
@@ -98,7 +98,7 @@ def train_once(folder: Path, *settings: str) -> Path:
 def train_anew(folder: Path, *settings: str) -> Path:
     """Last checkpoint of a run in `folder`, which replaces what an earlier one has left there."""
     shutil.rmtree(folder, ignore_errors=True)
-    run_verb("train", *settings, f"out={folder.parent}", f"name={folder.name}")
+    run_command("train", *settings, f"out={folder.parent}", f"name={folder.name}")
     return folder / "checkpoints" / "last"
 
 
@@ -163,7 +163,7 @@ def _pace(settings: Sequence[str], steps: int, task: BenchTask, before: dict[str
     return [wide, f"algorithm.num_steps={decisions}", "budget.updates=0", f"budget.env_steps={steps}"]
 
 
-def run_verb(*words: str) -> None:
+def run_command(*words: str) -> None:
     """Run `robopolicy WORDS`.
 
     Raises:

@@ -10,7 +10,7 @@ from benchmarks.finetune.cell import base_policy, demonstrations, run_cell
 from benchmarks.finetune.methods import METHODS, Base
 from benchmarks.finetune.tasks import TASKS
 from benchmarks.parallel import run_cells
-from robopolicy.training.workers import in_processes
+from robopolicy.training.workers import parallel_map
 
 Key = tuple[str, str, int]  # method, task, seed
 Shared = tuple[str, int, tuple[Base, ...]]  # task, seed, bases
@@ -40,7 +40,7 @@ def _prepare(keys: Sequence[Key], jobs: int) -> None:
 
 def make_shared(shared: Sequence[Shared], *, jobs: int) -> None:
     """Collect the demonstrations and clone the bases that are not there yet; those of one dataset in one process."""
-    for _, future in in_processes(_make_shared, shared, jobs=jobs):
+    for _, future in parallel_map(_make_shared, shared, jobs=jobs):
         future.result()
 
 

@@ -29,7 +29,7 @@ class BenchTask:
     @property
     def chunk(self) -> tuple[str, ...]:
         """Settings of a new policy."""
-        return (f"chunk.horizon={self.horizon}", f"chunk.execute={self.horizon}")
+        return (f"chunk.horizon={self.horizon}", f"chunk.action_horizon={self.horizon}")
 
 
 TASKS = {

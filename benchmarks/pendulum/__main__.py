@@ -43,11 +43,11 @@ CLAIMS = tuple(Claim(row, **claim) for row, claims in contributed("pendulum", "c
 def main() -> None:
     """Run what is missing, then print and write the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="one seed, few steps, nothing written")
+    parser.add_argument("--quick", action="store_true", help="one seed, few steps, no results written")
     parser.add_argument("--rows", nargs="+", choices=list(ROWS), default=list(ROWS))
     parser.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS))
-    parser.add_argument("--jobs", type=int, default=2, help="cells at a time, one thread each")
-    parser.add_argument("--table", action="store_true", help="run nothing")
+    parser.add_argument("--jobs", type=int, default=2, help="parallel cells, one thread each")
+    parser.add_argument("--table", action="store_true", help="print the tables without running cells")
     arguments = parser.parse_args()
     if arguments.quick:
         cells = run_all([(row, 0) for row in arguments.rows], jobs=arguments.jobs, keep=False, env_steps=600)

@@ -19,7 +19,7 @@ from benchmarks.themes import contributed
 from robopolicy.algorithms.common.off_policy import OffPolicy
 from robopolicy.algorithms.sac import SAC
 from robopolicy.evaluation.actors import Actor, as_actor
-from robopolicy.evaluation.frequency import HeldActor
+from robopolicy.evaluation.frequency import ActionRepeatActor
 from robopolicy.evaluation.harness import evaluate
 from robopolicy.policies.base import Policy
 from robopolicy.sim.chunk import ChunkedSim
@@ -108,8 +108,8 @@ def settings(row: Row, seed: int, env_steps: int) -> tuple[str, ...]:
     """What `robopolicy train` is called with."""
     return (
         *(f"task={row.task}", f"policy={row.policy}", f"algorithm={row.algorithm}", "chunk.horizon=1"),
-        *("chunk.execute=1", "policy.normalization=identity", f"budget.env_steps={env_steps}", f"seed={seed}"),
-        *("sim.num_envs=1", "algorithm.batch_size=256", "replay.warmup_steps=200", "guards.restore_best=false"),
+        *("chunk.action_horizon=1", "policy.normalization=identity", f"budget.env_steps={env_steps}", f"seed={seed}"),
+        *("sim.num_envs=1", "algorithm.batch_size=256", "replay.learning_starts=200", "guards.restore_best=false"),
         *("evaluation.episodes=10", f"evaluation.seed={CURVE_SEED}", f"evaluation.every={EVERY}"),
         *row.settings,
     )
@@ -127,17 +127,17 @@ def curve(folder: Path) -> list[tuple[int, float]]:
     return points
 
 
-class Recorder(HeldActor):
+class Recorder(ActionRepeatActor):
     """An actor whose chunks are kept."""
 
     def __init__(self, actor: Actor) -> None:
-        super().__init__(actor, actor.execute)
+        super().__init__(actor, actor.action_horizon)
         self.chunks: list[Tensor] = []
 
     def __call__(
         self, sim: VectorSim, obs: Observation, rows: Tensor, seeds: Sequence[int], decisions: Sequence[int]
     ) -> Tensor:
-        """The actor's chunks `(R, execute, A)`."""
+        """The actor's chunks `(R, action_horizon, A)`."""
         self.chunks.append(super().__call__(sim, obs, rows, seeds, decisions))
         return self.chunks[-1]
 
@@ -148,7 +148,7 @@ def judge(policy: Policy, sim: VectorSim) -> dict[str, Any]:
         recorder = Recorder(actor)
         result = evaluate(recorder, sim, episodes=EPISODES, seed=HELD_OUT, policy_batch=EPISODES)
         held = {
-            str(m): float(evaluate(HeldActor(actor, m), sim, episodes=EPISODES, seed=HELD_OUT).returns.mean())
+            str(m): float(evaluate(ActionRepeatActor(actor, m), sim, episodes=EPISODES, seed=HELD_OUT).returns.mean())
             for m in HOLDS
         }
     played = torch.cat(recorder.chunks, 1)  # (N, T, A)

@@ -8,7 +8,7 @@ import gymnasium
 import torch
 from torch import Tensor
 
-from robopolicy.policies.wrappers.black_box import provide
+from robopolicy.policies.wrappers.black_box import register_callable
 
 PLAIN, NOISY = "gymnasium/Pendulum-v1", "gymnasium/NoisyPendulum-v1"
 NOISE = 2.0  # standard deviation of what is added to rewards between -16 and 0
@@ -46,4 +46,4 @@ def register() -> None:
     """Make the noisy task and the controller known, in every process anew."""
     if "NoisyPendulum-v1" not in gymnasium.registry:
         gymnasium.register("NoisyPendulum-v1", make_noisy, max_episode_steps=200)
-        provide(CONTROLLER, energy_shaping)
+        register_callable(CONTROLLER, energy_shaping)

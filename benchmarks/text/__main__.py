@@ -28,12 +28,12 @@ from benchmarks.text.table import figures, refusals, rows
 def main() -> None:
     """Run what is missing, then print and write the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="two recipes, one task, few tokens, nothing written")
+    parser.add_argument("--quick", action="store_true", help="two recipes, one task, few tokens, no results written")
     parser.add_argument("--tasks", nargs="+", choices=list(TASKS), default=list(TASKS))
     parser.add_argument("--recipes", nargs="+", choices=online_recipes(), default=online_recipes())
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
-    parser.add_argument("--jobs", type=int, default=2, help="cells at a time, one thread each")
-    parser.add_argument("--table", action="store_true", help="run nothing")
+    parser.add_argument("--jobs", type=int, default=2, help="parallel cells, one thread each")
+    parser.add_argument("--table", action="store_true", help="print the tables without running cells")
     arguments = parser.parse_args()
     if arguments.quick:
         cells = run_all([("grpo", "arithmetic", 0), ("gspo", "arithmetic", 0)], jobs=1, tokens=6_000, keep=False)

@@ -30,16 +30,24 @@ from robopolicy.text.recipe_trainer import TextRecipe, TextRecipeConfig
 from robopolicy.text.sim import TextSim
 from robopolicy.training.checkpoint import load_policy
 from robopolicy.training.text_file_source import recipe_source
-from robopolicy.training.text_rollout_source import AttemptSource
+from robopolicy.training.text_rollout_source import TextRolloutSource
 
 WORK = Path("runs/text_benchmark")
 HELD_OUT = 500_000  # first held-out prompt; training starts at a million and evaluates on 10000 and onwards
 PROMPTS, SAMPLES = 200, 16
 ROWS = 256  # attempts per update, whatever the size of a group
-MEASURED = ("rollout/degenerate", "rollout/helped", "actor/informative", "actor/clip_fraction", "actor/approx_kl")
+MEASURED = (
+    "rollout/degenerate",
+    "rollout/helped",
+    "actor/nonzero_advantage_fraction",
+    "actor/clip_fraction",
+    "actor/approx_kl",
+)
 ACCOMPANIED = ("kdrl", *contributed("text", "accompanied"))  # recipes with a second policy
 STEPS = 4  # gradient steps per update: with one, all ratios are 1 and recipes that bound them are the same
-NO_RATIO = "pg"  # a surrogate that knows none: it is the gradient of the policy that acted alone, so for one step
+NO_RATIO = (
+    "policy_gradient"  # a surrogate that knows none: it is the gradient of the policy that acted alone, so for one step
+)
 ON_POLICY = tuple(contributed("text", "on_policy"))  # other recipes whose sources take one step
 
 
@@ -147,7 +155,7 @@ def _train(
     assert isinstance(sim, TextSim)
     start, seen = time.process_time(), []
     with closing(recipe_source(sim, algorithm, seed=1_000_000 * (1 + seed))) as source:
-        assert isinstance(source, AttemptSource)
+        assert isinstance(source, TextRolloutSource)
         while source.generated < tokens:
             seen.append(algorithm.update(source.next(algorithm)) | source.metrics())
         last = seen[-max(1, len(seen) // 3) :]

@@ -28,8 +28,8 @@ def _held_out(name: str) -> Callable[[Cell], float | None]:
     return lambda cell: cell["after"].get(name)
 
 
-def _training(name: str) -> Callable[[Cell], float | None]:
-    return lambda cell: cell["training"].get(name)
+def _training(*names: str) -> Callable[[Cell], float | None]:
+    return lambda cell: next((cell["training"][name] for name in names if name in cell["training"]), None)
 
 
 def _pass_at(k: int) -> Callable[[Cell], float]:
@@ -59,7 +59,7 @@ QUANTITIES: dict[str, Callable[[Cell], float | None]] = {
     "format": _held_out("format"),
     **{name: _held_out(name) for name in GRADES},
     "tool calls": _held_out("calls"),
-    "informative rows": _training("informative"),
+    "informative rows": _training("nonzero_advantage_fraction", "informative"),
     "dead groups": _training("degenerate"),
     "clipped": _training("clip_fraction"),
     "drift": _training("approx_kl"),

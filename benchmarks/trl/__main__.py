@@ -38,7 +38,7 @@ TARGET_SPEED, TARGET_MEMORY = 1.5, 0.8  # ours over theirs
 def main() -> None:
     """Run both sides and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="one seed, 4 updates, nothing written")
+    parser.add_argument("--quick", action="store_true", help="one seed, 4 updates, no results written")
     parser.add_argument("--updates", type=int, default=60)
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
     arguments = parser.parse_args()

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from robopolicy.evaluation.harness import evaluate
-from robopolicy.optional import need
+from robopolicy.optional import require
 from robopolicy.sim.registry import SimOptions, make_sim
 from robopolicy.spec import PolicySpec
 from robopolicy.text.model import small_llama
@@ -26,7 +26,7 @@ from robopolicy.text.recipe_trainer import TextRecipe, TextRecipeConfig
 from robopolicy.text.sft import TextSFT, TextSFTConfig
 from robopolicy.text.sim import TextSim
 from robopolicy.training.text_file_source import DemonstrationSource
-from robopolicy.training.text_rollout_source import AttemptSource
+from robopolicy.training.text_rollout_source import TextRolloutSource
 
 TASK = "text/arithmetic"
 PROMPTS, GROUP, BUDGET = 32, 8, 6  # per update; attempts per prompt; tokens per answer
@@ -76,7 +76,7 @@ def ours(base: Path, setting: Setting) -> tuple[TextPolicy, list[float], list[fl
     config = TextRecipeConfig(recipe="grpo", prompts=PROMPTS, group_size=GROUP, problems=POOL, **adam)
     learner = TextRecipe(config, policy, total_updates=setting.updates)
     times, rewards, first = [], [], 0
-    with closing(AttemptSource(_sim(), learner, seed=2_000_000 + 10_000 * setting.seed)) as source:
+    with closing(TextRolloutSource(_sim(), learner, seed=2_000_000 + 10_000 * setting.seed)) as source:
         for _ in range(setting.updates):
             learner.update(source.next(learner))
             rewards.append(source.metrics()["rollout/return"])
@@ -89,7 +89,7 @@ def theirs(base: Path, setting: Setting) -> tuple[TextPolicy, list[float], list[
     """GRPO by TRL with the same numbers."""
     from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 
-    datasets, trl = need("datasets", "trl"), need("trl", "trl")
+    datasets, trl = require("datasets", "trl"), require("trl", "trl")
     task = _sim().task
     seeds = range(2_000_000 + 10_000 * setting.seed, 2_000_000 + 10_000 * setting.seed + POOL)
     tokenizer = AutoTokenizer.from_pretrained(base)

@@ -25,11 +25,11 @@ from benchmarks.worldmodel.tasks import ABLATIONS, SMALL, TASKS
 def main() -> None:
     """Run what is missing, then print and write the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="six policies, one small world, nothing written")
+    parser.add_argument("--quick", action="store_true", help="six policies, one small world, no results written")
     parser.add_argument("--tasks", nargs="+", choices=[*TASKS, *ABLATIONS], default=list(TASKS))
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
-    parser.add_argument("--jobs", type=int, default=2, help="cells at a time, one thread each")
-    parser.add_argument("--table", action="store_true", help="run nothing")
+    parser.add_argument("--jobs", type=int, default=2, help="parallel cells, one thread each")
+    parser.add_argument("--table", action="store_true", help="print the tables without running cells")
     arguments = parser.parse_args()
     if arguments.quick:
         cells = run_all([(SMALL.name, player, 0) for player in SMALL.players], jobs=arguments.jobs, keep=False)

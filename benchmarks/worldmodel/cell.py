@@ -13,7 +13,7 @@ import torch
 from benchmarks.parallel import run_cells
 from benchmarks.worldmodel.tasks import ABLATIONS, SMALL, TASKS, BenchTask
 from robopolicy.cli.main import main as robopolicy
-from robopolicy.cli.policy_args import disturbed_players, parse_noise
+from robopolicy.cli.policy_args import noisy_policy_entries, parse_noise
 from robopolicy.data.formats.lerobot import read_lerobot
 from robopolicy.evaluation.harness import evaluate
 from robopolicy.evaluation.ope.fqe import FQE
@@ -52,7 +52,7 @@ def run_cell(task: BenchTask, player: str, seed: int) -> dict[str, Any]:
     name, noise = parse_noise(player)
     checkpoint = None if name == "expert" else cloned(task, name, seed)
     who = name if checkpoint is None else str(checkpoint)
-    (chosen,) = disturbed_players([f"{who}+{noise:g}"], task.task, "cpu")
+    (chosen,) = noisy_policy_entries([f"{who}+{noise:g}"], task.task, "cpu")
     sides: dict[str, Any] = {}
     for kind in ("real", "predicted"):
         real = kind == "real"
@@ -68,7 +68,7 @@ def films(task: BenchTask, seed: int) -> Path:
     if not folder.exists():
         views = ["--render", "--cameras", task.camera, "--image-size", str(task.size)]
         size = ["--episodes", str(task.films), "--seed", str(1_000_000 * (1 + seed))]
-        _verb("collect", task.task, *views, *size, "--behaviours", *task.behaviours, "--out", str(folder))
+        _run_command("collect", task.task, *views, *size, "--policies", *task.behaviours, "--out", str(folder))
     return folder
 
 
@@ -78,12 +78,12 @@ def world(task: BenchTask, seed: int) -> Path:
     if (folder / "report.json").exists():
         return folder / "checkpoints" / "best"
     if (folder / "checkpoints" / "last").exists():  # it was interrupted
-        _verb("worldmodel", "train", "--resume", str(folder))
+        _run_command("worldmodel", "train", "--resume", str(folder))
     else:
         shutil.rmtree(folder, ignore_errors=True)
-        settings = ["--preset", task.preset, "--seed", str(seed), "--set", *task.settings]
+        settings = ["--preset", task.preset, "--seed", str(seed), "--override", *task.settings]
         place = ["--out", str(folder.parent), "--name", folder.name]
-        _verb("worldmodel", "train", str(films(task, seed)), *place, *settings)
+        _run_command("worldmodel", "train", str(films(task, seed)), *place, *settings)
     return folder / "checkpoints" / "best"
 
 
@@ -95,20 +95,20 @@ def cloned(task: BenchTask, name: str, seed: int) -> Path:
     if not data.exists():
         size = ["--episodes", str(task.demonstrations), "--seed", str(100_000 + 1_000 * seed)]
         views = ["--cameras", task.camera, "--image-size", str(task.size)]
-        _verb("collect", task.task, *size, *views, "--out", str(data))
+        _run_command("collect", task.task, *size, *views, "--out", str(data))
     if not (folder / "report.json").exists():
         shutil.rmtree(folder, ignore_errors=True)
         views = [f"task.cameras=[{task.camera}]", f"task.image_size={task.size}", "evaluation.episodes=0"]
         run = [f"budget.updates={updates}", f"seed={seed}", f"out={place}", f"name={folder.name}"]
         what = [f"task.name={task.task}", "algorithm=bc", f"policy={head}", f"dataset={data}"]
-        _verb("train", *what, *task.policy, *views, *run)
+        _run_command("train", *what, *task.policy, *views, *run)
     return folder / "checkpoints" / "last"
 
 
 def fitted(task: BenchTask, checkpoint: Path, noise: float, seed: int) -> float:
     """Discounted return by fitted Q-evaluation on the films."""
     policy, _ = load_policy(checkpoint)
-    episodes = read_lerobot(films(task, seed)).played()
+    episodes = read_lerobot(films(task, seed)).without_closing_frames()
     logs = Logs(episodes, policy.spec, GAMMA)
     decided = logs.decide(policy, samples=task.drawn, deterministic=True, seed=seed)
     with closing(make_sim(task.task, SimOptions(num_envs=1))) as sim:
@@ -141,6 +141,6 @@ def _progress(cell: dict[str, Any]) -> str:
     return f"real {rates['real']:.2f}, predicted {rates['predicted']:.2f}"
 
 
-def _verb(*words: str) -> None:
+def _run_command(*words: str) -> None:
     if robopolicy(list(words)) != 0:
         raise Failed(f"robopolicy {' '.join(words)}")

@@ -64,7 +64,7 @@ TASKS = {
             preset="tiny",
             settings=FULL,
             cloned=(("flow", 50), ("flow", 200), ("gaussian", 800), ("diffusion", 2500)),
-            policy=("task.observe=[image.top,gripper]", "algorithm.batch_size=32"),
+            policy=("task.obs_keys=[image.top,gripper]", "algorithm.batch_size=32"),
             drawn=1,
             fqe=FQEConfig(  # it learns from pictures, too
                 steps=1500, batch_size=32, critic=CriticConfig(members=8, hidden=(128, 128), vision=SEEING)
@@ -81,7 +81,7 @@ TASKS = {
             settings=FULL,
             cloned=(("flow", 100), ("flow", 300), ("gaussian", 1000), ("diffusion", 3000)),
             noises=(0.0, 0.1, 0.2),
-            policy=("task.observe=[state]",),
+            policy=("task.obs_keys=[state]",),
         ),
     )
 }

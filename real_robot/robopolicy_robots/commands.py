@@ -1,4 +1,4 @@
-"""From a safe command to the message that a robot obeys, and back."""
+"""Conversion between safe commands and messages of a robot."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from robopolicy_robots.robot import RobotSpec
 
 
 def command_message(robot: RobotSpec, command: Array) -> Message:
-    """The message for `command` `(J,)`: positions, or velocities where the robot is driven by those.
+    """Message for `command` `(J,)`: positions, or velocities in velocity mode.
 
     Trajectories carry a stamp of zero ("from now"), since clocks need not agree, and one point, due in one period.
     """
     velocity = robot.mode == "velocity"
-    if robot.command.kind == JointTrajectory.ros_name:
+    if robot.command.type == JointTrajectory.ros_name:
         due = Duration.from_seconds(robot.dt)
         point = (
             JointTrajectoryPoint(velocities=command, time_from_start=due)
@@ -23,22 +23,22 @@ def command_message(robot: RobotSpec, command: Array) -> Message:
             else JointTrajectoryPoint(positions=command, time_from_start=due)
         )
         return JointTrajectory(joint_names=robot.names, points=(point,))
-    if robot.command.kind == Float64MultiArray.ros_name:
+    if robot.command.type == Float64MultiArray.ros_name:
         return Float64MultiArray(data=command)
-    if robot.command.kind == JointState.ros_name:
+    if robot.command.type == JointState.ros_name:
         return (
             JointState(name=robot.names, velocity=command)
             if velocity
             else JointState(name=robot.names, position=command)
         )
-    raise UserError(f"There is no command of type {robot.command.kind}.")
+    raise UserError(f"There is no command of type {robot.command.type}.")
 
 
 def targets_of(message: Message, order: tuple[str, ...]) -> tuple[tuple[str, ...], Array]:
-    """Joints and their targets in a command; `order` is that of the joints where it names none.
+    """Joints and targets in a command; `order` is used if the message has no names.
 
     Raises:
-        UserError: It holds no positions.
+        UserError: It has no positions.
     """
     if isinstance(message, JointTrajectory) and message.points:
         return message.joint_names, message.points[-1].positions

@@ -1,4 +1,4 @@
-"""One deployment: robot, transport, embodiment, policy and control loop put together, played and reported."""
+"""Deployment of a policy on a robot: setup, episodes and report."""
 
 from __future__ import annotations
 
@@ -15,62 +15,69 @@ from typing import Any
 import numpy as np
 import torch
 
-from robopolicy.cli.options import check_idle, check_overwrite
-from robopolicy.data.support import SupportGate, open_gate
-from robopolicy.deploy.chunk_buffer import JOINS
-from robopolicy.deploy.contract import ChunkSource
+from robopolicy.cli.options import check_overwrite, reject_unused
+from robopolicy.data.ood_detector import OODDetector, load_ood_detector
+from robopolicy.deploy.chunk_buffer import BLENDINGS
+from robopolicy.deploy.contract import ChunkPolicy
 from robopolicy.deploy.dashboard import parse_address
-from robopolicy.deploy.safety.ood import RESPONSES, SupportCheck, SupportCheckConfig
+from robopolicy.deploy.safety.ood import RESPONSES, ActionOODCheck, ActionOODConfig
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.evaluation.intervals import wilson
-from robopolicy.files import check_new_file, free_place, write_text
+from robopolicy.files import check_new_file, next_free_path, write_text
 from robopolicy.sim.backends.mujoco.task import MujocoTask
 from robopolicy.sim.registry import get_task
-from robopolicy.spec import MEMORY
-from robopolicy_robots.check import Subject, check, show
-from robopolicy_robots.figures import Figures
+from robopolicy.spec import HIDDEN_STATE
+from robopolicy_robots.check import PreflightContext, check, show
+from robopolicy_robots.connection import connect, to_argv
 from robopolicy_robots.filter_log import RecordedFilter
-from robopolicy_robots.live_view import View, open_view
-from robopolicy_robots.loop import ControlLoop, Parts
-from robopolicy_robots.pace import prioritise
+from robopolicy_robots.loop import ControlLoop, LoopOptions
+from robopolicy_robots.metrics import RunMetrics
+from robopolicy_robots.mujoco_topics import prefix_of
 from robopolicy_robots.policy_runner import PolicyRunner
-from robopolicy_robots.policy_source import InlineRunner, Kept, Wanted, misfits, open_source, start_episode
-from robopolicy_robots.reach import connect, repeated
+from robopolicy_robots.policy_source import (
+    NonClosing,
+    PolicyRequirements,
+    SyncRunner,
+    compatibility_errors,
+    open_source,
+    start_episode,
+)
+from robopolicy_robots.rate import set_realtime_priority
 from robopolicy_robots.recorder import RecordedTransport, Recorder
 from robopolicy_robots.robot import CAMERA, RobotSpec, load_robot
-from robopolicy_robots.simulated.client import PATIENCE, SimulatedTime, Simulation, simulated
+from robopolicy_robots.simulated.client import START_TIMEOUT, SimulatedTime, Simulation, simulated
 from robopolicy_robots.simulated.node import build, node_parser, task_of
 from robopolicy_robots.states import State, Tick
 from robopolicy_robots.task_embodiment import TaskEmbodiment
 from robopolicy_robots.transports.base import TRANSPORTS
-from robopolicy_robots.wiring import prefix_of
+from robopolicy_robots.tui import RunDisplay, open_view
 
-DRIVING = ("--episodes", "--seconds", "--record", "--out", "--dry-run", "--browser", "--support")
+DRIVING = ("--episodes", "--seconds", "--record", "--out", "--dry-run", "--browser", "--ood-data")
 
 
 @dataclass
-class Played:
-    """What one episode, or one stretch on a real robot, came to."""
+class EpisodeRecord:
+    """Record of one episode, or of one run on a real robot."""
 
     seed: int | None = None
     success: bool | None = None
     steps: int = 0  # control steps, of a simulated robot
-    done: bool = False  # the episode came to its end
-    state: str = ""  # of the loop at its end
+    done: bool = False  # the episode ended
+    state: str = ""  # final state of the loop
     reason: str = ""
     ticks: int = 0
-    misses: int = 0  # periods in which no tick began
-    holds: int = 0  # times that the loop held
+    misses: int = 0  # periods without a tick
+    holds: int = 0  # number of holds
     interventions: dict[str, int] = field(default_factory=dict)
     inference_ms: float = 0.0  # p95
     moments: list[float] = field(default_factory=list)  # [s] when ticks began
 
 
 def deploy(args: argparse.Namespace) -> int:
-    """Run `robopolicy deploy`; 0 when it ended as it should, 1 when the safety layer stopped the robot for good.
+    """Run `robopolicy deploy`; exit code 0 after a normal end, 1 after an emergency stop.
 
     Raises:
-        UserError: Something is wrong with the arguments, or does not answer.
+        UserError: The arguments are invalid, or a component does not answer.
     """
     robot = load_robot(args.robot)
     asked = {name: getattr(args, name) for name in ("rate", "domain") if getattr(args, name) is not None}
@@ -80,8 +87,8 @@ def deploy(args: argparse.Namespace) -> int:
     task = task_of(args.task)
     embodiment = TaskEmbodiment(task, prefix_of(task.model, robot.names))
     for key in embodiment.sources:
-        robot.source(key)  # refuses a task for another robot, or of more than it says, before anything is started
-    wanted = Wanted(
+        robot.source(key)  # checks that the robot has all sources before anything is started
+    wanted = PolicyRequirements(
         get_task(args.task).name,
         {key: tensor.shape for key, tensor in task.observation.items()},
         task.action_low,
@@ -90,29 +97,30 @@ def deploy(args: argparse.Namespace) -> int:
     )
     report = _places(args)
     if args.priority is not None:
-        prioritise(args.priority)
+        set_realtime_priority(args.priority)
     with ExitStack() as stack:
         source = open_source(args.policy, args.device)
         stack.callback(source.close)
-        if args.join == "rtc" and not source.takes_prefix:
+        if args.chunk_blending == "rtc" and not source.takes_prefix:
             raise UserError(
-                f"--join rtc needs a policy that continues what is being played, and {args.policy} does not; pass a "
-                "bundle of 'robopolicy export --rtc' or a server of one, or choose another join."
+                f"--chunk-blending rtc needs a policy that continues a prefix, and {args.policy} "
+                f"does not; pass a "
+                "bundle of 'robopolicy export --rtc' or a server of one, or choose another blending."
             )
         for camera in _images(source):
             robot.source(CAMERA + camera)
         if robot.simulated and args.transport != "loopback":
-            connect(args, robot).close()  # what is wrong with the transport is said before a process is started
+            connect(args, robot).close()  # reports transport errors before a process is started
         if args.check:
             return _checked(args, robot, task, source, wanted)
-        if wrong := misfits(source, wanted):
+        if wrong := compatibility_errors(source, wanted):
             raise UserError(f"The policy {args.policy} does not fit {wanted.task}: {'; '.join(wrong)}.")
         gate = _gate(args, source)
-        if robot.simulated and not args.attach:
+        if robot.simulated and not args.use_running_sim:
             stack.enter_context(_simulation(args, robot, source))
         recorder = stack.enter_context(Recorder(args.record)) if args.record else None
-        view = stack.enter_context(open_view(args.plain, Figures(robot, args.task), args.browser))
-        episodes: list[Played] = []
+        view = stack.enter_context(open_view(args.no_tui, RunMetrics(robot, args.task), args.browser))
+        episodes: list[EpisodeRecord] = []
         for number in range(args.episodes if robot.simulated else 1):
             episodes.append(
                 _play(
@@ -126,76 +134,78 @@ def deploy(args: argparse.Namespace) -> int:
                     args.seed + number,
                 )
             )
-            view.finished(episodes[-1], len(episodes), args.episodes)
+            view.episode_finished(episodes[-1], len(episodes), args.episodes)
             if not episodes[-1].done:
                 break
     figures = summary(args, robot, episodes)
     write_text(report, json.dumps(figures, indent=2) + "\n")
-    view.closing(figures, report)
+    view.run_finished(figures, report)
     return 1 if any(each.state == State.ESTOP for each in episodes) else 0
 
 
 def _check(args: argparse.Namespace, robot: RobotSpec) -> None:
-    """Refuse options that do not go together.
+    """Check combinations of options.
 
     Raises:
-        UserError: They do not; one line.
+        UserError: Two options conflict; one line.
     """
     if args.browser is not None:
         parse_address(args.browser)
     if args.transport not in (*TRANSPORTS, "auto"):
         raise unknown_name("transport", args.transport, (*TRANSPORTS, "auto"))
-    if args.join not in JOINS:
-        raise unknown_name("join", args.join, JOINS)
-    if args.unsupported not in RESPONSES:
-        raise unknown_name("response", args.unsupported, RESPONSES)
+    if args.chunk_blending not in BLENDINGS:
+        raise unknown_name("chunk blending", args.chunk_blending, BLENDINGS)
+    if args.ood_action not in RESPONSES:
+        raise unknown_name("response", args.ood_action, RESPONSES)
     check_overwrite(args, "--out", "--record")
-    if args.support is None:
-        check_idle(args, "without --support", "--unsupported")
+    if args.ood_data is None:
+        reject_unused(args, "without --ood-data", "--ood-action")
     if args.check:
-        check_idle(args, "with --check, which drives nothing", *DRIVING)
+        reject_unused(args, "with --check, which moves no robot", *DRIVING)
     if not robot.simulated:
-        check_idle(args, f"on {robot.name}, which is a real robot", "--seed")
+        reject_unused(args, f"on {robot.name}, which is a real robot", "--seed")
     if not robot.simulated and args.episodes > 1:
         raise UserError(f"--episodes is for simulated robots; {robot.name} is a real one, and moves until you stop it.")
-    if not robot.simulated and (args.lockstep or args.attach):
-        option = "--lockstep" if args.lockstep else "--attach"
+    if not robot.simulated and (args.lockstep or args.use_running_sim):
+        option = "--lockstep" if args.lockstep else "--use-running-sim"
         raise UserError(f"{option} is for simulated robots; {robot.name} is a real one.")
     if robot.simulated and args.transport == "lerobot":
-        raise UserError(f"LeRobot drives real robots; {robot.name} is a simulated one.")
+        raise UserError(f"LeRobot controls real robots; {robot.name} is a simulated one.")
     if not robot.simulated and args.transport == "loopback":
         raise UserError("The transport loopback stays within this process; name the one that reaches the robot.")
-    if args.attach and args.transport == "loopback":
-        raise UserError("The transport loopback stays within this process, so there is no robot to attach to.")
+    if args.use_running_sim and args.transport == "loopback":
+        raise UserError("The transport loopback stays within this process, so there is no running robot to use.")
     if args.check and args.lockstep:
-        raise UserError("In lockstep time passes with commands, and --check looks at what comes by itself.")
+        raise UserError("In lockstep, time passes only with commands, and --check needs running time.")
     if args.dry_run and args.lockstep:
-        raise UserError("In lockstep time passes with commands, and --dry-run sends none; leave one of them out.")
+        raise UserError("In lockstep, time passes only with commands, and --dry-run sends none; leave one of them out.")
 
 
 def _places(args: argparse.Namespace) -> Path:
-    """Where the report goes; refuses places of files now rather than after the run.
+    """Path of the report; checks all output paths before the run.
 
     Raises:
-        UserError: A place is taken or cannot be written.
+        UserError: A path exists already or cannot be written.
     """
-    report = args.out or free_place(Path("runs/deploy")) / "report.json"
+    report = args.out or next_free_path(Path("runs/deploy")) / "report.json"
     check_new_file(report, ".json", overwrite=args.overwrite)
     if args.record is not None:
         check_new_file(args.record, ".mcap", overwrite=args.overwrite, option="--record")
     return report
 
 
-def _checked(args: argparse.Namespace, robot: RobotSpec, task: MujocoTask, source: ChunkSource, wanted: Wanted) -> int:
-    """Check in place of driving; the exit code."""
+def _checked(
+    args: argparse.Namespace, robot: RobotSpec, task: MujocoTask, source: ChunkPolicy, wanted: PolicyRequirements
+) -> int:
+    """Run the preflight checks; returns the exit code."""
     with ExitStack() as stack:
-        if robot.simulated and not args.attach:
+        if robot.simulated and not args.use_running_sim:
             stack.enter_context(_simulation(args, robot, source))
         transport = stack.enter_context(connect(args, robot))
         simulation = Simulation(transport) if robot.simulated else None
         if simulation is not None:
             simulation.reset(args.seed)
-        subject = Subject(
+        context = PreflightContext(
             robot,
             transport,
             TaskEmbodiment(task, prefix_of(task.model, robot.names), _images(source)),
@@ -204,22 +214,22 @@ def _checked(args: argparse.Namespace, robot: RobotSpec, task: MujocoTask, sourc
             lambda: connect(args, robot),
             simulation,
         )
-        return show(check(subject), f"{robot.name}, {args.task}, {args.transport}")
+        return show(check(context), f"{robot.name}, {args.task}, {args.transport}")
 
 
-def _gate(args: argparse.Namespace, source: ChunkSource) -> SupportGate | None:
-    """The support of the data in what the policy sees of it; None unless it was asked for."""
-    if args.support is None:
+def _gate(args: argparse.Namespace, source: ChunkPolicy) -> OODDetector | None:
+    """OOD detector for the vectors that the policy observes; None without `--ood-data`."""
+    if args.ood_data is None:
         return None
-    seen = {key: shape for key, shape in source.spec.observation.items() if key != MEMORY}
-    gate = open_gate(args.support, [key for key, shape in seen.items() if len(shape) == 1])
+    seen = {key: shape for key, shape in source.spec.observation.items() if key != HIDDEN_STATE}
+    gate = load_ood_detector(args.ood_data, [key for key, shape in seen.items() if len(shape) == 1])
     blank = {key: torch.zeros(1, *shape) for key, shape in seen.items()}
-    gate.point(blank, torch.zeros(1, source.spec.action_dim))  # refuses what does not fit
+    gate.point(blank, torch.zeros(1, source.spec.action_dim))  # checks the sizes
     return gate
 
 
-def _images(source: ChunkSource) -> dict[str, tuple[int, int]]:
-    """Cameras that a policy sees and the sizes of their pictures."""
+def _images(source: ChunkPolicy) -> dict[str, tuple[int, int]]:
+    """Cameras of a policy and their image sizes."""
     shapes = {
         key.removeprefix(CAMERA): shape for key, shape in source.spec.observation.items() if key.startswith(CAMERA)
     }
@@ -227,9 +237,9 @@ def _images(source: ChunkSource) -> dict[str, tuple[int, int]]:
 
 
 @contextmanager
-def _simulation(args: argparse.Namespace, robot: RobotSpec, source: ChunkSource) -> Iterator[None]:
-    """A simulated robot: in a process of its own, or in a thread where the transport is within this one."""
-    words = ["--robot", args.robot, "--task", args.task, *repeated(args)]
+def _simulation(args: argparse.Namespace, robot: RobotSpec, source: ChunkPolicy) -> Iterator[None]:
+    """Run a simulated robot in its own process, or in a thread for the transport loopback."""
+    words = ["--robot", args.robot, "--task", args.task, *to_argv(args)]
     words += ["--lockstep", "--rate", f"{robot.rate:.17g}"] if args.lockstep else []
     words += ["--cameras", *_images(source)]
     if args.transport != "loopback":
@@ -242,7 +252,7 @@ def _simulation(args: argparse.Namespace, robot: RobotSpec, source: ChunkSource)
         try:
             node.run(over.is_set)
         finally:
-            node.close()  # here, as what renders belongs to the thread that made it
+            node.close()  # here, since renderers belong to the thread that created them
 
     thread = threading.Thread(target=live, name="simulated robot", daemon=True)
     thread.start()
@@ -257,14 +267,14 @@ def _play(
     args: argparse.Namespace,
     robot: RobotSpec,
     embodiment: TaskEmbodiment,
-    source: ChunkSource,
+    source: ChunkPolicy,
     recorder: Recorder | None,
-    view: View,
-    gate: SupportGate | None,
+    view: RunDisplay,
+    gate: OODDetector | None,
     seed: int,
-) -> Played:
-    """Play one episode; a real robot goes on until it is told to stop."""
-    played = Played(seed if robot.simulated else None)
+) -> EpisodeRecord:
+    """Run one episode; a real robot runs until it is stopped."""
+    played = EpisodeRecord(seed if robot.simulated else None)
     with ExitStack() as stack:
         transport = clock = connect(args, robot)
         view.watch(transport)
@@ -275,9 +285,9 @@ def _play(
         if recorder is not None:
             transport = RecordedTransport(transport, recorder)
         safety = RecordedFilter(robot.limits, robot.filter_config, recorder=recorder) if recorder is not None else None
-        runner = InlineRunner(Kept(source)) if args.lockstep else PolicyRunner(Kept(source))
-        support = SupportCheck(gate, SupportCheckConfig(args.unsupported)) if gate is not None else None
-        parts = Parts(safety=safety, join=args.join, support=support, dry_run=args.dry_run)
+        runner = SyncRunner(NonClosing(source)) if args.lockstep else PolicyRunner(NonClosing(source))
+        support = ActionOODCheck(gate, ActionOODConfig(args.ood_action)) if gate is not None else None
+        parts = LoopOptions(safety=safety, chunk_blending=args.chunk_blending, support=support, dry_run=args.dry_run)
         if simulation is not None:
             simulation.reset(seed)
         loop = ControlLoop(robot, transport, embodiment, runner, parts)
@@ -293,12 +303,12 @@ def _play(
             view.update(loop.status(tick.now), tick)
             if view.stopped:
                 loop.estop.press("pressed in the browser")
-            elif not armed and not loop.unmet(tick.now):
-                start_episode(source, seed)  # the policy has been warmed up; its noise begins anew
+            elif not armed and not loop.arming_blocker(tick.now):
+                start_episode(source, seed)  # the policy is warm; restart its noise
                 loop.arm()
                 armed, begin, missed = True, time.monotonic(), loop.overruns
-            elif not armed and time.monotonic() - begin > PATIENCE:
-                raise UserError(f"The robot cannot be armed: {loop.unmet(tick.now)}.")
+            elif not armed and time.monotonic() - begin > START_TIMEOUT:
+                raise UserError(f"The robot cannot be armed: {loop.arming_blocker(tick.now)}.")
             over = simulation is not None and simulation.status.done
             enough = armed and args.seconds and time.monotonic() - begin > args.seconds
             if over or tick.state is State.ESTOP or enough:
@@ -322,23 +332,23 @@ def _play(
 
 
 def _in_lockstep(loop: ControlLoop, clock: SimulatedTime) -> None:
-    """Tick whenever the robot has come to the end of a period; time passes with every command."""
-    until = time.monotonic() + PATIENCE
+    """Tick after every period of the robot; every command advances the time."""
+    until = time.monotonic() + START_TIMEOUT
     while loop.state is not State.STOPPED:
         tick = loop.tick(clock.now)
         if loop.state is State.STOPPED:
             return
         if tick.command is not None:
             clock.catch_up(clock.now + loop.robot.dt)
-            until = time.monotonic() + PATIENCE
+            until = time.monotonic() + START_TIMEOUT
         elif time.monotonic() > until:
-            raise UserError(f"The simulated robot cannot be driven: {tick.reason}.")
+            raise UserError(f"The simulated robot cannot be controlled: {tick.reason}.")
         else:
             time.sleep(1e-3)
 
 
-def summary(args: argparse.Namespace, robot: RobotSpec, episodes: list[Played]) -> dict[str, Any]:
-    """The figures of `report.json`."""
+def summary(args: argparse.Namespace, robot: RobotSpec, episodes: list[EpisodeRecord]) -> dict[str, Any]:
+    """Metrics of `report.json`."""
     periods = np.concatenate([np.diff(each.moments) for each in episodes] or [np.zeros(0)])
     ticks, misses = sum(each.ticks for each in episodes), sum(each.misses for each in episodes)
     scored = [each for each in episodes if each.done]

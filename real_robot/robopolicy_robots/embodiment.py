@@ -1,4 +1,4 @@
-"""Between messages and policies: what a policy sees of a robot, and what a robot does for an action."""
+"""Conversion of messages to policy observations and of actions to joint targets."""
 
 from __future__ import annotations
 
@@ -17,37 +17,37 @@ from robopolicy_robots.transports.base import Received
 
 Array = NDArray[np.float64]
 FORMATS = ("PNG", "JPEG")  # of a CompressedImage
-LARGEST = 2**24  # pixels of a picture
+MAX_PIXELS = 2**24  # pixels of a picture
 
 
 class Embodiment(Protocol):
     """One robot doing one task."""
 
-    sources: Mapping[str, type[Message]]  # what it has to receive: {"joints": JointState, "object.cube": PoseStamped}
+    sources: Mapping[str, type[Message]]  # required sources: {"joints": JointState, "object.cube": PoseStamped}
     joints: tuple[str, ...]  # (J,) joints that `command` moves, in this order
-    control_dt: float  # [s] an action lasts
+    control_dt: float  # [s] duration of an action
 
     def start(self, state: Mapping[str, Received]) -> None:
-        """Forget the past; called before an episode and before the robot moves again after a stop."""
+        """Reset the state; called before an episode and before the robot moves again after a stop."""
         ...
 
     def observe(self, state: Mapping[str, Received]) -> dict[str, NDArray[Any]]:
-        """What the policy sees of the newest messages `{source: Received}`, without history: `{key: (...)}`."""
+        """Observation `{key: (...)}` without history, from the newest messages `{source: Received}`."""
         ...
 
     def command(self, action: NDArray[Any], state: Mapping[str, Received]) -> Array:
-        """Joint targets `(J,)` [rad, m] for `action` `(A,)`; called once an action, not once a tick."""
+        """Joint targets `(J,)` [rad, m] for `action` `(A,)`; called once per action, not per tick."""
         ...
 
 
 class JointEmbodiment:
-    """A robot whose policy sees joint positions and cameras, and whose actions are joint position targets.
+    """Embodiment with joint positions and cameras as observations and joint position targets as actions.
 
     Args:
         joints: Joints in the order of the policy's actions and of its observation `state`.
         control_dt: Seconds that an action lasts.
-        images: Cameras that the policy sees and their sizes `{"front": (height, width)}`.
-        velocities: Whether joint velocities follow the positions in `state`.
+        images: Cameras of the policy and their sizes `{"front": (height, width)}`.
+        velocities: Append joint velocities to the positions in `state`.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class JointEmbodiment:
         }
 
     def start(self, state: Mapping[str, Received]) -> None:
-        """Nothing is remembered."""
+        """Do nothing: the embodiment has no state."""
 
     def observe(self, state: Mapping[str, Received]) -> dict[str, NDArray[Any]]:
         """`state` `(J,)` or `(2J,)` float32 and `image.<camera>` `(3, height, width)` uint8.
@@ -94,10 +94,10 @@ class JointEmbodiment:
         }
 
     def command(self, action: NDArray[Any], state: Mapping[str, Received]) -> Array:
-        """The action itself.
+        """Return the action.
 
         Raises:
-            UserError: It has another length than there are joints.
+            UserError: The length differs from the number of joints.
         """
         if np.shape(action) != (len(self.joints),):
             raise UserError(f"Expected {len(self.joints)} joint targets, found an action of shape {np.shape(action)}.")
@@ -108,18 +108,18 @@ def picture(message: Message, size: tuple[int, int]) -> NDArray[np.uint8]:
     """Pixels `(3, height, width)` of an image, scaled to `size` where it has another one.
 
     Raises:
-        UserError: It cannot be read, or claims to be larger than any camera's.
+        UserError: It cannot be read, or is larger than `MAX_PIXELS`.
     """
     from PIL import Image as pillow
 
     if isinstance(message, CompressedImage):
         try:
             seen = pillow.open(BytesIO(message.data.tobytes()), formats=FORMATS)
-            if seen.width * seen.height > LARGEST:  # a damaged header may claim gigabytes
+            if seen.width * seen.height > MAX_PIXELS:  # a damaged header may claim gigabytes
                 raise ValueError(f"{seen.width} x {seen.height} pixels")
             seen = seen.convert("RGB")
-        except Exception as error:  # decoders raise whatever they like; what a camera sends must not stop the loop
-            raise UserError(f"A camera sent a picture that cannot be read: {' '.join(str(error).split())}.") from error
+        except Exception as error:  # decoders raise many types; a camera must not stop the loop
+            raise UserError(f"A camera sent an image that cannot be read: {' '.join(str(error).split())}.") from error
     elif isinstance(message, Image):
         try:
             seen = pillow.fromarray(_rgb(message))

@@ -1,4 +1,4 @@
-"""What the safety filter was asked and answered in every tick, so that a recording can be filtered again."""
+"""Log of the inputs and outputs of the safety filter, so that a recording can be filtered again."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from robopolicy.deploy.safety.filter import FilterConfig, FilterState, Measured, SafetyFilter, Workspace
+from robopolicy.deploy.safety.filter import FilterConfig, FilterState, JointMeasurement, SafetyFilter, Workspace
 from robopolicy.deploy.safety.interventions import Intervention
 from robopolicy.deploy.safety.motion import Array, JointLimits, Motion
 from robopolicy.errors import UserError
@@ -21,7 +21,7 @@ TOPIC = "/robopolicy/filter"
 
 
 class RecordedFilter(SafetyFilter):
-    """A safety filter whose steps are noted; it decides as one that is not."""
+    """Safety filter that records its steps, with unchanged results."""
 
     def __init__(
         self,
@@ -35,15 +35,15 @@ class RecordedFilter(SafetyFilter):
         self._recorder = recorder
 
     def step(
-        self, command: Any, state: FilterState, measured: Measured, dt: float
+        self, command: Any, state: FilterState, measured: JointMeasurement, dt: float
     ) -> tuple[Array, FilterState, tuple[Intervention, ...]]:
-        """As the filter."""
+        """Call the filter and record the step."""
         sent, after, done = super().step(command, state, measured, dt)
         self._keep(state, dt, sent, after, asked=_plain(command), measured=_plain(measured), done=done)
         return sent, after, done
 
     def hold(self, state: FilterState, dt: float) -> tuple[Array, FilterState]:
-        """As the filter."""
+        """Call the filter and record the step."""
         sent, after = super().hold(state, dt)
         self._keep(state, dt, sent, after)
         return sent, after
@@ -55,13 +55,13 @@ class RecordedFilter(SafetyFilter):
 
 
 def refilter(recording: Iterable[Recorded], safety: SafetyFilter) -> tuple[int, list[int]]:
-    """Ask `safety` again what a recorded filter was asked.
+    """Apply `safety` to the recorded inputs of a filter.
 
     Returns:
-        The number of ticks, and those of them, from 0, in which the command sent is another one now.
+        The number of ticks, and the indices of ticks with a different command.
 
     Raises:
-        UserError: A note is damaged, or of a robot with other joints.
+        UserError: A record is damaged, or from a robot with other joints.
     """
     ticks, other = 0, []
     for each in recording:
@@ -71,12 +71,12 @@ def refilter(recording: Iterable[Recorded], safety: SafetyFilter) -> tuple[int, 
             entry = parse_json(each.message.data)
             state, dt, wanted = _state(entry["state"]), entry["dt"], np.array(entry["sent"])
             if "measured" in entry:
-                now = Measured(entry["measured"][0], *(np.array(value) for value in entry["measured"][1:]))
+                now = JointMeasurement(entry["measured"][0], *(np.array(value) for value in entry["measured"][1:]))
                 sent, after, _ = safety.step(_array(entry["asked"]), state, now, dt)
             else:
                 sent, after = safety.hold(state, dt)
         except (KeyError, IndexError, TypeError, ValueError) as error:
-            raise UserError(f"The note of tick {ticks} on {TOPIC} cannot be used: {error}.") from error
+            raise UserError(f"The record of tick {ticks} on {TOPIC} cannot be used: {error}.") from error
         if not np.array_equal(sent, wanted) or _plain(after) != entry["after"]:
             other.append(ticks)
         ticks += 1
@@ -84,7 +84,7 @@ def refilter(recording: Iterable[Recorded], safety: SafetyFilter) -> tuple[int, 
 
 
 def _plain(value: Any) -> Any:
-    """Numbers as lists; JSON keeps every bit of a float."""
+    """Arrays as lists; JSON keeps floats exactly."""
     if isinstance(value, tuple):
         return [_plain(each) for each in value]
     if isinstance(value, np.ndarray):

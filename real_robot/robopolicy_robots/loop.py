@@ -1,10 +1,10 @@
-"""The control loop: at a fixed rate, from messages over the policy's chunks and the safety filter to commands.
+"""Control loop at a fixed rate: messages, policy chunks, safety filter, commands.
 
     DISCONNECTED -> WAIT_OBS -> ARMED -> RUN <-> HOLD(reason) -> STOPPED, and ESTOP from anywhere
 
 Nothing is sent before RUN. HOLD and ESTOP send the fastest stop within the limits and then the same position (or zero
 velocity) again and again. A hold ends by itself once its reason is gone, by a ramp from the measured position, unless
-the reason is in `LASTING`; an emergency stop, only by `reset_estop` and `arm`. The loop never waits for the policy.
+the reason is in `LATCHED`; an emergency stop, only by `reset_estop` and `arm`. The loop never waits for a policy.
 
 In the terms of ROS's lifecycle: `configure` connects, `arm` activates (lets the robot move), `deactivate` holds it,
 `stop` shuts down.
@@ -22,29 +22,29 @@ from typing import Any
 
 import numpy as np
 
-from robopolicy.deploy.safety.filter import FilterState, Measured, SafetyFilter
+from robopolicy.deploy.safety.filter import FilterState, JointMeasurement, SafetyFilter
 from robopolicy.deploy.safety.interventions import Intervention, InterventionLog
 from robopolicy.deploy.safety.motion import Array
 from robopolicy.deploy.safety.watchdog import EStop
 from robopolicy.errors import UserError
+from robopolicy_robots.chunk_executor import ChunkExecutor
 from robopolicy_robots.commands import command_message
 from robopolicy_robots.embodiment import Embodiment
-from robopolicy_robots.intake import Intake
+from robopolicy_robots.loop_options import LoopOptions
 from robopolicy_robots.messages import CATALOGUE, Bool, String
-from robopolicy_robots.pace import beats, ended_by_signals, unswept
-from robopolicy_robots.parts import Parts
-from robopolicy_robots.playback import Playback
-from robopolicy_robots.policy_runner import Runner
+from robopolicy_robots.policy_runner import InferenceRunner
+from robopolicy_robots.rate import gc_frozen, stop_on_signals, ticks
 from robopolicy_robots.robot import CAMERA, QUALITIES, RobotSpec
-from robopolicy_robots.states import IN_PLACE, LASTING, Held, Reason, State, Tick
+from robopolicy_robots.sensor_inputs import SensorInputs
+from robopolicy_robots.states import LATCHED, RESUME_FROM_COMMAND, Reason, SafetyHold, State, Tick
 from robopolicy_robots.transports.base import Transport
 
 log = logging.getLogger(__name__)
 STATUS_PERIOD = 0.2  # [s]
-HUNG = 1.0  # [s] after which a stop does not wait any longer for a tick of another thread
-REPEAT = 5  # periods at rest that end a safe stop, lest the last message was lost
-NOT_WARM, WARM_UPS = "the policy is not warm", 3  # answers before arming: the first takes long, others tell how long
-MOVING = (State.ARMED, State.RUN, State.HOLD)  # states in which chunks are played or will be
+HUNG = 1.0  # [s] maximum wait of a stop for a tick of another thread
+REPEAT = 5  # periods at rest that end a safe stop, in case the last message is lost
+NOT_WARM, WARM_UPS = "the policy is not warm", 3  # results before arming: the first is slow, others measure the latency
+MOVING = (State.ARMED, State.RUN, State.HOLD)  # states with motion, or with motion to follow
 REFUSED = {"shape": Reason.WRONG_SHAPE, "finite": Reason.NON_FINITE}  # by the filter
 FAULTS = {"shape": Reason.WRONG_SHAPE, "non-finite": Reason.NON_FINITE, "unavailable": Reason.UNAVAILABLE}
 
@@ -57,45 +57,51 @@ class ControlLoop:
     """
 
     def __init__(
-        self, robot: RobotSpec, transport: Transport, embodiment: Embodiment, runner: Runner, parts: Parts | None = None
+        self,
+        robot: RobotSpec,
+        transport: Transport,
+        embodiment: Embodiment,
+        runner: InferenceRunner,
+        options: LoopOptions | None = None,
     ) -> None:
-        self.robot, self.runner, self.parts = robot, runner, parts or Parts()
-        self.safety = self.parts.safety or SafetyFilter(robot.limits, robot.filter_config)
-        self.estop = self.parts.estop or EStop(robot.guard.heartbeat)
-        self.log = InterventionLog(window=max(1, round(robot.guard.window * robot.rate)))
-        self.playback = Playback(robot, embodiment, runner, self.parts.join, self.parts.gate, self.parts.support)
+        self.robot, self.runner, self.options = robot, runner, options or LoopOptions()
+        self.safety = self.options.safety or SafetyFilter(robot.limits, robot.filter_config)
+        self.estop = self.options.estop or EStop(robot.safety.heartbeat_timeout)
+        self.log = InterventionLog(window=max(1, round(robot.safety.window * robot.rate)))
+        blending, gate, support = self.options.chunk_blending, self.options.gate, self.options.support
+        self.executor = ChunkExecutor(robot, embodiment, runner, blending, gate, support)
         self.state, self.reason = State.DISCONNECTED, ""
         self.overruns = self.ticks = self._late_ticks = self._beats = 0
-        self._now = self._due = self._status_due = -np.inf  # [s] of the running tick, when it was due; of a status
-        self._wanted_running = self._ready = False  # an operator has armed it; chunks are asked for and followed
-        self._warm, self._retry = 0, -np.inf  # answers of the policy so far; when to try again [s]
-        self._hold_reason, self._in_place = Reason.OPERATOR, False  # and whether the robot was under control since RUN
+        self._now = self._due = self._status_due = -np.inf  # [s] time and due time of the tick; of a status
+        self._wanted_running = self._ready = False  # armed by an operator; chunks are requested and executed
+        self._warm, self._retry = 0, -np.inf  # number of results of the policy; time of the next attempt [s]
+        self._hold_reason, self._in_place = Reason.OPERATOR, False  # and whether in control since RUN
         self._joint_fault = "no joint state yet"
         self._filter_state: FilterState | None = None  # from the first command on
-        self._measured: Measured | None = None
-        self._closing = threading.RLock()  # no tick while a stop of another thread brakes
+        self._measured: JointMeasurement | None = None
+        self._closing = threading.RLock()  # no tick during a stop by another thread
         self.configure(transport, embodiment)
 
     def configure(self, transport: Transport, embodiment: Embodiment) -> None:
         """Connect; done by the constructor."""
         robot, command = self.robot, self.robot.command
-        self.transport = transport  # which lives as long as what is connected through it
-        self.intake = Intake(robot, transport, embodiment.sources)
-        self._publisher = transport.advertise(command.topic, CATALOGUE[command.kind], QUALITIES[command.qos])
+        self.transport = transport  # kept alive as long as its publishers
+        self.inputs = SensorInputs(robot, transport, embodiment.sources)
+        self._publisher = transport.advertise(command.topic, CATALOGUE[command.type], QUALITIES[command.qos])
         self._status = transport.advertise(robot.status.topic, String, QUALITIES[robot.status.qos])
         self._estop_topic = transport.subscribe(robot.estop.topic, Bool, QUALITIES[robot.estop.qos])
         self._heartbeat = transport.subscribe(robot.heartbeat.topic, Bool, QUALITIES[robot.heartbeat.qos])
 
     def arm(self) -> None:
-        """Let the robot move as soon as everything that arming demands is there.
+        """Let the robot move as soon as all conditions for arming hold.
 
         Raises:
             UserError: An emergency stop is pressed, or the loop has ended.
         """
         if self.state is State.STOPPED or self.estop:
             raise UserError(f"The robot cannot be armed: {self.estop.cause or 'the loop has ended'}.")
-        if self.state is State.HOLD and self._hold_reason in LASTING:
-            self.intake.unbind()
+        if self.state is State.HOLD and self._hold_reason in LATCHED:
+            self.inputs.unlock_publishers()
             self._enter(State.WAIT_OBS, "")
         self._wanted_running = True
 
@@ -103,7 +109,7 @@ class ControlLoop:
         """Hold until it is armed again."""
         self._wanted_running = False
         if self.state in MOVING:
-            self._hold(Held(Reason.OPERATOR))
+            self._hold(SafetyHold(Reason.OPERATOR))
 
     def reset_estop(self) -> None:
         """Release the emergency stop, as an operator; the robot has to be armed again.
@@ -113,42 +119,42 @@ class ControlLoop:
         """
         self.estop.reset()
         if self.state is State.ESTOP:
-            self.intake.unbind()
+            self.inputs.unlock_publishers()
             self._enter(State.WAIT_OBS, "")
 
     def tick(self, now: float, due: float | None = None) -> Tick:
-        """Do everything that there is to do at `now` [s] on the monotonic clock, of a tick that was due at `due`."""
+        """Run one tick at `now` [s] on the monotonic clock that was due at `due`."""
         if self.state is State.STOPPED:
             return Tick(now, self.state, self.reason, None, None, None, ())
         self.ticks, self._now, self._due = self.ticks + 1, now, now if due is None else due
-        self._hear(now)
+        self._poll_inputs(now)
         try:
-            self._answers()
-            self._judge()
-        except Held as held:
+            self._poll_policy()
+            self._update_state()
+        except SafetyHold as held:
             self._hold(held)
         wanted, command, done = self._command()
         self._send(command)
         tick = Tick(now, self.state, self.reason, self._measured and self._measured.position, wanted, command, done)
         if now >= self._status_due:
-            self._say(now)
-        if self.parts.on_tick is not None:
-            self.parts.on_tick(tick)
+            self._publish_status(now)
+        if self.options.on_tick is not None:
+            self.options.on_tick(tick)
         return tick
 
     def run(self, seconds: float = np.inf) -> None:
         """Tick at the robot's rate until `stop`, a signal, or `seconds` are over; always ends in a safe stop."""
         stopping = threading.Event()
         atexit.register(self.stop)
-        with ended_by_signals(stopping), unswept():
+        with stop_on_signals(stopping), gc_frozen():
             try:
-                for due, missed in beats(self.robot.dt, stopping, seconds):
+                for due, missed in ticks(self.robot.dt, stopping, seconds):
                     self.note_overrun(missed)
                     with self._closing:
                         self.tick(time.monotonic(), due)
                         if self.state is State.STOPPED:
                             break
-                        self._glance(due + self.robot.dt, stopping)
+                        self._early_observe(due + self.robot.dt, stopping)
             except BaseException:
                 log.exception("The control loop failed")
                 raise
@@ -157,15 +163,12 @@ class ControlLoop:
                 atexit.unregister(self.stop)
 
     def note_overrun(self, missed: int) -> None:
-        """Count periods without a tick; late ticks in a row are a reason to hold."""
+        """Count periods without a tick; consecutive late ticks are a reason to hold."""
         self.overruns += missed
         self._late_ticks = self._late_ticks + 1 if missed else 0
 
     def stop(self) -> None:
-        """The one safe stop: brake within limits, repeat the last position for a moment, let go. May be called twice.
-
-        Every way out ends here: `run` returning or raising, SIGINT, SIGTERM and the end of the interpreter.
-        """
+        """Stop safely: brake within limits, repeat the last position, disconnect. A second call does nothing."""
         alone = self._closing.acquire(timeout=HUNG)
         try:
             if self.state is State.STOPPED:
@@ -179,21 +182,21 @@ class ControlLoop:
                 time.sleep(self.robot.dt)
             self._enter(State.STOPPED, self.estop.cause or "shut down")
             with suppress(Exception):
-                self._say(time.monotonic())
+                self._publish_status(time.monotonic())
             self.runner.close()
         finally:
             if alone:
                 self._closing.release()
 
-    def unmet(self, now: float) -> str:
-        """The first thing that arming demands and that is not so; empty if all is well."""
-        if not self.parts.dry_run and self._publisher.matched < 1:
-            return f"nobody takes {self.robot.command.topic}"
-        if fault := self.intake.stranger() or self.intake.stale(now):
+    def arming_blocker(self, now: float) -> str:
+        """First unmet condition of arming; empty if all are met."""
+        if not self.options.dry_run and self._publisher.matched < 1:
+            return f"no subscriber of {self.robot.command.topic}"
+        if fault := self.inputs.publisher_error() or self.inputs.stale_source(now):
             return fault
         if self._measured is None:
             return self._joint_fault
-        if not self.estop.attended:
+        if not self.estop.heartbeat_ok:
             return f"no operator on {self.robot.heartbeat.topic}"
         if self._filter_state is not None and not self._filter_state.motion.at_rest:
             return "the last stop is not over"
@@ -202,38 +205,38 @@ class ControlLoop:
             return f"{self.robot.names[int(np.argmax(outside))]} is outside its limits"
         return "" if self._warm >= WARM_UPS else NOT_WARM
 
-    def _hear(self, now: float) -> None:
-        self.intake.drain()
+    def _poll_inputs(self, now: float) -> None:
+        self.inputs.poll()
         try:
-            self._measured, self._joint_fault = self.intake.measured(now), ""
+            self._measured, self._joint_fault = self.inputs.measured(now), ""
         except UserError as error:
             self._measured, self._joint_fault = None, str(error)
         said = [each.message.data for each in self._estop_topic.unread()]
-        for pressed in said if self.state in MOVING else said[-1:]:  # at rest, what was said before does not matter
-            self.estop.level(self.robot.estop.topic, pressed)
+        for pressed in said if self.state in MOVING else said[-1:]:  # at rest, only the last message matters
+            self.estop.set_level(self.robot.estop.topic, pressed)
         if (beat := self._heartbeat.latest()) is not None and beat.sequence != self._beats:
             self._beats = beat.sequence
-            self.estop.beat(now)
+            self.estop.heartbeat(now)
 
-    def _answers(self) -> None:
-        """Take what the policy has answered, if anything."""
+    def _poll_policy(self) -> None:
+        """Read a result of the policy, if there is one."""
         if (answer := self.runner.poll()) is None:
             return
         if answer.chunk is not None:
             self._warm, self._retry = self._warm + 1, -np.inf
-            self.playback.put(answer)
+            self.executor.receive(answer)
             return
         self.log.add(Intervention(f"policy {answer.fault}", "", np.nan, np.nan, self._now))
         log.warning("Policy: %s: %s", answer.fault, answer.detail)
         if self.state in MOVING:
             if answer.fault != "exception":
-                raise Held(FAULTS[answer.fault], answer.detail)
+                raise SafetyHold(FAULTS[answer.fault], answer.detail)
             self.estop.press(f"policy exception: {answer.detail}")
 
-    def _judge(self) -> None:
-        """Move to the state that the situation demands."""
-        now, late = self._now, self.intake.watchdog.oldest(self._now)
-        if self.state in MOVING and self._filter_state and late and late[1] > self.robot.guard.estop_after:
+    def _update_state(self) -> None:
+        """Update the state of the loop."""
+        now, late = self._now, self.inputs.watchdog.oldest(self._now)
+        if self.state in MOVING and self._filter_state and late and late[1] > self.robot.safety.estop_after:
             self.estop.press(f"'{late[0]}' silent for {late[1]:.2f} s")
         if self.estop.check(now):
             if self.state is not State.ESTOP:
@@ -245,130 +248,130 @@ class ControlLoop:
         else:
             self._check(late)
             resting = self._filter_state is None or self._filter_state.motion.at_rest
-            if self.state is State.HOLD and not self._ready and self._hold_reason not in LASTING and resting:
+            if self.state is State.HOLD and not self._ready and self._hold_reason not in LATCHED and resting:
                 self._begin()
                 self._ready = True
 
     def _begin(self) -> None:
-        self.playback.start(self._due, self.intake.state)
-        self.playback.look(self._due, self.intake.state)
+        self.executor.start(self._due, self.inputs.state)
+        self.executor.observe(self._due, self.inputs.state)
 
     def _wait(self) -> None:
-        """Warm the policy up, and arm once everything is there and an operator wants it."""
-        unmet = self.unmet(self._now)
-        self._enter(State.WAIT_OBS if self.intake.state else State.DISCONNECTED, unmet)
+        """Warm up the policy, and arm once all conditions hold and an operator has asked for it."""
+        unmet = self.arming_blocker(self._now)
+        self._enter(State.WAIT_OBS if self.inputs.state else State.DISCONNECTED, unmet)
         warming = unmet == NOT_WARM and not self.runner.busy and self._now >= self._retry
         if not warming and (unmet or not self._wanted_running):
             return
         try:
             self._begin()
-        except Held as held:
+        except SafetyHold as held:
             self._enter(State.WAIT_OBS, str(held))
             return
         if warming:
             self._retry = self._now + 1.0
-            self.playback.ask(self._due)
+            self.executor.request(self._due)
         else:
-            self.intake.bind()
+            self.inputs.lock_publishers()
             self._ready = True
             self._enter(State.ARMED, "")
 
     def _check(self, late: tuple[str, float, float] | None) -> None:
-        """Hold if anything speaks against moving now."""
-        if stranger := self.intake.stranger():
-            raise Held(Reason.PEER_LOST if stranger.startswith("0 ") else Reason.PUBLISHER, stranger)
+        """Raise `SafetyHold` if a safety condition is violated."""
+        if stranger := self.inputs.publisher_error():
+            raise SafetyHold(Reason.PEER_LOST if stranger.startswith("0 ") else Reason.PUBLISHER, stranger)
         if late:
             reason = Reason.STALE_CAMERA if late[0].startswith(CAMERA) else Reason.STALE_OBSERVATION
-            raise Held(reason, f"'{late[0]}'", Intervention("stale", *late, self._now))
+            raise SafetyHold(reason, f"'{late[0]}'", Intervention("stale", *late, self._now))
         if self._measured is None:
-            raise Held(Reason.BAD_OBSERVATION, self._joint_fault)
-        if not self.parts.dry_run and self._publisher.matched < 1:
-            raise Held(Reason.PEER_LOST, f"nobody takes {self.robot.command.topic}")
-        if self._late_ticks >= self.robot.guard.overruns:
-            raise Held(Reason.OVERRUN, f"{self._late_ticks} late ticks in a row")
+            raise SafetyHold(Reason.BAD_OBSERVATION, self._joint_fault)
+        if not self.options.dry_run and self._publisher.matched < 1:
+            raise SafetyHold(Reason.PEER_LOST, f"no subscriber of {self.robot.command.topic}")
+        if self._late_ticks >= self.robot.safety.max_overruns:
+            raise SafetyHold(Reason.OVERRUN, f"{self._late_ticks} late ticks in a row")
         if self.state is not State.RUN:
             return
-        if self.robot.mode == "absolute" and self._filter_state and not self.parts.dry_run:
+        if self.robot.mode == "absolute" and self._filter_state and not self.options.dry_run:
             error = np.abs(self._filter_state.motion.position - self._measured.position)
-            if error.max() > self.robot.guard.tracking:
-                raise Held(Reason.TRACKING, f"{self.robot.names[int(np.argmax(error))]}: {error.max():.3g}")
-        if self.log.share > self.robot.guard.saturation:
-            raise Held(Reason.SATURATION, f"{100 * self.log.share:.0f} % of the ticks")
+            if error.max() > self.robot.safety.max_tracking_error:
+                raise SafetyHold(Reason.TRACKING, f"{self.robot.names[int(np.argmax(error))]}: {error.max():.3g}")
+        if self.log.limited_fraction > self.robot.safety.max_limited_fraction:
+            raise SafetyHold(Reason.SATURATION, f"{100 * self.log.limited_fraction:.0f} % of the ticks")
 
-    def _follow(self) -> Array | None:
-        """The joint targets `(J,)` that the policy wants now; None while there are none."""
-        self.playback.look(self._due, self.intake.state)
-        self.playback.ask(self._due)
-        self._answers()  # of a runner that is quick enough
+    def _policy_target(self) -> Array | None:
+        """Current joint targets `(J,)` of the policy; None without any."""
+        self.executor.observe(self._due, self.inputs.state)
+        self.executor.request(self._due)
+        self._poll_policy()  # for a fast runner
         if self.estop:
             return None
-        goal = self.playback.goal(self._due, self.intake.state)
+        goal = self.executor.waypoint(self._due, self.inputs.state)
         if goal is None:
             if self.state is State.RUN:
-                raise Held(Reason.CHUNK_EXHAUSTED)
+                raise SafetyHold(Reason.CHUNK_EXHAUSTED)
             return None
         if self.state is not State.RUN:
-            self._set_off(goal)
-        return self.playback.target(self._due)
+            self._start_motion(goal)
+        return self.executor.target(self._due)
 
-    def _glance(self, due: float, stopping: threading.Event) -> None:
-        """Observe and ask shortly before the tick of `due`, where it begins an action and inference is quick."""
-        ahead = self.playback.ahead(due) if self._ready else 0.0
+    def _early_observe(self, due: float, stopping: threading.Event) -> None:
+        """Observe and request a chunk shortly before the tick at `due` that begins an action, if inference is fast."""
+        ahead = self.executor.ahead(due) if self._ready else 0.0
         if not ahead or stopping.wait(max(0.0, due - ahead - time.monotonic())):
             return
-        self.intake.drain()
+        self.inputs.poll()
         try:
-            self.playback.look(due, self.intake.state)
-            self.playback.ask(due, ahead)
-        except Held as held:
+            self.executor.observe(due, self.inputs.state)
+            self.executor.request(due, ahead)
+        except SafetyHold as held:
             self._hold(held)
 
-    def _set_off(self, goal: Array) -> None:
-        """Begin to move, from where the robot is."""
+    def _start_motion(self, goal: Array) -> None:
+        """Begin to move from the present position."""
         assert self._measured is not None
         position = self._measured.position
         if self._filter_state is None or self.state is State.ARMED or not self._in_place:
             self._filter_state = FilterState.at_rest(position)
         far = np.abs(goal - position)
-        if self.robot.mode == "absolute" and not far.max() <= self.robot.guard.first_command:
-            raise Held(Reason.FIRST_COMMAND, f"{self.robot.names[int(np.argmax(far))]}: {far.max():.3g}")
-        self.playback.depart(self._due, self._filter_state.motion.position)
-        self.log.forget_window()
+        if self.robot.mode == "absolute" and not far.max() <= self.robot.safety.max_initial_error:
+            raise SafetyHold(Reason.FIRST_COMMAND, f"{self.robot.names[int(np.argmax(far))]}: {far.max():.3g}")
+        self.executor.begin_segment(self._due, self._filter_state.motion.position)
+        self.log.reset_window()
         self._enter(State.RUN, "")
 
     def _command(self) -> tuple[Array | None, Array | None, tuple[Intervention, ...]]:
-        """What is wanted, what is sent, and what the filter did about it."""
+        """Wanted command, sent command, and interventions of the filter."""
         wanted, done = None, ()
         try:
-            wanted = self._follow() if self._ready else None
-        except Held as held:
+            wanted = self._policy_target() if self._ready else None
+        except SafetyHold as held:
             self._hold(held)
         if self._filter_state is None:
             return wanted, None, done
         dt, measured = self.robot.dt, self._measured
-        if self.state is State.HOLD and not self._ready and not self.intake.watchdog.oldest(self._now):
-            wanted = self.parts.fallback(self._filter_state.motion.position, dt)
+        if self.state is State.HOLD and not self._ready and not self.inputs.watchdog.oldest(self._now):
+            wanted = self.options.fallback(self._filter_state.motion.position, dt)
         if wanted is None or measured is None or self.state not in (State.RUN, State.HOLD):
             command, self._filter_state = self.safety.hold(self._filter_state, dt)
             return wanted, command, done
         command, self._filter_state, done = self.safety.step(wanted, self._filter_state, measured, dt)
-        self.log.tick((*self.playback.bent(), *done))
+        self.log.tick((*self.executor.limited(), *done))
         if done and done[0].kind in REFUSED:
-            self._hold(Held(REFUSED[done[0].kind]))
+            self._hold(SafetyHold(REFUSED[done[0].kind]))
         return wanted, command, done
 
-    def _hold(self, held: Held) -> None:
+    def _hold(self, held: SafetyHold) -> None:
         if held.found is not None and (self.state is not State.HOLD or held.reason is not self._hold_reason):
             self.log.add(held.found)
         self._ready = False
-        if self.state is State.HOLD and self._hold_reason in LASTING and held.reason not in LASTING:
-            return  # what passes does not take the place of what an operator has to see
-        self._in_place = held.reason in IN_PLACE and (self.state is State.RUN or self._in_place)
-        self._hold_reason, self._wanted_running = held.reason, self._wanted_running and held.reason not in LASTING
+        if self.state is State.HOLD and self._hold_reason in LATCHED and held.reason not in LATCHED:
+            return  # a latched reason is not replaced
+        self._in_place = held.reason in RESUME_FROM_COMMAND and (self.state is State.RUN or self._in_place)
+        self._hold_reason, self._wanted_running = held.reason, self._wanted_running and held.reason not in LATCHED
         self._enter(State.HOLD, str(held))
 
     def _send(self, command: Array | None) -> None:
-        if command is not None and not self.parts.dry_run:
+        if command is not None and not self.options.dry_run:
             self._publisher.publish(command_message(self.robot, command))
 
     def _enter(self, state: State, reason: str) -> None:
@@ -377,12 +380,12 @@ class ControlLoop:
             self._status_due = -np.inf
         self.state, self.reason = state, reason
 
-    def _say(self, now: float) -> None:
+    def _publish_status(self, now: float) -> None:
         self._status_due = now + STATUS_PERIOD
         self._status.publish(String(json.dumps(self.status(now))))
 
     def status(self, now: float) -> dict[str, Any]:
-        """Everything worth watching, as plain values."""
+        """Status of the loop as plain values."""
         return {
             "robot": self.robot.name,
             "state": str(self.state),
@@ -390,8 +393,8 @@ class ControlLoop:
             "ticks": self.ticks,
             "overruns": self.overruns,
             "latency": round(self.runner.latency, 4),
-            "remaining": round(self.playback.remaining(now), 4),
-            "ages": self.intake.ages(now),
+            "remaining": round(self.executor.remaining(now), 4),
+            "ages": self.inputs.ages(now),
             "interventions": dict(self.log.counts),
-            "limited": round(self.log.share, 3),
+            "limited": round(self.log.limited_fraction, 3),
         }

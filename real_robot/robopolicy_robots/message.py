@@ -1,6 +1,6 @@
-"""What every message type shares: `robopolicy_robots.messages` holds the types themselves.
+"""Base class of message types; `robopolicy_robots.messages` defines the types.
 
-A type is a frozen dataclass whose fields are those of its ROS 2 definition, in their order. Numbers stand in arrays,
+A type is a frozen dataclass with the fields of its ROS 2 definition, in their order. Numbers are stored in arrays,
 lists of strings or messages in tuples. Two messages are equal if all their fields are (NaN equals NaN).
 """
 
@@ -48,7 +48,7 @@ class Message:
     __hash__ = None  # type: ignore[assignment]
 
     def copy(self) -> Self:
-        """The same content in memory of its own."""
+        """A deep copy."""
         return type(self)(*(_copy(getattr(self, name)) for name in field_names(type(self))))
 
 

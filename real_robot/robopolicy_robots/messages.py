@@ -1,4 +1,4 @@
-"""Messages of a robot, named and spelled as in ROS 2, so that nothing about them has to be learned twice.
+"""Messages of a robot, with the names of ROS 2.
 
 Units are those of ROS: metres, radians, seconds, newtons, newton metres. Arrays are `float64`, or `uint8` for bytes.
 `CATALOGUE` finds a type by its ROS name; `robopolicy_robots.codecs.register` adds types from the text of a `.msg` file.

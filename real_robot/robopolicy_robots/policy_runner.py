@@ -1,4 +1,4 @@
-"""Inference beside the control loop: one request at a time, in a thread of its own, so that the loop never waits."""
+"""Asynchronous inference in a thread: one request at a time, so that the control loop never waits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from robopolicy.deploy.contract import ChunkSource, Observed
+from robopolicy.deploy.contract import ChunkPolicy, Observed
 from robopolicy.errors import UserError
 from robopolicy.spec import PolicySpec
 
@@ -21,8 +21,8 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Answer:
-    """What came of a request: a chunk, or what went wrong."""
+class InferenceResult:
+    """Result of a request: a chunk or a fault."""
 
     observed: float  # [s] when the observation was taken
     seconds: float  # spent on it
@@ -31,41 +31,41 @@ class Answer:
     detail: str = ""  # one line
 
 
-class Runner(Protocol):
-    """Answers requests without ever making the caller wait."""
+class InferenceRunner(Protocol):
+    """Interface of inference that never blocks the caller."""
 
     spec: PolicySpec
     takes_prefix: bool
 
     @property
     def busy(self) -> bool:
-        """Whether a request is under way; another one would be refused."""
+        """Whether a request is in progress; another one would be refused."""
         ...
 
     @property
     def latency(self) -> float:
-        """Seconds that 95 % of the recent requests did not exceed."""
+        """95th percentile of the time of recent requests [s]."""
         ...
 
     def request(self, obs: Observed, observed: float, prefix: NDArray[Any] | None = None) -> bool:
         """Start computing the chunk for `obs`; False if it is busy."""
         ...
 
-    def poll(self) -> Answer | None:
-        """The answer that is ready, once."""
+    def poll(self) -> InferenceResult | None:
+        """Return a finished result once, else None."""
         ...
 
     def close(self) -> None:
-        """Free the source, without waiting for a request under way."""
+        """Free the policy, without waiting for a request in progress."""
         ...
 
 
-def ask(source: ChunkSource, obs: Observed, observed: float, prefix: NDArray[Any] | None) -> Answer:
-    """One request, whatever happens."""
+def infer(source: ChunkPolicy, obs: Observed, observed: float, prefix: NDArray[Any] | None) -> InferenceResult:
+    """Run one request and convert all exceptions to faults."""
     start = time.perf_counter()
 
-    def answer(fault: str = "", detail: str = "", chunk: NDArray[Any] | None = None) -> Answer:
-        return Answer(observed, time.perf_counter() - start, chunk, fault, detail)
+    def answer(fault: str = "", detail: str = "", chunk: NDArray[Any] | None = None) -> InferenceResult:
+        return InferenceResult(observed, time.perf_counter() - start, chunk, fault, detail)
 
     try:
         chunk = np.asarray(source.chunk(obs) if prefix is None else source.chunk(obs, prefix))
@@ -83,15 +83,15 @@ def ask(source: ChunkSource, obs: Observed, observed: float, prefix: NDArray[Any
 
 
 class PolicyRunner:
-    """Asks a source in a thread; what hangs or raises there stays there."""
+    """Runs a policy in a thread and isolates its hangs and exceptions."""
 
-    def __init__(self, source: ChunkSource, on_answer: Callable[[Answer], None] | None = None) -> None:
+    def __init__(self, source: ChunkPolicy, on_answer: Callable[[InferenceResult], None] | None = None) -> None:
         self.spec, self.takes_prefix = source.spec, source.takes_prefix
         self._source, self._on_answer = source, on_answer
         self._wake, self._lock = threading.Event(), threading.Lock()
         self._request: tuple[Observed, float, NDArray[Any] | None] | None = None
         self._asked = 0.0  # when
-        self._answer: Answer | None = None
+        self._answer: InferenceResult | None = None
         self._busy = self._closed = False
         self._seconds: deque[float] = deque(maxlen=100)
         self._latency = 0.0
@@ -100,16 +100,16 @@ class PolicyRunner:
 
     @property
     def busy(self) -> bool:
-        """Whether a request is under way; another one would be refused."""
+        """Whether a request is in progress; another one would be refused."""
         return self._busy
 
     @property
     def latency(self) -> float:
-        """Seconds that 95 % of the recent requests did not exceed, but for the first; 0 before the second."""
-        return self._latency  # asked for several times a tick, so computed once an answer
+        """95th percentile of the time of recent requests [s] without the first; 0 before the second."""
+        return self._latency  # read several times per tick, computed once per result
 
     def request(self, obs: Observed, observed: float, prefix: NDArray[Any] | None = None) -> bool:
-        """Start computing the chunk for `obs`, seen at `observed` [s]; False if it is busy."""
+        """Start computing the chunk for `obs` of time `observed` [s]; False if busy."""
         with self._lock:
             if self._busy or self._closed:
                 return False
@@ -118,14 +118,14 @@ class PolicyRunner:
         self._wake.set()
         return True
 
-    def poll(self) -> Answer | None:
-        """The answer that is ready, once."""
+    def poll(self) -> InferenceResult | None:
+        """Return a finished result once, else None."""
         with self._lock:
             answer, self._answer = self._answer, None
         return answer
 
     def close(self) -> None:
-        """End the thread once it is idle; a request that hangs is left behind."""
+        """End the thread once it is idle; a hanging request is abandoned."""
         self._closed = True
         self._wake.set()
         self._thread.join(timeout=0.5)
@@ -138,9 +138,9 @@ class PolicyRunner:
             if self._closed:
                 break
             assert self._request is not None
-            answer = ask(self._source, *self._request)
-            if warm:  # the first answer loads and compiles, and says nothing of later ones
-                self._seconds.append(time.perf_counter() - self._asked)  # with the waits for a processor
+            answer = infer(self._source, *self._request)
+            if warm:  # the first request loads and compiles, so its time is not representative
+                self._seconds.append(time.perf_counter() - self._asked)  # including waits for a processor
                 self._latency = float(np.quantile(self._seconds, 0.95))
             with self._lock:
                 self._answer, self._busy, warm = answer, False, True

@@ -1,4 +1,4 @@
-"""Where chunks come from: a bundle, a checkpoint or a server, by one word of the command line."""
+"""Chunk policies from a bundle, a checkpoint or a server, given on the command line."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ import numpy as np
 from numpy.typing import NDArray
 
 from robopolicy.deploy.bundle import MANIFEST, open_bundle
-from robopolicy.deploy.contract import ChunkSource, Observed
+from robopolicy.deploy.contract import ChunkPolicy, Observed
 from robopolicy.errors import UserError
-from robopolicy.spec import IMAGE_PREFIX, MEMORY
-from robopolicy_robots.policy_runner import Answer, ask
+from robopolicy.spec import HIDDEN_STATE, IMAGE_PREFIX
+from robopolicy_robots.policy_runner import InferenceResult, infer
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """What a policy has to fit, known before any robot is there."""
+class PolicyRequirements:
+    """Requirements of a task on a policy, known without a robot."""
 
     task: str  # registered name
-    observation: Mapping[str, tuple[int, ...]]  # shapes of all but the cameras' pictures
+    observation: Mapping[str, tuple[int, ...]]  # shapes of all observations but images
     low: NDArray[Any]  # (A,) bounds of the actions
     high: NDArray[Any]
-    control_dt: float  # [s] an action lasts
+    control_dt: float  # [s] duration of an action
 
 
-def misfits(source: ChunkSource, wanted: Wanted) -> list[str]:
-    """Everything about a policy that does not go with its task; a bundle also says what it was trained for."""
+def compatibility_errors(source: ChunkPolicy, wanted: PolicyRequirements) -> list[str]:
+    """Errors of compatibility between a policy and its task; a bundle also has training metadata."""
     spec = source.spec
     wrong: list[str] = []
-    own = {key: tuple(shape) for key, shape in spec.observation.items() if key != MEMORY}
+    own = {key: tuple(shape) for key, shape in spec.observation.items() if key != HIDDEN_STATE}
     for key, shape in own.items():
         found = wanted.observation.get(key)
         if found != shape and not key.startswith(IMAGE_PREFIX):
@@ -52,70 +52,70 @@ def misfits(source: ChunkSource, wanted: Wanted) -> list[str]:
     return wrong
 
 
-def open_source(name: str, device: str = "cpu") -> ChunkSource:
+def open_source(name: str, device: str = "cpu") -> ChunkPolicy:
     """The policy `name`: `ws://HOST:PORT` or `wss://HOST:PORT`, the folder of a bundle, or that of a checkpoint.
 
     Only a checkpoint needs torch.
 
     Raises:
-        UserError: There is none, or it cannot be used here.
+        UserError: It does not exist, or cannot be used here.
     """
     if name.startswith(("ws://", "wss://")):
-        from robopolicy.deploy.client import ServerSource
+        from robopolicy.deploy.client import ServerChunkPolicy
 
-        return ServerSource(name)
+        return ServerChunkPolicy(name)
     if "://" in name:
         raise UserError(f"A policy server has an address like ws://HOST:PORT, got {name}.")
     if (Path(name) / MANIFEST).is_file():
         return open_bundle(name)
     if not Path(name).is_dir():
         raise UserError(f"There is no policy {name}: pass the folder of a bundle or a checkpoint, or ws://HOST:PORT.")
-    from robopolicy.interop.sources import CheckpointSource
+    from robopolicy.interop.sources import CheckpointChunkPolicy
     from robopolicy.training.checkpoint import load_policy
 
     policy, _ = load_policy(name, device)
-    return CheckpointSource(policy)
+    return CheckpointChunkPolicy(policy)
 
 
-def start_episode(source: ChunkSource, seed: int) -> None:
-    """Tell a source that remembers, or draws noise, that the episode `seed` begins; a server knows of no episodes."""
+def start_episode(source: ChunkPolicy, seed: int) -> None:
+    """Reset a policy with state or noise for the episode `seed`; a server has no episodes."""
     reset = getattr(source, "reset", None)
     if reset is not None:
         reset(seed)
 
 
-class Kept:
-    """A source that several runners use, one after the other: closing a runner leaves it open."""
+class NonClosing:
+    """Chunk policy for several successive runners: closing a runner does not close it."""
 
-    def __init__(self, source: ChunkSource) -> None:
+    def __init__(self, source: ChunkPolicy) -> None:
         self.spec, self.takes_prefix = source.spec, source.takes_prefix
         self.chunk = source.chunk
 
     def close(self) -> None:
-        """Whoever opened the source closes it."""
+        """Do nothing: the owner closes the policy."""
 
 
-class InlineRunner:
-    """Computes a chunk at once, for a robot in lockstep: time does not pass meanwhile."""
+class SyncRunner:
+    """Synchronous inference, for a robot in lockstep, whose time does not pass meanwhile."""
 
     busy = False
     latency = 0.0
 
-    def __init__(self, source: ChunkSource) -> None:
+    def __init__(self, source: ChunkPolicy) -> None:
         self.spec, self.takes_prefix = source.spec, source.takes_prefix
         self._source = source
-        self._answer: Answer | None = None
+        self._answer: InferenceResult | None = None
 
     def request(self, obs: Observed, observed: float, prefix: NDArray[Any] | None = None) -> bool:
         """Compute the chunk for `obs`."""
-        self._answer = ask(self._source, {key: np.asarray(value) for key, value in obs.items()}, observed, prefix)
+        self._answer = infer(self._source, {key: np.asarray(value) for key, value in obs.items()}, observed, prefix)
         return True
 
-    def poll(self) -> Answer | None:
-        """The answer, once."""
+    def poll(self) -> InferenceResult | None:
+        """Return the result once, else None."""
         answer, self._answer = self._answer, None
         return answer
 
     def close(self) -> None:
-        """Close the source."""
+        """Close the policy."""
         self._source.close()

@@ -1,7 +1,7 @@
 """Recording a run to MCAP (profile `ros2`), which ROS 2's own tools, Foxglove and rosbags open, and reading it again.
 
-A run is recorded from outside: `RecordedTransport` notes every message that the loop takes or sends. Writing happens in
-a thread of its own; the control loop only hands over.
+`RecordedTransport` records every message that the loop receives or sends. Writing happens in
+a separate thread; the control loop only queues messages.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from robopolicy.errors import UserError, cannot_write
-from robopolicy.optional import need
+from robopolicy.optional import require
 from robopolicy_robots.codecs import cdr
 from robopolicy_robots.codecs.definitions import message_type, prepare
 from robopolicy_robots.message import Message
@@ -26,8 +26,8 @@ from robopolicy_robots.transports.base import Arrival, M, Publisher, QoS, Subscr
 from robopolicy_robots.transports.wrapped import WrappedPublisher, WrappedSubscription, WrappedTransport
 
 log = logging.getLogger(__name__)
-BACKLOG = 10_000  # messages that may wait to be written; more are counted and left out, the loop never waits
-FLUSH = 1.0  # [s] after which what has been written can be read, should the process be killed
+BACKLOG = 10_000  # queued messages; more are counted and dropped, the loop never waits
+FLUSH = 1.0  # [s] between flushes, so that most of a recording survives a kill
 NANO = 10**9
 
 
@@ -37,11 +37,11 @@ class Recorded:
 
     topic: str
     message: Message
-    time: float  # [s since the epoch] when it was noted
+    time: float  # [s since the epoch] time of recording
 
 
 class Recorder:
-    """Writes one file; a context manager that completes it.
+    """Writer of one MCAP file; a context manager that completes it.
 
     Args:
         path: The file; it is replaced.
@@ -51,9 +51,9 @@ class Recorder:
     """
 
     def __init__(self, path: Path) -> None:
-        mcap = need("mcap.writer", "record")
+        mcap = require("mcap.writer", "record")
         self.path = path
-        self.left_out = 0  # messages that came faster than the disk takes them
+        self.left_out = 0  # dropped messages, which came faster than the disk writes
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = path.open("wb")
@@ -68,7 +68,7 @@ class Recorder:
         self._thread.start()
 
     def write(self, topic: str, message: Message) -> None:
-        """Note a message; never waits."""
+        """Queue a message; never waits."""
         try:
             self._queue.put_nowait((topic, message, time.time_ns()))
         except queue.Full:
@@ -85,9 +85,7 @@ class Recorder:
             self._thread.join()
         if not self._file.closed:
             if self.left_out:
-                log.warning(
-                    "%s lacks %d messages, which came faster than the disk takes them", self.path, self.left_out
-                )
+                log.warning("%s lacks %d messages, which came faster than the disk writes", self.path, self.left_out)
             try:
                 self._writer.finish()
                 self._file.close()
@@ -114,7 +112,7 @@ class Recorder:
                 if time.monotonic() - flushed > FLUSH:
                     self._writer.flush()
                     flushed = time.monotonic()
-            except (OSError, ValueError) as error:  # the robot goes on; `close` tells
+            except (OSError, ValueError) as error:  # the robot continues; `close` raises the error
                 self._failure = self._failure or error
 
     def _channel(self, topic: str, kind: type[Message]) -> int:
@@ -130,9 +128,9 @@ def read(path: Path) -> Iterator[Recorded]:
     """Messages of a recording in the order of their times.
 
     Raises:
-        UserError: The file is no recording.
+        UserError: The file is not a recording.
     """
-    reader, exceptions = need("mcap.reader", "record"), need("mcap.exceptions", "record")
+    reader, exceptions = require("mcap.reader", "record"), require("mcap.exceptions", "record")
     try:
         with path.open("rb") as file:
             for schema, channel, message in reader.make_reader(file).iter_messages():
@@ -143,7 +141,7 @@ def read(path: Path) -> Iterator[Recorded]:
 
 
 class RecordedTransport(WrappedTransport):
-    """Another transport, all of whose messages are noted; the recorder stays open when it is closed."""
+    """Transport wrapper that records all messages; closing it does not close the recorder."""
 
     def __init__(self, inner: Transport, recorder: Recorder) -> None:
         super().__init__(inner)

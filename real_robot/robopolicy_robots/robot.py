@@ -1,7 +1,7 @@
-"""What a robot is, as far as the bridge needs to know: one YAML file per robot, `robots/*.yaml` or one of your own.
+"""Robot descriptions, one YAML file per robot: `robots/*.yaml` or a custom file.
 
 Joints are listed in the order of commands; units are SI (rad, m, s, Nm, N). A limit that is not published is left out
-and counts as infinite, except for velocity, which has to be known.
+and counts as infinite, except for velocity, which is required.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from robopolicy.deploy.safety.filter import FilterConfig
 from robopolicy.deploy.safety.motion import Array, JointLimits
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.files import parse_yaml
-from robopolicy.schema import from_plain
+from robopolicy.schema import from_dict
 from robopolicy_robots.messages import (
     CATALOGUE,
     Bool,
@@ -30,23 +30,23 @@ from robopolicy_robots.messages import (
     JointTrajectory,
     String,
 )
-from robopolicy_robots.transports.base import COMMAND, IMAGE, LARGEST_DOMAIN, LATCHED, SENSOR, TOPIC, TRANSPORTS, QoS
+from robopolicy_robots.transports.base import COMMAND, IMAGE, LATCHED, MAX_DOMAIN, SENSOR, TOPIC, TRANSPORTS, QoS
 
 SHIPPED = Path(__file__).parent / "robots"
 QUALITIES: dict[str, QoS] = {"sensor": SENSOR, "image": IMAGE, "command": COMMAND, "latched": LATCHED}
 COMMANDS = (JointTrajectory.ros_name, Float64MultiArray.ros_name, JointState.ros_name)
 PICTURES = (Image.ros_name, CompressedImage.ros_name)
-JOINTS, CAMERA = "joints", "image."  # keys of what the embodiment reads
+JOINTS, CAMERA = "joints", "image."  # keys of sources
 # {unit: largest position and velocity of a joint}; what lies beyond was meant in degrees or millimetres
 PLAUSIBLE = {"rad": (8 * math.pi, 100.0), "m": (10.0, 10.0)}
 
 
 @dataclass(frozen=True)
 class Topic:
-    """Where something is said, and how."""
+    """Topic name, message type and QoS."""
 
     topic: str  # "/joint_states"
-    kind: str  # "sensor_msgs/msg/JointState"
+    type: str  # "sensor_msgs/msg/JointState"
     qos: str = "sensor"  # one of QUALITIES
 
 
@@ -74,12 +74,12 @@ class Camera:
     topic: str
     height: int  # [pixels]
     width: int
-    kind: str = "sensor_msgs/msg/Image"
+    type: str = "sensor_msgs/msg/Image"
     qos: str = "image"
 
     def __post_init__(self) -> None:
-        if self.kind not in PICTURES:
-            raise UserError(f"Camera '{self.name}': kind must be one of {', '.join(PICTURES)}, found '{self.kind}'.")
+        if self.type not in PICTURES:
+            raise UserError(f"Camera '{self.name}': type must be one of {', '.join(PICTURES)}, found '{self.type}'.")
         if not self.name or min(self.height, self.width) < 1:
             raise UserError(
                 f"A camera needs a name and at least one pixel, found '{self.name}' of {self.height} x {self.width}."
@@ -87,65 +87,67 @@ class Camera:
 
 
 @dataclass(frozen=True)
-class Guard:
-    """When the control loop holds, and when it stops for good; nothing of it can be switched off."""
+class SafetyConfig:
+    """Safety limits of the control loop, which cannot be disabled."""
 
-    stale: float = 0.1  # [s] age of joint states and other small messages
-    stale_camera: float = 0.25  # [s] age of images
-    estop_after: float = 1.0  # [s] age at which a hold becomes an emergency stop
-    tracking: float = 0.5  # [rad or m] distance between command and measurement that is a fault
-    first_command: float = 0.5  # [rad or m] the first target may be away from where the robot is
-    saturation: float = 0.5  # part of the ticks within `window` whose command had to be changed that is a fault
+    max_age: float = 0.1  # [s] maximum age of joint states and other small messages
+    max_camera_age: float = 0.25  # [s] maximum age of images
+    estop_after: float = 1.0  # [s] age that turns a hold into an emergency stop
+    max_tracking_error: float = 0.5  # [rad or m] maximum distance between command and measurement
+    max_initial_error: float = 0.5  # [rad or m] maximum distance of the first target from the robot
+    max_limited_fraction: float = 0.5  # maximum fraction of limited commands within `window`
     window: float = 2.0  # [s]
-    overruns: int = 5  # late ticks in a row that are a fault
-    heartbeat: float = 0.0  # [s] an operator has to be heard of within; 0 for no operator
+    max_overruns: int = 5  # maximum consecutive late ticks
+    heartbeat_timeout: float = 0.0  # [s] timeout of the heartbeat of an operator; 0 for none
     margin: float = 0.002  # of a joint's range, kept free at either end
-    lead: float = 0.25  # [s] of motion at full speed that a command may be ahead of the robot
-    step: float = math.inf  # [rad or m] largest change of a command per tick
+    max_lead: float = 0.25  # [s] of motion at full speed, maximum distance of a command from the robot
+    max_step: float = math.inf  # [rad or m] largest change of a command per tick
 
     def __post_init__(self) -> None:
-        for name in ("stale", "stale_camera", "estop_after", "tracking", "first_command", "window"):
+        for name in ("max_age", "max_camera_age", "estop_after", "max_tracking_error", "max_initial_error", "window"):
             if not 0 < getattr(self, name) < math.inf:
-                raise UserError(f"guard: {name} must be a positive number, got {getattr(self, name):g}.")
+                raise UserError(f"safety: {name} must be a positive number, got {getattr(self, name):g}.")
         if self.window > 60:
-            raise UserError(f"guard: window must be at most 60 s, got {self.window:g}.")
-        if not 0 <= self.heartbeat < math.inf:
-            raise UserError(f"guard: heartbeat must be 0 (no operator) or a positive number, got {self.heartbeat:g}.")
-        if not 0 < self.saturation <= 1:
-            raise UserError(f"guard: saturation must lie in (0, 1], got {self.saturation:g}.")
-        if self.overruns < 1:
-            raise UserError(f"guard: overruns must be at least 1, got {self.overruns}.")
+            raise UserError(f"safety: window must be at most 60 s, got {self.window:g}.")
+        if not 0 <= self.heartbeat_timeout < math.inf:
+            raise UserError(
+                f"safety: heartbeat_timeout must be 0 (none) or a positive number, got {self.heartbeat_timeout:g}."
+            )
+        if not 0 < self.max_limited_fraction <= 1:
+            raise UserError(f"safety: max_limited_fraction must lie in (0, 1], got {self.max_limited_fraction:g}.")
+        if self.max_overruns < 1:
+            raise UserError(f"safety: max_overruns must be at least 1, got {self.max_overruns}.")
 
 
 @dataclass(frozen=True)
 class RobotSpec:
-    """A robot and how to reach it."""
+    """Description of a robot and its connection."""
 
     name: str
     joints: tuple[Joint, ...]  # in the order of commands
     state: Topic  # a JointState with at least these joints, in any order
-    command: Topic  # what it obeys, of a type in COMMANDS
-    mode: str = "absolute"  # what the robot takes: positions (absolute) or velocities (velocity)
+    command: Topic  # commands, of a type in COMMANDS
+    mode: str = "absolute"  # commands: positions (absolute) or velocities (velocity)
     interpolate: bool = True  # move straight from one action's target to the next instead of jumping there
     rate: float = 50.0  # [Hz] of the control loop
-    command_timeout: float | None = None  # [s] after which the robot's own side stops without commands; None: unknown
-    transport: str = "dds"  # how it is reached, see `robopolicy_robots.transports`
-    connections: dict[str, dict[str, Any]] = field(default_factory=dict)  # settings of transports, by their names
-    domain: int | None = None  # ROS_DOMAIN_ID; None: that of the environment, or 0
-    simulated: bool = False  # `robopolicy_robots.simulated.node` plays it
+    command_timeout: float | None = None  # [s] after which the robot stops without commands; None: unknown
+    transport: str = "dds"  # see `robopolicy_robots.transports`
+    transport_options: dict[str, dict[str, Any]] = field(default_factory=dict)  # settings by name of the transport
+    domain: int | None = None  # ROS_DOMAIN_ID; None: from the environment, or 0
+    simulated: bool = False  # simulated by `robopolicy_robots.simulated.node`
     estop: Topic = Topic("/estop", "std_msgs/msg/Bool", "latched")
     status: Topic = Topic("/robopolicy/status", "std_msgs/msg/String", "latched")
     heartbeat: Topic = Topic("/operator/heartbeat", "std_msgs/msg/Bool", "sensor")
     cameras: tuple[Camera, ...] = ()
     sources: dict[str, Topic] = field(default_factory=dict)  # further messages for the embodiment, by its keys
-    guard: Guard = Guard()
+    safety: SafetyConfig = SafetyConfig()
 
     def __post_init__(self) -> None:
         self._check_topics()
-        if self.state.kind != JointState.ros_name:
-            raise UserError(f"{self.name}: state must be of type {JointState.ros_name}, found {self.state.kind}.")
-        if self.command.kind not in COMMANDS:
-            raise UserError(f"{self.name}: command must be one of {', '.join(COMMANDS)}, found {self.command.kind}.")
+        if self.state.type != JointState.ros_name:
+            raise UserError(f"{self.name}: state must be of type {JointState.ros_name}, found {self.state.type}.")
+        if self.command.type not in COMMANDS:
+            raise UserError(f"{self.name}: command must be one of {', '.join(COMMANDS)}, found {self.command.type}.")
         if not 0 < self.rate <= 2000:
             raise UserError(f"{self.name}: rate must lie in (0, 2000] Hz, got {self.rate:g}.")
         if self.command_timeout is not None and not 1.0 / self.rate < self.command_timeout < math.inf:
@@ -153,15 +155,15 @@ class RobotSpec:
                 f"{self.name}: command_timeout must be longer than a control period (1 / {self.rate:g} s) and finite, "
                 f"got {self.command_timeout:g}."
             )
-        for transport in (self.transport, *self.connections):
+        for transport in (self.transport, *self.transport_options):
             if transport not in (*TRANSPORTS, "auto"):
                 raise UserError(f"{self.name}: {unknown_name('transport', transport, (*TRANSPORTS, 'auto'))}")
-        if not all(isinstance(settings, Mapping) for settings in self.connections.values()):
-            raise UserError(f"{self.name}: connections are written {{transport: {{setting: value}}}}.")
+        if not all(isinstance(settings, Mapping) for settings in self.transport_options.values()):
+            raise UserError(f"{self.name}: transport_options must have the form {{transport: {{setting: value}}}}.")
         if self.mode not in ("absolute", "velocity"):
             raise UserError(f"{self.name}: mode must be absolute or velocity, found '{self.mode}'.")
-        if self.domain is not None and not 0 <= self.domain <= LARGEST_DOMAIN:
-            raise UserError(f"{self.name}: domain must lie in [0, {LARGEST_DOMAIN}], got {self.domain}.")
+        if self.domain is not None and not 0 <= self.domain <= MAX_DOMAIN:
+            raise UserError(f"{self.name}: domain must lie in [0, {MAX_DOMAIN}], got {self.domain}.")
         for joint in self.joints:
             _check_joint(joint, self.name)
         if not self.limits.inside(self.home).all():
@@ -191,49 +193,49 @@ class RobotSpec:
 
     @property
     def filter_config(self) -> FilterConfig:
-        """How the safety filter treats its commands."""
-        guard = self.guard
-        return FilterConfig(self.mode, guard.margin, guard.lead, guard.step)  # type: ignore[arg-type]
+        """Settings of the safety filter."""
+        safety = self.safety
+        return FilterConfig(self.mode, safety.margin, safety.max_lead, safety.max_step)  # type: ignore[arg-type]
 
     def source(self, key: str) -> Topic:
-        """Where to hear what an embodiment calls `key`: `joints`, `image.<camera>`, or one of `sources`.
+        """Topic of a source of an embodiment: `joints`, `image.<camera>`, or one of `sources`.
 
         Raises:
-            UserError: The robot does not say that.
+            UserError: The robot has no such source.
         """
-        known = self.heard
+        known = self.readable_topics
         if key not in known:
             unknown = unknown_name("source", key, known, f"of robot {self.name}")
             raise UserError(f"{unknown} Name its topic in the robot's YAML file, under sources or cameras.")
         return known[key]
 
     @property
-    def heard(self) -> dict[str, Topic]:
-        """Everything that an embodiment can read, by its key."""
-        images = {CAMERA + camera.name: Topic(camera.topic, camera.kind, camera.qos) for camera in self.cameras}
+    def readable_topics(self) -> dict[str, Topic]:
+        """Topics of all sources by key."""
+        images = {CAMERA + camera.name: Topic(camera.topic, camera.type, camera.qos) for camera in self.cameras}
         return {JOINTS: self.state, **images, **self.sources}
 
     def deadline(self, key: str) -> float:
-        """Largest age [s] of what an embodiment calls `key`."""
-        return self.guard.stale_camera if key.startswith(CAMERA) else self.guard.stale
+        """Maximum age [s] of a source."""
+        return self.safety.max_camera_age if key.startswith(CAMERA) else self.safety.max_age
 
     def _check_topics(self) -> None:
-        """Every topic is one, of the right type, and nothing that we say is what we hear."""
+        """Check names and types of topics, and that published and subscribed topics differ."""
         names = [camera.name for camera in self.cameras]
         if len(set(names)) != len(names):
-            raise UserError(f"{self.name}: each camera needs a name of its own, found {', '.join(names)}.")
+            raise UserError(f"{self.name}: each camera needs a unique name, found {', '.join(names)}.")
         for key in self.sources:
             if key == JOINTS or key.startswith(CAMERA):
                 place = "state" if key == JOINTS else "cameras"
                 raise UserError(f"{self.name}: the source '{key}' belongs under {place}.")
         own = {"estop": self.estop, "heartbeat": self.heartbeat, "command": self.command, "status": self.status}
-        for key, topic in (self.heard | own).items():
+        for key, topic in (self.readable_topics | own).items():
             _check_topic(topic, f"{self.name}: {key}")
         for key, kind in (("estop", Bool), ("heartbeat", Bool), ("status", String)):
-            if own[key].kind != kind.ros_name:
-                raise UserError(f"{self.name}: {key} must be of type {kind.ros_name}, found {own[key].kind}.")
+            if own[key].type != kind.ros_name:
+                raise UserError(f"{self.name}: {key} must be of type {kind.ros_name}, found {own[key].type}.")
         used: dict[str, str] = {}
-        for key, topic in (self.heard | own).items():  # sources may share a topic, nothing else may
+        for key, topic in (self.readable_topics | own).items():  # sources may share a topic, nothing else may
             other = used.setdefault(topic.topic, key)
             if other != key and key in own:
                 raise UserError(f"{self.name}: {other} and {key} must be different topics, both are {topic.topic}.")
@@ -246,10 +248,10 @@ class RobotSpec:
 
 
 def load_robot(name: str) -> RobotSpec:
-    """The robot of a shipped name ("franka_panda") or of a YAML file.
+    """Load a shipped robot by name ("franka_panda") or a YAML file.
 
     Raises:
-        UserError: There is none, or it says something wrong; one line that names the file and the field.
+        UserError: It does not exist or is invalid; one line that names the file and the field.
     """
     path = Path(name) if name.endswith((".yaml", ".yml")) else SHIPPED / f"{name}.yaml"
     if not path.is_file() and path.parent == SHIPPED:
@@ -259,20 +261,20 @@ def load_robot(name: str) -> RobotSpec:
     except (OSError, ValueError) as error:
         raise UserError(f"Cannot read the robot {path}: {error}.") from error
     try:
-        return from_plain(RobotSpec, _completed(RobotSpec, data, path.name), path.name)
+        return from_dict(RobotSpec, _completed(RobotSpec, data, path.name), path.name)
     except UserError as error:
         raise UserError(str(error) if path.name in str(error) else f"{path.name}: {error}") from error
 
 
 def robot_names() -> tuple[str, ...]:
-    """Robots that are shipped."""
+    """Names of shipped robots."""
     return tuple(sorted(path.stem for path in SHIPPED.glob("*.yaml")))
 
 
 def _completed(cls: type[Any], data: Any, where: str) -> Any:
-    """`data` with the defaults of the dataclass `cls` filled in; what has none and is missing is an error."""
+    """Fill `data` with the defaults of the dataclass `cls`; a missing required field is an error."""
     if not isinstance(data, Mapping):
-        return data  # refused by `from_plain`
+        return data  # refused by `from_dict`
     hints, full = get_type_hints(cls), dict(data)
     for entry in dataclasses.fields(cls):
         here = f"{where}.{entry.name}"
@@ -314,8 +316,8 @@ def _check_joint(joint: Joint, where: str) -> None:
 
 
 def _check_topic(topic: Topic, where: str) -> None:
-    if topic.kind not in CATALOGUE:
-        raise UserError(f"{where}: {unknown_name('message type', topic.kind, CATALOGUE)}")
+    if topic.type not in CATALOGUE:
+        raise UserError(f"{where}: {unknown_name('message type', topic.type, CATALOGUE)}")
     if topic.qos not in QUALITIES:
         raise UserError(f"{where}: {unknown_name('QoS', topic.qos, QUALITIES)}")
     if not TOPIC.fullmatch(topic.topic):

@@ -1,4 +1,4 @@
-"""States of the control loop, why it holds, and what one tick did."""
+"""States of the control loop, reasons of holds, and results of a tick."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from robopolicy.deploy.safety.motion import Array
 class State(StrEnum):
     """`DISCONNECTED -> WAIT_OBS -> ARMED -> RUN <-> HOLD -> STOPPED`, and `ESTOP` from anywhere."""
 
-    DISCONNECTED = "DISCONNECTED"  # nobody publishes the robot's state, or nobody takes commands
-    WAIT_OBS = "WAIT_OBS"  # not yet everything that arming demands
+    DISCONNECTED = "DISCONNECTED"  # no publisher of the robot state, or no subscriber of commands
+    WAIT_OBS = "WAIT_OBS"  # waiting for the conditions of arming
     ARMED = "ARMED"  # waiting for the first chunk
     RUN = "RUN"  # following the policy
-    HOLD = "HOLD"  # stopped within limits, for a reason
+    HOLD = "HOLD"  # stopped within limits, with a reason
     ESTOP = "ESTOP"  # the same, until an operator resets it
     STOPPED = "STOPPED"  # over
 
 
 class Reason(StrEnum):
-    """Why the robot is held."""
+    """Reason of a hold."""
 
     STALE_OBSERVATION = "stale observation"
     STALE_CAMERA = "stale camera"
     BAD_OBSERVATION = "bad observation"
-    STRANGE_OBSERVATION = "strange observation"
-    UNSUPPORTED = "action without support in the data"
+    STRANGE_OBSERVATION = "out-of-distribution observation"
+    UNSUPPORTED = "out-of-distribution action"
     CHUNK_EXHAUSTED = "chunk exhausted"
     NON_FINITE = "non-finite action"
     WRONG_SHAPE = "wrong shape"
@@ -42,16 +42,16 @@ class Reason(StrEnum):
     OPERATOR = "operator"
 
 
-LASTING = frozenset(
+LATCHED = frozenset(
     {Reason.PUBLISHER, Reason.TRACKING, Reason.FIRST_COMMAND, Reason.SATURATION, Reason.OPERATOR}
 )  # an operator has to arm the robot again
-IN_PLACE = frozenset(
+RESUME_FROM_COMMAND = frozenset(
     {Reason.CHUNK_EXHAUSTED, Reason.NON_FINITE, Reason.WRONG_SHAPE, Reason.UNAVAILABLE, Reason.OVERRUN}
-)  # the robot was under control all the time, and goes on from where it was held, not from where it is measured
+)  # the robot stayed under control and resumes from the last command, not from the measured position
 
 
-class Held(Exception):
-    """The robot has to be held; `found` is for the record."""
+class SafetyHold(Exception):
+    """The robot must hold; `found` is an intervention to record."""
 
     def __init__(self, reason: Reason, detail: str = "", found: Intervention | None = None) -> None:
         super().__init__(f"{reason}: {detail}" if detail else str(reason))
@@ -60,11 +60,11 @@ class Held(Exception):
 
 @dataclass(frozen=True)
 class Tick:
-    """What one tick did, for recorders and viewers."""
+    """Result of one tick, for recorders and displays."""
 
     now: float  # [s] on the monotonic clock
     state: State
-    reason: str  # of a hold or a stop, with details; else what arming still waits for
+    reason: str  # of a hold or a stop, with details; else the unmet condition of arming
     measured: Array | None  # (J,) positions
     wanted: Array | None  # (J,) before the filter
     command: Array | None  # (J,) sent; None while nothing is

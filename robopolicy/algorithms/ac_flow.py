@@ -44,17 +44,17 @@ from robopolicy.algorithms.common.fine_tuning import (
 )
 from robopolicy.algorithms.common.on_policy import OnPolicy
 from robopolicy.algorithms.common.rollout_batch import Epochs, RolloutBatch, flatten, normalize
-from robopolicy.constraints import Count, Natural, NotNegative, Positive, Ranged
+from robopolicy.constraints import NonNegative, NonNegativeInt, Positive, PositiveInt, Validated
 from robopolicy.core.decisions import Decisions
 from robopolicy.core.estimator import Estimator, EstimatorConfig
-from robopolicy.critics.q import borrow_statistics
+from robopolicy.critics.q import copy_statistics
 from robopolicy.data.batches import Rollout
 from robopolicy.nets.encoder import ObservationEncoder
 from robopolicy.nets.mlp import MLP
 from robopolicy.nets.time import SinusoidalEmbedding
 from robopolicy.nets.vision import VisionConfig
 from robopolicy.policies.base import Info, Policy
-from robopolicy.policies.exploration.sampled import SampledPolicy, require_matched
+from robopolicy.policies.exploration.sampled import SampledPolicy, require_supported
 from robopolicy.policies.heads.generative import GenerativePolicy
 from robopolicy.policies.path import interpolate
 from robopolicy.spec import PolicySpec
@@ -63,10 +63,10 @@ TIME_DIM = 16  # width of the time embedding
 
 
 @dataclass(frozen=True)
-class IntermediateConfig(Ranged):
+class IntermediateConfig(Validated):
     """Architecture of an `IntermediateValue`."""
 
-    hidden: tuple[Count, ...] = (256, 256, 256)
+    hidden: tuple[PositiveInt, ...] = (256, 256, 256)
     activation: str = "silu"
     normalization: str = "running"  # minmax | meanstd | running | identity
     vision: VisionConfig = field(default_factory=VisionConfig)
@@ -97,10 +97,10 @@ class ACFlowConfig(FlowLossConfig):
     """Settings of AC-Flow; no published values were seen."""
 
     grad_clip: Positive = 1.0  # largest gradient norm of the actor
-    critic_warmup: Natural = 3  # first rollouts that train the critics alone
+    critic_warmup: NonNegativeInt = 3  # first rollouts that train the critics alone
     temperature: Positive = 0.5  # of the weights
     advantage_clip: Positive = 1.0  # bound on the intermediate advantage; weights lie within exp(+-clip / temperature)
-    w2_coef: NotNegative = 10.0  # weight of the squared velocity distance to the pretrained policy; 1 drifted on lift
+    w2_coef: NonNegative = 10.0  # weight of the squared velocity distance to the pretrained policy; 1 drifted on lift
     intermediate: IntermediateConfig = field(default_factory=IntermediateConfig)  # network of the intermediate critic
 
 
@@ -131,7 +131,7 @@ class ACFlow(OnPolicy):
 
     def __init__(self, config: ACFlowConfig, policy: Policy, *, total_updates: int) -> None:
         """Prepare to fine-tune `policy` (it is changed in place) for `total_updates` rollouts."""
-        head = require_matched(policy, "AC-Flow")
+        head = require_supported(policy, "AC-Flow")
         super().__init__(config, sampled_policy(head, config), total_updates=total_updates)
         self.base: GenerativePolicy = frozen_copy(head)
         self.actor_optimizer = actor_adam(self.policy, config)
@@ -139,9 +139,9 @@ class ACFlow(OnPolicy):
         size = config.batch_size
         self.flow_loss = MonteCarloFlowLoss(self.policy, self.logp, batch_size=size, generator=self.generator)
         # Weights times minus a log-ratio: the gradient is that of the weighted loss.
-        self.estimator = Estimator(EstimatorConfig(surrogate="pg"))
+        self.estimator = Estimator(EstimatorConfig(surrogate="policy_gradient"))
         self.intermediate = IntermediateValue(config.intermediate, self.policy.spec)
-        borrow_statistics(self.intermediate.encoder, policy)
+        copy_statistics(self.intermediate.encoder, policy)
         self.intermediate_optimizer = torch.optim.Adam(self.intermediate.parameters(), lr=config.critic_lr, fused=True)
 
     def inference_policy(self) -> Policy:

@@ -41,14 +41,14 @@ from robopolicy.algorithms.common.fine_tuning import (
 from robopolicy.algorithms.common.on_policy import OnPolicy
 from robopolicy.algorithms.common.rollout_batch import Epochs, RolloutBatch, normalize
 from robopolicy.algorithms.fpo import fpo_loss
-from robopolicy.constraints import Count, NotNegative, PartialShare, Positive
+from robopolicy.constraints import FractionBelowOne, NonNegative, Positive, PositiveInt
 from robopolicy.core.estimator import Estimator, EstimatorConfig
 from robopolicy.core.ratios import ConstantBounds
 from robopolicy.data.batches import Rollout
 from robopolicy.errors import unknown_name
 from robopolicy.nets.module_state import EMA
 from robopolicy.policies.base import Info, Policy
-from robopolicy.policies.exploration.sampled import SampledPolicy, require_matched
+from robopolicy.policies.exploration.sampled import SampledPolicy, require_supported
 from robopolicy.policies.heads.generative import GenerativePolicy
 
 
@@ -77,15 +77,15 @@ WEIGHTINGS: dict[str, Callable[[Tensor, Tensor, float], Tensor]] = {
 class AWMConfig(FlowLossConfig):
     """Settings of AWM; what is set here is the public code's unless noted."""
 
-    num_mc_samples: Count = 6  # N, stored pairs of noise and time per chunk
-    epochs: Count = 2  # passes over each rollout; the public code takes two steps
+    num_mc_samples: PositiveInt = 6  # N, stored pairs of noise and time per chunk
+    epochs: PositiveInt = 2  # passes over each rollout; the public code takes two steps
     clip: Positive = 1.0  # ratio bounds of every pair
     advantage_clip: Positive = 5.0  # normalised advantages are cut here and divided by it
     weighting: str = "uniform"  # uniform | noise (times 1 - t) | power (its power, times 1 - t); published: power
     power: Positive = 0.25  # of the loss, for weighting=power
-    ref_coef: NotNegative = 0.003  # weight of the squared velocity distance to the pretrained policy
-    ema_coef: NotNegative = 1.0  # weight of the squared velocity distance to the delayed average
-    ema_decay: PartialShare = 0.3  # largest share of the delayed average that survives a rollout
+    ref_coef: NonNegative = 0.003  # weight of the squared velocity distance to the pretrained policy
+    ema_coef: NonNegative = 1.0  # weight of the squared velocity distance to the delayed average
+    ema_decay: FractionBelowOne = 0.3  # largest share of the delayed average that survives a rollout
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -111,7 +111,7 @@ class AWM(OnPolicy):
 
     def __init__(self, config: AWMConfig, policy: Policy, *, total_updates: int) -> None:
         """Prepare to fine-tune `policy` (it is changed in place) for `total_updates` rollouts."""
-        head = require_matched(policy, "AWM")
+        head = require_supported(policy, "AWM")
         super().__init__(config, sampled_policy(head, config, stratified=True), total_updates=total_updates)
         self.base: GenerativePolicy = frozen_copy(head)
         self.actor_optimizer = actor_adam(self.policy, config)

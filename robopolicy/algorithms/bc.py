@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from robopolicy.algorithms.common.algorithm import Algorithm, Checkpointable, Metrics
-from robopolicy.constraints import Count, Natural, NotNegative, PartialShare, Positive, Ranged
+from robopolicy.constraints import FractionBelowOne, NonNegative, NonNegativeInt, Positive, PositiveInt, Validated
 from robopolicy.core.gradients import clip_gradients
 from robopolicy.data.chunks import ChunkBatch
 from robopolicy.nets.augmentation import augmentation_loss, set_augmentation_progress
@@ -27,16 +27,16 @@ from robopolicy.policies.base import Info, Policy
 
 
 @dataclass(frozen=True)
-class BCConfig(Ranged):
+class BCConfig(Validated):
     """Settings of behaviour cloning."""
 
     lr: Positive = 1e-3  # peak learning rate of AdamW
-    weight_decay: NotNegative = 1e-6  # decoupled weight decay
-    beta1: PartialShare = 0.95  # AdamW momentum
-    beta2: PartialShare = 0.999  # AdamW second-moment decay
-    warmup: Natural = 100  # updates of linear warm-up, followed by cosine decay to 0 at the last update
+    weight_decay: NonNegative = 1e-6  # decoupled weight decay
+    beta1: FractionBelowOne = 0.95  # AdamW momentum
+    beta2: FractionBelowOne = 0.999  # AdamW second-moment decay
+    warmup: NonNegativeInt = 100  # updates of linear warm-up, followed by cosine decay to 0 at the last update
     grad_clip: Positive = 1.0  # largest gradient norm
-    batch_size: Count = 256  # chunks per update
+    batch_size: PositiveInt = 256  # chunks per update
     ema: bool = True  # evaluate and save averaged weights
 
 

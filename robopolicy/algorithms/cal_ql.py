@@ -32,7 +32,7 @@ from robopolicy.algorithms.common.max_entropy import (
 from robopolicy.algorithms.common.off_policy import OffPolicy, UpdateStats, optimizer_step, require_squashed, td_loss
 from robopolicy.algorithms.common.offline import ConservativeConfig, ConservativeObjective
 from robopolicy.algorithms.sac import actor_loss, soft_target
-from robopolicy.constraints import Count, Positive
+from robopolicy.constraints import Positive, PositiveInt
 from robopolicy.critics.q import CriticConfig, random_subset_min
 from robopolicy.data.batches import Transitions
 from robopolicy.policies.base import Info, Observation, Policy
@@ -49,7 +49,7 @@ class CalQLConfig(MaxEntropyConfig):
     lr: Positive = 1e-4  # learning rate of the actor
     conservative: ConservativeConfig = field(default_factory=ConservativeConfig)  # penalty; weight 1 with dense data
     backup_entropy: bool = False  # entropy in the critic's target, of the best candidate
-    candidates: Count = 10  # chunks of the policy per row, in the penalty and for the best one in the target
+    candidates: PositiveInt = 10  # chunks of the policy per row, in the penalty and for the best one in the target
 
 
 class CalQL(OffPolicy):
@@ -74,7 +74,7 @@ class CalQL(OffPolicy):
 
     def sample_candidates(self, obs: Observation) -> Tensor:
         """Chunks `(B, C, H, A)` of the policy."""
-        return self.policy.draws(obs, self.config.candidates, generator=self.generator)
+        return self.policy.sample_many(obs, self.config.candidates, generator=self.generator)
 
     def target(self, batch: Transitions) -> Tensor:
         """Bootstrap from the best of the candidates at the next observation."""

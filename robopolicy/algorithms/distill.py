@@ -24,7 +24,7 @@ from torch import Tensor
 
 from robopolicy.algorithms.bc import BC, BCConfig
 from robopolicy.algorithms.common.algorithm import Checkpointable, Metrics, frozen_copy
-from robopolicy.constraints import Count, Natural, PartialShare, Positive, Several
+from robopolicy.constraints import AtLeastTwo, FractionBelowOne, NonNegativeInt, Positive, PositiveInt
 from robopolicy.data.chunks import ChunkBatch
 from robopolicy.errors import UserError
 from robopolicy.nets.module_state import EMA
@@ -41,13 +41,15 @@ TEACHERS = ("flow", "diffusion", "edm")
 class DistillConfig(BCConfig):
     """Settings of consistency distillation."""
 
-    levels: Several = 18  # N, noise levels of the grid
-    steps: Count = 1  # K, network calls of the student per chunk
+    levels: AtLeastTwo = 18  # N, noise levels of the grid
+    steps: PositiveInt = 1  # K, network calls of the student per chunk
     sigma_min: Positive = 0.002  # lowest noise level, where the student is the identity
     sigma_max: Positive = 80.0  # highest noise level
     sigma_data: Positive = 0.5  # standard deviation of normalised actions
-    target_decay: PartialShare = 0.95  # weight of the old target in every update; 0 makes the student its own target
-    seed: Natural = 0  # of noise and levels
+    target_decay: FractionBelowOne = (
+        0.95  # weight of the old target in every update; 0 makes the student its own target
+    )
+    seed: NonNegativeInt = 0  # of noise and levels
 
 
 def distillation_loss(

@@ -48,7 +48,7 @@ from robopolicy.algorithms.common.fine_tuning import (
 )
 from robopolicy.algorithms.common.on_policy import OnPolicy
 from robopolicy.algorithms.common.rollout_batch import Epochs, RolloutBatch, normalize
-from robopolicy.constraints import Count, Natural, NotNegative, Positive, Range, Share, UpTo
+from robopolicy.constraints import AtMost, Fraction, NonNegative, NonNegativeInt, Positive, PositiveInt, Range
 from robopolicy.core.advantage import DepthDiscount
 from robopolicy.core.decisions import Decisions
 from robopolicy.core.estimator import Estimator, EstimatorConfig
@@ -61,31 +61,33 @@ from robopolicy.policies.exploration.chain import require_family
 from robopolicy.policies.exploration.diffusion_chain import LOGP_BOUNDS, DiffusionChain
 from robopolicy.policies.heads.diffusion import DiffusionPolicy
 from robopolicy.policies.noise import Randomness
-from robopolicy.policies.wrappers.staged import StagedDiffusion, in_stages
+from robopolicy.policies.wrappers.staged import StagedDiffusion, make_staged
 
-Tail = Annotated[float, Range(0, 0.5, below=True)]  # what may be cut off at either end
+Tail = Annotated[float, Range(0, 0.5, exclusive_maximum=True)]  # what may be cut off at either end
 
 
 @dataclass(frozen=True)
 class DPPOConfig(ChainConfig, FineTuningConfig):
     """Settings of DPPO; defaults are the paper's for locomotion from states unless noted here or in docs/methods.md."""
 
-    trained_steps: Natural = 0  # K', last sampler steps that are trained; 0: the newest network's (paper: 10 of 20)
-    gamma_denoise: Share = 0.99  # discount per denoising step still to come; 0 trains the last step alone
+    trained_steps: NonNegativeInt = (
+        0  # K', last sampler steps that are trained; 0: the newest network's (paper: 10 of 20)
+    )
+    gamma_denoise: Fraction = 0.99  # discount per denoising step still to come; 0 trains the last step alone
     clip: Positive = 0.01  # half-width of the ratio bounds at the last step
     clip_base: Positive = 0.001  # half-width at the first trained step
     clip_rate: Positive = 3.0  # exponent of the schedule between them
     advantage_quantile: Tail = 0.0  # advantages are cut at this quantile and at 1 minus it; 0 disables
     std_min: Positive = 0.1  # smallest standard deviation of a step in training, normalised action units
-    noise_clip: NotNegative = 3.0  # draws beyond this many standard deviations are cut; 0 disables
-    eta: Share = 1.0  # share of DDPM's noise in training with the sampler ddim; evaluation has none
-    eta_min: Share = 1.0  # below eta: the share is learned between the two
-    entropy_coef: NotNegative = 0.0  # weight of the mean entropy of the steps; without effect unless eta is learned
-    bc_coef: NotNegative = 0.0  # weight of minus the log-probability of chains drawn from the base
+    noise_clip: NonNegative = 3.0  # draws beyond this many standard deviations are cut; 0 disables
+    eta: Fraction = 1.0  # share of DDPM's noise in training with the sampler ddim; evaluation has none
+    eta_min: Fraction = 1.0  # below eta: the share is learned between the two
+    entropy_coef: NonNegative = 0.0  # weight of the mean entropy of the steps; without effect unless eta is learned
+    bc_coef: NonNegative = 0.0  # weight of minus the log-probability of chains drawn from the base
     lr: Positive = 1e-4  # peak learning rate of the actor
-    lr_final: Annotated[NotNegative, UpTo("lr")] = 1e-4  # learning rate at the last update (cosine)
+    lr_final: Annotated[NonNegative, AtMost("lr")] = 1e-4  # learning rate at the last update (cosine)
     critic_lr: Positive = 1e-3  # learning rate of the critic
-    batch_size: Count = 5000  # whole chains per minibatch
+    batch_size: PositiveInt = 5000  # whole chains per minibatch
     target_kl: Positive | None = 1.0  # stop the epochs when the approximate KL exceeds this
     critic: ValueConfig = field(
         default_factory=lambda: ValueConfig(hidden=(256, 256, 256), residual=True, activation="mish")
@@ -140,7 +142,7 @@ class DPPO(OnPolicy):
         starts, heads = _stages(policy)
         steps = heads[-1].config.steps
         first = _first_trained(config, starts, steps)
-        base = in_stages(starts, [frozen_copy(head) for head in heads])
+        base = make_staged(starts, [frozen_copy(head) for head in heads])
         super().__init__(config, _chain(config, heads[-1], base, first), total_updates=total_updates)
         self.recorder = ChainRecorder(self.policy, config)
         self.actor_optimizer = actor_adam(self.policy, config)
@@ -151,11 +153,11 @@ class DPPO(OnPolicy):
 
     def _adopt(self, base: StagedDiffusion) -> None:
         """Make `base` the frozen part of chain, teacher and deployed policy."""
-        head, first, starts = self.policy.head, self.policy.first, base.config.starts
+        head, first, starts = self.policy.head, self.policy.first_trained_step, base.config.starts
         self.base = self.policy.base = base
         self.teacher = _chain(self.config, base.heads[-1], base, first).requires_grad_(False)
         kept = sum(start < first for start in starts)
-        self._deployed = in_stages([*starts[:kept], first], [*base.heads[:kept], head]) if kept else head
+        self._deployed = make_staged([*starts[:kept], first], [*base.heads[:kept], head]) if kept else head
 
     def inference_policy(self) -> Policy:
         """The fine-tuned head behind the steps that the base keeps; the head alone when it takes all of them."""
@@ -205,7 +207,7 @@ class DPPO(OnPolicy):
         """Restore `state_dict`; a run goes on from what it deployed, which has a stage more than its base."""
         starts = tuple(state["starts"])
         if starts != self.base.config.starts:
-            self._adopt(in_stages(starts, [frozen_copy(self.policy.head) for _ in starts]))
+            self._adopt(make_staged(starts, [frozen_copy(self.policy.head) for _ in starts]))
         super().load_state_dict(state)
 
 

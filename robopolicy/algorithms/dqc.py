@@ -28,7 +28,7 @@ from torch import Tensor
 from robopolicy.algorithms.common.algorithm import Checkpointable, Metrics, Observer
 from robopolicy.algorithms.common.off_policy import OffPolicy, UpdateStats, optimizer_step
 from robopolicy.algorithms.common.offline import QChunkingConfig, imitation_loss, known_errors, require_imitation
-from robopolicy.constraints import Count, InnerShare, Natural, Share
+from robopolicy.constraints import Fraction, NonNegativeInt, OpenFraction, PositiveInt
 from robopolicy.critics.q import QEnsemble
 from robopolicy.critics.value import ValueConfig, ValueNet
 from robopolicy.data.batches import ReplaySampleSpec, Transitions
@@ -36,18 +36,20 @@ from robopolicy.errors import UserError
 from robopolicy.nets.module_state import training_mode
 from robopolicy.policies.base import Info, Observation, Policy, Sample
 from robopolicy.policies.noise import Randomness
-from robopolicy.policies.wrappers.best_of_n import select
+from robopolicy.policies.wrappers.best_of_n import make_best_of_n
 
 
 @dataclass(frozen=True)
 class DQCConfig(QChunkingConfig):
     """Settings of DQC."""
 
-    gamma: Share = 0.999  # discount per control step
-    n_step: Natural = 25  # h, actions of the long chunk; the policy's executed actions are the prefix p
-    expectile: InnerShare = 0.8  # of the regression of Q_p on Q_h; .5 averages over tails, towards 1 takes the best one
-    quantile: InnerShare = 0.9  # of the regression of V on Q_p over the data's prefixes
-    candidates: Count = 32  # N, samples of the policy per decision
+    gamma: Fraction = 0.999  # discount per control step
+    n_step: NonNegativeInt = 25  # h, actions of the long chunk; the policy's executed actions are the prefix p
+    expectile: OpenFraction = (
+        0.8  # of the regression of Q_p on Q_h; .5 averages over tails, towards 1 takes the best one
+    )
+    quantile: OpenFraction = 0.9  # of the regression of V on Q_p over the data's prefixes
+    candidates: PositiveInt = 32  # N, samples of the policy per decision
     value: ValueConfig = field(default_factory=lambda: ValueConfig(hidden=(256, 256, 256), activation="gelu"))
 
     def __post_init__(self) -> None:
@@ -92,10 +94,10 @@ class DQC(OffPolicy):
         self.critic.eval()  # dropout is on in its own loss alone
         self.optimizer = torch.optim.Adam(policy.parameters(), lr=config.lr, fused=True)
         self.long_critic = QEnsemble(config.critic, self.policy, steps=self.sample_spec.steps).eval()
-        self.value = ValueNet.beside(config.value, self.policy)
+        self.value = ValueNet.for_policy(config.value, self.policy)
         learned = [*self.long_critic.parameters(), *self.value.parameters()]
         self.critic_optimizer.add_param_group({"params": learned})
-        self.acting_policy = select(self.policy, self.critic, candidates=config.candidates, reduction="mean")
+        self.acting_policy = make_best_of_n(self.policy, self.critic, candidates=config.candidates, reduction="mean")
 
     @property
     def sample_spec(self) -> ReplaySampleSpec:

@@ -96,7 +96,7 @@ class DSRLNA(OffPolicy):
     def target(self, batch: Transitions) -> Tensor:
         """Soft value of the next observation, at the chunk of the actor's noise."""
         w, logp = self.policy.actor.rsample(batch.next_obs, generator=self.generator)
-        chunk = self.policy.play(batch.next_obs, w, self.generator)
+        chunk = self.policy.decode_free_noise(batch.next_obs, w, self.generator)
         value = self.bootstrap(batch, chunk)
         return soft_target(batch, value, logp, self.temperature.value, self.config)
 
@@ -121,7 +121,7 @@ class DSRLNA(OffPolicy):
         """One step of Q_W at freshly drawn noise."""
         reference = next(iter(obs.values()))
         w = self.policy.draw(len(reference), self.generator, reference.device)
-        chunk = self.policy.play(obs, w, self.generator)
+        chunk = self.policy.decode_free_noise(obs, w, self.generator)
         loss, info = distill_loss(self.noise_critic, self.critic, obs, w, chunk)
         optimizer_step(self.noise_critic_optimizer, loss)
         return info

@@ -58,9 +58,10 @@ class DSRLSAC(OffPolicy):
 
     def __init__(self, config: DSRLSACConfig, policy: Policy, *, total_updates: int) -> None:
         """Steer a frozen copy of `policy`, or continue with a policy that is steered already."""
-        if config.n_step % policy.spec.execute:
+        if config.n_step % policy.spec.action_horizon:
             raise UserError(
-                f"Noise decides {policy.spec.execute} actions at once, so algorithm.n_step must be a multiple of that, "
+                f"Noise decides {policy.spec.action_horizon} actions at once, so algorithm.n_step must be a "
+                f"multiple of that, "
                 f"got {config.n_step}."
             )
         latent = make_latent_policy(policy, config, self.name)

@@ -30,7 +30,7 @@ from robopolicy.algorithms.common.algorithm import Checkpointable, Metrics, Obse
 from robopolicy.algorithms.common.max_entropy import Temperature
 from robopolicy.algorithms.common.off_policy import OffPolicy, OffPolicyConfig, UpdateStats, optimizer_step
 from robopolicy.algorithms.common.offline import imitation_loss, require_imitation
-from robopolicy.constraints import Count, Finite, Natural, NotNegative, Positive, Ratio, Share
+from robopolicy.constraints import Finite, Fraction, NonNegative, NonNegativeInt, Positive, PositiveInt, Ratio
 from robopolicy.critics.q import CriticConfig, QEnsemble
 from robopolicy.critics.value import softmax_weights
 from robopolicy.data.batches import Transitions
@@ -38,7 +38,7 @@ from robopolicy.errors import unknown_name
 from robopolicy.nets.module_state import EMA
 from robopolicy.policies.base import Info, Observation, Policy, Sample
 from robopolicy.policies.noise import Randomness
-from robopolicy.policies.wrappers.residual_edit import EditConfig, EditedPolicy, EditNet, edit_samples
+from robopolicy.policies.wrappers.residual_edit import EditConfig, EditNet, ResidualEditPolicy, make_residual_edit
 
 BACKUPS = ("best", "base")
 
@@ -51,18 +51,18 @@ class EXPOConfig(OffPolicyConfig):
         default_factory=lambda: CriticConfig(members=10, hidden=(256, 256, 256), activation="relu")
     )
     utd: Ratio = 20.0  # critic steps per decision of one environment
-    policy_delay: Count = 20  # critic steps per step of base, edit policy and temperature
-    candidates: Count = 8  # N, samples of the base policy per decision (fork: 32)
-    edits: Natural = 8  # of these, how many are also edited; 0 is best-of-N
+    policy_delay: PositiveInt = 20  # critic steps per step of base, edit policy and temperature
+    candidates: PositiveInt = 8  # N, samples of the base policy per decision (fork: 32)
+    edits: NonNegativeInt = 8  # of these, how many are also edited; 0 is best-of-N
     edit: EditConfig = field(default_factory=EditConfig)  # edit policy, and beta, the largest edit
     selection: str = "argmax"  # argmax | softmax over the candidates, with an entropy bonus: for small datasets
     selection_temperature: Positive = 1.0  # of that softmax, in units of Q
     backup: str = "best"  # best | base: bootstrap from a single sample of the base policy instead (SARSA-like ablation)
     edit_lr: Positive = 3e-4  # learning rate of the edit policy
     temperature: Positive = 1.0  # initial weight of the edit policy's entropy
-    temperature_lr: NotNegative = 3e-4  # 0 keeps it fixed
+    temperature_lr: NonNegative = 3e-4  # 0 keeps it fixed
     target_entropy: Finite | None = None  # nats, in units of beta; None is minus half the executed action dimensions
-    ema_decay: Share = 0.999  # largest weight of the old average of the base policy, which acts and is saved
+    ema_decay: Fraction = 0.999  # largest weight of the old average of the base policy, which acts and is saved
     grad_clip: Positive = 1.0  # largest gradient norm of the base policy
 
     def __post_init__(self) -> None:
@@ -105,7 +105,7 @@ class EXPO(OffPolicy):
         super().__init__(config, policy.eval(), total_updates=total_updates)
         self.edit = EditNet(config.edit, policy)
         self.temperature = Temperature(config.temperature)
-        dims = policy.spec.execute * policy.spec.action_dim
+        dims = policy.spec.action_horizon * policy.spec.action_dim
         self.target_entropy = -0.5 * dims if config.target_entropy is None else config.target_entropy
         self.ema = EMA(policy, config.ema_decay)
         self.acting_policy = self._on_the_fly(self.ema.module)  # acts and is saved
@@ -114,8 +114,8 @@ class EXPO(OffPolicy):
         self.edit_optimizer = torch.optim.Adam(self.edit.parameters(), lr=config.edit_lr, fused=True)
         self.temperature_optimizer = torch.optim.Adam(self.temperature.parameters(), lr=config.temperature_lr)
 
-    def _on_the_fly(self, base: Policy) -> EditedPolicy:
-        return edit_samples(
+    def _on_the_fly(self, base: Policy) -> ResidualEditPolicy:
+        return make_residual_edit(
             base,
             self.edit,
             self.target_critic,

@@ -37,7 +37,7 @@ from robopolicy.algorithms.common.fine_tuning import (
     kl_exceeded,
 )
 from robopolicy.algorithms.common.rollout_batch import Epochs, RolloutBatch, minibatches
-from robopolicy.constraints import Count, NotNegative, Positive, Several
+from robopolicy.constraints import AtLeastTwo, NonNegative, Positive, PositiveInt
 from robopolicy.core.advantage import Baseline, Clip, Pipeline, Scale, Scope
 from robopolicy.core.decisions import Decisions, by_group
 from robopolicy.core.estimator import Estimator, EstimatorConfig
@@ -54,12 +54,12 @@ from robopolicy.policies.noise import Randomness
 class FlowGRPOConfig(ChainConfig, PolicyGradientConfig):
     """Settings of Flow-GRPO."""
 
-    group_size: Several = 8  # G, episodes per start state; must divide sim.num_envs (paper: 24)
+    group_size: AtLeastTwo = 8  # G, episodes per start state; must divide sim.num_envs (paper: 24)
     noise_level: Positive = 0.3  # c of the injected noise c sqrt((1 - t) / t) (paper, for images: 0.7)
     clip: Positive = 0.005  # ratio bounds per denoising step (paper: 1e-4)
     advantage_clip: Positive = 5.0  # largest absolute advantage
-    kl_coef: NotNegative = 0.01  # weight of the KL to the frozen base, per dimension
-    epochs: Count = 2  # passes over each rollout
+    kl_coef: NonNegative = 0.01  # weight of the KL to the frozen base, per dimension
+    epochs: PositiveInt = 2  # passes over each rollout
     lr: Positive = 1e-4  # peak learning rate
     target_kl: Positive | None = None  # stop the epochs when the approximate KL exceeds this
 
@@ -67,7 +67,7 @@ class FlowGRPOConfig(ChainConfig, PolicyGradientConfig):
 def group_advantage(returns: Tensor, group: Tensor, limit: float) -> Tensor:
     """Returns `(N,)` standardised within their groups `(N,)` int64 and clamped; 0 where all of a group are equal."""
     scope = Scope(by_group)
-    stages = Pipeline([Baseline("mean", scope, lone="zero"), Scale(scope, unbiased=False, eps=1e-4), Clip(limit)])
+    stages = Pipeline([Baseline("mean", scope, singleton="zero"), Scale(scope, unbiased=False, eps=1e-4), Clip(limit)])
     return stages(returns, Decisions(logp_old=torch.zeros_like(returns)[:, None], group=group)).squeeze(1)
 
 
@@ -136,14 +136,14 @@ class FlowGRPO(Algorithm):
         rows = informative_rows(batch, advantage)
         self.recorder.snapshot()  # of the weights that sampled, where only seeds were recorded
         rate = cosine_rate(self.actor_optimizer, config, self.updates, self.total_updates)
-        stats: dict[str, Any] = {"actor/lr": rate, "actor/informative": (advantage != 0).float().mean()}
+        stats: dict[str, Any] = {"actor/lr": rate, "actor/nonzero_advantage_fraction": (advantage != 0).float().mean()}
         epochs = Epochs(partial(minibatches, rows, config.batch_size, self.generator), config.epochs)
         for part, _ in epochs:
             loss, info = self.loss(self.recorder.resample(part))
             if kl_exceeded(info, config.target_kl):
                 break
             stats |= clipped_step(self.actor_optimizer, loss, info, config.grad_clip)
-        self.policy.update_stats({key: value[batch.played] for key, value in batch.obs.items()})
+        self.policy.update_stats({key: value[batch.valid] for key, value in batch.obs.items()})
         self.updates += 1
         return {key: float(value) for key, value in stats.items()} | {"actor/epochs": float(epochs.completed)}
 
@@ -155,7 +155,7 @@ class FlowGRPO(Algorithm):
 def informative_rows(batch: GroupRollout, advantage: Tensor) -> RolloutBatch:
     """The B decisions of the groups that disagree, each with the advantage of its episode `(N,)`."""
     every = advantage.expand(batch.shape)
-    chosen = batch.played & (every != 0)
+    chosen = batch.valid & (every != 0)
 
     def pick(value: Tensor) -> Tensor:
         return value[chosen]

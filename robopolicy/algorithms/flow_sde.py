@@ -34,7 +34,7 @@ from robopolicy.algorithms.common.fine_tuning import (
 from robopolicy.algorithms.common.on_policy import OnPolicy
 from robopolicy.algorithms.common.rollout_batch import Epochs, RolloutBatch, normalize
 from robopolicy.algorithms.flow_grpo import sde_loss
-from robopolicy.constraints import NotNegative, Positive
+from robopolicy.constraints import NonNegative, Positive
 from robopolicy.core.estimator import Estimator, EstimatorConfig
 from robopolicy.core.ratios import ConstantBounds
 from robopolicy.data.batches import Rollout
@@ -50,7 +50,7 @@ class FlowSDEConfig(ChainConfig, FineTuningConfig):
 
     noise_level: Positive = 0.3  # c of the injected noise c sqrt((1 - t) / t)
     clip: Positive = 0.01  # ratio bounds per denoising step
-    kl_coef: NotNegative = 0.0  # weight of the KL to the frozen base, per dimension
+    kl_coef: NonNegative = 0.0  # weight of the KL to the frozen base, per dimension
     lr: Positive = 1e-4  # peak learning rate of the actor
 
 

@@ -43,7 +43,7 @@ from robopolicy.core.estimator import Estimator, EstimatorConfig
 from robopolicy.core.ratios import ConstantBounds
 from robopolicy.data.batches import Rollout
 from robopolicy.policies.base import Info, Policy
-from robopolicy.policies.exploration.sampled import SampledPolicy, require_matched
+from robopolicy.policies.exploration.sampled import SampledPolicy, require_supported
 from robopolicy.policies.heads.generative import GenerativePolicy
 
 
@@ -77,7 +77,7 @@ class FPO(OnPolicy):
 
     def __init__(self, config: FPOConfig, policy: Policy, *, total_updates: int) -> None:
         """Prepare to fine-tune `policy` (it is changed in place) for `total_updates` rollouts."""
-        head = require_matched(policy, "FPO")
+        head = require_supported(policy, "FPO")
         super().__init__(config, sampled_policy(head, config), total_updates=total_updates)
         self.base: GenerativePolicy = frozen_copy(head)
         self.actor_optimizer = actor_adam(self.policy, config)

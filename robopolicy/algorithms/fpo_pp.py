@@ -42,13 +42,13 @@ from robopolicy.algorithms.common.fine_tuning import (
 from robopolicy.algorithms.common.on_policy import OnPolicy
 from robopolicy.algorithms.common.rollout_batch import Epochs, RolloutBatch, normalize
 from robopolicy.algorithms.fpo import fpo_loss
-from robopolicy.constraints import NotNegative, Positive
+from robopolicy.constraints import NonNegative, Positive
 from robopolicy.core.estimator import Estimator, EstimatorConfig
 from robopolicy.core.ratios import ConstantBounds
 from robopolicy.data.batches import Rollout
 from robopolicy.errors import unknown_name
 from robopolicy.policies.base import Info, Policy
-from robopolicy.policies.exploration.sampled import SampledPolicy, require_matched
+from robopolicy.policies.exploration.sampled import SampledPolicy, require_supported
 from robopolicy.policies.heads.generative import GenerativePolicy
 from robopolicy.policies.wrappers.zero_noise import ZeroNoisePolicy
 
@@ -62,7 +62,7 @@ class FPOPlusPlusConfig(FlowLossConfig):
     reduction: str = "sum"  # of the loss over the executed steps of a chunk: mean | sum
     clip: Positive = 0.02  # ratio bounds of every pair; the paper tunes it between 0.01 and 0.03
     trust_region: str = "clip"  # clip (fine-tuning) | aspo (from scratch)
-    huber_delta: NotNegative = 0.5  # error at which the loss turns from quadratic to linear; 0 keeps it quadratic
+    huber_delta: NonNegative = 0.5  # error at which the loss turns from quadratic to linear; 0 keeps it quadratic
     loss_clamp: Positive | None = 4.0  # largest loss of a pair and step; beyond it there is no gradient
     ratio_clamp: Positive | None = 5.0  # largest change of a loss in either direction; the gradient passes through
     zero_noise: bool = True  # deploy the sampler with zero initial noise
@@ -100,7 +100,7 @@ class FPOPlusPlus(OnPolicy):
 
     def __init__(self, config: FPOPlusPlusConfig, policy: Policy, *, total_updates: int) -> None:
         """Prepare to fine-tune `policy` (it is changed in place) for `total_updates` rollouts."""
-        head = require_matched(policy, "FPO++")
+        head = require_supported(policy, "FPO++")
         super().__init__(config, sampled_policy(head, config), total_updates=total_updates)
         self.base: GenerativePolicy = frozen_copy(head)
         self.actor_optimizer = actor_adam(self.policy, config)
@@ -111,7 +111,7 @@ class FPOPlusPlus(OnPolicy):
 
     def inference_policy(self) -> Policy:
         """The head, started from zero noise unless that is switched off."""
-        return ZeroNoisePolicy.around(self.policy.head) if self.config.zero_noise else self.policy.head
+        return ZeroNoisePolicy.wrap(self.policy.head) if self.config.zero_noise else self.policy.head
 
     def logp(self, rows: RolloutBatch) -> Tensor:
         """Minus the bounded Huber loss `(B, N)` of each pair."""

@@ -26,7 +26,7 @@ from torch import Tensor
 from robopolicy.algorithms.common.algorithm import Checkpointable, Metrics, Observer
 from robopolicy.algorithms.common.off_policy import OffPolicy, UpdateStats, optimizer_step
 from robopolicy.algorithms.common.offline import QChunkingConfig, complete_chunk_loss, imitation_loss
-from robopolicy.constraints import NotNegative
+from robopolicy.constraints import NonNegative
 from robopolicy.critics.q import QEnsemble
 from robopolicy.data.batches import Transitions
 from robopolicy.errors import UserError
@@ -40,7 +40,7 @@ from robopolicy.policies.noise import Randomness
 class FQLConfig(QChunkingConfig):
     """Settings of FQL."""
 
-    alpha: NotNegative = 10.0  # weight of distillation beside Q; 10 to 30000 in raw units of Q, .03 to 10 normalised
+    alpha: NonNegative = 10.0  # weight of distillation beside Q; 10 to 30000 in raw units of Q, .03 to 10 normalised
     normalize_q: bool = True  # divide the values by their mean magnitude in the actor's loss (paper: false)
 
 

@@ -33,12 +33,12 @@ from robopolicy.algorithms.common.algorithm import Algorithm, Checkpointable, Me
 from robopolicy.algorithms.common.offline import imitation_loss
 from robopolicy.algorithms.common.rollout_batch import flatten
 from robopolicy.algorithms.ppo import PPO, PPOConfig, ppo_estimator
-from robopolicy.constraints import Count, NotNegative, Positive, Ranged
+from robopolicy.constraints import NonNegative, Positive, PositiveInt, Validated
 from robopolicy.critics.value import ValueConfig
 from robopolicy.data.batches import Rollout
 from robopolicy.device import move
 from robopolicy.errors import UserError
-from robopolicy.mirror_symmetry import Mirror
+from robopolicy.mirror_symmetry import MirrorSymmetry
 from robopolicy.policies.base import Info, Observation, Policy
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
 from robopolicy.policies.heads.generative import GenerativePolicy
@@ -50,28 +50,28 @@ UNBOUNDED = NoiseSpace(bound=0.0)
 
 
 @dataclass(frozen=True)
-class DecoderStageConfig(Ranged):
+class DecoderStageConfig(Validated):
     """Settings of PPO in the stages that have a decoder."""
 
     clip: Positive = 0.3  # ratio bounds
     grad_clip: Positive = 1.0  # largest norm of the joint gradient
-    penalty: NotNegative = 1e-3  # weight of mean(mu^2) + mean(sigma^2) of the encoder
+    penalty: NonNegative = 1e-3  # weight of mean(mu^2) + mean(sigma^2) of the encoder
 
 
 @dataclass(frozen=True)
 class GoRLConfig(PPOConfig):
     """Settings of GoRL; those of PPO hold for the encoder."""
 
-    stages: tuple[Count, ...] = (60, 60, 30, 30)  # PPO updates of each stage; the last one goes on to the end
-    decoder_updates: Count = 20  # updates between stages that play data and train the next decoder on them
-    decoder_steps: Count = 200  # gradient steps of the decoder in each of those updates
-    decoder_batch: Count = 1024  # chunks per gradient step of the decoder
+    stages: tuple[PositiveInt, ...] = (60, 60, 30, 30)  # PPO updates of each stage; the last one goes on to the end
+    decoder_updates: PositiveInt = 20  # updates between stages that play data and train the next decoder on them
+    decoder_steps: PositiveInt = 200  # gradient steps of the decoder in each of those updates
+    decoder_batch: PositiveInt = 1024  # chunks per gradient step of the decoder
     decoder_lr: Positive = 3e-4  # Adam learning rate of the decoder
-    decoder_memory: Count = 1_000_000  # newest chunks kept as data of the decoder
+    decoder_memory: PositiveInt = 1_000_000  # newest chunks kept as data of the decoder
     skip_first_decoder: bool = True  # stage 0 has no decoder; false: the given, imitated policy is the first decoder
     clip: Positive = 0.15  # ratio bounds in stage 0
     grad_clip: Positive = 0.5  # largest norm of the joint gradient in stage 0
-    penalty: NotNegative = 5e-4  # weight of mean(mu^2) + mean(sigma^2) of the encoder in stage 0
+    penalty: NonNegative = 5e-4  # weight of mean(mu^2) + mean(sigma^2) of the encoder in stage 0
     decoder_stage: DecoderStageConfig = DecoderStageConfig()  # what differs in later stages
     encoder: GaussianConfig = field(  # network of the encoder
         default_factory=lambda: GaussianConfig(hidden=(32, 32, 32, 32), activation="silu", state_dependent_std=True)
@@ -112,7 +112,7 @@ class DecoderTrainer:
             fresh = rebuild(describe(self.head))
         assert isinstance(fresh, GenerativePolicy)
         fresh.action_normalizer.load_state_dict(self.head.action_normalizer.state_dict())
-        fresh.encoder.borrow(encoder.encoder)
+        fresh.encoder.copy_stats(encoder.encoder)
         self.head.load_state_dict(fresh.state_dict())
         self.optimizer.state.clear()
         self.obs, self.chunk = {}, None
@@ -224,7 +224,7 @@ class GoRL(Algorithm):
         last = self.stage >= len(self.config.stages) - 1
         return not last and self.played >= self.config.stages[self.stage]
 
-    def attach_symmetry(self, mirror: Mirror | None) -> None:
+    def attach_symmetry(self, mirror: MirrorSymmetry | None) -> None:
         """Give the mirror to PPO, which refuses it for this policy where settings ask for symmetry."""
         self.ppo.attach_symmetry(mirror)
 
@@ -260,7 +260,7 @@ class GoRL(Algorithm):
     def _train_decoder(self, batch: Rollout) -> Metrics:
         obs = flatten(batch.obs)
         w = batch.record["noise"].flatten(0, 1)
-        self.decoder_trainer.add(obs, self.policy.play(obs, w))
+        self.decoder_trainer.add(obs, self.policy.decode_free_noise(obs, w))
         self.ppo.update_reward_scale(batch)
         loss = self.decoder_trainer.train(self.generator, self.played - self.config.stages[self.stage])
         return {"decoder/loss": float(loss), "decoder/chunks": float(len(self.decoder_trainer))}
@@ -274,7 +274,7 @@ class GoRL(Algorithm):
         with torch.random.fork_rng():
             torch.manual_seed(self._seed())
             fresh = GaussianPolicy(actor.config, actor.spec)
-        fresh.encoder.borrow(actor.encoder)
+        fresh.encoder.copy_stats(actor.encoder)
         fresh.action_normalizer.load_state_dict(actor.action_normalizer.state_dict())
         actor.load_state_dict(fresh.state_dict())
         for parameter in actor.parameters():
@@ -340,5 +340,5 @@ def latent_policy(policy: Policy, config: GoRLConfig) -> LatentPolicy:
                 "to learn from scratch, or imitate first."
             )
         normalizer.fitted.fill_(True)  # unused by the identity, and set when the decoder is trained
-    decoder = StagedDecoder.around(policy, identity=config.skip_first_decoder)
-    return LatentPolicy.steer(decoder, UNBOUNDED, config.encoder)
+    decoder = StagedDecoder.wrap(policy, identity=config.skip_first_decoder)
+    return LatentPolicy.from_base(decoder, UNBOUNDED, config.encoder)

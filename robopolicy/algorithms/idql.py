@@ -30,13 +30,13 @@ from robopolicy.algorithms.common.offline import (
     imitation_loss,
     require_imitation,
 )
-from robopolicy.constraints import Count, Positive, Share
+from robopolicy.constraints import Fraction, Positive, PositiveInt
 from robopolicy.critics.q import CriticConfig
 from robopolicy.data.batches import Transitions
 from robopolicy.nets.module_state import EMA
 from robopolicy.policies.base import Info, Observation, Policy, Sample
 from robopolicy.policies.noise import Randomness
-from robopolicy.policies.wrappers.best_of_n import select
+from robopolicy.policies.wrappers.best_of_n import make_best_of_n
 
 
 @dataclass(frozen=True)
@@ -47,11 +47,11 @@ class IDQLConfig(ImitationConfig):
         default_factory=lambda: CriticConfig(hidden=(256, 256), activation="relu", layer_norm=False)
     )
     implicit: ImplicitConfig = field(default_factory=ImplicitConfig)  # V and its expectile
-    candidates: Count = 64  # N, samples per decision
+    candidates: PositiveInt = 64  # N, samples per decision
     selection: str = "argmax"  # argmax | softmax
     temperature: Positive = 1.0  # of the softmax, in units of Q
     reduction: str = "min"  # mean | min of the ensemble that chooses
-    ema_decay: Share = 0.999  # largest weight of the old average of the policy, which acts and is saved
+    ema_decay: Fraction = 0.999  # largest weight of the old average of the policy, which acts and is saved
 
 
 class IDQL(OffPolicy):
@@ -73,7 +73,7 @@ class IDQL(OffPolicy):
         self.critic_optimizer.add_param_group({"params": list(self.objective.parameters())})
         self.optimizer = torch.optim.Adam(policy.parameters(), lr=config.lr, fused=True)
         self.ema = EMA(policy, config.ema_decay)
-        self.acting_policy = select(
+        self.acting_policy = make_best_of_n(
             self.ema.module,
             self.target_critic,
             candidates=config.candidates,

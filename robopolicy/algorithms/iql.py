@@ -28,7 +28,7 @@ from robopolicy.algorithms.common.offline import (
     imitation_loss,
     require_imitation,
 )
-from robopolicy.constraints import NotNegative, Positive
+from robopolicy.constraints import NonNegative, Positive
 from robopolicy.critics.q import CriticConfig
 from robopolicy.critics.value import advantage_weight
 from robopolicy.data.batches import Transitions
@@ -44,7 +44,7 @@ class IQLConfig(ImitationConfig):
         default_factory=lambda: CriticConfig(hidden=(256, 256), activation="relu", layer_norm=False)
     )
     implicit: ImplicitConfig = field(default_factory=ImplicitConfig)  # V and its expectile
-    beta: NotNegative = 3.0  # inverse temperature of the weights; 0 is plain imitation, 10 for sparse rewards
+    beta: NonNegative = 3.0  # inverse temperature of the weights; 0 is plain imitation, 10 for sparse rewards
     weight_max: Positive = 100.0  # bound on the weights
 
 

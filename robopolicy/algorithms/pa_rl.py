@@ -36,13 +36,13 @@ from robopolicy.algorithms.common.offline import (
     imitation_loss,
     require_imitation,
 )
-from robopolicy.constraints import Count, Natural, Positive
+from robopolicy.constraints import NonNegativeInt, Positive, PositiveInt
 from robopolicy.critics.q import CriticConfig
 from robopolicy.data.batches import Transitions
 from robopolicy.errors import unknown_name
 from robopolicy.policies.base import Info, Observation, Policy, Sample
 from robopolicy.policies.noise import Randomness
-from robopolicy.policies.wrappers.action_optimized import optimize
+from robopolicy.policies.wrappers.action_optimized import make_action_optimized
 from robopolicy.policies.wrappers.best_of_n import Candidates, draw_index
 
 OBJECTIVES = ("cal_ql", "iql")
@@ -56,9 +56,9 @@ class PARLConfig(ImitationConfig):
     critic_objective: str = "cal_ql"  # cal_ql | iql
     conservative: ConservativeConfig = field(default_factory=ConservativeConfig)  # weight .005 beside a histogram
     implicit: ImplicitConfig = field(default_factory=ImplicitConfig)  # V and its expectile
-    candidates: Count = 32  # m, samples per decision
-    top: Count = 10  # k, candidates kept and improved
-    ascent_steps: Natural = 10  # T, gradient steps on each
+    candidates: PositiveInt = 32  # m, samples per decision
+    top: PositiveInt = 10  # k, candidates kept and improved
+    ascent_steps: NonNegativeInt = 10  # T, gradient steps on each
     ascent_rate: Positive = 3e-4  # size of a step, normalised action units per unit of dQ/da
     selection: str = "argmax"  # argmax | softmax, of the candidate that is executed
     temperature: Positive = 1.0  # of the softmax, also of the one that is imitated, in units of Q
@@ -105,7 +105,7 @@ class PARL(OffPolicy):
         else:
             self.objective = ConservativeObjective(config.conservative, self.generator)
         self.optimizer = torch.optim.Adam(policy.parameters(), lr=config.lr, fused=True)
-        self.acting_policy = optimize(
+        self.acting_policy = make_action_optimized(
             policy,
             self.critic,
             candidates=config.candidates,

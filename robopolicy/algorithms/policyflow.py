@@ -41,15 +41,15 @@ from robopolicy.algorithms.common.fine_tuning import (
 )
 from robopolicy.algorithms.common.on_policy import OnPolicy
 from robopolicy.algorithms.common.rollout_batch import Epochs, RolloutBatch, normalize
-from robopolicy.constraints import Count, NotNegative, Positive
+from robopolicy.constraints import NonNegative, Positive, PositiveInt
 from robopolicy.core.decisions import Decisions
 from robopolicy.core.estimator import Estimator, EstimatorConfig
 from robopolicy.core.ratios import ConstantBounds
 from robopolicy.data.batches import Rollout
 from robopolicy.errors import unknown_name
 from robopolicy.policies.base import Info, Policy
-from robopolicy.policies.exploration.endpoint_noise import PerturbationConfig, PerturbedFlow
-from robopolicy.policies.exploration.sampled import require_matched
+from robopolicy.policies.exploration.endpoint_noise import EndpointNoiseConfig, EndpointNoisePolicy
+from robopolicy.policies.exploration.sampled import require_supported
 
 TARGETS = ("old", "present")
 
@@ -60,11 +60,11 @@ class PolicyFlowConfig(FineTuningConfig):
 
     target_kl: Positive | None = 0.02  # stop the epochs when the approximate KL exceeds this
     clip: Positive = 0.2  # ratio bounds
-    times: Count = 1  # M, points of the path per chunk; the ratio is their mean
-    entropy_coef: NotNegative = 0.01  # weight of the entropy of the added noise, summed over the executed dimensions
-    brownian_coef: NotNegative = 0.01  # weight of the Brownian regulariser; 0.25 where many modes are to survive
+    times: PositiveInt = 1  # M, points of the path per chunk; the ratio is their mean
+    entropy_coef: NonNegative = 0.01  # weight of the entropy of the added noise, summed over the executed dimensions
+    brownian_coef: NonNegative = 0.01  # weight of the Brownian regulariser; 0.25 where many modes are to survive
     brownian_target: str = "old"  # velocity in its target: old (the code) | present (the paper's equation)
-    perturbation: PerturbationConfig = field(default_factory=PerturbationConfig)  # noise on the endpoint
+    perturbation: EndpointNoiseConfig = field(default_factory=EndpointNoiseConfig)  # noise on the endpoint
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -90,12 +90,12 @@ class PolicyFlow(OnPolicy):
     heads = ("flow", "diffusion", "edm")
     reference = "yang2026policyflow"
     config: PolicyFlowConfig
-    policy: PerturbedFlow
+    policy: EndpointNoisePolicy
 
     def __init__(self, config: PolicyFlowConfig, policy: Policy, *, total_updates: int) -> None:
         """Prepare to train `policy` (it is changed in place) for `total_updates` rollouts."""
-        head = require_matched(policy, "PolicyFlow")
-        perturbed = PerturbedFlow(head, config.perturbation, times=config.times)
+        head = require_supported(policy, "PolicyFlow")
+        perturbed = EndpointNoisePolicy(head, config.perturbation, times=config.times)
         super().__init__(config, perturbed, total_updates=total_updates)
         self.base: Policy = frozen_copy(head)
         self.actor_optimizer = actor_adam(self.policy, config)
@@ -122,7 +122,7 @@ class PolicyFlow(OnPolicy):
         info["std"] = self.policy.log_std.exp().mean()
         if self.config.brownian_coef:
             old = rows.record["velocity"] if self.config.brownian_target == "old" else velocity
-            executed = slice(self.policy.spec.execute)
+            executed = slice(self.policy.spec.action_horizon)
             x, t = self.policy.points(rows.record)[:, :, executed], rows.record["t"][..., None, None]
             brownian, extra = brownian_loss(velocity[:, :, executed], old[:, :, executed], x, t)
             loss, info = loss + self.config.brownian_coef * brownian, info | extra

@@ -39,7 +39,7 @@ from robopolicy.core.estimator import Estimator, EstimatorConfig
 from robopolicy.core.ratios import ConstantBounds
 from robopolicy.data.batches import Rollout
 from robopolicy.errors import UserError
-from robopolicy.mirror_symmetry import Mirror
+from robopolicy.mirror_symmetry import MirrorSymmetry
 from robopolicy.policies.base import Info, Observation, Policy, Sample
 from robopolicy.policies.heads.explicit import ExplicitPolicy
 from robopolicy.policies.noise import Randomness
@@ -105,7 +105,7 @@ class PPO(OnPolicy):
         """Surrogate objective; a hook."""
         return ppo_estimator(self.config)
 
-    def attach_symmetry(self, mirror: Mirror | None) -> None:
+    def attach_symmetry(self, mirror: MirrorSymmetry | None) -> None:
         """Augment minibatches by mirror images, or add a mirror loss, as the settings say."""
         if self.config.symmetry.used:
             self.symmetry = Symmetry(self.config.symmetry, mirror, self.policy, list(self.critics().values()))
@@ -113,7 +113,7 @@ class PPO(OnPolicy):
     def act(self, obs: Observation, *, generator: Randomness = None) -> Sample:
         """Draw a chunk and, from a recurrent policy, its next hidden state."""
         sample = super().act(obs, generator=generator)
-        return replace(sample, memory=self.policy.remember(obs)) if self.policy.spec.memory_dim else sample
+        return replace(sample, memory=self.policy.next_hidden(obs)) if self.policy.spec.hidden_dim else sample
 
     def loss(self, rows: RolloutBatch, *, log_stats: bool) -> tuple[Tensor, Info]:
         """Actor loss of a minibatch and, with `log_stats`, what to log, `approx_kl` among it; a hook."""
@@ -138,7 +138,7 @@ class PPO(OnPolicy):
     ) -> tuple[Tensor, Info]:
         """`loss` of decisions from `steps` time steps, with their mirror images and the mirror loss where asked for."""
         if isinstance(self.policy, ExplicitPolicy) and self.policy.cell is not None:
-            rows = replace(rows, obs=self.policy.unrolled(rows.obs, steps))
+            rows = replace(rows, obs=self.policy.unroll_rnn(rows.obs, steps))
         loss, info = self.loss(rows, log_stats=log_stats)  # its KL is that of the original decisions
         if image is not None:
             loss = (loss + self.loss(image, log_stats=False)[0]) / 2

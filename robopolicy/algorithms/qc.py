@@ -28,18 +28,18 @@ from robopolicy.algorithms.common.offline import (
     imitation_loss,
     require_imitation,
 )
-from robopolicy.constraints import Count
+from robopolicy.constraints import PositiveInt
 from robopolicy.data.batches import Transitions
 from robopolicy.policies.base import Info, Observation, Policy, Sample
 from robopolicy.policies.noise import Randomness
-from robopolicy.policies.wrappers.best_of_n import select
+from robopolicy.policies.wrappers.best_of_n import make_best_of_n
 
 
 @dataclass(frozen=True)
 class QCConfig(QChunkingConfig):
     """Settings of QC."""
 
-    candidates: Count = 32  # N, samples of the policy per decision and per target
+    candidates: PositiveInt = 32  # N, samples of the policy per decision and per target
 
 
 class QC(OffPolicy):
@@ -59,7 +59,7 @@ class QC(OffPolicy):
         super().__init__(config, policy.eval(), total_updates=total_updates)
         self.critic.eval()  # dropout is on in its own loss alone
         self.optimizer = torch.optim.Adam(policy.parameters(), lr=config.lr, fused=True)
-        self.acting_policy = select(policy, self.critic, candidates=config.candidates, reduction="mean")
+        self.acting_policy = make_best_of_n(policy, self.critic, candidates=config.candidates, reduction="mean")
 
     def act(self, obs: Observation, *, generator: Randomness = None) -> Sample:
         """The best of N chunks by the mean of the ensemble."""

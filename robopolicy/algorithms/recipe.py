@@ -36,18 +36,18 @@ from robopolicy.algorithms.common.fine_tuning import (
     kl_exceeded,
 )
 from robopolicy.algorithms.common.rollout_batch import Epochs
-from robopolicy.constraints import Count, Positive
+from robopolicy.constraints import Positive, PositiveInt
 from robopolicy.core.decisions import Decisions, MissingField
 from robopolicy.core.recipe import Recipe
 from robopolicy.data.batches import GroupRollout
 from robopolicy.errors import UserError
 from robopolicy.policies.base import Info, Policy
-from robopolicy.policies.exploration.chain import ChainPolicy, require_family
+from robopolicy.policies.exploration.chain import StochasticSampler, require_family
 from robopolicy.policies.exploration.diffusion_chain import DiffusionChain
 from robopolicy.policies.exploration.flow_chains import SDEChain
 from robopolicy.policies.heads.diffusion import DiffusionPolicy
 from robopolicy.policies.heads.generative import GenerativePolicy
-from robopolicy.policies.wrappers.staged import in_stages
+from robopolicy.policies.wrappers.staged import make_staged
 from robopolicy.recipe_files import read_recipe
 
 SCORING_BATCH = 4096  # chunks scored at once before the update
@@ -58,10 +58,10 @@ class RecipeFineTunerConfig(PolicyGradientConfig):
     """Settings of the recipes on chains."""
 
     recipe: str = "grpo"  # name of a recipe, or the path of a .yaml file
-    group_size: Count = 8  # G, episodes per start state; must divide sim.num_envs
+    group_size: PositiveInt = 8  # G, episodes per start state; must divide sim.num_envs
     noise_level: Positive = 0.3  # c of a flow's noise c sqrt((1 - t) / t)
     std_min: Positive = 0.1  # smallest standard deviation of a diffusion step, normalised action units
-    epochs: Count | None = None  # passes over each rollout; null: as the recipe says
+    epochs: PositiveInt | None = None  # passes over each rollout; null: as the recipe says
     lr: Positive = 1e-4  # peak learning rate
     target_kl: Positive | None = None  # stop the epochs when the approximate KL exceeds this
 
@@ -82,7 +82,7 @@ def decisions_of(batch: GroupRollout, scale: float, version: int) -> Decisions:
         scale: Factor on its log-probabilities.
         version: Of the weights that played.
     """
-    played = batch.played  # (T, N)
+    played = batch.valid  # (T, N)
     chunks, episodes = played.shape
 
     def of_episode(value: Tensor) -> Tensor:
@@ -136,7 +136,7 @@ class RecipeFineTuner(Algorithm):
     heads = ("flow", "shortcut", "meanflow", "diffusion")
     reference = "shao2024grpo"
     config: RecipeFineTunerConfig
-    policy: ChainPolicy
+    policy: StochasticSampler
 
     def __init__(self, config: RecipeFineTunerConfig, policy: Policy, *, total_updates: int) -> None:
         """Prepare to fine-tune `policy` (it is changed in place) for `total_updates` rollouts."""
@@ -151,7 +151,7 @@ class RecipeFineTuner(Algorithm):
         if config.target_kl is not None and self.recipe.estimator is None:
             raise UserError(f"Recipe '{config.recipe}' has no ratios; set algorithm.target_kl=null.")
         self.epochs = config.epochs or self.recipe.epochs
-        scored = head.spec.execute if isinstance(head, DiffusionPolicy) else head.spec.horizon
+        scored = head.spec.action_horizon if isinstance(head, DiffusionPolicy) else head.spec.horizon
         self.dimensions = scored * head.spec.action_dim  # over which the chain averages
 
     def inference_policy(self) -> Policy:
@@ -169,26 +169,26 @@ class RecipeFineTuner(Algorithm):
         """Select, compare, and several epochs of the recipe's loss on the episodes of one rollout."""
         every = self._scored(decisions_of(batch, self.dimensions, self.updates))
         rate = cosine_rate(self.actor_optimizer, self.config, self.updates, self.total_updates)
-        stats: dict[str, Any] = {"actor/epochs": 0, "actor/informative": 0.0}
+        stats: dict[str, Any] = {"actor/epochs": 0, "actor/nonzero_advantage_fraction": 0.0}
         info: Info = {}
         try:
             decisions = every.select(self.recipe.select(every, self.generator))
             if len(decisions):  # a selector may find nothing to learn from
                 rows = ScoredBatch(decisions, self.recipe.advantage(decisions))
-                stats["actor/informative"] = (rows.advantage != 0).any(1).float().mean()
+                stats["actor/nonzero_advantage_fraction"] = (rows.advantage != 0).any(1).float().mean()
                 info, stats["actor/epochs"] = self._train(rows)
         except MissingField as error:
             raise UserError(f"Recipe '{self.config.recipe}' asks for more than robots record: {error}") from error
         self.recipe.observe(every, {key.removeprefix("actor/"): value for key, value in info.items()})
         self.policy.update_stats(subtree("obs", every.extra))
         self.updates += 1
-        stats |= info | {"actor/selected": len(decisions) / len(every), "actor/lr": rate}
+        stats |= info | {"actor/row_fraction": len(decisions) / len(every), "actor/lr": rate}
         return {key: float(value) for key, value in stats.items()}
 
     def _train(self, rows: ScoredBatch) -> tuple[Info, int]:
         """Epochs of clipped steps; what the last step logged, and the epochs before the KL became too large."""
         config, info = self.config, dict[str, Tensor]()
-        group = rows.decisions.need("group")
+        group = rows.decisions.require("group")
         epochs = Epochs(partial(group_minibatches, group, config.batch_size, self.generator), self.epochs)
         for index in epochs:
             loss, found = self.loss(ScoredBatch(rows.decisions.select(index), rows.advantage[index]))
@@ -219,7 +219,7 @@ class RecipeFineTuner(Algorithm):
 
 def _recipe(name: str) -> Recipe:
     try:
-        recipe = Recipe.from_plain(read_recipe(name))
+        recipe = Recipe.from_dict(read_recipe(name))
     except ValueError as error:
         raise UserError(f"Recipe '{name}': {error}") from error
     if recipe.data != "rollout":
@@ -234,7 +234,7 @@ def _recipe(name: str) -> Recipe:
     return recipe
 
 
-def _chain(config: RecipeFineTunerConfig, head: GenerativePolicy) -> ChainPolicy:
+def _chain(config: RecipeFineTunerConfig, head: GenerativePolicy) -> StochasticSampler:
     if not isinstance(head, DiffusionPolicy):
         return SDEChain(head, config.noise_level)
-    return DiffusionChain(head, in_stages((0,), [head]), std_min=config.std_min)
+    return DiffusionChain(head, make_staged((0,), [head]), std_min=config.std_min)

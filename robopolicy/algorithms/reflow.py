@@ -21,7 +21,7 @@ from torch import Tensor
 
 from robopolicy.algorithms.bc import BC, BCConfig
 from robopolicy.algorithms.common.algorithm import Checkpointable, frozen_copy
-from robopolicy.constraints import Count, Natural, Positive
+from robopolicy.constraints import NonNegativeInt, Positive, PositiveInt
 from robopolicy.data.chunks import ChunkBatch
 from robopolicy.errors import UserError
 from robopolicy.policies.base import Info, Policy
@@ -34,8 +34,8 @@ class ReflowConfig(BCConfig):
     """Settings of reflow."""
 
     lr: Positive = 5e-4  # peak learning rate; the flow is trained already
-    teacher_steps: Count = 10  # steps of Heun from noise to chunk
-    seed: Natural = 0  # of noise and times
+    teacher_steps: PositiveInt = 10  # steps of Heun from noise to chunk
+    seed: NonNegativeInt = 0  # of noise and times
 
 
 def reflow_loss(
@@ -49,7 +49,7 @@ def reflow_loss(
     features = policy.encode_for_training(batch.obs)
     noise = teacher.draw_noise(len(features), generator, features.device)
     data = ode_solve(teacher, batch.obs, noise, steps)
-    times = policy.draw_times(len(features), generator).to(features.device)
+    times = policy.sample_times(len(features), generator).to(features.device)
     loss = policy.matching_loss(features, data, noise, times).mean(1)
     info = {"denoising": loss.detach().mean()}
     return (loss if batch.weight is None else loss * batch.weight).mean(), info

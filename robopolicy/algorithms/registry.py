@@ -60,7 +60,7 @@ def make_algorithm(name: str, config: Any, policy: Policy, *, total_updates: int
     if name not in ALGORITHMS:
         raise unknown_name("algorithm", name, ALGORITHMS)
     algorithm: Any = ALGORITHMS[name]
-    if policy.spec.memory_dim and not algorithm.supports_recurrent:
+    if policy.spec.hidden_dim and not algorithm.supports_recurrent:
         able = names_with("supports_recurrent")
         raise UserError(f"Algorithm '{name}' cannot train a recurrent '{policy.name}'; choose one of {able}.")
     return algorithm(config, policy, total_updates=total_updates)

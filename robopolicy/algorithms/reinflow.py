@@ -40,7 +40,7 @@ from robopolicy.algorithms.common.fine_tuning import (
 )
 from robopolicy.algorithms.common.on_policy import OnPolicy
 from robopolicy.algorithms.common.rollout_batch import Epochs, RolloutBatch, normalize
-from robopolicy.constraints import NotNegative, Positive
+from robopolicy.constraints import NonNegative, Positive
 from robopolicy.core.decisions import Decisions
 from robopolicy.core.estimator import Estimator, EstimatorConfig
 from robopolicy.core.ratios import ConstantBounds
@@ -57,8 +57,8 @@ class ReinFlowConfig(ChainConfig, FineTuningConfig):
     """Settings of ReinFlow; defaults are the paper's for states but for those in docs/methods.md."""
 
     clip: Positive = 0.01  # ratio bounds on the normalised log-probability
-    entropy_coef: NotNegative = 0.03  # weight of the mean entropy of the chain
-    bc_coef: NotNegative = 0.0  # weight of the squared distance to the base policy's deterministic chunk ("W2")
+    entropy_coef: NonNegative = 0.03  # weight of the mean entropy of the chain
+    bc_coef: NonNegative = 0.0  # weight of the squared distance to the base policy's deterministic chunk ("W2")
     logp_clamp: Positive | None = None  # bound on the normalised log-probability; it stops the gradient of small noise
     noise: NoiseConfig = field(default_factory=NoiseConfig)  # bounds and schedule of the injected noise
 

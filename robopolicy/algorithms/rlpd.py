@@ -33,7 +33,7 @@ from robopolicy.algorithms.common.max_entropy import (
 )
 from robopolicy.algorithms.common.off_policy import OffPolicy, UpdateStats, optimizer_step, require_squashed
 from robopolicy.algorithms.sac import soft_target
-from robopolicy.constraints import Count, Finite, Ratio
+from robopolicy.constraints import Finite, PositiveInt, Ratio
 from robopolicy.critics.q import CriticConfig, QEnsemble
 from robopolicy.data.batches import Transitions
 from robopolicy.policies.base import Observation, Policy, Sample
@@ -43,13 +43,13 @@ from robopolicy.policies.noise import Randomness
 
 @dataclass(frozen=True)
 class RLPDConfig(MaxEntropyConfig):
-    """Settings of RLPD; defaults are the public code's for dense rewards. `replay.offline_share` is its half."""
+    """Settings of RLPD; defaults are the public code's for dense rewards. `replay.offline_fraction` is its half."""
 
     critic: CriticConfig = field(
         default_factory=lambda: CriticConfig(members=10, hidden=(256, 256), activation="relu", layer_norm=True)
     )
     utd: Ratio = 20.0  # critic steps per decision of one environment
-    policy_delay: Count = 20  # critic steps per step of actor and temperature
+    policy_delay: PositiveInt = 20  # critic steps per step of actor and temperature
     target_entropy: Finite | None = None  # nats; None is minus half the number of executed action dimensions
 
 

@@ -29,7 +29,7 @@ from robopolicy.algorithms.common.off_policy import (
     optimizer_step,
     require_squashed,
 )
-from robopolicy.constraints import Count, NotNegative
+from robopolicy.constraints import NonNegative, PositiveInt
 from robopolicy.critics.q import CriticConfig, QEnsemble, TargetUpdate
 from robopolicy.data.batches import Transitions
 from robopolicy.policies.base import Info, Observation, Policy, Sample
@@ -44,11 +44,11 @@ class TD3Config(OffPolicyConfig):
     critic: CriticConfig = field(
         default_factory=lambda: CriticConfig(hidden=(256, 256), activation="relu", layer_norm=False)
     )
-    policy_delay: Count = 2  # critic steps per actor step
-    noise: NotNegative = 0.1  # standard deviation of the exploration noise, normalised actions
-    exploration_noise_max: NotNegative = 0.0  # of the last environment, the others' lie between; 0: all the same
-    target_noise: NotNegative = 0.2  # standard deviation of the noise on the target's actions, normalised
-    target_noise_clip: NotNegative = 0.5  # largest size of that noise
+    policy_delay: PositiveInt = 2  # critic steps per actor step
+    noise: NonNegative = 0.1  # standard deviation of the exploration noise, normalised actions
+    exploration_noise_max: NonNegative = 0.0  # of the last environment, the others' lie between; 0: all the same
+    target_noise: NonNegative = 0.2  # standard deviation of the noise on the target's actions, normalised
+    target_noise_clip: NonNegative = 0.5  # largest size of that noise
 
 
 def shifted(policy: GaussianPolicy, chunk: Tensor, noise: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ from torch import Tensor
 from robopolicy.algorithms.common.algorithm import Checkpointable, Metrics, frozen_copy
 from robopolicy.algorithms.common.off_policy import OffPolicy, UpdateStats, optimizer_step, require_squashed
 from robopolicy.algorithms.td3 import TD3Config, noisy_chunk, q1, smoothed_chunk
-from robopolicy.constraints import NotNegative
+from robopolicy.constraints import NonNegative
 from robopolicy.critics.q import TargetUpdate
 from robopolicy.data.batches import Transitions
 from robopolicy.policies.base import Info, Observation, Policy, Sample, chunk_mean
@@ -35,7 +35,7 @@ from robopolicy.policies.noise import Randomness
 class TD3BCConfig(TD3Config):
     """Settings of TD3+BC; defaults are the paper's."""
 
-    alpha: NotNegative = 2.5  # weight of the normalised values beside the regulariser; 0 only imitates
+    alpha: NonNegative = 2.5  # weight of the normalised values beside the regulariser; 0 only imitates
 
 
 def regularized_loss(value: Tensor, penalty: Tensor, alpha: float) -> Tensor:
@@ -46,7 +46,7 @@ def regularized_loss(value: Tensor, penalty: Tensor, alpha: float) -> Tensor:
 
 def executed(policy: GaussianPolicy, chunk: Tensor) -> Tensor:
     """The executed part `(..., n, A)` of `chunk` `(..., H, A)`, in normalised units."""
-    return policy.action_normalizer.normalize(chunk[..., : policy.spec.execute, :])
+    return policy.action_normalizer.normalize(chunk[..., : policy.spec.action_horizon, :])
 
 
 def chunk_distance(policy: GaussianPolicy, chunk: Tensor, other: Tensor, mask: Tensor) -> Tensor:

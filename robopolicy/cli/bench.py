@@ -1,4 +1,4 @@
-"""`robopolicy bench`: the same training with several seeds, and what they say together."""
+"""`robopolicy bench`: train several seeds and report them together."""
 
 from __future__ import annotations
 
@@ -24,38 +24,38 @@ def add_parser(subparsers: Any) -> None:
         "bench",
         description="Train the same SETTINGS as for `train` with consecutive seeds, the first of which is seed=. "
         "Report the interquartile mean of success and return over the seeds with a bootstrap interval. Finished runs "
-        "are kept and interrupted ones go on: call it again to continue, or with more seeds.",
+        "are kept and interrupted ones resume: run it again to continue or to add seeds.",
         epilog=EXAMPLES,
     )
     parser.add_argument("settings", nargs="*", metavar="SETTING", help="group=preset or key=value, as for train")
-    parser.add_argument("--seeds", type=int, default=5, help="how many (default: 5)")
-    parser.add_argument("--jobs", type=int, default=1, help="runs at a time, in processes of their own (default: 1)")
+    parser.add_argument("--seeds", type=int, default=5, help="number of seeds (default: 5)")
+    parser.add_argument("--jobs", type=int, default=1, help="parallel runs (default: 1)")
     parser.add_argument("--out", type=Path, help="folder of runs and report (default: runs/bench_NAME)")
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Train what is missing, then report; 0 at the end, 130 after Ctrl-C."""
+    """Train missing runs and report; return 0, or 130 after Ctrl-C."""
     from robopolicy.evaluation.report import aligned
-    from robopolicy.files import refuse_foreign, write_text
-    from robopolicy.training.build import complete
+    from robopolicy.files import check_owned, write_text
+    from robopolicy.training.build import resolve_config
     from robopolicy.training.compose import compose_config, config_text
-    from robopolicy.training.many_runs import ENOUGH, draw_curves, run_seeds, summarise
+    from robopolicy.training.many_runs import MIN_SEEDS, draw_curves, run_seeds, summarise
     from robopolicy.training.resume import Interrupted
 
     check_numbers(args, positive=("seeds", "jobs"), non_negative=())
     if any(setting.split("=")[0] in ("out", "name") for setting in args.settings):
         raise UserError("bench names its runs seed0, seed1, ...; drop out= and name=, and pass --out FOLDER.")
     config = compose_config(args.settings)
-    name = config.name or complete(config).name.removesuffix(f"_seed{config.seed}")
+    name = config.name or resolve_config(config).name.removesuffix(f"_seed{config.seed}")
     out: Path = args.out or Path("runs") / f"bench_{name}"
-    refuse_foreign(out, "bench.yaml", "a bench")
+    check_owned(out, "bench.yaml", "a bench")
     out.mkdir(parents=True, exist_ok=True)
     write_text(out / "bench.yaml", config_text(config))
     try:
         folders = run_seeds(config, out, seeds=args.seeds, jobs=args.jobs)
     except Interrupted as stop:
-        print("Stopped; call the same command again to go on.")
+        print("Stopped; run the same command again to continue.")
         return stop.exit_code
     report = summarise(folders)
     curves = draw_curves(folders, out / "curves.png", label=name)
@@ -66,8 +66,8 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps({"out": str(out), **report}))
         return 0
     print(aligned(header, rows))
-    if args.seeds < ENOUGH:
-        print(f"note: Only {args.seeds} seeds: the interval over them is rough; use at least {ENOUGH}.")
+    if args.seeds < MIN_SEEDS:
+        print(f"note: Only {args.seeds} seeds give a rough interval; use at least {MIN_SEEDS}.")
     there = {folder.parent.name for folder in out.glob("seed*/report.json")}
     if left_out := sorted(there - {folder.name for folder in folders}):
         print(f"note: {', '.join(left_out)} of {out} are not in the report; choose seed= and --seeds to cover them.")

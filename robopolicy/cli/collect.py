@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from robopolicy.cli.options import add_overwrite_option, check_idle, check_numbers
+from robopolicy.cli.options import add_overwrite_option, check_numbers, reject_unused
 
 if TYPE_CHECKING:
     from robopolicy.sim.registry import Expert, TaskEntry
@@ -21,7 +21,7 @@ examples:
   robopolicy collect manipulation/pick_place --episodes 100 --cameras front --image-size 96 --out data/pick_place
   robopolicy collect lift --episodes 100 --point-clouds front --out data/lift_clouds
   robopolicy collect lift --episodes 100 --noise 0.1 --keep-failures --out data/lift_noisy
-  robopolicy collect push --render --cameras top --behaviours expert expert+0.5 random --episodes 900 --out data/films
+  robopolicy collect push --render --cameras top --policies expert expert+0.5 random --episodes 900 --out data/films
   robopolicy collect metaworld/reach-v3 --episodes 50 --out data/reach
   robopolicy collect hopper --policy runs/hopper_sac/checkpoints/last --keep-failures --episodes 50 --out data/hopper
   robopolicy collect hopper --policy random --keep-failures --episodes 100 --out data/hopper_random
@@ -40,9 +40,9 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("task", help="task id, see 'robopolicy list tasks'")
     parser.add_argument("--out", type=Path, required=True, help="folder to write")
     parser.add_argument(
-        "--policy", metavar="WHO", help="checkpoint to record, or random: uniform actions (default: scripted expert)"
+        "--policy", metavar="WHO", help="checkpoint to record, or random for uniform actions (default: scripted expert)"
     )
-    parser.add_argument("--stochastic", action="store_true", help="let the policy explore")
+    parser.add_argument("--stochastic", action="store_true", help="sample actions with exploration noise")
     parser.add_argument("--episodes", type=int, default=100, help="episodes to keep (default: 100)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the first episode (default: 0)")
     parser.add_argument("--num-envs", type=int, default=16, help="environments stepped together (default: 16)")
@@ -63,22 +63,22 @@ def add_parser(subparsers: Any) -> None:
         "--noise",
         type=float,
         default=0.0,
-        help="disturbance of the actions, as a fraction of their range; the dataset holds both what was intended, for "
-        "imitation, and what was executed, for value learning (default: 0)",
+        help="action noise as a fraction of the action range; the dataset holds both the intended actions, for "
+        "imitation, and the executed ones, for value learning (default: 0)",
     )
-    parser.add_argument("--keep-failures", action="store_true", help="record failed episodes, too")
+    parser.add_argument("--keep-failures", action="store_true", help="also record failed episodes")
     parser.add_argument(
         "--render",
         action="store_true",
-        help="record films of --behaviours for a world model: executed actions, closing frames, failures, too",
+        help="record videos of --policies for a world model, with executed actions, closing frames and failures",
     )
     parser.add_argument(
-        "--behaviours",
+        "--policies",
         nargs="+",
         default=["expert"],
         metavar="WHO[+NOISE]",
-        help="who acts in the films, with an equal part of the episodes each: expert, random, a checkpoint; +0.3 "
-        "disturbs the actions by 0.3 of their range (default: expert)",
+        help="policies that act, with an equal part of the episodes each: expert, random, a checkpoint; +0.3 "
+        "adds action noise of 0.3 of their range (default: expert)",
     )
     add_overwrite_option(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
@@ -103,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
 
     _check(args)
     entry = get_task(args.task)
-    parts = _films(args, entry) if args.render else [_demonstrations(args, entry)]
+    parts = _video_parts(args, entry) if args.render else [_demonstrations(args, entry)]
     options = SimOptions(
         num_envs=min(args.num_envs, args.episodes),
         backend=args.backend,
@@ -116,7 +116,7 @@ def run(args: argparse.Namespace) -> int:
     with closing(make_sim(entry.name, options)) as sim:
         spec = sim.spec
         if not any(is_image(key) for key in spec.observation):
-            check_idle(args, "without images; add --cameras", "--images")
+            reject_unused(args, "without images; add --cameras", "--images")
         demonstrators = [part.make() for part in parts]
         for demonstrator in demonstrators:
             if isinstance(demonstrator, PolicyExpert):
@@ -145,7 +145,7 @@ def run(args: argparse.Namespace) -> int:
                     seed=args.seed + report.attempts,
                     only_success=not (args.keep_failures or args.render),
                     noise=part.noise,
-                    film=part.film,
+                    behaviour=part.film,
                     progress=lambda kept, _, done=done: update(done + kept),
                 )
                 if report.stopped:
@@ -173,7 +173,7 @@ def _demonstrations(args: argparse.Namespace, entry: TaskEntry) -> _Part:
     from robopolicy.evaluation.actors import RandomExpert
 
     if args.policy is None:
-        make = entry.need_expert()
+        make = entry.require_expert()
     elif args.policy == "random":
         make = partial(RandomExpert, hold=1)
     else:
@@ -181,23 +181,23 @@ def _demonstrations(args: argparse.Namespace, entry: TaskEntry) -> _Part:
     return _Part(make, args.episodes, args.noise)
 
 
-def _films(args: argparse.Namespace, entry: TaskEntry) -> list[_Part]:
+def _video_parts(args: argparse.Namespace, entry: TaskEntry) -> list[_Part]:
     """Equal parts of the episodes for every behaviour, the first ones taking what is left over."""
     from robopolicy.cli.policy_args import parse_noise, short_names
     from robopolicy.errors import UserError
     from robopolicy.evaluation.actors import RandomExpert
 
     parts: list[_Part] = []
-    who = [parse_noise(name) for name in args.behaviours]
+    who = [parse_noise(name) for name in args.policies]
     names = list(dict.fromkeys(name for name, _ in who))
     labels = dict(zip(names, short_names(names), strict=True))
     for index, (name, disturbance) in enumerate(who):
-        make = {"expert": entry.need_expert, "random": lambda: RandomExpert}.get(name)
+        make = {"expert": entry.require_expert, "random": lambda: RandomExpert}.get(name)
         share = args.episodes // len(who) + (index < args.episodes % len(who))
         film = labels[name] + (f"+{disturbance:g}" if disturbance else "")
         parts.append(_Part(make() if make else _policy_expert(Path(name), args), share, disturbance, film))
     if len({part.film for part in parts}) < len(parts) or args.episodes < len(parts):
-        raise UserError(f"{args.episodes} episodes cannot be shared out among {args.behaviours}.")
+        raise UserError(f"{args.episodes} episodes cannot be divided among {args.policies}.")
     return parts
 
 
@@ -216,15 +216,15 @@ def _check(args: argparse.Namespace) -> None:
     if not 0 <= args.noise < float("inf"):
         raise UserError(f"--noise must be 0 or larger, got {args.noise}.")
     if args.render and (args.policy or args.noise):
-        raise UserError("--render takes its policies and noises from --behaviours, e.g. expert random CKPT+0.3.")
+        raise UserError("--render takes its policies and noises from --policies, e.g. expert random CKPT+0.3.")
     if args.render and not args.cameras:
-        raise UserError("A film needs eyes; pass --cameras, e.g. --cameras front.")
-    acting = args.behaviours if args.render else [args.policy or "expert"]
+        raise UserError("A video dataset needs cameras; pass --cameras, e.g. --cameras front.")
+    acting = args.policies if args.render else [args.policy or "expert"]
     if all(name.partition("+")[0] in ("expert", "random") for name in acting):
-        check_idle(args, "on experts and random actions", "--stochastic")
+        reject_unused(args, "on experts and random actions", "--stochastic")
     if not (args.cameras or args.point_clouds):
-        check_idle(args, "without --cameras", "--image-size")
+        reject_unused(args, "without --cameras", "--image-size")
     if not args.point_clouds:
-        check_idle(args, "without --point-clouds", "--points")
-    if not args.render and args.behaviours != ["expert"]:
-        raise UserError("--behaviours belongs to films; add --render.")
+        reject_unused(args, "without --point-clouds", "--points")
+    if not args.render and args.policies != ["expert"]:
+        raise UserError("--policies needs --render.")

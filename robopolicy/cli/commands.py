@@ -29,20 +29,20 @@ class Command:
 
 _PRODUCT = {  # in the order of the help
     "collect": Command("robopolicy.cli.collect", "record demonstrations of a scripted expert or a policy"),
-    "data": Command("robopolicy.cli.data", "show what a dataset holds and what it is good for", needs_mujoco=False),
-    "import": Command("robopolicy.cli.import", "make a checkpoint of a policy from elsewhere"),
+    "data": Command("robopolicy.cli.data", "describe a dataset and its quality", needs_mujoco=False),
+    "import": Command("robopolicy.cli.import", "write a policy of another library as a checkpoint"),
     "train": Command("robopolicy.cli.train", "train a policy from demonstrations or by RL, or resume a run"),
-    "bench": Command("robopolicy.cli.bench", "train several seeds and report them together, with intervals and curves"),
-    "compose": Command("robopolicy.cli.compose", "combine policies into one, and search for their weights"),
+    "bench": Command("robopolicy.cli.bench", "train several seeds and report intervals and learning curves"),
+    "compose": Command("robopolicy.cli.compose", "combine policies into one and search for their weights"),
     "eval": Command("robopolicy.cli.eval", "measure success and return with intervals"),
     "worldmodel": Command("robopolicy.cli.worldmodel", "train a video world model and evaluate policies in it"),
-    "ope": Command("robopolicy.cli.ope", "estimate returns from logged episodes, without playing"),
+    "ope": Command("robopolicy.cli.ope", "estimate returns from logged episodes (off-policy evaluation)"),
     "export": Command("robopolicy.cli.export", "write a checkpoint as a bundle for a robot"),
     "serve": Command("robopolicy.cli.serve", "serve a policy's chunks over the network", needs_mujoco=False),
     "verify": Command(
         "robopolicy.cli.verify", "recompute the golden chunk of a checkpoint or bundle", needs_mujoco=False
     ),
-    "play": Command("robopolicy.cli.play", "film a checkpoint, the expert or random actions"),
+    "play": Command("robopolicy.cli.play", "record a video of a checkpoint, the expert or random actions"),
     "list": Command(
         "robopolicy.cli.list", "show tasks, policies, algorithms, experiments, backends and recipes", needs_mujoco=False
     ),

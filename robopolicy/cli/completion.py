@@ -75,11 +75,11 @@ def complete_kind(**_: Any) -> list[str]:
 
 def _keys() -> Iterator[str]:
     """Settings of every run; those of policies and algorithms are known when these are imported."""
-    from robopolicy.schema import to_plain
+    from robopolicy.schema import to_dict
     from robopolicy.training.config import TrainConfig
     from robopolicy.training.names import GROUPS
 
-    for key, value in to_plain(TrainConfig()).items():
+    for key, value in to_dict(TrainConfig()).items():
         if isinstance(value, Mapping):
             yield from (f"{key}.{name}=" for name in value)
         elif key not in GROUPS:

@@ -9,15 +9,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from robopolicy.cli.options import add_judge_option, add_overwrite_option, check_idle, check_numbers, check_search
+from robopolicy.cli.options import add_judge_option, add_overwrite_option, check_numbers, check_search, reject_unused
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.policies.composition.post import POST_COMPOSITION
 
 if TYPE_CHECKING:
-    from robopolicy.cli.compose_config import Recipe
-    from robopolicy.cli.compose_run import Outcome, Request
-    from robopolicy.evaluation.search.weights import Ledger
+    from robopolicy.cli.compose_config import CompositionConfig
+    from robopolicy.cli.compose_run import CompositionRequest, CompositionResult
+    from robopolicy.evaluation.search.weights import SearchLog
 
+_RENAMED = {"select": "gate_data", "maximize": "objective", "execute": "action_horizon"}
 SETTINGS = ("episodes", "candidates", "divisions")  # of the search methods, by the names of the options
 
 EXAMPLES = """\
@@ -27,29 +28,29 @@ examples:
   robopolicy compose A B --search grid --episodes 50 --out runs/searched
   robopolicy compose A B --operator or --search halving --out runs/mixture
   robopolicy compose A B --search grid --backend worldmodel:runs/push_world/checkpoints/best --out runs/dreamt
-  robopolicy compose A B --operator and --set operator.sampler=sde --out runs/agreed
-  robopolicy compose A --operator affine --set unconditioned=[0] --weights 2 -1 --out runs/guided
-  robopolicy compose A B --critic runs/idql/checkpoints/best --set candidates=16 --out runs/best_of_16
-  robopolicy compose A B --select data/lift --set selection.top=1 --out runs/chosen
+  robopolicy compose A B --operator and --override operator.sampler=sde --out runs/agreed
+  robopolicy compose A --operator affine --override unconditioned=[0] --weights 2 -1 --out runs/guided
+  robopolicy compose A B --critic runs/idql/checkpoints/best --override candidates=16 --out runs/best_of_16
+  robopolicy compose A B --gate-data data/lift --override selection.top=1 --out runs/chosen
   robopolicy compose --resume runs/searched
 
 operators:
   convex      weights >= 0 with sum 1: between the parents at every noise level
   affine      weights of any sign: the first amplified against the second (classifier-free guidance: unconditioned=[0])
-  scheduled   weights that follow time: --set operator.knots=[[1,0],[0,1]] goes from the first to the second
+  scheduled   weights that follow time: --override operator.knots=[[1,0],[0,1]] goes from the first to the second
   or          a mixture of the parents: each sample settles on what one of them would do
   and         samples that all parents find equally probable
 
-settings of --set:
+settings for --override:
   operator.sampler=ode|sde, operator.probes=N, operator.derivative=difference|exact   of 'or' and 'and'
   operator.temperature=1   of 'or'
   operator.reach=2         of 'and': largest distance of a weight from where it starts
   unconditioned=[0]        read parent 0 without its embeddings, too, as one more parent
-  steps=K, execute=N       denoising steps, and actions played per chunk
+  steps=K, action_horizon=N  denoising steps, and actions played per chunk
   corrector.steps=1, corrector.size=0.05         Langevin steps at every noise level
   guidance.strength=1, guidance.data_std=0.5, guidance.reduction=mean|min    pull of --critic on the samples
   candidates=16            play that of 16 chunks which --critic likes best
-  selection.top=1, selection.least=0, selection.updates=1000     of --select: at most so many policies take part, and
+  selection.top=1, selection.least=0, selection.updates=1000     of --gate-data: at most so many policies take part, and
                            none less preferred than this share of the first
   then.NAME.KEY=VALUE      of --then NAME
 """
@@ -59,8 +60,9 @@ def add_parser(subparsers: Any) -> None:
     """Register the command."""
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "compose",
-        description="Write a checkpoint that denoises with several policies at once. With --search their weights are "
-        "found by playing common episode seeds, then tried on others beside each policy. Ctrl-C keeps what was played. "
+        description="Write a checkpoint that denoises with several policies at once. --search finds their weights "
+        "on common episode seeds, then evaluates the result and each policy on held-out seeds. Ctrl-C keeps "
+        "finished episodes. "
         "Parents may differ in head, inputs, chunk length and steps. The checkpoint holds their weights, and refers to "
         "their folders by content.",
         epilog=EXAMPLES,
@@ -71,7 +73,7 @@ def add_parser(subparsers: Any) -> None:
         "--operator", default="convex", help="how the policies are combined, see below (default: convex)"
     )
     parser.add_argument(
-        "--set", nargs="+", metavar="KEY=VALUE", default=[], help="settings of the composition, see below"
+        "--override", nargs="+", metavar="KEY=VALUE", default=[], help="overrides of composition settings, see below"
     )
     parser.add_argument("--critic", metavar="CKPT", help="checkpoint whose critic guides the samples or chooses one")
     parser.add_argument(
@@ -82,7 +84,10 @@ def add_parser(subparsers: Any) -> None:
         help=f"change the composition with further checkpoints; NAME is one of: {', '.join(POST_COMPOSITION)}",
     )
     parser.add_argument(
-        "--select", default="", metavar="DATASET", help="demonstrations that teach which policies to ask where"
+        "--gate-data",
+        default="",
+        metavar="DATASET",
+        help="demonstrations that train the gate, which selects policies by observation",
     )
     parser.add_argument(
         "--weights", nargs="+", type=float, metavar="W", help="one per policy, sum 1 (default: equal parts)"
@@ -92,17 +97,19 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--candidates", type=int, help="weights that bayes tries (default: 12)")
     parser.add_argument("--divisions", type=int, help="candidates are multiples of 1/DIVISIONS (default: 10, bayes 20)")
     parser.add_argument(
-        "--maximize",
+        "--objective",
         choices=("success", "return"),
-        help="what a search is after; return where success is rare (default: success, where the task defines it)",
+        help="objective of a search; use return where success is rare (default: success where the task defines it)",
     )
     parser.add_argument("--seed", type=int, default=20_000, help="first episode seed of the search (default: 20000)")
     parser.add_argument(
-        "--report-episodes", type=int, help="other episodes to report on (default: 200 after a search, else 0)"
+        "--report-episodes", type=int, help="held-out episodes of the report (default: 200 after a search, else 0)"
     )
-    parser.add_argument("--report-seed", type=int, default=30_000, help="first of their seeds (default: 30000)")
-    parser.add_argument("--resume", type=Path, metavar="OUT", help="go on with what was interrupted")
-    parser.add_argument("--task", help="task to play (default: the one the checkpoints were trained on)")
+    parser.add_argument(
+        "--report-seed", type=int, default=30_000, help="first seed of the held-out episodes (default: 30000)"
+    )
+    parser.add_argument("--resume", type=Path, metavar="OUT", help="resume an interrupted composition")
+    parser.add_argument("--task", help="task id (default: the task of the checkpoints)")
     parser.add_argument("--backend", default="auto", help="simulator, or worldmodel:FOLDER (default: the task's own)")
     parser.add_argument(
         "--report-backend",
@@ -113,33 +120,33 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--reward", default="sparse", help="sparse or shaped (default: sparse)")
     parser.add_argument("--num-envs", type=int, default=16, help="environments stepped together (default: 16)")
     parser.add_argument("--stochastic", action="store_true", help="act with exploration noise")
-    parser.add_argument("--device", default="cpu", help="where policies compute, and physics that can (default: cpu)")
+    parser.add_argument("--device", default="cpu", help="device of policies and GPU physics (default: cpu)")
     add_overwrite_option(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(args: argparse.Namespace) -> int:
     """Compose; 0 when the checkpoint is written."""
-    from robopolicy.cli.compose_run import LEDGER, Outcome, load, play, write
+    from robopolicy.cli.compose_run import SEARCH_LOG, CompositionResult, load, play, write
     from robopolicy.cli.progress import hint_when_stopped
 
     out, request, ledger = _resumed(args) if args.resume is not None else (args.out, _requested(args), None)
     ingredients = load(out, request)
-    if request.plays:
-        line = f"What was played is kept; go on with: robopolicy compose --resume {out}"
-        with hint_when_stopped(lambda: line if (out / LEDGER).is_file() else ""):
+    if request.needs_rollouts:
+        line = f"Finished episodes are kept; resume with: robopolicy compose --resume {out}"
+        with hint_when_stopped(lambda: line if (out / SEARCH_LOG).is_file() else ""):
             outcome = play(out, request, ingredients, ledger)
     else:
-        outcome = Outcome(ingredients.policy(request.weights), request.nominal, None, {})
+        outcome = CompositionResult(ingredients.policy(request.weights), request.nominal, None, {})
     write(out, request, outcome)
-    _say(args, out, request, outcome)
+    _print_result(args, out, request, outcome)
     return 0
 
 
-def _requested(args: argparse.Namespace) -> Request:
+def _requested(args: argparse.Namespace) -> CompositionRequest:
     """The request of a command line, checked as far as can be done without loading a policy."""
-    from robopolicy.cli.compose_config import read_recipe
-    from robopolicy.cli.compose_run import LEDGER, Request
+    from robopolicy.cli.compose_config import read_composition_config
+    from robopolicy.cli.compose_run import SEARCH_LOG, CompositionRequest
     from robopolicy.cli.policy_args import short_names
     from robopolicy.evaluation.search.weights import check_disjoint
     from robopolicy.policies.composition.selection import Selection
@@ -147,30 +154,30 @@ def _requested(args: argparse.Namespace) -> Request:
     from robopolicy.training.world_sims import is_world
 
     if args.out is None:
-        raise UserError("Where to? Pass --out FOLDER for the composed checkpoint.")
-    recipe = read_recipe(args.operator, args.set)
-    if args.select and recipe.selection is None:
+        raise UserError("Pass --out FOLDER for the composed checkpoint.")
+    recipe = read_composition_config(args.operator, args.override)
+    if args.gate_data and recipe.selection is None:
         recipe = replace(recipe, selection=Selection())
     then = _steps(args.then)
     settings = _check_options(args, recipe, then)
     sources = [Path(name) for name in (*args.checkpoints, args.critic, *then.values()) if name is not None]
-    check_search(args.out, LEDGER, resume=False, overwrite=args.overwrite, sources=sources)
+    check_search(args.out, SEARCH_LOG, resume=False, overwrite=args.overwrite, sources=sources)
     tasks = list(dict.fromkeys(read_manifest(Path(name)).task for name in args.checkpoints))
     if args.task is None and len(tasks) > 1:
         raise UserError(
             f"The checkpoints were trained on {' and '.join(tasks)}; compose policies of one task, or say with --task "
             "which one they share."
         )
-    request = Request(
+    request = CompositionRequest(
         parents=tuple(record_parent(Path(name), args.out) for name in args.checkpoints),
         names=tuple(short_names([*args.checkpoints, str(args.out)])),
         critic=None if args.critic is None else record_parent(Path(args.critic), args.out),
         then={name: record_parent(Path(place), args.out) for name, place in then.items()},
-        select=args.select,
+        gate_data=args.gate_data,
         recipe=recipe,
         weights=None if args.weights is None else tuple(args.weights),
         search=args.search,
-        maximize=args.maximize or "success",
+        objective=args.objective or "success",
         settings=settings,
         seed=args.seed,
         report_episodes=args.report_episodes,
@@ -185,7 +192,7 @@ def _requested(args: argparse.Namespace) -> Request:
         device=args.device,
     )
     if request.method is not None:
-        seeds = request.method.plan(len(request.readings)).seeds
+        seeds = request.method.plan(len(request.operands)).seeds
         check_disjoint(range(args.seed, args.seed + seeds), request.reported)
     return request
 
@@ -205,50 +212,51 @@ def _steps(words: Sequence[str]) -> dict[str, str]:
     return steps
 
 
-def _check_options(args: argparse.Namespace, recipe: Recipe, then: Mapping[str, str]) -> dict[str, int]:
+def _check_options(args: argparse.Namespace, recipe: CompositionConfig, then: Mapping[str, str]) -> dict[str, int]:
     """Refuse options that do not go together; return the settings of the search."""
     from robopolicy.policies.composition.operators import Weighted
 
-    if args.critic is not None and not recipe.judged:
+    if args.critic is not None and not recipe.needs_critic:
         raise UserError(
-            "What is --critic to do? Add --set guidance.strength=1, or --set candidates=16 to play the best of 16."
+            "--critic has no effect here; add --override guidance.strength=1, or --override candidates=16 to "
+            "play the best of 16."
         )
     count = len(args.checkpoints)
-    if count < 2 and not (count and (recipe.unconditioned or recipe.judged or then)):
+    if count < 2 and not (count and (recipe.unconditioned or recipe.needs_critic or then)):
         raise UserError(
             f"Composing needs at least two checkpoints, got {count}; a single one can be guided or changed: see "
-            "--critic, --then and --set unconditioned=[0]."
+            "--critic, --then and --override unconditioned=[0]."
         )
-    if recipe.judged and args.critic is None:
-        raise UserError("guidance and candidates need a judge; pass --critic CKPT.")
+    if recipe.needs_critic and args.critic is None:
+        raise UserError("guidance and candidates need a critic; pass --critic CKPT.")
     for name in recipe.then:
         if name not in then:
             raise UserError(f"then.{name} has settings of a step that is not taken; pass --then {name}=CKPT.")
-    if recipe.selection is not None and not args.select:
-        raise UserError("A selection is learned from demonstrations; pass --select DATASET.")
-    readings = len(recipe.readings(args.checkpoints))
+    if recipe.selection is not None and not args.gate_data:
+        raise UserError("A selection needs demonstrations; pass --gate-data DATASET.")
+    readings = len(recipe.operands(args.checkpoints))
     if args.search is not None and args.weights is not None:
         raise UserError("Pass either --weights, or --search to find them.")
-    if (args.search or args.weights) and not isinstance(recipe.weighing(), Weighted):
-        raise UserError("A schedule has weights at every knot; write --set operator.knots=[[1,0],[0,1]] alone.")
+    if (args.search or args.weights) and not isinstance(recipe.build_operator(), Weighted):
+        raise UserError("A schedule has weights at every knot; write --override operator.knots=[[1,0],[0,1]] alone.")
     if args.search is not None and readings < 2:
         raise UserError("A search weighs at least two policies, got 1.")
     if args.weights is not None and len(args.weights) != readings:
         raise UserError(f"{readings} policies need {readings} weights, got {len(args.weights)}.")
     settings = {name: value for name in SETTINGS if (value := getattr(args, name)) is not None}
-    given = [*settings, *(("maximize",) if args.maximize else ())]
+    given = [*settings, *(("objective",) if args.objective else ())]
     if given and args.search is None:
         raise UserError(f"--{given[0]} belongs to a search; add --search grid, halving or bayes.")
     if args.report_episodes is None:
         args.report_episodes = 0 if args.search is None else 200
     check_numbers(args, positive=("num_envs", *settings), non_negative=("seed", "report_episodes", "report_seed"))
     if args.search is None:
-        check_idle(args, "without --search", "--seed")
+        reject_unused(args, "without --search", "--seed")
     if not args.report_episodes:
-        check_idle(args, "without --report-episodes", "--report-seed", "--report-backend")
+        reject_unused(args, "without --report-episodes", "--report-seed", "--report-backend")
         if args.search is None:
             options = ("--backend", "--judge", "--reward", "--num-envs", "--stochastic")
-            check_idle(args, "without --search or --report-episodes", *options)
+            reject_unused(args, "without --search or --report-episodes", *options)
     if args.report_episodes < (0 if args.search is None else 2) or args.report_episodes == 1:
         raise UserError(
             f"--report-episodes must be at least 2, got {args.report_episodes}; what a search found means little "
@@ -257,27 +265,36 @@ def _check_options(args: argparse.Namespace, recipe: Recipe, then: Mapping[str, 
     return settings
 
 
-def _resumed(args: argparse.Namespace) -> tuple[Path, Request, Ledger]:
+def _resumed(args: argparse.Namespace) -> tuple[Path, CompositionRequest, SearchLog]:
     """The output folder, the request and the record of something interrupted."""
-    from robopolicy.cli.compose_run import LEDGER, Request
-    from robopolicy.evaluation.search.weights import Ledger
-    from robopolicy.schema import from_plain
+    from robopolicy.cli.compose_run import SEARCH_LOG, CompositionRequest
+    from robopolicy.evaluation.search.weights import SearchLog
+    from robopolicy.schema import from_dict
     from robopolicy.training.manifest import MANIFEST, check_parents
 
     if args.checkpoints or args.given - {"--resume", "--json"}:
-        raise UserError("What was interrupted keeps its settings; pass --resume OUT alone.")
+        raise UserError("A resumed search keeps its settings; pass only --resume OUT.")
     out: Path = args.resume
     if (out / MANIFEST).is_file():
         raise UserError(f"{out} is complete; see 'robopolicy verify {out}'.")
-    if not (out / LEDGER).is_file():
-        raise UserError(f"{out} has no {LEDGER} to go on from; pass the --out folder of an interrupted search.")
-    ledger = Ledger.open(out / LEDGER)
-    request = from_plain(Request, ledger.request, str(out / LEDGER))
+    if not (out / SEARCH_LOG).is_file():
+        raise UserError(f"{out} has no {SEARCH_LOG} to resume; pass the --out folder of an interrupted search.")
+    ledger = SearchLog.open(out / SEARCH_LOG)
+    request = from_dict(
+        CompositionRequest,
+        {
+            _RENAMED.get(key, key): {_RENAMED.get(name, name): each for name, each in value.items()}
+            if key == "recipe"
+            else value
+            for key, value in ledger.request.items()
+        },
+        str(out / SEARCH_LOG),
+    )
     check_parents(request.sources, out)
     return out, request, ledger
 
 
-def _say(args: argparse.Namespace, out: Path, request: Request, outcome: Outcome) -> None:
+def _print_result(args: argparse.Namespace, out: Path, request: CompositionRequest, outcome: CompositionResult) -> None:
     from robopolicy.cli.compose_run import PREDICTED, weights_text
     from robopolicy.evaluation.report import aligned, table
     from robopolicy.evaluation.search.search_report import search_summary, search_table
@@ -297,7 +314,7 @@ def _say(args: argparse.Namespace, out: Path, request: Request, outcome: Outcome
         print(json.dumps(content))
         return
     if found is not None:
-        print(aligned(*search_table(found, request.readings)))
+        print(aligned(*search_table(found, request.operands)))
     print(f"{request.recipe.operator['name']} composition: {weights_text(request, outcome)}")
     if results:
         print(aligned(*table(results)))

@@ -1,4 +1,4 @@
-"""What `compose` does: load the parents, search their weights, try the result, write checkpoint and report."""
+"""Run of `compose`: load the parents, search their weights, evaluate, write checkpoint and report."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from robopolicy.cli.compose_config import Ingredients, Recipe, load_ingredients
-from robopolicy.cli.policy_args import Player, open_sim, sim_options
+from robopolicy.cli.compose_config import CompositionConfig, CompositionParts, load_composition_parts
+from robopolicy.cli.policy_args import PolicyEntry, open_sim, sim_options
 from robopolicy.cli.progress import progress_bars
 from robopolicy.evaluation import plots
 from robopolicy.evaluation.report import Report, table, write_report
@@ -19,17 +19,17 @@ from robopolicy.evaluation.result import Comparison, EvalResult
 from robopolicy.evaluation.search.methods import SearchMethod
 from robopolicy.evaluation.search.search_report import search_summary, search_table, weight_curve, write_table
 from robopolicy.evaluation.search.weights import (
-    Ledger,
+    SearchLog,
     SimEvaluator,
     WeightSearch,
-    against,
+    compare_with,
     hold_out,
     make_search,
     search_weights,
 )
 from robopolicy.files import atomic_folder
 from robopolicy.policies.base import Policy
-from robopolicy.schema import to_plain
+from robopolicy.schema import to_dict
 from robopolicy.sim.contract import VectorSim
 from robopolicy.sim.registry import get_task
 from robopolicy.training.checkpoint import golden_observations, save_checkpoint
@@ -37,23 +37,23 @@ from robopolicy.training.manifest import Parent, place_of, shared_observations
 from robopolicy.training.world_sims import is_world
 from robopolicy.versions import versions
 
-LEDGER = "search.jsonl"  # what was played so far, in the output folder
+SEARCH_LOG = "search.jsonl"  # what was played so far, in the output folder
 PREDICTED = "The same episodes in the world model"
 
 
 @dataclass(frozen=True)
-class Request:
-    """What was asked for; kept with the record of what was played, so that it can go on."""
+class CompositionRequest:
+    """Request of a composition, stored with its search log so that it can resume."""
 
     parents: tuple[Parent, ...]  # what is composed, by place and content
     names: tuple[str, ...]  # what tables call them, and last the composition
     critic: Parent | None  # checkpoint whose critic guides or selects
     then: dict[str, Parent]  # name in POST_COMPOSITION -> checkpoint, in order
-    select: str  # dataset that teaches whom to ask where; empty asks all
-    recipe: Recipe
+    gate_data: str  # dataset that teaches whom to ask where; empty asks all
+    recipe: CompositionConfig
     weights: tuple[float, ...] | None  # None: those of the recipe, or searched
     search: str | None  # None: the weights are given
-    maximize: str  # success | return, by the search
+    objective: str  # success | return, by the search
     settings: dict[str, int]  # of the search
     seed: int  # first episode of the search
     report_episodes: int  # per policy, on other seeds; 0 for no report
@@ -73,12 +73,12 @@ class Request:
         return None if self.search is None else make_search(self.search, **self.settings)
 
     @property
-    def plays(self) -> bool:
+    def needs_rollouts(self) -> bool:
         """Whether any episode is to be played."""
         return self.search is not None or self.report_episodes > 0
 
     @property
-    def dreamt(self) -> bool:
+    def compares_backends(self) -> bool:
         """Whether the report puts what a world model says beside what a simulator does."""
         return self.report_episodes > 0 and is_world(self.backend) and not is_world(self.report_backend)
 
@@ -93,24 +93,24 @@ class Request:
         return (*self.parents, *([] if self.critic is None else [self.critic]), *self.then.values())
 
     @property
-    def readings(self) -> list[str]:
+    def operands(self) -> list[str]:
         """Names of what is weighed."""
-        return self.recipe.readings(self.names[:-1])
+        return self.recipe.operands(self.names[:-1])
 
     @property
     def identities(self) -> list[str]:
         """The same by content, whatever the order and the names."""
-        return self.recipe.readings([parent.identity for parent in self.parents])
+        return self.recipe.operands([parent.identity for parent in self.parents])
 
     @property
     def nominal(self) -> tuple[float, ...]:
         """The weights before any search."""
-        operator = self.recipe.weighing()
-        return (operator if self.weights is None else operator.with_weights(self.weights)).nominal(len(self.readings))
+        operator = self.recipe.build_operator()
+        return (operator if self.weights is None else operator.with_weights(self.weights)).nominal(len(self.operands))
 
 
 @dataclass(frozen=True, eq=False)
-class Outcome:
+class CompositionResult:
     """A composition and what is known of it."""
 
     policy: Policy
@@ -122,10 +122,10 @@ class Outcome:
     @property
     def compared(self) -> dict[str, Comparison]:
         """The composition against each parent on common seeds."""
-        return against(self.results, list(self.results)[-1]) if self.results else {}
+        return compare_with(self.results, list(self.results)[-1]) if self.results else {}
 
 
-def load(out: Path, request: Request) -> Ingredients:
+def load(out: Path, request: CompositionRequest) -> CompositionParts:
     """What the composition is made of.
 
     Raises:
@@ -134,25 +134,27 @@ def load(out: Path, request: Request) -> Ingredients:
     places = [place_of(parent, out) for parent in request.parents]
     critic = None if request.critic is None else place_of(request.critic, out)
     then = {name: place_of(part, out) for name, part in request.then.items()}
-    return load_ingredients(request.recipe, places, critic, then, request.device, request.select)
+    return load_composition_parts(request.recipe, places, critic, then, request.device, request.gate_data)
 
 
-def play(out: Path, request: Request, ingredients: Ingredients, ledger: Ledger | None) -> Outcome:
+def play(
+    out: Path, request: CompositionRequest, ingredients: CompositionParts, ledger: SearchLog | None
+) -> CompositionResult:
     """Search the weights and try the result on other episodes, as far as asked for and not yet on record."""
     method, own, policy = request.method, request.names[-1], ingredients.policy(request.weights)
-    plan = None if method is None else method.plan(len(request.readings))
-    player = Player(own, lambda: policy, policy.spec)
+    plan = None if method is None else method.plan(len(request.operands))
+    policy_entry = PolicyEntry(own, lambda: policy, policy.spec)
     envs = min(request.num_envs, max(request.report_episodes, 0 if plan is None else plan.seeds))
     with ExitStack() as stack:
 
         def opened(backend: str) -> VectorSim:
             judge = request.judge if backend == request.backend or is_world(backend) else ""
             wanted = argparse.Namespace(backend=backend, reward=request.reward)
-            options = sim_options(wanted, [player], envs, request.device, judge)
-            return stack.enter_context(closing(open_sim(get_task(request.task), options, [player])))
+            options = sim_options(wanted, [policy_entry], envs, request.device, judge)
+            return stack.enter_context(closing(open_sim(get_task(request.task), options, [policy_entry])))
 
         needed = {
-            request.backend: method is not None or request.dreamt,
+            request.backend: method is not None or request.compares_backends,
             request.report_backend: request.report_episodes > 0,
         }
         sims = {backend: opened(backend) for backend, used in needed.items() if used}
@@ -164,10 +166,10 @@ def play(out: Path, request: Request, ingredients: Ingredients, ledger: Ledger |
         if ledger is None:  # only now, when nothing can be refused any more
             shutil.rmtree(out, ignore_errors=True)  # what is to be replaced, lest an interruption leaves parts of both
             out.mkdir(parents=True, exist_ok=True)
-            ledger = Ledger(out / LEDGER, to_plain(request))
+            ledger = SearchLog(out / SEARCH_LOG, to_dict(request))
         record, weights = ledger, request.nominal
         with progress_bars() as add_bar:
-            reports = request.report_episodes * len(request.names) * (1 + request.dreamt)
+            reports = request.report_episodes * len(request.names) * (1 + request.compares_backends)
             advance = add_bar("compose", reports + (plan.episodes if plan else 0))
 
             def evaluator(backend: str, *, probe: bool, measure: str = "success") -> SimEvaluator:
@@ -185,7 +187,7 @@ def play(out: Path, request: Request, ingredients: Ingredients, ledger: Ledger |
                     method,
                     request.identities,
                     ingredients.policy,
-                    evaluator(request.backend, probe=False, measure=request.maximize),
+                    evaluator(request.backend, probe=False, measure=request.objective),
                     seed=request.seed,
                     ledger=record,
                 )
@@ -196,13 +198,13 @@ def play(out: Path, request: Request, ingredients: Ingredients, ledger: Ledger |
             if request.report_episodes:
                 real = evaluator(request.report_backend, probe=True)
                 results = hold_out(tried, real, request.reported, ledger=record)
-            if request.dreamt:
+            if request.compares_backends:
                 dream = evaluator(request.backend, probe=False)
                 predicted = hold_out(tried, dream, request.reported, ledger=record, where=" in the world model")
-    return Outcome(policy, weights, found, results, predicted)
+    return CompositionResult(policy, weights, found, results, predicted)
 
 
-def write(out: Path, request: Request, outcome: Outcome) -> None:
+def write(out: Path, request: CompositionRequest, outcome: CompositionResult) -> None:
     """Write the checkpoint with its record and report; all of it appears at once."""
     policy, found, own = outcome.policy.cpu(), outcome.found, request.names[-1]
     samples = [golden_observations(place_of(parent, out)) for parent in request.parents]
@@ -220,20 +222,20 @@ def write(out: Path, request: Request, outcome: Outcome) -> None:
             training=training,
             parents=request.sources,
         )
-        if request.plays:
-            shutil.copyfile(out / LEDGER, folder / LEDGER)
+        if request.needs_rollouts:
+            shutil.copyfile(out / SEARCH_LOG, folder / SEARCH_LOG)
             (folder / "report").mkdir()
             write_report(folder / "report", _report(folder / "report", request, outcome))
 
 
-def _report(folder: Path, request: Request, outcome: Outcome) -> Report:
+def _report(folder: Path, request: CompositionRequest, outcome: CompositionResult) -> Report:
     """The report, with its pictures and tables already in `folder`."""
     *names, own = request.names
     found, curves, tables = outcome.found, {}, {}
     if found is not None:
-        curves["Search over the weights"] = weight_curve(found, request.readings, folder / "curve.png")
-        tables["Search over the weights"] = search_table(found, request.readings)
-        write_table(found, request.readings, folder / "search.csv")
+        curves["Search over the weights"] = weight_curve(found, request.operands, folder / "curve.png")
+        tables["Search over the weights"] = search_table(found, request.operands)
+        write_table(found, request.operands, folder / "search.csv")
     if outcome.predicted:
         tables[PREDICTED] = table(outcome.predicted)
     for number, (name, comparison) in enumerate(outcome.compared.items(), 1):
@@ -255,9 +257,11 @@ def _report(folder: Path, request: Request, outcome: Outcome) -> Report:
     )
 
 
-def _facts(request: Request, outcome: Outcome) -> dict[str, str]:
+def _facts(request: CompositionRequest, outcome: CompositionResult) -> dict[str, str]:
     searched = {} if outcome.found is None else {"searched on seeds": _span(outcome.found.seeds)}
-    backend = {"searched in": request.backend, "reported in": request.report_backend} if request.dreamt else {}
+    backend = (
+        {"searched in": request.backend, "reported in": request.report_backend} if request.compares_backends else {}
+    )
     return {
         "task": request.task,
         **backend,
@@ -270,9 +274,9 @@ def _facts(request: Request, outcome: Outcome) -> dict[str, str]:
     }
 
 
-def weights_text(request: Request, outcome: Outcome) -> str:
+def weights_text(request: CompositionRequest, outcome: CompositionResult) -> str:
     """The weights by the names of what is weighed."""
-    return ", ".join(f"{name} {w:.3g}" for name, w in zip(request.readings, outcome.weights, strict=True))
+    return ", ".join(f"{name} {w:.3g}" for name, w in zip(request.operands, outcome.weights, strict=True))
 
 
 def _span(seeds: range) -> str:

@@ -29,14 +29,14 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--random", metavar="RETURN", help="mean return of random actions, or a dataset of them; for TQ"
     )
-    parser.add_argument("--best", metavar="RETURN", help="the same of the best policy that was learned online; for TQ")
-    parser.add_argument("--replay", type=Path, metavar="DATASET", help="what that learner saw; for SACo")
+    parser.add_argument("--best", metavar="RETURN", help="mean return of the best online policy, or a dataset; for TQ")
+    parser.add_argument("--replay", type=Path, metavar="DATASET", help="replay dataset of the online learner; for SACo")
     parser.add_argument("--bins", type=int, default=100, help="per axis, for SACo; 0 compares numbers (default: 100)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Show the card; 0 when there is one, whatever it says."""
+    """Print the dataset card; return 0."""
     from robopolicy.data.formats.lerobot import camera_shapes, read_lerobot
     from robopolicy.errors import UserError
     from robopolicy.evaluation.dataset_card import ADVICE, References, dataset_card
@@ -82,7 +82,7 @@ def _return(option: str, text: str | None) -> float | None:
         if not math.isfinite(number):
             raise UserError(f"{option} must be a finite return or a dataset folder, got {text}.")
         return number
-    returns = returns_of(read_lerobot(text, images=False).played())
+    returns = returns_of(read_lerobot(text, images=False).without_closing_frames())
     if returns is None:
         raise UserError(f"{option} needs a return, and {text} has no rewards.")
     return float(returns.mean())

@@ -1,4 +1,4 @@
-"""`robopolicy doctor`: what this machine has, and what each missing piece would enable."""
+"""`robopolicy doctor`: report the machine, its packages and what missing ones would enable."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ OPTIONAL = (
 
 
 @dataclass(frozen=True)
-class Finding:
+class DoctorCheck:
     """One line of the report."""
 
     name: str
@@ -80,26 +80,26 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def core() -> list[Finding]:
+def core() -> list[DoctorCheck]:
     """Python and the packages that everything needs."""
-    python = Finding("python", sys.version_info >= (3, 11), platform.python_version())
+    python = DoctorCheck("python", sys.version_info >= (3, 11), platform.python_version())
     return [python, *(_package(name, "pip install robopolicy") for name in CORE)]
 
 
-def machine() -> list[Finding]:
+def machine() -> list[DoctorCheck]:
     """Cores, memory, disk, GPU and rendering."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     free = shutil.disk_usage(".").free / 2**30
     disk_note = "" if free > 5 else "datasets with cameras and checkpoints need several GiB"
     return [
-        Finding("cpu cores", True, f"{cores}"),
-        Finding("free disk here", free > 5, f"{free:.1f} GiB", disk_note),
+        DoctorCheck("cpu cores", True, f"{cores}"),
+        DoctorCheck("free disk here", free > 5, f"{free:.1f} GiB", disk_note),
         gpu(),
         rendering(),
     ]
 
 
-def gpu() -> Finding:
+def gpu() -> DoctorCheck:
     """The first CUDA device."""
     enables = "faster image policies (device=cuda) and GPU simulation; everything else runs without"
     try:
@@ -107,13 +107,13 @@ def gpu() -> Finding:
 
         if torch.cuda.is_available():
             memory = torch.cuda.get_device_properties(0).total_memory / 2**30
-            return Finding("gpu", True, f"{torch.cuda.get_device_name(0)}, {memory:.0f} GiB")
+            return DoctorCheck("gpu", True, f"{torch.cuda.get_device_name(0)}, {memory:.0f} GiB")
     except ImportError:
         pass
-    return Finding("gpu", False, "none", enables)
+    return DoctorCheck("gpu", False, "none", enables)
 
 
-def rendering() -> Finding:
+def rendering() -> DoctorCheck:
     """Render a tiny frame."""
     enables = "camera observations and videos; on Debian: apt install libegl1 libgl1-mesa-dri, or libosmesa6"
     try:
@@ -130,28 +130,28 @@ def rendering() -> Finding:
         bright = int(renderer.frame().max())
         renderer.close()
         state = f"works (MUJOCO_GL={backend})"
-        return Finding("rendering", bright > 0, state if bright else "black frames", "" if bright else enables)
+        return DoctorCheck("rendering", bright > 0, state if bright else "black frames", "" if bright else enables)
     except Exception as error:  # a missing GL library shows as many kinds of error, and none may stop the report
         reason = str(error).strip().splitlines()
-        return Finding("rendering", False, reason[0][:80] if reason else type(error).__name__, enables)
+        return DoctorCheck("rendering", False, reason[0][:80] if reason else type(error).__name__, enables)
 
 
-def optional(distribution: str, module: str, enables: str, install: str) -> Finding:
+def optional(distribution: str, module: str, enables: str, install: str) -> DoctorCheck:
     """An optional package; looked up, not imported."""
     try:
         present = util.find_spec(module) is not None
     except (ImportError, ValueError):
         present = False
     if not present:
-        return Finding(distribution, False, "missing", f"enables {enables}: {install}")
+        return DoctorCheck(distribution, False, "missing", f"enables {enables}: {install}")
     try:
-        return Finding(distribution, True, metadata.version(distribution))
+        return DoctorCheck(distribution, True, metadata.version(distribution))
     except metadata.PackageNotFoundError:
-        return Finding(distribution, True, "present")
+        return DoctorCheck(distribution, True, "present")
 
 
-def _package(name: str, install: str) -> Finding:
+def _package(name: str, install: str) -> DoctorCheck:
     try:
-        return Finding(name, True, metadata.version(name))
+        return DoctorCheck(name, True, metadata.version(name))
     except metadata.PackageNotFoundError:
-        return Finding(name, False, "missing", install)
+        return DoctorCheck(name, False, "missing", install)

@@ -7,12 +7,18 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from robopolicy.cli.options import add_overwrite_option, add_player_options, check_idle, check_numbers, check_overwrite
+from robopolicy.cli.options import (
+    add_overwrite_option,
+    add_rollout_options,
+    check_numbers,
+    check_overwrite,
+    reject_unused,
+)
 
 if TYPE_CHECKING:
-    from robopolicy.cli.policy_args import Player
+    from robopolicy.cli.policy_args import PolicyEntry
     from robopolicy.evaluation.actors import Actor
-    from robopolicy.evaluation.latency import LateResult
+    from robopolicy.evaluation.latency import LatencyResult
     from robopolicy.evaluation.result import EvalResult
     from robopolicy.policies.base import Policy
     from robopolicy.sim.registry import TaskEntry
@@ -24,41 +30,48 @@ examples:
   robopolicy eval runs/lift_flow_bc/checkpoints/best runs/lift_reinflow/checkpoints/best --out runs/eval_lift
   robopolicy eval expert --task manipulation/lift --episodes 200 --video 0
   robopolicy eval random runs/hopper_ppo/checkpoints/best --task locomotion/hopper --json
-  robopolicy eval runs/hopper_ppo/checkpoints/best --holds 1 2 4 8 16
-  robopolicy eval runs/lift_reinflow/checkpoints/best --latency 0 50 150 --join ensemble
-  robopolicy eval runs/push_bc/checkpoints/best --imagine runs/push_world/checkpoints/best --candidates 8
+  robopolicy eval runs/hopper_ppo/checkpoints/best --action-repeats 1 2 4 8 16
+  robopolicy eval runs/lift_reinflow/checkpoints/best --latency 0 50 150 --chunk-blending ensemble
+  robopolicy eval runs/push_bc/checkpoints/best --plan-with runs/push_world/checkpoints/best --candidates 8
   robopolicy eval runs/text_grpo/checkpoints/last --samples 16
 """
 
-HELD = "Score with a decision every so many control steps"
-LATE = "Score as if a chunk took so long to compute"
-SAMPLED = "Chance that one of k answers is right, from {} at temperature 1"
+ACTION_REPEATS = "Score by control steps per decision"
+LATENCY = "Score by inference latency"
+PASS_AT_K = "Probability that one of k answers is correct, estimated from {} samples at temperature 1"
 
 
 def add_parser(subparsers: Any) -> None:
     """Register the command."""
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "eval",
-        description="Play a fixed set of episode seeds and report success (Wilson interval) and return (bootstrap). "
-        "Two players are compared seed by seed. The result does not depend on the number of environments.",
+        description="Evaluate policies on fixed episode seeds and report success (Wilson interval) and return "
+        "(bootstrap). "
+        "Two policies are compared seed by seed. The result does not depend on the number of environments.",
         epilog=EXAMPLES,
     )
-    parser.add_argument("players", nargs="+", metavar="CKPT", help="checkpoint folder, 'expert' or 'random'; at most 2")
-    add_player_options(parser)
-    parser.add_argument("--episodes", type=int, default=100, help="episodes per player (default: 100)")
+    parser.add_argument(
+        "policies", nargs="+", metavar="CKPT", help="checkpoint folder, 'expert' or 'random'; at most 2"
+    )
+    add_rollout_options(parser)
+    parser.add_argument("--episodes", type=int, default=100, help="episodes per policy (default: 100)")
     parser.add_argument("--num-envs", type=int, default=16, help="environments stepped together (default: 16)")
     parser.add_argument("--out", type=Path, help="report folder (default: the next free one of runs/eval, runs/eval_2)")
     parser.add_argument(
-        "--video", type=int, default=4, help="episodes to film, the first seeds; 0 for none (default: 4)"
+        "--video",
+        type=int,
+        default=4,
+        help="episodes to record as video, from the first seeds; 0 for none (default: 4)",
     )
     parser.add_argument(
-        "--holds",
+        "--action-repeats",
         nargs="+",
         type=int,
         default=[],
         metavar=("M M", "M"),
-        help="also decide every M control steps only, two or more increasing lengths, e.g. 1 2 4 8: how a "
-        "policy stands slow decisions",
+        help="also evaluate with one decision every M control steps; two or more increasing numbers, e.g. 1 2 4 "
+        "8: how the "
+        "policy performs at lower decision rates",
     )
     parser.add_argument(
         "--latency",
@@ -66,15 +79,15 @@ def add_parser(subparsers: Any) -> None:
         type=float,
         default=[],
         metavar="MS",
-        help="also play with chunks that arrive so many milliseconds late, earlier ones being played meanwhile",
+        help="also evaluate with this inference latency in milliseconds; earlier chunks are executed meanwhile",
     )
     parser.add_argument(
-        "--join",
+        "--chunk-blending",
         default="replace",
-        help="with --latency, where chunks overlap: replace, hold, ensemble or rtc (default: replace)",
+        help="with --latency, how overlapping chunks are blended: replace, hold, ensemble or rtc (default: replace)",
     )
     parser.add_argument(
-        "--samples", type=int, default=8, help="of a text task: answers per prompt for pass@k; 0 for none (default: 8)"
+        "--samples", type=int, default=8, help="answers per prompt for pass@k on text tasks; 0 for none (default: 8)"
     )
     add_overwrite_option(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
@@ -82,42 +95,44 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Evaluate; 0 when the report is written."""
-    from robopolicy.cli.policy_args import imagining, load_players
+    from robopolicy.cli.policy_args import load_policy_entries, with_planning
     from robopolicy.errors import UserError
-    from robopolicy.evaluation.frequency import check_holds, frequency_facts, frequency_table
-    from robopolicy.evaluation.latency import check_latencies, continuing, latency_facts, latency_table
+    from robopolicy.evaluation.frequency import check_action_repeats, frequency_facts, frequency_table
+    from robopolicy.evaluation.latency import check_latencies, latency_facts, latency_table, require_continuation
     from robopolicy.evaluation.report import Report, aligned, all_notes, table, to_dict, write_report
     from robopolicy.evaluation.result import compare
-    from robopolicy.files import atomic_folder, check_new_folder, free_place
+    from robopolicy.files import atomic_folder, check_new_folder, next_free_path
     from robopolicy.text.evaluation import sampled_facts, sampled_table
 
     check_numbers(args, positive=("episodes", "num_envs"), non_negative=("seed", "video", "samples"))
-    if len(args.players) > 2 or len(set(args.players)) < len(args.players):
-        raise UserError(f"Pass one player or two different ones, got {' '.join(args.players)}.")
-    if args.holds:
-        check_holds(args.holds)
+    if len(args.policies) > 2 or len(set(args.policies)) < len(args.policies):
+        raise UserError(f"Pass one policy or two different ones, got {' '.join(args.policies)}.")
+    if args.action_repeats:
+        check_action_repeats(args.action_repeats)
     latencies = [latency / 1e3 for latency in args.latency]
-    check_latencies(latencies, args.join)
+    check_latencies(latencies, args.chunk_blending)
     _check_options(args)
-    args.out = args.out or free_place(Path("runs/eval"))
+    args.out = args.out or next_free_path(Path("runs/eval"))
     check_new_folder(args.out, "an evaluation report", "report.html", overwrite=args.overwrite)
-    players, entry = load_players(args.players, args.task, args.device)
-    players = imagining(players, args, entry)
-    if all(player.spec is None for player in players):
-        check_idle(args, "on experts and random actions", "--stochastic")
+    policy_entries, entry = load_policy_entries(args.policies, args.task, args.device)
+    policy_entries = with_planning(policy_entries, args, entry)
+    if all(policy_entry.spec is None for policy_entry in policy_entries):
+        reject_unused(args, "on experts and random actions", "--stochastic")
     if "text" not in entry.backends:
-        check_idle(args, f"on {entry.name}, which is no text task", "--samples")
+        reject_unused(args, f"on {entry.name}, which is no text task", "--samples")
     else:
-        check_idle(args, f"on {entry.name}, a text task", "--holds", "--latency", "--reward", "--camera")
-    for player in players if args.join == "rtc" else ():
-        continuing(player.make(), player.label)
+        reject_unused(args, f"on {entry.name}, a text task", "--action-repeats", "--latency", "--reward", "--camera")
+    for policy_entry in policy_entries if args.chunk_blending == "rtc" else ():
+        require_continuation(policy_entry.make(), policy_entry.label)
     with atomic_folder(args.out) as folder:
-        video, strip, notes = _film(args, players, entry, folder)  # first, because a bad camera name fails here
-        results, held, late = _evaluate(args, players, entry, latencies, notes)
-        sampled = _sample(args, players, entry)
-        tables = {HELD: frequency_table(held)} if held else {}
-        tables |= {f"{LATE} (join '{args.join}')": latency_table(late)} if late else {}
-        tables |= {SAMPLED.format(args.samples): sampled_table(sampled)} if sampled else {}
+        video, strip, notes = _record_video(
+            args, policy_entries, entry, folder
+        )  # first, because a bad camera name fails here
+        results, held, late = _evaluate(args, policy_entries, entry, latencies, notes)
+        sampled = _sample(args, policy_entries, entry)
+        tables = {ACTION_REPEATS: frequency_table(held)} if held else {}
+        tables |= {f"{LATENCY} (chunk blending '{args.chunk_blending}')": latency_table(late)} if late else {}
+        tables |= {PASS_AT_K.format(args.samples): sampled_table(sampled)} if sampled else {}
         pairable = len(results) == 2 and all(result.seeded for result in results.values())
         report = Report(
             title=f"{' vs '.join(results)} on {entry.name}",
@@ -152,14 +167,18 @@ def _check_options(args: argparse.Namespace) -> None:
     """Refuse options that would have no effect."""
     check_overwrite(args, "--out")
     if not args.latency:
-        check_idle(args, "without --latency", "--join")
+        reject_unused(args, "without --latency", "--chunk-blending")
     if not args.video:
-        check_idle(args, "without a video", "--camera")
+        reject_unused(args, "without a video", "--camera")
 
 
 def _evaluate(
-    args: argparse.Namespace, players: list[Player], entry: TaskEntry, latencies: list[float], notes: list[str]
-) -> tuple[dict[str, EvalResult], dict[str, dict[int, EvalResult]], dict[str, dict[float, LateResult]]]:
+    args: argparse.Namespace,
+    policy_entries: list[PolicyEntry],
+    entry: TaskEntry,
+    latencies: list[float],
+    notes: list[str],
+) -> tuple[dict[str, EvalResult], dict[str, dict[int, EvalResult]], dict[str, dict[float, LatencyResult]]]:
     """Results of the players, and where asked for those with held actions by length and those by latency.
 
     What the reader should know about them is added to `notes`.
@@ -171,25 +190,27 @@ def _evaluate(
     from robopolicy.evaluation.frequency import frequency_curve
     from robopolicy.evaluation.harness import evaluate
     from robopolicy.evaluation.latency import latency_curve
-    from robopolicy.training.world_sims import doubts
+    from robopolicy.training.world_sims import abstention_notes
 
     results: dict[str, EvalResult] = {}
     held: dict[str, dict[int, EvalResult]] = {}
-    late: dict[str, dict[float, LateResult]] = {}
+    late: dict[str, dict[float, LatencyResult]] = {}
     episodes: dict[str, Any] = {"episodes": args.episodes, "seed": args.seed, "deterministic": not args.stochastic}
-    options = sim_options(args, players, min(args.num_envs, args.episodes), args.device, args.judge)
-    with closing(open_sim(entry, options, players)) as sim, progress_bars() as add_bar:
-        for player in players:
-            progress = add_bar(f"eval {player.label}", args.episodes)
-            played = player.make()
+    options = sim_options(args, policy_entries, min(args.num_envs, args.episodes), args.device, args.judge)
+    with closing(open_sim(entry, options, policy_entries)) as sim, progress_bars() as add_bar:
+        for policy_entry in policy_entries:
+            progress = add_bar(f"eval {policy_entry.label}", args.episodes)
+            played = policy_entry.make()
             _notes(played)  # drops those of what was filmed
-            results[player.label] = evaluate(played, sim, progress=progress, **episodes)
-            notes += doubts(player.label, sim)
-            notes += [f"{player.label}: {note}" for note in _notes(played)]
-            if args.holds:
-                held[player.label] = frequency_curve(player.make(), sim, args.holds, **episodes)
+            results[policy_entry.label] = evaluate(played, sim, progress=progress, **episodes)
+            notes += abstention_notes(policy_entry.label, sim)
+            notes += [f"{policy_entry.label}: {note}" for note in _notes(played)]
+            if args.action_repeats:
+                held[policy_entry.label] = frequency_curve(policy_entry.make(), sim, args.action_repeats, **episodes)
             if latencies:
-                late[player.label] = latency_curve(player.make(), sim, latencies, join=args.join, **episodes)
+                late[policy_entry.label] = latency_curve(
+                    policy_entry.make(), sim, latencies, join=args.chunk_blending, **episodes
+                )
     return results, held, late
 
 
@@ -200,7 +221,7 @@ def _notes(played: Policy | Actor) -> list[str]:
     return played.notes() if isinstance(played, Policy) else []
 
 
-def _sample(args: argparse.Namespace, players: list[Player], entry: TaskEntry) -> dict[str, Sampled]:
+def _sample(args: argparse.Namespace, policy_entries: list[PolicyEntry], entry: TaskEntry) -> dict[str, Sampled]:
     """Several answers of every text policy to each prompt; nothing where the task is no text."""
     from contextlib import closing
 
@@ -210,10 +231,10 @@ def _sample(args: argparse.Namespace, players: list[Player], entry: TaskEntry) -
     from robopolicy.text.sim import TextSim
 
     seeds = range(args.seed, args.seed + args.episodes)
-    with closing(open_sim(entry, sim_options(args, players, 1, judge=args.judge), players)) as sim:
+    with closing(open_sim(entry, sim_options(args, policy_entries, 1, judge=args.judge), policy_entries)) as sim:
         if not isinstance(sim, TextSim) or not args.samples:
             return {}
-        policies = {player.label: player.make() for player in players}
+        policies = {policy_entry.label: policy_entry.make() for policy_entry in policy_entries}
         return {
             label: sample_attempts(policy, sim.task, seeds, samples=args.samples)
             for label, policy in policies.items()
@@ -221,8 +242,8 @@ def _sample(args: argparse.Namespace, players: list[Player], entry: TaskEntry) -
         }
 
 
-def _film(
-    args: argparse.Namespace, players: list[Player], entry: TaskEntry, folder: Path
+def _record_video(
+    args: argparse.Namespace, policy_entries: list[PolicyEntry], entry: TaskEntry, folder: Path
 ) -> tuple[Path | None, Path | None, list[str]]:
     """Video, still picture, and what to tell the reader about them."""
     from contextlib import closing
@@ -233,15 +254,24 @@ def _film(
     count = min(args.video, args.episodes)
     if count == 0:
         return None, None, []
-    with closing(open_sim(entry, sim_options(args, players, count, args.device, args.judge), players)) as sim:
+    with closing(
+        open_sim(entry, sim_options(args, policy_entries, count, args.device, args.judge), policy_entries)
+    ) as sim:
         sim.reset(args.seed)
         problem = video_problem(sim)
         if problem is not None:
             return None, None, [problem]
         seeds = range(args.seed, args.seed + count)
         recordings = [
-            record(player.make(), sim, seeds, title=player.label, camera=args.camera, deterministic=not args.stochastic)
-            for player in players
+            record(
+                policy_entry.make(),
+                sim,
+                seeds,
+                title=policy_entry.label,
+                camera=args.camera,
+                deterministic=not args.stochastic,
+            )
+            for policy_entry in policy_entries
         ]
     strip = write_strip(recordings, folder / "strip.png")
     return write_video(recordings, folder / "episodes.mp4"), strip, []
@@ -254,8 +284,8 @@ def _facts(args: argparse.Namespace, entry: TaskEntry) -> dict[str, str]:
         "task": entry.name,
         "seeds": f"{args.seed} to {args.seed + args.episodes - 1}",
         "actions": "with exploration noise" if args.stochastic else "deterministic",
-        "policies": ", ".join(args.players),
-        **({"best of": f"{args.candidates} chunks, imagined in {args.imagine}"} if args.imagine else {}),
+        "policies": ", ".join(args.policies),
+        **({"best of": f"{args.candidates} chunks, imagined in {args.plan_with}"} if args.plan_with else {}),
         **{name: versions()[name] for name in ("robopolicy", "torch", "mujoco")},
     }
 

@@ -40,9 +40,9 @@ def run(args: argparse.Namespace) -> int:
     """Export; 0 when the bundle is written."""
     from robopolicy.deploy.bundle import GRAPH, TOLERANCE
     from robopolicy.deploy.bundle import MANIFEST as BUNDLE
-    from robopolicy.deploy.export import TaskFacts, export_bundle
+    from robopolicy.deploy.export import TaskMetadata, export_bundle
     from robopolicy.files import check_new_folder
-    from robopolicy.schema import to_plain
+    from robopolicy.schema import to_dict
     from robopolicy.training.checkpoint import golden_observations, load_policy
     from robopolicy.training.manifest import MANIFEST
     from robopolicy.versions import sha256
@@ -51,20 +51,20 @@ def run(args: argparse.Namespace) -> int:
     policy, described = load_policy(args.checkpoint)
     unknown = ""
     try:
-        facts = TaskFacts.of(described.task)
+        facts = TaskMetadata.of(described.task)
     except UserError as error:
-        facts, unknown = TaskFacts(described.task), str(error)
+        facts, unknown = TaskMetadata(described.task), str(error)
     manifest = export_bundle(
         policy,
         args.out,
-        facts=facts,
+        task_metadata=facts,
         obs=golden_observations(args.checkpoint),
         checkpoint=sha256(args.checkpoint / MANIFEST),
         rtc=args.rtc,
         announce=lambda text: print(f"{args.out}: {text} ...", file=sys.stderr),
     )
     if args.json:
-        print(json.dumps({**to_plain(manifest), "identity": manifest.identity, "unknown_task": unknown}))
+        print(json.dumps({**to_dict(manifest), "identity": manifest.identity, "unknown_task": unknown}))
         return 0
     size = (args.out / GRAPH).stat().st_size / 2**20
     noise = f"noise {manifest.noise_shape}" if manifest.noise_shape else "no noise"

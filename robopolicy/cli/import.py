@@ -1,4 +1,4 @@
-"""`robopolicy import`: a policy from elsewhere as a checkpoint, which every other verb takes."""
+"""`robopolicy import`: write a policy of another library as a checkpoint that every command reads."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ examples:
   robopolicy import onnx policy.onnx --task lift --out runs/vla
   robopolicy import onnx hopper.onnx --task hopper --rename state=obs --rename chunk=actions --out runs/hopper_onnx
   robopolicy import lerobot lerobot/diffusion_pusht --task push_t --out runs/pusht
-  robopolicy import remote ws://127.0.0.1:8765 --task lift --execute 4 --out runs/pi0
+  robopolicy import remote ws://127.0.0.1:8765 --task lift --action-horizon 4 --out runs/pi0
   robopolicy import sb3 hopper_sac.zip --task hopper --out runs/hopper_sb3
   robopolicy import rsl_rl logs/model_1500.pt --task hopper --rename state=policy --out runs/hopper_rsl
   robopolicy eval runs/pi0 --episodes 100
@@ -30,8 +30,9 @@ def add_parser(subparsers: Any) -> None:
     """Register the command."""
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "import",
-        description="Wrap or convert a policy from elsewhere, try it on its task and write a checkpoint. An endpoint "
-        "is asked again whenever the checkpoint plays; files are copied into it.",
+        description="Wrap or convert a policy of another library, test it on its task and write a checkpoint. A "
+        "remote endpoint "
+        "is called at every decision of the checkpoint; files are copied into it.",
         epilog=EXAMPLES,
     )
     parser.add_argument("kind", metavar="KIND", help="lerobot | onnx | remote | rsl_rl | sb3")
@@ -50,10 +51,10 @@ def add_parser(subparsers: Any) -> None:
         action="append",
         default=[],
         metavar="TEXT",
-        help="lerobot: what a language policy is told; may be repeated",
+        help="lerobot: instruction of a language-conditioned policy; may be repeated",
     )
     parser.add_argument("--config", default="", metavar="FILE", help="rsl_rl: agent.yaml of the run")
-    parser.add_argument("--execute", type=int, help="actions played per chunk (default: the policy's own)")
+    parser.add_argument("--action-horizon", type=int, help="actions executed per chunk (default: the policy's own)")
     parser.add_argument("--backend", default="auto", help="simulator backend (default: the task's own)")
     parser.add_argument("--reward", default="sparse", help="sparse or shaped (default: sparse)")
     add_overwrite_option(parser)
@@ -64,24 +65,26 @@ def run(args: argparse.Namespace) -> int:
     """Import; 0 when the checkpoint is written."""
     from contextlib import closing
 
-    from robopolicy.cli.policy_args import Player, open_sim, sim_options
+    from robopolicy.cli.policy_args import PolicyEntry, open_sim, sim_options
     from robopolicy.files import check_new_folder
-    from robopolicy.interop.sources import Source, open_policy
+    from robopolicy.interop.sources import ImportSource, open_policy
     from robopolicy.sim.chunk import ChunkedSim
     from robopolicy.sim.registry import get_task
     from robopolicy.training.checkpoint import GOLDEN_ROWS, save_checkpoint
     from robopolicy.training.manifest import MANIFEST
 
-    if args.execute is not None:
-        check_numbers(args, positive=("execute",), non_negative=())
+    if args.action_horizon is not None:
+        check_numbers(args, positive=("action_horizon",), non_negative=())
     check_new_folder(args.out, "a checkpoint", MANIFEST, overwrite=args.overwrite)
     entry = get_task(args.task)
     with closing(open_sim(entry, sim_options(args, [], 1), [])) as sim:
         shapes = {key: tuple(spec.shape) for key, spec in sim.spec.observation.items()}
-    source = Source(args.source, shapes, _pairs(args.rename), args.config, args.execute or 0, tuple(args.instruction))
+    source = ImportSource(
+        args.source, shapes, _pairs(args.rename), args.config, args.action_horizon or 0, tuple(args.instruction)
+    )
     policy = open_policy(args.kind, source)
-    players = [Player(args.source, lambda: policy, policy.spec)]
-    with closing(open_sim(entry, sim_options(args, players, GOLDEN_ROWS), players)) as sim:
+    policy_entries = [PolicyEntry(args.source, lambda: policy, policy.spec)]
+    with closing(open_sim(entry, sim_options(args, policy_entries, GOLDEN_ROWS), policy_entries)) as sim:
         _fit(policy, sim)
         obs = ChunkedSim(sim, obs_horizon=policy.spec.obs_horizon).reset(0)
         obs = {key: obs[key] for key in policy.spec.observation}
@@ -89,12 +92,12 @@ def run(args: argparse.Namespace) -> int:
         save_checkpoint(args.out, policy, task=entry.name, obs_sample=obs, training=imported)
     spec = policy.spec
     if args.json:
-        steered = policy.takes_noise
+        steered = policy.is_steerable
         print(json.dumps({"out": str(args.out), "policy": policy.name, "task": entry.name, "takes_noise": steered}))
         return 0
     print(
         f"{args.out}: policy '{policy.name}' for {entry.name}, chunks of {spec.horizon} actions of {spec.action_dim} "
-        f"numbers, {spec.execute} played, {'with' if policy.takes_noise else 'without'} noise."
+        f"numbers, {spec.action_horizon} played, {'with' if policy.is_steerable else 'without'} noise."
     )
     return 0
 

@@ -25,13 +25,18 @@ BACKENDS = (
     ("mujoco", "native MuJoCo on all cores, the engine that a task prefers", "", ""),
     ("mujoco-exact", "native MuJoCo with one persistent MjData per environment", "", ""),
     ("warp", "MuJoCo Warp: the same tasks on a GPU, in single precision", "mujoco_warp", "warp"),
-    ("gymnasium", "any registered gymnasium environment, one by one", "", ""),
+    ("gymnasium", "any registered gymnasium environment, stepped one at a time", "", ""),
     ("envpool", "EnvPool's compiled environments; fast, but episodes are not repeatable", "envpool", "envpool"),
     ("mjlab", "mjlab's environments on a GPU or, slowly, the CPU; episodes are not repeatable", "mjlab", "mjlab"),
-    ("isaaclab", "Isaac Lab's environments on a GPU or, slowly, the CPU; likewise", "isaaclab", "isaaclab"),
+    (
+        "isaaclab",
+        "Isaac Lab's environments on a GPU or, slowly, the CPU; episodes are not repeatable",
+        "isaaclab",
+        "isaaclab",
+    ),
     ("torch", "tasks that are written in torch: toys, and those of known dynamics", "", ""),
     ("text", "conversations, in this process", "", ""),
-    ("worldmodel:FOLDER", "a learned world model in the place of a task's own simulator", "", ""),
+    ("worldmodel:FOLDER", "a learned world model in place of a task's own simulator", "", ""),
 )
 
 Row = dict[str, Any]

@@ -14,7 +14,7 @@ from robopolicy.cli.commands import COMMANDS, command_names
 from robopolicy.cli.options import check_alone
 from robopolicy.cli.progress import listen_for_stop
 from robopolicy.errors import UserError, did_you_mean, unknown_name
-from robopolicy.sim.gl import check_choice
+from robopolicy.sim.gl import check_mujoco_gl
 
 EXAMPLES = """\
 examples:
@@ -67,11 +67,11 @@ def build_parser(names: Iterable[str], chosen: str | None) -> tuple[Parser, dict
     parser = Parser(
         prog="robopolicy",
         description="Robot policies from demonstrations to hardware: imitate, fine-tune with RL, evaluate, export. "
-        "What lies in the place of --out stays: such a place is refused unless --overwrite is passed.",
+        "Existing output is kept unless you pass --overwrite.",
         epilog=EXAMPLES,
     )
     parser.add_argument("--version", action="version", version=f"robopolicy {__version__}")
-    subparsers = parser.add_subparsers(dest="verb", metavar="COMMAND", required=True)
+    subparsers = parser.add_subparsers(dest="command_name", metavar="COMMAND", required=True)
     for name in names:
         if name == chosen:
             COMMANDS[name].load().add_parser(subparsers)
@@ -91,14 +91,16 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         raise unknown_name("command", chosen, COMMANDS)
     parser, subparsers = build_parser(command_names() if chosen is None else (chosen,), chosen)
     args, unknown = parser.parse_known_args(argv)
-    if unknown and not any(word.startswith("-") for word in unknown) and _plain(subparsers[args.verb]):
+    if unknown and not any(word.startswith("-") for word in unknown) and _plain(subparsers[args.command_name]):
         # what argparse leaves over: arguments behind an option, when there were some in front of it
-        args, unknown = subparsers[args.verb].parse_known_intermixed_args(argv[1:], argparse.Namespace(verb=args.verb))
-    args.given = frozenset(word.partition("=")[0] for word in argv if word.startswith("--"))  # see cli/given.py
+        args, unknown = subparsers[args.command_name].parse_known_intermixed_args(
+            argv[1:], argparse.Namespace(command_name=args.command_name)
+        )
+    args.given = frozenset(word.partition("=")[0] for word in argv if word.startswith("--"))  # see `reject_unused`
     if unknown:
-        options = {option for option in subparsers[args.verb]._option_string_actions if option.startswith("--")}
+        options = {option for option in subparsers[args.command_name]._option_string_actions if option.startswith("--")}
         hint = did_you_mean(unknown[0].split("=")[0], options - {"--help"})
-        raise UserError(f"Unknown argument '{unknown[0]}'.{hint} See 'robopolicy {args.verb} --help'.")
+        raise UserError(f"Unknown argument '{unknown[0]}'.{hint} See 'robopolicy {args.command_name} --help'.")
     return args
 
 
@@ -117,11 +119,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         warnings.formatwarning = _warning
     try:
         args = parse(sys.argv[1:] if argv is None else argv)
-        if args.verb != "train":
-            check_alone(args.verb)
-        command = COMMANDS[args.verb]
+        if args.command_name != "train":
+            check_alone(args.command_name)
+        command = COMMANDS[args.command_name]
         if command.needs_mujoco:
-            check_choice()
+            check_mujoco_gl()
         return int(command.load().run(args))
     except UserError as error:
         return _refuse(str(error))

@@ -1,4 +1,4 @@
-"""`robopolicy ope`: what policies would earn, from episodes that another one played."""
+"""`robopolicy ope`: off-policy evaluation: estimate returns of policies from logged episodes."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from robopolicy.cli.options import check_idle, check_numbers
+from robopolicy.cli.options import check_numbers, reject_unused
 
 if TYPE_CHECKING:
-    from robopolicy.cli.policy_args import Player
+    from robopolicy.cli.policy_args import PolicyEntry
     from robopolicy.data.episodes import Episodes
     from robopolicy.evaluation.ope import Estimates
     from robopolicy.policies.base import Policy
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 EXAMPLES = """\
 examples:
   robopolicy ope runs/lift_reinflow/checkpoints/best --logs data/lift_mixed
-  robopolicy ope runs/ppo/checkpoints/best --logs data/hopper --behaviour runs/sac/checkpoints/last --stochastic
+  robopolicy ope runs/ppo/checkpoints/best --logs data/hopper --behavior-policy runs/sac/checkpoints/last --stochastic
   robopolicy ope runs/a/checkpoints/best runs/b/checkpoints/best --logs data/lift_mixed --play 100
-  robopolicy ope runs/*/checkpoints/best --logs data/hopper_random --behaviour random --stochastic
+  robopolicy ope runs/*/checkpoints/best --logs data/hopper_random --behavior-policy random --stochastic
 """
 
 
@@ -29,37 +29,35 @@ def add_parser(subparsers: Any) -> None:
     """Register the command."""
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "ope",
-        description="Off-policy evaluation: the discounted return of policies from a dataset that another behaviour "
-        "played (collect with --keep-failures), by every estimator that the logs allow.",
+        description="Off-policy evaluation: the discounted return of policies from a dataset that another policy "
+        "collected (collect --keep-failures), by every estimator that the logs allow.",
         epilog=EXAMPLES,
     )
-    parser.add_argument("players", nargs="+", metavar="CKPT", help="checkpoint folders")
+    parser.add_argument("policies", nargs="+", metavar="CKPT", help="checkpoint folders")
     parser.add_argument("--logs", type=Path, required=True, metavar="DATASET", help="dataset with rewards")
     parser.add_argument(
-        "--behaviour",
+        "--behavior-policy",
         metavar="CKPT",
-        help="who played the logs: a checkpoint with --stochastic, or random; importance weights need it",
+        help="behavior policy of the logs: a checkpoint with --stochastic, or random; needed by importance weights",
     )
     parser.add_argument("--stochastic", action="store_true", help="evaluate the policies with exploration noise")
     parser.add_argument("--gamma", type=float, default=0.99, help="discount per control step (default: 0.99)")
     parser.add_argument(
         "--steps", type=int, default=4_000, help="gradient steps of fitted Q-evaluation (default: 4000)"
     )
-    parser.add_argument(
-        "--play", type=int, default=0, metavar="N", help="also play N episodes, to compare (default: 0)"
-    )
+    parser.add_argument("--play", type=int, default=0, metavar="N", help="also run N episodes to compare (default: 0)")
     parser.add_argument("--task", help="with --play: task id (default: the one the checkpoints were trained on)")
     parser.add_argument("--backend", default="auto", help="with --play: simulator backend (default: the task's own)")
     parser.add_argument("--reward", default="sparse", help="with --play: sparse or shaped, as in the logs")
     parser.add_argument("--num-envs", type=int, default=16, help="with --play: environments together (default: 16)")
-    parser.add_argument("--device", default="cpu", help="where policies and critics compute (default: cpu)")
+    parser.add_argument("--device", default="cpu", help="device of policies and critics (default: cpu)")
     parser.add_argument("--seed", type=int, default=0, help="seed of critics, resamples and decisions (default: 0)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(args: argparse.Namespace) -> int:
     """Estimate; 0 when every policy has its table."""
-    from robopolicy.cli.policy_args import load_players
+    from robopolicy.cli.policy_args import load_policy_entries
     from robopolicy.data.formats.lerobot import read_lerobot
     from robopolicy.errors import UserError
     from robopolicy.evaluation.ope import FQEConfig, OPEConfig, estimate, score_class
@@ -67,24 +65,24 @@ def run(args: argparse.Namespace) -> int:
 
     check_numbers(args, positive=("steps", "num_envs"), non_negative=("seed", "play"))
     if not args.play:
-        check_idle(args, "without --play", "--num-envs", "--reward")
-        if args.behaviour != "random":
-            check_idle(args, "without --play", "--backend")
-    if {"expert", "random"} & set(args.players) or len(set(args.players)) < len(args.players):
-        raise UserError(f"Pass different checkpoint folders, got {' '.join(args.players)}.")
-    players, entry = load_players(args.players, args.task, args.device)
-    behaviour = _behaviour(args, entry, players)
-    seen = {key for player in players if player.spec for key in player.spec.observation}
+        reject_unused(args, "without --play", "--num-envs", "--reward")
+        if args.behavior_policy != "random":
+            reject_unused(args, "without --play", "--backend")
+    if {"expert", "random"} & set(args.policies) or len(set(args.policies)) < len(args.policies):
+        raise UserError(f"Pass different checkpoint folders, got {' '.join(args.policies)}.")
+    policy_entries, entry = load_policy_entries(args.policies, args.task, args.device)
+    behaviour = _behavior_policy(args, entry, policy_entries)
+    seen = {key for policy_entry in policy_entries if policy_entry.spec for key in policy_entry.spec.observation}
     episodes = read_lerobot(args.logs, images=any(key.startswith("image.") for key in seen))
     config = OPEConfig(
         gamma=args.gamma, deterministic=not args.stochastic, fqe=FQEConfig(steps=args.steps), seed=args.seed
     )
     found: dict[str, Estimates] = {}
-    policies: dict[str, Any] = {player.label: player.make() for player in players}
-    for player in players:
-        policy = policies[player.label]
-        played = _play(args, player, entry) if args.play else None
-        found[player.label] = estimate(policy, episodes, behaviour=behaviour, played=played, config=config)
+    policies: dict[str, Any] = {policy_entry.label: policy_entry.make() for policy_entry in policy_entries}
+    for policy_entry in policy_entries:
+        policy = policies[policy_entry.label]
+        played = _play(args, policy_entry, entry) if args.play else None
+        found[policy_entry.label] = estimate(policy, episodes, behaviour=behaviour, played=played, config=config)
     portfolios = _portfolios(found) if args.play and len(found) > 1 else None
     together = None
     if behaviour is not None and len(found) > 1 and all(each["pdis"].effective is not None for each in found.values()):
@@ -108,7 +106,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _behaviour(args: argparse.Namespace, entry: TaskEntry, players: list[Player]) -> Policy | None:
+def _behavior_policy(args: argparse.Namespace, entry: TaskEntry, policy_entries: list[PolicyEntry]) -> Policy | None:
     """Who played the logs, as far as it is known."""
     from contextlib import closing
 
@@ -116,16 +114,16 @@ def _behaviour(args: argparse.Namespace, entry: TaskEntry, players: list[Player]
     from robopolicy.evaluation.ope import UniformPolicy
     from robopolicy.training.checkpoint import load_policy
 
-    if args.behaviour != "random":
-        return load_policy(args.behaviour, args.device)[0] if args.behaviour else None
-    assert players[0].spec is not None
-    with closing(open_sim(entry, sim_options(args, players, 1, args.device), players)) as sim:
+    if args.behavior_policy != "random":
+        return load_policy(args.behavior_policy, args.device)[0] if args.behavior_policy else None
+    assert policy_entries[0].spec is not None
+    with closing(open_sim(entry, sim_options(args, policy_entries, 1, args.device), policy_entries)) as sim:
         return UniformPolicy(
-            players[0].spec.observation, sim.spec.action_low.cpu().numpy(), sim.spec.action_high.cpu().numpy()
+            policy_entries[0].spec.observation, sim.spec.action_low.cpu().numpy(), sim.spec.action_high.cpu().numpy()
         )
 
 
-def _play(args: argparse.Namespace, player: Player, entry: TaskEntry) -> Episodes:
+def _play(args: argparse.Namespace, policy_entry: PolicyEntry, entry: TaskEntry) -> Episodes:
     """Episodes that a policy itself plays."""
     from contextlib import closing
 
@@ -138,9 +136,9 @@ def _play(args: argparse.Namespace, player: Player, entry: TaskEntry) -> Episode
         def add(self, episode: Episode) -> None:
             self.append(episode)
 
-    sink, policy = Sink(), player.make()
-    options = sim_options(args, [player], min(args.num_envs, args.play), args.device)
-    with closing(open_sim(entry, options, [player])) as sim:
+    sink, policy = Sink(), policy_entry.make()
+    options = sim_options(args, [policy_entry], min(args.num_envs, args.play), args.device)
+    with closing(open_sim(entry, options, [policy_entry])) as sim:
         actor = PolicyExpert(policy, deterministic=not args.stochastic)  # type: ignore[arg-type]
         collect(sim, actor, sink, episodes=args.play, seed=10_000, only_success=False)
         return Episodes.from_list(sink, sim.spec.control_dt)

@@ -9,10 +9,16 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from robopolicy.cli.options import add_overwrite_option, add_player_options, check_idle, check_numbers, check_overwrite
+from robopolicy.cli.options import (
+    add_overwrite_option,
+    add_rollout_options,
+    check_numbers,
+    check_overwrite,
+    reject_unused,
+)
 
 if TYPE_CHECKING:
-    from robopolicy.cli.policy_args import Player
+    from robopolicy.cli.policy_args import PolicyEntry
     from robopolicy.sim.contract import VectorSim
 
 EXAMPLES = """\
@@ -28,12 +34,12 @@ def add_parser(subparsers: Any) -> None:
     """Register the command."""
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "play",
-        description="Play episodes and write a video grid whose borders show success and failure; needs no display.",
+        description="Run episodes and write a video grid whose borders show success and failure; needs no display.",
         epilog=EXAMPLES,
     )
-    parser.add_argument("player", metavar="CKPT", help="checkpoint folder, 'expert' or 'random'")
-    add_player_options(parser)
-    parser.add_argument("--episodes", type=int, default=4, help="episodes to play (default: 4)")
+    parser.add_argument("policy", metavar="CKPT", help="checkpoint folder, 'expert' or 'random'")
+    add_rollout_options(parser)
+    parser.add_argument("--episodes", type=int, default=4, help="episodes (default: 4)")
     parser.add_argument(
         "--out", type=Path, help=".mp4 or .gif (default: the next free one of runs/play.mp4, runs/play_2.mp4)"
     )
@@ -44,18 +50,18 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Play; 0 when the video is written or the viewer was closed."""
+    """Run episodes; return 0 when the video is written or the viewer is closed."""
     from contextlib import closing
 
-    from robopolicy.cli.policy_args import imagining, load_players, open_sim, sim_options
+    from robopolicy.cli.policy_args import load_policy_entries, open_sim, sim_options, with_planning
     from robopolicy.errors import UserError
-    from robopolicy.files import check_new_file, free_place
+    from robopolicy.files import check_new_file, next_free_path
 
     check_numbers(args, positive=("episodes", "width", "height"), non_negative=("seed",))
     check_overwrite(args, "--out")
     if args.viewer:
-        check_idle(args, "with --viewer", "--out", "--width", "--height", "--camera")
-    args.out = args.out or free_place(Path("runs/play.mp4"))
+        reject_unused(args, "with --viewer", "--out", "--width", "--height", "--camera")
+    args.out = args.out or next_free_path(Path("runs/play.mp4"))
     check_new_file(args.out, ".mp4", ".gif", overwrite=args.overwrite)
     if (
         args.viewer
@@ -63,20 +69,20 @@ def run(args: argparse.Namespace) -> int:
         and not any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY")))
     ):
         raise UserError("--viewer needs a display and there is none; leave it out to write a video.")
-    players, entry = load_players([args.player], args.task, args.device)
-    (player,) = imagining(players, args, entry)
-    if player.spec is None:
-        check_idle(args, "on experts and random actions", "--stochastic")
-    options = sim_options(args, [player], 1 if args.viewer else args.episodes, args.device, args.judge)
-    with closing(open_sim(entry, options, [player])) as sim:
+    policy_entries, entry = load_policy_entries([args.policy], args.task, args.device)
+    (policy_entry,) = with_planning(policy_entries, args, entry)
+    if policy_entry.spec is None:
+        reject_unused(args, "on experts and random actions", "--stochastic")
+    options = sim_options(args, [policy_entry], 1 if args.viewer else args.episodes, args.device, args.judge)
+    with closing(open_sim(entry, options, [policy_entry])) as sim:
         if args.viewer:
-            _watch(args, player, sim)
+            _watch(args, policy_entry, sim)
         else:
-            _film(args, player, sim)
+            _record_video(args, policy_entry, sim)
     return 0
 
 
-def _film(args: argparse.Namespace, player: Player, sim: VectorSim) -> None:
+def _record_video(args: argparse.Namespace, policy_entry: PolicyEntry, sim: VectorSim) -> None:
     from robopolicy.cli.policy_args import video_problem
     from robopolicy.errors import UserError
     from robopolicy.evaluation.video import record, write_video
@@ -86,10 +92,10 @@ def _film(args: argparse.Namespace, player: Player, sim: VectorSim) -> None:
     if problem is not None:
         raise UserError(problem)
     recording = record(
-        player.make(),
+        policy_entry.make(),
         sim,
         range(args.seed, args.seed + args.episodes),
-        title=player.label,
+        title=policy_entry.label,
         camera=args.camera,
         width=args.width,
         height=args.height,
@@ -103,7 +109,7 @@ def _film(args: argparse.Namespace, player: Player, sim: VectorSim) -> None:
     print(f"video: {path}{speed}")
 
 
-def _watch(args: argparse.Namespace, player: Player, sim: VectorSim) -> None:
+def _watch(args: argparse.Namespace, policy_entry: PolicyEntry, sim: VectorSim) -> None:
     """Show the episodes in MuJoCo's viewer in real time, until they end or the window is closed."""
     import mujoco
     import mujoco.viewer
@@ -125,4 +131,4 @@ def _watch(args: argparse.Namespace, player: Player, sim: VectorSim) -> None:
             time.sleep(sim.spec.control_dt)
 
         seeds = range(args.seed, args.seed + args.episodes)
-        play(player.make(), sim, seeds, deterministic=not args.stochastic, before_step=show)
+        play(policy_entry.make(), sim, seeds, deterministic=not args.stochastic, before_step=show)

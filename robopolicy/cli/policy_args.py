@@ -1,4 +1,4 @@
-"""Who plays in `eval` and `play`: a checkpoint, the task's scripted `expert`, or `random` actions."""
+"""Policies that `eval` and `play` run: a checkpoint, the task's scripted `expert`, or `random` actions."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from robopolicy.cli.options import check_idle
+from robopolicy.cli.options import reject_unused
 from robopolicy.errors import UserError
 from robopolicy.evaluation.actors import (
     Actor,
-    DisturbedActor,
     ExpertActor,
+    NoisyActor,
     PolicyActor,
     RandomActor,
     check_compatible,
@@ -23,21 +23,21 @@ from robopolicy.sim.contract import VectorSim
 from robopolicy.sim.registry import SimOptions, TaskEntry, WorldOptions, get_task, make_sim, observation_options
 from robopolicy.training.checkpoint import load_policy
 from robopolicy.training.manifest import Manifest
-from robopolicy.training.world_sims import load_worlds, open_task
-from robopolicy.worldmodel.backend import SimStarts
-from robopolicy.worldmodel.imagined import FilmDynamics, ImaginedPolicy, Imagining
+from robopolicy.training.world_sims import load_worlds, make_env
+from robopolicy.worldmodel.backend import SimInitialStates
+from robopolicy.worldmodel.imagined import ImaginedPolicy, ShootingConfig, VideoDynamics
 
 
 @dataclass(frozen=True)
-class Player:
-    """One competitor."""
+class PolicyEntry:
+    """A policy, expert or random actor with its label."""
 
     label: str  # short name for tables and captions
     make: Callable[[], Policy | Actor]  # experts remember their episodes, so every simulator gets a new one
     spec: PolicySpec | None = None  # None for experts and random actions, which need no observations
 
 
-def load_players(names: Sequence[str], task: str | None, device: str) -> tuple[list[Player], TaskEntry]:
+def load_policy_entries(names: Sequence[str], task: str | None, device: str) -> tuple[list[PolicyEntry], TaskEntry]:
     """Load the competitors and find their task: `task`, or the one their checkpoints were trained on.
 
     Raises:
@@ -50,61 +50,63 @@ def load_players(names: Sequence[str], task: str | None, device: str) -> tuple[l
         raise UserError(f"Which task? {found}; pass --task (see 'robopolicy list tasks').")
     entry = get_task(task or trained[0])
     labels = short_names(names)
-    return [_player(name, labels[i], entry, loaded) for i, name in enumerate(names)], entry
+    return [_policy_entry(name, labels[i], entry, loaded) for i, name in enumerate(names)], entry
 
 
-def imagining(players: list[Player], args: argparse.Namespace, entry: TaskEntry) -> list[Player]:
-    """The competitors, of which policies try their chunks in the world model of `--imagine` first, if there is one.
+def with_planning(policy_entries: list[PolicyEntry], args: argparse.Namespace, entry: TaskEntry) -> list[PolicyEntry]:
+    """The competitors, of which policies try their chunks in the world model of `--plan-with` first, if there is one.
 
     Raises:
         UserError: It shows another task, failed its tests, or lacks what a policy sees.
     """
-    if not args.imagine:
-        check_idle(args, "without --imagine", "--candidates", "--depth", "--rounds")
-        return players
-    if all(player.spec is None for player in players):
-        raise UserError(f"--imagine is for policies, and {players[0].label} proposes nothing; leave it out.")
-    config = Imagining(candidates=args.candidates, depth=args.depth, rounds=args.rounds)
-    model, manifest = load_worlds(args.imagine, args.device)
+    if not args.plan_with:
+        reject_unused(args, "without --plan-with", "--candidates", "--plan-horizon", "--rounds")
+        return policy_entries
+    if all(policy_entry.spec is None for policy_entry in policy_entries):
+        raise UserError(f"--plan-with needs a policy, and {policy_entries[0].label} samples no chunks; leave it out.")
+    config = ShootingConfig(candidates=args.candidates, depth=args.plan_horizon, rounds=args.rounds)
+    model, manifest = load_worlds(args.plan_with, args.device)
     if manifest.task != entry.name:
-        raise UserError(f"The world model was filmed in {manifest.task}; it imagines nothing of {entry.name}.")
+        raise UserError(f"The world model was trained on {manifest.task}, not on {entry.name}.")
     sim = make_sim(entry.name, SimOptions(num_envs=1, cameras=model.spec.cameras, image_size=model.spec.size))
-    with closing(SimStarts(sim, model.spec)):
+    with closing(SimInitialStates(sim, model.spec)):
         shapes = {key: tuple(shown.shape) for key, shown in sim.spec.observation.items()}
-    dynamics = FilmDynamics(model, model.judge, shapes)
+    dynamics = VideoDynamics(model, model.judge, shapes)
 
-    def wrapped(player: Player) -> Player:
-        inside = player.make()
+    def wrapped(policy_entry: PolicyEntry) -> PolicyEntry:
+        inside = policy_entry.make()
         if not isinstance(inside, Policy):
-            return player
+            return policy_entry
         policy = ImaginedPolicy(inside, dynamics, config, dynamics.observation)
-        return replace(player, make=lambda: policy, spec=policy.spec)
+        return replace(policy_entry, make=lambda: policy, spec=policy.spec)
 
-    return [wrapped(player) for player in players]
+    return [wrapped(policy_entry) for policy_entry in policy_entries]
 
 
 def sim_options(
-    args: argparse.Namespace, players: Sequence[Player], num_envs: int, device: str = "cpu", judge: str = ""
+    args: argparse.Namespace, policy_entries: Sequence[PolicyEntry], num_envs: int, device: str = "cpu", judge: str = ""
 ) -> SimOptions:
     """Options for the simulator of all players, with the images and point clouds that their policies see."""
-    views = observation_options([player.spec.observation for player in players if player.spec is not None])
+    views = observation_options(
+        [policy_entry.spec.observation for policy_entry in policy_entries if policy_entry.spec is not None]
+    )
     world = WorldOptions(judge=judge)
     return SimOptions(num_envs=num_envs, backend=args.backend, device=device, reward=args.reward, world=world, **views)
 
 
-def open_sim(entry: TaskEntry, options: SimOptions, players: Sequence[Player]) -> VectorSim:
+def open_sim(entry: TaskEntry, options: SimOptions, policy_entries: Sequence[PolicyEntry]) -> VectorSim:
     """Build the simulator that all players fit, and say what to install where its extra is missing."""
     try:
-        sim = open_task(entry.name, options)
+        sim = make_env(entry.name, options)
     except ImportError as error:
         extra = entry.requires or options.backend
         raise UserError(
             f"Task {entry.name} needs the package '{error.name}'; run: pip install 'robopolicy[{extra}]'."
         ) from error
     try:
-        for player in players:
-            if player.spec is not None:
-                check_compatible(player.spec, sim.spec)
+        for policy_entry in policy_entries:
+            if policy_entry.spec is not None:
+                check_compatible(policy_entry.spec, sim.spec)
     except UserError:
         sim.close()
         raise
@@ -112,7 +114,7 @@ def open_sim(entry: TaskEntry, options: SimOptions, players: Sequence[Player]) -
 
 
 def video_problem(sim: VectorSim) -> str | None:
-    """One line that says why `sim`, which must have been reset, cannot be filmed; None where it can."""
+    """One line that says why `sim`, which must have been reset, cannot be recorded; None where it can."""
     from robopolicy.evaluation.video import rendering_problem
 
     problem = rendering_problem(sim)
@@ -121,14 +123,14 @@ def video_problem(sim: VectorSim) -> str | None:
     return problem
 
 
-def _player(name: str, label: str, entry: TaskEntry, loaded: dict[str, tuple[Policy, Manifest]]) -> Player:
+def _policy_entry(name: str, label: str, entry: TaskEntry, loaded: dict[str, tuple[Policy, Manifest]]) -> PolicyEntry:
     if name == "random":
-        return Player(label, RandomActor)
+        return PolicyEntry(label, RandomActor)
     if name != "expert":
         policy, _ = loaded[name]
-        return Player(label, lambda: policy, policy.spec)
-    make_expert = entry.need_expert()
-    return Player(label, lambda: ExpertActor(make_expert()))
+        return PolicyEntry(label, lambda: policy, policy.spec)
+    make_expert = entry.require_expert()
+    return PolicyEntry(label, lambda: ExpertActor(make_expert()))
 
 
 def parse_noise(name: str) -> tuple[str, float]:
@@ -147,23 +149,23 @@ def parse_noise(name: str) -> tuple[str, float]:
     return (who, noise) if plus else (name, 0.0)
 
 
-def disturbed_players(names: Sequence[str], task: str, device: str) -> list[Player]:
+def noisy_policy_entries(names: Sequence[str], task: str, device: str) -> list[PolicyEntry]:
     """Competitors of which some may be disturbed, `WHO+NOISE`."""
     parsed = [parse_noise(name) for name in names]
     unique = list(dict.fromkeys(who for who, _ in parsed))
-    found = dict(zip(unique, load_players(unique, task, device)[0], strict=True)) if unique else {}
-    return [_disturbed(found[who], noise) for who, noise in parsed]
+    found = dict(zip(unique, load_policy_entries(unique, task, device)[0], strict=True)) if unique else {}
+    return [_noisy(found[who], noise) for who, noise in parsed]
 
 
-def _disturbed(player: Player, noise: float) -> Player:
+def _noisy(policy_entry: PolicyEntry, noise: float) -> PolicyEntry:
     if not noise:
-        return player
+        return policy_entry
 
     def make() -> Actor:
-        inside = player.make()
-        return DisturbedActor(PolicyActor(inside) if isinstance(inside, Policy) else inside, noise)
+        inside = policy_entry.make()
+        return NoisyActor(PolicyActor(inside) if isinstance(inside, Policy) else inside, noise)
 
-    return replace(player, label=f"{player.label}+{noise:g}", make=make)
+    return replace(policy_entry, label=f"{policy_entry.label}+{noise:g}", make=make)
 
 
 def short_names(names: Sequence[str]) -> list[str]:

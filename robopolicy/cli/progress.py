@@ -1,4 +1,4 @@
-"""Progress bars on stderr, whose updates are also where a stop request is obeyed."""
+"""Progress bars on stderr; their updates also handle stop requests."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from contextlib import ExitStack, contextmanager
 from threading import Timer
 from types import FrameType
 
-from robopolicy.shutdown import hear, stop_signals
+from robopolicy.shutdown import detach_terminal, stop_signals
 
-AGAIN = 0.05  # [s] after which a request that came while a module was imported is made again
+RETRY_DELAY = 0.05  # [s] after which a request that came while a module was imported is made again
 
-MOST = 600  # how often it is, before it is obeyed all the same
+MAX_RETRIES = 600  # how often it is, before it is obeyed all the same
 
 _deferred: list[int] = []  # requests that came while a module was imported
 _requested: list[int] = []  # signals that asked this program to stop
@@ -35,16 +35,16 @@ def listen_for_stop() -> None:
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
-    if len(_deferred) < MOST and _importing(frame):  # there an exception is lost, or leaves half a module behind
+    if len(_deferred) < MAX_RETRIES and _importing(frame):  # there an exception is lost, or leaves half a module behind
         _deferred.append(number)
-        again = Timer(AGAIN, os.kill, (os.getpid(), number))
+        again = Timer(RETRY_DELAY, os.kill, (os.getpid(), number))
         again.daemon = True
         again.start()
         return
-    hear(number)
+    detach_terminal(number)
     _requested.append(number)
     if not _bars or len(_requested) > 1:
-        _obey()
+        _raise_stop()
 
 
 def _importing(frame: FrameType | None) -> bool:
@@ -55,7 +55,7 @@ def _importing(frame: FrameType | None) -> bool:
     return False
 
 
-def _obey() -> None:
+def _raise_stop() -> None:
     if _requested:
         if _requested[-1] == signal.SIGINT:
             raise KeyboardInterrupt
@@ -64,7 +64,7 @@ def _obey() -> None:
 
 @contextmanager
 def hint_when_stopped(hint: Callable[[], str]) -> Iterator[None]:
-    """Within it a stop request ends with the line of `hint`, which says how to go on; none where that is empty."""
+    """Print the line of `hint`, which says how to resume, when a stop request ends the context."""
     try:
         yield
     except (KeyboardInterrupt, SystemExit):
@@ -89,7 +89,7 @@ def progress_bars() -> Iterator[Callable[[str, int], Callable[[int], None]]]:
             bar = progress.add_task(label, total=total)
 
             def update(completed: int) -> None:
-                _obey()
+                _raise_stop()
                 progress.update(bar, completed=completed)
 
             return update
@@ -104,4 +104,4 @@ def _waiting() -> Iterator[None]:
         yield
     finally:
         _bars.pop()
-    _obey()
+    _raise_stop()

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 EXAMPLES = """\
 examples:
   robopolicy serve runs/lift_reinflow/checkpoints/best
-  robopolicy serve runs/lift_reinflow/checkpoints/best --port 9000 --max-batch 16 --window-ms 5
+  robopolicy serve runs/lift_reinflow/checkpoints/best --port 9000 --max-batch 16 --batch-delay-ms 5
   robopolicy import remote ws://127.0.0.1:8765 --task lift --out runs/served
   robopolicy serve bundles/lift --host 0.0.0.0 --tls-cert server.pem --tls-key server.key
 the token that clients have to show is read from the environment, on both sides:
@@ -41,24 +41,24 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--tls-key", type=Path, metavar="PEM", help="its private key")
     parser.add_argument("--max-batch", type=int, default=32, help="observations per call of the policy (default: 32)")
     parser.add_argument(
-        "--window-ms", type=float, default=2.0, help="how long a request waits for company (default: 2)"
+        "--batch-delay-ms", type=float, default=2.0, help="maximum batching delay in milliseconds (default: 2)"
     )
-    parser.add_argument("--max-clients", type=int, default=64, help="connections at a time (default: 64)")
-    parser.add_argument("--max-mib", type=int, default=64, help="size of a message (default: 64)")
+    parser.add_argument("--max-clients", type=int, default=64, help="maximum number of connections (default: 64)")
+    parser.add_argument("--max-message-mib", type=int, default=64, help="maximum message size in MiB (default: 64)")
     parser.add_argument("--log-every", type=float, default=60.0, metavar="S", help="seconds between statistics (60)")
-    parser.add_argument("--device", default="cpu", help="where a checkpoint computes (default: cpu)")
+    parser.add_argument("--device", default="cpu", help="device of a checkpoint (default: cpu)")
     parser.add_argument("--stochastic", action="store_true", help="act with exploration noise (checkpoints)")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve; 0 when it was told to stop."""
+    """Serve until interrupted; return 0."""
     import os
 
     from robopolicy.deploy.server import ChunkServer, ServerConfig, serve
     from robopolicy.deploy.wire import is_loopback
     from robopolicy.errors import UserError
 
-    check_numbers(args, positive=("max_batch", "max_clients", "max_mib"), non_negative=())
+    check_numbers(args, positive=("max_batch", "max_clients", "max_message_mib"), non_negative=())
     token = os.environ.get(args.token_env, "")
     if "--token-env" in args.given and not token:
         raise UserError(f"The variable {args.token_env} of --token-env holds no token.")
@@ -69,8 +69,8 @@ def run(args: argparse.Namespace) -> int:
         tls_cert=args.tls_cert,
         tls_key=args.tls_key,
         max_batch=args.max_batch,
-        window=args.window_ms / 1000,
-        max_bytes=args.max_mib * 2**20,
+        window=args.batch_delay_ms / 1000,
+        max_bytes=args.max_message_mib * 2**20,
         max_clients=args.max_clients,
         log_every=args.log_every,
     )
@@ -93,15 +93,15 @@ def _load(args: argparse.Namespace) -> Served:
     from robopolicy.errors import UserError
 
     if (args.policy / MANIFEST).is_file():
-        from robopolicy.deploy.batching import ServedSource
+        from robopolicy.deploy.batching import ServedChunkPolicy
 
         if args.stochastic or args.device != "cpu":
             raise UserError("A bundle is served as it was exported; --device and --stochastic are for checkpoints.")
         bundle = open_bundle(args.policy)
-        if bundle.manifest.policy_spec.memory_dim:
-            raise UserError("A recurrent policy cannot be served: a request knows nothing of the one before.")
+        if bundle.manifest.policy_spec.hidden_dim:
+            raise UserError("A recurrent policy cannot be served: requests are stateless.")
         known = bundle.manifest
-        return ServedSource(
+        return ServedChunkPolicy(
             bundle,
             f"{args.policy.name}@{known.identity[:12]}",
             noise_shape=tuple(known.noise_shape),

@@ -1,4 +1,4 @@
-"""`worldmodel play --browser`: a world model in a browser, played by keys beside the simulator, or by a policy."""
+"""`worldmodel play --browser`: a world model in a browser, driven by keys or by a policy."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from robopolicy.cli.policy_args import Player
-from robopolicy.deploy.dashboard import ALONE, WATCHED, Page, pixels_packet
+from robopolicy.cli.policy_args import PolicyEntry
+from robopolicy.deploy.dashboard import ALONE, WATCHED, Dashboard, pixels_packet
 from robopolicy.evaluation.harness import play
 from robopolicy.nets.encoder import IMAGE_PREFIX
 from robopolicy.sim.contract import Observation, Step, VectorSim
@@ -85,7 +85,7 @@ def _raw_terminal() -> Iterator[None]:
 
 
 PAGE = Path(__file__).parent / "world_page.html"
-AGAIN, END = "again", "end"  # what the page says beside the keys
+RETRY_DELAY, END = "again", "end"  # what the page says beside the keys
 IDLE = 0.02  # [s] between looks at what was said
 
 
@@ -93,7 +93,7 @@ IDLE = 0.02  # [s] between looks at what was said
 class View:
     """What is shown, and who listens."""
 
-    page: Page
+    page: Dashboard
     title: str
     words: Sequence[tuple[str, str]]  # what may be said, and what it means
 
@@ -110,7 +110,7 @@ class View:
 
     def said(self) -> Iterator[str]:
         """Words as they come, `WATCHED` among them, until the end is asked for or the page has gone."""
-        while (word := self.page.hear()) not in (b"", END.encode()):
+        while (word := self.page.poll()) not in (b"", END.encode()):
             if word is None:
                 time.sleep(IDLE)
             elif word != ALONE:
@@ -125,25 +125,25 @@ def by_keys(address: str, predicted: VectorSim, real: VectorSim, seed: int) -> N
         for keys, way in ((DOWN, "-"), (UP, "+"))
         for key, name in zip(keys, names, strict=False)
     ]
-    words = [*moves, ("rest", "space: rest"), (AGAIN, "another episode"), (END, "end")]
-    with closing(Page(address, PAGE, [word for word, _ in words])) as page:
+    words = [*moves, ("rest", "space: rest"), (RETRY_DELAY, "another episode"), (END, "end")]
+    with closing(Dashboard(address, PAGE, [word for word, _ in words])) as page:
         view = View(page, predicted.spec.task, words)
         print(f"play at {page.url}", flush=True)
         sides = {"predicted": predicted, "real": real}
         over = True
         for word in view.said():
-            if word in (AGAIN, WATCHED.decode()):
-                seed += word == AGAIN
+            if word in (RETRY_DELAY, WATCHED.decode()):
+                seed += word == RETRY_DELAY
                 over = _begin(view, sides, seed)
             elif not over:
                 over = _played(view, sides, word)
 
 
-def by_policy(address: str, predicted: VectorSim, player: Player, seeds: Sequence[int]) -> None:
+def by_policy(address: str, predicted: VectorSim, policy_entry: PolicyEntry, seeds: Sequence[int]) -> None:
     """Let a policy play the episodes `seeds` at its rate while somebody looks."""
     with ExitStack() as stack:
-        page = stack.enter_context(closing(Page(address, PAGE, [AGAIN, END])))
-        view = View(page, f"{player.label} in {predicted.spec.task}", [(AGAIN, "once more"), (END, "end")])
+        page = stack.enter_context(closing(Dashboard(address, PAGE, [RETRY_DELAY, END])))
+        view = View(page, f"{policy_entry.label} in {predicted.spec.task}", [(RETRY_DELAY, "once more"), (END, "end")])
         print(f"watch at {page.url}", flush=True)
 
         def show(moving: Tensor, step: Step) -> None:
@@ -152,7 +152,7 @@ def by_policy(address: str, predicted: VectorSim, player: Player, seeds: Sequenc
             time.sleep(predicted.spec.control_dt)
 
         for _ in view.said():  # somebody looks, or wants to see it once more
-            play(player.make(), predicted, seeds, on_step=show)
+            play(policy_entry.make(), predicted, seeds, on_step=show)
 
 
 def _begin(view: View, sides: dict[str, VectorSim], seed: int) -> bool:

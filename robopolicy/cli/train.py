@@ -36,14 +36,12 @@ def add_parser(subparsers: Any) -> None:
         epilog=EXAMPLES + _presets(),
     )
     parser.add_argument("settings", nargs="*", metavar="SETTING", help="group=preset or key=value")
-    parser.add_argument(
-        "--resume", metavar="RUN", type=Path, help="go on from the last resume point of this run folder"
-    )
+    parser.add_argument("--resume", metavar="RUN", type=Path, help="resume this run folder from its last resume point")
     parser.add_argument(
         "--multirun",
         action="store_true",
         help="train every combination of key=a,b,c, through hydra/launcher=basic, joblib, submitit_local, "
-        "submitit_slurm or ray; a finished run is kept, an interrupted one goes on",
+        "submitit_slurm or ray; finished runs are kept and interrupted ones resume",
     )
     parser.add_argument("--print-config", action="store_true", help="print the composed configuration and stop")
 
@@ -57,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     if args.resume is not None and args.settings:
         raise UserError("A resumed run keeps its settings; drop them, or start a new run with init_from=CHECKPOINT.")
     if args.resume is not None and args.multirun:
-        raise UserError("Call the sweep again to go on with it; --resume goes on with one run.")
+        raise UserError("Run the sweep again to continue it; --resume continues one run.")
     if args.multirun:
         check_alone("train --multirun")
     from robopolicy.training.names import check_sweep, read_settings
@@ -97,7 +95,7 @@ def _multirun(args: argparse.Namespace) -> int:
     if args.print_config:
         print("\n".join(f"{config.out}/{config.name}" for config in configs))
         return 0
-    with hint_when_stopped(lambda: "Stopped; call the same command again to go on."):
+    with hint_when_stopped(lambda: "Stopped; run the same command again to continue."):
         folders = launch(configs, launcher)
     for run in folders:
         print(f"Done: {run}")

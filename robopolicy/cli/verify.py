@@ -26,7 +26,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "checkpoint", type=Path, metavar="CKPT_OR_BUNDLE", help="checkpoint folder, or bundle of 'export'"
     )
-    parser.add_argument("--device", default="", help="where a checkpoint computes (default: cpu)")
+    parser.add_argument("--device", default="", help="device of a checkpoint (default: cpu)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
     """Verify; 0 when the chunk is reproduced, 1 when it is not."""
     from robopolicy.deploy.bundle import MANIFEST
     from robopolicy.errors import UserError
-    from robopolicy.schema import to_plain
+    from robopolicy.schema import to_dict
     from robopolicy.sim.registry import get_task
     from robopolicy.training.checkpoint import verify_checkpoint
     from robopolicy.training.manifest import place_of
@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
             "policy": manifest.policy,
             "task": manifest.task,
             "changed_versions": changed,
-            "parents": [to_plain(parent) for parent in manifest.parents],
+            "parents": [to_dict(parent) for parent in manifest.parents],
         }
         print(json.dumps(content))
     else:

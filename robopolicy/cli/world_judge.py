@@ -1,4 +1,4 @@
-"""What `worldmodel judge` does: train a judge on films as they are and as a world model shows them, and measure it."""
+"""Run of `worldmodel judge`: train a success detector on real and reconstructed frames and measure it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def fit(args: argparse.Namespace) -> int:
     from robopolicy.worldmodel.success_detectors.classifier import SuccessClassifier
     from robopolicy.worldmodel.success_detectors.clips import Examples, FitConfig, JudgeConfig
     from robopolicy.worldmodel.success_detectors.store import FACTS, save_judge
-    from robopolicy.worldmodel.videos import Films, split
+    from robopolicy.worldmodel.videos import VideoDataset, split
 
     check_numbers(args, positive=("steps", "members", "frames"), non_negative=("seed",))
     if args.kind not in KINDS:
@@ -29,7 +29,7 @@ def fit(args: argparse.Namespace) -> int:
     check_new_folder(args.out, "a judge", FACTS, overwrite=args.overwrite)
     model, manifest = load_world(args.world, args.device)
     train, held_out = (
-        Examples.of(Films(model.spec, part, args.dataset), lambda frames: model.decode(model.encode(frames)))
+        Examples.of(VideoDataset(model.spec, part, args.dataset), lambda frames: model.decode(model.encode(frames)))
         for part in split(read_lerobot(args.dataset), seed=args.seed)
     )
     config = JudgeConfig(members=args.members, frames=args.frames)
@@ -45,7 +45,7 @@ def fit(args: argparse.Namespace) -> int:
         plain = {of: {view: found.to_dict() for view, found in views.items()} for of, views in measured.items()}
         print(json.dumps({"out": str(args.out), "threshold": threshold, **plain}))
         return 0
-    _say(measured)
+    _print_result(measured)
     print(f"judge: {args.out}")
     return 0
 
@@ -58,12 +58,12 @@ def _fitted(kind: str, task: str, train: Any, held_out: Any, settings: dict[str,
     if kind == "classifier":
         return fit_classifier(train, held_out, **settings)
     entry, states = get_task(task), train.films.spec.proprio
-    if entry.solved is None or not states:
+    if entry.success_fn is None or not states:
         raise UserError(f"Success in {entry.name} cannot be told from its observations; pass --kind classifier.")
-    return fit_probe(train, held_out, states, entry.solved, **settings)
+    return fit_probe(train, held_out, states, entry.success_fn, **settings)
 
 
-def _say(measured: dict[str, Any]) -> None:
+def _print_result(measured: dict[str, Any]) -> None:
     from robopolicy.evaluation.report import aligned
 
     for of, views in measured.items():

@@ -1,4 +1,4 @@
-"""`robopolicy worldmodel`: train a video world model, test it, rank policies in it, or play in it."""
+"""`robopolicy worldmodel`: train and test a video world model, rank policies in it, or run them in it."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from robopolicy.cli.options import (
     add_judge_option,
     add_model_options,
     add_overwrite_option,
-    check_idle,
     check_numbers,
     check_overwrite,
     check_resume,
+    reject_unused,
     train_model,
 )
 
 if TYPE_CHECKING:
-    from robopolicy.cli.policy_args import Player
+    from robopolicy.cli.policy_args import PolicyEntry
     from robopolicy.evaluation.ranking import Ranking
     from robopolicy.evaluation.result import EvalResult
     from robopolicy.sim.contract import VectorSim
@@ -29,9 +29,9 @@ RANKING = "ranking.json"  # in the folder of a ranking
 
 EXAMPLES = """\
 examples:
-  robopolicy collect push --render --cameras top --behaviours expert expert+0.5 random --episodes 900 --out data/films
+  robopolicy collect push --render --cameras top --policies expert expert+0.5 random --episodes 900 --out data/films
   robopolicy worldmodel train data/films --preset tiny --name push_world
-  robopolicy worldmodel train data/films --set learner.updates=30000 learner.lr=5e-4 --device cuda
+  robopolicy worldmodel train data/films --override learner.updates=30000 learner.lr=5e-4 --device cuda
   robopolicy worldmodel train --resume runs/push_world
   robopolicy worldmodel eval runs/push_world/checkpoints/best data/films
   robopolicy worldmodel judge runs/push_world/checkpoints/best data/films --out runs/push_judge
@@ -47,50 +47,52 @@ def add_parser(subparsers: Any) -> None:
     """Register the command."""
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "worldmodel",
-        description="A world model predicts camera frames from actions. One that follows its actions can stand in for "
+        description="A world model predicts camera frames from actions. One that follows its actions can replace "
         "the simulator wherever a backend is named: --backend worldmodel:FOLDER.",
         epilog=EXAMPLES,
     )
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    train = actions.add_parser("train", help="train on films (collect --render), or resume a run")
+    train = actions.add_parser("train", help="train on videos (collect --render), or resume a run")
     add_model_options(train, "FILMS", "dataset folder", "learner.updates=30000")
     train.add_argument("--preset", default="tiny", help="smoke, tiny, small or base (default: tiny)")
-    train.add_argument("--held-out", nargs="+", default=[], metavar="WHO", help="behaviours to keep for validation")
+    train.add_argument("--held-out", nargs="+", default=[], metavar="WHO", help="policies held out for validation")
     tests = actions.add_parser("eval", help="test whether a world model follows its actions")
     tests.add_argument("world", type=Path, metavar="WORLD", help="checkpoint of a world model")
-    tests.add_argument("dataset", metavar="FILMS", help="films that it was not trained on")
-    tests.add_argument("--windows", type=int, default=64, help="films to continue (default: 64)")
+    tests.add_argument("dataset", metavar="FILMS", help="videos that it was not trained on")
+    tests.add_argument("--windows", type=int, default=64, help="video windows to continue (default: 64)")
     tests.add_argument("--horizon", type=int, default=20, help="frames to predict (default: 20)")
     tests.add_argument("--out", type=Path, help="contact sheet to write, .png (default: none)")
-    judge = actions.add_parser("judge", help="train a judge of films as a world model shows them, and measure it")
+    judge = actions.add_parser("judge", help="train a success detector on real and predicted frames and measure it")
     judge.add_argument("world", type=Path, metavar="WORLD", help="checkpoint of a world model")
-    judge.add_argument("dataset", metavar="FILMS", help="films, of which a tenth is held back to measure it")
+    judge.add_argument("dataset", metavar="FILMS", help="videos, of which a tenth is held out to measure it")
     judge.add_argument("--kind", default="classifier", help="classifier, or probe of the state (default: classifier)")
     judge.add_argument("--steps", type=int, default=1500, help="gradient steps (default: 1500)")
-    judge.add_argument("--members", type=int, default=3, help="networks that may disagree (default: 3)")
-    judge.add_argument("--frames", type=int, default=1, help="last frames that it looks at (default: 1)")
+    judge.add_argument("--members", type=int, default=3, help="ensemble size (default: 3)")
+    judge.add_argument("--frames", type=int, default=1, help="number of last frames it reads (default: 1)")
     judge.add_argument("--seed", type=int, default=0, help="seed (default: 0)")
     judge.add_argument("--out", type=Path, required=True, help="folder to write")
     rank = actions.add_parser("rank", help="rank policies in the world model and in the simulator")
     rank.add_argument("world", metavar="WORLD", help="checkpoint of a world model, or several with commas: an ensemble")
     rank.add_argument(
-        "players", nargs="+", metavar="CKPT", help="checkpoint, 'expert' or 'random'; CKPT+0.3 disturbs it"
+        "policies", nargs="+", metavar="CKPT", help="checkpoint, 'expert' or 'random'; CKPT+0.3 disturbs it"
     )
     rank.add_argument("--episodes", type=int, default=50, help="episodes per policy, on both sides (default: 50)")
     rank.add_argument("--out", type=Path, help="report folder (default: the next free one of runs/rank)")
-    rank.add_argument("--video", type=int, default=4, help="episodes to film side by side (default: 4)")
-    play = actions.add_parser("play", help="film a policy in the world model beside the simulator, or play by keys")
+    rank.add_argument("--video", type=int, default=4, help="episodes to record side by side (default: 4)")
+    play = actions.add_parser(
+        "play", help="record a policy in the world model and in the simulator, or teleoperate with keys"
+    )
     play.add_argument("world", metavar="WORLD", help="checkpoint of a world model, or several with commas: an ensemble")
-    play.add_argument("player", nargs="?", metavar="CKPT", help="checkpoint, 'expert' or 'random' (default: keyboard)")
-    play.add_argument("--keys", help="keys to play instead of those pressed, e.g. ddddww")
+    play.add_argument("policy", nargs="?", metavar="CKPT", help="checkpoint, 'expert' or 'random' (default: keyboard)")
+    play.add_argument("--keys", help="scripted keys in place of the keyboard, e.g. ddddww")
     play.add_argument(
         "--browser",
         nargs="?",
         const="8780",
         metavar="ADDRESS",
-        help="play or watch in a browser; loopback unless ROBOPOLICY_TOKEN is set (default: 8780)",
+        help="teleoperate or watch in a browser; loopback unless ROBOPOLICY_TOKEN is set (default: 8780)",
     )
-    play.add_argument("--episodes", type=int, default=4, help="episodes to film (default: 4)")
+    play.add_argument("--episodes", type=int, default=4, help="episodes to record (default: 4)")
     play.add_argument(
         "--out", type=Path, help=".mp4 or .gif (default: the next free one of runs/world.mp4, runs/world_2.mp4)"
     )
@@ -98,7 +100,7 @@ def add_parser(subparsers: Any) -> None:
         add_judge_option(action)
     for action in (tests, judge, rank, play):
         add_overwrite_option(action)
-        action.add_argument("--device", default="cpu", help="where it computes (default: cpu)")
+        action.add_argument("--device", default="cpu", help="device (default: cpu)")
     for action in (tests, judge, rank):
         action.add_argument("--json", action="store_true", help="print one JSON object")
     for action in (rank, play):
@@ -107,7 +109,7 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Do what was asked for; 0 when it is done, 130 after Ctrl-C in training."""
+    """Run the chosen action; return 0, or 130 after Ctrl-C in training."""
     from robopolicy.cli.world_judge import fit
 
     return {"train": _train, "eval": _eval, "judge": fit, "rank": _rank, "play": _play}[args.action](args)
@@ -120,7 +122,7 @@ def _train(args: argparse.Namespace) -> int:
 
     def start(fields: dict[str, Any]) -> Trainer:
         config = WorldTrainConfig(model=preset(args.preset), held_out=tuple(args.held_out), **fields)
-        return start_world(with_settings(config, args.set))
+        return start_world(with_settings(config, args.override))
 
     code, report = train_model(args, start, resume_world)
     for reason in report["final"]["reasons"] if report else []:
@@ -134,16 +136,16 @@ def _eval(args: argparse.Namespace) -> int:
     from robopolicy.evaluation.video_metrics import contact_sheet
     from robopolicy.files import check_new_file
     from robopolicy.training.world_sims import load_world
-    from robopolicy.worldmodel.action_following import follow, judge, table
-    from robopolicy.worldmodel.videos import Films
+    from robopolicy.worldmodel.action_following import judge, measure_action_following, table
+    from robopolicy.worldmodel.videos import VideoDataset
 
     check_numbers(args, positive=("windows", "horizon"), non_negative=())
     check_overwrite(args, "--out")
     if args.out is not None:
         check_new_file(args.out, ".png", overwrite=args.overwrite)
     model, manifest = load_world(args.world, args.device)
-    films = Films(model.spec, read_lerobot(args.dataset), args.dataset)
-    following = follow(model, films, horizon=args.horizon, windows=args.windows)
+    films = VideoDataset(model.spec, read_lerobot(args.dataset), args.dataset)
+    following = measure_action_following(model, films, horizon=args.horizon, windows=args.windows)
     verdict = judge(following, failures=manifest.training.get("failures"))
     if args.out is not None:
         contact_sheet(model, films, args.out)
@@ -153,8 +155,12 @@ def _eval(args: argparse.Namespace) -> int:
     print(f"PSNR [dB] of {following.films} films, by frames ahead")
     print(aligned(*table(following)))
     for name, share in following.directions.items():
-        print(f"{name}: moves things its way from {share:.0%} of the frames")
-    print("It may judge policies." if verdict.passed else f"It must not judge policies: {' '.join(verdict.reasons)}")
+        print(f"{name}: correct direction in {share:.0%} of the frames")
+    print(
+        "It passed the test and may evaluate policies."
+        if verdict.passed
+        else f"It failed the test and must not evaluate policies: {' '.join(verdict.reasons)}"
+    )
     if args.out is not None:
         print(f"contact sheet: {args.out}")
     return 0
@@ -169,38 +175,38 @@ def _rank(args: argparse.Namespace) -> int:
     from robopolicy.evaluation.harness import evaluate
     from robopolicy.evaluation.plots import rank_scatter
     from robopolicy.evaluation.ranking import rank
-    from robopolicy.files import atomic_folder, check_new_folder, free_place
-    from robopolicy.training.world_sims import doubts
+    from robopolicy.files import atomic_folder, check_new_folder, next_free_path
+    from robopolicy.training.world_sims import abstention_notes
 
     check_numbers(args, positive=("episodes", "num_envs"), non_negative=("seed", "video"))
     check_overwrite(args, "--out")
-    args.out = args.out or free_place(Path("runs/rank"))
+    args.out = args.out or next_free_path(Path("runs/rank"))
     check_new_folder(args.out, "a ranking", RANKING, overwrite=args.overwrite)
-    sims = _Sims(args, args.players)
-    if len({player.label for player in sims.players}) < len(sims.players):
-        raise UserError(f"Pass different players, got {' '.join(args.players)}.")
+    sims = _Sims(args, args.policies)
+    if len({policy_entry.label for policy_entry in sims.policy_entries}) < len(sims.policy_entries):
+        raise UserError(f"Pass different policies, got {' '.join(args.policies)}.")
     sides: dict[str, dict[str, EvalResult]] = {"real": {}, "predicted": {}}
     notes: list[str] = []
     episodes = {"episodes": args.episodes, "seed": args.seed}
     with progress_bars() as add_bar:
         for kind, results in sides.items():
             with closing(sims.open(kind, min(args.num_envs, args.episodes))) as sim:
-                for player in sims.players:
-                    progress = add_bar(f"{kind} {player.label}", args.episodes)
-                    results[player.label] = evaluate(player.make(), sim, progress=progress, **episodes)
-                    notes += doubts(player.label, sim)
+                for policy_entry in sims.policy_entries:
+                    progress = add_bar(f"{kind} {policy_entry.label}", args.episodes)
+                    results[policy_entry.label] = evaluate(policy_entry.make(), sim, progress=progress, **episodes)
+                    notes += abstention_notes(policy_entry.label, sim)
     ranking = rank(sides["real"], sides["predicted"])
     ranking = replace(ranking, notes=(*ranking.notes, *notes))
     with atomic_folder(args.out) as folder:
         rank_scatter(ranking, folder / "scatter.png", ylabel="in the world model")
-        _film(args, sims, sides["real"], folder)
+        _record_video(args, sims, sides["real"], folder)
         content = ranking.to_dict() | {"seconds": _seconds(sides)}
         (folder / RANKING).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    _say(args, ranking, _seconds(sides))
+    _print_result(args, ranking, _seconds(sides))
     return 0
 
 
-def _say(args: argparse.Namespace, ranking: Ranking, seconds: dict[str, float]) -> None:
+def _print_result(args: argparse.Namespace, ranking: Ranking, seconds: dict[str, float]) -> None:
     from robopolicy.evaluation.report import aligned
 
     if args.json:
@@ -223,43 +229,45 @@ def _seconds(sides: dict[str, dict[str, EvalResult]]) -> dict[str, float]:
     }
 
 
-def _film(args: argparse.Namespace, sims: _Sims, real: dict[str, EvalResult], folder: Path) -> None:
+def _record_video(args: argparse.Namespace, sims: _Sims, real: dict[str, EvalResult], folder: Path) -> None:
     """Both sides of the policy with the most mixed outcomes, on starts where it succeeds and where it fails."""
     import numpy as np
 
     if not args.video:
         return
-    player = min(sims.players, key=lambda player: abs(real[player.label].outcomes.mean() - 0.5))
-    result = real[player.label]
+    policy_entry = min(
+        sims.policy_entries, key=lambda policy_entry: abs(real[policy_entry.label].outcomes.mean() - 0.5)
+    )
+    result = real[policy_entry.label]
     order = np.argsort(result.outcomes, kind="stable")
     half = min(args.video, result.n) // 2
     chosen = sorted({*order[:half].tolist(), *order[len(order) - (min(args.video, result.n) - half) :].tolist()})
-    sims.film(player, [int(result.seeds[index]) for index in chosen], folder / "films.mp4")
+    sims.film(policy_entry, [int(result.seeds[index]) for index in chosen], folder / "films.mp4")
 
 
 def _play(args: argparse.Namespace) -> int:
     from robopolicy.deploy.dashboard import parse_address
     from robopolicy.errors import UserError
-    from robopolicy.files import check_new_file, free_place
+    from robopolicy.files import check_new_file, next_free_path
 
     check_numbers(args, positive=("episodes",), non_negative=("seed",))
-    if args.keys is not None and (args.player is not None or args.browser is not None):
-        raise UserError("Who plays? Pass a policy, --keys or --browser, not several.")
+    if args.keys is not None and (args.policy is not None or args.browser is not None):
+        raise UserError("Pass exactly one of a policy, --keys and --browser.")
     if args.browser is not None:
         parse_address(args.browser)
     check_overwrite(args, "--out")
-    if args.player is None or args.browser is not None:
-        check_idle(args, "where nothing is filmed", "--out")
-    if args.player is None:
-        check_idle(args, "without a policy", "--episodes")
-    args.out = args.out or free_place(Path("runs/world.mp4"))
+    if args.policy is None or args.browser is not None:
+        reject_unused(args, "without a video", "--out")
+    if args.policy is None:
+        reject_unused(args, "without a policy", "--episodes")
+    args.out = args.out or next_free_path(Path("runs/world.mp4"))
     check_new_file(args.out, ".mp4", ".gif", overwrite=args.overwrite)
-    sims = _Sims(args, [] if args.player is None else [args.player])
+    sims = _Sims(args, [] if args.policy is None else [args.policy])
     if args.browser is not None:
         _in_browser(args, sims)
         return 0
-    if args.player is not None:
-        sims.film(sims.players[0], range(args.seed, args.seed + args.episodes), args.out)
+    if args.policy is not None:
+        sims.film(sims.policy_entries[0], range(args.seed, args.seed + args.episodes), args.out)
         print(f"video: {args.out}")
         return 0
     from contextlib import closing
@@ -276,8 +284,8 @@ def _in_browser(args: argparse.Namespace, sims: _Sims) -> None:
 
     with ExitStack() as stack:
         predicted = stack.enter_context(closing(sims.open("predicted", 1)))
-        if sims.players:
-            by_policy(args.browser, predicted, sims.players[0], range(args.seed, args.seed + args.episodes))
+        if sims.policy_entries:
+            by_policy(args.browser, predicted, sims.policy_entries[0], range(args.seed, args.seed + args.episodes))
         else:
             by_keys(args.browser, predicted, stack.enter_context(closing(sims.open("real", 1))), args.seed)
 
@@ -302,16 +310,16 @@ def _by_keys(args: argparse.Namespace, sim: VectorSim) -> None:
 class _Sims:
     """The two sides of a comparison, and who plays on them."""
 
-    def __init__(self, args: argparse.Namespace, players: list[str]) -> None:
+    def __init__(self, args: argparse.Namespace, policy_entries: list[str]) -> None:
         """Load the world model, which must have passed its tests, and the players."""
-        from robopolicy.cli.policy_args import disturbed_players
+        from robopolicy.cli.policy_args import noisy_policy_entries
         from robopolicy.sim.registry import SimOptions, WorldOptions, get_task
         from robopolicy.training.world_sims import load_worlds
 
         self.model, self.manifest = load_worlds(args.world, args.device)
         self.world = WorldOptions(judge=args.judge)
         self.task = get_task(self.manifest.task).name
-        self.players: list[Player] = disturbed_players(players, self.task, args.device)
+        self.policy_entries: list[PolicyEntry] = noisy_policy_entries(policy_entries, self.task, args.device)
         spec = self.model.spec
         self.options = SimOptions(device=args.device, cameras=spec.cameras, image_size=spec.size)
 
@@ -328,12 +336,12 @@ class _Sims:
             sim = make_sim(self.task, options)
         else:
             sim = world_sim(self.task, replace(options, world=self.world), self.model, self.manifest)
-        for player in self.players:
-            if player.spec is not None:
-                check_compatible(player.spec, sim.spec)
+        for policy_entry in self.policy_entries:
+            if policy_entry.spec is not None:
+                check_compatible(policy_entry.spec, sim.spec)
         return sim
 
-    def film(self, player: Player, seeds: Any, path: Path) -> None:
+    def film(self, policy_entry: PolicyEntry, seeds: Any, path: Path) -> None:
         """One row of episodes for each side, a column per start."""
         from contextlib import closing
 
@@ -344,5 +352,7 @@ class _Sims:
             with closing(self.open(kind, len(seeds))) as sim:
                 sim.reset(list(seeds))
                 camera = self.model.spec.cameras[0]
-                recordings.append(record(player.make(), sim, seeds, title=kind, camera=camera, width=256, height=256))
+                recordings.append(
+                    record(policy_entry.make(), sim, seeds, title=kind, camera=camera, width=256, height=256)
+                )
         write_video(recordings, path)

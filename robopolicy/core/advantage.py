@@ -1,4 +1,4 @@
-"""The stages: baselines, scales, modulation, shaping, mixing, broadcasting, clipping."""
+"""Advantage stages: baselines, scales, modulation, shaping, mixing, broadcasting, clipping."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from robopolicy.constraints import Count, Natural, NotNegative, Positive, Share
+from robopolicy.constraints import Fraction, NonNegative, NonNegativeInt, Positive, PositiveInt
 from robopolicy.core.decisions import Decisions, Partition, by_group, by_trajectory, first_rows, pair
 from robopolicy.core.segments import Segments
 from robopolicy.core.trackers import Tracker
@@ -25,10 +25,10 @@ class Stage(Protocol):
 
 @runtime_checkable
 class Stateful(Protocol):
-    """A stage with memory that belongs into checkpoints."""
+    """A stage with state that checkpoints store."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that decides future calls."""
+        """State that determines future calls."""
         ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -41,33 +41,33 @@ class Observer(Protocol):
     """A stage that learns from a batch once its update is over, such as a tracker."""
 
     def observe(self, decisions: Decisions) -> None:
-        """Take note of the batch."""
+        """Update running estimates from the batch."""
         ...
 
 
 @dataclass(frozen=True)
 class Scope:
-    """Over which entries a statistic is taken. Methods differ here silently, so it is always written out.
+    """The entries over which a statistic is taken. Methods differ here, so it is always explicit.
 
     An `(N, 1)` advantage counts each row once, an `(N, T)` advantage each valid decision.
     """
 
     partition: Partition  # entries with equal ids share a statistic
-    per: Partition | None = None  # these count once each, e.g. `by_trajectory` where long ones have more rows
-    source: Natural | None = None  # only rows of this source enter (teacher or replayed rows then merely read)
+    reduce_over: Partition | None = None  # these count once each, e.g. `by_trajectory` where long ones have more rows
+    source: NonNegativeInt | None = None  # only rows of this source enter (teacher or replayed rows then merely read)
 
     def segments(self, advantage: Tensor, decisions: Decisions) -> Segments:
         """Group the entries of an advantage."""
         ids = self.partition(decisions)
         if ids.shape[1] > advantage.shape[1]:
-            raise ValueError("This partition tells decisions of a row apart; broadcast the advantage to (N, T) first.")
+            raise ValueError("This partition separates decisions of a row; broadcast the advantage to (N, T) first.")
         enters = valid_entries(advantage, decisions)
         if self.source is not None:
-            enters = enters & (decisions.need("source") == self.source).unsqueeze(1)
-        if self.per is None:
+            enters = enters & (decisions.require("source") == self.source).unsqueeze(1)
+        if self.reduce_over is None:
             return Segments(ids, enters)
-        alike = Segments(pair(ids, self.per(decisions)), enters)
-        share = enters.to(advantage.dtype) / alike.spread(alike.count.clamp(min=1)).to(advantage.dtype)
+        alike = Segments(pair(ids, self.reduce_over(decisions)), enters)
+        share = enters.to(advantage.dtype) / alike.broadcast(alike.count.clamp(min=1)).to(advantage.dtype)
         return Segments(ids, share)
 
 
@@ -96,13 +96,13 @@ class Pipeline:
         return advantage
 
     def observe(self, decisions: Decisions) -> None:
-        """Let the stages that track something see the batch; call it once, after the update."""
+        """Update the stages that keep running estimates; call it once, after the update."""
         for stage in self.stages:
             if isinstance(stage, Observer):
                 stage.observe(decisions)
 
     def state_dict(self) -> dict[str, Any]:
-        """State of the stages that have memory, by position."""
+        """State of the stages that keep state, by position."""
         return {str(i): stage.state_dict() for i, stage in enumerate(self.stages) if isinstance(stage, Stateful)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -113,10 +113,10 @@ class Pipeline:
 
 
 def outcome(decisions: Decisions) -> Tensor:
-    """Total reward of each row's trajectory `(N, 1)`, where group-relative methods start."""
-    reward = decisions.need("reward")
+    """Total reward of each row's trajectory `(N, 1)`, the source of group-relative advantages."""
+    reward = decisions.require("reward")
     segments = Segments(by_trajectory(decisions), decisions.valid())
-    return segments.spread(segments.sum(reward))[:, :1]
+    return segments.broadcast(segments.sum(reward))[:, :1]
 
 
 def valid_entries(advantage: Tensor, decisions: Decisions) -> Tensor:
@@ -127,18 +127,18 @@ def valid_entries(advantage: Tensor, decisions: Decisions) -> Tensor:
 
 @dataclass(frozen=True)
 class Baseline:
-    """Subtract the mean, the leave-one-out mean or the median of those an entry is compared with."""
+    """Subtract the mean, the leave-one-out mean or the median of the entries of the same set."""
 
     centres: ClassVar[bool] = True
     kind: str  # "mean" | "leave_one_out" | "median"
     scope: Scope
-    lone: str = "raw"  # what an entry without company gets: "raw" itself (no baseline) or "zero"
+    singleton: str = "raw"  # advantage of the only entry of its set: "raw" (no baseline) or "zero"
 
     def __post_init__(self) -> None:
         if self.kind not in ("mean", "leave_one_out", "median"):
             raise ValueError(f"Baseline kind must be 'mean', 'leave_one_out' or 'median', got {self.kind!r}.")
-        if self.lone not in ("raw", "zero"):
-            raise ValueError(f"Baseline lone must be 'raw' or 'zero', got {self.lone!r}.")
+        if self.singleton not in ("raw", "zero"):
+            raise ValueError(f"Baseline singleton must be 'raw' or 'zero', got {self.singleton!r}.")
 
     def __call__(self, advantage: Tensor, decisions: Decisions) -> Tensor:
         """Centre the advantage."""
@@ -147,11 +147,11 @@ class Baseline:
             baseline = segments.leave_one_out(advantage)
         else:
             statistic = segments.mean(advantage) if self.kind == "mean" else segments.median(advantage)
-            baseline = segments.spread(statistic)
-        alone = segments.spread(segments.count) < 1.5
+            baseline = segments.broadcast(statistic)
+        alone = segments.broadcast(segments.count) < 1.5
         alone = alone & segments.enters  # an outsider (another source) has company in a set of one
         centred = torch.where(
-            alone, advantage if self.lone == "raw" else torch.zeros_like(advantage), advantage - baseline
+            alone, advantage if self.singleton == "raw" else torch.zeros_like(advantage), advantage - baseline
         )
         return centred.masked_fill(~valid_entries(advantage, decisions), 0.0)
 
@@ -161,11 +161,11 @@ class GivenBaseline:
     """Subtract a recorded number, e.g. the reward of the greedy rollout (ReMax): `extra[key]`, (N,) or (N, T)."""
 
     centres: ClassVar[bool] = True
-    key: str
+    field: str
 
     def __call__(self, advantage: Tensor, decisions: Decisions) -> Tensor:
         """Centre the advantage."""
-        return advantage - decisions.need_extra(self.key, per_decision=True)
+        return advantage - decisions.require_extra(self.field, per_decision=True)
 
 
 @dataclass(frozen=True)
@@ -179,26 +179,28 @@ class TrackerBaseline:
 
     centres: ClassVar[bool] = True
     tracker: Tracker
-    per: Partition = by_group  # what has an estimate of its own; group ids must then mean the same in every batch
+    partition: Partition = (
+        by_group  # each of its sets has its own estimate; group ids must then mean the same in every batch
+    )
     half_life: Positive | None = None  # nats
-    keep: tuple[float, float] = (0.875, 0.96)  # bounds of the share that stays
+    keep: tuple[float, float] = (0.875, 0.96)  # bounds of the fraction that is kept
 
     def __call__(self, advantage: Tensor, decisions: Decisions) -> Tensor:
         """Centre the advantage."""
-        self._kept(decisions)  # what is missing is missed before the update, not after it
-        return advantage - self.tracker.read(self.per(decisions)[:, 0]).to(advantage).unsqueeze(1)
+        self._kept(decisions)  # a missing field is reported before the update, not after it
+        return advantage - self.tracker.read(self.partition(decisions)[:, 0]).to(advantage).unsqueeze(1)
 
     def observe(self, decisions: Decisions) -> None:
         """Write the outcome of each trajectory."""
         first, kept = first_rows(decisions), self._kept(decisions)
-        keys, values = self.per(decisions)[first, 0], outcome(decisions)[first, 0]
+        keys, values = self.partition(decisions)[first, 0], outcome(decisions)[first, 0]
         self.tracker.write(keys, values, None if kept is None else kept[first])
 
     def _kept(self, decisions: Decisions) -> Tensor | None:
-        """Share of the past that stays at each row `(N,)`."""
+        """Fraction of the past estimate that is kept at each row `(N,)`."""
         if self.half_life is None:
             return None
-        return torch.exp2(-decisions.need_extra("drift") / self.half_life).clamp(self.keep[0], self.keep[1])
+        return torch.exp2(-decisions.require_extra("drift") / self.half_life).clamp(self.keep[0], self.keep[1])
 
     def state_dict(self) -> dict[str, Any]:
         """State of the tracker."""
@@ -215,7 +217,7 @@ class Scale:
 
     scope: Scope
     unbiased: bool = True  # False: population standard deviation
-    eps: NotNegative = 1e-6
+    eps: NonNegative = 1e-6
     of: str = "advantage"  # what deviates: "advantage" | "outcome", before any baseline
 
     def __post_init__(self) -> None:
@@ -226,7 +228,7 @@ class Scale:
         """Scale the advantage."""
         values = outcome(decisions) if self.of == "outcome" else advantage
         segments = self.scope.segments(values, decisions)
-        deviation = segments.spread(segments.std(values, unbiased=self.unbiased))
+        deviation = segments.broadcast(segments.std(values, unbiased=self.unbiased))
         return (advantage / (deviation + self.eps)).masked_fill(~valid_entries(advantage, decisions), 0.0)
 
 
@@ -263,7 +265,7 @@ class Mix:
         return total
 
     def observe(self, decisions: Decisions) -> None:
-        """Hand on to the branches."""
+        """Update the branches."""
         for branch in self.branches:
             branch.observe(decisions)
 
@@ -298,7 +300,7 @@ class Broadcast:
                 raise ValueError("Broadcast over a partition needs an advantage per decision, (N, T).")
             segments = Segments(self.partition(decisions), decisions.valid())
             pooled = segments.sum(advantage) if self.reduce == "sum" else segments.mean(advantage)
-            advantage = segments.spread(pooled)
+            advantage = segments.broadcast(pooled)
         return advantage.expand(decisions.shape).masked_fill(~decisions.valid(), 0.0)
 
 
@@ -315,7 +317,7 @@ class Indicator:
 class Clip:
     """Clamp to [-limit, limit]."""
 
-    limit: NotNegative
+    limit: NonNegative
 
     def __call__(self, advantage: Tensor, decisions: Decisions) -> Tensor:
         """Clip the advantage."""
@@ -341,8 +343,8 @@ class DepthDiscount:
     `gamma = 0` leaves only the last step, since 0^0 = 1.
     """
 
-    gamma: Share
-    steps: Count  # trained denoising steps
+    gamma: Fraction
+    steps: PositiveInt  # trained denoising steps
 
     def __call__(self, decisions: Decisions) -> Tensor:
         """Factor `(N, T)`."""

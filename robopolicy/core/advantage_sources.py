@@ -1,4 +1,4 @@
-"""Where the advantage starts: what a recipe hands to the first stage."""
+"""Advantage sources: the input of the first stage of a recipe."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from robopolicy.constraints import Count, Natural, NotNegative, Share
+from robopolicy.constraints import Fraction, NonNegative, NonNegativeInt, PositiveInt
 from robopolicy.core.advantage import outcome
 from robopolicy.core.aggregate import masked_mean
 from robopolicy.core.decisions import Decisions, row_numbers, unit_numbers
-from robopolicy.core.returns import sequence_gae, two_clock
+from robopolicy.core.returns import nested_discount, sequence_gae
 from robopolicy.plugins import Registry
 
 
-class Timeline:
-    """The decisions of each trajectory in one line: S lines of at most L entries."""
+class TrajectoryView:
+    """The decisions of each trajectory in one row: S rows of at most L entries."""
 
     def __init__(self, decisions: Decisions) -> None:
         rows, columns = decisions.shape
@@ -31,24 +31,24 @@ class Timeline:
         longest = int(number.max()) + 1
         self.place = (line * longest + number).unsqueeze(1) * columns + torch.arange(columns, device=device)  # (N, T)
         self.shape = (int(line.max()) + 1, longest * columns)
-        self.valid = self.lay(decisions.valid())  # (S, L)
-        self.unit = self.lay(unit_numbers(decisions))  # (S, L)
+        self.valid = self.flatten(decisions.valid())  # (S, L)
+        self.unit = self.flatten(unit_numbers(decisions))  # (S, L)
 
-    def lay(self, value: Tensor) -> Tensor:
-        """Per decision `(N, T)` to lines `(S, L)`; 0 where a trajectory is shorter."""
+    def flatten(self, value: Tensor) -> Tensor:
+        """Map values per decision `(N, T)` to trajectories `(S, L)`; 0 where a trajectory is shorter."""
         flat = value.new_zeros(self.shape[0] * self.shape[1])
         return flat.scatter(0, self.place.flatten(), value.flatten()).view(self.shape)
 
-    def back(self, value: Tensor) -> Tensor:
-        """Lines `(S, L)` to `(N, T)`."""
+    def unflatten(self, value: Tensor) -> Tensor:
+        """Map trajectories `(S, L)` back to decisions `(N, T)`."""
         return value.flatten()[self.place]
 
 
-class Units:
+class UnitView:
     """The units (chunks, turns) of each trajectory in order: S lines of at most U units."""
 
     def __init__(self, decisions: Decisions) -> None:
-        self.line = line = Timeline(decisions)
+        self.line = line = TrajectoryView(decisions)
         starts = torch.zeros_like(line.valid)
         current = torch.full_like(line.unit[:, 0], -1)
         for t in range(line.shape[1]):
@@ -63,27 +63,27 @@ class Units:
         self.starts = torch.searchsorted(number, (places + 1).expand(len(number), -1).contiguous())  # (S, U)
         self.starts = self.starts.clamp(max=line.shape[1] - 1)
 
-    def at(self, value: Tensor) -> Tensor:
-        """What stands at the first decision of each unit, `(N, T)` to `(S, U)`; 0 where there is no unit."""
-        return self.line.lay(value).gather(1, self.starts).masked_fill(~self.valid, 0)
+    def gather(self, value: Tensor) -> Tensor:
+        """Value at the first decision of each unit, `(N, T)` to `(S, U)`; 0 where there is no unit."""
+        return self.line.flatten(value).gather(1, self.starts).masked_fill(~self.valid, 0)
 
     def sums(self, value: Tensor) -> Tensor:
         """Sum over the valid decisions of each unit, `(N, T)` to `(S, U)`."""
-        laid = self.line.lay(value).masked_fill(~self.line.valid, 0)
+        laid = self.line.flatten(value).masked_fill(~self.line.valid, 0)
         return laid.new_zeros(len(laid), self.count).scatter_add(1, self.index, laid)
 
-    def beginnings(self) -> Tensor:
-        """The first decision of each unit, bool `(N, T)`."""
+    def first_mask(self) -> Tensor:
+        """Mask of the first decision of each unit, bool `(N, T)`."""
         begins = torch.zeros_like(self.line.unit).scatter_add(1, self.starts, self.valid.to(self.line.unit.dtype))
-        return self.line.back(begins > 0)
+        return self.line.unflatten(begins > 0)
 
-    def spread(self, value: Tensor) -> Tensor:
-        """One number per unit `(S, U)` to its decisions `(N, T)`; 0 where the mask is off."""
-        return self.line.back(value.gather(1, self.index).masked_fill(~self.line.valid, 0))
+    def broadcast(self, value: Tensor) -> Tensor:
+        """Map one number per unit `(S, U)` to its decisions `(N, T)`; 0 where the mask is off."""
+        return self.line.unflatten(value.gather(1, self.index).masked_fill(~self.line.valid, 0))
 
 
-def following(value: Tensor) -> Tensor:
-    """The entry after each `(S, U)`; 0 behind the last."""
+def next_entries(value: Tensor) -> Tensor:
+    """The entry after each `(S, U)`; 0 after the last."""
     return torch.cat([value[:, 1:], torch.zeros_like(value[:, :1])], 1)
 
 
@@ -95,29 +95,29 @@ class StepGain:
     """
 
     penalty: float = 0.05
-    gamma: Share = 0.9
+    gamma: Fraction = 0.9
 
     def __call__(self, decisions: Decisions) -> Tensor:
         """Gains `(N, T)`."""
-        units = Units(decisions)
-        value, reward = units.at(decisions.need("value")), units.sums(decisions.need("reward"))
+        units = UnitView(decisions)
+        value, reward = units.gather(decisions.require("value")), units.sums(decisions.require("reward"))
         togo, _ = sequence_gae(reward, torch.zeros_like(reward), self.gamma, 1.0, units.valid)
-        return units.spread(following(value) - value - self.penalty + reward + togo)
+        return units.broadcast(next_entries(value) - value - self.penalty + reward + togo)
 
     def targets(self, decisions: Decisions) -> tuple[Tensor, Tensor]:
         """1 at the first decision of a unit behind which there is reward, 0 at others: the value is a probability."""
-        units = Units(decisions)
-        reward = units.sums(decisions.need("reward"))
+        units = UnitView(decisions)
+        reward = units.sums(decisions.require("reward"))
         togo, _ = sequence_gae(reward, torch.zeros_like(reward), 1.0, 1.0, units.valid)
-        return units.spread((togo > 0).to(reward.dtype)), units.beginnings()
+        return units.broadcast((togo > 0).to(reward.dtype)), units.first_mask()
 
 
-def ones(decisions: Decisions) -> Tensor:
-    """1 for every row `(N, 1)`: what is imitated has no reward."""
+def constant_one(decisions: Decisions) -> Tensor:
+    """Advantage 1 for every row `(N, 1)`, for imitation without rewards."""
     return decisions.logp_old.new_ones(len(decisions), 1)
 
 
-def along_time(
+def trajectory_gae(
     decisions: Decisions,
     reward: Tensor,
     value: Tensor,
@@ -137,44 +137,46 @@ def along_time(
             first decision, and all its decisions get its advantage.
     """
     if level == "unit":
-        units = Units(decisions)
-        advantage, _ = sequence_gae(units.sums(reward), units.at(value), gamma[0], lam[0], units.valid)
-        return units.spread(advantage)
-    line = Timeline(decisions)
+        units = UnitView(decisions)
+        advantage, _ = sequence_gae(units.sums(reward), units.gather(value), gamma[0], lam[0], units.valid)
+        return units.broadcast(advantage)
+    line = TrajectoryView(decisions)
     discount, trace = gamma[0], lam[0]
     if gamma[0] != gamma[1] or lam[0] != lam[1]:
-        ends = two_clock(line.unit, 1.0, 0.0, line.valid).to(reward.dtype)
+        ends = nested_discount(line.unit, 1.0, 0.0, line.valid).to(reward.dtype)
         discount, trace = (ends * outer + (1.0 - ends) * inner for outer, inner in (gamma, lam))
-    return line.back(sequence_gae(line.lay(reward), line.lay(value), discount, trace, line.valid)[0])
+    return line.unflatten(sequence_gae(line.flatten(reward), line.flatten(value), discount, trace, line.valid)[0])
 
 
 @dataclass(frozen=True)
 class ReturnToGo:
-    """Discounted reward still to come, from each decision or from the beginning of its unit."""
+    """Discounted future reward from each decision or from the first decision of its unit."""
 
-    gamma: Share = 1.0
+    gamma: Fraction = 1.0
     level: str = "token"  # token | unit
-    window: Count = 1  # mean over this many entries, the own and those that follow: that of smoothed rewards (S082)
+    window: PositiveInt = (
+        1  # mean over this many entries, the own and those that follow: that of smoothed rewards (S082)
+    )
 
     def __post_init__(self) -> None:
         _check_level(self.level)
 
     def __call__(self, decisions: Decisions) -> Tensor:
         """Returns `(N, T)`."""
-        reward, gamma = decisions.need("reward"), (self.gamma, self.gamma)
-        found = along_time(decisions, reward, torch.zeros_like(reward), gamma, (1.0, 1.0), self.level)
-        return found if self.window == 1 else smoothed(found, decisions, self.window)
+        reward, gamma = decisions.require("reward"), (self.gamma, self.gamma)
+        found = trajectory_gae(decisions, reward, torch.zeros_like(reward), gamma, (1.0, 1.0), self.level)
+        return found if self.window == 1 else windowed_mean(found, decisions, self.window)
 
 
-def smoothed(value: Tensor, decisions: Decisions, window: int) -> Tensor:
+def windowed_mean(value: Tensor, decisions: Decisions, window: int) -> Tensor:
     """Mean of `value` over the valid ones of `window` entries from each on `(N, T)`, those in the trajectory alone."""
-    line = Timeline(decisions)
+    line = TrajectoryView(decisions)
     valid = line.valid.to(value.dtype)
     total, count = (
         torch.cat([laid, laid.new_zeros(len(laid), window - 1)], 1).unfold(1, window, 1).sum(2)
-        for laid in (line.lay(value) * valid, valid)
+        for laid in (line.flatten(value) * valid, valid)
     )
-    return line.back(total / count.clamp(min=1.0))
+    return line.unflatten(total / count.clamp(min=1.0))
 
 
 @dataclass(frozen=True)
@@ -185,12 +187,14 @@ class Gae:
     with `level = unit` the critic is read once per unit (S178).
     """
 
-    gamma: Share = 1.0
-    lam: Share = 1.0
-    inner_gamma: Share | None = None  # between decisions of one unit; None: as gamma
-    inner_lam: Share | None = None  # None: as lam
+    gamma: Fraction = 1.0
+    lam: Fraction = 1.0
+    inner_gamma: Fraction | None = None  # between decisions of one unit; None: as gamma
+    inner_lam: Fraction | None = None  # None: as lam
     level: str = "token"  # token | unit
-    rollout_weight: Share = 0.0  # w of V = (1 - w) value + w extra["rollout_value"] (N, T), from cheap rollouts (S180)
+    rollout_weight: Fraction = (
+        0.0  # w of V = (1 - w) value + w extra["rollout_value"] (N, T), from cheap rollouts (S180)
+    )
 
     def __post_init__(self) -> None:
         _check_level(self.level)
@@ -200,27 +204,27 @@ class Gae:
         value = self._value(decisions)
         gamma = (self.gamma, self.gamma if self.inner_gamma is None else self.inner_gamma)
         lam = (self.lam, self.lam if self.inner_lam is None else self.inner_lam)
-        return along_time(decisions, decisions.need("reward"), value, gamma, lam, self.level)
+        return trajectory_gae(decisions, decisions.require("reward"), value, gamma, lam, self.level)
 
     def targets(self, decisions: Decisions) -> tuple[Tensor, Tensor]:
         """Lambda returns; on level `unit` at the first decision of each."""
-        fitted = Units(decisions).beginnings() if self.level == "unit" else decisions.valid()
+        fitted = UnitView(decisions).first_mask() if self.level == "unit" else decisions.valid()
         return self(decisions) + self._value(decisions), fitted
 
     def _value(self, decisions: Decisions) -> Tensor:
-        value = decisions.need("value")
+        value = decisions.require("value")
         if not self.rollout_weight:
             return value
-        return (1.0 - self.rollout_weight) * value + self.rollout_weight * decisions.need_extra("rollout_value")
+        return (1.0 - self.rollout_weight) * value + self.rollout_weight * decisions.require_extra("rollout_value")
 
 
-STARTS: Registry[Callable[..., object]] = Registry(
-    "parts.start",
+ADVANTAGE_SOURCES: Registry[Callable[..., object]] = Registry(
+    "parts.advantage_source",
     {
         "outcome": outcome,
         "return_to_go": ReturnToGo,
         "gae": Gae,
-        "ones": ones,
+        "constant_one": constant_one,
         "step_gain": StepGain,
     },
 )
@@ -232,8 +236,8 @@ def _check_level(level: str) -> None:
 
 
 @runtime_checkable
-class Fitted(Protocol):
-    """A start of advantages that says what its values should have been."""
+class ValueTargets(Protocol):
+    """An advantage source that gives regression targets for the values."""
 
     def targets(self, decisions: Decisions) -> tuple[Tensor, Tensor]:
         """Returns `(N, T)` to which `Decisions.value` is fitted, and where, bool `(N, T)`."""
@@ -242,12 +246,12 @@ class Fitted(Protocol):
 
 @dataclass(frozen=True)
 class Critic:
-    """How values are learned beside the policy; `critic` of a recipe."""
+    """Value loss trained together with the policy; `critic` of a recipe."""
 
     coef: float = 0.5  # weight of the value loss
-    clip: NotNegative = 0.0  # largest change of a value that its loss rewards, as in PPO; 0 disables
+    clip: NonNegative = 0.0  # largest change of a value that its loss rewards, as in PPO; 0 disables
     detach: bool = False  # its gradient stops at what it shares with the policy (VL-DAC, S178)
-    warmup: Natural = 0  # first updates, in which it learns alone
+    warmup: NonNegativeInt = 0  # first updates, in which it learns alone
 
     def __post_init__(self) -> None:
         if self.coef <= 0 or self.clip < 0 or self.warmup < 0:
@@ -262,10 +266,12 @@ class Critic:
             target: (N, T) returns.
             fitted: (N, T) bool, where there is a target.
         """
-        value, target = (entries.masked_fill(~fitted, 0.0) for entries in (value, target))  # for the gradient, too
+        value, target = (
+            entries.masked_fill(~fitted, 0.0) for entries in (value, target)
+        )  # the gradient needs it as well
         error = (value - target).square()
         if self.clip:
-            old = decisions.need("value").masked_fill(~fitted, 0.0)
+            old = decisions.require("value").masked_fill(~fitted, 0.0)
             bounded = old + (value - old).clamp(-self.clip, self.clip)
             error = torch.maximum(error, (bounded - target).square())
         return masked_mean(error, fitted)

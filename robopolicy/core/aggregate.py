@@ -11,28 +11,28 @@ from robopolicy.core.segments import Segments
 from robopolicy.plugins import Registry
 
 Aggregate = Callable[[Tensor, Tensor | None, Decisions, float], Tensor]
-"""`(loss (N, T), mask (N, T) or None, decisions, length) -> scalar`; `length` matters to "const" alone."""
+"""`(loss (N, T), mask (N, T) or None, decisions, length) -> scalar`; `length` matters to "fixed_length" alone."""
 
 
 def masked_mean(values: Tensor, mask: Tensor | None) -> Tensor:
-    """Mean over the entries whose mask is on; 0 where none is, and whatever masked entries hold is ignored."""
+    """Mean over the entries whose mask is on; 0 where there is none. Values of masked entries are ignored."""
     if mask is None:
         return values.mean()
     return values.masked_fill(~mask, 0.0).sum() / mask.sum().clamp(min=1)
 
 
-def tok(loss: Tensor, mask: Tensor | None, decisions: Decisions, length: float = 1.0) -> Tensor:
+def token_mean(loss: Tensor, mask: Tensor | None, decisions: Decisions, length: float = 1.0) -> Tensor:
     """Mean over all valid decisions of the batch."""
     return masked_mean(loss, mask)
 
 
-def seq_sum(loss: Tensor, mask: Tensor | None, decisions: Decisions, length: float = 1.0) -> Tensor:
+def sequence_sum(loss: Tensor, mask: Tensor | None, decisions: Decisions, length: float = 1.0) -> Tensor:
     """Mean over trajectories of the sum over their decisions."""
     totals, counts = _per_trajectory(loss, mask, decisions)
     return totals.sum() / (counts > 0).sum().clamp(min=1)
 
 
-def seq_mean(loss: Tensor, mask: Tensor | None, decisions: Decisions, length: float = 1.0) -> Tensor:
+def sequence_mean(loss: Tensor, mask: Tensor | None, decisions: Decisions, length: float = 1.0) -> Tensor:
     """Mean over trajectories of the mean over their decisions."""
     totals, counts = _per_trajectory(loss, mask, decisions)
     return (totals / counts.clamp(min=1)).sum() / (counts > 0).sum().clamp(min=1)
@@ -40,35 +40,35 @@ def seq_mean(loss: Tensor, mask: Tensor | None, decisions: Decisions, length: fl
 
 def unit_sum(loss: Tensor, mask: Tensor | None, decisions: Decisions, length: float = 1.0) -> Tensor:
     """Mean over units (chunks, turns) of the sum over their decisions."""
-    segments = Segments(by_unit(decisions), weights_of(loss, mask))
+    segments = Segments(by_unit(decisions), mask_weights(loss, mask))
     return segments.sum(loss).sum() / (segments.count > 0).sum().clamp(min=1)
 
 
-def const(loss: Tensor, mask: Tensor | None, decisions: Decisions, length: float = 1.0) -> Tensor:
+def fixed_length(loss: Tensor, mask: Tensor | None, decisions: Decisions, length: float = 1.0) -> Tensor:
     """Mean over trajectories of the sum over their decisions, divided by a fixed `length` (Dr. GRPO)."""
-    return seq_sum(loss, mask, decisions) / length
+    return sequence_sum(loss, mask, decisions) / length
 
 
 AGGREGATES: Registry[Aggregate] = Registry(
     "parts.aggregate",
     {
-        "tok": tok,
-        "seq_sum": seq_sum,
-        "seq_mean": seq_mean,
+        "token_mean": token_mean,
+        "sequence_sum": sequence_sum,
+        "sequence_mean": sequence_mean,
         "unit_sum": unit_sum,
-        "const": const,
+        "fixed_length": fixed_length,
     },
 )
 
 
-def weights_of(loss: Tensor, mask: Tensor | None) -> Tensor:
+def mask_weights(loss: Tensor, mask: Tensor | None) -> Tensor:
     """The mask as numbers of the type of the loss `(N, T)`; ones where there is none."""
     return loss.new_ones(loss.shape) if mask is None else mask.to(loss.dtype)
 
 
 def _per_trajectory(loss: Tensor, mask: Tensor | None, decisions: Decisions) -> tuple[Tensor, Tensor]:
     """Sum of the loss and number of decisions of each trajectory, both (S,)."""
-    weights = weights_of(loss, mask)
+    weights = mask_weights(loss, mask)
     if decisions.trajectory is not None:
         segments = Segments(by_trajectory(decisions), weights)
         return segments.sum(loss), segments.count

@@ -1,4 +1,4 @@
-"""Decisions, the batch of the core, and partitions: who is compared with whom.
+"""Decisions, the batch of the core, and partitions into sets that are compared with each other.
 
 A *decision* is the smallest thing chosen with a log-probability: an action, one denoising step, one token. Decisions
 nest: decision < unit (chunk or turn) < trajectory < group (same start state or prompt) < domain. A denoising chain
@@ -23,12 +23,12 @@ FIELDS = (*PER_DECISION, *PER_ROW)
 
 
 class MissingField(ValueError):
-    """A part needs something that the batch does not have."""
+    """A part needs a field that the batch does not have."""
 
 
 @dataclass(frozen=True)
 class Decisions:
-    """N rows of T decisions. Everything but `logp_old` is optional; a part that needs a missing field says so.
+    """N rows of T decisions. All fields but `logp_old` are optional; a part that needs a missing field raises an error.
 
     Rows are what minibatches draw; a row is a whole trajectory in a token batch and one chunk in a denoising chain.
     """
@@ -45,7 +45,7 @@ class Decisions:
     group: Tensor | None = None  # (N,) int, same start state or prompt
     trajectory: Tensor | None = None  # (N,) int; None: each row is one trajectory
     domain: Tensor | None = None  # (N,) int, task or data domain
-    source: Tensor | None = None  # (N,) int, 0 drawn from the current policy, others as the intervention says
+    source: Tensor | None = None  # (N,) int, 0 drawn from the current policy, other values as set by the intervention
     version: Tensor | None = None  # (N,) int, weights that drew the row
     extra: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])  # (N, ...) travels along (conditioning, ...)
 
@@ -99,8 +99,8 @@ class Decisions:
         """Copy with some fields replaced."""
         return replace(self, **changes)
 
-    def need(self, name: str) -> Tensor:
-        """A field that a part cannot do without.
+    def require(self, name: str) -> Tensor:
+        """Return a required field, or raise `MissingField`.
 
         Raises:
             MissingField: When the field is missing.
@@ -110,8 +110,8 @@ class Decisions:
             raise MissingField(f"This part needs Decisions.{name}, which is missing.")
         return value
 
-    def need_extra(self, name: str, per_decision: bool = False) -> Tensor:
-        """An entry of `extra` that a part cannot do without, (N, ...).
+    def require_extra(self, name: str, per_decision: bool = False) -> Tensor:
+        """Return a required entry of `extra`, (N, ...), or raise `MissingField`.
 
         Args:
             name: Key of the entry.
@@ -158,24 +158,24 @@ def first_rows(decisions: Decisions) -> Tensor:
 
 
 def unit_numbers(decisions: Decisions) -> Tensor:
-    """Number (N, T) of each decision's unit (chunk, turn) within its trajectory; rows are units where none are told."""
+    """Number (N, T) of each decision's unit (chunk, turn) within its trajectory; rows are units if there are none."""
     if decisions.unit is not None:
         return decisions.unit
     return row_numbers(decisions).unsqueeze(1).expand(decisions.shape)
 
 
 Partition = Callable[[Decisions], Tensor]
-"""Who is compared with whom: maps a batch to int ids `(N, 1)` or `(N, T)`; entries with equal ids are together."""
+"""Partition: maps a batch to int ids `(N, 1)` or `(N, T)`; entries with equal ids form a set."""
 
 
-def everything(decisions: Decisions) -> Tensor:
+def by_batch(decisions: Decisions) -> Tensor:
     """One set: the whole batch."""
     return torch.zeros(len(decisions), 1, dtype=torch.long, device=decisions.logp_old.device)
 
 
 def by_group(decisions: Decisions) -> Tensor:
     """Rows that started from the same state or prompt."""
-    return decisions.need("group").unsqueeze(1)
+    return decisions.require("group").unsqueeze(1)
 
 
 def by_group_depth(decisions: Decisions) -> Tensor:
@@ -200,7 +200,7 @@ def by_unit(decisions: Decisions) -> Tensor:
 PARTITIONS: Registry[Callable[..., Tensor]] = Registry(
     "parts.partition",
     {
-        "all": everything,
+        "all": by_batch,
         "group": by_group,
         "trajectory": by_trajectory,
         "unit": by_unit,

@@ -1,4 +1,4 @@
-"""Several processes that learn as one: every process plays its own environments and all take the same gradient steps.
+"""Data-parallel training: each process runs its own environments and all take the same gradient steps.
 
 In a single process every function returns what it was given, and reads nothing.
 """
@@ -21,11 +21,11 @@ def world_size() -> int:
 
 
 def rank() -> int:
-    """Number of this process; 0 alone evaluates and writes."""
+    """Number of this process; only process 0 evaluates and writes."""
     return dist.get_rank() if world_size() > 1 else 0
 
 
-def mean_over_ranks(value: Tensor) -> Tensor:
+def all_reduce_mean(value: Tensor) -> Tensor:
     """Mean of `value` over the processes, which must agree on its shape; without a gradient."""
     if world_size() == 1:
         return value
@@ -39,14 +39,14 @@ def average_gradients(parameters: Sequence[Tensor]) -> None:
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     if world_size() == 1 or not gradients:
         return
-    means = mean_over_ranks(torch.cat([gradient.flatten() for gradient in gradients]))
+    means = all_reduce_mean(torch.cat([gradient.flatten() for gradient in gradients]))
     parts = cast(Any, means).split([gradient.numel() for gradient in gradients])
     for gradient, mean in zip(gradients, parts, strict=True):
         gradient.copy_(mean.view_as(gradient))
 
 
-def gathered(value: Tensor, dim: int = 0) -> Tensor:
-    """The values of all processes one after the other along `dim`, where alone their sizes may differ."""
+def all_gather(value: Tensor, dim: int = 0) -> Tensor:
+    """The values of all processes concatenated along `dim`; their sizes may differ only in `dim`."""
     if world_size() == 1:
         return value
     rows = value.movedim(dim, 0).contiguous()
@@ -63,7 +63,7 @@ def gathered(value: Tensor, dim: int = 0) -> Tensor:
     return whole.movedim(0, dim)
 
 
-def largest_over_ranks(number: int) -> int:
+def all_reduce_max(number: int) -> int:
     """The largest of the numbers of all processes."""
     if world_size() == 1:
         return number

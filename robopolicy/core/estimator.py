@@ -16,14 +16,14 @@ from typing import Any, get_type_hints
 import torch
 from torch import Tensor
 
-from robopolicy.constraints import NotNegative, Positive
+from robopolicy.constraints import NonNegative, Positive
 from robopolicy.core.aggregate import AGGREGATES, masked_mean
 from robopolicy.core.decisions import Decisions
-from robopolicy.core.options import checked
+from robopolicy.core.options import validate_option
 from robopolicy.core.ratios import LEVELS, REDUCTIONS, Bounds, ConstantBounds, Hierarchy, importance_weight, log_ratio
 from robopolicy.core.regularizers import KL_ESTIMATORS, Constant, Controller, Dual, k3, ratio_variance
 from robopolicy.core.selection import MaskRule, Weight, compose
-from robopolicy.core.surrogates import LINEAR, SURROGATES
+from robopolicy.core.surrogates import LINEAR_IN_LOG_RATIO, SURROGATES
 
 
 @dataclass(frozen=True)
@@ -41,12 +41,12 @@ class EstimatorConfig:
     masks: tuple[MaskRule, ...] = ()  # rules beyond the validity mask
     importance_cap: Positive | None = None  # truncates the weight old / behaviour; None: no correction
     importance_level: str = "token"  # token | unit | sequence
-    aggregate: str = "tok"  # tok | seq_sum | seq_mean | const
-    length: Positive = 1.0  # divisor of "const"
+    aggregate: str = "token_mean"  # token_mean | sequence_sum | sequence_mean | fixed_length
+    length: Positive = 1.0  # divisor of "fixed_length"
     kl: str = "k3"  # estimator of the KL to logp_ref: k1 | k2 | k3
-    kl_coef: NotNegative = 0.0
+    kl_coef: NonNegative = 0.0
     entropy_coef: float = 0.0  # bonus
-    ratio_variance_coef: NotNegative = 0.0  # penalty on (ratio - 1)^2
+    ratio_variance_coef: NonNegative = 0.0  # penalty on (ratio - 1)^2
     weights: tuple[Weight, ...] = ()  # detached factors of the loss of each decision
 
     def __post_init__(self) -> None:
@@ -59,7 +59,7 @@ class EstimatorConfig:
         options = options_of(self.surrogate)
         for name, value in self.surrogate_options.items():
             _known(f"option of surrogate '{self.surrogate}'", name, tuple(options))
-            checked(f"Option '{name}' of surrogate '{self.surrogate}'", options[name], value)
+            validate_option(f"Option '{name}' of surrogate '{self.surrogate}'", options[name], value)
 
 
 class Estimator:
@@ -120,7 +120,7 @@ class Estimator:
             plain, gated = self._ratio(torch.where(mask, logp, logp.detach()), decisions)
         ratio = self._bounded(gated)
         options = {**config.surrogate_options, **{name: self.controllers[name].value for name in self._scheduled}}
-        pushed = gated if config.surrogate in LINEAR else ratio
+        pushed = gated if config.surrogate in LINEAR_IN_LOG_RATIO else ratio
         out = SURROGATES[config.surrogate](pushed, advantage, *config.bounds(decisions), **options)
         losses = out.loss
         for weight in config.weights:
@@ -133,7 +133,7 @@ class Estimator:
         return (loss if penalty is None else loss + penalty), info
 
     def observe(self, info: Mapping[str, Tensor], count: int = 1) -> None:
-        """Let the controllers see the measured quantities of one update (`count` trajectories)."""
+        """Update the controllers with the measured quantities of one update (`count` trajectories)."""
         for name, key in (("kl", "kl_ref"), ("entropy", "entropy"), ("ratio_variance", "ratio_variance")):
             if key in info:
                 self.controllers[name].update(float(info[key]), count)
@@ -181,7 +181,7 @@ class Estimator:
                 raise ValueError("An entropy bonus needs the entropy of the current policy.")
             terms.append(-coefficient * self._aggregate(entropy, mask, decisions))
         if (coefficient := self.controllers["kl"].value) != 0.0:
-            difference = log_ratio(logp, decisions.need("logp_ref"), decisions)
+            difference = log_ratio(logp, decisions.require("logp_ref"), decisions)
             kl = KL_ESTIMATORS[self.config.kl](difference)
             info["kl_ref"] = masked_mean(kl.detach(), mask)
             terms.append(coefficient * self._aggregate(kl, mask, decisions))

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-SMALLEST = 1e-10  # standard deviation below which the scores of a group are 0
+MIN_STD = 1e-10  # standard deviation below which the scores of a group are 0
 
 
 def clip_gradients(parameters: Iterable[Tensor], limit: float) -> Tensor:
@@ -42,10 +42,10 @@ def group_scores(values: Tensor, group: Tensor) -> Tensor:
     """Values `(N, O)` in standard deviations from the mean of their group `(N,)`; 0 where all of a group are equal."""
     places = (group[:, None] == group).int().argmax(1)  # the first row of the group stands for it
 
-    def mean(rows: Tensor) -> Tensor:  # in double precision, which does not tell apart what is equal
+    def mean(rows: Tensor) -> Tensor:  # in double precision, so that equal values stay equal
         sums = torch.zeros_like(rows).index_add_(0, places, rows)
         return sums[places] / torch.bincount(places)[places, None]
 
     centred = values - mean(values.double()).to(values.dtype)
     std = mean(centred.double().square()).sqrt().to(values.dtype)
-    return torch.where(std > SMALLEST, centred / std.clamp(min=SMALLEST), 0.0)
+    return torch.where(std > MIN_STD, centred / std.clamp(min=MIN_STD), 0.0)

@@ -1,4 +1,4 @@
-"""Stages that compare the rollouts of a group in other ways than by mean and standard deviation.
+"""Stages that compare the rollouts of a group by statistics other than mean and standard deviation.
 
 A trajectory counts once here, however many rows it has.
 """
@@ -12,13 +12,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from robopolicy.constraints import Natural, NotNegative, Share
+from robopolicy.constraints import Fraction, NonNegative, NonNegativeInt
 from robopolicy.core.advantage import Scope, Stage
-from robopolicy.core.advantage_sources import Units, along_time
+from robopolicy.core.advantage_sources import UnitView, trajectory_gae
 from robopolicy.core.decisions import Decisions, by_group, by_group_depth, by_trajectory, first_rows, pair
 from robopolicy.core.segments import Segments
 
-ROLLOUTS = Scope(by_group, per=by_trajectory)
+ROLLOUTS = Scope(by_group, reduce_over=by_trajectory)
 
 
 @dataclass(frozen=True)
@@ -32,22 +32,22 @@ class InformativeScale:
 
 
 @dataclass(frozen=True)
-class TopGap:
-    """Only the best rollout of a group learns, from its lead over the second best: the gradient of pass@k (1.00)."""
+class TopMargin:
+    """Advantage of the best rollout of a group by its margin over the second best: the gradient of pass@k."""
 
     centres: ClassVar[bool] = True
     standardise: bool = True  # divide by the unbiased standard deviation of the group
-    eps: NotNegative = 1e-6
+    eps: NonNegative = 1e-6
 
     def __call__(self, advantage: Tensor, decisions: Decisions) -> Tensor:
         """Lead of the best, 0 for the others and where two are best."""
         segments = ROLLOUTS.segments(advantage, decisions)
-        best = segments.spread(segments.largest(advantage))
+        best = segments.broadcast(segments.largest(advantage))
         leads = (advantage == best) & segments.enters
-        second = segments.spread(segments.largest(advantage.masked_fill(leads, -torch.inf)))
-        alone = segments.spread(segments.sum(leads.to(advantage.dtype))) < 1.5
+        second = segments.broadcast(segments.largest(advantage.masked_fill(leads, -torch.inf)))
+        alone = segments.broadcast(segments.sum(leads.to(advantage.dtype))) < 1.5
         gap = torch.where(leads & alone & second.isfinite(), best - second, 0.0)
-        return gap / (segments.spread(segments.std(advantage)) + self.eps) if self.standardise else gap
+        return gap / (segments.broadcast(segments.std(advantage)) + self.eps) if self.standardise else gap
 
 
 @dataclass(frozen=True)
@@ -62,15 +62,15 @@ class OptimalTokenBaseline:
 
     def __call__(self, advantage: Tensor, decisions: Decisions) -> Tensor:
         """Centre the advantage `(N, T)`."""
-        norm = 1.0 - 2.0 * decisions.logp_old.exp() + decisions.need_extra("collision")
+        norm = 1.0 - 2.0 * decisions.logp_old.exp() + decisions.require_extra("collision")
         weight = torch.cumsum(norm.masked_fill(~decisions.valid(), 0.0).clamp(min=0.0), 1)
         segments = Segments(by_group_depth(decisions), weight.masked_fill(~decisions.valid(), 0.0))
-        return (advantage - segments.spread(segments.mean(advantage))).masked_fill(~decisions.valid(), 0.0)
+        return (advantage - segments.broadcast(segments.mean(advantage))).masked_fill(~decisions.valid(), 0.0)
 
 
-COMPARISONS: dict[str, Callable[..., Stage]] = {
+GROUP_STATISTICS: dict[str, Callable[..., Stage]] = {
     "informative_scale": InformativeScale,
-    "top_gap": TopGap,
+    "top_margin": TopMargin,
     "optimal_token_baseline": OptimalTokenBaseline,
 }
 
@@ -86,36 +86,36 @@ class HistoryGroups:
     """
 
     centres: ClassVar[bool] = True
-    longest: Natural = 2  # K; 0 is the step term of GiGPO
-    gamma: Share = 0.95  # per unit
+    longest: NonNegativeInt = 2  # K; 0 is the step term of GiGPO
+    gamma: Fraction = 0.95  # per unit
     power: float = 1.0
     base: bool = True
     standardise: bool = False  # divide by the population standard deviation of the cluster
-    eps: NotNegative = 1e-6
+    eps: NonNegative = 1e-6
 
     def __call__(self, advantage: Tensor, decisions: Decisions) -> Tensor:
         """Step advantages `(N, T)`."""
-        units = Units(decisions)
-        reward = decisions.need("reward")
+        units = UnitView(decisions)
+        reward = decisions.require("reward")
         gamma = (self.gamma, self.gamma)
-        returns = units.at(along_time(decisions, reward, torch.zeros_like(reward), gamma, (1.0, 1.0), "unit"))
-        seen = units.at(decisions.need_extra("observation").expand(decisions.shape).long())
-        group = units.at(by_group(decisions).expand(decisions.shape).long())
+        returns = units.gather(trajectory_gae(decisions, reward, torch.zeros_like(reward), gamma, (1.0, 1.0), "unit"))
+        seen = units.gather(decisions.require_extra("observation").expand(decisions.shape).long())
+        group = units.gather(by_group(decisions).expand(decisions.shape).long())
         cluster, exists = group, units.valid
-        total = units.at(advantage.expand(decisions.shape)) if self.base else torch.zeros_like(returns)
+        total = units.gather(advantage.expand(decisions.shape)) if self.base else torch.zeros_like(returns)
         weights = (total != 0).to(returns.dtype)
         for length in range(1, self.longest + 2):
             cluster = dense_ids(pair(cluster, seen))
             segments = Segments(cluster, exists)
-            company = exists & (segments.spread(segments.count) > 1.5)
-            centred = returns - segments.spread(segments.mean(returns))
+            company = exists & (segments.broadcast(segments.count) > 1.5)
+            centred = returns - segments.broadcast(segments.mean(returns))
             if self.standardise:
-                centred = centred / (segments.spread(segments.std(returns, unbiased=False)) + self.eps)
+                centred = centred / (segments.broadcast(segments.std(returns, unbiased=False)) + self.eps)
             weight = (length + 1.0) ** self.power * (company & (centred != 0)).to(returns.dtype)
             total, weights = total + weight * centred, weights + weight
             seen = torch.cat([torch.zeros_like(seen[:, :1]), seen[:, :-1]], 1)  # the observation before
             exists = torch.cat([torch.zeros_like(exists[:, :1]), exists[:, :-1]], 1) & units.valid
-        return units.spread(total / torch.where(weights > 0, weights, 1.0))
+        return units.broadcast(total / torch.where(weights > 0, weights, 1.0))
 
 
 STRUCTURE: dict[str, Callable[..., Stage]] = {

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from robopolicy.constraints import NotNegative
+from robopolicy.constraints import NonNegative
 from robopolicy.core.aggregate import masked_mean
 from robopolicy.core.decisions import Decisions, by_group, by_trajectory, first_rows
 from robopolicy.core.ratios import log_ratio
@@ -19,7 +19,7 @@ from robopolicy.plugins import Registry
 
 def scores(logp: Tensor, decisions: Decisions, reduction: str = "sum") -> Tensor:
     """Log-ratio to the reference policy of each row's trajectory `(N,)`; rows of one trajectory share it."""
-    return log_ratio(logp, decisions.need("logp_ref"), decisions, "sequence", reduction)[:, 0]
+    return log_ratio(logp, decisions.require("logp_ref"), decisions, "sequence", reduction)[:, 0]
 
 
 def preference_pairs(decisions: Decisions, outcome: Tensor) -> tuple[Tensor, Tensor]:
@@ -55,8 +55,8 @@ class GeometricMean:
     that the bounds can be wide. Without bounds it is GSPO's ratio without its clip.
     """
 
-    low: NotNegative = 0.4  # nats that a log-ratio may fall
-    high: NotNegative = 0.4  # nats that it may rise
+    low: NonNegative = 0.4  # nats that a log-ratio may fall
+    high: NonNegative = 0.4  # nats that it may rise
 
     def __post_init__(self) -> None:
         if self.low <= 0 or self.high <= 0:
@@ -68,9 +68,9 @@ class GeometricMean:
         kept = torch.where(advantage >= 0, change.clamp(max=self.high), change.clamp(min=-self.low))
         first, valid = first_rows(decisions), decisions.valid()
         rows = Segments(by_trajectory(decisions), valid)
-        ratio = rows.spread(rows.mean(kept))[first, :1].exp()  # (S, 1)
-        value = rows.spread(rows.mean(advantage.expand(decisions.shape)))[first, :1]
-        there = rows.spread((rows.count > 0).to(logp.dtype))[first, :1] > 0
+        ratio = rows.broadcast(rows.mean(kept))[first, :1].exp()  # (S, 1)
+        value = rows.broadcast(rows.mean(advantage.expand(decisions.shape)))[first, :1]
+        there = rows.broadcast((rows.count > 0).to(logp.dtype))[first, :1] > 0
         clipped = (kept != change).detach().to(logp.dtype)
         info = {"clip_fraction": masked_mean(clipped, valid), "ratio_mean": masked_mean(ratio.detach(), there)}
         return -masked_mean(ratio * value, there), info
@@ -83,7 +83,7 @@ Info = dict[str, Tensor]
 class DirectPreference:
     """DPO: `-log sigmoid(beta (r+ - r-))` over all ordered pairs of a group, r = log pi / pi_ref of the trajectory."""
 
-    beta: NotNegative = 0.1
+    beta: NonNegative = 0.1
 
     def __call__(self, decisions: Decisions, advantage: Tensor, logp: Tensor) -> tuple[Tensor, Info]:
         """Mean over the pairs; 0 where no two outcomes differ."""
@@ -112,7 +112,7 @@ class KahnemanTversky:
     the mean of r over the batch, never negative and without gradient, an estimate of KL(pi || pi_ref).
     """
 
-    beta: NotNegative = 0.1
+    beta: NonNegative = 0.1
     desirable: float = 1.0  # weight w of the good ones
     undesirable: float = 1.0
 

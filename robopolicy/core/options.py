@@ -1,4 +1,4 @@
-"""What the options of parts may be: plain values, as the types of their parameters say (`robopolicy.constraints`)."""
+"""Validation of options of parts: plain values that fit the types of their parameters (`robopolicy.constraints`)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Annotated, Any, Union, cast, get_args, get_origin
 
 from robopolicy.constraints import Range
 
-LARGEST = 1e15
+MAX_MAGNITUDE = 1e15
 """Numbers are no larger, so that single precision holds what is made of them."""
 
 _NAMES = {float: "a number", int: "a whole number", str: "a text", bool: "true or false"}
@@ -25,7 +25,7 @@ def is_plain(hint: Any) -> bool:
     return _single_type(hint) in _NAMES
 
 
-def checked(what: str, hint: Any, plain: Any) -> Any:
+def validate_option(what: str, hint: Any, plain: Any) -> Any:
     """A plain value that fits its option; lists become tuples.
 
     Args:
@@ -75,8 +75,10 @@ def _single(what: str, hint: Any, plain: Any) -> Any:
     if not fits:
         raise ValueError(f"{what} must be {_NAMES[kind]}, got {_shown(plain)}{_hint(kind, plain)}.")
     if kind in (int, float):
-        if not abs(plain) <= LARGEST:  # or no number at all
-            raise ValueError(f"{what} must be {_NAMES[kind]}, at most {LARGEST:.0e} in size, got {_shown(plain)}.")
+        if not abs(plain) <= MAX_MAGNITUDE:  # or no number at all
+            raise ValueError(
+                f"{what} must be {_NAMES[kind]}, at most {MAX_MAGNITUDE:.0e} in size, got {_shown(plain)}."
+            )
         for each in get_args(hint)[1:]:
             if isinstance(each, Range) and (problem := each.problem(what, kind(plain))):
                 raise ValueError(problem)
@@ -84,7 +86,7 @@ def _single(what: str, hint: Any, plain: Any) -> Any:
 
 
 def _hint(kind: type, plain: Any) -> str:
-    """Why a number is none: YAML wants a point in one with an exponent."""
+    """Hint for a number that YAML reads as text: a number with an exponent needs a point."""
     if kind is float and isinstance(plain, str):
         with suppress(ValueError):
             return f", a text to YAML; write it with a point, e.g. {float(plain):.1e}"

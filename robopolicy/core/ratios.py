@@ -1,4 +1,4 @@
-"""Probability ratios: at which level they are formed, how log-ratios are reduced, and how far they may move.
+"""Probability ratios: their level, the reduction of log-ratios, and their bounds.
 
 Clip ranges of different papers are not comparable: DPPO averages over action dimensions, ReinFlow sums over the chain
 and divides by (steps x dimensions), others sum. The reduction is therefore always written out.
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from robopolicy.constraints import Count, NotNegative, Positive
+from robopolicy.constraints import NonNegative, Positive, PositiveInt
 from robopolicy.core.aggregate import masked_mean
 from robopolicy.core.decisions import Decisions, Partition, by_trajectory, by_unit
 from robopolicy.core.segments import Segments
@@ -63,7 +63,7 @@ def log_ratio(
     elif partition is not None:
         segments = Segments(partition(decisions), decisions.valid())
         pooled = segments.mean(difference) if reduction == "mean" else segments.sum(difference)
-        difference = segments.spread(pooled)
+        difference = segments.broadcast(pooled)
     return difference / count if reduction == "normalized" else difference
 
 
@@ -90,9 +90,9 @@ class Hierarchy:
     """
 
     outer: str = "sequence"  # level that owns the drift budget: "sequence" or "unit"
-    budget_up: NotNegative = 0.2  # nats of mean upward drift per outer level
-    budget_down: NotNegative = 0.1  # nats of mean downward drift, smaller than budget_up
-    residual: NotNegative = 0.02  # nats a decision may deviate from its outer level, much smaller than the budgets
+    budget_up: NonNegative = 0.2  # nats of mean upward drift per outer level
+    budget_down: NonNegative = 0.1  # nats of mean downward drift, smaller than budget_up
+    residual: NonNegative = 0.02  # nats a decision may deviate from its outer level, much smaller than the budgets
     slope: float | None = None  # steepness with which exceeded drift is taken back; None: decisions of the outer level
 
     def __post_init__(self) -> None:
@@ -100,13 +100,13 @@ class Hierarchy:
             raise ValueError(f"Hierarchy.outer must be 'sequence' or 'unit', got {self.outer!r}.")
 
     def __call__(self, difference: Tensor, decisions: Decisions) -> Tensor:
-        """Gate the per-decision log-ratio `(N, T)`; use with the surrogate "is"."""
+        """Gate the per-decision log-ratio `(N, T)`; use with the surrogate "importance_sampling"."""
         partition = LEVELS[self.outer]
         assert partition is not None
         segments = Segments(partition(decisions), decisions.valid())
-        up = segments.spread(segments.mean(difference.clamp(min=0.0)))
-        down = segments.spread(segments.mean((-difference).clamp(min=0.0)))
-        slope = segments.spread(segments.count).to(difference) if self.slope is None else self.slope
+        up = segments.broadcast(segments.mean(difference.clamp(min=0.0)))
+        down = segments.broadcast(segments.mean((-difference).clamp(min=0.0)))
+        slope = segments.broadcast(segments.count).to(difference) if self.slope is None else self.slope
         base = self._rollback(up, self.budget_up, slope) - self._rollback(down, self.budget_down, slope)
         sign = torch.where(difference >= 0, 1.0, -1.0)
         same, other = torch.where(difference >= 0, up, down), torch.where(difference >= 0, down, up)
@@ -128,7 +128,7 @@ def importance_weight(decisions: Decisions, level: str = "token", cap: float = 2
 
     The ratio of the surrogate stays new / old, so the mismatch enters exactly once: weight x ratio = new / behaviour.
     """
-    mismatch = log_ratio(decisions.logp_old, decisions.need("logp_behaviour"), decisions, level)
+    mismatch = log_ratio(decisions.logp_old, decisions.require("logp_behaviour"), decisions, level)
     return mismatch.detach().clamp(max=math.log(cap)).exp()
 
 
@@ -136,8 +136,8 @@ def importance_weight(decisions: Decisions, level: str = "token", cap: float = 2
 class ConstantBounds:
     """Ratio in [1 - low, 1 + high]; symmetric where `high` is not given."""
 
-    low: NotNegative = 0.2
-    high: NotNegative | None = None
+    low: NonNegative = 0.2
+    high: NonNegative | None = None
 
     def __call__(self, decisions: Decisions) -> tuple[Bound, Bound]:
         """Same numbers for every decision."""
@@ -151,9 +151,9 @@ class DepthBounds:
     `clip(i) = first + (last - first) (exp(rate i / (steps - 1)) - 1) / (exp(rate) - 1)`, and `last` for one step.
     """
 
-    first: NotNegative = 0.001  # half-width at depth 0
-    last: NotNegative = 0.01  # half-width at depth steps - 1
-    steps: Count = 10  # trained denoising steps
+    first: NonNegative = 0.001  # half-width at depth 0
+    last: NonNegative = 0.01  # half-width at depth steps - 1
+    steps: PositiveInt = 10  # trained denoising steps
     rate: Positive = 3.0
 
     def __call__(self, decisions: Decisions) -> tuple[Bound, Bound]:
@@ -184,13 +184,13 @@ def covariance(logp: Tensor, advantage: Tensor, decisions: Decisions) -> Tensor:
     return product.masked_fill(~mask, 0.0)
 
 
-def share_count(mask: Tensor, share: float) -> int:
+def count_for_fraction(mask: Tensor, share: float) -> int:
     """Number of entries in a share of the masked ones: rounded down, but at least one where the share is positive."""
     total = int(mask.sum())
     return min(max(int(share * total), 1), total) if share > 0 else 0
 
 
-def highest(values: Tensor, mask: Tensor, count: int) -> Tensor:
+def topk_mask(values: Tensor, mask: Tensor, count: int) -> Tensor:
     """Bool `(N, T)`: the `count` masked entries with the highest values; all where there are fewer."""
     chosen = torch.zeros_like(mask).flatten()
     if count > 0:

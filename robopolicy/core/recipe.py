@@ -1,4 +1,4 @@
-"""A recipe: one method of the catalogue as plain data, put together from the parts of the core.
+"""A recipe: one published method as plain data, built from the parts of the core.
 
 Order of a batch: `select` rows -> `advantage` -> per epoch and minibatch `loss` and a gradient step -> `observe`.
 What decides which rollouts there are (`rollout`: rewards, samplers, topologies, interventions) is not read here.
@@ -12,14 +12,14 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from robopolicy.constraints import Count
+from robopolicy.constraints import PositiveInt
 from robopolicy.core.advantage import Pipeline, Stateful
-from robopolicy.core.advantage_sources import Critic, Fitted
+from robopolicy.core.advantage_sources import Critic, ValueTargets
 from robopolicy.core.aggregate import AGGREGATES
 from robopolicy.core.decisions import Decisions, first_rows
 from robopolicy.core.estimator import Estimator, EstimatorConfig, options_of
 from robopolicy.core.objectives import Objective
-from robopolicy.core.options import checked
+from robopolicy.core.options import validate_option
 from robopolicy.core.recipe_keys import CHOICES, DEFAULTS
 from robopolicy.core.registry import build
 from robopolicy.core.regularizers import Constant, Controller, Regularizer
@@ -32,7 +32,7 @@ class Recipe:
     """The parts of one method; those with memory are restored by `load_state_dict`."""
 
     def __init__(self, plain: Mapping[str, Any]) -> None:
-        """See `from_plain`."""
+        """See `from_dict`."""
         self.plain = {**DEFAULTS, **plain}
         self.title, self.source, self.section = (str(self.plain[key]) for key in ("title", "source", "section"))
         self.status, self.data = str(self.plain["status"]), str(self.plain["data"])
@@ -40,10 +40,12 @@ class Recipe:
         self.group_size = int(self.plain["group_size"])
         self.rollout: Mapping[str, Any] = self.plain["rollout"]
         self.selectors: list[Selector] = [build("selector", entry) for entry in self.plain["select"]]
-        self.start: Callable[[Decisions], Tensor] = build("start", self.plain["start"])
+        self.advantage_source: Callable[[Decisions], Tensor] = build("advantage_source", self.plain["advantage_source"])
         self.critic: Critic | None = None if self.plain["critic"] is None else build("critic", self.plain["critic"])
-        if self.critic is not None and not isinstance(self.start, Fitted):
-            raise ValueError(f"A critic needs a start with values to fit, such as gae; got {self.plain['start']!r}.")
+        if self.critic is not None and not isinstance(self.advantage_source, ValueTargets):
+            raise ValueError(
+                f"A critic needs an advantage source with values (gae); got {self.plain['advantage_source']!r}."
+            )
         self.pipeline: Pipeline = build("pipeline", self.plain["advantage"])
         controllers: dict[str, Controller] = {
             name: build("controller", entry) for name, entry in self.plain["controllers"].items()
@@ -66,7 +68,7 @@ class Recipe:
             raise ValueError(f"No term for controller '{next(iter(controllers))}'; terms: {known}.")
 
     @classmethod
-    def from_plain(cls, plain: Mapping[str, Any]) -> Recipe:
+    def from_dict(cls, plain: Mapping[str, Any]) -> Recipe:
         """Build a recipe from plain values.
 
         Args:
@@ -82,22 +84,22 @@ class Recipe:
             if plain.get(key, DEFAULTS[key]) not in options:
                 raise ValueError(f"'{key}' of a recipe must be one of {', '.join(options)}, got {plain[key]!r}.")
         for key in ("source", "title", "section", "deviations"):
-            checked(f"'{key}' of a recipe", str, plain.get(key, DEFAULTS[key]))
+            validate_option(f"'{key}' of a recipe", str, plain.get(key, DEFAULTS[key]))
         for key in ("epochs", "minibatches", "group_size"):
-            checked(f"'{key}' of a recipe", Count, plain.get(key, DEFAULTS[key]))
+            validate_option(f"'{key}' of a recipe", PositiveInt, plain.get(key, DEFAULTS[key]))
         for key, default in DEFAULTS.items():
             wanted = "a list" if isinstance(default, list) else "a mapping" if isinstance(default, dict) else ""
             fits = isinstance(plain.get(key, default), list if wanted == "a list" else Mapping)
             if wanted and not fits and not (key == "estimator" and plain[key] is None):
                 raise ValueError(f"'{key}' of a recipe must be {wanted}, got {plain[key]!r}.")
         if plain.get("rollout") and plain.get("data", "rollout") != "rollout":
-            raise ValueError(f"A recipe with data: {plain['data']} plays nothing; leave out 'rollout'.")
+            raise ValueError(f"A recipe with data: {plain['data']} samples no rollouts; leave out 'rollout'.")
         if plain.get("estimator", {}) is None and plain.get("objective") is None:
             raise ValueError("A recipe needs an estimator or an objective.")
         return cls(plain)
 
     def select(self, decisions: Decisions, generator: torch.Generator | None = None) -> Tensor:
-        """Indices (M,) of the rows to learn from, maybe none; all in their order where there is no selector."""
+        """Indices (M,) of the rows to train on, possibly none; all rows in order if there is no selector."""
         rows = torch.arange(len(decisions), device=decisions.logp_old.device)
         for selector in self.selectors:
             if len(rows):
@@ -109,13 +111,13 @@ class Recipe:
         """Advantage (N, 1) per row or (N, T) per decision, from all selected rows, of which there may be none."""
         if len(decisions) == 0:
             return decisions.logp_old.new_zeros(0, 1)
-        return self.pipeline(self.start(decisions), decisions)
+        return self.pipeline(self.advantage_source(decisions), decisions)
 
     @torch.no_grad()
     def value_targets(self, decisions: Decisions) -> tuple[Tensor, Tensor]:
         """Returns (N, T) that the critic is fitted to, and where, bool (N, T); of recipes that have one."""
-        assert isinstance(self.start, Fitted)
-        return self.start.targets(decisions)
+        assert isinstance(self.advantage_source, ValueTargets)
+        return self.advantage_source.targets(decisions)
 
     def loss(
         self, decisions: Decisions, advantage: Tensor, logp: Tensor, entropy: Tensor | None = None
@@ -150,7 +152,7 @@ class Recipe:
         return torch.stack(terms).sum(), info
 
     def observe(self, decisions: Decisions, info: Mapping[str, Tensor]) -> None:
-        """Let trackers see the batch, and controllers the quantities that `loss` measured; once, after the update."""
+        """Update trackers with the batch and controllers with what `loss` measured; once, after the update."""
         self.pipeline.observe(decisions)
         count = len(first_rows(decisions))
         if self.estimator is not None:
@@ -160,7 +162,7 @@ class Recipe:
                 controller.update(float(info[name]), count)
 
     def state_dict(self) -> dict[str, Any]:
-        """States of all parts that have memory."""
+        """State of all parts that keep state."""
         return {name: part.state_dict() for name, part in self._parts().items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -169,7 +171,11 @@ class Recipe:
             part.load_state_dict(state[name])
 
     def _parts(self) -> dict[str, Stateful]:
-        named: dict[str, object] = {"start": self.start, "pipeline": self.pipeline, "objective": self.objective}
+        named: dict[str, object] = {
+            "advantage_source": self.advantage_source,
+            "pipeline": self.pipeline,
+            "objective": self.objective,
+        }
         named |= {f"select.{i}": selector for i, selector in enumerate(self.selectors)}
         named |= {f"regularizer.{name}": part for name, part in self.regularizers.items()}
         named |= {f"controller.{name}": part for name, part in self.controllers.items()}
@@ -198,5 +204,5 @@ def _weighted(slot: str, plain: Any) -> tuple[str, float, Any]:
         raise ValueError(f"Expected a name or a mapping of options for {slot}, found {plain!r}.")
     options = dict(cast(Mapping[str, Any], plain))
     what = f"Weight 'coef' of {slot} '{options.get('name', '')}'"
-    coef = float(checked(what, float, options.pop("coef", 1.0)))
+    coef = float(validate_option(what, float, options.pop("coef", 1.0)))
     return str(options.get("name", "")), coef, build(slot, options)

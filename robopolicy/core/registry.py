@@ -15,13 +15,13 @@ from functools import partial
 from typing import Any, cast, get_args, get_type_hints
 
 from robopolicy.core.advantage import STAGES, Pipeline, Scope
-from robopolicy.core.advantage_sources import STARTS, Critic
+from robopolicy.core.advantage_sources import ADVANTAGE_SOURCES, Critic
 from robopolicy.core.aggregate import AGGREGATES
 from robopolicy.core.decisions import PARTITIONS
 from robopolicy.core.estimator import EstimatorConfig
-from robopolicy.core.group_statistics import COMPARISONS, STRUCTURE
+from robopolicy.core.group_statistics import GROUP_STATISTICS, STRUCTURE
 from robopolicy.core.objectives import OBJECTIVES
-from robopolicy.core.options import checked, is_plain
+from robopolicy.core.options import is_plain, validate_option
 from robopolicy.core.ratios import BOUNDS, Hierarchy
 from robopolicy.core.regularizers import CONTROLLERS, REGULARIZERS
 from robopolicy.core.selection import SELECTORS, WEIGHTS
@@ -40,8 +40,8 @@ REGISTRIES: dict[str, Mapping[str, Any]] = {
     "partition": PARTITIONS,
     "regularizer": REGULARIZERS,
     "selector": SELECTORS,
-    "stage": Registry("parts.stage", STAGES | COMPARISONS | STRUCTURE),
-    "start": STARTS,
+    "stage": Registry("parts.stage", STAGES | GROUP_STATISTICS | STRUCTURE),
+    "advantage_source": ADVANTAGE_SOURCES,
     "surrogate": SURROGATES,
     "tracker": TRACKERS,
     "weight": WEIGHTS,
@@ -54,24 +54,24 @@ UNNAMED: dict[str, Callable[..., Any]] = {
     "estimator": EstimatorConfig,
     "critic": Critic,
 }
-"""Slots of a single part, written as its options alone."""
+"""Component types with a single part, written as its options."""
 
 NESTED = {
     "scope": "scope",
     "hierarchy": "hierarchy",
     "partition": "partition",
-    "per": "partition",
+    "reduce_over": "partition",
     "factor": "factor",
     "bonus": "bonus",
     "tracker": "tracker",
     "bounds": "bounds",
-    "start": "start",
+    "advantage_source": "advantage_source",
     "stages": "pipeline",
 }
-"""Option -> slot of the part it holds."""
+"""Option -> component type of its part."""
 
 NESTED_LISTS = {"branches": "pipeline", "masks": "mask", "weights": "weight"}
-"""Option -> slot of the parts it lists."""
+"""Option -> component type of the parts in its list."""
 
 
 def build(slot: str, plain: Any) -> Any:
@@ -133,7 +133,7 @@ def _options_of(part: Callable[..., Any]) -> dict[str, tuple[Any, bool]]:
 def _value(where: str, option: str, kind: Any, plain: Any) -> Any:
     """An option: a plain value that fits, or the part that it describes."""
     if is_plain(kind):
-        return checked(f"Option '{option}' of {where}", kind, plain)
+        return validate_option(f"Option '{option}' of {where}", kind, plain)
     if plain is None and type(None) in get_args(kind):
         return None
     if option in NESTED_LISTS:

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from robopolicy.constraints import Count, NotNegative, Share
+from robopolicy.constraints import Fraction, NonNegative, PositiveInt
 from robopolicy.core.advantage import outcome
 from robopolicy.core.decisions import Decisions
-from robopolicy.core.ratios import covariance, highest, log_ratio, share_count
+from robopolicy.core.ratios import count_for_fraction, covariance, log_ratio, topk_mask
 from robopolicy.plugins import Registry
 
 
@@ -24,7 +24,7 @@ def k1(difference: Tensor) -> Tensor:
 
 
 def k2(difference: Tensor) -> Tensor:
-    """`(logp - logp_ref)^2 / 2`: biased in value, its on-policy gradient is that of KL(policy || ref)."""
+    """`(logp - logp_ref)^2 / 2`: biased in value, its on-policy gradient is the gradient of KL(policy || ref)."""
     return 0.5 * difference**2
 
 
@@ -68,7 +68,7 @@ class KLTo:
 
     def __call__(self, decisions: Decisions, advantage: Tensor, logp: Tensor, entropy: Tensor | None) -> Tensor:
         """Penalty `(N, T)`."""
-        other = decisions.need_extra(self.key) if self.key else decisions.need("logp_ref")
+        other = decisions.require_extra(self.key) if self.key else decisions.require("logp_ref")
         kl = KL_ESTIMATORS[self.kind](log_ratio(logp, other, decisions))
         return kl.masked_fill(outcome(decisions) > 0, 0.0) if self.failed else kl
 
@@ -77,12 +77,12 @@ class KLTo:
 class CovarianceKL:
     """`|log ratio|` at the share of decisions that cost most entropy, where Cov(logp, A) is highest (KL-Cov, S066)."""
 
-    share: Share = 2e-4  # at least one decision where it is positive
+    share: Fraction = 2e-4  # at least one decision where it is positive
 
     def __call__(self, decisions: Decisions, advantage: Tensor, logp: Tensor, entropy: Tensor | None) -> Tensor:
         """Penalty `(N, T)`."""
         mask = decisions.valid()
-        picked = highest(covariance(logp.detach(), advantage, decisions), mask, share_count(mask, self.share))
+        picked = topk_mask(covariance(logp.detach(), advantage, decisions), mask, count_for_fraction(mask, self.share))
         return log_ratio(logp, decisions.logp_old, decisions).abs().masked_fill(~picked, 0.0)
 
 
@@ -102,10 +102,10 @@ class Controller(ABC):
 
     @abstractmethod
     def update(self, measured: float, count: int = 1) -> None:
-        """Take note of the regularised quantity, measured on `count` trajectories."""
+        """Update the coefficient from the regularised quantity, measured on `count` trajectories."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What decides future values."""
+        """State that determines future values."""
         return {"value": self.value}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -126,7 +126,7 @@ class Constant(Controller):
 class Anneal(Controller):
     """Linear or cosine path from `start` to `end` over `steps` updates."""
 
-    def __init__(self, start: float, end: float, steps: Count, shape: str = "linear") -> None:
+    def __init__(self, start: float, end: float, steps: PositiveInt, shape: str = "linear") -> None:
         if shape not in ("linear", "cosine"):
             raise ValueError(f"Anneal shape must be 'linear' or 'cosine', got {shape!r}.")
         self.start, self.end, self.steps, self.shape = start, end, steps, shape
@@ -153,7 +153,7 @@ class Anneal(Controller):
 class Dual(Controller):
     """Multiplier of the constraint `measured <= target`: rises by `rate` times the excess, and never below 0."""
 
-    def __init__(self, value: float, target: float, rate: NotNegative) -> None:
+    def __init__(self, value: float, target: float, rate: NonNegative) -> None:
         self.value, self.target, self.rate = value, target, rate
 
     def update(self, measured: float, count: int = 1) -> None:

@@ -1,4 +1,4 @@
-"""Returns and advantages over time: GAE, chunk-aware discounts and the two clocks.
+"""Returns and advantages over time: GAE, chunk-aware discounts and nested discounts.
 
 Time is the first dimension, `(T, N)`; token rows `(N, T)` have their own entry, `sequence_gae`. One rule everywhere:
 terminated cuts the bootstrap, truncated bootstraps from the true successor, both cut the trace. The successor of an
@@ -54,7 +54,7 @@ def gae(
     discount: float | Tensor,
     lam: float | Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Generalised advantage estimation with truncation done right.
+    """Generalised advantage estimation that bootstraps at truncation.
 
     Args:
         reward: (T, N); for chunks the reward summed over the executed steps.
@@ -85,8 +85,8 @@ def gae(
     return advantage, advantage + value
 
 
-def two_clock(unit: Tensor, outer: float, inner: float = 1.0, mask: Tensor | None = None) -> Tensor:
-    """Per-decision factor that ticks on two clocks: `outer` where a unit ends, `inner` inside it.
+def nested_discount(unit: Tensor, outer: float, inner: float = 1.0, mask: Tensor | None = None) -> Tensor:
+    """Discount per decision on two levels: `outer` where a unit ends, `inner` inside it.
 
     With `outer = gamma`, `inner = 1` the decisions of one action or chunk (tokens, denoising steps) share one moment
     of time (POAD, S021); `inner = outer` is the ordinary single clock.

@@ -31,7 +31,7 @@ class Segments:
         # (S,) weight that entered, the number of entries for a bool weight
         self.count = self._total.to(self.weight.dtype)
 
-    def spread(self, statistic: Tensor) -> Tensor:
+    def broadcast(self, statistic: Tensor) -> Tensor:
         """Per-segment statistic `(S,)` at every entry."""
         return statistic[self.index]
 
@@ -45,7 +45,7 @@ class Segments:
 
     def std(self, entries: Tensor, *, unbiased: bool = True) -> Tensor:
         """Standard deviation `(S,)`; 1 where fewer than two entries make it undefined."""
-        deviation = entries - self.spread(self.mean(entries))
+        deviation = entries - self.broadcast(self.mean(entries))
         degrees = self.count - 1.0 if unbiased else self.count
         lone = self.count < 1.5
         return (self.sum(deviation**2) / torch.where(lone, 1.0, degrees)).sqrt().masked_fill(lone, 1.0)
@@ -61,9 +61,9 @@ class Segments:
 
     def leave_one_out(self, entries: Tensor) -> Tensor:
         """Mean of the other entries, in the shape of the entries; 0 where there is no other."""
-        others = torch.where(self.enters, self.spread(self.count) - 1.0, self.spread(self.count))
+        others = torch.where(self.enters, self.broadcast(self.count) - 1.0, self.broadcast(self.count))
         own = entries.masked_fill(~self.enters, 0.0)
-        rest = self.spread(self._exact_sum(entries)) - own
+        rest = self.broadcast(self._exact_sum(entries)) - own
         return (rest / torch.where(others > 0.5, others, 1.0)).to(entries.dtype).masked_fill(others <= 0.5, 0.0)
 
     def median(self, entries: Tensor) -> Tensor:
@@ -87,6 +87,6 @@ class Segments:
         return self._add(entries.masked_fill(~self.enters, 0.0).double() * self.weight)
 
     def _add(self, entries: Tensor) -> Tensor:
-        # In double precision: rounding must not tell apart what is equal.
+        # In double precision, so that equal values give equal statistics.
         doubled = entries.double()
         return doubled.new_zeros(self.size).index_add(0, self.index.flatten(), doubled.flatten())

@@ -1,4 +1,4 @@
-"""Selectors: which rows of a batch enter the advantage and the update.
+"""Selectors of the rows of a batch that enter the advantage and the update.
 
 They choose whole trajectories, with all their rows, and never one twice: its rewards would add up.
 """
@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from robopolicy.constraints import NotNegative, Share
+from robopolicy.constraints import Fraction, NonNegative
 from robopolicy.core.advantage import outcome
 from robopolicy.core.decisions import Decisions, by_group
-from robopolicy.core.ratios import covariance, highest, share_count
+from robopolicy.core.ratios import count_for_fraction, covariance, topk_mask
 from robopolicy.core.segments import Segments
 from robopolicy.plugins import Registry
 
@@ -26,7 +26,7 @@ def mixed(decisions: Decisions, generator: torch.Generator | None) -> Tensor:
     """Groups whose outcomes differ; from the others nothing can be learned (dynamic sampling, DAPO)."""
     reward = outcome(decisions)
     segments = Segments(by_group(decisions), torch.ones_like(reward, dtype=torch.bool))
-    return torch.nonzero(segments.spread(segments.differs(reward)).squeeze(1)).squeeze(1)
+    return torch.nonzero(segments.broadcast(segments.differs(reward)).squeeze(1)).squeeze(1)
 
 
 def successes(decisions: Decisions, generator: torch.Generator | None, *, above: float = 0.0) -> Tensor:
@@ -49,25 +49,25 @@ Weight = Callable[[Decisions, Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class ClipCovariance:
-    """Silences a random few of the decisions that cost most entropy (Clip-Cov, S066).
+    """Drops random decisions among those with the highest entropy cost (Clip-Cov, S066).
 
     Candidates have a share in Cov(logp, A) within (`least`, `most`) and are not clipped anyway. Silenced ones keep
     counting in the denominator of the aggregation, which is why this is a weight. For the level "token".
     """
 
-    share: Share = 2e-4  # of all decisions; at least one where it is positive
-    least: NotNegative = 1.0
-    most: NotNegative = 5.0
-    low: NotNegative = 0.2  # the surrogate clips at 1 - low ...
-    high: NotNegative = 0.2  # ... and 1 + high
+    share: Fraction = 2e-4  # of all decisions; at least one where it is positive
+    least: NonNegative = 1.0
+    most: NonNegative = 5.0
+    low: NonNegative = 0.2  # the surrogate clips at 1 - low ...
+    high: NonNegative = 0.2  # ... and 1 + high
 
     def __call__(self, decisions: Decisions, advantage: Tensor, log_ratio: Tensor) -> Tensor:
-        """0 at the silenced decisions, else 1, `(N, T)`; draws from torch's global generator."""
+        """0 at the dropped decisions, else 1, `(N, T)`; draws from torch's global generator."""
         share = covariance(decisions.logp_old + log_ratio, advantage, decisions)
         ratio = log_ratio.exp()
         clipped = torch.where(advantage < 0, ratio < 1.0 - self.low, ratio > 1.0 + self.high)
         candidate = decisions.valid() & (share > self.least) & (share < self.most) & ~clipped
-        picked = highest(torch.rand_like(share), candidate, share_count(decisions.valid(), self.share))
+        picked = topk_mask(torch.rand_like(share), candidate, count_for_fraction(decisions.valid(), self.share))
         return torch.where(picked, 0.0, 1.0).to(share)
 
 

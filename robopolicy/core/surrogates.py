@@ -1,7 +1,7 @@
 """Policy-gradient surrogates: all with one signature, all with gradient `-advantage * grad log_ratio` at ratio 1.
 
-Away from it they differ in how far, and with which force, a decision may still be pushed. `preserve`, `stopgrad`,
-`nft` and `nft_scaled` have a gradient that is on purpose not that of their value.
+Away from it they differ in how far, and with which force, a decision may still be pushed. `gradient_preserving`,
+`cispo`, `nft` and `nft_scaled` have a gradient that differs from the gradient of their value by design.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from robopolicy.plugins import Registry
 
 @dataclass(frozen=True)
 class SurrogateOut:
-    """Loss of each decision and where the surrogate stopped pushing."""
+    """Loss of each decision and mask of the clipped ones."""
 
     loss: Tensor  # (N, T) to be minimised
     clipped: Tensor  # (N, T) bool
@@ -29,14 +29,14 @@ Surrogate = Callable[..., SurrogateOut]
 """`(log_ratio (N, T), advantage (N, T), low, high, **options) -> SurrogateOut`."""
 
 
-def pg(log_ratio: Tensor, advantage: Tensor, low: Bound, high: Bound) -> SurrogateOut:
+def policy_gradient(log_ratio: Tensor, advantage: Tensor, low: Bound, high: Bound) -> SurrogateOut:
     """Plain policy gradient, `-A log ratio` (REINFORCE up to a constant); ignores the bounds."""
-    return SurrogateOut(-advantage * log_ratio, nowhere(log_ratio))
+    return SurrogateOut(-advantage * log_ratio, none_clipped(log_ratio))
 
 
-def importance(log_ratio: Tensor, advantage: Tensor, low: Bound, high: Bound) -> SurrogateOut:
+def importance_sampling(log_ratio: Tensor, advantage: Tensor, low: Bound, high: Bound) -> SurrogateOut:
     """Importance-sampled policy gradient, `-A ratio`; ignores the bounds."""
-    return SurrogateOut(-advantage * log_ratio.exp(), nowhere(log_ratio))
+    return SurrogateOut(-advantage * log_ratio.exp(), none_clipped(log_ratio))
 
 
 def clip(log_ratio: Tensor, advantage: Tensor, low: Bound, high: Bound) -> SurrogateOut:
@@ -74,11 +74,11 @@ def mirror(log_ratio: Tensor, advantage: Tensor, low: Bound, high: Bound) -> Sur
     Over decisions of the old policy its minimiser is `old * exp(A) / Z`: the advantage carries the step size (MDPO).
     """
     ratio = log_ratio.exp()
-    return SurrogateOut(ratio * (log_ratio - advantage) - torch.expm1(log_ratio), nowhere(log_ratio))
+    return SurrogateOut(ratio * (log_ratio - advantage) - torch.expm1(log_ratio), none_clipped(log_ratio))
 
 
-def stopgrad(log_ratio: Tensor, advantage: Tensor, low: Bound, high: Bound) -> SurrogateOut:
-    """Policy gradient weighted by the clamped ratio, itself without gradient (CISPO): no decision falls silent."""
+def cispo(log_ratio: Tensor, advantage: Tensor, low: Bound, high: Bound) -> SurrogateOut:
+    """Policy gradient weighted by the clamped ratio, itself without gradient (CISPO): every decision has a gradient."""
     ratio = log_ratio.detach().exp()
     bounded = clamp_ratio(ratio, low, high)
     return SurrogateOut(-advantage * bounded * log_ratio, bounded != ratio)
@@ -92,11 +92,11 @@ def soft_gate(
     `up` is the sharpness tau where the advantage is positive, `down` where it is negative.
     """
     tau = torch.where(advantage < 0, down, up).to(log_ratio.dtype)
-    return SurrogateOut(-advantage * (4.0 / tau) * torch.sigmoid(tau * torch.expm1(log_ratio)), nowhere(log_ratio))
+    return SurrogateOut(-advantage * (4.0 / tau) * torch.sigmoid(tau * torch.expm1(log_ratio)), none_clipped(log_ratio))
 
 
 def best_ratio(signal: Tensor, low: Bound, high: Bound, temperature: float) -> Tensor:
-    """Ratio within the bounds that gains most (S002): the upper one where `signal` is positive, else the lower.
+    """Ratio within the bounds with the largest gain (S002): the upper bound where `signal` is positive, else the lower.
 
     The step between them is a sigmoid of width `temperature`, in units of the signal.
     """
@@ -121,23 +121,25 @@ def nft_scaled(log_ratio: Tensor, advantage: Tensor, low: Bound, high: Bound, fl
 SURROGATES: Registry[Surrogate] = Registry(
     "parts.surrogate",
     {
-        "pg": pg,
-        "is": importance,
+        "policy_gradient": policy_gradient,
+        "importance_sampling": importance_sampling,
         "clip": clip,
         "dual_clip": dual_clip,
         "aspo": aspo,
         "mirror": mirror,
-        "stopgrad": stopgrad,
+        "cispo": cispo,
         "soft_gate": soft_gate,
         "nft": nft,
         "nft_scaled": nft_scaled,
     },
 )
-LINEAR = frozenset({"pg", "stopgrad"})  # in the log-ratio, which needs no limit: its gradient is never cut
+LINEAR_IN_LOG_RATIO = frozenset(
+    {"policy_gradient", "cispo"}
+)  # in the log-ratio, which needs no limit: its gradient is never cut
 
 
 def _negative_aware(log_ratio: Tensor, advantage: Tensor, success: Tensor, floor: float) -> SurrogateOut:
-    """NFT with the share of successes `success` of the group, read at negative advantages alone."""
+    """NFT with the success rate `success` of the group, used only at negative advantages."""
     share = success.clamp(0.02, 0.98)
     left = (1.0 - share * log_ratio.exp()) / (1.0 - share)
     held = left + (left.clamp(min=floor) - left).detach()
@@ -146,7 +148,7 @@ def _negative_aware(log_ratio: Tensor, advantage: Tensor, success: Tensor, floor
     return SurrogateOut(torch.where(negative, failed, -advantage * log_ratio), negative & (left < floor))
 
 
-def nowhere(like: Tensor) -> Tensor:
+def none_clipped(like: Tensor) -> Tensor:
     """False `(N, T)`: nothing is clipped."""
     return torch.zeros_like(like, dtype=torch.bool)
 

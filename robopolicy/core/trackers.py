@@ -1,4 +1,4 @@
-"""Running estimates: per key (prompt, task, reset state) and over everything seen. All have a `state_dict`."""
+"""Running estimates: per key (prompt, task, reset state) and over all observations. All have a `state_dict`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from robopolicy.constraints import Positive, Share
+from robopolicy.constraints import Fraction, Positive
 from robopolicy.plugins import Registry
 
 
@@ -39,7 +39,7 @@ class BetaTracker(Tracker):
     Without forgetting (1.0) the estimate is the running average including the prior counts.
     """
 
-    def __init__(self, forgetting: Share = 0.96, successes: Positive = 1.0, failures: Positive = 1.0) -> None:
+    def __init__(self, forgetting: Fraction = 0.96, successes: Positive = 1.0, failures: Positive = 1.0) -> None:
         """Start every key from the prior counts.
 
         Args:
@@ -114,10 +114,10 @@ TRACKERS: Registry[Callable[..., Tracker]] = Registry(
 
 
 def integers(keys: Tensor) -> list[int]:
-    """Keys as numbers of Python."""
+    """Keys as Python integers."""
     return cast(list[int], keys.long().tolist())  # pyright: ignore[reportUnknownMemberType]
 
 
 def floats(values: Tensor) -> list[float]:
-    """Numbers of a tensor as floats of Python."""
+    """Values of a tensor as Python floats."""
     return cast(list[float], values.double().tolist())  # pyright: ignore[reportUnknownMemberType]

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from robopolicy.constraints import Count, Finite, Natural, PartialShare, Ranged
+from robopolicy.constraints import Finite, FractionBelowOne, NonNegativeInt, PositiveInt, Validated
 from robopolicy.errors import UserError
 from robopolicy.nets.encoder import ObservationEncoder
 from robopolicy.nets.mlp import EnsembleMLP
@@ -57,22 +57,22 @@ class HLGauss(nn.Module):
 
 
 @dataclass(frozen=True)
-class CriticConfig(Ranged):
+class CriticConfig(Validated):
     """Architecture of a `QEnsemble`."""
 
-    members: Count = 2  # M, independent networks
-    hidden: tuple[Count, ...] = (256, 256, 256)
+    members: PositiveInt = 2  # M, independent networks
+    hidden: tuple[PositiveInt, ...] = (256, 256, 256)
     activation: str = "silu"
     layer_norm: bool = True  # after every hidden layer; keeps values bounded off the data (RLPD)
-    dropout: PartialShare = 0.0  # share of the hidden units left out in training, never in the target
-    bins: Natural = 0  # HL-Gauss: bins of the value histogram; 0 regresses a scalar
-    value_min: Finite | None = None  # HL-Gauss: support of the histogram; returns beyond it cannot be told apart
+    dropout: FractionBelowOne = 0.0  # share of the hidden units left out in training, never in the target
+    bins: NonNegativeInt = 0  # HL-Gauss: bins of the value histogram; 0 regresses a scalar
+    value_min: Finite | None = None  # HL-Gauss: support of the histogram; returns beyond it are clamped
     value_max: Finite | None = None
     vision: VisionConfig = field(default_factory=VisionConfig)
 
 
-class Judged(Protocol):
-    """What a critic wants to know of the policy whose chunks it judges; policies hold critics, so not the class."""
+class CriticInput(Protocol):
+    """Properties of a policy that its critic reads; a protocol, because policies hold critics."""
 
     name: ClassVar[str]
     spec: PolicySpec
@@ -86,7 +86,7 @@ class QEnsemble(nn.Module):
     """Q_m(s, chunk), m = 1..M: observations `{key: (B, To, ...)}` and chunks `(B, n, A)` in env units -> `(M, B)`."""
 
     def __init__(
-        self, config: CriticConfig, policy: Judged, *, steps: int | None = None, outputs: int = 1, extra: int = 0
+        self, config: CriticConfig, policy: CriticInput, *, steps: int | None = None, outputs: int = 1, extra: int = 0
     ) -> None:
         """Build the critic of `policy`.
 
@@ -100,8 +100,8 @@ class QEnsemble(nn.Module):
         super().__init__()
         self.config = config
         spec = policy.spec
-        self.steps = spec.execute if steps is None else steps
-        self.encoder, self.action_normalizer = borrow_normalizers(policy, config.vision)
+        self.steps = spec.action_horizon if steps is None else steps
+        self.encoder, self.action_normalizer = copy_normalizers(policy, config.vision)
         size = spec.obs_horizon * self.encoder.feature_dim + self.steps * spec.action_dim
         self.histogram = _histogram(config)
         self.body = EnsembleMLP(
@@ -135,10 +135,10 @@ class QEnsemble(nn.Module):
         return self.value(self.output(self.encode(obs), chunk, members))
 
     def min_q(self, obs: Mapping[str, Tensor], chunk: Tensor) -> Tensor:
-        """Least value `(B,)` of all members, what an actor climbs; the critic's weights may get no gradient."""
+        """Minimum value `(B,)` over all members, for actor losses; the critic's weights may get no gradient."""
         if self.histogram is not None:
             return self(obs, chunk).min(0).values
-        return self.body.lowest(self._joined(self.encode(obs), chunk))
+        return self.body.min_output(self._joined(self.encode(obs), chunk))
 
     def of_candidates(self, obs: Mapping[str, Tensor], chunks: Tensor) -> Tensor:
         """Values `(M, B, C)` of candidate chunks `(B, C, n, A)`; observations are encoded once."""
@@ -164,7 +164,7 @@ def random_subset_min(values: Tensor, size: int, generator: torch.Generator) -> 
 
 
 class TargetUpdate:
-    """Lets a copy of a network follow it slowly."""
+    """Polyak update of the copy of a network."""
 
     def __init__(self, target: nn.Module, source: nn.Module) -> None:
         # Walking through the modules costs as much as the arithmetic, so it is done once.
@@ -180,7 +180,7 @@ class TargetUpdate:
 
     @torch.no_grad()
     def copy_buffers(self) -> None:
-        """Copy the statistics, which do not move gradually."""
+        """Copy the buffers, which are not averaged."""
         if self._buffers:
             torch._foreach_copy_(self._buffers, self._source_buffers)
 
@@ -195,7 +195,7 @@ def _histogram(config: CriticConfig) -> HLGauss | None:
     return HLGauss(config.bins, config.value_min, config.value_max)
 
 
-def borrow_normalizers(policy: Judged, vision: VisionConfig) -> tuple[ObservationEncoder, Normalizer]:
+def copy_normalizers(policy: CriticInput, vision: VisionConfig) -> tuple[ObservationEncoder, Normalizer]:
     """An encoder of its own and an action normaliser, both with the statistics of `policy`.
 
     Raises:
@@ -206,14 +206,14 @@ def borrow_normalizers(policy: Judged, vision: VisionConfig) -> tuple[Observatio
     if not encoders or not isinstance(normalizer, Normalizer):
         raise UserError(f"A critic needs the normalisers of its policy, and '{policy.name}' shows none.")
     own = ObservationEncoder(policy.spec.observation, normalization=encoders[0].normalizer.mode, vision=vision)
-    own.borrow(*encoders)
+    own.copy_stats(*encoders)
     action = make_normalizer(policy.spec.action_dim, normalizer.mode)
     action.load_state_dict(normalizer.state_dict())
     return own, action
 
 
-def borrow_statistics(encoder: ObservationEncoder, policy: Judged) -> None:
-    """Give the encoder of a critic the statistics of `policy`, where its mode needs those of a dataset.
+def copy_statistics(encoder: ObservationEncoder, policy: CriticInput) -> None:
+    """Copy the statistics of `policy` to the encoder of a critic if its mode needs dataset statistics.
 
     Raises:
         UserError: The policy normalises in another way, or sees other observations.
@@ -227,4 +227,4 @@ def borrow_statistics(encoder: ObservationEncoder, policy: Judged) -> None:
             f"A value network with normalization '{mode}' takes the statistics of a policy with the same one that sees "
             f"the same, as '{policy.name}' does not; set it to running, e.g. algorithm.critic.normalization=running."
         )
-    encoder.borrow(theirs)
+    encoder.copy_stats(theirs)

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from robopolicy.constraints import Count, Finite, Ranged
-from robopolicy.critics.q import Judged, borrow_normalizers, borrow_statistics
+from robopolicy.constraints import Finite, PositiveInt, Validated
+from robopolicy.critics.q import CriticInput, copy_normalizers, copy_statistics
 from robopolicy.nets.encoder import ObservationEncoder
 from robopolicy.nets.mlp import MLP, ResidualMLP
 from robopolicy.nets.normalizer import Statistics
@@ -19,15 +19,17 @@ from robopolicy.spec import PolicySpec
 
 
 @dataclass(frozen=True)
-class ValueConfig(Ranged):
+class ValueConfig(Validated):
     """Architecture of a `ValueNet`."""
 
-    hidden: tuple[Count, ...] = (64, 64)
+    hidden: tuple[PositiveInt, ...] = (64, 64)
     activation: str = "tanh"
     orthogonal_init: bool = True  # plain layers only: gain sqrt(2) inside and 1 at the output, zero biases
     residual: bool = False  # residual blocks (an odd number of equal widths), e.g. DPPO's [256, 256, 256] mish
     normalization: str = "running"  # minmax | meanstd | running | identity
-    vectors: dict[str, Count] = field(default_factory=dict)  # what it sees in place of the policy's observations
+    privileged_obs: dict[str, PositiveInt] = field(
+        default_factory=dict
+    )  # what it sees in place of the policy's observations
     bias: Finite = 0.0  # added to the output at the start; above the returns, unseen states look good (optimism)
     vision: VisionConfig = field(default_factory=VisionConfig)
 
@@ -35,15 +37,15 @@ class ValueConfig(Ranged):
 class ValueNet(nn.Module):
     """V(s): observations `{key: (B, To, ...)}` -> `(B,)`.
 
-    It sees what the policy sees, or `config.vectors`: names and sizes of observations, e.g. `{state: 39}`. A critic is
-    needed in training alone, so it may know the state where the policy has only cameras (asymmetric actor-critic,
-    Pinto et al. 2018).
+    It sees what the policy sees, or `config.privileged_obs`: names and sizes of observations, e.g. `{state: 39}`. A
+    critic is needed in training alone, so it may know the state where the policy has only cameras (asymmetric
+    actor-critic, Pinto et al. 2018).
     """
 
     def __init__(self, config: ValueConfig, spec: PolicySpec) -> None:
         super().__init__()
         self.config = config
-        self.observation = {key: (size,) for key, size in config.vectors.items()} or dict(spec.observation)
+        self.observation = {key: (size,) for key, size in config.privileged_obs.items()} or dict(spec.observation)
         self.encoder = ObservationEncoder(self.observation, normalization=config.normalization, vision=config.vision)
         in_dim = spec.obs_horizon * self.encoder.feature_dim
         if config.residual:
@@ -56,16 +58,16 @@ class ValueNet(nn.Module):
             nn.init.constant_(output.bias, config.bias)
 
     @classmethod
-    def beside(cls, config: ValueConfig, policy: Judged) -> ValueNet:
+    def for_policy(cls, config: ValueConfig, policy: CriticInput) -> ValueNet:
         """A value beside critics of `policy`, which normalises as the policy does unless it sees something else.
 
         Raises:
             UserError: The settings ask for statistics of a dataset that the policy does not have.
         """
         value = cls(config, policy.spec)
-        borrow_statistics(value.encoder, policy)
-        if config.normalization == "running" and not config.vectors:
-            value.encoder = borrow_normalizers(policy, config.vision)[0]
+        copy_statistics(value.encoder, policy)
+        if config.normalization == "running" and not config.privileged_obs:
+            value.encoder = copy_normalizers(policy, config.vision)[0]
         return value
 
     def forward(self, obs: Mapping[str, Tensor]) -> Tensor:

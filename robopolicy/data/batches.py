@@ -15,12 +15,12 @@ Floats, Integers = NDArray[np.float64], NDArray[np.int64]
 
 @dataclass(frozen=True)
 class ReplaySampleSpec:
-    """What an algorithm wants sampled.
+    """Specification of the samples that an algorithm needs.
 
-    Steps that were played have an age, those of a dataset have none, which both functions of the age leave alone:
+    Environment steps have an age; steps of a dataset have none and are not affected by the two functions of the age:
 
-    * `age_quantile(uniform)` maps numbers `(B,)` in [0, 1) to places `(B,)` in [0, 1) of a lane, from its oldest to its
-      newest slot; it is the inverse of the cumulative distribution of the places to draw;
+    * `age_quantile(uniform)` maps numbers `(B,)` in [0, 1) to positions `(B,)` in [0, 1) of a lane, from its oldest to
+      its newest slot; it is the inverse cumulative distribution of the positions;
     * `weighting(newer, filled)` gives weights `(B,)`, on average 1 over a lane, from the numbers `(B,)` of slots that
       were written later and of slots in use.
     """
@@ -30,17 +30,17 @@ class ReplaySampleSpec:
     steps: int  # n, control steps until the bootstrap; the executed part of the chunk, or more for n-step returns
     gamma: float  # discount per control step
     obs_horizon: int = 1  # To
-    chunk_starts_only: bool = False  # windows start only where a chunk was chosen, so that its record is known
-    age_quantile: Callable[[Floats], Floats] | None = None  # where to draw steps that were played; None: uniformly
-    weighting: Callable[[Integers, Integers], Floats] | None = None  # weights of steps that were played; None: all 1
+    chunk_starts_only: bool = False  # windows start only at the first step of a chunk, so that its record is known
+    age_quantile: Callable[[Floats], Floats] | None = None  # distribution of environment steps; None: uniform
+    weighting: Callable[[Integers, Integers], Floats] | None = None  # weights of environment steps; None: all 1
 
 
 @dataclass(frozen=True)
 class Transitions:
-    """B windows; everything a temporal-difference loss or an imitation loss on replayed chunks needs."""
+    """Batch of B windows for temporal-difference losses and imitation losses on replayed chunks."""
 
     obs: dict[str, Tensor]  # {key: (B, To, ...)}
-    chunk: Tensor  # (B, H, A) actions played, in env units; the last one repeated after the end of the episode
+    chunk: Tensor  # (B, H, A) executed actions in env units; the last one is repeated after the end of the episode
     mask: Tensor  # (B, H) float32, 0 on steps after the end
     rewards: Tensor  # (B, n) per control step, 0 after the end
     steps: Tensor  # (B,) int64, control steps until the bootstrap; fewer than n where the episode ended
@@ -48,17 +48,17 @@ class Transitions:
     reward: Tensor  # (B,) sum of gamma ** j * rewards_j
     next_obs: dict[str, Tensor]  # {key: (B, To, ...)} after `steps` control steps
     returns: Tensor  # (B,) discounted return to go of the stored episode; NaN while it is unfinished or was truncated
-    record: dict[str, Tensor]  # {name: (B, ...)} what the actor noted at the decision, e.g. its latent noise
-    online: Tensor  # (B,) bool, played in this run rather than read from a dataset
+    record: dict[str, Tensor]  # {name: (B, ...)} data recorded by the actor at the decision, e.g. its latent noise
+    online: Tensor  # (B,) bool, collected in this run and not read from a dataset
     weight: Tensor  # (B,) importance weight of prioritised sampling, or weight in a mixture; else 1
-    index: Tensor  # (B,) int64, place in the memory, for `update_priorities`
+    index: Tensor  # (B,) int64, index in the buffer, for `update_priorities`
 
     def __len__(self) -> int:
         return len(self.reward)
 
     @property
-    def followed(self) -> Tensor:
-        """Whether `next_obs` `(B,)` was seen: the last step of a dataset's episode that terminated stands in for it."""
+    def next_obs_valid(self) -> Tensor:
+        """Whether `next_obs` `(B,)` was observed; the last step of a terminated dataset episode has a substitute."""
         return self.online | (self.discount > 0)
 
     def split(self, size: int) -> Iterator[Transitions]:
@@ -81,7 +81,7 @@ class Transitions:
 
     @staticmethod
     def interleave(parts: list[Transitions], batches: int) -> Transitions:
-        """Join so that each of `batches` minibatches gets its share of every part."""
+        """Join so that each of `batches` minibatches gets an equal fraction of every part."""
         return _combine(
             parts, lambda column: torch.cat([x.unflatten(0, (batches, -1)) for x in column], 1).flatten(0, 1)
         )
@@ -108,15 +108,15 @@ class Rollout:
     record: dict[str, Tensor]  # (T, N, ...) what `Policy.decisions` needs
     logp: Tensor  # (T, N, K) log-probability of each decision when sampled
     reward: Tensor  # (T, N) discounted reward summed over the executed steps of the chunk
-    steps: Tensor  # (T, N) int64, control steps really executed (fewer than Ta when the episode ended)
+    steps: Tensor  # (T, N) int64, executed control steps (fewer than Ta when the episode ended)
     terminated: Tensor  # (T, N) bool
     truncated: Tensor  # (T, N) bool
     final_obs: dict[
         str, Tensor
     ]  # (M, To, ...) last observations of the M entries that bootstrap: truncated, not terminated; row-major
     last_obs: dict[str, Tensor]  # (N, To, ...) observation after the last decision
-    terms: dict[str, Tensor] = field(default_factory=dict[str, Tensor])  # (T, N) parts of the reward, where known
-    earned: dict[str, Tensor] = field(default_factory=dict[str, Tensor])  # (T, N) the same without discount in a chunk
+    terms: dict[str, Tensor] = field(default_factory=dict[str, Tensor])  # (T, N) reward terms, where known
+    undiscounted: dict[str, Tensor] = field(default_factory=dict[str, Tensor])  # (T, N) without discount
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -126,12 +126,12 @@ class Rollout:
 
 @dataclass(frozen=True, kw_only=True)
 class GroupRollout(Rollout):
-    """Whole episodes, several from each start state; environment n plays one of them and then waits."""
+    """Complete episodes, several from each initial state; environment n runs one of them and then waits."""
 
     group: Tensor  # (N,) int64, equal for episodes from one start
-    played: Tensor  # (T, N) bool, False after the episode has ended; the rest of such entries means nothing
+    valid: Tensor  # (T, N) bool, False after the end of the episode, where all other entries are undefined
 
     @property
     def returns(self) -> Tensor:
         """Sum of the rewards of each episode `(N,)`."""
-        return torch.where(self.played, self.reward, 0.0).sum(0)
+        return torch.where(self.valid, self.reward, 0.0).sum(0)

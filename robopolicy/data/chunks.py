@@ -1,4 +1,4 @@
-"""Observation histories and action chunks for imitation, sliced out of episodes by precomputed index tables."""
+"""Sampler of observation histories and action chunks for imitation, with precomputed index tables."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class ChunkBatch:
     chunk: Tensor  # (B, H, A) chunk[:, 0] is the action for the newest observation
     mask: Tensor  # (B, H) float32, 0 on steps padded after the end of the episode
     weight: Tensor | None = None  # (B,) importance of each sample
-    next_obs: dict[str, Tensor] | None = None  # {key: (B, To, ...)} after `reach` steps, where the sampler has one
-    reached: Tensor | None = None  # (B,) float32, 0 where the episode ended before them
-    executed: Tensor | None = None  # (B, H, A) what was played and led to `next_obs`, `chunk` unless noise disturbed it
+    next_obs: dict[str, Tensor] | None = None  # {key: (B, To, ...)} after `lookahead_steps` steps, if sampled
+    next_obs_valid: Tensor | None = None  # (B,) float32, 0 where the episode ended earlier
+    executed: Tensor | None = None  # (B, H, A) executed actions that led to `next_obs`; equal to `chunk` without noise
 
 
 def history_index(episodes: Episodes, length: int) -> NDArray[np.int64]:
-    """Frames `(F, length)` of the history of every frame, oldest first; the first frame of an episode is repeated."""
+    """Indices `(F, length)` of the history of every frame, oldest first; the first frame of an episode is repeated."""
     first = np.repeat(episodes.starts, episodes.lengths)[:, None]
     return np.maximum(np.arange(len(episodes))[:, None] + np.arange(1 - length, 1), first)
 
@@ -50,7 +50,7 @@ class ChunkSampler:
         batch_size: int = 256,
         seed: int = 0,
         weight: np.ndarray | None = None,
-        reach: int = 0,
+        lookahead_steps: int = 0,
     ) -> None:
         """Precompute the index tables.
 
@@ -60,8 +60,8 @@ class ChunkSampler:
             obs_horizon: To, observations per history.
             batch_size: B.
             seed: Seed of the shuffling.
-            weight: Optional importance of each frame `(F,)`, handed on in the batches.
-            reach: Steps from an observation to the next one of a batch; 0 leaves that out.
+            weight: Optional importance of each frame `(F,)`, copied to the batches.
+            lookahead_steps: Steps from an observation to `next_obs` of a batch; 0 for none.
         """
         if min(horizon, obs_horizon, batch_size) < 1:
             raise UserError(
@@ -73,7 +73,7 @@ class ChunkSampler:
         self.seed = seed
         self._obs = {key: _tensor(episodes.arrays[key]) for key in episodes.observation_keys}
         self._action = _tensor(episodes.arrays["action"])  # (F, A)
-        self._executed = _tensor(episodes.executed().arrays["action"])  # (F, A)
+        self._executed = _tensor(episodes.with_executed_actions().arrays["action"])  # (F, A)
         self._weight = None if weight is None else _tensor(weight)
         frame = np.arange(len(episodes))[:, None]
         last = np.repeat(episodes.ends - 1, episodes.lengths)[:, None]
@@ -82,9 +82,9 @@ class ChunkSampler:
         self._future = torch.from_numpy(np.minimum(ahead, last))  # (F, H)
         self._mask = torch.from_numpy((ahead <= last).astype(np.float32))  # (F, H)
         self._after: Tensor | None = None
-        if reach:
-            self._after = torch.from_numpy(np.minimum(frame + reach, last)[:, 0])  # (F,)
-            self._reached = torch.from_numpy((frame + reach <= last)[:, 0].astype(np.float32))  # (F,)
+        if lookahead_steps:
+            self._after = torch.from_numpy(np.minimum(frame + lookahead_steps, last)[:, 0])  # (F,)
+            self._reached = torch.from_numpy((frame + lookahead_steps <= last)[:, 0].astype(np.float32))  # (F,)
         self._epoch, self._position = 0, 0
         self._order = self._permutation(0)
 
@@ -92,7 +92,7 @@ class ChunkSampler:
         return self
 
     def __next__(self) -> ChunkBatch:
-        """Draw the next minibatch; it may span epochs, so that every batch is full."""
+        """Draw the next minibatch; a batch may span epochs, so that every batch is full."""
         parts: list[Tensor] = []
         missing = self.batch_size
         while missing:

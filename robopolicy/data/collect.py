@@ -1,4 +1,4 @@
-"""Demonstrations from scripted experts or policies, written one episode at a time."""
+"""Collection of demonstrations from scripted experts or policies, episode by episode."""
 
 from __future__ import annotations
 
@@ -13,35 +13,35 @@ from torch import Tensor
 
 from robopolicy.data.episodes import Episode
 from robopolicy.errors import SimulatorFailed, UserError
-from robopolicy.policies.noise import RowStreams
+from robopolicy.policies.noise import PerRowGenerator
 from robopolicy.sim.contract import Observation, Step, VectorSim
 from robopolicy.sim.registry import Expert
-from robopolicy.sim.wrappers.base import innermost
+from robopolicy.sim.wrappers.base import unwrapped
 
-_MIN_SUCCESS_RATE = 0.05  # below it an expert is given up instead of being waited for
-_PATIENCE = 100  # episodes attempted before that is judged
+_MIN_SUCCESS_RATE = 0.05  # collection stops below this rate
+_MIN_ATTEMPTS = 100  # attempted episodes before the rate is checked
 
 
-class EpisodeSink(Protocol):
-    """Where episodes go: a dataset writer, or a list with `add` for `append`."""
+class EpisodeWriter(Protocol):
+    """Receiver of episodes, e.g. a dataset writer."""
 
     def add(self, episode: Episode) -> None:
-        """Take one finished episode."""
+        """Write one finished episode."""
         ...
 
 
 @dataclass(frozen=True)
 class CollectReport:
-    """What a collection took. Independent of the number of environments."""
+    """Statistics of a collection, independent of the number of environments."""
 
     kept: int  # episodes written
-    attempts: int  # episodes played, in order of seed, until enough were kept
-    successes: int | None  # of the attempts; None where the task has no success
+    attempts: int  # episodes run in order of seed until enough were kept
+    successes: int | None  # successful attempts; None if the task defines no success
     frames: int  # written
-    stopped: str = ""  # why fewer were kept than asked for: an environment failed
+    stopped: str = ""  # reason for fewer episodes than requested: an environment failed
 
     def __add__(self, other: CollectReport) -> CollectReport:
-        """Both collections together."""
+        """Sum of two collections."""
         successes = None if self.successes is None or other.successes is None else self.successes + other.successes
         attempts = self.attempts + other.attempts
         frames = self.frames + other.frames
@@ -58,16 +58,16 @@ class CollectReport:
 def collect(
     sim: VectorSim,
     expert: Expert,
-    sink: EpisodeSink,
+    sink: EpisodeWriter,
     *,
     episodes: int,
     seed: int = 0,
     only_success: bool = True,
     noise: float = 0.0,
-    film: str = "",
+    behaviour: str = "",
     progress: Callable[[int, int], None] | None = None,
 ) -> CollectReport:
-    """Play the expert and record episodes in order of their seeds.
+    """Run the expert and record episodes in order of their seeds.
 
     The same seeds give the same dataset for any number of environments: an episode is a function of its seed, and of
     noise that is keyed by its seed and step.
@@ -81,13 +81,13 @@ def collect(
         only_success: Drop episodes without a successful step.
         noise: Standard deviation of Gaussian noise on the executed actions, as a fraction of half the action range.
             The dataset holds the action that the expert intended, so that imitation learns to recover (DART, Laskey
-            et al. 2017), and as `executed` the one that was played, from which value learning learns.
-        film: Record a film for a world model instead, with this name of the behaviour: the actions are those that were
-            executed, and a closing frame shows what the last one led to.
+            et al. 2017), and as `executed` the applied action, which value learning uses.
+        behaviour: Name of the behaviour; if given, record a video dataset for world models: the actions are the
+            executed ones, and a closing frame shows the result of the last action.
         progress: Called with (kept, attempts) after every control step.
 
     Raises:
-        UserError: The expert succeeds too rarely, or the simulator cannot judge success.
+        UserError: The expert succeeds too rarely, or the task defines no success.
         SimulatorFailed: An environment raised an exception before an episode was kept; later ones end the collection.
     """
     if episodes < 1 or noise < 0:
@@ -102,10 +102,10 @@ def collect(
     obs = sim.reset(seed)
     while True:
         seeds = sim.episode_seed.tolist()
-        intended = expert(innermost(sim), obs).to(torch.float32).clamp(low, high)
+        intended = expert(unwrapped(sim), obs).to(torch.float32).clamp(low, high)
         executed = intended
         if noise:
-            disturbance = RowStreams(seeds, sim.episode_step.tolist()).normal(intended.shape).to(sim.device)
+            disturbance = PerRowGenerator(seeds, sim.episode_step.tolist()).normal(intended.shape).to(sim.device)
             executed = (intended + noise * (high - low) / 2 * disturbance).clamp(low, high)
         try:
             step = sim.step(executed)
@@ -114,14 +114,14 @@ def collect(
                 raise
             return CollectReport(kept, attempts, successes if judged else None, frames, str(error))
         judged |= "success" in step.info
-        if only_success and not judged and bool(step.done.any()):  # some judge an episode as it ends alone
-            raise UserError(f"Task {sim.spec.task} does not say what success is; keep all episodes (--keep-failures).")
-        played = {"executed": executed} if noise and not film else {}
-        recorder.record(obs, {"action": executed if film else intended, **played}, step)
+        if only_success and not judged and bool(step.done.any()):  # some tasks report success only at the end
+            raise UserError(f"Task {sim.spec.task} defines no success; keep all episodes (--keep-failures).")
+        played = {"executed": executed} if noise and not behaviour else {}
+        recorder.record(obs, {"action": executed if behaviour else intended, **played}, step)
         obs = step.obs
         for row in step.done.nonzero().flatten().tolist():
             episode = recorder.take(row, seeds[row], judged=judged)
-            finished[seeds[row]] = _closed(episode, step, row, film) if film else episode
+            finished[seeds[row]] = _closed(episode, step, row, behaviour) if behaviour else episode
         while kept < episodes and (episode := finished.pop(seed + attempts, None)) is not None:
             attempts += 1
             successes += episode.success
@@ -129,11 +129,11 @@ def collect(
                 sink.add(episode)
                 kept += 1
                 frames += len(episode)
-            hopeless = attempts >= _PATIENCE and successes < _MIN_SUCCESS_RATE * attempts
+            hopeless = attempts >= _MIN_ATTEMPTS and successes < _MIN_SUCCESS_RATE * attempts
             if only_success and hopeless and kept < episodes:
                 raise UserError(
                     f"The expert of {sim.spec.task} succeeded in only {successes} of {attempts} episodes; "
-                    "lower the noise or keep failures, too."
+                    "lower the noise or also keep failures."
                 )
         if progress:
             progress(kept, attempts)
@@ -142,7 +142,7 @@ def collect(
 
 
 def _closed(episode: Episode, step: Step, row: int, behaviour: str) -> Episode:
-    """An episode with one frame more, which shows what its last action led to and has a zero action of its own."""
+    """An episode with a closing frame: the observation after the last action, with a zero action."""
     arrays = {key: np.concatenate([array, np.zeros_like(array[:1])]) for key, array in episode.arrays.items()}
     for key, value in step.final_obs.items():
         arrays[key][-1] = value[row].cpu().numpy()
@@ -152,7 +152,7 @@ def _closed(episode: Episode, step: Step, row: int, behaviour: str) -> Episode:
 
 
 class _Recorder:
-    """Batches of the steps taken, cut into episodes when rows finish."""
+    """Buffer of batched steps, split into episodes when rows finish."""
 
     def __init__(self, num_envs: int, task: str) -> None:
         self._steps: list[Mapping[str, NDArray[Any]]] = []  # {key: (N, ...)} oldest first
@@ -161,14 +161,14 @@ class _Recorder:
         self._task = task
 
     def record(self, obs: Observation, actions: Mapping[str, Tensor], step: Step) -> None:
-        """Remember one control step of all rows."""
+        """Store one control step of all rows."""
         tensors = {**obs, **actions, "reward": step.reward, "terminated": step.terminated}
         if "success" in step.info:
             tensors["success"] = step.info["success"]
         self._steps.append({key: value.cpu().numpy() for key, value in tensors.items()})
 
     def take(self, row: int, seed: int, *, judged: bool) -> Episode:
-        """The episode that `row` has just finished, with its successes if the task is `judged`; the row starts anew."""
+        """Return the episode that `row` has just finished, with successes if `judged`, and start the next one."""
         begin = int(self._starts[row]) - self._first
         steps = self._steps[begin:]
         arrays = {key: np.stack([step[key][row] for step in steps]) for key in steps[0] if key != "success"}

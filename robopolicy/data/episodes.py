@@ -1,10 +1,10 @@
 """Episodes in memory: flat arrays over all frames plus the index at which each episode ends.
 
-A frame holds what was seen, what was done and what came of it: the observation keys of the simulator (`state`,
+A frame holds observation, action and result of a step: the observation keys of the simulator (`state`,
 `image.<camera>`, `point_cloud.<camera>`), `action`, and optionally `reward`, `terminated` and `success` of the step
-that `action` caused; where noise disturbed the action (`collect --noise`), `executed` is what was played. A film
-(`collect --render`) has one frame more than actions, the last one, where `closing` is true: what the last action led
-to. Flat arrays slice fast, concatenate trivially and map one-to-one onto every file format.
+after `action`; with action noise (`collect --noise`), `executed` is the applied action. A video dataset
+(`collect --render`) has one more frame than actions: the last one, where `closing` is true, shows the result of the
+last action. Flat arrays slice fast, concatenate trivially and map one-to-one onto every file format.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ class Episode:
     arrays: dict[str, Array]  # {key: (T, ...)}
     task: str = ""  # registered task id, or an instruction in words
     seed: int = -1  # episode seed in the simulator, -1 where unknown
-    behaviour: str = ""  # who acted, e.g. "expert+0.3"; empty where unknown
+    behaviour: str = ""  # name of the behaviour policy, e.g. "expert+0.3"; empty if unknown
 
     def __len__(self) -> int:
         return len(self.arrays["action"])
 
     @property
     def success(self) -> bool:
-        """Whether any step succeeded; False where the data does not say."""
+        """Whether any step succeeded; False if unknown."""
         return "success" in self.arrays and bool(self.arrays["success"].any())
 
 
@@ -60,7 +60,7 @@ class Episodes:
     tasks: tuple[str, ...]  # (E,)
     seeds: NDArray[np.int64]  # (E,) -1 where unknown
     control_dt: float  # seconds between two frames
-    behaviours: tuple[str, ...] = ()  # (E,) who acted, empty where unknown; () is unknown for all
+    behaviours: tuple[str, ...] = ()  # (E,) names of behaviour policies, empty if unknown; () if all are unknown
     names: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])  # of entries, where known
 
     def __post_init__(self) -> None:
@@ -87,14 +87,14 @@ class Episodes:
 
     @property
     def success(self) -> NDArray[np.bool_]:
-        """(E,) whether any step of the episode succeeded; False where the data does not say."""
+        """(E,) whether any step of the episode succeeded; False if unknown."""
         if "success" not in self.arrays:
             return np.zeros(self.num_episodes, np.bool_)
         return np.logical_or.reduceat(self.arrays["success"].astype(np.bool_), self.starts)
 
     @property
     def observation_keys(self) -> tuple[str, ...]:
-        """Keys of `arrays` that a policy may see."""
+        """Keys of `arrays` that are observations."""
         return tuple(key for key in self.arrays if key not in STEP_KEYS)
 
     def episode(self, index: int) -> Episode:
@@ -104,10 +104,10 @@ class Episodes:
         behaviour = self.behaviours[index] if self.behaviours else ""
         return Episode(frames, self.tasks[index], int(self.seeds[index]), behaviour)
 
-    def played(self) -> Episodes:
-        """Without closing frames, for whoever learns from actions; as it is where there are none.
+    def without_closing_frames(self) -> Episodes:
+        """Remove closing frames, for learning from actions; returns `self` if there are none.
 
-        An episode that was terminated says so in its last remaining frame.
+        `terminated` moves to the last remaining frame.
         """
         if "closing" not in self.arrays:
             return self
@@ -119,8 +119,8 @@ class Episodes:
             arrays["terminated"][ends - 1] = self.arrays["terminated"][self.ends - 1]
         return replace(self, arrays=arrays, ends=ends)
 
-    def executed(self) -> Episodes:
-        """With what was played as `action`, for whoever learns what actions lead to; as it is without noise."""
+    def with_executed_actions(self) -> Episodes:
+        """Replace `action` by the executed action, for value and model learning; returns `self` without noise."""
         if "executed" not in self.arrays:
             return self
         arrays = {key: array for key, array in self.arrays.items() if key != "executed"}
@@ -139,7 +139,7 @@ class Episodes:
     def from_list(
         cls, episodes: Iterable[Episode], control_dt: float, names: Mapping[str, tuple[str, ...]] | None = None
     ) -> Episodes:
-        """Lay episodes with the same keys, whose entries are called `names`, one after the other."""
+        """Concatenate episodes with the same keys; `names` are the names of their entries."""
         episodes = list(episodes)
         if not episodes:
             raise UserError("A dataset needs at least one episode, got none; collect or select more episodes.")
@@ -164,7 +164,7 @@ class Episodes:
 
     @classmethod
     def concat(cls, parts: Sequence[Episodes]) -> Episodes:
-        """Join datasets recorded with the same keys at the same control rate; some of them may have been disturbed."""
+        """Join datasets with the same keys and control rate; some may have action noise."""
         rates = {part.control_dt for part in parts}
         if len(rates) > 1:
             raise UserError(
@@ -206,7 +206,7 @@ def _check(data: Episodes) -> None:
             place = f"episode {episode} (seed {data.seeds[episode]}), frame {frame - data.starts[episode]}"
             raise UserError(f"'{key}' is not finite in {place}; repair or drop the episode.")
     if "terminated" in data.arrays and np.delete(data.arrays["terminated"], ends - 1).any():
-        raise UserError("'terminated' may be true on the last frame of an episode only; split the episodes there.")
+        raise UserError("'terminated' may be true only on the last frame of an episode; split the episodes there.")
     if "closing" in data.arrays and not np.array_equal(np.flatnonzero(data.arrays["closing"]), ends - 1):
         raise UserError("'closing' must be true on the last frame of every episode and nowhere else.")
     if data.arrays["action"].ndim != 2:

@@ -1,4 +1,4 @@
-"""Prioritised sampling of the slots of a replay memory: by their errors (Schaul et al. 2016)."""
+"""Prioritised sampling of the slots of a replay buffer by their errors (Schaul et al. 2016)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-FLOOR = 1e-6  # added to every error, so that nothing is forgotten for good
+FLOOR = 1e-6  # added to every error, so that every slot can be sampled
 
 
 class Priorities:
@@ -26,10 +26,10 @@ class Priorities:
         self.alpha, self.beta = alpha, beta
         self.leaves = 1 << max(size - 1, 1).bit_length()
         self.tree: NDArray[np.float64] = np.zeros(2 * self.leaves)
-        self.largest = 1.0  # priority of new slots: they are drawn soon
+        self.largest = 1.0  # priority of new slots, so that they are drawn soon
 
-    def admit(self, index: NDArray[np.int64], *, playable: bool = True) -> None:
-        """Give freshly written slots the largest priority seen, or 0 to those that start nothing."""
+    def add(self, index: NDArray[np.int64], *, playable: bool = True) -> None:
+        """Give new slots the largest priority so far, or 0 to slots that start no window."""
         self._set(index, np.full(len(index), self.largest if playable else 0.0))
 
     def update(self, index: NDArray[np.int64], error: NDArray[np.float64]) -> None:
@@ -39,7 +39,7 @@ class Priorities:
         self._set(index, priority)
 
     def draw(self, uniform: NDArray[np.float64]) -> NDArray[np.int64]:
-        """Slots at the points `uniform` in [0, 1) of the total mass."""
+        """Sample slots by inverse transform of `uniform` in [0, 1)."""
         mass = uniform * self.tree[1]
         node = np.ones(len(uniform), np.int64)
         for _ in range(self.leaves.bit_length() - 1):

@@ -1,11 +1,11 @@
-"""What a dataset is good for: trajectory quality, coverage of states and actions, and what may be wrong with it.
+"""Quality of a dataset: trajectory quality, coverage of states and actions, and checks for defects.
 
-Trajectory quality (TQ) and state-action coverage (SACo) are the two numbers of Schweighofer et al. (2022, S102):
+Trajectory quality (TQ) and state-action coverage (SACo) are the measures of Schweighofer et al. (2022):
 
     TQ = (mean return of the data - return of random actions) / (best return of an online learner - the former)
     SACo = different states-with-actions in the data / those in the replay of an online learner of as many steps
 
-TQ says how well the data's behaviour exploits, SACo how much it explores. Numbers are sorted into bins per axis, and
+TQ measures the exploitation of the behaviour policy, SACo its exploration. Numbers are sorted into bins per axis, and
 different rows of bins are counted, exactly (there: estimated by HyperLogLog). Images and point clouds are left out.
 """
 
@@ -21,22 +21,22 @@ from robopolicy.data.episodes import Episodes, is_cloud, is_image
 from robopolicy.errors import UserError
 
 BINS = 100  # per axis, as in the paper
-LEVELS = 10  # an action with so few different values is a switch, whose ends are no limits
-STILL = 1e-3  # of the range of the data; changes below it are none
+LEVELS = 10  # an action with at most this many distinct values is discrete and has no limits
+STILL = 1e-3  # of the range of the data; smaller changes count as none
 
 Array = NDArray[np.float64]
 
 
 class Coverage(NamedTuple):
-    """Different states-with-actions of a dataset and of a reference of as many steps."""
+    """Distinct state-action pairs of a dataset and of a reference with as many steps."""
 
     unique: int  # in the data
     steps: int  # counted in each of the two
     reference: int | None  # different ones in the reference; None without one
 
     @property
-    def share(self) -> float:
-        """Share of the steps that show something new; 1 where no two are alike."""
+    def unique_fraction(self) -> float:
+        """Fraction of distinct steps; 1 if no two are equal."""
         return self.unique / self.steps
 
     @property
@@ -46,12 +46,12 @@ class Coverage(NamedTuple):
 
 
 def trajectory_quality(returns: ArrayLike, random: float, best: float) -> float:
-    """TQ: 0 for data as bad as random actions, 1 for data as good as the best that was learned online.
+    """Trajectory quality: 0 for data as bad as random actions, 1 for data as good as the best online policy.
 
     Args:
         returns: (E,) undiscounted returns of the episodes.
         random: Mean return of random actions.
-        best: Mean return of the best policy that an online learner found.
+        best: Mean return of the best policy of an online learner.
 
     Raises:
         UserError: The best return is not above that of random actions.
@@ -69,11 +69,11 @@ def returns_of(episodes: Episodes) -> Array | None:
 
 
 def coverage(data: Episodes, reference: Episodes | None = None, bins: int = BINS) -> Coverage:
-    """Count different states-with-actions.
+    """Count distinct state-action pairs.
 
     Args:
         data: The dataset.
-        reference: What an online learner saw. Whole episodes of the larger of the two, drawn at random with a fixed
+        reference: Replay data of an online learner. Whole episodes of the larger dataset, drawn at random with a fixed
             seed, are left out until both have as many steps.
         bins: Per axis, between the least and the largest value in either; 0 compares the numbers as they are.
 
@@ -105,13 +105,13 @@ def vector_keys(episodes: Episodes) -> tuple[str, ...]:
     """
     keys = sorted(key for key in episodes.observation_keys if not is_image(key) and not is_cloud(key))
     if not keys:
-        raise UserError("The dataset shows no vectors, only images or point clouds, whose states cannot be told apart.")
+        raise UserError("The dataset has no vectors, only images or point clouds, whose states cannot be compared.")
     return tuple(keys)
 
 
 def pairs(episodes: Episodes) -> Array:
-    """Observed vectors with the actions that were played `(F, D)`."""
-    arrays = [episodes.executed().arrays[key] for key in (*vector_keys(episodes), "action")]
+    """Observed vectors with executed actions `(F, D)`."""
+    arrays = [episodes.with_executed_actions().arrays[key] for key in (*vector_keys(episodes), "action")]
     return np.concatenate([array.reshape(len(episodes), -1).astype(np.float64) for array in arrays], 1)
 
 
@@ -121,7 +121,7 @@ def constant_entries(episodes: Episodes) -> list[str]:
 
 
 def clipped_actions(episodes: Episodes) -> dict[str, float]:
-    """Share of the steps in which an entry of the action lies at its least or largest value, by entry.
+    """Fraction of the steps in which an entry of the action is at its minimum or maximum, by entry.
 
     Entries with at most `LEVELS` values, such as a gripper that opens or closes, are left out.
     """
@@ -132,8 +132,8 @@ def clipped_actions(episodes: Episodes) -> dict[str, float]:
     return shares
 
 
-def idle_share(episodes: Episodes) -> float:
-    """Share of the steps after which neither the action nor any vector changes by more than `STILL` of its range."""
+def idle_fraction(episodes: Episodes) -> float:
+    """Fraction of the steps after which neither the action nor any vector changes by more than `STILL` of its range."""
     values = np.stack([column for _, column in _entries(episodes)], 1)  # (F, D)
     width = np.ptp(values, axis=0)
     still = (np.abs(np.diff(values, axis=0)) <= STILL * width).all(1)  # (F - 1,)

@@ -1,8 +1,8 @@
-"""Replay memory of control steps, from which chunks, n-step returns and observation histories are sampled.
+"""Replay buffer of control steps, from which chunks, n-step returns and observation histories are sampled.
 
 Every control step is stored once, in one lane per environment (or one lane for a dataset), the last observation of an
 episode as a slot of its own without an action. A sample is a window of such slots, so chunks of any length, any n-step
-return and any history come out of the same memory, starting at any step and not only where a decision was made.
+return and any history can be sampled from the same buffer, starting at any step and not only at decisions.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ class Replay:
 
     Args:
         capacity: Slots in all lanes together; an episode of T steps takes T + 1.
-        lanes: Environments that are added to.
+        lanes: Number of environments.
         gamma: Discount of `Transitions.returns`, per control step; None does not track returns.
         prioritized: Exponent of prioritised sampling (Schaul et al. 2016); 0 samples uniformly.
-        online: What `Transitions.online` says.
+        online: Value of `Transitions.online`.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Replay:
     ) -> None:
         self.lanes, self.length = lanes, capacity // lanes
         if self.length < 2:
-            raise UserError(f"A replay memory needs at least 2 slots per environment, got {capacity} for {lanes}.")
+            raise UserError(f"A replay buffer needs at least 2 slots per environment, got {capacity} for {lanes}.")
         self.gamma = gamma
         self.online = online
         self._arrays: dict[str, Array] = {}  # {"obs.state": (lanes * length, ...), "action": ..., flags}
@@ -75,14 +75,14 @@ class Replay:
 
         Args:
             lanes: (K,) int64, which environments, each at most once.
-            obs: {key: (K, ...)} seen before the step, without history.
-            action: (K, A) played.
+            obs: {key: (K, ...)} before the step, without history.
+            action: (K, A) executed.
             reward: (K,).
             terminated: (K,) bool.
             truncated: (K,) bool.
             final_obs: {key: (K, ...)} true successors; used where the episode ended.
             decision: Whether a chunk begins here.
-            record: {name: (K, ...)} what the actor noted; kept where `decision`.
+            record: {name: (K, ...)} data recorded by the actor; stored where `decision`.
         """
         lane, end = _array(lanes), _array(terminated)
         done = end | _array(truncated)
@@ -115,12 +115,12 @@ class Replay:
                 self._arrays[key] = np.zeros((self.lanes * self.length, *value.shape[1:]), value.dtype)
             self._arrays[key][place] = value
         if self.priorities is not None:
-            self.priorities.admit(place, playable=bool(row["step"].all()))
+            self.priorities.add(place, playable=bool(row["step"].all()))
         self._head[lane] = (slot + 1) % self.length
         self._filled[lane] = np.minimum(self._filled[lane] + 1, self.length)
 
     def _note(self, record: Mapping[str, Tensor]) -> bool:
-        """Whether `record` is complete; a name never seen before makes all earlier records incomplete."""
+        """Whether `record` is complete; a new name makes all earlier records incomplete."""
         known = {key[7:] for key in self._arrays if key.startswith("record.")}
         if record.keys() - known and "decision" in self._arrays:
             self._arrays["decision"][:] = False
@@ -137,10 +137,10 @@ class Replay:
             returns.append(total)
         self._arrays["returns"][place] = returns
 
-    def cut(self) -> None:
-        """End the running episodes without successors, because what follows will belong to other episodes.
+    def end_episodes(self) -> None:
+        """End the running episodes without successors; later steps belong to other episodes.
 
-        The last step of each only serves as successor of the one before it.
+        The last step of each episode only serves as successor of the previous step.
         """
         for lane in self._age.nonzero()[0]:
             last = (self._head[lane] - 1) % self.length + lane * self.length
@@ -149,21 +149,21 @@ class Replay:
             for flag in ("step", "last", "terminated", "decision"):
                 self._arrays[flag][last] = False
             if self.priorities is not None:
-                self.priorities.admit(np.array([last]), playable=False)
+                self.priorities.add(np.array([last]), playable=False)
         self._age[:] = 0
 
     @classmethod
     def from_episodes(cls, episodes: Episodes, *, gamma: float | None = None, prioritized: float = 0.0) -> Replay:
         """All steps of a dataset.
 
-        The last frame of an episode that did not terminate has no successor: it only serves as one.
+        The last frame of an episode that did not terminate has no successor and only serves as one.
 
         Raises:
             UserError: The dataset has no rewards.
         """
         if "reward" not in episodes.arrays:
-            raise UserError("The dataset has no 'reward', which value learning needs; collect it anew.")
-        episodes = episodes.executed()
+            raise UserError("The dataset has no 'reward', which value learning needs; collect it again.")
+        episodes = episodes.with_executed_actions()
         ends = episodes.ends - 1  # (E,) last frame of every episode
         terminated = np.zeros(len(ends), np.bool_)
         if "terminated" in episodes.arrays:
@@ -188,7 +188,7 @@ class Replay:
         replay._arrays = arrays
         replay._filled[0] = len(frame)
         if replay.priorities is not None:
-            replay.priorities.admit(np.flatnonzero(arrays["step"]))
+            replay.priorities.add(np.flatnonzero(arrays["step"]))
         return replay
 
     # Reading.
@@ -197,7 +197,7 @@ class Replay:
         """Draw `batches * batch_size` windows, uniformly, by priority or by age.
 
         Raises:
-            UserError: The memory holds no complete window yet.
+            UserError: The buffer has no complete window yet.
         """
         missing = batches * sample_spec.batch_size
         found: list[Array] = []
@@ -252,7 +252,7 @@ class Replay:
         )
 
     def observations(self, length: int, count: int = 4) -> dict[str, Tensor]:
-        """Some histories of `length` observations `{key: (count, length, ...)}`, spread over the memory."""
+        """Histories of `length` observations `{key: (count, length, ...)}`, spread over the buffer."""
         return self._history(np.linspace(0, self._filled[0] - 1, count).astype(np.int64), length)
 
     def update_priorities(self, batch: Transitions, error: Tensor) -> None:
@@ -264,7 +264,7 @@ class Replay:
 
     def _draw(self, count: int, age_quantile: Callable[[Array], Array] | None, generator: torch.Generator) -> Array:
         if not self._filled.any():
-            raise UserError("The replay memory is empty; play some steps or give a dataset first.")
+            raise UserError("The replay buffer is empty; collect steps or pass a dataset first.")
         if self.priorities is not None:
             return self.priorities.draw(torch.rand(count, generator=generator, dtype=torch.float64).numpy())
         ends = self._filled.cumsum()
@@ -293,7 +293,7 @@ class Replay:
         return (self._head[index // self.length] - 1 - index) % self.length
 
     def _usable(self, index: Array, sample_spec: ReplaySampleSpec) -> Array:
-        """Which windows start at a step and are complete: the episode ends in them, or their successor is known."""
+        """Mask of complete windows that start at a step: the episode ends in them, or the successor is known."""
         newer = self._newer(index)
         written = np.arange(sample_spec.steps) <= newer[:, None]
         ended = (self._arrays["last"][self._ahead(index, sample_spec.steps)] & written).any(1)
@@ -306,7 +306,7 @@ class Replay:
         return usable
 
     def _alive(self, index: Array, place: Array) -> Array:
-        """Which of the steps at `place` `(B, n)` belong to the episode of `index` and have been written."""
+        """Mask of the steps at `place` `(B, n)` that belong to the episode of `index` and have been written."""
         if place.shape[1] == 1:
             return np.ones(place.shape, np.bool_)
         ended = np.zeros(place.shape, np.bool_)
@@ -321,7 +321,7 @@ class Replay:
         return {key[4:]: torch.from_numpy(array[place]) for key, array in self._arrays.items() if key[:4] == "obs."}
 
     def state_dict(self) -> dict[str, Any]:
-        """The whole memory."""
+        """Return the whole buffer."""
         used = int(self._filled.max())
         state: dict[str, Any] = {
             "length": self.length,
@@ -335,12 +335,12 @@ class Replay:
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore `state_dict`, of a smaller memory, too: its full lanes then begin with their oldest slots."""
+        """Restore `state_dict`, also of a smaller buffer, whose full lanes then begin with their oldest slots."""
         self._head, self._filled, self._age = (state[key].copy() for key in ("head", "filled", "age"))
         length, first = state.get("length", self.length), np.zeros(self.lanes, np.int64)
         if length != self.length:
             if self.priorities is not None or int(self._filled.max()) > self.length:
-                raise UserError(f"The saved memory fits replay.capacity={length * self.lanes} alone; set it to that.")
+                raise UserError(f"The saved buffer needs replay.capacity={length * self.lanes}; set it to that value.")
             first[:] = np.where(self._filled == length, self._head, 0)  # oldest slots
             self._head = self._filled % self.length
         self._arrays = {}
@@ -356,14 +356,14 @@ class Replay:
 
 
 class MixedReplay:
-    """Batches of which `offline_share` comes from a dataset and the rest from what was played (RLPD's 50/50)."""
+    """Batches with a fraction from a dataset and the rest from the environment (50/50 in RLPD)."""
 
-    def __init__(self, offline: Replay, online: Replay, offline_share: float = 0.5) -> None:
-        self.offline, self.online, self.offline_share = offline, online, offline_share
+    def __init__(self, offline: Replay, online: Replay, offline_fraction: float = 0.5) -> None:
+        self.offline, self.online, self.offline_fraction = offline, online, offline_fraction
 
     def sample(self, sample_spec: ReplaySampleSpec, generator: torch.Generator, *, batches: int = 1) -> Transitions:
-        """Draw `batches` minibatches, each with its share of both."""
-        rows = round(self.offline_share * sample_spec.batch_size)
+        """Draw `batches` minibatches, each with the same fractions of both buffers."""
+        rows = round(self.offline_fraction * sample_spec.batch_size)
         parts: list[Transitions] = []
         for source, size in ((self.offline, rows), (self.online, sample_spec.batch_size - rows)):
             if size:
@@ -371,7 +371,7 @@ class MixedReplay:
         return parts[0] if len(parts) == 1 else Transitions.interleave(parts, batches)
 
     def update_priorities(self, batch: Transitions, error: Tensor) -> None:
-        """Hand the errors of each half to the memory it came from."""
+        """Pass the errors of each part to its buffer."""
         for source in (self.offline, self.online):
             source.update_priorities(batch, error)
 

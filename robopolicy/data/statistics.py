@@ -1,4 +1,4 @@
-"""Per-dimension statistics of datasets: what normalisers and LeRobot's `meta/stats.json` are made of.
+"""Per-dimension statistics of datasets, for normalisers and for `meta/stats.json` of LeRobot.
 
 Vectors give statistics `(D,)` in their own units. Images give `(3, 1, 1)` per channel in [0, 1], computed exactly from
 histograms of their bytes, so that any number of frames fits into memory.

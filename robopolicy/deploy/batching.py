@@ -1,9 +1,9 @@
-"""Requests of many clients as few calls of one policy, without one client ever noticing another.
+"""Dynamic batching of requests of many clients into few calls of one policy, with isolated clients.
 
-Requests that arrive within a short window share a call. What a request gets does not depend on its company: each is
-checked on its own before it may join, draws its noise from its own streams, is computed alone where the shared call
-fails, and alone gets the error if its own chunk is not finite. Sums in other batch sizes are rounded differently, by
-about 1e-7 of a value; with `max_batch=1` every observation is computed alone and not even that remains.
+Requests that arrive within a short window share a call. The reply does not depend on the other requests: each is
+checked before it joins a batch, draws its noise from its own streams, is computed separately if the shared call
+fails, and gets its own error if its chunk is not finite. Sums in other batch sizes are rounded differently, by
+about 1e-7 of a value; `max_batch=1` computes every observation separately and avoids this.
 """
 
 from __future__ import annotations
@@ -20,32 +20,32 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from robopolicy.deploy.contract import ChunkSource
+from robopolicy.deploy.contract import ChunkPolicy
 from robopolicy.deploy.wire import Greeting, Request
 from robopolicy.errors import UserError
-from robopolicy.rng import stream
+from robopolicy.rng import episode_rng
 from robopolicy.spec import IMAGE_PREFIX
 
-RECENT = 1000  # answers whose times are kept for percentiles
+RECENT = 1000  # replies whose times are kept for percentiles
 
 
 PERCENTILES = (50, 95, 99)
 
 
-class Latency:
-    """Times [s] of the last thousand answers."""
+class LatencyWindow:
+    """Latency percentiles [s] over the last `RECENT` replies."""
 
     def __init__(self) -> None:
         self._recent: deque[float] = deque(maxlen=RECENT)
         self._lock = threading.Lock()
 
     def add(self, seconds: float) -> None:
-        """Count one."""
+        """Add a time."""
         with self._lock:
             self._recent.append(seconds)
 
     def percentile(self, q: float) -> float:
-        """Time [s] within which `q` percent came; 0 before the first."""
+        """Percentile `q` of the times [s]; 0 without any."""
         with self._lock:
             return float(np.percentile(self._recent, q)) if self._recent else 0.0
 
@@ -55,11 +55,11 @@ class Latency:
 
 
 class ServerStatistics:
-    """What a server has done since it started."""
+    """Statistics of a server since its start."""
 
     def __init__(self) -> None:
-        self.latency = Latency()  # from a request's arrival to its answer
-        self.compute = Latency()  # of one batch
+        self.latency = LatencyWindow()  # from the arrival of a request to its reply
+        self.compute = LatencyWindow()  # of one batch
         self.requests = self.errors = self.deadline_misses = 0
         self.batches = self.rows = self.largest_batch = 0
         self.refused_clients = 0
@@ -67,7 +67,7 @@ class ServerStatistics:
         self._since = time.monotonic()
 
     def answered(self, seconds: float, deadline: float | None, *, failed: bool) -> None:
-        """Count a request that took so long and wanted to be answered within `deadline` seconds."""
+        """Count a reply after `seconds` to a request with an optional `deadline` [s]."""
         self.latency.add(seconds)
         self.requests += 1
         self.errors += failed
@@ -96,7 +96,7 @@ class ServerStatistics:
         }
 
     def line(self) -> str:
-        """For a log."""
+        """One line for a log."""
         s = self.to_dict()
         times = " ".join(f"p{q} {s[f'latency_p{q}_ms']:.1f}" for q in PERCENTILES)
         return (
@@ -110,11 +110,11 @@ Batch = Mapping[str, NDArray[Any]]  # {key: (B, To, ...)} float32, images uint8
 
 
 class Served(Protocol):
-    """A policy as a server calls it, from one thread."""
+    """Batched policy interface of the server, called from one thread."""
 
     @property
     def greeting(self) -> Greeting:
-        """What it takes and gives."""
+        """Specification of the policy."""
         ...
 
     def chunks(
@@ -123,27 +123,27 @@ class Served(Protocol):
         """Chunks `(B, H, A)` of observations.
 
         Args:
-            obs: All that its greeting names, and nothing else.
-            noise: `(B, H, A)`, only where the greeting says so.
-            prefix: `(B, d, A)`, only where the greeting says so.
-            streams: Where noise comes from without `noise`: row i depends on its own stream alone.
+            obs: All observations of the greeting, and no others.
+            noise: `(B, H, A)`, only if the greeting has `noise`.
+            prefix: `(B, d, A)`, only if the greeting has `prefix`.
+            streams: Random streams without `noise`: row i depends only on its own stream.
         """
         ...
 
 
-class ServedSource:
-    """A `ChunkSource`, which takes one observation at a time, as a server calls it."""
+class ServedChunkPolicy:
+    """Batched interface of a `ChunkPolicy`, which takes one observation at a time."""
 
     def __init__(
-        self, source: ChunkSource, model: str = "", *, noise_shape: tuple[int, ...] = (), network_calls: int = 1
+        self, source: ChunkPolicy, model: str = "", *, noise_shape: tuple[int, ...] = (), network_calls: int = 1
     ) -> None:
         """Wrap `source`.
 
         Args:
-            source: What to serve. It must not remember earlier observations, which are of other clients.
-            model: What to call it.
-            noise_shape: Shape of the numbers that its `chunk(..., noise=...)` takes, as that of a bundle does; () if
-                its noise is its own affair, so that chunks depend on what was asked before.
+            source: Policy to serve. It must be stateless, since earlier observations belong to other clients.
+            model: Name of the model.
+            noise_shape: Shape of the argument `noise` of `chunk`, as for a bundle; () if
+                the policy draws its own noise, so that chunks depend on earlier requests.
             network_calls: Network evaluations per chunk, as far as known.
         """
         self._source: Any = source
@@ -161,34 +161,34 @@ class ServedSource:
             row = {key: value[i] for key, value in obs.items()}
             words: dict[str, Any] = {}
             if self._noise_shape:
-                draw = stream(seed, step).standard_normal
+                draw = episode_rng(seed, step).standard_normal
                 words["noise"] = draw(self._noise_shape, dtype=np.float32) if noise is None else noise[i]
             found.append(self._source.chunk(row, None if prefix is None else prefix[i], **words))
         return np.stack(found)
 
 
 @dataclass(frozen=True)
-class Question:
+class PendingRequest:
     """A request that has been checked."""
 
     obs: Batch
     noise: NDArray[np.float32] | None
     prefix: NDArray[np.float32] | None
     streams: Streams
-    until: float  # [s, monotonic] when its answer is of no more use
+    until: float  # [s, monotonic] deadline
     answer: Future[NDArray[np.float32]]
 
     @property
     def kind(self) -> tuple[bool, int]:
-        """Questions of one kind can be asked together: with noise or without, and the length of the prefix."""
+        """Requests of one kind can share a batch: with or without noise, and the length of the prefix."""
         return self.noise is not None, 0 if self.prefix is None else self.prefix.shape[1]
 
 
-def check_request(request: Request, greeting: Greeting, seed: int) -> Question:
-    """A request as a question; `seed` is that of its client, for requests without one.
+def check_request(request: Request, greeting: Greeting, seed: int) -> PendingRequest:
+    """Check a request; `seed` is the seed of its client, for requests without one.
 
     Raises:
-        UserError: It does not fit what the policy takes, or holds a number that is not finite.
+        UserError: It does not fit the policy, or contains a number that is not finite.
     """
     spec = greeting.spec
     missing = [key for key in spec.observation if key not in request.obs]
@@ -211,12 +211,12 @@ def check_request(request: Request, greeting: Greeting, seed: int) -> Question:
             raise UserError(f"Expected prefix of shape (B, d, {spec.action_dim}), found {request.prefix.shape}.")
         length = request.prefix.shape[1]
         if length >= spec.horizon:
-            raise UserError(f"A prefix has to be shorter than a chunk of {spec.horizon} actions, found {length}.")
+            raise UserError(f"A prefix must be shorter than a chunk of {spec.horizon} actions, found {length}.")
         prefix = _checked("prefix", request.prefix, (rows, length, spec.action_dim), np.float32)
     chosen = seed if request.seed is None else request.seed
     streams = [(chosen, request.number << 16 | row) for row in range(rows)]
     until = time.monotonic() + (np.inf if request.deadline is None else request.deadline)
-    return Question(obs, noise, prefix, streams, until, Future())
+    return PendingRequest(obs, noise, prefix, streams, until, Future())
 
 
 def _checked(what: str, value: NDArray[Any], shape: tuple[int, ...], kind: type) -> NDArray[Any]:
@@ -227,7 +227,7 @@ def _checked(what: str, value: NDArray[Any], shape: tuple[int, ...], kind: type)
         raise UserError(f"Expected {what} with {shape[0]} rows like the others, found {len(value)}.")
     if kind is np.uint8 and value.dtype != np.uint8:
         raise UserError(f"Expected {what} as bytes (uint8), found {value.dtype}.")
-    with np.errstate(over="ignore"):  # what float32 cannot hold is infinite, and refused
+    with np.errstate(over="ignore"):  # overflow to infinity is refused below
         converted = value.astype(kind, copy=False)
     if not np.isfinite(converted).all():
         raise UserError(f"Expected finite numbers in {what}, found NaN or infinity.")
@@ -235,31 +235,31 @@ def _checked(what: str, value: NDArray[Any], shape: tuple[int, ...], kind: type)
 
 
 class Batcher:
-    """A thread that gathers questions, asks the policy, and hands the answers out."""
+    """Thread that collects requests, calls the policy in batches and sets the results."""
 
     def __init__(self, served: Served, statistics: ServerStatistics, *, max_batch: int, window: float) -> None:
         """Start the thread.
 
         Args:
             served: The policy.
-            statistics: Where batches are counted; its number of clients ends a window early.
+            statistics: Counters of batches; the number of clients ends a window early.
             max_batch: Observations per call of the policy.
-            window: Seconds for which a question waits for company. Clients have one question each at a time, so
-                nobody waits once all of them have asked.
+            window: Maximum batching delay in seconds. Clients have one request each at a time, so
+                a batch starts once all clients have sent one.
         """
         self._served, self._statistics = served, statistics
         self._max_batch, self._window = max_batch, window
-        self._questions: queue.SimpleQueue[Question | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="policy", daemon=True)  # a policy may hang for ever
+        self._questions: queue.SimpleQueue[PendingRequest | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="policy", daemon=True)  # a policy may hang forever
         self._thread.start()
 
-    def ask(self, question: Question) -> Future[NDArray[np.float32]]:
-        """Queue a question; its answer is a chunk `(B, H, A)`, or an exception with one line."""
+    def submit(self, question: PendingRequest) -> Future[NDArray[np.float32]]:
+        """Queue a request; the result is a chunk `(B, H, A)`, or an exception of one line."""
         self._questions.put(question)
         return question.answer
 
     def close(self) -> None:
-        """Answer what is queued and end the thread, unless the policy hangs."""
+        """Finish the queue and end the thread, unless the policy hangs."""
         self._questions.put(None)
         self._thread.join(1.0)
 
@@ -272,7 +272,7 @@ class Batcher:
                     batch.append(self._questions.get(timeout=max(until - time.monotonic(), 0)))
                 except queue.Empty:
                     break
-            kinds: dict[tuple[bool, int], list[Question]] = {}
+            kinds: dict[tuple[bool, int], list[PendingRequest]] = {}
             for question in batch:
                 if question is not None and question.answer.set_running_or_notify_cancel():
                     kinds.setdefault(question.kind, []).append(question)
@@ -281,15 +281,15 @@ class Batcher:
             if batch[-1] is None:
                 return
 
-    def _has_room(self, batch: Sequence[Question | None]) -> bool:
+    def _has_room(self, batch: Sequence[PendingRequest | None]) -> bool:
         rows = sum(len(question.streams) for question in batch if question is not None)
         return rows < self._max_batch and len(batch) < self._statistics.clients
 
-    def _answer(self, questions: list[Question]) -> None:
+    def _answer(self, questions: list[PendingRequest]) -> None:
         now = time.monotonic()
         for question in questions:
             if now > question.until:
-                question.answer.set_exception(UserError("Its deadline had passed before its turn came."))
+                question.answer.set_exception(UserError("The deadline passed before the request was computed."))
         questions = [question for question in questions if not question.answer.done()]
         if not questions:
             return
@@ -298,7 +298,7 @@ class Batcher:
         except Exception as error:
             if len(questions) == 1:
                 questions[0].answer.set_exception(error)
-            else:  # whose fault it is shows when each is alone
+            else:  # compute separately to find the failing request
                 for question in questions:
                     self._answer([question])
             return
@@ -309,14 +309,14 @@ class Batcher:
             else:
                 question.answer.set_exception(UserError("The policy returned a non-finite action."))
 
-    def _compute(self, questions: Sequence[Question]) -> NDArray[np.float32]:
+    def _compute(self, questions: Sequence[PendingRequest]) -> NDArray[np.float32]:
         """Chunks of all rows, in calls of at most `max_batch`."""
         obs = {key: _joined([question.obs[key] for question in questions]) for key in questions[0].obs}
         noise, prefix = (
             None if getattr(questions[0], name) is None else _joined([getattr(one, name) for one in questions])
             for name in ("noise", "prefix")
         )
-        streams = [stream for question in questions for stream in question.streams]
+        streams = [episode_rng for question in questions for episode_rng in question.streams]
         parts: list[NDArray[np.float32]] = []
         for first in range(0, len(streams), self._max_batch):
             rows = slice(first, first + self._max_batch)
@@ -334,7 +334,7 @@ class Batcher:
             spec = self._served.greeting.spec
             wanted = (len(streams[rows]), spec.horizon, spec.action_dim)
             if part.shape != wanted:
-                raise UserError(f"The policy returned shape {part.shape} in place of chunks of shape {wanted}.")
+                raise UserError(f"The policy returned shape {part.shape} instead of chunks of shape {wanted}.")
             parts.append(part)
         return _joined(parts)
 

@@ -1,15 +1,15 @@
-"""A policy as one folder that a robot's computer runs with onnxruntime and numpy alone.
+"""Deployment bundle: a policy as one folder, run with onnxruntime and numpy only.
 
 policy.onnx     the graph: observations and noise in, chunk out; normalisers and sampler inside
-bundle.json     what goes in and comes out, where it came from, SHA-256 of every file and of itself
+bundle.json     specification, origin, SHA-256 of every file and of itself
 golden.npz      observations, noise and the chunks that torch computed for them
 
     bundle = open_bundle("runs/lift_bundle", seed=0)
     bundle.verify()
     chunk = bundle.chunk({"state": history})  # (H, A)
 
-A bundle draws the noise that its policy needs: with a seed, decision i of an episode is the one that evaluation in
-simulation plays in the episode of that seed. It keeps the memory of a recurrent policy; `reset` begins an episode.
+A bundle draws the noise of its policy: with a seed, decision i of an episode equals decision i of an evaluation in
+simulation with that seed. It keeps the hidden state of a recurrent policy; `reset` begins an episode.
 Neither torch nor MuJoCo is imported. One caller at a time.
 """
 
@@ -30,9 +30,9 @@ from numpy.typing import NDArray
 from robopolicy.deploy.contract import Observed
 from robopolicy.deploy.graph import CHUNK, NEXT_MEMORY, NOISE, PREFIX, PREFIX_WEIGHT, TYPES, open_session
 from robopolicy.errors import UserError
-from robopolicy.rng import stream
-from robopolicy.schema import from_plain, to_plain
-from robopolicy.spec import IMAGE_PREFIX, MEMORY, PolicySpec
+from robopolicy.rng import episode_rng
+from robopolicy.schema import from_dict, to_dict
+from robopolicy.spec import HIDDEN_STATE, IMAGE_PREFIX, PolicySpec
 from robopolicy.versions import sha256
 
 SCHEMA = 1  # raise it with every change that an older reader would misunderstand
@@ -44,25 +44,25 @@ Float32 = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class BundleManifest:
-    """Everything about a bundle but its numbers; what a task does not declare is empty or None."""
+    """Metadata of a bundle; entries that a task does not declare are empty or None."""
 
     schema: int  # version of this layout
     policy: str  # kind of policy
     spec: dict[str, Any]  # `PolicySpec.to_dict()`: observations, action size, horizons
     network_calls: int  # network evaluations per chunk
     noise_shape: tuple[int, ...]  # (R, A) numbers that one decision draws; () where it draws none
-    takes_prefix: bool  # it continues given actions (real-time chunking)
+    takes_prefix: bool  # continues given actions (real-time chunking)
     task: str  # task it was trained on
     control_dt: float | None  # seconds between two actions
     action_names: tuple[str, ...]  # one per dimension, with units in brackets
     action_low: tuple[float, ...]  # bounds of the actions, in their units
     action_high: tuple[float, ...]
     observation_names: dict[str, list[str]]  # names of the elements of vectors, with units in brackets
-    cameras: dict[str, list[int]]  # name -> [height, width] of the pictures (3, height, width)
+    cameras: dict[str, list[int]]  # name -> [height, width] of the images (3, height, width)
     action_scale: tuple[float, ...]  # action units per normalised unit, in which errors are measured
     checkpoint: str  # SHA-256 of the manifest of the checkpoint it was made from
     parity: float  # largest difference from torch where it was made, normalised units
-    versions: dict[str, str]  # of what made it
+    versions: dict[str, str]  # package versions at export
     files: dict[str, str]  # name -> SHA-256
 
     @property
@@ -72,13 +72,13 @@ class BundleManifest:
 
     @property
     def identity(self) -> str:
-        """One name for the content of the whole bundle."""
-        return hashlib.sha256(json.dumps(to_plain(self), sort_keys=True).encode()).hexdigest()
+        """Hash of the content of the whole bundle."""
+        return hashlib.sha256(json.dumps(to_dict(self), sort_keys=True).encode()).hexdigest()
 
 
 @dataclass(frozen=True)
 class BundleReport:
-    """Outcome of computing the golden chunks again."""
+    """Result of the comparison with the golden chunks."""
 
     ok: bool
     max_error: float  # largest difference from the stored chunks, normalised units
@@ -86,22 +86,22 @@ class BundleReport:
 
 
 class Bundle:
-    """An open bundle, a `ChunkSource`; made by `open_bundle`."""
+    """An open bundle, a `ChunkPolicy`; created by `open_bundle`."""
 
     def __init__(self, folder: Path, manifest: BundleManifest, session: Any, seed: int | None) -> None:
         self.folder, self.manifest = folder, manifest
         whole = manifest.policy_spec
         self._inputs = {entry.name: entry for entry in session.get_inputs()}
         self._session = session
-        seen = {key: shape for key, shape in whole.observation.items() if key != MEMORY}
+        seen = {key: shape for key, shape in whole.observation.items() if key != HIDDEN_STATE}
         self._spec = replace(whole, observation=seen)
-        self._memory_shape = (1, 1, whole.memory_dim)
+        self._memory_shape = (1, 1, whole.hidden_dim)
         self._seed = secrets.randbits(63) if seed is None else seed
         self.reset()
 
     @property
     def spec(self) -> PolicySpec:
-        """What it takes and gives; the memory of a recurrent policy is its own affair."""
+        """Specification of the policy without the hidden state of a recurrent policy."""
         return self._spec
 
     @property
@@ -110,7 +110,7 @@ class Bundle:
         return self.manifest.takes_prefix
 
     def reset(self, seed: int | None = None) -> None:
-        """Begin an episode: forget what was seen, and start the noise anew, of another `seed` where one is given."""
+        """Begin an episode: clear the state and restart the noise, with a new `seed` if given."""
         self._seed = self._seed if seed is None else seed
         self._decision = 0
         self._memory = np.zeros(self._memory_shape, np.float32)
@@ -127,18 +127,18 @@ class Bundle:
 
         Args:
             obs: Observation history `{key: (To, ...)}`; further keys are ignored.
-            prefix: Actions `(d, A)` that it has to continue, where `takes_prefix`.
-            weight: How firmly each of them holds `(d,)`, in [0, 1]; by default all hold (see `prefix_weights`).
-            noise: Standard normal numbers `noise_shape` in place of those it would draw.
+            prefix: Actions `(d, A)` to continue; needs `takes_prefix`.
+            weight: Weight of each prefix action `(d,)`, in [0, 1]; 1 by default (see `prefix_weights`).
+            noise: Standard normal numbers `noise_shape` instead of drawn ones.
 
         Raises:
-            UserError: Something does not fit; one line that says what was expected and found.
+            UserError: Something does not fit; one line with what was expected and found.
         """
         if self._session is None:
             raise UserError(f"The bundle {self.folder} is closed; open it again.")
         feed = {key: self._checked(key, obs) for key in self._spec.observation}
-        if MEMORY in self._inputs:
-            feed[MEMORY] = self._memory
+        if HIDDEN_STATE in self._inputs:
+            feed[HIDDEN_STATE] = self._memory
         if self.manifest.noise_shape:
             feed[NOISE] = self._noise(noise)
         elif noise is not None:
@@ -147,14 +147,14 @@ class Bundle:
             feed[PREFIX], feed[PREFIX_WEIGHT] = self._prefix(prefix, weight)
         elif prefix is not None:
             raise UserError("This bundle cannot continue given actions; export it with --rtc.")
-        chunk, *memory = self._session.run([CHUNK, NEXT_MEMORY] if MEMORY in feed else [CHUNK], feed)
+        chunk, *memory = self._session.run([CHUNK, NEXT_MEMORY] if HIDDEN_STATE in feed else [CHUNK], feed)
         self._decision += 1
         if memory:
             self._memory = memory[0]
         return chunk[0]
 
     def verify(self) -> BundleReport:
-        """Compute the golden chunks again.
+        """Compute the golden chunks and compare them.
 
         Raises:
             UserError: They do not belong to this graph.
@@ -189,7 +189,7 @@ class Bundle:
     def _noise(self, noise: NDArray[Any] | None) -> Float32:
         shape = self.manifest.noise_shape
         if noise is None:
-            return stream(self._seed, self._decision).standard_normal((1, *shape), dtype=np.float32)
+            return episode_rng(self._seed, self._decision).standard_normal((1, *shape), dtype=np.float32)
         return _numbers("noise", noise, shape)[None]
 
     def _prefix(self, prefix: NDArray[Any] | None, weight: NDArray[Any] | None) -> tuple[Float32, Float32]:
@@ -211,9 +211,9 @@ def open_bundle(folder: str | Path, *, seed: int | None = None, threads: int = 1
     """Check every file of a bundle and open it.
 
     Args:
-        folder: Where it lies; it may have been copied anywhere.
-        seed: Of the noise, for chunks that repeat; drawn afresh by default.
-        threads: Of one operator; one suits small networks, and leaves the other cores to the control loop.
+        folder: Path of the bundle.
+        seed: Seed of the noise, for reproducible chunks; random by default.
+        threads: Threads per operator; one suits small networks and leaves the other cores to the control loop.
 
     Raises:
         UserError: It is damaged, was changed, or cannot be run here; one line.
@@ -228,17 +228,19 @@ def open_bundle(folder: str | Path, *, seed: int | None = None, threads: int = 1
     return Bundle(folder, manifest, session, seed)
 
 
-def prefix_weights(horizon: int, delay: int, execute: int) -> Float32:
-    """Soft weights `(H - s,)` of the rest of an old chunk, of which s actions have been played (arXiv 2506.07339).
+def prefix_weights(horizon: int, delay: int, action_horizon: int) -> Float32:
+    """Soft weights `(H - s,)` of the remaining actions of an old chunk after s executed ones (arXiv 2506.07339).
 
-    The first `delay` will be played whatever comes, so they are held; the others fade, as the new chunk knows more.
+    The first `delay` actions will be executed in any case, so their weight is 1; the weights of the others decay.
 
     Raises:
-        UserError: Not 0 <= delay <= horizon - execute.
+        UserError: Not 0 <= delay <= horizon - action_horizon.
     """
-    left = horizon - execute
-    if not 0 <= delay <= left or execute < 1:
-        raise UserError(f"A delay of {delay} does not fit {horizon} actions of which {execute} are played at a time.")
+    left = horizon - action_horizon
+    if not 0 <= delay <= left or action_horizon < 1:
+        raise UserError(
+            f"A delay of {delay} does not fit {horizon} actions of which {action_horizon} are executed at a time."
+        )
     index = np.arange(left)
     fade = (left - index) / (left - delay + 1)
     return np.where(index < delay, 1.0, fade * np.expm1(fade) / np.expm1(1.0)).astype(np.float32)
@@ -252,7 +254,7 @@ def golden_error(session: Any, golden: Mapping[str, NDArray[Any]], scale: NDArra
     """
     inputs, outputs = [entry.name for entry in session.get_inputs()], [entry.name for entry in session.get_outputs()]
     if not {*inputs, *outputs} <= golden.keys():
-        raise UserError(f"{folder / GOLDEN} does not belong to the graph beside it; export it again.")
+        raise UserError(f"{folder / GOLDEN} does not belong to the graph in the same folder; export it again.")
     largest = 0.0
     for row in range(len(golden[CHUNK])):
         found = session.run(outputs, {name: golden[name][row : row + 1] for name in inputs})
@@ -263,7 +265,7 @@ def golden_error(session: Any, golden: Mapping[str, NDArray[Any]], scale: NDArra
 
 
 def read_golden(folder: Path) -> dict[str, NDArray[Any]]:
-    """Inputs and outputs of the graph by name, one row per decision."""
+    """Golden inputs and outputs of the graph by name, one row per decision."""
     try:
         with np.load(folder / GOLDEN, allow_pickle=False) as stored:
             return {name: stored[name] for name in stored.files}
@@ -273,12 +275,12 @@ def read_golden(folder: Path) -> dict[str, NDArray[Any]]:
 
 def write_manifest(folder: Path, manifest: BundleManifest) -> None:
     """Write `bundle.json`, with its own hash."""
-    content = {**to_plain(manifest), "identity": manifest.identity}
+    content = {**to_dict(manifest), "identity": manifest.identity}
     (folder / MANIFEST).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 def read_manifest(folder: Path) -> BundleManifest:
-    """Read `bundle.json` strictly.
+    """Read and check `bundle.json`.
 
     Raises:
         UserError: It is missing, of another version, damaged or was changed.
@@ -293,27 +295,27 @@ def read_manifest(folder: Path) -> BundleManifest:
         found = content.get("schema") if isinstance(content, dict) else None
         raise UserError(f"{place} has schema {found}, expected {SCHEMA}; export the checkpoint again.")
     identity = content.pop("identity", None)
-    manifest = from_plain(BundleManifest, content, str(place))
+    manifest = from_dict(BundleManifest, content, str(place))
     if identity != manifest.identity or manifest.files.keys() != {GRAPH, GOLDEN}:
         raise UserError(f"{place} is damaged or was changed after the export; copy the bundle again.")
     try:
         actions = manifest.policy_spec.action_dim
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{place} describes no policy ({error}); export the checkpoint again.") from error
+        raise UserError(f"{place} does not describe a policy ({error}); export the checkpoint again.") from error
     if len(manifest.action_scale) != actions:
         raise UserError(f"{place} has {len(manifest.action_scale)} scales for {actions} actions; export it again.")
     return manifest
 
 
 def _check_graph(session: Any, manifest: BundleManifest, folder: Path) -> None:
-    """Refuse a graph that takes or gives something else than the manifest says."""
+    """Check inputs and outputs of the graph against the manifest."""
     spec = manifest.policy_spec
     horizon, size = spec.horizon, spec.action_dim
-    seen = {key: shape for key, shape in spec.observation.items() if key != MEMORY}
+    seen = {key: shape for key, shape in spec.observation.items() if key != HIDDEN_STATE}
     takes: dict[str, tuple[int, ...]] = {key: (1, spec.obs_horizon, *shape) for key, shape in seen.items()}
     gives: dict[str, tuple[int, ...]] = {CHUNK: (1, horizon, size)}
-    if spec.memory_dim:
-        takes[MEMORY] = gives[NEXT_MEMORY] = (1, 1, spec.memory_dim)
+    if spec.hidden_dim:
+        takes[HIDDEN_STATE] = gives[NEXT_MEMORY] = (1, 1, spec.hidden_dim)
     if manifest.noise_shape:
         takes[NOISE] = (1, *manifest.noise_shape)
     if manifest.takes_prefix:

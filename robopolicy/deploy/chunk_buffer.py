@@ -1,14 +1,14 @@
-"""What to play now, from chunks that arrive late: every chunk is laid on the time axis where its observation was taken.
+"""Buffer of action chunks that arrive with delay; a chunk is placed at the time of its observation.
 
 A chunk observed at `t` with step `dt` holds the action of the tick at `now` in row `floor((now - t) / dt)`; what its
-inference cost is skipped, never played late. Where several chunks hold an action for the tick, a *join* decides:
+inference time is skipped and not executed late. If several chunks have an action for the tick, the *blending* decides:
 
 replace   the chunk of the newest observation
-hold      the chunk being played, until it ends; then the newest
-ensemble  the mean of all, weighted by exp(-0.01 i), the oldest being i = 0 (ACT, arXiv 2304.13705); bad for policies
-          that choose between several ways
-rtc       the newest, whose first actions are those that were committed when it was asked for (real-time chunking, arXiv
-          2506.07339): the policy has to continue them, so that nothing jumps when it arrives
+hold      the current chunk until it ends; then the newest
+ensemble  the mean of all, weighted by exp(-0.01 i), the oldest being i = 0 (ACT, arXiv 2304.13705); unsuited to
+          multimodal policies
+rtc       the newest, whose first actions are the ones committed at its request (real-time chunking, arXiv
+          2506.07339): the policy continues them, so that the motion is continuous
 
 Chunks may come late, twice or out of order. Times are of one monotonic clock [s]; H chunk length, A action dimensions.
 """
@@ -26,23 +26,23 @@ from numpy.typing import NDArray
 
 from robopolicy.errors import UserError, unknown_name
 
-DECAY = 0.01  # of the ensemble's weights from one chunk to the next younger one, as in ACT
-_TOLERANCE = 1e-6  # steps by which a tick may come early through rounding alone
+DECAY = 0.01  # decay of the ensemble weights from one chunk to the next newer one, as in ACT
+_TOLERANCE = 1e-6  # steps by which a tick may be early through rounding
 
 
 @dataclass(frozen=True)
-class Laid:
-    """A chunk on the time axis."""
+class TimedChunk:
+    """A chunk with the time of its observation."""
 
     observed: float  # [s] when its observation was taken
     actions: NDArray[np.float64]  # (H, A)
 
 
 @dataclass(frozen=True)
-class Held:
-    """A chunk that has an action for the tick, and the row it is in."""
+class ChunkRow:
+    """A chunk and its row for the tick."""
 
-    chunk: Laid
+    chunk: TimedChunk
     row: int
 
     @property
@@ -51,52 +51,52 @@ class Held:
         return self.chunk.actions[self.row]
 
 
-Join = Callable[[list[Held], Laid | None], tuple[NDArray[np.float64], Laid]]
-"""From the chunks that hold the tick, oldest first, and the one played last: the action and the chunk played now."""
+Blending = Callable[[list[ChunkRow], TimedChunk | None], tuple[NDArray[np.float64], TimedChunk]]
+"""(chunks with a row for the tick, oldest first; previous chunk) -> (action, current chunk)."""
 
 
-def _newest(held: list[Held], _: Laid | None) -> tuple[NDArray[np.float64], Laid]:
+def _newest(held: list[ChunkRow], _: TimedChunk | None) -> tuple[NDArray[np.float64], TimedChunk]:
     return held[-1].action.copy(), held[-1].chunk
 
 
-def _to_the_end(held: list[Held], playing: Laid | None) -> tuple[NDArray[np.float64], Laid]:
+def _to_the_end(held: list[ChunkRow], playing: TimedChunk | None) -> tuple[NDArray[np.float64], TimedChunk]:
     same = [one for one in held if one.chunk is playing]
     return _newest(same or held, playing)
 
 
-def _ensemble(held: list[Held], _: Laid | None) -> tuple[NDArray[np.float64], Laid]:
+def _ensemble(held: list[ChunkRow], _: TimedChunk | None) -> tuple[NDArray[np.float64], TimedChunk]:
     weights = np.exp(-DECAY * np.arange(len(held)))
     return weights @ np.stack([one.action for one in held]) / weights.sum(), held[-1].chunk
 
 
-JOINS: dict[str, Join] = {"replace": _newest, "hold": _to_the_end, "ensemble": _ensemble, "rtc": _newest}
+BLENDINGS: dict[str, Blending] = {"replace": _newest, "hold": _to_the_end, "ensemble": _ensemble, "rtc": _newest}
 
 
 class ChunkBuffer:
-    """The chunks that have arrived and are not over."""
+    """Chunks that have arrived and not ended, and the action for a tick."""
 
-    def __init__(self, dt: float, action_dim: int, join: str = "replace") -> None:
+    def __init__(self, dt: float, action_dim: int, blending: str = "replace") -> None:
         """Start empty.
 
         Args:
             dt: Time between two actions of a chunk [s].
             action_dim: A.
-            join: One of `JOINS`.
+            blending: One of `BLENDINGS`.
 
         Raises:
-            UserError: There is no such join, or `dt` is not positive.
+            UserError: The blending is unknown, or `dt` is not positive.
         """
-        if join not in JOINS:
-            raise unknown_name("join", join, JOINS)
+        if blending not in BLENDINGS:
+            raise unknown_name("chunk blending", blending, BLENDINGS)
         if not 0 < dt < math.inf:
-            raise UserError(f"A chunk needs a positive time between its actions, got {dt:g} s.")
-        self.dt, self.action_dim, self.join = dt, action_dim, join
-        self._chunks: list[Laid] = []  # by time of observation
-        self._playing: Laid | None = None
-        self._commitment: tuple[float, NDArray[np.float64]] | None = None  # of the chunk that was asked for last
+            raise UserError(f"The time between two actions of a chunk must be positive, got {dt:g} s.")
+        self.dt, self.action_dim, self.blending = dt, action_dim, blending
+        self._chunks: list[TimedChunk] = []  # by time of observation
+        self._playing: TimedChunk | None = None
+        self._commitment: tuple[float, NDArray[np.float64]] | None = None  # of the last requested chunk
 
     def put(self, chunk: NDArray[Any], observed: float) -> None:
-        """Add a chunk `(H, A)` computed from what was observed at `observed`; one that is there already is ignored.
+        """Add a chunk `(H, A)` for the observation at time `observed`; a duplicate is ignored.
 
         Raises:
             UserError: It has another shape, or holds a number that is not finite; the buffer is as before.
@@ -106,42 +106,42 @@ class ChunkBuffer:
             raise UserError(f"Expected numbers of shape (H, {self.action_dim}), found {given.dtype} {given.shape}.")
         actions = np.array(given, np.float64)
         if not (np.isfinite(actions).all() and math.isfinite(observed)):
-            raise UserError("A chunk holds a number that is not finite; nothing of it is played.")
-        if any(laid.observed == observed for laid in self._chunks):
+            raise UserError("A chunk contains a number that is not finite; it is discarded.")
+        if any(timed.observed == observed for timed in self._chunks):
             return
         if self._commitment is not None and self._commitment[0] == observed:
             prefix = self._commitment[1][: len(actions)]
             actions[: len(prefix)] = prefix
-        bisect.insort(self._chunks, Laid(observed, actions), key=lambda laid: laid.observed)
+        bisect.insort(self._chunks, TimedChunk(observed, actions), key=lambda timed: timed.observed)
 
     def action(self, now: float) -> NDArray[np.float64] | None:
-        """The action `(A,)` of the tick at `now`; None where no chunk holds one.
+        """Return the action `(A,)` for the tick at `now`; None without a chunk for it.
 
-        Chunks that are over are forgotten. So are those observed more than a step after `now`: the clock has jumped
-        back, and they would come to life again much later.
+        Expired chunks are dropped. Chunks observed more than a step after `now` are dropped too, since the clock jumped
+        back and they would become active much later.
         """
-        self._chunks = [laid for laid in self._chunks if -1 <= self._row(laid, now) < len(laid.actions)]
+        self._chunks = [timed for timed in self._chunks if -1 <= self._row(timed, now) < len(timed.actions)]
         action, self._playing = self._choose(now)
         return action
 
     def remaining(self, now: float) -> float:
-        """Seconds from `now` for which there are actions; 0 where there are none."""
-        ends = [laid.observed + len(laid.actions) * self.dt for laid in self._chunks if self._row(laid, now) >= -1]
+        """Seconds from `now` with actions in the buffer; 0 without any."""
+        ends = [timed.observed + len(timed.actions) * self.dt for timed in self._chunks if self._row(timed, now) >= -1]
         return max(0.0, max(ends, default=now) - now)
 
-    def due(self, now: float, execute: int) -> bool:
-        """Whether the next chunk should be asked for: `execute` actions of the newest are over, or there is none."""
-        return not self._chunks or self._row(self._chunks[-1], now) >= execute or not self.remaining(now)
+    def due(self, now: float, action_horizon: int) -> bool:
+        """Whether to request a chunk: `action_horizon` actions of the newest have passed, or there is none."""
+        return not self._chunks or self._row(self._chunks[-1], now) >= action_horizon or not self.remaining(now)
 
     def committed(self, now: float, delay: int) -> NDArray[np.float64]:
-        """The actions `(d, A)` that will be played from `now` on before a chunk observed then can arrive.
+        """Return the actions `(d, A)` that will be executed from `now` until a chunk observed then can arrive.
 
-        A join `rtc` keeps its word: the chunk put with `observed = now` starts with them, whatever its policy made of
-        them. The two chunks may tick at different moments, so each action is the one half a step after its beginning.
+        Blending `rtc` enforces them: the chunk added with `observed = now` starts with them, independent of its
+        policy. The steps of two chunks may be shifted, so each action is sampled half a step after its beginning.
 
         Args:
-            now: When the observation is taken that the next chunk comes from.
-            delay: Steps until that chunk arrives, see `delay_steps`; fewer come back where the buffer holds fewer.
+            now: Time of the observation for the next chunk.
+            delay: Steps until that chunk arrives, see `delay_steps`; the result is shorter if the buffer has fewer.
         """
         actions: list[NDArray[np.float64]] = []
         for step in range(delay):
@@ -150,39 +150,41 @@ class ChunkBuffer:
                 break
             actions.append(action)
         prefix = np.array(actions).reshape(-1, self.action_dim)
-        if self.join == "rtc":
+        if self.blending == "rtc":
             self._commitment = now, prefix
         return prefix.copy()
 
     def clear(self) -> None:
-        """Forget everything, e.g. when a new episode begins."""
+        """Remove all chunks, e.g. for a new episode."""
         self._chunks, self._playing, self._commitment = [], None, None
 
-    def _choose(self, now: float) -> tuple[NDArray[np.float64] | None, Laid | None]:
-        rows = [(laid, self._row(laid, now)) for laid in self._chunks]
-        held = [Held(laid, max(row, 0)) for laid, row in rows if -1 <= row < len(laid.actions)]
-        return JOINS[self.join](held, self._playing) if held else (None, None)
+    def _choose(self, now: float) -> tuple[NDArray[np.float64] | None, TimedChunk | None]:
+        rows = [(timed, self._row(timed, now)) for timed in self._chunks]
+        held = [ChunkRow(timed, max(row, 0)) for timed, row in rows if -1 <= row < len(timed.actions)]
+        return BLENDINGS[self.blending](held, self._playing) if held else (None, None)
 
-    def _row(self, laid: Laid, now: float) -> int:
-        return math.floor((now - laid.observed) / self.dt + _TOLERANCE)
+    def _row(self, timed: TimedChunk, now: float) -> int:
+        return math.floor((now - timed.observed) / self.dt + _TOLERANCE)
 
 
 def delay_steps(latency: float, dt: float) -> int:
-    """Steps that pass while a chunk is computed: ceil(latency / dt), for a latency [s] seldom exceeded (p95)."""
+    """Steps during inference of a chunk: ceil(latency / dt), for a p95 latency [s]."""
     return max(math.ceil(latency / dt - _TOLERANCE), 0)
 
 
-def check_delay(delay: int, execute: int, horizon: int) -> None:
-    """Refuse chunks that cannot cover their own inference.
+def check_delay(delay: int, action_horizon: int, horizon: int) -> None:
+    """Check that chunks are long enough to cover their own inference.
 
-    One chunk at a time is computed, so at least `delay` actions are played of each; the next one arrives `delay` steps
-    after `execute`, and until then there have to be actions left.
+    One chunk at a time is computed, so at least `delay` actions of each are executed; the next one arrives `delay`
+    steps after `action_horizon`, and the chunk must last until then.
 
     Raises:
-        UserError: Not delay <= execute <= horizon - delay.
+        UserError: Not delay <= action_horizon <= horizon - delay.
     """
-    if not delay <= execute <= horizon - delay:
+    if not delay <= action_horizon <= horizon - delay:
         raise UserError(
-            f"A chunk of {horizon} actions, {execute} of them played, cannot cover an inference of {delay} steps; that "
-            f"needs {delay} <= execute <= {horizon - delay}: play more of it, use longer chunks, or a faster policy."
+            f"A chunk of {horizon} actions, {action_horizon} of them used, cannot cover an inference of "
+            f"{delay} steps; that "
+            f"needs {delay} <= action_horizon <= {horizon - delay}: execute more of it, use longer chunks, or a "
+            f"faster policy."
         )

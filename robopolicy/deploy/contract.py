@@ -1,6 +1,6 @@
-"""What stands between a policy and a robot, in numpy: anything that answers an observation with a chunk of actions.
+"""Interface between policies and robots in numpy: an observation in, a chunk of actions out.
 
-Shapes: To observation history, H chunk length, A action dimensions; no batch dimension, since a robot is one.
+Shapes: To observation history, H chunk length, A action dimensions; no batch dimension.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ Array = NDArray[np.float64]
 Observed = Mapping[str, NDArray[Any]]  # {key: (To, ...)}, numbers in the units of the robot, images uint8
 
 
-class ChunkSource(Protocol):
-    """A bundle in this process, or a server somewhere else."""
+class ChunkPolicy(Protocol):
+    """Policy of action chunks: a bundle in this process, a checkpoint or a server."""
 
     @property
     def spec(self) -> PolicySpec:
-        """What it takes and gives."""
+        """Specification of the policy."""
         ...
 
     def chunk(self, obs: Observed, prefix: NDArray[Any] | None = None) -> NDArray[np.float32]:
@@ -30,19 +30,19 @@ class ChunkSource(Protocol):
 
         Args:
             obs: Observation history.
-            prefix: Actions `(d, A)`, d < H, that will have been played when the chunk arrives and that it has to
+            prefix: Actions `(d, A)`, d < H, that will have been executed when the chunk arrives and that it must
                 continue (real-time chunking); only where `takes_prefix`.
 
         Raises:
-            UserError: The observation does not fit `spec`, or the source is gone; one line.
+            UserError: The observation does not fit `spec`, or the policy is unavailable; one line.
         """
         ...
 
     @property
     def takes_prefix(self) -> bool:
-        """Whether `prefix` may be given."""
+        """Whether `chunk` accepts a prefix."""
         ...
 
     def close(self) -> None:
-        """Free what it holds; may be called twice."""
+        """Free resources; safe to call twice."""
         ...

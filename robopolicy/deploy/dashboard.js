@@ -1,5 +1,5 @@
 "use strict";
-// What every page shares: short hands for its elements, pictures, and the websocket with its token.
+// Shared code of all dashboards: element helpers, images, and the websocket with its token.
 const $ = (id) => document.getElementById(id);
 
 function make(tag, text, parent) {
@@ -33,8 +33,8 @@ function picture(data) {
   if (before) URL.revokeObjectURL(before);
 }
 
-// The program behind the page. `show(figures)` gets what it says, `closed(why, ended)` why it says no more ("" once it
-// speaks again); `ended` is true where the run is over. The form #ask asks for the token.
+// Connection to the program. `show(metrics)` gets its messages, `closed(why, ended)` the reason of a lost connection (""
+// once it is restored); `ended` is true after the end of the run. The form #ask asks for the token.
 const live = {
   socket: null,
 
@@ -62,7 +62,7 @@ const live = {
     return this.socket !== null && this.socket.readyState === WebSocket.OPEN;
   },
 
-  say(word) {
+  post(word) {
     if (this.open()) this.socket.send(`{"${word}": true}`);
   },
 };

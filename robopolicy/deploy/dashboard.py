@@ -1,8 +1,8 @@
-"""A page in a browser, its program's end: hands over what is worth seeing, and hears which of a few words was said.
+"""Web dashboard of a program: sends metrics and images, and receives a fixed set of commands.
 
 The page is served by a process of its own (`robopolicy.deploy.dashboard_server`), at the other end of a pair of
 sockets: a web server within the program's process would take the interpreter from it. A packet that does not fit into
-the socket at once is left out. Back come words that were agreed on at the start, and nothing else.
+the socket at once is dropped. The page can only send the commands that were given at the start.
 """
 
 from __future__ import annotations
@@ -21,51 +21,51 @@ from numpy.typing import NDArray
 from robopolicy.deploy.wire import TOKEN, is_loopback
 from robopolicy.errors import UserError
 
-LARGEST = 2**18  # bytes of a packet
-PIXELS, ENCODED = b"P", b"E"  # first byte of a packet with a picture: raw, or a file
-WATCHED, ALONE = b"watched", b"alone"  # said by the server itself: somebody looks, nobody does
+MAX_PACKET_BYTES = 2**18  # bytes of a packet
+PIXELS, ENCODED = b"P", b"E"  # first byte of an image packet: raw, or an encoded file
+WATCHED, ALONE = b"watched", b"alone"  # messages of the server: a client is connected, none is
 
 
 def parse_address(text: str) -> tuple[str, int]:
     """Host and port of `HOST:PORT` or `PORT`.
 
     Raises:
-        UserError: It is neither, or needs a token that is not there.
+        UserError: It is neither, or needs a token that is not set.
     """
     host, _, port = text.rpartition(":")
     host = host.strip("[]") or "127.0.0.1"
     if not port.isdecimal() or not int(port) < 2**16:
-        raise UserError(f"The viewer listens on PORT or HOST:PORT, such as 127.0.0.1:8780; got '{text}'.")
+        raise UserError(f"The dashboard needs an address PORT or HOST:PORT, such as 127.0.0.1:8780; got '{text}'.")
     if not is_loopback(host) and not os.environ.get(TOKEN):
         raise UserError(
-            f"{host} can be reached from other machines, so the viewer needs a token; put one into {TOKEN}, or listen "
+            f"{host} can be reached from other machines, so the dashboard needs a token; set {TOKEN}, or listen "
             "on 127.0.0.1."
         )
     return host, int(port)
 
 
 def pixels_packet(camera: str, pixels: NDArray[np.uint8]) -> bytes:
-    """The picture `(h, w, 1 or 3)` uint8 of a camera as a packet."""
+    """Packet of the image `(h, w, 1 or 3)` uint8 of a camera."""
     return PIXELS + camera.encode() + b"\0" + struct.pack("<HHB", *pixels.shape) + pixels.tobytes()
 
 
-class Page:
-    """Starts the server of one page; `close` ends it.
+class Dashboard:
+    """Server process of one web page; `close` ends it.
 
     Args:
-        address: Where it listens, `HOST:PORT` or `PORT`.
-        file: The page.
-        words: What it may say, by a message `{"WORD": true}`.
+        address: Listening address, `HOST:PORT` or `PORT`.
+        file: HTML file of the page.
+        words: Commands that the page may send, as `{"WORD": true}`.
 
     Raises:
-        UserError: It cannot listen there; one line.
+        UserError: The address cannot be opened; one line.
     """
 
     def __init__(self, address: str, file: Path, words: Sequence[str]) -> None:
         host, port = parse_address(address)
         self.link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)  # packets, and an end of file
         self.link.setblocking(False)
-        self.link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * LARGEST)
+        self.link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * MAX_PACKET_BYTES)
         command = [sys.executable, "-m", "robopolicy.deploy.dashboard_server", host, str(port), str(theirs.fileno())]
         self.process = subprocess.Popen(
             [*command, str(file), *words],
@@ -73,24 +73,24 @@ class Page:
             stdout=subprocess.PIPE,
             text=True,
             start_new_session=True,
-        )  # in a session of its own, so that Ctrl-C ends the program and not the page of its end
+        )  # own session, so that Ctrl-C ends the program first
         theirs.close()
         assert self.process.stdout is not None
         self.url, _, error = self.process.stdout.readline().strip().partition(" ")
         if not self.url.startswith("http"):
             self.close()
-            raise UserError(error or "The viewer did not start; see its message above.")
+            raise UserError(error or "The dashboard did not start; see its message above.")
 
     def send(self, packet: bytes) -> bool:
-        """Hand over figures (JSON) or a picture; False where it does not fit, is too long, or nobody is there."""
+        """Send metrics (JSON) or an image; False if the socket is full or closed, or the packet is too long."""
         try:
             self.link.send(packet)
         except OSError:
             return False
         return True
 
-    def hear(self) -> bytes | None:
-        """What was said next; None where nothing was, and no bytes once the server has gone."""
+    def poll(self) -> bytes | None:
+        """Next command of the page; None without one, and empty bytes after the server has ended."""
         try:
             return self.link.recv(64)
         except BlockingIOError:
@@ -99,7 +99,7 @@ class Page:
             return b""
 
     def close(self) -> None:
-        """End the server; may be called twice."""
+        """End the server; safe to call twice."""
         self.link.close()  # which ends it
         try:
             self.process.wait(2.0)

@@ -1,13 +1,13 @@
-"""A policy as a bundle (`bundle.py`): the graph of `act(deterministic=True)`, compared with torch as it is written.
+"""Export of a policy to a bundle (`bundle.py`): the graph of `act(deterministic=True)`, verified against torch.
 
-The graph computes what evaluation plays: normalisers, encoders, all sampler steps, critics that choose or guide.
-Noise that belongs to the sampler is an input: the initial noise, and after it what DDPM, consistency models of several
-steps and stochastic compositions draw on the way, or the candidates to choose from. A Gaussian gives its mean.
+The graph contains normalisers, encoders, all sampler steps, and critics for selection or guidance.
+The noise of the sampler is an input: the initial noise, then the noise of DDPM, of consistency models with several
+steps and of stochastic compositions, or the candidates of a selection. A Gaussian returns its mean.
 
-Graphs hold one decision of one robot, with fixed shapes: what does not depend on the observation is then computed once,
-at export. Continuing given actions (`rtc`) adds the inputs `prefix` and `prefix_weight`.
+A graph computes one decision of one robot with fixed shapes: parts that do not depend on the observation are computed
+once, at export. Continuing given actions (`rtc`) adds the inputs `prefix` and `prefix_weight`.
 
-Refused are policies whose code is not torch, operators that ONNX lacks, and graphs that differ from torch by more than
+Errors are raised for policies not in torch, operators that ONNX lacks, and graphs that differ from torch by more than
 `TOLERANCE`.
 """
 
@@ -38,14 +38,14 @@ from robopolicy.deploy.bundle import (
     write_manifest,
 )
 from robopolicy.deploy.graph import CHUNK, NEXT_MEMORY, NOISE, PREFIX, PREFIX_WEIGHT, metadata, open_session
-from robopolicy.deploy.tracing import CountedNoise, GivenNoise, trace
+from robopolicy.deploy.tracing import CountingNoise, ReplayNoise, trace
 from robopolicy.errors import UserError
-from robopolicy.files import atomic_folder, refuse_foreign
+from robopolicy.files import atomic_folder, check_owned
 from robopolicy.nets.normalizer import Normalizer
-from robopolicy.optional import need
+from robopolicy.optional import require
 from robopolicy.policies.base import Observation, Policy
-from robopolicy.policies.noise import RowStreams
-from robopolicy.policies.real_time_chunking import act_on
+from robopolicy.policies.noise import PerRowGenerator
+from robopolicy.policies.real_time_chunking import act_with_prefix
 from robopolicy.policies.wrappers.black_box import BlackBoxPolicy
 from robopolicy.sim.registry import SimOptions, make_sim
 from robopolicy.spec import IMAGE_PREFIX
@@ -56,8 +56,8 @@ OPSET = 20
 
 
 @dataclass(frozen=True)
-class TaskFacts:
-    """What a task declares about observations and actions."""
+class TaskMetadata:
+    """Names, units and bounds of observations and actions of a task."""
 
     task: str
     control_dt: float | None = None  # [s]
@@ -67,11 +67,11 @@ class TaskFacts:
     observation_names: Mapping[str, list[str]] = field(default_factory=dict[str, list[str]])
 
     @classmethod
-    def of(cls, task: str) -> TaskFacts:
-        """Ask the task.
+    def of(cls, task: str) -> TaskMetadata:
+        """Read the metadata of a registered task.
 
         Raises:
-            UserError: It is not installed here.
+            UserError: The task is not installed.
         """
         sim = make_sim(task, SimOptions(num_envs=1))
         try:
@@ -101,20 +101,22 @@ class Decision:
         """Inputs of the graph for a batch of observations, with noise and prefixes drawn from fixed seeds.
 
         Raises:
-            UserError: The policy cannot continue given actions, but is to.
+            UserError: `rtc` is set and the policy cannot continue given actions.
         """
         spec, rows = self.policy.spec, len(next(iter(obs.values())))
-        streams = RowStreams(range(rows), [0] * rows)
+        streams = PerRowGenerator(range(rows), [0] * rows)
         inputs = {key: obs[key] for key in self.keys}
         blank = torch.zeros(1, spec.horizon, spec.action_dim)
-        counted, first = CountedNoise(), {key: value[:1] for key, value in inputs.items()}
+        counted, first = CountingNoise(), {key: value[:1] for key, value in inputs.items()}
         self._act(first, counted, blank, blank[..., 0])
         if counted.size:
             width = spec.action_dim
             self.noise_shape = (max(spec.horizon, -(-counted.size // width)), width)
             inputs[NOISE] = streams.normal((rows, *self.noise_shape))
         if self.rtc:
-            inputs[PREFIX] = self.policy.act(obs, deterministic=True, generator=RowStreams(range(rows), [1] * rows))
+            inputs[PREFIX] = self.policy.act(
+                obs, deterministic=True, generator=PerRowGenerator(range(rows), [1] * rows)
+            )
             inputs[PREFIX_WEIGHT] = torch.zeros(rows, spec.horizon)
             inputs[PREFIX_WEIGHT][1::2, : max(spec.horizon // 2, 1)] = 1  # every other row continues something
         return inputs
@@ -123,18 +125,18 @@ class Decision:
         """Outputs of the graph for inputs in the order of `inputs_for`."""
         rest = list(values[len(self.keys) :])
         obs = dict(zip(self.keys, values, strict=False))
-        noise = GivenNoise(rest.pop(0)) if self.noise_shape else None
+        noise = ReplayNoise(rest.pop(0)) if self.noise_shape else None
         outputs = (self._act(obs, noise, *rest),)
-        return (*outputs, self.policy.remember(obs)) if self.policy.spec.memory_dim else outputs
+        return (*outputs, self.policy.next_hidden(obs)) if self.policy.spec.hidden_dim else outputs
 
     @property
     def outputs(self) -> list[str]:
         """Names of the outputs."""
-        return [CHUNK, NEXT_MEMORY] if self.policy.spec.memory_dim else [CHUNK]
+        return [CHUNK, NEXT_MEMORY] if self.policy.spec.hidden_dim else [CHUNK]
 
     def _act(self, obs: Observation, noise: Any, *given: Tensor) -> Tensor:
         if self.rtc:
-            return act_on(self.policy, obs, *given, generator=noise)
+            return act_with_prefix(self.policy, obs, *given, generator=noise)
         return self.policy.act(obs, deterministic=True, generator=noise)
 
 
@@ -142,7 +144,7 @@ def export_bundle(
     policy: Policy,
     folder: str | Path,
     *,
-    facts: TaskFacts,
+    task_metadata: TaskMetadata,
     obs: Observation,
     checkpoint: str = "",
     rtc: bool = False,
@@ -151,27 +153,29 @@ def export_bundle(
     """Write a bundle folder atomically, replacing an older bundle of that name.
 
     Args:
-        policy: What to export, on the CPU and in evaluation mode.
+        policy: Policy to export, on the CPU and in evaluation mode.
         folder: Folder to create.
-        facts: What is known of its task.
+        task_metadata: Metadata of its task.
         obs: Observations `{key: (B, To, ...)}` to compare graph and torch at; they become the golden inputs.
-        checkpoint: Hash of where the policy comes from.
+        checkpoint: Hash of the checkpoint of the policy.
         rtc: Let the graph continue given actions.
-        announce: Called with what is about to be done, where that takes long.
+        announce: Called with a message before long operations.
 
     Raises:
-        UserError: It cannot be exported, or the graph computes something else; one line says why.
+        UserError: It cannot be exported, or the graph differs from torch; one line with the reason.
     """
     folder = Path(folder)
-    refuse_foreign(folder, MANIFEST, "a bundle")
+    check_owned(folder, MANIFEST, "a bundle")
     black = next((part for part in policy.modules() if isinstance(part, BlackBoxPolicy)), None)
     if black is not None:
-        raise UserError(f"{black.label} is no torch code of ours, so it cannot be exported; serve the policy instead.")
+        raise UserError(
+            f"{black.label} is not torch code of this project, so it cannot be exported; serve the policy instead."
+        )
     decision = Decision(policy.eval(), rtc=rtc)
     inputs = decision.inputs_for(obs)
     onnx = _exporter()
-    calls = policy.network_calls
-    announce(f"tracing '{policy.name}' with {calls} network calls per chunk; many, as of tokens, take minutes")
+    calls = policy.nfe
+    announce(f"tracing '{policy.name}' with {calls} network calls per chunk; many calls take minutes")
     model = _graph(onnx, decision, {name: value[:1] for name, value in inputs.items()})
     golden = _golden(decision, inputs)
     scale = _scale(policy)
@@ -188,15 +192,15 @@ def export_bundle(
             schema=SCHEMA,
             policy=policy.name,
             spec=policy.spec.to_dict(),
-            network_calls=policy.network_calls,
+            network_calls=policy.nfe,
             noise_shape=decision.noise_shape,
             takes_prefix=rtc,
-            task=facts.task,
-            control_dt=facts.control_dt,
-            action_names=facts.action_names,
-            action_low=facts.action_low,
-            action_high=facts.action_high,
-            observation_names={key: names for key, names in facts.observation_names.items() if key in obs},
+            task=task_metadata.task,
+            control_dt=task_metadata.control_dt,
+            action_names=task_metadata.action_names,
+            action_low=task_metadata.action_low,
+            action_high=task_metadata.action_high,
+            observation_names={key: names for key, names in task_metadata.observation_names.items() if key in obs},
             cameras={
                 key.removeprefix(IMAGE_PREFIX): list(shape[-2:])
                 for key, shape in policy.spec.observation.items()
@@ -213,14 +217,14 @@ def export_bundle(
 
 
 def _exporter() -> Any:
-    """The package `onnx`, with those beside it that an export needs.
+    """The package `onnx`, after a check of all packages that an export needs.
 
     Raises:
         UserError: One of them is missing.
     """
     for package in ("onnxscript", "onnxruntime"):
-        need(package, "onnx")
-    return need("onnx", "onnx")
+        require(package, "onnx")
+    return require("onnx", "onnx")
 
 
 def _graph(onnx: Any, decision: Decision, inputs: dict[str, Tensor]) -> bytes:
@@ -244,17 +248,17 @@ def _graph(onnx: Any, decision: Decision, inputs: dict[str, Tensor]) -> bytes:
             )
     except UserError:
         raise
-    except Exception as error:  # tracer and exporter raise whatever they meet
+    except Exception as error:  # tracer and exporter raise many types
         raise UserError(f"Policy '{policy.name}' cannot be exported: {_reason(error)}.") from error
     assert program is not None
     model = program.model_proto
-    onnx.helper.set_model_props(model, metadata(policy.spec, policy.network_calls))
+    onnx.helper.set_model_props(model, metadata(policy.spec, policy.nfe))
     return model.SerializeToString()
 
 
 @torch.no_grad()
 def _golden(decision: Decision, inputs: dict[str, Tensor]) -> dict[str, np.ndarray]:
-    """Inputs and what torch makes of them, row by row as a robot asks."""
+    """Golden inputs and the outputs of torch, row by row."""
     rows = [
         decision(*(value[row : row + 1] for value in inputs.values()))
         for row in range(len(next(iter(inputs.values()))))
@@ -274,7 +278,7 @@ def _scale(policy: Policy) -> np.ndarray:
 
 
 def _reason(error: BaseException) -> str:
-    """Why an exporter gave up, in a few words."""
+    """Short reason of an export failure."""
     messages: list[str] = []
     cause: BaseException | None = error
     while cause is not None:
@@ -293,7 +297,7 @@ def _reason(error: BaseException) -> str:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """The exporter warns of its own internals."""
+    """Suppress internal warnings of the exporter."""
     previous = logging.root.manager.disable
     logging.disable(logging.ERROR)
     try:

@@ -1,10 +1,10 @@
 """A policy as an ONNX graph: names of inputs and outputs, metadata, and the session that runs it; no torch.
 
-Inputs are the observations by their keys, `(B, To, ...)`, and where the policy has use for them
+Inputs are the observations by their keys, `(B, To, ...)`, and optionally
 
-    noise           (B, R, A)   all the noise that one decision draws, the chunk's own first
-    prefix          (B, H, A)   actions to be continued, in action units
-    prefix_weight   (B, H)      how firmly each of them holds, 0 where nothing is to be continued
+    noise           (B, R, A)   all the noise of one decision, the noise of the chunk first
+    prefix          (B, H, A)   actions to continue, in action units
+    prefix_weight   (B, H)      weight of each prefix action, 0 without a prefix
 
 Outputs are `chunk` `(B, H, A)` and, of a recurrent policy, `next_memory` `(B, 1, M)`.
 """
@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from robopolicy.errors import UserError
-from robopolicy.optional import need
+from robopolicy.optional import require
 from robopolicy.spec import PolicySpec
 
 METADATA = "robopolicy"  # entry of the file's metadata
@@ -35,7 +35,7 @@ TYPES = {
 
 
 def metadata(spec: PolicySpec, network_calls: int = 1) -> dict[str, str]:
-    """Entries for the metadata of a graph, from which its shapes are known."""
+    """Metadata entries of a graph with its specification."""
     return {METADATA: json.dumps({**spec.to_dict(), "network_calls": network_calls})}
 
 
@@ -52,7 +52,7 @@ def open_session(source: bytes | Path, threads: int, *, cuda: bool = False) -> A
     Raises:
         UserError: It cannot be run here.
     """
-    runtime = need("onnxruntime", "onnx")
+    runtime = require("onnxruntime", "onnx")
     options = runtime.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
@@ -62,6 +62,6 @@ def open_session(source: bytes | Path, threads: int, *, cuda: bool = False) -> A
     content = source if isinstance(source, bytes) else str(source)
     try:
         return runtime.InferenceSession(content, options, providers=[*wanted, "CPUExecutionProvider"])
-    except Exception as error:  # the runtime's errors are classes of its own
+    except Exception as error:  # the runtime has its own error classes
         reason = str(error).splitlines()[0]
         raise UserError(f"onnxruntime cannot run this graph ({reason}); export it for this version.") from error

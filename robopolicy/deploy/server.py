@@ -1,12 +1,12 @@
-"""The chunk server: many robots or evaluations ask one policy, over websockets, in the format of `wire.py`.
+"""Chunk server: one policy for many robots or evaluations, over websockets in the format of `wire.py`.
 
     with running(served, ServerConfig(port=0)) as server:
-        source = ServerSource(server.url)
+        source = ServerChunkPolicy(server.url)
 
-It listens on this machine alone unless it has a token to ask for. One client never hurts another: each has one request
-in work at a time, what it sends is read with bounds on size, time and number of objects, and an error is an answer of
-one line to that client. Nothing that arrives is unpickled or run. Web pages are refused, since the browser of the same
-machine could reach a server that asks for no token.
+It listens on the loopback address unless a token is set. Clients are isolated: each has one request
+in work at a time, messages are read with bounds on size, time and number of objects, and an error is a reply of
+one line to that client. No received data is unpickled or run. Web pages are refused, since a browser on the same
+machine could reach a server without a token.
 """
 
 from __future__ import annotations
@@ -28,65 +28,65 @@ from typing import Any
 import numpy as np
 
 from robopolicy.deploy.batching import Batcher, Served, ServerStatistics, check_request
-from robopolicy.deploy.wire import LARGEST, TOKEN, Reply, Request, WireError, decode, is_loopback
+from robopolicy.deploy.wire import MAX_MESSAGE_BYTES, TOKEN, Reply, Request, WireError, decode, is_loopback
 from robopolicy.errors import UserError
-from robopolicy.optional import need
+from robopolicy.optional import require
 from robopolicy.shutdown import stop_signals
 from robopolicy.spec import IMAGE_PREFIX
 
 Log = Callable[[str], None]
-_DRAIN = 5.0  # seconds that requests in work are given when the server stops
+_DRAIN = 5.0  # [s] for pending requests when the server stops
 
 
 @dataclass(frozen=True)
 class ServerConfig:
-    """Where a server listens, whom it answers and how it shares its policy out."""
+    """Address, authentication and batching of a server."""
 
-    host: str = "127.0.0.1"  # an address of this machine; beyond loopback a token is needed
-    port: int = 8765  # 0 takes a free one
-    token: str = field(default="", repr=False)  # what clients have to show; "" asks for none
-    tls_cert: Path | None = None  # PEM file with the certificate and its chain; None speaks plain ws://
+    host: str = "127.0.0.1"  # an address of this machine; beyond loopback a token is required
+    port: int = 8765  # 0 chooses a free one
+    token: str = field(default="", repr=False)  # token required from clients; "" for none
+    tls_cert: Path | None = None  # PEM file with the certificate and its chain; None for plain ws://
     tls_key: Path | None = None  # PEM file with its private key
     max_batch: int = 32  # observations per call of the policy
-    window: float = 0.002  # [s] for which a request waits for company
+    window: float = 0.002  # [s] maximum batching delay
     max_bytes: int = 64 * 2**20  # of a message
     max_clients: int = 64
     open_timeout: float = 5.0  # [s] for a handshake
-    ping: float = 20.0  # [s] between signs of life, and to answer one; silent clients are cut off
+    ping: float = 20.0  # [s] between pings, and timeout of a ping; silent clients are disconnected
     log_every: float = 60.0  # [s] between lines of statistics; 0 for none
 
     def __post_init__(self) -> None:
         if not self.token and not is_loopback(self.host):
             raise UserError(
-                f"{self.host} can be reached from other machines, so the server needs a token; put one into {TOKEN}, "
+                f"{self.host} can be reached from other machines, so the server needs a token; set {TOKEN}, "
                 "or listen on 127.0.0.1."
             )
         if not self.token.isascii() or any(letter.isspace() for letter in self.token):
-            raise UserError("A token is of ASCII letters, digits and signs, without spaces.")
+            raise UserError("A token must consist of ASCII letters, digits and punctuation, without spaces.")
         if (self.tls_cert is None) != (self.tls_key is None):
             raise UserError("TLS needs both a certificate and its key; give --tls-cert and --tls-key.")
         if not 0 <= self.port < 2**16:
             raise UserError(f"A port lies in [0, 65535], got {self.port}.")
-        if min(self.max_batch, self.max_clients) < 1 or not 1024 <= self.max_bytes <= LARGEST:
+        if min(self.max_batch, self.max_clients) < 1 or not 1024 <= self.max_bytes <= MAX_MESSAGE_BYTES:
             raise UserError(
-                f"A server needs max_batch >= 1, max_clients >= 1 and max_bytes in [1024, {LARGEST}], got "
+                f"A server needs max_batch >= 1, max_clients >= 1 and max_bytes in [1024, {MAX_MESSAGE_BYTES}], got "
                 f"{self.max_batch}, {self.max_clients} and {self.max_bytes}."
             )
         times = self.window, self.log_every, self.open_timeout, self.ping
         if not all(0 <= seconds < np.inf for seconds in times) or 0 in times[2:]:
             raise UserError(
-                "The times of a server cannot be negative or endless, nor those for handshakes and signs of life 0."
+                "The times of a server must be finite and not negative; those of handshakes and pings must be positive."
             )
 
 
 class ChunkServer:
-    """One policy behind one address."""
+    """Server of one policy at one address."""
 
     def __init__(self, served: Served, config: ServerConfig, log: Log = lambda _: None) -> None:
-        """Read the certificate and try the policy; nothing listens yet.
+        """Read the certificate and test the policy, without listening.
 
         Raises:
-            UserError: The certificate cannot be read, or the policy gives no chunk for an observation of zeros.
+            UserError: The certificate cannot be read, or the policy returns no chunk for an observation of zeros.
         """
         self.config, self.url = config, ""
         self.statistics = ServerStatistics()
@@ -94,26 +94,26 @@ class ChunkServer:
         self._tls = _tls(config)
         _try(served)
         self._batcher = Batcher(served, self.statistics, max_batch=config.max_batch, window=config.window)
-        self._seeds = itertools.count()  # of clients that send none
+        self._seeds = itertools.count()  # for clients without a seed
         self._working = 0
         self._stopping = asyncio.Event()
 
     async def run(self, ready: Callable[[], None] = lambda: None) -> None:
-        """Serve until `stop`; then answer what is in work and close.
+        """Serve until `stop`; then finish pending requests and close.
 
         Args:
-            ready: Called once it listens and `url` says where.
+            ready: Called once the server listens and `url` is set.
 
         Raises:
-            UserError: The address cannot be listened on.
+            UserError: The address cannot be opened.
         """
-        websockets = need("websockets.asyncio.server", "remote")
-        need("msgpack", "remote")  # now, not when the first client asks
+        websockets = require("websockets.asyncio.server", "remote")
+        require("msgpack", "remote")  # now, not when the first client asks
         silent = logging.getLogger("robopolicy.server")
-        silent.disabled = True  # a failed handshake is counted, no reason for a traceback
+        silent.disabled = True  # a failed handshake is counted, without a traceback
         config = self.config
         options: dict[str, Any] = {
-            "origins": [None],  # browsers always name the page that asks
+            "origins": [None],  # browsers always send an origin
             "process_request": self._admit,
             "ssl": self._tls,
             "compression": None,
@@ -146,16 +146,16 @@ class ChunkServer:
             while self._working and time.monotonic() < until:
                 await asyncio.sleep(0.01)
             await asyncio.gather(*(connection.close(1001, "the server stops") for connection in listening.connections))
-            with suppress(TimeoutError):  # a policy that hangs keeps its clients' tasks
+            with suppress(TimeoutError):  # a hanging policy keeps its client tasks
                 await asyncio.wait_for(listening.wait_closed(), 1.0)
             self._batcher.close()
 
     def stop(self) -> None:
-        """Ask `run` to end; to be called in its loop."""
+        """End `run`; must be called in its event loop."""
         self._stopping.set()
 
     def _admit(self, connection: Any, request: Any) -> Any:
-        """None where a client may come in, else the response that turns it away."""
+        """None to admit a client, else the response that refuses it."""
         shown = request.headers.get_all("Authorization")
         expected = f"Bearer {self.config.token}".encode()
         if self.config.token and not (len(shown) == 1 and hmac.compare_digest(shown[0].encode(), expected)):
@@ -163,11 +163,11 @@ class ChunkServer:
             return connection.respond(HTTPStatus.UNAUTHORIZED, "The token is wrong.\n")
         if self.statistics.clients >= self.config.max_clients or self._stopping.is_set():
             self.statistics.refused_clients += 1
-            return connection.respond(HTTPStatus.SERVICE_UNAVAILABLE, "There are too many clients.\n")
+            return connection.respond(HTTPStatus.SERVICE_UNAVAILABLE, "Too many clients.\n")
         return None
 
     async def _client(self, connection: Any) -> None:
-        closed = need("websockets.exceptions", "remote").ConnectionClosed
+        closed = require("websockets.exceptions", "remote").ConnectionClosed
         seed = next(self._seeds)
         self.statistics.clients += 1
         try:
@@ -195,7 +195,7 @@ class ChunkServer:
             if request.stats:
                 return Reply(number, stats=self.statistics.to_dict())
             deadline = request.deadline
-            chunk = await asyncio.wrap_future(self._batcher.ask(check_request(request, self._greeting, seed)))
+            chunk = await asyncio.wrap_future(self._batcher.submit(check_request(request, self._greeting, seed)))
             reply = Reply(number, chunk, time.monotonic() - start)
         except (WireError, UserError) as error:
             reply = Reply(number, error=_line(str(error)), seconds=time.monotonic() - start)
@@ -212,7 +212,7 @@ class ChunkServer:
 
 
 def serve(served: Served, config: ServerConfig, log: Log, ready: Callable[[ChunkServer], None]) -> None:
-    """Serve in this thread, the program's first, until one of `stop_signals`.
+    """Serve in the main thread until one of `stop_signals`.
 
     Raises:
         UserError: As `ChunkServer` and `ChunkServer.run`.
@@ -230,7 +230,7 @@ def serve(served: Served, config: ServerConfig, log: Log, ready: Callable[[Chunk
 
 @contextmanager
 def running(served: Served, config: ServerConfig | None = None, log: Log = lambda _: None) -> Iterator[ChunkServer]:
-    """A server in a thread of its own, for notebooks and tests.
+    """Run a server in a background thread, for notebooks and tests.
 
     Raises:
         UserError: As `serve`.
@@ -265,17 +265,17 @@ def _tls(config: ServerConfig) -> ssl.SSLContext | None:
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
-        context.load_cert_chain(config.tls_cert, config.tls_key, password="")  # else it would ask on the terminal
+        context.load_cert_chain(config.tls_cert, config.tls_key, password="")  # no prompt on the terminal
     except (OSError, ValueError) as error:
         raise UserError(
-            f"{config.tls_cert} and {config.tls_key} are no certificate and its key "
+            f"{config.tls_cert} and {config.tls_key} are not a certificate and its key "
             f"({_line(str(error))}); give two PEM files that belong together."
         ) from error
     return context
 
 
 def _try(served: Served) -> None:
-    """One chunk before anybody asks: the first call is slow, and a policy that cannot answer should never listen."""
+    """Compute one chunk as warm-up and test of the policy."""
     spec = served.greeting.spec
     obs = {
         key: np.zeros((1, spec.obs_horizon, *shape), np.uint8 if key.startswith(IMAGE_PREFIX) else np.float32)
@@ -285,7 +285,7 @@ def _try(served: Served) -> None:
     found = np.shape(served.chunks(obs, noise, None, [(0, 0)]))
     if found != (1, spec.horizon, spec.action_dim):
         raise UserError(
-            f"The policy returned shape {found} in place of chunks of shape {(1, spec.horizon, spec.action_dim)}."
+            f"The policy returned shape {found} instead of chunks of shape {(1, spec.horizon, spec.action_dim)}."
         )
 
 

@@ -21,7 +21,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from robopolicy.errors import UserError
 from robopolicy.policies.heads.average_velocity import forward_mode
-from robopolicy.policies.noise import RowStreams
+from robopolicy.policies.noise import PerRowGenerator
 
 _aten = torch.ops.aten
 
@@ -36,7 +36,7 @@ SHAPED_ALIKE = {  # what only takes the shape of its input
 }
 
 
-class GivenNoise(RowStreams):
+class ReplayNoise(PerRowGenerator):
     """Hands out `noise` `(B, R, A)` piece by piece, in the order in which a policy draws."""
 
     def __init__(self, noise: Tensor) -> None:
@@ -49,7 +49,7 @@ class GivenNoise(RowStreams):
         return self._noise[:, start : self._used].reshape(-1, *shape[1:])
 
 
-class CountedNoise(RowStreams):
+class CountingNoise(PerRowGenerator):
     """Counts how many numbers a policy draws for one row."""
 
     def __init__(self) -> None:

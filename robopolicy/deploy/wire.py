@@ -1,19 +1,19 @@
-"""What a policy server and its clients say to each other; the one definition of the format.
+"""Wire format between a policy server and its clients.
 
 Every message is a MessagePack map, written and read by the dataclasses below. An array is a map of exactly three
 entries: `dtype` (one of `DTYPES`, little endian), `shape` (a list) and `data` (the raw bytes, C order). Nothing else is
-allowed in place of a number, string, boolean, list, map or nil, so nothing that is read can run code (the package
+allowed instead of a number, string, boolean, list, map or nil, so that reading cannot run code (the package
 msgpack-numpy would unpickle arrays of objects).
 
-1. The server speaks first: one `Greeting` with its protocol version and what its policy takes and gives.
-2. The client sends a `Request`: a number, observations `{key: (B, To, ...)}` and, where the greeting says so, noise
-   `(B, H, A)` or a prefix `(B, d, A)` that the chunk has to continue. It may say by when it needs the answer and
-   which seed noise is drawn from, or ask how the server fares.
+1. The server sends one `Greeting` with its protocol version and the specification of its policy.
+2. The client sends a `Request`: a number, observations `{key: (B, To, ...)}` and, if the greeting allows it, noise
+   `(B, H, A)` or a prefix `(B, d, A)` that the chunk must continue. It may contain a deadline and
+   the seed of the noise, or ask for statistics of the server.
 3. The server answers with a `Reply` of the same number: a chunk `(B, H, A)` in action units and the seconds it took, or
-   one line that says why there is none. The next request of a connection is read when the last one is answered.
+   an error of one line. The next request of a connection is read after the reply to the last one.
 
 Each message is one binary frame of a websocket (`ws://`, `wss://`). A token goes in the header `Authorization: Bearer
-TOKEN` of its handshake; only a loopback address does without one.
+TOKEN` of its handshake; only a loopback address needs none.
 """
 
 from __future__ import annotations
@@ -29,29 +29,32 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from robopolicy.optional import need
+from robopolicy.optional import require
 from robopolicy.spec import PolicySpec
 
 PROTOCOL = 2  # raise it with every change that an older side would misunderstand
-LARGEST = 256 * 2**20  # bytes of a message
-MOST_PARTS, LONGEST = 4096, 1024  # lists and maps in a message, and entries of one: few bytes could make many objects
-MOST_NUMBER, MOST_SEED = 2**48 - 1, 2**64 - 1
+MAX_MESSAGE_BYTES = 256 * 2**20  # bytes of a message
+MAX_PARTS, MAX_ENTRIES = (
+    4096,
+    1024,
+)  # lists and maps in a message, and entries of one, since few bytes could create many objects
+MAX_NUMBER, MAX_SEED = 2**48 - 1, 2**64 - 1
 DTYPES = ("|b1", "|u1", "<i4", "<i8", "<f2", "<f4", "<f8")
-TOKEN = "ROBOPOLICY_TOKEN"  # environment variable that holds the token, on either side
+TOKEN = "ROBOPOLICY_TOKEN"  # environment variable of the token, on both sides
 
 
 class WireError(ValueError):
-    """What was received is no message of this format; one line that says what was expected and what was found."""
+    """A received message is invalid; one line with what was expected and found."""
 
 
 @dataclass(frozen=True)
 class Greeting:
-    """What the policy behind a server takes and gives."""
+    """First message of a server, with the specification of its policy."""
 
     spec: PolicySpec  # observations, action size and horizons
-    model: str = ""  # name or content hash, by which a client notices another policy
-    noise: bool = False  # it takes noise, and is deterministic given it
-    prefix: bool = False  # it continues the actions that are played until its chunk arrives
+    model: str = ""  # name or content hash, so that a client detects another policy
+    noise: bool = False  # takes noise and is deterministic given it
+    prefix: bool = False  # continues the actions that are executed until its chunk arrives
     network_calls: int = 1  # network evaluations per chunk
 
     def pack(self) -> bytes:
@@ -63,7 +66,7 @@ class Greeting:
         """Read the message.
 
         Raises:
-            WireError: It is none, or of another protocol.
+            WireError: The message is invalid, or of another protocol.
         """
         fields = decode(data)
         if fields.get("protocol") != PROTOCOL:
@@ -82,15 +85,15 @@ class Greeting:
 
 @dataclass(frozen=True)
 class Request:
-    """A question: what to do for a batch of observations."""
+    """Request of chunks for a batch of observations."""
 
     number: int  # counts up within a connection
     obs: Mapping[str, NDArray[Any]] = field(default_factory=dict[str, NDArray[Any]])  # {key: (B, To, ...)}
     noise: NDArray[Any] | None = None  # (B, H, A)
     prefix: NDArray[Any] | None = None  # (B, d, A), d < H
-    seed: int | None = None  # without noise, the chunk is a function of observation, seed and number
-    deadline: float | None = None  # seconds within which an answer is of use; a later one is counted
-    stats: bool = False  # answer with statistics alone; the rest is then ignored
+    seed: int | None = None  # without `noise`, the chunk is a function of observation, seed and number
+    deadline: float | None = None  # seconds until the reply is too late; late replies are counted
+    stats: bool = False  # reply with statistics only; the other fields are ignored
 
     def pack(self) -> bytes:
         """The message."""
@@ -101,17 +104,17 @@ class Request:
         """Read the message.
 
         Raises:
-            WireError: It is none.
+            WireError: The message is invalid.
         """
         return cls.read(decode(data))
 
     @classmethod
     def read(cls, fields: Mapping[str, Any]) -> Request:
-        """From the map of a message."""
+        """Read the map of a message."""
         obs = {str(key): _array(value, str(key)) for key, value in _entry(fields, "obs", dict).items()}
         noise, prefix = (_optional(fields, key, np.ndarray) for key in ("noise", "prefix"))
         number, seed = _entry(fields, "number", int), _optional(fields, "seed", int)
-        for name, value, most in (("number", number, MOST_NUMBER), ("seed", seed or 0, MOST_SEED)):
+        for name, value, most in (("number", number, MAX_NUMBER), ("seed", seed or 0, MAX_SEED)):
             if not 0 <= value <= most:
                 raise WireError(f"expected '{name}' in [0, {most}], found {value}")
         deadline = _optional(fields, "deadline", float)
@@ -122,13 +125,13 @@ class Request:
 
 @dataclass(frozen=True)
 class Reply:
-    """The answer: a chunk, or why there is none."""
+    """Reply: a chunk or an error."""
 
-    number: int  # of the request; 0 where it had none
+    number: int  # number of the request; 0 if it had none
     chunk: NDArray[Any] = field(default_factory=lambda: np.zeros((0, 0, 0), np.float32))  # (B, H, A)
     seconds: float = 0.0  # spent by the server
     error: str = ""  # one line; the chunk is then empty
-    stats: Mapping[str, Any] = field(default_factory=dict[str, Any])  # numbers by name, where they were asked for
+    stats: Mapping[str, Any] = field(default_factory=dict[str, Any])  # numbers by name, if requested
 
     def pack(self) -> bytes:
         """The message."""
@@ -139,7 +142,7 @@ class Reply:
         """Read the message.
 
         Raises:
-            WireError: It is none.
+            WireError: The message is invalid.
         """
         fields = decode(data)
         chunk = _array(fields.get("chunk"), "chunk")
@@ -148,28 +151,28 @@ class Reply:
 
 
 def encode(message: Mapping[str, Any]) -> bytes:
-    """Bytes of a message; arrays may stand anywhere in it."""
-    return need("msgpack", "remote").packb(dict(message), default=_as_map)
+    """Encode a message; arrays are allowed anywhere in it."""
+    return require("msgpack", "remote").packb(dict(message), default=_as_map)
 
 
 def decode(data: bytes | str) -> dict[str, Any]:
-    """The map in `data`, arrays restored as fresh ones.
+    """Decode the map in `data`, with new arrays.
 
     Raises:
         WireError: `data` is not a map of this format, or too large.
     """
     if not isinstance(data, bytes):
         raise WireError(f"expected a binary message, found the text {_brief(data)}")
-    if len(data) > LARGEST:
-        raise WireError(f"expected at most {LARGEST} bytes, found {len(data)}")
-    msgpack, parts = need("msgpack", "remote"), count()
+    if len(data) > MAX_MESSAGE_BYTES:
+        raise WireError(f"expected at most {MAX_MESSAGE_BYTES} bytes, found {len(data)}")
+    msgpack, parts = require("msgpack", "remote"), count()
 
     def counted(part: Any) -> Any:
-        if next(parts) >= MOST_PARTS:
-            raise WireError(f"expected at most {MOST_PARTS} lists and maps, found more")
+        if next(parts) >= MAX_PARTS:
+            raise WireError(f"expected at most {MAX_PARTS} lists and maps, found more")
         return _from_map(part) if isinstance(part, dict) else part
 
-    limits = {"max_array_len": LONGEST, "max_map_len": LONGEST, "max_ext_len": 0}
+    limits = {"max_array_len": MAX_ENTRIES, "max_map_len": MAX_ENTRIES, "max_ext_len": 0}
     try:
         message = msgpack.unpackb(data, object_hook=counted, list_hook=counted, strict_map_key=True, **limits)
     except WireError:
@@ -182,7 +185,7 @@ def decode(data: bytes | str) -> dict[str, Any]:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether `host` names this machine alone, where no token is asked for."""
+    """Whether `host` is a loopback address, which needs no token."""
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:

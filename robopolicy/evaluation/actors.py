@@ -10,15 +10,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from robopolicy.device import home
+from robopolicy.device import module_device
 from robopolicy.errors import UserError
 from robopolicy.nets.module_state import evaluation_mode
 from robopolicy.policies.base import Policy, PolicySpec
-from robopolicy.policies.noise import RowStreams, seats
+from robopolicy.policies.noise import PerRowGenerator, assign_slots
 from robopolicy.sim.contract import Observation, SimSpec, VectorSim
 from robopolicy.sim.registry import Expert
-from robopolicy.sim.wrappers.base import innermost
-from robopolicy.spec import MEMORY
+from robopolicy.sim.wrappers.base import unwrapped
+from robopolicy.spec import HIDDEN_STATE
 
 _APART = 1 << 41  # added to the decision in the key of a disturbance, so that it is not the noise of the policy
 
@@ -26,7 +26,7 @@ _APART = 1 << 41  # added to the decision in the key of a disturbance, so that i
 class Actor(Protocol):
     """Decides the next chunk of the rows that still count."""
 
-    execute: int  # Ta, actions played per chunk
+    action_horizon: int  # Ta, actions played per chunk
     obs_horizon: int  # To, observations per decision
     network_calls: int  # network evaluations per decision
     policy_calls: int  # batched calls made so far
@@ -58,12 +58,12 @@ class PolicyActor:
         self.policy = policy
         self.deterministic = deterministic
         self.batch = batch
-        self.execute = policy.spec.execute
+        self.action_horizon = policy.spec.action_horizon
         self.obs_horizon = policy.spec.obs_horizon
-        self.network_calls = policy.network_calls
+        self.network_calls = policy.nfe
         self.policy_calls = 0
-        self._device = home(policy)
-        self._keys = [key for key in policy.spec.observation if key != MEMORY]
+        self._device = module_device(policy)
+        self._keys = [key for key in policy.spec.observation if key != HIDDEN_STATE]
         self._memory: dict[int, Tensor] = {}  # episode seed -> (1, M) of a recurrent policy
 
     def __call__(
@@ -71,7 +71,7 @@ class PolicyActor:
     ) -> Tensor:
         """Decide for `rows` in as few calls of `batch` rows as their places allow."""
         chunks: list[Tensor] = []
-        calls = seats(seeds, self.batch)
+        calls = assign_slots(seeds, self.batch)
         for call in calls:
             members = call.members
             played = self._act(obs, rows[members], [seeds[i] for i in members], [decisions[i] for i in members])
@@ -86,24 +86,24 @@ class PolicyActor:
         batch = {key: obs[key][rows].to(self._device or rows.device) for key in self._keys}
         with torch.inference_mode():
             batch |= self._recalled(seeds, decisions)
-            chunk = self._chunk(batch, seeds, RowStreams(seeds, decisions))
-            if MEMORY in batch:
-                after = self.policy.remember(batch)
+            chunk = self._chunk(batch, seeds, PerRowGenerator(seeds, decisions))
+            if HIDDEN_STATE in batch:
+                after = self.policy.next_hidden(batch)
                 # Copies that fill the batch are rounded differently: an episode's own row counts.
                 self._memory |= {seed: after[i] for i, seed in enumerate(seeds) if seed % self.batch == i}
         return chunk.to(rows.device)
 
-    def _chunk(self, obs: Observation, seeds: Sequence[int], streams: RowStreams) -> Tensor:
+    def _chunk(self, obs: Observation, seeds: Sequence[int], streams: PerRowGenerator) -> Tensor:
         return self.policy.act(obs, deterministic=self.deterministic, generator=streams)
 
     def _recalled(self, seeds: Sequence[int], decisions: Sequence[int]) -> Observation:
         """Memories of the episodes of a recurrent policy, zeros at their first decision; else nothing."""
-        size = self.policy.spec.memory_dim
+        size = self.policy.spec.hidden_dim
         if not size:
             return {}
         fresh = torch.zeros(1, size, device=self._device)
         kept = [self._memory[seed] if step else fresh for seed, step in zip(seeds, decisions, strict=True)]
-        return {MEMORY: torch.stack(kept)}
+        return {HIDDEN_STATE: torch.stack(kept)}
 
     @staticmethod
     def _check_finite(chunk: Tensor, obs: Observation, seeds: Sequence[int], decisions: Sequence[int]) -> None:
@@ -120,7 +120,7 @@ class PolicyActor:
 class ExpertActor:
     """Plays a task's scripted demonstrator."""
 
-    execute = 1
+    action_horizon = 1
     obs_horizon = 1
     network_calls = 0
 
@@ -133,16 +133,20 @@ class ExpertActor:
     ) -> Tensor:
         """Ask the expert once for all environments and keep `rows`."""
         self.policy_calls += 1
-        return self.expert(innermost(sim), {key: value[:, -1] for key, value in obs.items()})[rows].unsqueeze(1)
+        return self.expert(unwrapped(sim), {key: value[:, -1] for key, value in obs.items()})[rows].unsqueeze(1)
 
 
-class DisturbedActor:
+class NoisyActor:
     """Another actor whose chunks are disturbed: a policy of graded quality, for comparing evaluations."""
 
     def __init__(self, actor: Actor, noise: float) -> None:
         """Add Gaussian noise of standard deviation `noise`, a fraction of half the range of the actions."""
         self.actor, self.noise = actor, noise
-        self.execute, self.obs_horizon, self.network_calls = actor.execute, actor.obs_horizon, actor.network_calls
+        self.action_horizon, self.obs_horizon, self.network_calls = (
+            actor.action_horizon,
+            actor.obs_horizon,
+            actor.network_calls,
+        )
         self.policy_calls = 0
 
     def __call__(
@@ -154,7 +158,7 @@ class DisturbedActor:
         self.policy_calls += self.actor.policy_calls - calls
         keys = [decision + _APART for decision in decisions]
         low, high = sim.spec.action_low.to(chunk.device), sim.spec.action_high.to(chunk.device)
-        noise = RowStreams(seeds, keys).normal(chunk.shape).to(chunk.device)
+        noise = PerRowGenerator(seeds, keys).normal(chunk.shape).to(chunk.device)
         return (chunk + self.noise * (high - low) / 2 * noise).clamp(low, high)
 
 
@@ -168,7 +172,7 @@ class PolicyExpert:
 
     def __call__(self, sim: VectorSim, obs: Observation) -> Tensor:
         """Decide for the rows whose chunk is used up or whose episode is fresh; return the due action of all."""
-        step, execute = sim.episode_step, self.actor.execute
+        step, action_horizon = sim.episode_step, self.actor.action_horizon
         fresh = step == 0
         if not self._history:
             self._history = {
@@ -178,10 +182,10 @@ class PolicyExpert:
             pushed = torch.cat([self._history[key][:, 1:], value.unsqueeze(1)], 1)
             first = value.unsqueeze(1).expand_as(pushed)
             self._history[key] = torch.where(fresh.reshape(-1, *[1] * (pushed.dim() - 1)), first, pushed)
-        place = step % execute
+        place = step % action_horizon
         rows = (place == 0).nonzero().flatten()
         if len(rows):
-            seeds, decisions = sim.episode_seed[rows].tolist(), (step[rows] // execute).tolist()
+            seeds, decisions = sim.episode_seed[rows].tolist(), (step[rows] // action_horizon).tolist()
             chunk = self.actor(sim, self._history, rows, seeds, decisions)
             if not len(self._chunk):
                 self._chunk = chunk.new_zeros(sim.num_envs, *chunk.shape[1:])
@@ -205,7 +209,7 @@ class RandomExpert:
 class RandomActor:
     """Plays uniformly random actions; the floor that any result should be read against."""
 
-    execute = 1
+    action_horizon = 1
     obs_horizon = 1
     network_calls = 0
     policy_calls = 0
@@ -242,7 +246,7 @@ def check_compatible(policy: PolicySpec, sim: SimSpec) -> None:
         UserError: An observation is missing or has another shape, or the action dimensions differ.
     """
     for key, shape in policy.observation.items():
-        if key == MEMORY:
+        if key == HIDDEN_STATE:
             continue
         if key not in sim.observation:
             raise UserError(

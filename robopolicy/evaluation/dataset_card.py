@@ -22,7 +22,7 @@ from robopolicy.data.quality import (
     clipped_actions,
     constant_entries,
     coverage,
-    idle_share,
+    idle_fraction,
     repeated_episodes,
     returns_of,
     trajectory_quality,
@@ -82,7 +82,7 @@ class DatasetCard:
             interval = getattr(self, name)
             plain[name] = interval.to_dict() if interval else None
         seen = self.coverage
-        plain["coverage"] = seen and {**seen._asdict(), "share": seen.share, "saco": seen.saco}
+        plain["coverage"] = seen and {**seen._asdict(), "share": seen.unique_fraction, "saco": seen.saco}
         return plain
 
     def facts(self) -> Table:
@@ -136,7 +136,7 @@ def dataset_card(
     Raises:
         UserError: A reference does not fit.
     """
-    data, known = episodes.played(), references or References()
+    data, known = episodes.without_closing_frames(), references or References()
     returns = returns_of(data)
     earned = None if returns is None else bootstrap_mean(returns, level=level)
     success = None
@@ -144,10 +144,10 @@ def dataset_card(
         success = wilson(int(data.success.sum()), data.num_episodes, level)
     quality = _quality(earned, known)
     seen = _coverage(data, known.replay, bins)
-    saco = seen.saco if seen and seen.share <= CROWDED else None
+    saco = seen.saco if seen and seen.unique_fraction <= CROWDED else None
     features = {key: (array.dtype.name, array.shape[1:]) for key, array in data.arrays.items()}
     features |= {key: ("uint8", shape) for key, shape in (cameras or {}).items()}
-    idle = idle_share(data)
+    idle = idle_fraction(data)
     lengths = data.lengths
     return DatasetCard(
         episodes=data.num_episodes,
@@ -204,7 +204,7 @@ def _quality(earned: Interval | None, known: References) -> Interval | None:
 
 def _coverage(data: Episodes, replay: Episodes | None, bins: int) -> Coverage | None:
     try:
-        return coverage(data, replay.played() if replay else None, bins)
+        return coverage(data, replay.without_closing_frames() if replay else None, bins)
     except UserError:
         if replay is not None or bins < 0:
             raise
@@ -232,9 +232,9 @@ def _warnings(
         found.append("The reward never changes, so nothing can be learned from it.")
     if earned is not None and "terminated" not in data.arrays:
         found.append("It is not recorded which episodes were terminated; values would look beyond all ends.")
-    if seen is not None and seen.reference is not None and seen.share > CROWDED:
+    if seen is not None and seen.reference is not None and seen.unique_fraction > CROWDED:
         found.append(
-            f"Coverage says nothing: {100 * seen.share:.0f} % of the steps differ from all others, for there are many "
+            f"Coverage says nothing: {100 * seen.unique_fraction:.0f} % of the steps are distinct, due to many "
             "numbers and few steps; use fewer --bins."
         )
     return found

@@ -1,4 +1,4 @@
-"""How a policy stands slower decisions: its score when it decides every 1, 2, 4, ... control steps (S166).
+"""Frequency curves: the score of a policy that decides every 1, 2, 4, ... control steps (S166).
 
 Robots decide late: a network is slow, a message is delayed. A policy that was trained to decide in every step often
 fails when its action is held for a few; one that plans chunks plays them out. The frequency-averaged score is the area
@@ -25,12 +25,12 @@ from robopolicy.policies.base import Policy
 from robopolicy.sim.contract import Observation, VectorSim
 
 
-class HeldActor:
+class ActionRepeatActor:
     """Lets an actor decide every `hold` control steps: the first actions of its chunk, the last of them repeated."""
 
     def __init__(self, actor: Actor, hold: int) -> None:
         self._actor = actor
-        self.execute = hold
+        self.action_horizon = hold
         self.obs_horizon = actor.obs_horizon
         self.network_calls = actor.network_calls
         self.policy_calls = 0
@@ -40,44 +40,44 @@ class HeldActor:
     ) -> Tensor:
         """Chunks `(R, hold, A)`."""
         before = self._actor.policy_calls
-        chunk = self._actor(sim, obs, rows, seeds, decisions)[:, : self.execute]
+        chunk = self._actor(sim, obs, rows, seeds, decisions)[:, : self.action_horizon]
         self.policy_calls += self._actor.policy_calls - before
-        return torch.cat([chunk, chunk[:, -1:].expand(-1, self.execute - chunk.shape[1], -1)], 1)
+        return torch.cat([chunk, chunk[:, -1:].expand(-1, self.action_horizon - chunk.shape[1], -1)], 1)
 
 
-def check_holds(holds: Sequence[int]) -> None:
+def check_action_repeats(action_repeats: Sequence[int]) -> None:
     """Refuse fewer than two lengths, and lengths that do not increase from 1 or more."""
-    if len(holds) < 2 or holds[0] < 1 or any(b <= a for a, b in pairwise(holds)):
-        given = " ".join(str(m) for m in holds)
+    if len(action_repeats) < 2 or action_repeats[0] < 1 or any(b <= a for a, b in pairwise(action_repeats)):
+        given = " ".join(str(m) for m in action_repeats)
         raise UserError(f"Give at least two increasing lengths to hold an action for, such as 1 2 4 8; got {given}.")
-    check_count("hold", holds[-1], 1)
+    check_count("hold", action_repeats[-1], 1)
 
 
 def frequency_curve(
     policy: Policy | Actor,
     sim: VectorSim,
-    holds: Sequence[int],
+    action_repeats: Sequence[int],
     *,
     episodes: int = 100,
     seed: int = 10_000,
     deterministic: bool = True,
 ) -> dict[int, EvalResult]:
-    """Play the same episodes with a decision every m control steps, for each m of `holds`.
+    """Play the same episodes with a decision every m control steps, for each m of `action_repeats`.
 
     Args:
         policy: As in `evaluate`; a chunk that is longer than m is cut, a shorter one ends with repeated actions.
         sim: As in `evaluate`.
-        holds: Lengths m, increasing.
+        action_repeats: Lengths m, increasing.
         episodes: As in `evaluate`, for each m.
         seed: As in `evaluate`.
         deterministic: As in `evaluate`.
 
     Raises:
-        UserError: As `check_holds`, or the policy does not fit the simulator.
+        UserError: As `check_action_repeats`, or the policy does not fit the simulator.
     """
-    check_holds(holds)
+    check_action_repeats(action_repeats)
     with as_actor(policy, sim, deterministic=deterministic) as actor:
-        return {m: evaluate(HeldActor(actor, m), sim, episodes=episodes, seed=seed) for m in holds}
+        return {m: evaluate(ActionRepeatActor(actor, m), sim, episodes=episodes, seed=seed) for m in action_repeats}
 
 
 def frequency_score(curve: Mapping[int, EvalResult], best: float = 1.0, worst: float = 0.0) -> float:
@@ -85,9 +85,9 @@ def frequency_score(curve: Mapping[int, EvalResult], best: float = 1.0, worst: f
 
     The published score divides by the largest length instead of the range of lengths, so that its best is 29/30.
     """
-    holds = np.array(list(curve), dtype=np.float64)
+    action_repeats = np.array(list(curve), dtype=np.float64)
     values = np.array([(result.outcomes.mean() - worst) / (best - worst) for result in curve.values()])
-    return float(np.trapezoid(values, holds) / (holds[-1] - holds[0]))
+    return float(np.trapezoid(values, action_repeats) / (action_repeats[-1] - action_repeats[0]))
 
 
 def frequency_scores(curves: Mapping[str, Mapping[int, EvalResult]]) -> dict[str, float]:
@@ -103,16 +103,18 @@ def frequency_scores(curves: Mapping[str, Mapping[int, EvalResult]]) -> dict[str
 
 def frequency_table(curves: Mapping[str, Mapping[int, EvalResult]]) -> Table:
     """One row per policy: score at each length, and their average."""
-    holds = list(next(iter(curves.values())))
+    action_repeats = list(next(iter(curves.values())))
     scores = frequency_scores(curves)
-    rows = [[label, *(_cell(curve[m]) for m in holds), f"{scores[label]:.3f}"] for label, curve in curves.items()]
-    return ["policy", *(f"every {m}" for m in holds), "average"], rows
+    rows = [
+        [label, *(_cell(curve[m]) for m in action_repeats), f"{scores[label]:.3f}"] for label, curve in curves.items()
+    ]
+    return ["policy", *(f"every {m}" for m in action_repeats), "average"], rows
 
 
 def frequency_facts(curves: Mapping[str, Mapping[int, EvalResult]]) -> dict[str, Any]:
     """JSON-ready form: summaries by policy and length, and the scores."""
     summaries = {label: {str(m): result.summary() for m, result in curve.items()} for label, curve in curves.items()}
-    return {"holds": summaries, "frequency_scores": frequency_scores(curves)}
+    return {"action_repeats": summaries, "frequency_scores": frequency_scores(curves)}
 
 
 def _cell(result: EvalResult) -> str:

@@ -14,16 +14,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from robopolicy.device import home
+from robopolicy.device import module_device
 from robopolicy.errors import UserError
 from robopolicy.evaluation.actors import Actor, PolicyActor, check_compatible
 from robopolicy.evaluation.result import Cost, EvalResult
 from robopolicy.nets.module_state import evaluation_mode
 from robopolicy.policies.base import Policy
-from robopolicy.policies.noise import RowStreams
+from robopolicy.policies.noise import PerRowGenerator
 from robopolicy.sim.chunk import ChunkedSim
 from robopolicy.sim.contract import Observation, Step, VectorSim
-from robopolicy.spec import MEMORY
+from robopolicy.spec import HIDDEN_STATE
 
 OnStep = Callable[[Tensor, Step], None]
 BeforeStep = Callable[[], None]
@@ -90,7 +90,7 @@ class _ScoredSim(VectorSim):
         moving[self._score.open_rows(seeds)] = True
         if active is not None:
             moving &= active
-        rest = self.spec.partial_steps and not bool(moving.all())
+        rest = self.spec.supports_masked_step and not bool(moving.all())
         step = self.sim.step(action, moving if rest else active)
         self._score.add(seeds, moving, step)
         if self._on_step is not None:
@@ -171,7 +171,7 @@ def play(
         actor = policy
     score = _Score(seeds)
     chunked = ChunkedSim(
-        _ScoredSim(sim, score, before_step, on_step), execute=actor.execute, obs_horizon=actor.obs_horizon
+        _ScoredSim(sim, score, before_step, on_step), action_horizon=actor.action_horizon, obs_horizon=actor.obs_horizon
     )
     with evaluation_mode(policy) if isinstance(policy, Policy) else nullcontext():
         start, calls = time.perf_counter(), actor.policy_calls
@@ -233,17 +233,17 @@ def _consecutive(seeds: Sequence[int]) -> bool:
 
 def _probe(policy: Policy, history: Observation, deterministic: bool) -> Mapping[str, float]:
     """Time decisions for a single robot, on the observation of the first environment."""
-    size = policy.spec.memory_dim
-    history = {**history, MEMORY: torch.zeros(1, 1, size)} if size else history
+    size = policy.spec.hidden_dim
+    history = {**history, HIDDEN_STATE: torch.zeros(1, 1, size)} if size else history
     first = {key: history[key][:1] for key in policy.spec.observation}
-    device = home(policy)
+    device = module_device(policy)
     obs = first if device is None else {key: value.to(device) for key, value in first.items()}
     times: list[float] = []
     begin = time.perf_counter()
     with torch.inference_mode():
         for probe in range(_WARM_UP + _PROBES):
             start = time.perf_counter()
-            chunk = policy.act(obs, deterministic=deterministic, generator=RowStreams([0], [probe]))
+            chunk = policy.act(obs, deterministic=deterministic, generator=PerRowGenerator([0], [probe]))
             chunk.cpu()  # an action is available once it has left the accelerator
             times.append(1e3 * (time.perf_counter() - start))
             if len(times) > _WARM_UP and time.perf_counter() - begin > _PROBE_SECONDS:

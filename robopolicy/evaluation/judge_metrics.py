@@ -1,4 +1,4 @@
-"""How far a judge of films can be trusted, and success rates corrected for its errors.
+"""Confusions of success detectors, and success rates corrected for their errors.
 
 A judge that sees films of known outcome has a sensitivity (successes it recognises) and a specificity (failures it
 recognises). From them the Rogan-Gladen estimator gets the true rate back out of the judged one. Measure them on real

@@ -1,9 +1,10 @@
-"""How a policy stands its own slowness: its score as if every chunk took so long to compute.
+"""Latency curves: the score of a policy under inference latency.
 
 Inference runs beside the robot, one chunk at a time. A chunk that was asked for at control step s is there at step
 s + d, d = ceil(latency / control_dt). Until then a `ChunkBuffer` plays what is left of earlier chunks, aligned by time,
-and where nothing is left the last action is repeated. The next chunk is asked for `execute` steps after the last one,
-or when that has arrived if that is later. The first chunk of an episode is waited for: a robot starts when it has one.
+and where nothing is left the last action is repeated. The next chunk is asked for `action_horizon` steps after the last
+one, or when that has arrived if that is later. The first chunk of an episode is waited for: a robot starts when it has
+one.
 """
 
 from __future__ import annotations
@@ -17,21 +18,21 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from robopolicy.deploy.chunk_buffer import JOINS, ChunkBuffer, delay_steps
+from robopolicy.deploy.chunk_buffer import BLENDINGS, ChunkBuffer, delay_steps
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.evaluation.actors import Actor, PolicyActor, as_actor
 from robopolicy.evaluation.harness import evaluate
 from robopolicy.evaluation.report import Table, percent
 from robopolicy.evaluation.result import EvalResult
 from robopolicy.policies.base import Policy
-from robopolicy.policies.noise import RowStreams
-from robopolicy.policies.real_time_chunking import CONTINUABLE, act_on, can_continue, held
+from robopolicy.policies.noise import PerRowGenerator
+from robopolicy.policies.real_time_chunking import CONTINUABLE, act_with_prefix, can_continue, pad_prefix
 from robopolicy.sim.contract import Observation, VectorSim
 
-LONGEST = 3600.0  # latency [s]
+MAX_LATENCY = 3600.0  # latency [s]
 
 
-class ContinuingActor(PolicyActor):
+class RealTimeChunkingActor(PolicyActor):
     """Plays chunks that continue what is being played (real-time chunking), without exploration noise."""
 
     def __init__(self, policy: Policy) -> None:
@@ -45,20 +46,20 @@ class ContinuingActor(PolicyActor):
         super().__init__(policy)
         self.prefixes: dict[int, NDArray[np.float64]] = {}  # (d, A) that the next chunk continues, by episode seed
 
-    def _chunk(self, obs: Observation, seeds: Sequence[int], streams: RowStreams) -> Tensor:
+    def _chunk(self, obs: Observation, seeds: Sequence[int], streams: PerRowGenerator) -> Tensor:
         spec = self.policy.spec
         parts = [
-            held(torch.from_numpy(self.prefixes[seed]).float()[None], spec.horizon)
+            pad_prefix(torch.from_numpy(self.prefixes[seed]).float()[None], spec.horizon)
             if seed in self.prefixes
-            else held(torch.zeros(1, 0, spec.action_dim), spec.horizon)
+            else pad_prefix(torch.zeros(1, 0, spec.action_dim), spec.horizon)
             for seed in seeds
         ]
         reference = next(iter(obs.values()))
         given, weight = (torch.cat(part).to(reference.device) for part in zip(*parts, strict=True))
-        return act_on(self.policy, obs, given, weight, generator=streams)
+        return act_with_prefix(self.policy, obs, given, weight, generator=streams)
 
 
-class LateActor:
+class DelayedActor:
     """Lets an actor decide `delay` control steps too late; times are counted in steps."""
 
     def __init__(self, actor: Actor, delay: int, join: str = "replace") -> None:
@@ -67,10 +68,10 @@ class LateActor:
         Args:
             actor: Who decides.
             delay: d, control steps until its chunk is there.
-            join: See `robopolicy.deploy.chunk_buffer`; for `rtc` the actor is a `ContinuingActor`.
+            join: See `robopolicy.deploy.chunk_buffer`; for `rtc` the actor is a `RealTimeChunkingActor`.
         """
         self._actor, self._delay, self._join = actor, delay, join
-        self.execute = max(actor.execute, delay)
+        self.action_horizon = max(actor.action_horizon, delay)
         self.obs_horizon = actor.obs_horizon
         self.network_calls = actor.network_calls
         self.policy_calls = 0
@@ -81,11 +82,11 @@ class LateActor:
     def __call__(
         self, sim: VectorSim, obs: Observation, rows: Tensor, seeds: Sequence[int], decisions: Sequence[int]
     ) -> Tensor:
-        """Actions `(R, execute, A)` that are played while the chunks decided on here are under way, and after."""
+        """Actions `(R, action_horizon, A)` executed while the chunks decided here are computed, and after."""
         before = self._actor.policy_calls
-        if isinstance(self._actor, ContinuingActor):
+        if isinstance(self._actor, RealTimeChunkingActor):
             self._actor.prefixes = {
-                seed: self._buffers[seed].committed(decision * self.execute, self._delay)
+                seed: self._buffers[seed].committed(decision * self.action_horizon, self._delay)
                 for seed, decision in zip(seeds, decisions, strict=True)
                 if decision and self._delay
             }
@@ -96,26 +97,26 @@ class LateActor:
         return torch.from_numpy(actions).to(chunks)
 
     def _play(self, seed: int, decision: int, chunk: NDArray[Any]) -> NDArray[np.float64]:
-        """Actions `(execute, A)` of one episode from its decision on, whose chunk arrives meanwhile."""
-        start = decision * self.execute
+        """Actions `(action_horizon, A)` of one episode from its decision on, whose chunk arrives meanwhile."""
+        start = decision * self.action_horizon
         arrival = self._delay if decision else 0
         if not decision:
             self._buffers[seed] = ChunkBuffer(1.0, chunk.shape[1], self._join)
-        buffer, actions = self._buffers[seed], np.zeros((self.execute, chunk.shape[1]))
-        for step in range(self.execute):
+        buffer, actions = self._buffers[seed], np.zeros((self.action_horizon, chunk.shape[1]))
+        for step in range(self.action_horizon):
             if step == arrival:
                 buffer.put(chunk, start)
             action = buffer.action(start + step)
             self.repeated += action is None
             actions[step] = self._last[seed] = self._last[seed] if action is None else action
-        if arrival == self.execute:
+        if arrival == self.action_horizon:
             buffer.put(chunk, start)
-        self.played += self.execute
+        self.played += self.action_horizon
         return actions
 
 
 @dataclass(frozen=True)
-class LateResult:
+class LatencyResult:
     """A score under latency."""
 
     result: EvalResult
@@ -132,7 +133,7 @@ def latency_curve(
     episodes: int = 100,
     seed: int = 10_000,
     deterministic: bool = True,
-) -> dict[float, LateResult]:
+) -> dict[float, LatencyResult]:
     """Play the same episodes as if chunks took so long, for each of `latencies` [s].
 
     Args:
@@ -148,26 +149,26 @@ def latency_curve(
         UserError: As `check_latencies`, or the policy does not fit the simulator.
     """
     check_latencies(latencies, join)
-    found: dict[float, LateResult] = {}
+    found: dict[float, LatencyResult] = {}
     with as_actor(policy, sim, deterministic=deterministic) as actor:
         for latency in latencies:
             delay = delay_steps(latency, sim.spec.control_dt)
-            late = LateActor(continuing(policy) if join == "rtc" else actor, delay, join)
+            late = DelayedActor(require_continuation(policy) if join == "rtc" else actor, delay, join)
             result = evaluate(late, sim, episodes=episodes, seed=seed)
-            found[latency] = LateResult(result, delay, late.repeated / late.played)
+            found[latency] = LatencyResult(result, delay, late.repeated / late.played)
     return found
 
 
 def check_latencies(latencies: Sequence[float], join: str) -> None:
     """Refuse latencies [s] that are negative or too long, and unknown joins."""
-    if join not in JOINS:
-        raise unknown_name("join", join, JOINS)
-    if not all(0 <= latency <= LONGEST for latency in latencies):
+    if join not in BLENDINGS:
+        raise unknown_name("join", join, BLENDINGS)
+    if not all(0 <= latency <= MAX_LATENCY for latency in latencies):
         given = " ".join(f"{1e3 * latency:g}" for latency in latencies)
-        raise UserError(f"A latency is a number of milliseconds from 0 to {1e3 * LONGEST:.0f}, got {given}.")
+        raise UserError(f"A latency is a number of milliseconds from 0 to {1e3 * MAX_LATENCY:.0f}, got {given}.")
 
 
-def continuing(policy: Policy | Actor, name: str = "") -> ContinuingActor:
+def require_continuation(policy: Policy | Actor, name: str = "") -> RealTimeChunkingActor:
     """The policy as one that continues what is being played, which the join `rtc` needs.
 
     Args:
@@ -179,7 +180,7 @@ def continuing(policy: Policy | Actor, name: str = "") -> ContinuingActor:
     """
     if not isinstance(policy, Policy):
         raise _cannot_continue(f"'{name}'" if name else "what has no policy")
-    return ContinuingActor(policy)
+    return RealTimeChunkingActor(policy)
 
 
 def _cannot_continue(what: str) -> UserError:
@@ -189,14 +190,14 @@ def _cannot_continue(what: str) -> UserError:
     )
 
 
-def latency_table(curves: Mapping[str, Mapping[float, LateResult]]) -> Table:
+def latency_table(curves: Mapping[str, Mapping[float, LatencyResult]]) -> Table:
     """One row per policy: its score at each latency, and how much of it was played without an action in time."""
     first = next(iter(curves.values()))
     header = [f"{1e3 * latency:g} ms ({late.delay} steps)" for latency, late in first.items()]
     return ["policy", *header], [[label, *map(_cell, curve.values())] for label, curve in curves.items()]
 
 
-def latency_facts(curves: Mapping[str, Mapping[float, LateResult]]) -> dict[str, Any]:
+def latency_facts(curves: Mapping[str, Mapping[float, LatencyResult]]) -> dict[str, Any]:
     """JSON-ready form: summaries by policy and latency in ms."""
     return {
         "latencies": {
@@ -209,7 +210,7 @@ def latency_facts(curves: Mapping[str, Mapping[float, LateResult]]) -> dict[str,
     }
 
 
-def _cell(late: LateResult) -> str:
+def _cell(late: LatencyResult) -> str:
     success = late.result.success_interval()
     score = percent(success) if success else f"{late.result.return_interval():.4g}"
     return f"{score}, {100 * late.repeated:.0f} % of steps without an action" if late.repeated else score

@@ -197,7 +197,7 @@ def curve_grid(
 ) -> Path:
     """Draw small learning curves side by side, with the mean and its bootstrap interval over runs.
 
-    Columns beyond eight go on in a second band below, with the same axes.
+    Columns beyond eight continue in a second band below, with the same axes.
 
     Args:
         grid: Per column and row the labels of a panel with their runs, as in `learning_curves`; all columns have the

@@ -1,4 +1,4 @@
-"""How well one evaluation predicts another over several policies: a world model, a proxy or logs against real episodes.
+"""Agreement of two evaluations over several policies: a world model, a proxy or logs against real episodes.
 
 Means over policies are compared: correlations (Pearson, Spearman, Kendall's tau-b), MMRV (SIMPLER, Li et al. 2024),
 pairs ordered alike, what choosing by the prediction costs, bias and slope; and where both played the same starts,

@@ -1,4 +1,4 @@
-"""What an evaluation found: one row per episode seed, its cost, and their summary."""
+"""Evaluation results: one row per episode seed, cost and summary."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ RESULT_VERSION = 1
 
 @dataclass(frozen=True)
 class Cost:
-    """What the episodes cost to play."""
+    """Cost of the episodes."""
 
     network_calls: int  # network evaluations per decision (chunk)
     decisions: int  # decisions (chunks) taken in the counted episodes

@@ -1,4 +1,4 @@
-"""How close predicted films are to real ones, frame by frame and as a set, by horizon.
+"""Metrics of predicted videos against real ones: per frame and as a set, by horizon.
 
 PSNR and SSIM (Wang et al. 2004) compare frames; LPIPS (Zhang et al. 2018) does so in the features of a trained network
 and needs its package and weights; a Frechet distance compares the distributions of whole clips. The Frechet distance
@@ -31,10 +31,10 @@ from robopolicy.errors import UserError
 from robopolicy.evaluation.intervals import Interval, bootstrap_mean
 from robopolicy.evaluation.video import BACKGROUND, CAPTION, GAP, TEXT, font
 from robopolicy.files import atomic_file
-from robopolicy.optional import need
+from robopolicy.optional import require
 from robopolicy.worldmodel.action_following import HORIZONS, frame_psnr
 from robopolicy.worldmodel.contract import Images, VideoWorldModel
-from robopolicy.worldmodel.videos import Films
+from robopolicy.worldmodel.videos import VideoDataset
 
 Array = NDArray[np.float64]
 Encode = Callable[[Images], Tensor]
@@ -88,7 +88,7 @@ class LPIPS:
         path = Path(weights)
         if not path.is_file():
             raise UserError(f"LPIPS needs the weights of an AlexNet as safetensors; there is none at {path}.")
-        metric = need("lpips", "lpips").LPIPS(net="alex", pnet_rand=True, verbose=False)
+        metric = require("lpips", "lpips").LPIPS(net="alex", pnet_rand=True, verbose=False)
         try:
             found = load_file(path)
             state = {key: found[_torchvision_name(key)] for key in metric.net.state_dict()}
@@ -143,7 +143,7 @@ def clip_features(encode: Encode, images: Images) -> Array:
 
 
 @dataclass(frozen=True)
-class FilmMetrics:
+class VideoMetrics:
     """Closeness by horizon: per frame with intervals over the films, and of clips up to the horizon as a set."""
 
     frames: Mapping[str, Mapping[int, Interval]]  # {metric: {horizon: mean over the films}}
@@ -172,7 +172,7 @@ class FilmMetrics:
         return {"frames": frames, "fvd_own": sets, "features": self.features, "films": self.films}
 
 
-def compare_films(
+def compare_videos(
     predicted: Images,
     real: Images,
     *,
@@ -180,7 +180,7 @@ def compare_films(
     features: str = "",
     lpips: LPIPS | None = None,
     horizons: Sequence[int] = HORIZONS,
-) -> FilmMetrics:
+) -> VideoMetrics:
     """Compare predicted films with what was filmed, frame t being t + 1 frames ahead.
 
     Args:
@@ -216,13 +216,13 @@ def compare_films(
         for horizon in kept:
             sides = ({camera: film[:, :horizon] for camera, film in side.items()} for side in (predicted, real))
             sets[horizon] = frechet_distance(*(clip_features(encode, side) for side in sides))
-    return FilmMetrics(frames, sets, features, count)
+    return VideoMetrics(frames, sets, features, count)
 
 
 @torch.no_grad()
 def contact_sheet(
     model: VideoWorldModel,
-    films: Films,
+    films: VideoDataset,
     path: Path,
     *,
     horizons: Sequence[int] = (1, 10, 20),

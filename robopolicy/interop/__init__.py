@@ -1,1 +1,1 @@
-"""Policies and simulators of other libraries as ours, and ours as theirs; imported when they are used."""
+"""Adapters of policies and simulators from and to other libraries, imported on use."""

@@ -1,8 +1,8 @@
-"""Scheduler configurations of diffusers as configurations of our heads, and back.
+"""Conversion between scheduler configurations of diffusers and configurations of policy heads.
 
-A `scheduler_config.json` says which noise levels a network was trained on and how its output is read; it does not know
-the number of sampler steps, which comes from elsewhere. Whatever our samplers would not reproduce is refused,
-but for the oddity at the end of this text.
+A `scheduler_config.json` defines the noise levels of training and the meaning of the network output, but not
+the number of sampler steps. Settings that our samplers cannot reproduce raise an error,
+except for the difference at the end of this text.
 
 diffusers counts time from data to noise: timestep 0 is clean, sigma 1 is noise, and a flow model predicts
 noise - data. `network_time` and `model_output` translate for a network of ours that is driven by its schedulers:
@@ -14,7 +14,7 @@ noise - data. `network_time` and `model_output` translate for a network of ours 
         output = model_output(policy.config, policy.backbone(x, time, features))
         x = scheduler.step(output, timestep, x, **step_arguments(policy.config)).prev_sample
 
-gives the chunk of our own sampler. One difference is diffusers': a DDIM step always descends by T // K levels, which
+gives the chunk of our sampler. One difference remains: a DDIM step of diffusers always descends by T // K levels, which
 leaves the grid with spacing "linspace", and with "trailing" where K does not divide T; ours stays on it.
 """
 
@@ -32,7 +32,7 @@ from robopolicy.files import parse_json, write_text
 from robopolicy.policies.heads.diffusion import DiffusionConfig
 from robopolicy.policies.heads.flow import FlowConfig
 from robopolicy.policies.path import left_grid
-from robopolicy.schema import from_plain, to_plain
+from robopolicy.schema import from_dict, to_dict
 
 FILE = "scheduler_config.json"
 FLOW = "FlowMatchEulerDiscreteScheduler"
@@ -59,7 +59,7 @@ _FIXED_FLOW: dict[str, Any] = {
     "use_beta_sigmas": False,
     "stochastic_sampling": False,
 }
-# Settings that only matter together with a refused one.
+# Settings that only matter together with an unsupported one.
 _IDLE = {
     "dynamic_thresholding_ratio",
     "sample_max_value",
@@ -81,10 +81,10 @@ def read_scheduler(
     Args:
         source: The scheduler's configuration, its JSON file or the folder that holds it.
         steps: Sampler steps K.
-        base: What the scheduler does not know (architecture, normalisers); None takes our defaults.
+        base: Settings outside of the scheduler (architecture, normalisers); None for our defaults.
 
     Raises:
-        UserError: The scheduler is none of DDPM, DDIM and flow-matching Euler, or set up in a way we do not reproduce.
+        UserError: The scheduler is not DDPM, DDIM or flow-matching Euler, or has unsupported settings.
     """
     settings, where = (source, "scheduler") if isinstance(source, Mapping) else _read(Path(source))
     kind = str(settings.get("_class_name", ""))
@@ -111,15 +111,15 @@ def read_scheduler(
 
 
 def scheduler_config(config: DiffusionConfig | FlowConfig) -> dict[str, Any]:
-    """What to pass to `from_config` of the diffusers scheduler `_class_name`.
+    """Configuration for `from_config` of the diffusers scheduler `_class_name`.
 
     A flow scheduler has no bound on its samples, so `action_clip` of a flow head is left out.
 
     Raises:
-        UserError: The head is a relative of flows that no scheduler of diffusers drives, such as shortcut or MeanFlow.
+        UserError: No scheduler of diffusers supports the head, such as shortcut or MeanFlow.
     """
     if type(config) not in (DiffusionConfig, FlowConfig):
-        raise UserError(f"No scheduler of diffusers drives the head of a {type(config).__name__}.")
+        raise UserError(f"No scheduler of diffusers supports the head of a {type(config).__name__}.")
     if isinstance(config, FlowConfig):
         return {"_class_name": FLOW, "num_train_timesteps": 1000, "shift": 1.0}
     named = {value: key for key, value in SAMPLERS.items()}[config.sampler]
@@ -165,7 +165,7 @@ def step_arguments(config: DiffusionConfig | FlowConfig) -> dict[str, Any]:
 
 
 def network_time(config: DiffusionConfig | FlowConfig, timestep: Tensor, train_steps: int = 1000) -> Tensor:
-    """Time our network sees at a `timestep` of diffusers.
+    """Time input of our network at a `timestep` of diffusers.
 
     Args:
         config: Of the head.
@@ -178,7 +178,7 @@ def network_time(config: DiffusionConfig | FlowConfig, timestep: Tensor, train_s
 
 
 def model_output(config: DiffusionConfig | FlowConfig, prediction: Tensor) -> Tensor:
-    """What a scheduler expects where our network predicts `prediction`: the negative for velocities."""
+    """Convert the prediction of our network to that of a scheduler: the negative for velocities."""
     return -prediction if isinstance(config, FlowConfig) else prediction
 
 
@@ -194,7 +194,7 @@ def _read(path: Path) -> tuple[Mapping[str, Any], str]:
 
 
 def _check(settings: Mapping[str, Any], fixed: Mapping[str, Any], known: set[str], where: str) -> None:
-    """Refuse settings that are unknown, or that would make diffusers sample otherwise than we do."""
+    """Raise an error for settings that are unknown or that our samplers do not reproduce."""
     for key, value in settings.items():
         if key in fixed and value != fixed[key]:
             raise UserError(f"'{key}' of {where} is {value!r}, but our samplers only reproduce {fixed[key]!r}.")
@@ -212,4 +212,4 @@ def _translated(settings: Mapping[str, Any], key: str, default: str, names: Mapp
 def _filled(cls: type[Config], base: Any, fields: Mapping[str, Any], where: str) -> Config:
     if base is not None and type(base) is not cls:
         raise UserError(f"{where} belongs to a {cls.__name__}, got a {type(base).__name__} as base.")
-    return from_plain(cls, {**to_plain(base or cls()), **fields}, where)
+    return from_dict(cls, {**to_dict(base or cls()), **fields}, where)

@@ -1,4 +1,4 @@
-"""An actor as other libraries have it, plain layers with a Gaussian behind them, as our `GaussianPolicy`."""
+"""Conversion of Gaussian actors of other libraries to `GaussianPolicy`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Statistics:
 
     offset: Tensor  # (D,)
     scale: Tensor  # (D,)
-    count: float = 0.0  # observations behind them; with a count they go on running and are bounded to +-10
+    count: float = 0.0  # number of observations; with a count the statistics keep updating and are clipped to +-10
 
 
 def gaussian_policy(
@@ -42,20 +42,20 @@ def gaussian_policy(
     bounds: tuple[Tensor, Tensor] | None = None,
     where: str,
 ) -> GaussianPolicy:
-    """The policy with exactly these weights; it decides one action from one observation.
+    """Policy with given weights, which maps one observation to one action.
 
     Args:
         observation: Shapes by key; keys are concatenated in sorted order.
         layers: Of the network, the output last: means `(A,)`, or means and log standard deviations `(2 A,)`.
-        activation: Between the layers, by our name.
+        activation: Activation between the layers, by our name.
         log_std: `(A,)`; None where the network predicts it.
         log_std_range: Bounds of a predicted log standard deviation.
         statistics: Of the observations; None sees them raw.
         bounds: Lowest and highest action `(A,)` of an actor squashed by tanh; None is not squashed.
-        where: What is being read, for messages.
+        where: Name of the source, for messages.
 
     Raises:
-        UserError: Sizes do not fit each other.
+        UserError: Sizes do not match.
     """
     outputs = len(layers[-1][1])
     action_dim = outputs // 2 if log_std is None else outputs
@@ -73,7 +73,7 @@ def gaussian_policy(
     found, wanted = layers[0][0].shape[1], policy.encoder.feature_dim
     if found != wanted:
         keys = ", ".join(f"{key} {tuple(shape)}" for key, shape in sorted(observation.items()))
-        raise UserError(f"The actor of {where} sees {found} numbers, but {keys} has {wanted}; choose its own task.")
+        raise UserError(f"The actor of {where} has {found} inputs, but {keys} has {wanted}; choose its own task.")
     weights = {f"actor.{2 * i}.weight": weight for i, (weight, _) in enumerate(layers)}
     weights |= {f"actor.{2 * i}.bias": bias for i, (_, bias) in enumerate(layers)}
     if log_std is not None:
@@ -99,7 +99,7 @@ def layers_of(state: Mapping[str, Tensor], prefix: str) -> list[Layer]:
     return [(state[f"{prefix}.{n}.weight"], state[f"{prefix}.{n}.bias"]) for n in numbers]
 
 
-def our_activation(name: str, where: str) -> str:
+def activation_name(name: str, where: str) -> str:
     """Our name of an activation, from that of its torch class or from rsl_rl's."""
     ours = {"swish": "silu"}.get(name.lower(), name.lower())
     if ours not in ACTIVATIONS:
@@ -108,10 +108,10 @@ def our_activation(name: str, where: str) -> str:
 
 
 def read_weights(file: Path | bytes, where: str) -> dict[str, Any]:
-    """Read a file of `torch.save` that holds tensors and plain values alone; nothing is unpickled.
+    """Read a file of `torch.save` with tensors and plain values only, without unpickling.
 
     Raises:
-        UserError: It cannot be read, or holds anything else.
+        UserError: It cannot be read, or has other content.
     """
     try:
         source = BytesIO(file) if isinstance(file, bytes) else file

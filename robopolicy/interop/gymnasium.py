@@ -53,7 +53,7 @@ def row_of(obs: Obs, row: int) -> Obs:
 
 
 def next_seed(sim: VectorSim) -> int:
-    """First seed after those running: resets without a seed go on counting, so nothing is ever drawn by chance."""
+    """First unused seed: resets without a seed continue counting, so that all episodes are reproducible."""
     return int(sim.episode_seed.max()) + 1
 
 
@@ -146,5 +146,5 @@ class SimVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
 
 
 def _masked(values: dict[str, Any], mask: NDArray[np.bool_]) -> dict[str, Any]:
-    """Gymnasium's vector info: every key `k` beside a mask `_k` of the environments it holds for."""
+    """Vector info of gymnasium: every key `k` with a mask `_k` of its environments."""
     return {**values, **{f"_{key}": mask.copy() for key in values}}

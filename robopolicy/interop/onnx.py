@@ -1,13 +1,13 @@
-"""An ONNX file as a black box; noise is an input of the graph, or there is none.
+"""Policies from ONNX files, as black boxes; noise is an optional input of the graph.
 
     policy = open_onnx("policy.onnx", rename={"state": "obs"})
-    steered = LatentPolicy.steer(policy, NoiseSpace(kind="repeat"), STEERING_ACTOR)
+    steered = LatentPolicy.from_base(policy, NoiseSpace(kind="repeat"), STEERING_ACTOR)
 
-The graph travels in the checkpoint as plain bytes among the weights, so a checkpoint needs no other file. Shapes come
-from the metadata entry `METADATA` (a JSON object with the keys of `PolicySpec.to_dict()` and `network_calls`) or, where
-there is none, from the graph: an input `(B, D)` is one observation, `(B, To, D)` a history, an image `(B, 3, h, w)` or
-`(B, To, 3, h, w)`; an output `(B, A)` is one action, `(B, H, A)` a chunk. Images go in as uint8 where the graph takes
-that, else as numbers in [0, 1]. A graph with a fixed batch size is called with that many rows.
+The graph is stored as bytes among the weights of a checkpoint, which needs no other file. Shapes come from the metadata
+or, if from the metadata entry `METADATA` (a JSON object with the keys of `PolicySpec.to_dict()` and `network_calls`)
+or, where there is none, from the graph: an input `(B, D)` is one observation, `(B, To, D)` a history, an image `(B, 3,
+h, w)` or `(B, To, 3, h, w)`; an output `(B, A)` is one action, `(B, H, A)` a chunk. Images go in as uint8 where the
+graph takes that, else as numbers in [0, 1]. A graph with a fixed batch size is called with that many rows.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from robopolicy.constraints import Bytes, Natural
+from robopolicy.constraints import Bytes, NonNegativeInt
 from robopolicy.deploy.graph import (
     CHUNK,
     METADATA,
@@ -35,23 +35,23 @@ from robopolicy.deploy.graph import (
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.files import parse_json
 from robopolicy.nets.encoder import IMAGE_PREFIX
-from robopolicy.optional import need
+from robopolicy.optional import require
 from robopolicy.policies.base import Observation, PolicySpec
 from robopolicy.policies.wrappers.black_box import BlackBoxConfig, BlackBoxPolicy
-from robopolicy.spec import MEMORY
+from robopolicy.spec import HIDDEN_STATE
 
-OPTIONAL = (PREFIX, PREFIX_WEIGHT)  # inputs that are zero here: nothing is continued
+OPTIONAL = (PREFIX, PREFIX_WEIGHT)  # inputs that are zero here, without a prefix
 
 
 @dataclass(frozen=True)
 class OnnxConfig(BlackBoxConfig):
-    """How a graph is fed; `open_onnx` fills it in."""
+    """Inputs and outputs of a graph; created by `open_onnx`."""
 
     size: Bytes = 0  # bytes of the file
     inputs: dict[str, str] = field(default_factory=dict)  # observation key or "noise" -> input of the graph
     output: str = CHUNK  # output of the graph that holds the chunk
-    noise_rows: Natural = 0  # R, rows of the noise; 0 is one per action of the chunk
-    threads: Natural = 1  # of the runtime; 0 is one per core
+    noise_rows: NonNegativeInt = 0  # R, rows of the noise; 0 is one per action of the chunk
+    threads: NonNegativeInt = 1  # of the runtime; 0 is one per core
 
 
 class OnnxPolicy(BlackBoxPolicy):
@@ -63,35 +63,35 @@ class OnnxPolicy(BlackBoxPolicy):
     graph: Tensor
 
     def __init__(self, config: OnnxConfig, spec: PolicySpec) -> None:
-        """Room for a graph of `config.size` bytes, which comes with the weights."""
+        """Allocate a graph of `config.size` bytes, which is loaded with the weights."""
         super().__init__(config, spec)
         self.register_buffer("graph", torch.zeros(config.size, dtype=torch.uint8))
         self._runtime = _Runtime()
 
     @property
     def label(self) -> str:
-        """The same for all."""
+        """Name for messages."""
         return "The ONNX graph"
 
     @property
     def noise_shape(self) -> tuple[int, int]:
-        """That of the graph's input."""
+        """Shape of the noise input of the graph."""
         return self.config.noise_rows or self.spec.horizon, self.spec.action_dim
 
-    def answer(self, obs: Observation, noise: Tensor | None) -> Any:
+    def call(self, obs: Observation, noise: Tensor | None) -> Any:
         """Run the graph."""
         chunk = self._run(self.config.output, dict(obs) if noise is None else {**obs, NOISE: noise})
         return chunk[:, None] if chunk.ndim == 2 else chunk
 
-    def remember(self, obs: Observation) -> Tensor:
-        """The memory after `obs`, where the graph gives it."""
-        if not self.spec.memory_dim:
-            raise self._lacks("remember")
+    def next_hidden(self, obs: Observation) -> Tensor:
+        """Hidden state after `obs`, if the graph returns it."""
+        if not self.spec.hidden_dim:
+            raise self._lacks("next_hidden")
         obs = self._checked(obs, None)
-        rows = len(obs[MEMORY])
+        rows = len(obs[HIDDEN_STATE])
         size = self.config.max_batch or rows
         parts = [{key: value[i : i + size] for key, value in obs.items()} for i in range(0, rows, size)]
-        return torch.cat([torch.from_numpy(self._run(NEXT_MEMORY, part)) for part in parts]).to(obs[MEMORY])
+        return torch.cat([torch.from_numpy(self._run(NEXT_MEMORY, part)) for part in parts]).to(obs[HIDDEN_STATE])
 
     def _run(self, output: str, values: dict[str, Tensor]) -> np.ndarray:
         session = self._runtime.session(self.graph, self.config.threads)
@@ -103,7 +103,7 @@ class OnnxPolicy(BlackBoxPolicy):
             entry.name: _fed(by_name[entry.name], values[by_name[entry.name]], entry) for entry in session.get_inputs()
         }
         batch = self.config.max_batch
-        if rows < batch:  # only where the graph asks for exactly so many
+        if rows < batch:  # only for a graph with a fixed batch size
             feed = {name: value[np.arange(batch) % rows] for name, value in feed.items()}
         return session.run([output], feed)[0][:rows]
 
@@ -128,7 +128,7 @@ class _Runtime:
         return self._session
 
     def close(self) -> None:
-        """Forget it, because the graph changes."""
+        """Close the session, because the graph changes."""
         self._session = None
 
 
@@ -137,16 +137,16 @@ def open_onnx(
     *,
     rename: Mapping[str, str] | None = None,
     spec: PolicySpec | None = None,
-    execute: int = 0,
+    action_horizon: int = 0,
     **settings: Any,
 ) -> OnnxPolicy:
-    """Read an ONNX file, weights in files beside it included.
+    """Read an ONNX file, including external weight files.
 
     Args:
         path: The file.
         rename: Names in the graph of observation keys, of "noise" and of "chunk", where they differ.
-        spec: What goes in and comes out, where neither metadata nor the graph say so.
-        execute: Actions played per chunk; 0 takes the metadata's, else all of them.
+        spec: Specification, if neither the metadata nor the graph define it.
+        action_horizon: Actions executed per chunk; 0 for the value in the metadata, else all.
         **settings: Further fields of `OnnxConfig`.
 
     Raises:
@@ -164,13 +164,15 @@ def open_onnx(
     described = _metadata(session, path)
     if spec is None:
         spec = _described_spec(described, path) or _graph_spec(inputs, output, path)
-    if execute:
-        if execute > spec.horizon:
-            raise UserError(f"{path} gives chunks of {spec.horizon} actions, so execute={execute} is too many.")
-        spec = PolicySpec(spec.observation, spec.action_dim, spec.horizon, execute, spec.obs_horizon)
+    if action_horizon:
+        if action_horizon > spec.horizon:
+            raise UserError(
+                f"{path} returns chunks of {spec.horizon} actions, so action_horizon={action_horizon} is too many."
+            )
+        spec = PolicySpec(spec.observation, spec.action_dim, spec.horizon, action_horizon, spec.obs_horizon)
     _check_inputs(inputs, output, spec, path)
-    if spec.memory_dim and NEXT_MEMORY not in [entry.name for entry in session.get_outputs()]:
-        raise UserError(f"{path} takes '{MEMORY}' but has no output '{NEXT_MEMORY}'; export it with one.")
+    if spec.hidden_dim and NEXT_MEMORY not in [entry.name for entry in session.get_outputs()]:
+        raise UserError(f"{path} takes '{HIDDEN_STATE}' but has no output '{NEXT_MEMORY}'; export it with one.")
     known = {"max_batch": _batch(inputs, path), "network_calls": described.get("network_calls", 1)}
     if NOISE in inputs and isinstance(inputs[NOISE].shape[1], int) and len(inputs[NOISE].shape) == 3:
         known["noise_rows"] = inputs[NOISE].shape[1]
@@ -187,14 +189,16 @@ def open_onnx(
 
 
 def _read(path: Path) -> bytes:
-    onnx = need("onnx", "onnx")
+    onnx = require("onnx", "onnx")
     try:
         return onnx.load(str(path)).SerializeToString()
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror or error}); pass an ONNX file.") from error
     except Exception as error:  # protobuf's own errors differ between its versions
         reason = f"{type(error).__name__}: {error}".splitlines()[0].rstrip(".")
-        raise UserError(f"{path} is no ONNX file of at most 2 GB ({reason}); export it again, or serve it.") from error
+        raise UserError(
+            f"{path} is not an ONNX file of at most 2 GB ({reason}); export it again, or serve it."
+        ) from error
 
 
 def _inputs(session: Any, names: Mapping[str, str], path: Path) -> dict[str, Any]:
@@ -227,7 +231,7 @@ def _metadata(session: Any, path: Path) -> dict[str, Any]:
     try:
         described = parse_json(text)
     except ValueError as error:
-        raise UserError(f"The metadata '{METADATA}' of {path} is no JSON: {error}.") from error
+        raise UserError(f"The metadata '{METADATA}' of {path} is not JSON: {error}.") from error
     if not isinstance(described, dict) or not isinstance(described.get("network_calls", 1), int):
         raise UserError(f"The metadata '{METADATA}' of {path} must be an object that describes a policy, found {text}.")
     return described
@@ -240,7 +244,7 @@ def _described_spec(described: Mapping[str, Any], path: Path) -> PolicySpec | No
     try:
         return PolicySpec.from_dict(fields)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise UserError(f"The metadata '{METADATA}' of {path} describes no policy: {error}.") from error
+        raise UserError(f"The metadata '{METADATA}' of {path} does not describe a policy: {error}.") from error
 
 
 def _graph_spec(inputs: Mapping[str, Any], output: Any, path: Path) -> PolicySpec:
@@ -278,7 +282,7 @@ def _check_inputs(inputs: Mapping[str, Any], output: Any, spec: PolicySpec, path
     for key, entry in inputs.items():
         shapes = [wanted[key], wanted[key][1:]] if wanted[key][0] == 1 else [wanted[key]]
         if key == NOISE and len(entry.shape) == 3 and isinstance(entry.shape[1], int):
-            shapes[0] = (max(entry.shape[1], spec.horizon), spec.action_dim)  # what lies beyond is the graph's own
+            shapes[0] = (max(entry.shape[1], spec.horizon), spec.action_dim)  # the graph may have more rows
         if not any(_fits(entry.shape[1:], shape) for shape in shapes):
             raise UserError(
                 f"Input '{entry.name}' of {path} has shape {_shape(entry)}, expected (B, {_list(shapes[0])})."
@@ -299,7 +303,7 @@ def _batch(inputs: Mapping[str, Any], path: Path) -> int:
 
 
 def _fed(key: str, value: Tensor, entry: Any) -> np.ndarray:
-    """A value as the input takes it: without a history where it has none, images in [0, 1] where they are no uint8."""
+    """Convert a value to the input format: history optional, images in [0, 1] unless uint8."""
     kind = TYPES[entry.type]
     if len(entry.shape) < value.dim():
         value = value.squeeze(1)

@@ -1,9 +1,9 @@
-"""rsl_rl both ways: our simulators as its environments, its actors and configurations as our Gaussian policy and back.
+"""Adapters for rsl_rl: simulators as environments, and conversion of actors and configurations.
 
     runner = OnPolicyRunner(RslVecEnv(sim), {**settings, **runner_config(policy.config, policy.spec)})
     policy = read_actor("logs/model_1500.pt", read_config("logs/params/agent.yaml"), {"state": (48,)})
 
-Weights are read as tensors alone, from the files of rsl_rl 2 to 5; configurations are written as rsl_rl 5 reads them.
+Weights are read as tensors only, from files of rsl_rl 2 to 5; configurations are written for rsl_rl 5.
 A normaliser of rsl_rl divides by its standard deviation plus 0.01 and is not bounded; ours keeps those numbers fixed.
 Neither networks with memory or images nor Beta distributions are read.
 """
@@ -21,8 +21,8 @@ from torch import Tensor
 
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.files import atomic_file, parse_yaml
-from robopolicy.interop.gaussian_actor import Statistics, gaussian_policy, layers_of, our_activation, read_weights
-from robopolicy.optional import need
+from robopolicy.interop.gaussian_actor import Statistics, activation_name, gaussian_policy, layers_of, read_weights
+from robopolicy.optional import require
 from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
 from robopolicy.sim.contract import Observation, VectorSim
@@ -43,8 +43,8 @@ _DISTRIBUTION = {"class_name", "init_std", "std_range", "std_type", "learn_std"}
 class RslVecEnv:
     """A simulator as `rsl_rl.env.VecEnv`; each observation key is a group of its own.
 
-    `extras["time_outs"]` holds episodes that were cut and not terminated. Episodes are functions of their seeds, so
-    they cannot start in the middle: call `learn` with `init_at_random_ep_len=False`.
+    `extras["time_outs"]` marks episodes that were truncated and not terminated. Episodes are functions of their seeds,
+    so they cannot start in the middle: call `learn` with `init_at_random_ep_len=False`.
     """
 
     def __init__(self, sim: VectorSim, seed: int = 0) -> None:
@@ -55,7 +55,7 @@ class RslVecEnv:
         self.max_episode_length = sim.spec.max_episode_steps
         self.device = sim.device
         self.cfg = {"task": sim.spec.task, "num_envs": sim.num_envs, "seed": seed}
-        self._tensordict = need("tensordict", "rslrl").TensorDict
+        self._tensordict = require("tensordict", "rslrl").TensorDict
         self._obs = sim.reset(seed)
 
     @property
@@ -66,7 +66,7 @@ class RslVecEnv:
     @episode_length_buf.setter
     def episode_length_buf(self, value: Tensor) -> None:
         if not torch.equal(value.to(self.sim.episode_step), self.sim.episode_step):
-            raise UserError("Episodes here start at their beginning; call learn with init_at_random_ep_len=False.")
+            raise UserError("Episodes start at their first step; call learn with init_at_random_ep_len=False.")
 
     def get_observations(self) -> Any:
         """Current observations as a TensorDict."""
@@ -91,7 +91,7 @@ class RslVecEnv:
 
 @dataclass(frozen=True)
 class ActorConfig:
-    """What a configuration of rsl_rl says about its actor."""
+    """Actor section of a configuration of rsl_rl."""
 
     policy: GaussianConfig  # the same network as ours
     groups: tuple[str, ...] = ()  # observation groups it sees, in the order of their concatenation; () is one group
@@ -115,7 +115,7 @@ def read_config(source: Mapping[str, Any] | str | Path) -> ActorConfig:
     normalized = ("obs_normalization", "actor_obs_normalization")
     config = GaussianConfig(
         hidden=tuple(int(width) for width in actor.get("hidden_dims", actor.get("actor_hidden_dims", (256, 256, 256)))),
-        activation=our_activation(str(actor.get("activation", "elu")), where),
+        activation=activation_name(str(actor.get("activation", "elu")), where),
         state_dependent_std=predicted,
         log_std_init=0.0 if predicted else math.log(init),
         log_std_min=math.log(max(limits[0], 1e-6)),
@@ -169,11 +169,11 @@ def read_actor(
     Args:
         path: The file, e.g. `model_1500.pt`.
         config: Of the run that wrote it.
-        observation: Shapes by our keys; those that the actor does not see are left out.
+        observation: Shapes by our keys; unused keys are dropped.
         rename: Our key -> observation group, where the names differ.
 
     Raises:
-        UserError: The file cannot be read as weights alone, or does not fit `config` or `observation`.
+        UserError: The file has more than weights, or does not fit `config` or `observation`.
     """
     where = str(path)
     state = _actor_state(read_weights(Path(path), where), where)
@@ -266,7 +266,7 @@ def _actor_state(content: Mapping[str, Any], where: str) -> dict[str, Tensor]:
         renamed = {"distribution.std_param": "std", "distribution.log_std_param": "log_std"}
         return {str(renamed.get(key, key)): value for key, value in content["actor_state_dict"].items()}
     if "model_state_dict" not in content:
-        raise UserError(f"{where} is no model of rsl_rl: it holds {_keys(content)}, expected 'actor_state_dict'.")
+        raise UserError(f"{where} is not a model of rsl_rl: it has {_keys(content)}, expected 'actor_state_dict'.")
     state: dict[str, Tensor] = {}
     for key, value in content["model_state_dict"].items():
         if not key.startswith("critic"):
@@ -310,19 +310,19 @@ def _sorted_columns(groups: Mapping[str, tuple[int, ...]], width: int, where: st
         columns[key] = list(range(start, start := start + math.prod(shape)))
     if start != width:
         sizes = ", ".join(f"{key} {math.prod(shape)}" for key, shape in groups.items())
-        raise UserError(f"The actor of {where} sees {width} numbers, but {sizes} makes {start}; choose its own task.")
+        raise UserError(f"The actor of {where} has {width} inputs, but {sizes} makes {start}; choose its own task.")
     return [column for key in sorted(columns) for column in columns[key]]
 
 
 def _check_plain(config: GaussianConfig, spec: PolicySpec) -> None:
-    """Refuse a policy that no `MLPModel` of rsl_rl equals."""
+    """Raise an error for a policy that rsl_rl cannot represent as `MLPModel`."""
     plain = {"backbone": "mlp", "residual": False, "squash": False, "action_normalization": "identity"}
     for key, value in plain.items():
         if getattr(config, key) != value:
             raise UserError(f"rsl_rl has no actor with {key}={getattr(config, key)}, only with {value}.")
-    single = spec.horizon == spec.obs_horizon == 1 and not spec.memory_dim
+    single = spec.horizon == spec.obs_horizon == 1 and not spec.hidden_dim
     if not single or any("." in key for key in spec.observation):
-        raise UserError("rsl_rl decides one action from one vector; this policy has chunks, a history or a memory.")
+        raise UserError("rsl_rl maps one vector to one action; this policy has chunks, a history or a hidden state.")
 
 
 def _known(section: Mapping[str, Any], known: set[str], place: str) -> None:

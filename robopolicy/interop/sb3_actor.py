@@ -1,11 +1,11 @@
-"""Actors of Stable-Baselines3's PPO, A2C, SAC, TD3 and DDPG as our `GaussianPolicy`, from a model or its saved zip.
+"""Conversion of PPO, A2C, SAC, TD3 and DDPG actors of Stable-Baselines3 to `GaussianPolicy`.
 
-The result has the same actions and densities, and everything else that our policies have: checkpoints, fine-tuning,
-evaluation. TD3 and DDPG have no density; theirs gets the spread `SPREAD`.
+The result has the same actions and densities, and supports checkpoints, fine-tuning and
+evaluation. TD3 and DDPG have no density and get the standard deviation `SPREAD`.
 
 Of a zip only the weights (`policy.pth`, tensors alone) and the readable part of `data` are used; the pickles in it are
 never opened. The statistics of a `VecNormalize` are not in it, so a model that was trained behind one is read from
-memory, by `from_model`. Plain actors on one vector of observations are read; any other model plays through
+memory, by `from_model`. Only MLP actors on one observation vector are converted; any other model can be wrapped by
 `stable_baselines3.wrap_model`.
 """
 
@@ -28,9 +28,9 @@ from robopolicy.files import parse_json
 from robopolicy.interop.gaussian_actor import (
     Layer,
     Statistics,
+    activation_name,
     gaussian_policy,
     layers_of,
-    our_activation,
     read_weights,
 )
 from robopolicy.nets.normalizer import RUNNING_CLIP
@@ -38,19 +38,19 @@ from robopolicy.policies.heads.gaussian import GaussianPolicy
 
 LOG_STD_RANGE = (-20.0, 2.0)  # of SAC
 SPREAD = 0.1  # standard deviation before tanh of an actor that has none: as TD3's authors explore
-_ELSEWHERE = "play the model itself by robopolicy.interop.stable_baselines3.wrap_model"
+_ELSEWHERE = "wrap the model by robopolicy.interop.stable_baselines3.wrap_model"
 
 
 @dataclass(frozen=True)
 class _Layout:
-    """How a family of algorithms names its weights."""
+    """Names of weights in a family of algorithms."""
 
     body: str  # hidden layers
     head: str  # output layer; "" where it is the last of the body
     log_std: str  # vector, or second output layer; "" where there is none
     squashed: bool
-    activation: str  # unless the model says otherwise
-    known: tuple[str, ...]  # what else may be there, with the layers: beginnings of names
+    activation: str  # default
+    known: tuple[str, ...]  # other allowed name prefixes
 
 
 _CRITICS = ("critic.", "critic_target.")
@@ -72,7 +72,7 @@ def read_model(path: str | Path, key: str = "state") -> GaussianPolicy:
         key: Our name of its observations.
 
     Raises:
-        UserError: It is no such zip, or holds an actor of another kind.
+        UserError: The file is not such a zip, or has an actor of another kind.
     """
     path = Path(path)
     try:
@@ -82,9 +82,9 @@ def read_model(path: str | Path, key: str = "state") -> GaussianPolicy:
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror or error}.") from error
     except (zipfile.BadZipFile, zlib.error, KeyError, ValueError) as error:
-        raise UserError(f"{path} is no model of Stable-Baselines3: {str(error).splitlines()[0]}.") from error
+        raise UserError(f"{path} is not a model of Stable-Baselines3: {str(error).splitlines()[0]}.") from error
     if not isinstance(data, dict):
-        raise UserError(f"{path} is no model of Stable-Baselines3: its 'data' must be an object.")
+        raise UserError(f"{path} is not a model of Stable-Baselines3: its 'data' must be an object.")
     for name in ("observation_space", "action_space"):
         kind = _field(data, name, ":type:")
         if "Box" not in str(kind):
@@ -147,7 +147,7 @@ def _actor(
     return gaussian_policy(
         {key: (layers[0][0].shape[1],)},
         layers,
-        activation=our_activation(activation or layout.activation, where),
+        activation=activation_name(activation or layout.activation, where),
         log_std=log_std,
         log_std_range=LOG_STD_RANGE,
         statistics=statistics,

@@ -1,4 +1,4 @@
-"""Kinds of policies that `robopolicy import` turns into checkpoints, after which they are like any other."""
+"""Policies of other libraries for `robopolicy import`, and checkpoints as chunk policies."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from torch import Tensor, nn
 from robopolicy.deploy.contract import Observed
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.policies.base import Observation, Policy, PolicySpec
-from robopolicy.policies.noise import RowStreams
+from robopolicy.policies.noise import PerRowGenerator
 from robopolicy.policies.wrappers.black_box import BlackBoxConfig, BlackBoxPolicy
-from robopolicy.spec import IMAGE_PREFIX, MEMORY
+from robopolicy.spec import HIDDEN_STATE, IMAGE_PREFIX
 
 
 @dataclass(frozen=True)
-class Source:
-    """A policy from elsewhere, as named on the command line."""
+class ImportSource:
+    """Location and options of a policy of another library, from the command line."""
 
     address: str  # file, folder or URL
-    observation: Mapping[str, tuple[int, ...]]  # what the task shows without cameras
+    observation: Mapping[str, tuple[int, ...]]  # observations of the task without cameras
     rename: Mapping[str, str] = field(default_factory=dict)  # our name -> theirs
-    config: str = ""  # configuration beside the weights, where the kind needs one
-    execute: int = 0  # actions played per chunk; 0 leaves it to the policy
-    instructions: tuple[str, ...] = ()  # what a language policy is told
+    config: str = ""  # configuration file, if the kind needs one
+    action_horizon: int = 0  # actions executed per chunk; 0 leaves it to the policy
+    instructions: tuple[str, ...] = ()  # instructions of a language policy
 
 
-def open_policy(kind: str, source: Source) -> Policy:
-    """The policy behind `source`.
+def open_policy(kind: str, source: ImportSource) -> Policy:
+    """Open the policy of `source`.
 
     Raises:
         UserError: The kind is unknown, or the policy cannot be read.
@@ -44,74 +44,81 @@ def open_policy(kind: str, source: Source) -> Policy:
     return KINDS[kind](source)
 
 
-def _lerobot(source: Source) -> Policy:
+def _lerobot(source: ImportSource) -> Policy:
     from robopolicy.interop.lerobot.loading import load_lerobot
 
     _refuse(source, "config")
     return load_lerobot(
-        source.address, instructions=source.instructions, keys=source.rename, execute=source.execute or None
+        source.address,
+        instructions=source.instructions,
+        keys=source.rename,
+        action_horizon=source.action_horizon or None,
     )
 
 
-def _onnx(source: Source) -> Policy:
+def _onnx(source: ImportSource) -> Policy:
     from robopolicy.interop.onnx import open_onnx
 
     _refuse(source, "config", "instructions")
     return open_onnx(
-        source.address, rename=source.rename, execute=source.execute, action_normalization="minmax", threads=1
+        source.address,
+        rename=source.rename,
+        action_horizon=source.action_horizon,
+        action_normalization="minmax",
+        threads=1,
     )
 
 
-def _remote(source: Source) -> Policy:
+def _remote(source: ImportSource) -> Policy:
     from robopolicy.interop.remote import open_remote
 
     _refuse(source, "config", "instructions", "rename")
-    return open_remote(source.address, execute=source.execute, action_normalization="minmax")
+    return open_remote(source.address, action_horizon=source.action_horizon, action_normalization="minmax")
 
 
-def _sb3(source: Source) -> Policy:
+def _sb3(source: ImportSource) -> Policy:
     from robopolicy.interop.sb3_actor import read_model
 
-    _refuse(source, "config", "execute", "instructions")
+    _refuse(source, "config", "action_horizon", "instructions")
     if len(source.rename) > 1:
         raise UserError(f"The model has one vector of observations; rename one key to it, got {dict(source.rename)}.")
     return read_model(source.address, next(iter(source.rename), "state"))
 
 
-def _rsl_rl(source: Source) -> Policy:
+def _rsl_rl(source: ImportSource) -> Policy:
     from robopolicy.interop.rsl_rl import read_actor, read_config
 
-    _refuse(source, "execute", "instructions")
+    _refuse(source, "action_horizon", "instructions")
     config = Path(source.config) if source.config else Path(source.address).parent / "params" / "agent.yaml"
     if not config.is_file():
         raise UserError(f"The runner's configuration {config} does not exist; pass it by --config FILE.")
     return read_actor(source.address, read_config(config), source.observation, rename=source.rename)
 
 
-def _refuse(source: Source, *names: str) -> None:
+def _refuse(source: ImportSource, *names: str) -> None:
     for name in names:
         if getattr(source, name):
-            raise UserError(f"This kind of policy takes no --{name.rstrip('s')}; drop it.")
+            raise UserError(f"This kind of policy takes no --{name.replace('_', '-').rstrip('s')}; drop it.")
 
 
-KINDS: dict[str, Callable[[Source], Policy]] = {
+KINDS: dict[str, Callable[[ImportSource], Policy]] = {
     "lerobot": _lerobot,
     "onnx": _onnx,
     "remote": _remote,
     "rsl_rl": _rsl_rl,
     "sb3": _sb3,
 }
-"""Kind -> what opens it; each imports its adapter, and with it the packages that it needs, when it is called."""
+"""Kind -> function that opens a policy; each imports its adapter and packages when called."""
 
 
-class CheckpointSource:
-    """Chunks of a policy through torch.
+class CheckpointChunkPolicy:
+    """Chunk policy of a checkpoint, in torch.
 
     Noise is a function of episode and decision, as in an evaluation: `reset(seed)` starts the episode `seed`.
 
     Args:
         policy: The policy; it is put into evaluation mode.
-        deterministic: Switch exploration noise off.
+        deterministic: Disable exploration noise.
     """
 
     takes_prefix = False
@@ -125,13 +132,13 @@ class CheckpointSource:
 
     @property
     def spec(self) -> PolicySpec:
-        """What it takes and gives."""
+        """Specification of the policy."""
         return self.policy.spec
 
     def reset(self, seed: int) -> None:
         """Start the episode `seed`."""
         self._seed, self._decision = seed, 0
-        size = self.spec.memory_dim
+        size = self.spec.hidden_dim
         self._memory = torch.zeros(1, 1, size, device=self._device) if size else None
 
     def chunk(self, obs: Observed, prefix: NDArray[Any] | None = None) -> NDArray[np.float32]:
@@ -141,10 +148,10 @@ class CheckpointSource:
             UserError: The observation does not fit the policy or is not finite, or a prefix is given.
         """
         if prefix is not None:
-            raise UserError("This policy cannot continue given actions; join its chunks with 'replace'.")
+            raise UserError("This policy cannot continue given actions; use the chunk blending 'replace'.")
         batch: dict[str, Tensor] = {}
         for key, shape in self.spec.observation.items():
-            if key == MEMORY:
+            if key == HIDDEN_STATE:
                 continue
             expected, found = (self.spec.obs_horizon, *shape), np.shape(obs[key]) if key in obs else "nothing"
             if found != expected:
@@ -152,35 +159,35 @@ class CheckpointSource:
             value = np.ascontiguousarray(obs[key])
             if key.startswith(IMAGE_PREFIX) and value.dtype != np.uint8:
                 raise UserError(f"The policy expects '{key}' in uint8, found {value.dtype}.")
-            if value.dtype.kind == "f" and not np.isfinite(value).all():  # else remembered for good
+            if value.dtype.kind == "f" and not np.isfinite(value).all():  # it would stay in the hidden state
                 raise UserError(f"Observation '{key}' is not finite.")
             batch[key] = torch.from_numpy(value)[None].to(self._device)
         with torch.inference_mode():
             if self._memory is not None:
-                batch[MEMORY] = self._memory
-            noise = RowStreams([self._seed], [self._decision])
+                batch[HIDDEN_STATE] = self._memory
+            noise = PerRowGenerator([self._seed], [self._decision])
             chunk = self.policy.act(batch, deterministic=self.deterministic, generator=noise)
             if self._memory is not None:
-                self._memory = self.policy.remember(batch)
+                self._memory = self.policy.next_hidden(batch)
         self._decision += 1
         return chunk[0].float().cpu().numpy()
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: there are no resources."""
 
 
 MODULES: dict[str, Callable[[], nn.Module]] = {}
-"""Makers of modules that checkpoints may name in this process."""
+"""Factories of modules, by their names in checkpoints."""
 
 
-def provide_module(name: str, make: Callable[[], nn.Module]) -> None:
-    """Let checkpoints that name `name` build their module by `make`; their weights are loaded into it."""
+def register_module(name: str, make: Callable[[], nn.Module]) -> None:
+    """Register a factory for modules that checkpoints call `name`; their weights are loaded into the module."""
     MODULES[name] = make
 
 
 @dataclass(frozen=True)
 class ModuleConfig(BlackBoxConfig):
-    """How a module is called; the module itself is passed to `provide_module` or `ModulePolicy.wrap`."""
+    """Settings of a wrapped module; the module is passed to `register_module` or `ModulePolicy.wrap`."""
 
     module: str = ""  # its name
 
@@ -196,13 +203,13 @@ class ModulePolicy(BlackBoxPolicy):
         """Wrap `module`, or a fresh one of the name in `config`.
 
         Raises:
-            UserError: Nothing of that name has been provided in this process.
+            UserError: No module of that name is registered in this process.
         """
         super().__init__(config, spec)
         if module is None:
             if config.module not in MODULES:
                 raise UserError(
-                    f"This policy is the module '{config.module}', whose code no checkpoint can hold; pass it with "
+                    f"This policy is the module '{config.module}', whose code is not in a checkpoint; register it by "
                     f"robopolicy.interop.sources.provide_module('{config.module}', make) first."
                 )
             module = MODULES[config.module]()
@@ -210,8 +217,8 @@ class ModulePolicy(BlackBoxPolicy):
 
     @classmethod
     def wrap(cls, name: str, module: nn.Module, spec: PolicySpec, **settings: Any) -> ModulePolicy:
-        """Wrap `module`, which is shared, and provide copies of it under `name`; `settings` as in `ModuleConfig`."""
-        provide_module(name, lambda: copy.deepcopy(module))
+        """Wrap `module`, which is shared, and register copies of it under `name`; `settings` as in `ModuleConfig`."""
+        register_module(name, lambda: copy.deepcopy(module))
         return cls(ModuleConfig(module=name, **settings), spec, module)
 
     @property
@@ -219,12 +226,12 @@ class ModulePolicy(BlackBoxPolicy):
         """By its name."""
         return f"The module '{self.config.module}'"
 
-    def answer(self, obs: Observation, noise: Tensor | None) -> Any:
+    def call(self, obs: Observation, noise: Tensor | None) -> Any:
         """Call the module."""
         return self.module(obs) if noise is None else self.module(obs, noise)
 
     def train(self, mode: bool = True) -> ModulePolicy:
-        """Set the mode of everything but the module, which stays in evaluation mode."""
+        """Set the training mode, except of the module, which stays in evaluation mode."""
         super().train(mode)
         self.module.eval()
         return self

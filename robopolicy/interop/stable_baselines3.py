@@ -1,10 +1,10 @@
-"""Stable-Baselines3 both ways: our simulators as `VecEnv`, our policies with `predict`, its models as policies.
+"""Adapters for Stable-Baselines3: simulators as `VecEnv`, policies with `predict`, models as policies.
 
     mean, std = evaluate_policy(Predictor(policy), SimVecEnv(sim), n_eval_episodes=20)
     expert = PolicyExpert(wrap_model("hopper_td3", model))
 
-`wrap_model` plays any model of this process as a black box; `sb3_actor.py` turns the plain actors of PPO, A2C and SAC
-into policies of ours, also from a saved zip.
+`wrap_model` wraps any model of this process as a black box; `sb3_actor.py` converts MLP actors of PPO, A2C and SAC
+to our policies, also from a saved zip.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from robopolicy.interop.gymnasium import Obs, action_space, next_seed, observati
 from robopolicy.nets.encoder import IMAGE_PREFIX
 from robopolicy.optional import missing
 from robopolicy.policies.base import Observation, Policy, PolicySpec
-from robopolicy.policies.noise import RowStreams
+from robopolicy.policies.noise import PerRowGenerator
 from robopolicy.policies.wrappers.black_box import CallablePolicy
 from robopolicy.sim.contract import VectorSim
 from robopolicy.sim.spaces import ObservationMap, action_bounds
@@ -56,13 +56,13 @@ class SimVecEnv(VecEnv):
         return to_numpy(self.sim.reset(seeds if len(seeds) == self.num_envs else next_seed(self.sim)))
 
     def step_async(self, actions: NDArray[np.float32]) -> None:
-        """Remember actions `(N, A)` for `step_wait`."""
+        """Store actions `(N, A)` for `step_wait`."""
         self._actions = torch.as_tensor(np.asarray(actions, np.float32))
 
     def step_wait(  # pyright: ignore[reportIncompatibleMethodOverride]
         self,
     ) -> tuple[Obs, NDArray[np.float32], NDArray[np.bool_], list[dict[str, Any]]]:
-        """Apply the remembered actions."""
+        """Apply the stored actions."""
         step = self.sim.step(self._actions)
         done = step.done.cpu().numpy()
         infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
@@ -94,7 +94,7 @@ class SimVecEnv(VecEnv):
         setattr(self.sim, attr_name, value)
 
     def env_method(self, method_name: str, *method_args: Any, indices: Any = None, **method_kwargs: Any) -> list[Any]:
-        """Call a method of the simulator once and hand the result to every row."""
+        """Call a method of the simulator once and return the result for every row."""
         result = getattr(self.sim, method_name)(*method_args, **method_kwargs)
         return [result for _ in self._get_indices(indices)]
 
@@ -106,14 +106,14 @@ class SimVecEnv(VecEnv):
 
 
 State = tuple[NDArray[Any], ...]
-"""What `Predictor` keeps between two calls: place of the next action `(N,)`, chunk `(N, H, A)`, each key's history."""
+"""State of `Predictor` between calls: index of the next action `(N,)`, chunk `(N, H, A)`, histories by key."""
 
 
 class Predictor:
-    """One of our policies with the `predict` of SB3, for `evaluate_policy` and whatever else calls it.
+    """Policy with the `predict` method of SB3, e.g. for `evaluate_policy`.
 
-    Chunks are played action by action and histories kept through the `state` that `predict` returns and takes back;
-    without it every call decides anew. Noise is a function of `seed`, the row and the number of the call.
+    The `state` that `predict` returns and takes contains the current chunk and histories;
+    without it every call computes a new chunk. Noise is a function of `seed`, the row and the number of the call.
     """
 
     def __init__(self, policy: Policy, action_space: spaces.Box | None = None, *, seed: int = 0) -> None:
@@ -148,7 +148,7 @@ class Predictor:
             history = {key: _pushed(past, obs[key], repeated[key], fresh) for key, past in zip(obs, older, strict=True)}
         due = (place == 0).nonzero().flatten()
         if len(due):
-            streams = RowStreams([self.seed + row for row in due.tolist()], [self._calls] * len(due))
+            streams = PerRowGenerator([self.seed + row for row in due.tolist()], [self._calls] * len(due))
             with torch.inference_mode():
                 asked = {key: value[due] for key, value in history.items()}
                 chunk[due] = self.policy.act(asked, deterministic=deterministic, generator=streams).cpu()
@@ -156,7 +156,7 @@ class Predictor:
         action = chunk[torch.arange(rows), place].numpy()
         if self.action_space is not None:
             action = np.clip(action, self.action_space.low, self.action_space.high)
-        place = (place + 1) % spec.execute
+        place = (place + 1) % spec.action_horizon
         kept = (place.numpy(), chunk.numpy(), *(value.cpu().numpy() for value in history.values()))
         return action[0] if single else action, kept
 
@@ -189,13 +189,13 @@ def wrap_model(name: str, model: Any) -> CallablePolicy:
     """Any model of SB3 in this process as a deterministic policy that decides one action from one observation.
 
     Observations are normalised where the model's own `VecNormalize` does so. A checkpoint names the model only:
-    wrap it under the same name before loading one.
+    wrap the model under the same name before loading it.
 
     Raises:
         UserError: Its actions are not continuous, or it has a memory.
     """
     if "lstm" in type(model.policy).__name__.lower():
-        raise UserError(f"The model '{name}' has a memory, which a policy here lacks; use one without.")
+        raise UserError(f"The model '{name}' is recurrent, which is not supported; use a feedforward model.")
     low, _ = action_bounds(model.action_space, name)
     space = model.observation_space
     specs = ObservationMap(space).specs

@@ -1,4 +1,4 @@
-"""Learned changes of camera images while cloning, chosen by name: rows of `AUGMENTATIONS`.
+"""Learned augmentations of camera images for behaviour cloning, by name: rows of `AUGMENTATIONS`.
 
 An augmentation belongs to the policy and is trained with it, by a loss of its own. Behaviour cloning says how far
 training is and adds that loss; sampling and scoring never see it.
@@ -31,11 +31,11 @@ class Augmentation(nn.Module, ABC):
 
     @abstractmethod
     def set_progress(self, progress: float) -> None:
-        """Take note that `progress`, in [0, 1], of the training is done."""
+        """Set the training progress in [0, 1]."""
 
     @abstractmethod
     def extra_loss(self, loss: Tensor) -> Tensor:
-        """Loss of its own parameters, a scalar, given that of the samples `(B,)` that saw the changed images."""
+        """Loss of its own parameters, a scalar, given the loss `(B,)` of the samples with augmented images."""
 
 
 AUGMENTATIONS: Registry[type[Augmentation]] = Registry("augmentations", {})
@@ -64,13 +64,13 @@ def augmentation_config(settings: Mapping[str, Any]) -> tuple[type[Augmentation]
 
 
 def set_augmentation_progress(module: nn.Module, progress: float) -> None:
-    """Say to every augmentation in `module` how far its training is, in [0, 1]."""
+    """Set the training progress in [0, 1] of every augmentation in `module`."""
     for augmentation in _augmentations(module):
         augmentation.set_progress(progress)
 
 
 def augmentation_loss(module: nn.Module, loss: Tensor) -> Tensor:
-    """Sum of the losses of all augmentations in `module`, a scalar, given that of the samples `(B,)`."""
+    """Sum of the losses of all augmentations in `module`, a scalar, given the loss of the samples `(B,)`."""
     total = loss.new_zeros(())
     for augmentation in _augmentations(module):
         total = total + augmentation.extra_loss(loss)

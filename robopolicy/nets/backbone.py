@@ -1,4 +1,4 @@
-"""The networks of the heads.
+"""Backbone networks of the heads.
 
 Denoising heads map noisy chunk, time(s) and features to a chunk; direct heads map features to a chunk. Both choose a
 row of `BACKBONES`. Times are `(B,)` or `(B, times)`, or whatever else broadcasts over the iterates: one time for all,
@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from robopolicy.constraints import Count, Layers, PartialShare, Ranged
+from robopolicy.constraints import FractionBelowOne, Layers, PositiveInt, Validated
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.nets.mlp import MLP, ResidualMLP
 from robopolicy.nets.time import TimeEmbedding, network_rows
@@ -25,21 +25,23 @@ from robopolicy.schema import with_defaults
 
 
 @dataclass(frozen=True)
-class BackboneConfig(Ranged):
+class BackboneConfig(Validated):
     """Which network and how large; a base of every head's configuration."""
 
     backbone: str = "mlp"  # mlp | unet | transformer | a name from contrib or a plugin
-    time_dim: Count = 16  # width of the time embedding (all but transformer)
-    hidden: tuple[Count, ...] = (256, 256, 256)  # mlp
-    hidden_dropout: PartialShare = 0.0  # mlp without residual blocks: share of the hidden units left out in training
+    time_dim: PositiveInt = 16  # width of the time embedding (all but transformer)
+    hidden: tuple[PositiveInt, ...] = (256, 256, 256)  # mlp
+    hidden_dropout: FractionBelowOne = (
+        0.0  # mlp without residual blocks: share of the hidden units left out in training
+    )
     residual: bool = False  # mlp: residual blocks (an odd number of equal widths), as DPPO has them
     activation: str = "silu"  # mlp; mish costs seven times as much on a CPU
-    unet_channels: tuple[Count, ...] = (64, 128, 256)  # published sizes: [256, 512, 1024]
-    unet_kernel: Count = 5
-    transformer_width: Count = 128  # published sizes: width 256, 8 layers
+    unet_channels: tuple[PositiveInt, ...] = (64, 128, 256)  # published sizes: [256, 512, 1024]
+    unet_kernel: PositiveInt = 5
+    transformer_width: PositiveInt = 128  # published sizes: width 256, 8 layers
     transformer_layers: Layers = 4
-    transformer_heads: Count = 4
-    transformer_dropout: PartialShare = 0.0  # keep 0 when the policy will be fine-tuned by RL
+    transformer_heads: PositiveInt = 4
+    transformer_dropout: FractionBelowOne = 0.0  # keep 0 when the policy will be fine-tuned by RL
     backbone_options: dict[str, Any] = field(default_factory=dict)  # settings that only the chosen backbone has
 
     def __post_init__(self) -> None:
@@ -67,7 +69,7 @@ class BackboneConfig(Ranged):
 
 @dataclass(frozen=True)
 class NetworkSizes:
-    """What the network of a head maps to what."""
+    """Input and output sizes of the network of a head."""
 
     action_dim: int  # A; for heads that need no noise the outputs per action of the chunk
     horizon: int  # H

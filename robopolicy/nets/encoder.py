@@ -1,4 +1,4 @@
-"""Observation encoder; the prefix of a key says what it is.
+"""Observation encoder; the prefix of a key selects the encoder of its modality.
 
 * `image.*`: uint8 `(3, h, w)`, one camera network each (`vision.py`);
 * `point_cloud.*`: float `(N, 3)` [m], one network each (`point_cloud.py`);
@@ -19,7 +19,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from robopolicy.constraints import Count, PartialShare, Ranged
+from robopolicy.constraints import FractionBelowOne, PositiveInt, Validated
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.nets.modality import ENCODERS, ModalityEncoder, prefix_of
 from robopolicy.nets.normalizer import RunningNormalizer, Statistics, make_normalizer
@@ -36,11 +36,13 @@ _FIELDS = {IMAGE_PREFIX: "vision", CLOUD_PREFIX: "point_cloud", EMBEDDING_PREFIX
 
 
 @dataclass(frozen=True)
-class EmbeddingConfig(Ranged):
+class EmbeddingConfig(Validated):
     """How embeddings of instructions and goals (keys `embedding.*`) enter a policy."""
 
-    width: Count = 64  # size of the projection of each embedding
-    dropout: PartialShare = 0.0  # share of imitated samples without embeddings; 0.1 to 0.2 for classifier-free guidance
+    width: PositiveInt = 64  # size of the projection of each embedding
+    dropout: FractionBelowOne = (
+        0.0  # share of imitated samples without embeddings; 0.1 to 0.2 for classifier-free guidance
+    )
 
 
 class EmbeddingEncoder(ModalityEncoder):
@@ -93,7 +95,7 @@ def encoder_configs(encoders: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]
 
 @dataclass(frozen=True)
 class Layout:
-    """Which observation keys are vectors, and which have an encoder of their own, in a fixed order."""
+    """Observation keys that are vectors and keys with their own encoder, in a fixed order."""
 
     vectors: tuple[str, ...]  # sorted
     encoded: tuple[tuple[str, tuple[str, ...]], ...]  # (prefix, its sorted keys), in the order of their features
@@ -217,8 +219,8 @@ class ObservationEncoder(nn.Module):
             joined["count"] = _statistic(statistics, normalized[0], "count", 1)
         self.normalizer.fit(joined)
 
-    def borrow(self, *others: ObservationEncoder) -> None:
-        """Take over all that was fitted of `others`, which see the same: statistics, boxes and what joins the vectors.
+    def copy_stats(self, *others: ObservationEncoder) -> None:
+        """Copy all fitted statistics of `others`, which have the same observations.
 
         Of a composition each may know a part; where several know the same, the first one's counts.
         """

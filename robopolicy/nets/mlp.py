@@ -41,7 +41,7 @@ def make_activation(name: str, *, inplace: bool = False) -> nn.Module:
 
 
 def orthogonal_init(network: nn.Module, output: nn.Linear, output_gain: float) -> None:
-    """Initialise as PPO likes it: orthogonal, gain sqrt(2) inside, `output_gain` at `output`, zero biases."""
+    """Orthogonal initialisation as in PPO: gain sqrt(2) inside, `output_gain` at `output`, zero biases."""
     for module in network.modules():
         if isinstance(module, nn.Linear):
             nn.init.orthogonal_(module.weight, output_gain if module is output else math.sqrt(2))
@@ -142,7 +142,7 @@ class EnsembleLinear(nn.Module):
 
     def forward(self, x: Tensor, members: Tensor | None = None) -> Tensor:
         """Apply member m to `x[m]`, or `members[m]` where given."""
-        weight, bias = of(self.weight, members), of(self.bias, members)
+        weight, bias = select_members(self.weight, members), select_members(self.bias, members)
         return torch.baddbmm(bias, x, weight) if weight.shape[2] > 1 else vector_products(x, weight) + bias
 
 
@@ -156,7 +156,7 @@ class EnsembleLayerNorm(nn.Module):
 
     def forward(self, x: Tensor, members: Tensor | None = None) -> Tensor:
         """Normalise the last dimension of `(M, B, dim)`."""
-        scale, shift = of(self.scale, members), of(self.shift, members)
+        scale, shift = select_members(self.scale, members), select_members(self.shift, members)
         if x.is_cuda:
             return torch.addcmul(shift, F.layer_norm(x, x.shape[-1:]), scale)
         each = zip(x.unbind(), scale.squeeze(1).unbind(), shift.squeeze(1).unbind(), strict=True)
@@ -174,7 +174,7 @@ def vector_products(x: Tensor, weight: Tensor) -> Tensor:
     return torch.stack([torch.mv(rows, vector) for rows, vector in each]).unsqueeze(-1)
 
 
-def of(parameter: Tensor, members: Tensor | None) -> Tensor:
+def select_members(parameter: Tensor, members: Tensor | None) -> Tensor:
     """The rows of some members, or all of them."""
     return parameter if members is None else parameter[members]
 
@@ -216,8 +216,8 @@ class EnsembleMLP(nn.Module):
         with torch.autocast(x.device.type, enabled=False):  # of values 8 bits would be left
             return last(x.float() if x.dtype == torch.bfloat16 else x, members)
 
-    def lowest(self, x: Tensor) -> Tensor:
-        """Least output `(B,)` of all members at `x` `(B, in)`, to be differentiated in `x`; weights get no gradient."""
+    def min_output(self, x: Tensor) -> Tensor:
+        """Minimum output `(B,)` over all members at `x` `(B, in)`, differentiable in `x`; weights get no gradient."""
         # Products of ever other sizes are quick in single precision on a CPU only.
         if self._rectified and x.device.type == "cpu" and not torch.is_autocast_enabled("cpu"):
             linear = [layer for layer in self.layers if isinstance(layer, EnsembleLinear)]
@@ -226,7 +226,7 @@ class EnsembleMLP(nn.Module):
 
 
 class _Lowest(torch.autograd.Function):
-    """A row has a gradient through the member that is least there, so the others are not differentiated."""
+    """Minimum over members; only the minimal member of each row is differentiated."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, layers: list[tuple[Tensor, Tensor]]) -> Tensor:

@@ -15,7 +15,7 @@ Statistics = Mapping[str, Mapping[str, Any]]
 
 MODES = ("minmax", "meanstd", "running", "identity")
 MIN_RANGE = 1e-4  # dimensions that vary less are constant: they are centred, and keep their unit
-REACH = 3.0  # standard deviations within which nearly all of what was standardised lies
+MAX_STD = 3.0  # standard deviations within which nearly all of what was standardised lies
 RUNNING_CLIP = 10.0  # running normalisation bounds its output, as early estimates are poor
 
 
@@ -23,7 +23,7 @@ class Normalizer(nn.Module):
     """`(x - offset) / scale` per dimension, fitted once from statistics.
 
     Modes: "minmax" maps [min, max] to [-1, 1]; "meanstd" standardises; "identity" declares that raw units are wanted.
-    `fitted` tells a checkpoint with statistics from one without.
+    `fitted` is false in a checkpoint without statistics.
     """
 
     offset: Tensor
@@ -67,9 +67,9 @@ class Normalizer(nn.Module):
         self.fit(statistics[key])
 
     @property
-    def reach(self) -> float:
+    def half_range(self) -> float:
         """Half the width, in normalised units, of the box of what this was fitted to (standardised: of nearly all)."""
-        return REACH if self.mode in ("meanstd", "running") else 1.0
+        return MAX_STD if self.mode in ("meanstd", "running") else 1.0
 
     def normalize(self, x: Tensor) -> Tensor:
         """Map `(..., D)` from raw to normalised units."""
@@ -101,7 +101,7 @@ class Normalizer(nn.Module):
 
 
 class RunningNormalizer(Normalizer):
-    """Mean and standard deviation of everything seen so far (Welford; batches merge exactly).
+    """Running mean and standard deviation of all observations (Welford; batches merge exactly).
 
     Call `update` between iterations, never inside one: sampling and scoring must see the same transform.
     """

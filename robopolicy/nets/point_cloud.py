@@ -14,17 +14,17 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from robopolicy.constraints import Count, Ranged
+from robopolicy.constraints import PositiveInt, Validated
 from robopolicy.errors import UserError
 from robopolicy.nets.modality import ModalityEncoder
 
 
 @dataclass(frozen=True)
-class PointCloudConfig(Ranged):
+class PointCloudConfig(Validated):
     """Sizes of one point-cloud network (one network per cloud)."""
 
-    widths: tuple[Count, ...] = (64, 128, 256)  # channels of the layers that every point passes
-    features: Count = 64  # size of the projection of their maximum
+    widths: tuple[PositiveInt, ...] = (64, 128, 256)  # channels of the layers that every point passes
+    features: PositiveInt = 64  # size of the projection of their maximum
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,4 +1,4 @@
-"""Recurrent cells with their whole state in one vector, the memory: zeros when an episode begins."""
+"""Recurrent cells with their whole state in one vector: zeros when an episode begins."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from robopolicy.constraints import Count, Ranged
+from robopolicy.constraints import PositiveInt, Validated
 from robopolicy.errors import unknown_name
 
 KINDS = ("none", "gru", "lstm")
 
 
 @dataclass(frozen=True)
-class RecurrentConfig(Ranged):
-    """Which cell a policy remembers with, if any."""
+class RecurrentConfig(Validated):
+    """Recurrent cell of a policy, if any."""
 
     kind: str = "none"  # none | gru | lstm
-    width: Count = 64  # units of the cell
+    width: PositiveInt = 64  # units of the cell
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -35,7 +35,7 @@ class RecurrentCell(nn.Module):
     def __init__(self, config: RecurrentConfig, in_dim: int) -> None:
         super().__init__()
         self.width = config.width
-        self.memory_dim = config.width * (2 if config.kind == "lstm" else 1)
+        self.hidden_dim = config.width * (2 if config.kind == "lstm" else 1)
         kind = nn.LSTMCell if config.kind == "lstm" else nn.GRUCell
         self.cell: nn.LSTMCell | nn.GRUCell = kind(in_dim, config.width)
 

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from robopolicy.constraints import Count, Layers, PositiveShare, Ranged, Several
+from robopolicy.constraints import AtLeastTwo, Layers, PositiveFraction, PositiveInt, Validated
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.nets.augmentation import augmentation_config
 from robopolicy.nets.modality import ModalityEncoder
@@ -26,19 +26,19 @@ KINDS = ("resnet", "vit")
 
 
 @dataclass(frozen=True)
-class VisionConfig(Ranged):
+class VisionConfig(Validated):
     """Kind and sizes of one camera network (one network per camera)."""
 
     kind: str = "resnet"  # resnet | vit
-    widths: tuple[Count, ...] = (32, 64, 128)  # resnet: channels per stage; each halves the rows, down to two
+    widths: tuple[PositiveInt, ...] = (32, 64, 128)  # resnet: channels per stage; each halves the rows, down to two
     blocks: Layers = 1  # resnet: blocks per stage; widths [64, 128, 256, 512] with 2 blocks is a ResNet-18
-    keypoints: Count = 32  # resnet: expected 2-D positions read out by the spatial softmax
-    vit_patch: Several = 8  # vit: distance of neighbouring patches [pixels], even
+    keypoints: PositiveInt = 32  # resnet: expected 2-D positions read out by the spatial softmax
+    vit_patch: AtLeastTwo = 8  # vit: distance of neighbouring patches [pixels], even
     vit_depth: Layers = 1  # vit: attention blocks
-    vit_width: Count = 128  # vit: channels per patch
-    vit_heads: Count = 4  # vit: attention heads
-    vit_features: Count = 128  # vit: size of the spatial embedding
-    crop: PositiveShare = 0.9  # side of the crop relative to the image; 1 disables cropping
+    vit_width: PositiveInt = 128  # vit: channels per patch
+    vit_heads: PositiveInt = 4  # vit: attention heads
+    vit_features: PositiveInt = 128  # vit: size of the spatial embedding
+    crop: PositiveFraction = 0.9  # side of the crop relative to the image; 1 disables cropping
     augmentation: dict[str, Any] = field(default_factory=dict)  # learned change of images while cloning (bc): its name
 
     def __post_init__(self) -> None:

@@ -1,9 +1,9 @@
-"""The policy contract: few verbs, one object for imitation, fine-tuning, composition, evaluation and deployment.
+"""The policy interface: one object for imitation, fine-tuning, composition, evaluation and deployment.
 
 Shapes: B batch, To observation history, H chunk length, A action dimensions, T decisions per chunk.
 Observations are `{key: (B, To, ...)}` and chunks `(B, H, A)`, both in the units of the simulator or robot; every
-normaliser lives inside the policy. `chunk[:, 0]` is the action for the newest observation; the first `execute` actions
-are played before the next call.
+normaliser lives inside the policy. `chunk[:, 0]` is the action for the newest observation; the first `action_horizon`
+actions are executed before the next call.
 
 A *decision* is the smallest thing chosen with a log-probability: a Gaussian action (T = 1) or one denoising transition
 (T = number of network calls). `sample` and `decisions` of one policy call the same function for mean and standard
@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from robopolicy.device import home
+from robopolicy.device import module_device
 from robopolicy.nets.encoder import ObservationEncoder
 from robopolicy.nets.normalizer import Statistics
 from robopolicy.policies.noise import Randomness, repeated
@@ -66,24 +66,24 @@ class Policy(nn.Module, ABC):
 
     name: ClassVar[str]  # key in `POLICIES`
     config_class: ClassVar[type[Any]]  # frozen dataclass of its settings
-    plainer: ClassVar[str] = ""  # of a policy made of others: what to do where only one of them will do
+    fallback_hint: ClassVar[str] = ""  # of a policy made of others: what to do where only one of them will do
     spec: PolicySpec
 
     @property
     def device(self) -> torch.device:
-        """Where its parameters are, or its buffers; the CPU where it has neither."""
-        return home(self) or torch.device("cpu")
+        """Device of its parameters or buffers; the CPU if it has neither."""
+        return module_device(self) or torch.device("cpu")
 
     @abstractmethod
     def act(self, obs: Observation, *, deterministic: bool = False, generator: Randomness = None) -> Tensor:
         """Return the chunk `(B, H, A)` to deploy.
 
         `deterministic` removes exploration noise. A generative head still draws its initial noise from `generator`:
-        with a fixed seed, or one stream per row (`RowStreams`), the chunk is a function of the observation alone.
+        with a fixed seed, or one stream per row (`PerRowGenerator`), the chunk is a function of the observation alone.
         """
 
     @torch.no_grad()
-    def draws(self, obs: Observation, count: int, *, generator: Randomness = None) -> Tensor:
+    def sample_many(self, obs: Observation, count: int, *, generator: Randomness = None) -> Tensor:
         """`count` chunks `(B, count, H, A)` for each observation, to choose from; as `act` draws them.
 
         Heads encode each observation once, which with cameras is most of the work.
@@ -115,13 +115,13 @@ class Policy(nn.Module, ABC):
         """Score recorded decisions under the current parameters; differentiable."""
         raise self._lacks("decisions")
 
-    def remember(self, obs: Observation) -> Tensor:
+    def next_hidden(self, obs: Observation) -> Tensor:
         """Memory `(B, 1, M)` of a recurrent policy after `obs`, whose key `memory` holds the last one; differentiable.
 
-        Recurrent policies remain functions of what they are handed: who plays them keeps the memory, hands it over
+        Recurrent policies stay functions of their inputs: the caller keeps the memory, passes it
         with the next observation and hands over zeros when an episode begins.
         """
-        raise self._lacks("remember")
+        raise self._lacks("next_hidden")
 
     def decode(self, obs: Observation, noise: Tensor) -> Tensor:
         """Map `noise` `(B, *noise_shape)` to the chunk `(B, H, A)` deterministically (generative heads)."""
@@ -148,7 +148,7 @@ class Policy(nn.Module, ABC):
                 part.update_stats(obs)
 
     def set_progress(self, progress: float) -> None:
-        """Move whatever schedule the policy has to its place at `progress` in [0, 1] of training.
+        """Set all schedules of the policy to `progress` in [0, 1] of training.
 
         Call it between updates only, as `observe`. Most policies have none.
         """
@@ -158,13 +158,13 @@ class Policy(nn.Module, ABC):
         return []
 
     @property
-    def takes_noise(self) -> bool:
+    def is_steerable(self) -> bool:
         """Whether `decode` turns noise into chunks, so that the policy can be steered through it."""
         return type(self).decode is not Policy.decode
 
     @property
     def noise_shape(self) -> tuple[int, int]:
-        """Shape of the noise of `decode` and of the points of `field`, without the batch: that of a chunk.
+        """Shape of the noise of `decode` and of the points of `field`, without the batch: the shape of a chunk.
 
         Networks from elsewhere may be wider. Then the first H rows and A columns belong to the chunk, and what lies
         beyond them is known to the policy alone.
@@ -172,12 +172,12 @@ class Policy(nn.Module, ABC):
         return self.spec.horizon, self.spec.action_dim
 
     @property
-    def network_calls(self) -> int:
+    def nfe(self) -> int:
         """Network evaluations per chunk in `act`."""
         return 1
 
     def config_dict(self) -> dict[str, Any]:
-        """Constructor configuration as plain JSON values; `spec` is stored beside it."""
+        """Constructor configuration as plain JSON values; `spec` is stored separately."""
         return asdict(self.config)  # type: ignore[attr-defined]
 
     def _lacks(self, verb: str) -> TypeError:

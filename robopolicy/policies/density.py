@@ -48,7 +48,7 @@ def bounded(x: Tensor, low: float, high: float) -> Tensor:
 
 
 class _TanhDraw(torch.autograd.Function):
-    """`squashed_draw` as one node: its dozen small operations cost more than the layer before them."""
+    """`squashed_draw` as one autograd node, because its small operations cost more than a layer."""
 
     @staticmethod
     def forward(ctx: Any, mean: Tensor, log_std: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:

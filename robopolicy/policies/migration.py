@@ -1,4 +1,4 @@
-"""Settings and weights of policies as older versions wrote them, in the words of this one.
+"""Migration of settings and weights of policies that older versions wrote.
 
 Checkpoints and runs stay readable when a setting or a module is renamed: their readers pass what they found through
 `migrate` and `migrate_state`, which leave what is up to date alone. A new row goes to `_SETTINGS` or `_RENAMED`.
@@ -44,7 +44,7 @@ def _renamed(name: Any) -> Any:
 
 
 def _entities(settings: dict[str, Any]) -> dict[str, Any]:
-    """`entities: {...}` -> `encoders: {entities: {...}}`, left out where it says nothing."""
+    """`entities: {...}` -> `encoders: {entities: {...}}`, left out where it has defaults."""
     if not isinstance(settings.get("entities"), dict) or settings["entities"].keys() != _ENTITIES.keys():
         return settings
     own = settings.pop("entities")
@@ -67,10 +67,28 @@ def _noise_mask(settings: dict[str, Any]) -> dict[str, Any]:
     return {**settings, "augmentation": {"name": "noise_mask", "cells": cells} if cells else {}}
 
 
-_SETTINGS: tuple[Callable[[dict[str, Any]], dict[str, Any]], ...] = (_entities, _modular, _noise_mask)
+_KEYS = {  # old key: (present key, a key that must stand next to the old one)
+    "time_law": ("time_distribution", "action_clip"),
+    "instant_share": ("flow_ratio", "adaptive_power"),
+    "finest": ("max_steps", "consistency_share"),
+    "vectors": ("privileged_obs", "orthogonal_init"),
+}
+
+
+def _renamed_keys(settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings of heads and value networks under their present keys."""
+    found = {
+        old: new
+        for old, (new, neighbor) in _KEYS.items()
+        if old in settings and neighbor in settings and new not in settings
+    }
+    return {found.get(key, key): value for key, value in settings.items()} if found else settings
+
+
+_SETTINGS: tuple[Callable[[dict[str, Any]], dict[str, Any]], ...] = (_entities, _modular, _noise_mask, _renamed_keys)
 
 _RENAMED = (
     (re.compile(r"(^|\.)(encoder|statistics)\.start$"), r"\1\2.stock.start"),
     (re.compile(r"\.noise_mask\."), ".augmentation."),
 )
-"""Part of the name of a tensor -> what it is called now."""
+"""Old part of the name of a tensor -> present name."""

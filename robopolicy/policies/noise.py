@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from robopolicy.rng import stream
+from robopolicy.rng import episode_rng
 
 
-class RowStreams:
+class PerRowGenerator:
     """Independent Gaussian streams, one per batch row.
 
     Row i draws from a counter-based generator keyed by `(seeds[i], steps[i])`, so its noise does not depend on the
@@ -20,7 +20,7 @@ class RowStreams:
     """
 
     def __init__(self, seeds: Sequence[int], steps: Sequence[int]) -> None:
-        self._streams = [stream(seed, step) for seed, step in zip(seeds, steps, strict=True)]
+        self._streams = [episode_rng(seed, step) for seed, step in zip(seeds, steps, strict=True)]
 
     def normal(self, shape: Sequence[int]) -> Tensor:
         """Standard normal `(B, ...)` float32; `shape[0]` must equal the number of rows."""
@@ -30,10 +30,10 @@ class RowStreams:
         return torch.from_numpy(np.stack(rows))
 
 
-class RepeatedStreams(RowStreams):
+class RepeatedRowGenerator(PerRowGenerator):
     """Streams for a batch in which every row stands `count` times in a row: each row's draws are shared out."""
 
-    def __init__(self, streams: RowStreams, count: int) -> None:
+    def __init__(self, streams: PerRowGenerator, count: int) -> None:
         super().__init__([], [])
         self._inner, self._count = streams, count
 
@@ -42,13 +42,13 @@ class RepeatedStreams(RowStreams):
         return self._inner.normal((shape[0] // self._count, self._count, *shape[1:])).flatten(0, 1)
 
 
-Randomness = torch.Generator | RowStreams | None
+Randomness = torch.Generator | PerRowGenerator | None
 """What `generator=` accepts: a torch generator, one stream per row, or None for the global generator."""
 
 
 def normal(shape: Sequence[int], generator: Randomness, device: torch.device) -> Tensor:
     """Draw standard normal noise of `shape` on `device` from any source of randomness."""
-    if isinstance(generator, RowStreams):
+    if isinstance(generator, PerRowGenerator):
         return generator.normal(shape).to(device)
     if generator is not None and generator.device != device:
         return torch.randn(tuple(shape), generator=generator, device=generator.device).to(device)
@@ -56,7 +56,7 @@ def normal(shape: Sequence[int], generator: Randomness, device: torch.device) ->
 
 
 @dataclass(frozen=True)
-class Seating:
+class SlotLayout:
     """One network call of a fixed number of rows, some of them filled up with copies."""
 
     members: list[int]  # (width,) index into the batch of each place
@@ -64,7 +64,7 @@ class Seating:
     seated: list[int]  # index into the batch of each of those
 
 
-def seats(seeds: Sequence[int], width: int) -> list[Seating]:
+def assign_slots(seeds: Sequence[int], width: int) -> list[SlotLayout]:
     """Share rows out among as few calls of exactly `width` rows as their places allow.
 
     Matrix products differ in the last bit with the batch size and, for narrow layers, with the position in the batch;
@@ -79,14 +79,14 @@ def seats(seeds: Sequence[int], width: int) -> list[Seating]:
         call[place] = index
     fill = [next(iter(call.values())) for call in calls]
     return [
-        Seating([call.get(place, copy) for place in range(width)], [*call], [*call.values()])
+        SlotLayout([call.get(place, copy) for place in range(width)], [*call], [*call.values()])
         for call, copy in zip(calls, fill, strict=True)
     ]
 
 
 def repeated(generator: Randomness, count: int) -> Randomness:
     """A source of randomness for a batch whose rows were repeated `count` times each."""
-    return RepeatedStreams(generator, count) if isinstance(generator, RowStreams) else generator
+    return RepeatedRowGenerator(generator, count) if isinstance(generator, PerRowGenerator) else generator
 
 
 def uniform(shape: Sequence[int], generator: Randomness, device: torch.device) -> Tensor:

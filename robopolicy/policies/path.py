@@ -22,7 +22,7 @@ from robopolicy.policies.base import Observation, Policy
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a model believes at one point of its path."""
+    """Data and noise estimates of a model at one point of its path."""
 
     data: Tensor  # expected clean sample
     noise: Tensor  # expected noise

@@ -1,6 +1,6 @@
-"""Chunks that continue actions which are already being played (real-time chunking, arXiv 2506.07339).
+"""Chunks that continue actions that are already being executed (real-time chunking, arXiv 2506.07339).
 
-While a chunk is computed the robot goes on playing the last one, so the first actions of the new chunk are given. Here
+While a chunk is computed the robot executes the last one, so the first actions of the new chunk are fixed. Here
 they are inpainted along the denoising path: every step of the sampler turns its iterate `a data + b noise` into the
 next one, `a' data + b' noise`, and so tells what clean chunk it is heading for. Given actions replace their part of
 that chunk in proportion to their weight. The other actions move by what the estimate would change if the given part
@@ -38,14 +38,14 @@ from robopolicy.policies.path import step_index
 from robopolicy.policies.wrappers.latent import LatentPolicy
 from robopolicy.policies.wrappers.zero_noise import ZeroNoisePolicy
 
-EARLIEST = 0.05  # linear time before which nothing is guided: the slope of an estimate of noise alone is an artefact
+MIN_TIME = 0.05  # linear time before which nothing is guided: the slope of an estimate of noise alone is an artefact
 CONTINUABLE = "flow, shortcut, meanflow, edm or diffusion with sampler=ddim, of two steps or more, also steered"
 TINY = 1e-12  # keeps quotients of what vanishes finite
 FARTHEST = 2.0  # largest change of an estimate by guidance, in units of the head's action bound
 
 
 def can_continue(policy: Policy) -> bool:
-    """Whether `act_on` takes it."""
+    """Whether `act_with_prefix` takes it."""
     try:
         _continuable(policy.base if isinstance(policy, LatentPolicy | ZeroNoisePolicy) else policy)
     except UserError:
@@ -53,15 +53,17 @@ def can_continue(policy: Policy) -> bool:
     return True
 
 
-def held(prefix: Tensor, horizon: int) -> tuple[Tensor, Tensor]:
-    """Given actions `(B, d, A)` as `act_on` takes them, `(B, H, A)` with weights `(B, H)` of 1 for them and 0 after."""
+def pad_prefix(prefix: Tensor, horizon: int) -> tuple[Tensor, Tensor]:
+    """Pad the prefix `(B, d, A)` to `(B, H, A)`, with weights `(B, H)` of 1 for it and 0 after."""
     rows, length, size = prefix.shape
     given = torch.cat([prefix, prefix.new_zeros(rows, horizon - length, size)], 1)
     weight = (torch.arange(horizon, device=prefix.device) < length).to(prefix.dtype)
     return given, weight.expand(rows, horizon)
 
 
-def act_on(policy: Policy, obs: Observation, prefix: Tensor, weight: Tensor, *, generator: Randomness = None) -> Tensor:
+def act_with_prefix(
+    policy: Policy, obs: Observation, prefix: Tensor, weight: Tensor, *, generator: Randomness = None
+) -> Tensor:
     """`policy.act(obs, deterministic=True)` that continues `prefix`.
 
     Args:
@@ -90,7 +92,7 @@ def act_on(policy: Policy, obs: Observation, prefix: Tensor, weight: Tensor, *, 
 
 
 def continue_chunk(head: GenerativePolicy, obs: Observation, noise: Tensor, prefix: Tensor, weight: Tensor) -> Tensor:
-    """`head.decode(obs, noise)` `(B, H, A)` that continues `prefix`; arguments as in `act_on`, without gradients.
+    """`head.decode(obs, noise)` `(B, H, A)` that continues `prefix`, without gradients; see `act_with_prefix`.
 
     Raises:
         UserError: The head has no sampler of several deterministic steps.
@@ -103,14 +105,14 @@ def continue_chunk(head: GenerativePolicy, obs: Observation, noise: Tensor, pref
         features = head.encode(obs)
         given, held = head.action_normalizer.normalize(prefix), weight.unsqueeze(-1)  # (B, H, A), (B, H, 1)
         data, noise_level = _coefficients(head)
-        x = head.begin(noise)
+        x = head.init_sample(noise)
         for k in range(head.config.steps):
             a, b, a_next, b_next = data[k], noise_level[k], data[k + 1], noise_level[k + 1]
             kept = b_next / b
             gain = a_next - kept * a  # the next iterate is `gain estimate + kept x`
             index = step_index(k, x)
-            if a < EARLIEST * (a + b):
-                end, change = head.advance(features, x, index), torch.zeros_like(x)
+            if a < MIN_TIME * (a + b):
+                end, change = head.sampler_step(features, x, index), torch.zeros_like(x)
             else:
                 end, change = _guided(head, features, x, index, given, held, gain, kept)
             x = (1 - held) * (end + gain * change) + held * (gain * given + kept * x)
@@ -131,7 +133,7 @@ def _guided(
     """The iterate after step `k` without guidance, and the change of the estimate by guidance, `(B, H, A)` each."""
     with torch.enable_grad():
         start = x.detach().requires_grad_(True)
-        end = head.advance(features, start, k)
+        end = head.sampler_step(features, start, k)
         estimate = (end - kept * start) / gain
         lacking = (held * (given - estimate)).detach()
         (pull,) = torch.autograd.grad((estimate * lacking).sum(), start)

@@ -111,7 +111,7 @@ def play_out(
         step = replace(
             step,
             reward=torch.where(running, step.reward, 0.0),
-            earned=torch.where(running, step.earned, 0.0),
+            earned=torch.where(running, step.undiscounted, 0.0),
             steps=torch.where(running, step.steps, 0),
             terminated=step.terminated & running,
             truncated=step.truncated & running,
@@ -137,5 +137,5 @@ def play_out(
         final_obs=concatenated(final, obs),
         last_obs=dict(obs),
         group=group,
-        played=torch.stack(rows["played"]),
+        valid=torch.stack(rows["played"]),
     )

@@ -11,7 +11,7 @@ from torch import Tensor
 from robopolicy.data.replay import Replay
 from robopolicy.policies.base import Observation
 from robopolicy.rollout.on_policy import Act, EpisodeTally
-from robopolicy.sim.chunk import ChunkedSim, PlayedStep
+from robopolicy.sim.chunk import ChunkedSim, StepTrace
 
 
 class ReplaySampler:
@@ -26,7 +26,7 @@ class ReplaySampler:
             seed: First episode seed, and seed of the exploration noise.
         """
         self.sim, self.replay = sim, replay
-        replay.cut()
+        replay.end_episodes()
         self._generator = torch.Generator(sim.sim.device).manual_seed(seed)
         self._obs = sim.reset(seed)
         self._tally = EpisodeTally(sim.sim)
@@ -42,7 +42,7 @@ class ReplaySampler:
         for _ in range(decisions):
             with torch.no_grad():
                 sample = act(self._obs, generator=self._generator)
-            trace: list[PlayedStep] = []
+            trace: list[StepTrace] = []
             obs = {key: value[:, -1] for key, value in self._obs.items()}
             step = self.sim.step(sample.chunk, trace)
             for number, played in enumerate(trace):
@@ -80,7 +80,7 @@ def remember(
     replay: Replay,
     sim: ChunkedSim,
     obs: Observation,
-    played: PlayedStep,
+    played: StepTrace,
     moved: Tensor,
     record: Mapping[str, Tensor],
     *,

@@ -13,8 +13,8 @@ from robopolicy.data.batches import Rollout
 from robopolicy.device import move
 from robopolicy.policies.base import Observation, Sample
 from robopolicy.sim.chunk import ChunkedSim, ChunkStep
-from robopolicy.sim.contract import EARNED_PREFIX, LOG_PREFIX, TERM_PREFIX, VectorSim
-from robopolicy.spec import MEMORY
+from robopolicy.sim.contract import LOG_PREFIX, TERM_PREFIX, UNDISCOUNTED_PREFIX, VectorSim
+from robopolicy.spec import HIDDEN_STATE
 
 OUTCOMES = ("success", "diverged")  # of `Step.info`, averaged over episodes beside what the simulator logs
 
@@ -30,7 +30,7 @@ class EpisodeTally:
 
     def observe(self, step: ChunkStep) -> bool:
         """Count one chunk of every environment; returns whether any episode has ended."""
-        self._return += step.earned
+        self._return += step.undiscounted
         self._length += step.steps
         done = step.done
         if not bool(done.any()):
@@ -99,7 +99,7 @@ class RolloutSampler:
     def collect(self, act: Act) -> Rollout:
         """Play `decisions` chunks per environment; `act(obs, generator=...)` returns a `Sample`."""
         rows: dict[str, list[Any]] = {
-            key: [] for key in ("obs", "record", "logp", "reward", "steps", "term", "trunc", "parts", "earned")
+            key: [] for key in ("obs", "record", "logp", "reward", "steps", "term", "trunc", "parts", "undiscounted")
         }
         final: list[Observation] = []
         for _ in range(self.decisions):
@@ -114,7 +114,7 @@ class RolloutSampler:
             rows["term"].append(step.terminated)
             rows["trunc"].append(step.truncated)
             rows["parts"].append(reward_terms(step.info))
-            rows["earned"].append(reward_terms(step.info, EARNED_PREFIX))
+            rows["undiscounted"].append(reward_terms(step.info, UNDISCOUNTED_PREFIX))
             if self._tally.observe(step):
                 bootstrap = step.truncated & ~step.terminated
                 final.append({key: value[bootstrap] for key, value in step.final_obs.items()})
@@ -132,7 +132,7 @@ class RolloutSampler:
             final_obs=concatenated(final, self._obs),
             last_obs=dict(self._obs),
             terms=stacked(rows["parts"]),
-            earned=stacked(rows["earned"]),
+            undiscounted=stacked(rows["undiscounted"]),
         )
 
     def observations(self) -> Observation:
@@ -151,7 +151,7 @@ class RolloutSampler:
 
     @staticmethod
     def _with(memory: Tensor, obs: Observation) -> Observation:
-        return obs | {MEMORY: memory} if memory.shape[-1] else obs
+        return obs | {HIDDEN_STATE: memory} if memory.shape[-1] else obs
 
     def episode_stats(self) -> dict[str, float]:
         """Means over the episodes finished since the last call, then forget them; empty when none finished."""

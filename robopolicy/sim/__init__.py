@@ -1,1 +1,1 @@
-"""One vector-simulator contract and its backends."""
+"""Vector-simulator contract, its backends and wrappers."""

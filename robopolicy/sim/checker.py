@@ -1,4 +1,4 @@
-"""Environment checker: runs any simulator through the contract and explains in words what it breaks and why it matters.
+"""Environment checker: tests a simulator against the contract and explains every violated rule.
 
 problems = check_simulator(make_sim("locomotion/hopper", SimOptions(num_envs=3)))
 """
@@ -19,15 +19,15 @@ _LONGEST = 3000  # control steps to wait for an episode to end
 
 
 def check_simulator(sim: VectorSim, make: Callable[[int], VectorSim] | None = None) -> list[str]:
-    """Run `sim` through every rule of the contract.
+    """Check `sim` against every rule of the contract.
 
     Args:
         sim: The simulator; it is reset and stepped. At least two environments let rows be compared.
-        make: Function that builds the same simulator with a given number of environments; with it the checker also
-            proves that results do not depend on that number.
+        make: Function that builds the same simulator with a given number of environments; if given, the checker also
+            tests that results do not depend on that number.
 
     Returns:
-        One sentence per broken rule; an empty list means that every rule holds.
+        One sentence per violated rule; an empty list means that every rule holds.
     """
     checker = _Checker(sim)
     checker.check_spec()
@@ -39,7 +39,7 @@ def check_simulator(sim: VectorSim, make: Callable[[int], VectorSim] | None = No
     checker.check_kept_tensors()
     if sim.spec.seeded_episodes:
         checker.check_seeds()
-    if sim.spec.partial_steps:
+    if sim.spec.supports_masked_step:
         checker.check_active()
     checker.check_episode_end()
     checker.check_state_dict()
@@ -85,14 +85,14 @@ class _Checker:
         """Check keys, shapes, types and finiteness against the spec."""
         sim = self.sim
         expected = set(sim.spec.observation)
-        self.expect(set(obs) == expected, f"{where} returns keys {sorted(obs)}, the spec says {sorted(expected)}.")
+        self.expect(set(obs) == expected, f"{where} returns keys {sorted(obs)}, the spec has {sorted(expected)}.")
         for key in expected & set(obs):
             value, entry = obs[key], sim.spec.observation[key]
             shape = (sim.num_envs, *entry.shape)
             self.expect(
                 tuple(value.shape) == shape, f"{where}: '{key}' has shape {tuple(value.shape)}, expected {shape}."
             )
-            self.expect(value.dtype == entry.dtype, f"{where}: '{key}' is {value.dtype}, the spec says {entry.dtype}.")
+            self.expect(value.dtype == entry.dtype, f"{where}: '{key}' is {value.dtype}, the spec has {entry.dtype}.")
             finite = not value.is_floating_point() or bool(torch.isfinite(value).all())
             self.expect(finite, f"{where}: '{key}' has NaN or infinite values; end such episodes instead.")
             self.expect(value.device == sim.device, f"{where}: '{key}' is on {value.device}, expected {sim.device}.")
@@ -114,14 +114,14 @@ class _Checker:
         self.expect(bool(torch.isfinite(step.reward).all()), "Rewards must be finite.")
         going = ~step.done
         same = _equal_rows(step.obs, step.final_obs, going)
-        self.expect(same, "final_obs must equal obs where the episode goes on: both are the successor observation.")
+        self.expect(same, "final_obs must equal obs where the episode continues: both are the successor observation.")
         for key, value in step.info.items():
             self.expect(value.shape[:1] == (sim.num_envs,), f"info['{key}'] must have one entry per environment.")
         if "success" in step.info:
             self.expect(step.info["success"].dtype == torch.bool, "info['success'] must be bool.")
 
     def check_clipping(self) -> None:
-        """Actions beyond the bounds must act like the bound."""
+        """Check that actions beyond the bounds act like the bound."""
         if not self.sim.spec.seeded_episodes:
             return
         high = self.sim.spec.action_high.expand(self.sim.num_envs, -1)
@@ -132,7 +132,7 @@ class _Checker:
         self.expect(_same(inside, outside), "Actions beyond the bounds must be clipped to them by the backend.")
 
     def check_kept_tensors(self) -> None:
-        """Tensors handed out once must keep their values."""
+        """Check that returned tensors keep their values."""
         self.sim.reset(_SEED)
         actions = self._actions(3)
         step = self.sim.step(actions[0])
@@ -149,7 +149,7 @@ class _Checker:
             )
 
     def check_seeds(self) -> None:
-        """Equal seeds and actions must give equal episodes, whatever the row."""
+        """Check that equal seeds and actions give equal episodes in every row."""
         sim, actions = self.sim, self._actions(_STEPS)
         first = sim.reset(_SEED)
         expected = torch.arange(_SEED, _SEED + sim.num_envs)
@@ -173,7 +173,7 @@ class _Checker:
                 break
 
     def check_active(self) -> None:
-        """Rows that are not active must stand still and notice nothing."""
+        """Check that inactive rows do not move or change."""
         sim = self.sim
         if sim.num_envs < 2:
             return
@@ -198,7 +198,7 @@ class _Checker:
         self.expect(unchanged, "Waiting must not change what a row does next, nor the rows that move meanwhile.")
 
     def check_episode_end(self) -> None:
-        """Play until an episode ends; check automatic reset, final observation and time limit."""
+        """Step until an episode ends; check automatic reset, final observation and time limit."""
         sim = self.sim
         sim.reset(_SEED)
         limit = min(sim.spec.max_episode_steps, _LONGEST)
@@ -241,7 +241,7 @@ class _Checker:
         )
 
     def check_state_dict(self) -> None:
-        """Continue after a restore exactly as without it."""
+        """Check that a restored simulator continues exactly."""
         sim, actions = self.sim, self._actions(2 * _STEPS)
         sim.reset(_SEED)
         for action in actions[:_STEPS]:
@@ -255,10 +255,10 @@ class _Checker:
         self.expect(_equal(obs, restored), "load_state_dict must return the observation of the saved moment.")
         resumed = [sim.step(action) for action in actions[_STEPS:]]
         same = all(_same(a, b) for a, b in zip(straight, resumed, strict=True))
-        self.expect(same, "After load_state_dict the episodes go on differently; save everything that decides them.")
+        self.expect(same, "After load_state_dict the episodes continue differently; save the complete state.")
 
     def check_number_of_envs(self, make: Callable[[int], VectorSim]) -> None:
-        """Environment 0 must not notice how many others there are."""
+        """Check that environment 0 does not depend on the number of environments."""
         actions = self._actions(_STEPS)
         episodes: list[list[Tensor]] = []
         for count in (1, 3):

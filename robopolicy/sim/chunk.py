@@ -1,8 +1,8 @@
-"""Chunk execution: the one place where action chunks and observation histories meet a simulator.
+"""Execution of action chunks on a simulator, with observation histories.
 
-The wrapper plays the first `execute` actions of each chunk, stops a row when its episode ends (the row then waits at
+The wrapper executes the first `action_horizon` actions of each chunk, stops a row when its episode ends (it waits at
 the first observation of its next episode until the other rows have finished their chunks), sums the discounted reward
-and reports how many steps were really executed, so that the bootstrap factor is `gamma ** steps`.
+and reports the number of executed steps, so that the bootstrap factor is `gamma ** steps`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from robopolicy.errors import UserError
-from robopolicy.sim.contract import EARNED_PREFIX, TERM_PREFIX, Observation, Step, VectorSim
+from robopolicy.sim.contract import TERM_PREFIX, UNDISCOUNTED_PREFIX, Observation, Step, VectorSim
 
 
 @dataclass(frozen=True)
@@ -24,14 +24,14 @@ class ChunkStep:
 
     obs: Observation  # (N, To, ...) history to act on next
     reward: Tensor  # (N,) sum of gamma**j * reward_j over the executed steps
-    earned: Tensor  # (N,) their plain sum
+    undiscounted: Tensor  # (N,) undiscounted sum of the rewards
     steps: Tensor  # (N,) int64, control steps executed
     terminated: Tensor  # (N,) bool
     truncated: Tensor  # (N,) bool
-    final_obs: Observation  # (N, To, ...) true successor history; equals `obs` where the episode goes on
+    final_obs: Observation  # (N, To, ...) true successor history; equals `obs` where the episode continues
     info: dict[str, Tensor] = field(
         default_factory=dict[str, Tensor]
-    )  # (N, ...) values of each row's last executed step; parts of the reward are sums as `reward` and `earned` are
+    )  # (N, ...) values of each row's last executed step; reward terms are sums like `reward`
 
     @property
     def done(self) -> Tensor:
@@ -40,30 +40,33 @@ class ChunkStep:
 
 
 @dataclass(frozen=True)
-class PlayedStep:
+class StepTrace:
     """One control step inside a chunk."""
 
-    action: Tensor  # (N, A) as asked for, before the simulator's clipping
+    action: Tensor  # (N, A) before clipping by the simulator
     step: Step
     active: Tensor  # (N,) bool, which rows moved
 
 
 class ChunkedSim:
-    """Plays action chunks on a `VectorSim` and keeps the observation history."""
+    """Executes action chunks on a `VectorSim` and keeps the observation history."""
 
-    def __init__(self, sim: VectorSim, *, execute: int = 1, obs_horizon: int = 1, gamma: float = 1.0) -> None:
+    def __init__(self, sim: VectorSim, *, action_horizon: int = 1, obs_horizon: int = 1, gamma: float = 1.0) -> None:
         """Wrap `sim`.
 
         Args:
-            sim: Simulator to drive.
-            execute: Ta, actions played per chunk.
+            sim: Simulator to wrap.
+            action_horizon: Ta, actions executed per chunk.
             obs_horizon: To, observations per policy input; the first observation is repeated at episode start.
             gamma: Discount per control step, used for the chunk reward.
         """
-        if execute > 1 and not sim.spec.partial_steps:
-            raise UserError(f"The backend of {sim.spec.task} cannot play chunks of {execute} actions; use execute=1.")
+        if action_horizon > 1 and not sim.spec.supports_masked_step:
+            raise UserError(
+                f"The backend of {sim.spec.task} executes one action per decision, not {action_horizon}; "
+                "set chunk.action_horizon=1."
+            )
         self.sim = sim
-        self.execute = execute
+        self.action_horizon = action_horizon
         self.obs_horizon = obs_horizon
         self.gamma = gamma
         self._history: Observation = {}
@@ -73,33 +76,33 @@ class ChunkedSim:
         self._history = self._repeat(self.sim.reset(seed))
         return dict(self._history)
 
-    def step(self, chunk: Tensor, trace: list[PlayedStep] | None = None) -> ChunkStep:
-        """Play the first `execute` actions of `chunk` `(N, H, A)`; every control step is appended to `trace`."""
-        if self.execute == 1:
+    def step(self, chunk: Tensor, trace: list[StepTrace] | None = None) -> ChunkStep:
+        """Run the first `action_horizon` actions of `chunk` `(N, H, A)`; every control step is appended to `trace`."""
+        if self.action_horizon == 1:
             step = self.sim.step(chunk[:, 0])
             if trace is not None:
-                trace.append(PlayedStep(chunk[:, 0], step, torch.ones_like(step.terminated)))
+                trace.append(StepTrace(chunk[:, 0], step, torch.ones_like(step.terminated)))
             return self._single(step)
         sim, device = self.sim, self.sim.device
-        reward, earned = torch.zeros(2, sim.num_envs, device=device)
+        reward, undiscounted = torch.zeros(2, sim.num_envs, device=device)
         steps = torch.zeros(sim.num_envs, dtype=torch.int64, device=device)
         terminated = torch.zeros(sim.num_envs, dtype=torch.bool, device=device)
         truncated = torch.zeros_like(terminated)
         final = self._history
         info: dict[str, Tensor] = {}
-        for j in range(self.execute):
+        for j in range(self.action_horizon):
             active = ~(terminated | truncated)
             if not bool(active.any()):
                 break
             step = sim.step(chunk[:, j], None if j == 0 else active)
             if trace is not None:
-                trace.append(PlayedStep(chunk[:, j], step, active))
+                trace.append(StepTrace(chunk[:, j], step, active))
             successor = self._push(step.final_obs)
             final = where_rows(active, successor, final)
             history = where_rows(step.done, self._repeat(step.obs), successor)
             self._history = where_rows(active, history, self._history)
             reward += torch.where(active, self.gamma**j * step.reward, 0.0)
-            earned += torch.where(active, step.reward, 0.0)
+            undiscounted += torch.where(active, step.reward, 0.0)
             steps += active
             terminated |= active & step.terminated
             truncated |= active & step.truncated
@@ -107,12 +110,12 @@ class ChunkedSim:
             info = before | {key: _select(active, value, info.get(key, value)) for key, value in step.info.items()}
             for key in (key for key in step.info if key.startswith(TERM_PREFIX)):
                 part = torch.where(active, step.info[key], 0.0)
-                for name, share in ((key, self.gamma**j * part), (_earned(key), part)):
+                for name, share in ((key, self.gamma**j * part), (_undiscounted_key(key), part)):
                     info[name] = before.get(name, torch.zeros_like(part)) + share
-        return ChunkStep(dict(self._history), reward, earned, steps, terminated, truncated, final, info)
+        return ChunkStep(dict(self._history), reward, undiscounted, steps, terminated, truncated, final, info)
 
     def state_dict(self) -> dict[str, Any]:
-        """State of the simulator and the observation history."""
+        """Return the state of the simulator and the observation history."""
         return {"sim": self.sim.state_dict(), "history": dict(self._history)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> Observation:
@@ -129,8 +132,10 @@ class ChunkedSim:
             self._history = where_rows(step.done, self._repeat(step.obs), final)
         ones = torch.ones(self.sim.num_envs, dtype=torch.int64, device=self.sim.device)
         ends = step.terminated, step.truncated
-        earned = {_earned(key): value for key, value in step.info.items() if key.startswith(TERM_PREFIX)}
-        return ChunkStep(dict(self._history), step.reward, step.reward, ones, *ends, final, step.info | earned)
+        undiscounted = {
+            _undiscounted_key(key): value for key, value in step.info.items() if key.startswith(TERM_PREFIX)
+        }
+        return ChunkStep(dict(self._history), step.reward, step.reward, ones, *ends, final, step.info | undiscounted)
 
     def _repeat(self, obs: Observation) -> Observation:
         return {key: value.unsqueeze(1).repeat_interleave(self.obs_horizon, 1) for key, value in obs.items()}
@@ -141,8 +146,8 @@ class ChunkedSim:
         return {key: torch.cat([self._history[key][:, 1:], value.unsqueeze(1)], 1) for key, value in obs.items()}
 
 
-def _earned(key: str) -> str:
-    return EARNED_PREFIX + key.removeprefix(TERM_PREFIX)
+def _undiscounted_key(key: str) -> str:
+    return UNDISCOUNTED_PREFIX + key.removeprefix(TERM_PREFIX)
 
 
 def _select(mask: Tensor, yes: Tensor, no: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
-"""The vector-simulator contract: what every backend offers and every consumer relies on.
+"""The vector-simulator contract between backends and their users.
 
-One page on purpose. A backend that passes `robopolicy.sim.checker.check_simulator` can be trained on, evaluated in,
+A backend that passes `robopolicy.sim.checker.check_simulator` can be trained on, evaluated in,
 composed against and deployed from without further code.
 
 Rules that the rest of the stack depends on:
@@ -11,7 +11,8 @@ Rules that the rest of the stack depends on:
   terminated then wins.
 * **Seeds.** `reset(seed=s)` starts environment i with episode seed `s + i`; every later automatic reset takes the next
   unused integer, in order of environment index. An episode is a function of its seed and of the actions alone, so
-  results do not depend on the number of environments. `episode_seed` says which seed each environment is running.
+  results do not depend on the number of environments. `episode_seed` is the seed of the current episode of each
+  environment.
 * **Actions** are clipped to `[action_low, action_high]` by the backend; both are finite.
 * **Everything is a tensor** on `device`; returned tensors are never overwritten by a later call.
 """
@@ -26,16 +27,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from robopolicy.mirror_symmetry import Mirror
+from robopolicy.mirror_symmetry import MirrorSymmetry
 
 LOG_PREFIX = "log."
-"""Start of the keys of `Step.info` that a simulator logs about the episodes that end in the step, e.g. reward terms."""
+"""Prefix of keys of `Step.info` that a simulator logs for episodes that end in the step, e.g. reward terms."""
 
 TERM_PREFIX = "reward."
-"""Start of the keys of `Step.info` with parts `(N,)` of the reward, whatever they leave of it being one more part."""
+"""Prefix of keys of `Step.info` with reward terms `(N,)`; the remainder of the reward counts as one more term."""
 
-EARNED_PREFIX = "earned."
-"""In `ChunkStep.info`, the same parts summed over a chunk without discount."""
+UNDISCOUNTED_PREFIX = "undiscounted."
+"""Prefix in `ChunkStep.info` of the same terms, summed over a chunk without discount."""
 
 Observation = dict[str, Tensor]
 """Flat mapping from a key to a tensor with leading dimension `num_envs`.
@@ -66,9 +67,9 @@ class SimSpec:
     max_episode_steps: int  # control steps after which an episode is truncated
     action_names: tuple[str, ...] = ()
     seeded_episodes: bool = True  # False where the backend cannot honour the seed rule (EnvPool)
-    partial_steps: bool = True  # False where the backend cannot leave rows standing still (`step(active=...)`)
-    final_obs_exact: bool = True  # False where the backend hides the last observation; `final_obs` is that before it
-    mirror: Mirror | None = None  # the task's left-right symmetry, where it has one
+    supports_masked_step: bool = True  # False where the backend cannot skip rows (`step(active=...)`)
+    final_obs_exact: bool = True  # False where the last observation is unknown; `final_obs` is the previous one
+    mirror: MirrorSymmetry | None = None  # the task's left-right symmetry, where it has one
 
     @property
     def action_dim(self) -> int:
@@ -83,11 +84,11 @@ class Step:
     obs: Observation  # (N, ...) observation to act on next, after automatic reset
     reward: Tensor  # (N,) float32
     terminated: Tensor  # (N,) bool, a terminal state was reached
-    truncated: Tensor  # (N,) bool, the episode was cut (time limit)
-    final_obs: Observation  # (N, ...) true successor observation; equals `obs` where the episode goes on
+    truncated: Tensor  # (N,) bool, the episode was truncated (time limit)
+    final_obs: Observation  # (N, ...) true successor observation; equals `obs` where the episode continues
     info: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
-    """(N, ...); `success` (N,) bool where the task defines it, `diverged` (N,) bool where the backend can tell that the
-    physics left the finite numbers: the episode is terminated, the reward is 0, `final_obs` is its last finite one."""
+    """(N, ...); `success` (N,) bool where the task defines it, `diverged` (N,) bool where the backend detects that the
+    physics diverged: the episode is terminated, the reward is 0, `final_obs` is its last finite observation."""
 
     @property
     def done(self) -> Tensor:
@@ -112,17 +113,17 @@ class VectorSim(ABC):
     def step(self, action: Tensor, active: Tensor | None = None) -> Step:
         """Apply `action` `(N, A)` for one control step.
 
-        Rows where `active` `(N,)` bool is False stand still: their state, seed and step count do not change, their
+        Rows where `active` `(N,)` bool is False do not move: their state, seed and step count do not change, their
         reward is 0 and both flags are False. Action chunks rely on it, since rows finish their episodes at different
         moments of a chunk.
         """
 
     def render(self, camera: str | None = None, *, width: int = 320, height: int = 240, envs: int = 1) -> Tensor:
         """Return frames `(envs, 3, height, width)` uint8 of the first `envs` environments."""
-        raise RuntimeError(f"Task {self.spec.task} has no pictures.")
+        raise RuntimeError(f"Task {self.spec.task} cannot render images.")
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything that decides the future (tensors, arrays, numbers), for exact resume."""
+        """Return the complete state (tensors, arrays, numbers) for exact resume."""
         raise RuntimeError(f"{type(self).__name__} cannot save its state; resume starts fresh episodes.")
 
     def load_state_dict(self, state: Mapping[str, Any]) -> Observation:

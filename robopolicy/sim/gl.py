@@ -1,4 +1,4 @@
-"""Which OpenGL library can draw without a window. Imports nothing heavy, so it may run before any simulator does."""
+"""Choice of the OpenGL library for offscreen rendering. Imports nothing heavy, so it may run before a simulator."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ _LIBRARIES = {"egl": "EGL", "osmesa": "OSMesa", "glfw": "glfw"}
 _OFF = ("disable", "disabled", "off", "false", "0")  # MuJoCo's words for no rendering at all
 
 
-def check_choice() -> None:
-    """Refuse a `MUJOCO_GL` with which MuJoCo could not even be imported.
+def check_mujoco_gl() -> None:
+    """Raise an error for a `MUJOCO_GL` with which MuJoCo cannot be imported.
 
     Raises:
         UserError: The name is unknown, or its library is not installed.
@@ -22,7 +22,7 @@ def check_choice() -> None:
         return
     if chosen not in _LIBRARIES:
         raise UserError(f"MUJOCO_GL must be one of {', '.join(_LIBRARIES)}, got '{chosen}'.")
-    if chosen != "glfw" and not ctypes.util.find_library(_LIBRARIES[chosen]):  # glfw comes with its package
+    if chosen != "glfw" and not ctypes.util.find_library(_LIBRARIES[chosen]):  # glfw is part of its package
         raise UserError(
             f"MUJOCO_GL={chosen}, but lib{_LIBRARIES[chosen]} is not installed; install it or unset MUJOCO_GL."
         )
@@ -36,7 +36,7 @@ def gl_backend() -> str:
     Raises:
         UserError: If no GL library is installed or the user's choice is unknown.
     """
-    check_choice()
+    check_mujoco_gl()
     chosen = _chosen()
     if chosen in _OFF:
         raise UserError(f"Rendering is switched off by MUJOCO_GL={chosen}; unset it.")
@@ -48,7 +48,7 @@ def gl_backend() -> str:
             return name
     raise UserError(
         "Rendering needs an OpenGL library and none was found; install one "
-        "(Debian: apt install libegl1 libgl1-mesa-dri, or libosmesa6) or go without cameras and video."
+        "(Debian: apt install libegl1 libgl1-mesa-dri, or libosmesa6) or disable cameras and video."
     )
 
 

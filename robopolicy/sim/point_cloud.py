@@ -1,8 +1,8 @@
-"""From a depth image to a point cloud of fixed size: world coordinates, a box to keep, farthest points.
+"""Point clouds of fixed size from depth images: unprojection, cropping and farthest-point sampling.
 
 Clouds hold positions without colours, as in 3D Diffusion Policy (Ze et al. 2024), which found colours to hurt
 generalisation. Everything here is deterministic, so that an episode stays a function of its seed and actions, and the
-size of the depth image is fixed, so that a policy sees clouds of the same density wherever it is played.
+size of the depth image is fixed, so that a policy gets clouds of the same density everywhere.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ DEPTH_SIZE = 96  # pixels, square, of the depth image behind a cloud
 def unproject(
     depth: NDArray[np.floating], fovy: float, position: NDArray[np.float64], rotation: NDArray[np.float64]
 ) -> Array:
-    """Where the pixels of a depth image lie in the world.
+    """World coordinates of the pixels of a depth image.
 
     Args:
-        depth: `(h, w)` [m] along the optical axis, infinite where the camera sees nothing.
+        depth: `(h, w)` [m] along the optical axis, infinite for the background.
         fovy: Vertical field of view [degrees]; pixels are square.
         position: Of the camera `(3,)` [m].
         rotation: Of the camera `(3, 3)`; its columns point right, up and backwards, as in MuJoCo and OpenGL.
@@ -50,8 +50,8 @@ def subsample(points: Array, count: int) -> Array:
     """`count` of the points `(M, 3)` spread as widely as possible (farthest-point sampling): `(count, 3)`.
 
     The first is the one farthest from the mean, each other the one farthest from all before it, so that small objects
-    keep their share. Fewer points than `count` are repeated in turn, which a network with a maximum over points does
-    not notice; no point at all becomes a cloud of zeros.
+    keep enough points. Fewer points than `count` are repeated in turn, which does not change a maximum over points;
+    an empty cloud becomes zeros.
     """
     if len(points) == 0:
         return np.zeros((count, 3), np.float32)

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol
 
-from robopolicy.constraints import Natural, NotNegative, Ranged
+from robopolicy.constraints import NonNegative, NonNegativeInt, Validated
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.plugins import PRODUCT, contributed, installed, load, load_entry_point
 from robopolicy.spec import IMAGE_PREFIX
@@ -33,54 +33,56 @@ REWARDS = ("sparse", "shaped")
 
 
 @dataclass(frozen=True)
-class WorldOptions(Ranged):
-    """How a world model is played in, where one takes the place of the simulator (backend `worldmodel:FOLDER`)."""
+class WorldOptions(Validated):
+    """Options of a world model that replaces the simulator (backend `worldmodel:FOLDER`)."""
 
-    judge: str = ""  # who sees success: the model's own head, a folder of 'worldmodel judge', vlm:MODEL@URL, vlm:FOLDER
-    every: Natural = 0  # control steps between judgements, the last one always; 0 is each, of a vlm every 20th
-    samples: Natural = 0  # futures drawn per step, whose disagreement is the uncertainty; 0 is as the model was trained
-    penalty: NotNegative = 0.0  # taken off the reward per unit of uncertainty
-    max_uncertainty: NotNegative = 0.0  # an episode is cut where the uncertainty is larger; 0 never cuts
-    steps: Natural = 0  # longest episode in control steps; 0 is the task's
-    films: str = ""  # dataset in whose frames episodes start; empty: where the task's own do
-    support: str = ""  # dataset, or gate of `SupportGate.save`, whose support ends episodes that leave it; empty: none
-    support_penalty: NotNegative = 25.0  # taken off the reward when one does, as its part "outside"
+    judge: str = (
+        ""  # success detector: empty (head of the model), a folder of 'worldmodel judge', vlm:MODEL@URL, vlm:FOLDER
+    )
+    every: NonNegativeInt = 0  # control steps between detections; 0 is every step, every 20th with a VLM
+    samples: NonNegativeInt = 0  # samples per step, whose disagreement is the uncertainty; 0 is the number of the model
+    penalty: NonNegative = 0.0  # subtracted from the reward per unit of uncertainty
+    max_uncertainty: NonNegative = 0.0  # truncates episodes above this uncertainty; 0 disables truncation
+    steps: NonNegativeInt = 0  # maximum episode length in control steps; 0 is the limit of the task
+    films: str = ""  # dataset with the initial frames of episodes; empty: initial states of the task
+    support: str = ""  # dataset, or gate of `OODDetector.save`, that ends out-of-distribution episodes; empty: none
+    support_penalty: NonNegative = 25.0  # subtracted from the reward then, as term "outside"
 
 
 @dataclass(frozen=True)
 class SimOptions:
-    """How to build a simulator; a task ignores nothing here, it refuses what it cannot do with a `UserError`."""
+    """Options of a simulator; a task raises a `UserError` for options that it does not support."""
 
     num_envs: int = 16
     backend: str = "auto"  # auto | mujoco | mujoco-exact | warp | envpool | gymnasium | ... ; auto is the task's own
-    device: str = "cpu"  # where physics runs in backends with a choice; the others run on the CPU
+    device: str = "cpu"  # device of physics in backends that support it; the others run on the CPU
     cameras: tuple[str, ...] = ()  # cameras to render into observations `image.<camera>`
     image_size: int = 64  # pixels, square
     point_clouds: tuple[str, ...] = ()  # cameras whose depth becomes observations `point_cloud.<camera>`
     points: int = 256  # of each cloud
     reward: str = "sparse"  # sparse | shaped, where the task has both
     threads: int = 0  # physics threads; 0 is one per core
-    wrappers: tuple[WrapperSpec, ...] = ()  # around the simulator; in whatever order they are listed
-    world: WorldOptions = WorldOptions()  # of the backend `worldmodel:FOLDER` alone
+    wrappers: tuple[WrapperSpec, ...] = ()  # wrappers around the simulator, in any order
+    world: WorldOptions = WorldOptions()  # only for the backend `worldmodel:FOLDER`
 
     def refuse_cameras(self, task: str) -> None:
-        """Refuse images and point clouds, for tasks that can show neither.
+        """Raise an error for image and point-cloud options, for tasks without cameras.
 
         Raises:
-            UserError: Some are asked for.
+            UserError: Cameras are requested.
         """
         if self.cameras or self.point_clouds:
             raise UserError(f"Task {task} has no cameras; leave them out.")
 
 
 def observation_options(observations: Sequence[Mapping[str, tuple[int, ...]]]) -> dict[str, Any]:
-    """Fields of `SimOptions` by which one simulator shows all that several policies observe.
+    """Fields of `SimOptions` for a simulator with the observations of several policies.
 
     Args:
         observations: Per-step shapes of each policy, as in `PolicySpec.observation`.
 
     Raises:
-        UserError: They see images, or clouds, of different sizes, or need different options of one wrapper.
+        UserError: The policies need images or clouds of different sizes, or different options of one wrapper.
     """
     from robopolicy.nets.encoder import CLOUD_PREFIX
     from robopolicy.sim.wrappers.registry import wrappers_for
@@ -94,7 +96,7 @@ def observation_options(observations: Sequence[Mapping[str, tuple[int, ...]]]) -
         sizes = sorted({number for _, number in found})
         own = [{shape[axis] for key, shape in seen.items() if key.startswith(prefix)} for seen in observations]
         if len(sizes) > 1 and all(len(each) < 2 for each in own):  # a task that shows one policy several has its own
-            raise UserError(f"The policies need '{prefix}*' of different sizes {sizes}; play them one by one.")
+            raise UserError(f"The policies need '{prefix}*' of different sizes {sizes}; evaluate them separately.")
         if found:
             options |= {names: tuple(sorted({key.removeprefix(prefix) for key, _ in found})), size: sizes[0]}
     if wrappers := wrappers_for(observations):
@@ -103,7 +105,7 @@ def observation_options(observations: Sequence[Mapping[str, tuple[int, ...]]]) -
 
 
 class Expert(Protocol):
-    """Demonstrator. Called once per control step; `sim.episode_step == 0` marks fresh episodes."""
+    """Scripted demonstrator. Called once per control step; `sim.episode_step == 0` marks fresh episodes."""
 
     def __call__(self, sim: VectorSim, obs: Observation) -> Tensor:
         """Return actions `(N, A)` in the simulator's units, from the simulator or from `obs` `{key: (N, ...)}`."""
@@ -120,23 +122,25 @@ class TaskEntry:
     make_expert: Callable[[], Expert] | None = None
     backends: tuple[str, ...] = ("mujoco",)
     requires: str = ""  # extra to install, empty when the core suffices
-    module: str = ""  # what that extra brings, where it is not called like the extra
-    solved: Callable[[Observation], Tensor] | None = None  # success `(N,)` bool of observations, where these tell it
+    module: str = ""  # module of that extra, if its name differs from the extra
+    success_fn: Callable[[Observation], Tensor] | None = None  # success `(N,)` bool of observations, where possible
 
-    def need_expert(self) -> Callable[[], Expert]:
-        """`make_expert`, where there is one.
+    def require_expert(self) -> Callable[[], Expert]:
+        """Return `make_expert`.
 
         Raises:
-            UserError: There is none.
+            UserError: The task has no expert.
         """
         if self.make_expert is None:
-            raise UserError(f"Task {self.name} has no scripted expert; 'robopolicy list tasks' names those that have.")
+            raise UserError(
+                f"Task {self.name} has no scripted expert; 'robopolicy list tasks' shows the tasks with one."
+            )
         return self.make_expert
 
 
 @dataclass(frozen=True)
 class TaskFamily:
-    """Tasks that are named `prefix/<id>` and known by nothing else."""
+    """Tasks named `prefix/<id>`, built on request."""
 
     make_entry: Callable[[str], TaskEntry]  # of an id
     description: str  # one line
@@ -157,7 +161,7 @@ def register(entry: TaskEntry) -> None:
 
 
 def register_family(prefix: str, family: TaskFamily) -> None:
-    """Let `prefix/<id>` name tasks whose entries are built when they are asked for."""
+    """Register tasks `prefix/<id>` whose entries are built on request."""
     if prefix in _FAMILIES:
         raise ValueError(f"Task family '{prefix}' is already registered.")
     _FAMILIES[prefix] = family
@@ -198,7 +202,7 @@ def get_task(name: str) -> TaskEntry:
 
 
 def task_ring(name: str) -> str:
-    """Where a task of `task_names` comes from: "product", the theme of contrib, or the package that was installed."""
+    """Origin of a task: "product", a theme of contrib, or an installed package."""
     return _PACKAGES.get(name, PRODUCT) if name in _TASKS else contributed("tasks")[name][0]
 
 
@@ -206,7 +210,7 @@ def _contributed_task(name: str) -> TaskEntry:
     """The entry of a row of `theme.toml`, whose functions are imported when they are called."""
     row: dict[str, Any] = contributed("tasks")[name][1]
     fields = row | {"name": name, "make_expert": row.get("expert"), "backends": tuple(row.get("backends", ("mujoco",)))}
-    fields |= {key: _imported(fields.get(key)) for key in ("make", "make_expert", "solved")}
+    fields |= {key: _imported(fields.get(key)) for key in ("make", "make_expert", "success_fn")}
     return TaskEntry(**{key: value for key, value in fields.items() if key != "expert"})
 
 
@@ -224,7 +228,7 @@ def make_sim(name: str, options: SimOptions | None = None) -> VectorSim:
     if options.backend not in ("auto", *entry.backends):
         raise unknown_name("backend", options.backend, ("auto", *entry.backends), f"of task {entry.name}")
     if options.world != WorldOptions():
-        raise UserError("A judge and other settings of a world model belong to --backend worldmodel:FOLDER.")
+        raise UserError("World-model settings such as a judge need --backend worldmodel:FOLDER.")
     if options.reward not in REWARDS:
         raise unknown_name("reward", options.reward, REWARDS, f"of task {entry.name}")
     from robopolicy.sim.wrappers.registry import wrap

@@ -1,4 +1,4 @@
-"""Translation of gymnasium spaces into the contract's flat observations and bounded actions."""
+"""Conversion of gymnasium spaces to flat observations and bounded actions."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from robopolicy.nets.modality import ENCODERS, prefix_of
 from robopolicy.sim.contract import TensorSpec
 from robopolicy.sim.vector_env import Arrays
 from robopolicy.sim.wrappers.registry import is_wrapper_key
-from robopolicy.spec import IMAGE_PREFIX, MEMORY, STEP_KEYS
+from robopolicy.spec import HIDDEN_STATE, IMAGE_PREFIX, STEP_KEYS
 
-_TAKEN = (*STEP_KEYS, MEMORY)  # by other parts of an episode, which would silently replace an observation
+_TAKEN = (*STEP_KEYS, HIDDEN_STATE)  # reserved keys of an episode, which would replace an observation
 
 
 class ObservationMap:
     """Flattens observations of one space: vectors become float32, colour images `image.<key>` uint8 `(3, H, W)`.
 
     A space that is a single Box is called `state` (or `image.pixels`); entries of a Dict keep their keys, nested ones
-    joined by dots. Those whose encoder reads several dimensions (`point_cloud.`), keep their shape; what holds no
-    number is left out.
+    joined by dots. Keys with several dimensions (`point_cloud.`) keep their shape; entries without numbers
+    are dropped.
 
     Raises:
-        UserError: An observation has a type that is not supported, or a name that is taken, or there is none.
+        UserError: An observation has an unsupported type or a reserved name, or there is none.
     """
 
     def __init__(self, space: spaces.Space[Any]) -> None:
@@ -53,10 +53,10 @@ class ObservationMap:
                 continue
             taken = key in _TAKEN or is_wrapper_key(key) or (image is None and key.startswith(IMAGE_PREFIX))
             if taken or key in self.specs:
-                raise UserError(f"Observation '{key}' has a name that something else has already; rename it.")
+                raise UserError(f"Observation '{key}' has a name that is already used; rename it.")
             self.specs[key], self._paths[key], self._leaves[key] = entry, path, leaf
         if not self.specs:
-            raise UserError(f"An environment with the observation space {space} shows nothing to act on.")
+            raise UserError(f"An environment with the observation space {space} has no usable observation.")
 
     def empty(self, num_envs: int) -> Arrays:
         """Fresh arrays `(N, ...)` to be filled."""
@@ -99,7 +99,7 @@ def action_bounds(space: spaces.Space[Any], task: str) -> tuple[Tensor, Tensor]:
     if not isinstance(space, spaces.Box):
         raise UserError(f"Task {task} has {type(space).__name__} actions; robot policies need a Box.")
     if 0 in space.shape:
-        raise UserError(f"Task {task} has no actions to choose: its action space is {space}.")
+        raise UserError(f"Task {task} has no actions: its action space is {space}.")
     low, high = (torch.tensor(bound.reshape(-1), dtype=torch.float32) for bound in (space.low, space.high))
     if not bool(torch.isfinite(torch.stack([low, high])).all()):
         raise UserError(f"Task {task} has unbounded actions; give it finite bounds (gymnasium's RescaleAction).")
@@ -126,18 +126,18 @@ def _image_size(space: spaces.Space[Any]) -> tuple[int, int] | None:
 
 
 def _channels_first(shape: tuple[int, ...]) -> bool:
-    """Whether a colour image of this shape is `(3, height, width)`; one of 3 rows is not."""
+    """Whether a colour image has the shape `(3, height, width)`; an image with 3 rows has not."""
     return shape[0] == 3 != shape[2]
 
 
 def _pixels(key: str, values: NDArray[Any], shape: tuple[int, ...]) -> NDArray[np.uint8]:
-    """A batch of images of `shape`, whatever type has them; what does not fit in a byte is refused, not cut."""
+    """A batch of images of `shape` as uint8; values outside of a byte raise an error."""
     if values.shape[1:] != shape:
         raise ValueError(f"'{key}' must have the shape {shape}, found {values.shape[1:]}")
     if values.dtype == np.uint8:
         return values
-    with np.errstate(invalid="ignore"):  # not a number, of which the next line tells
+    with np.errstate(invalid="ignore"):  # NaN is reported below
         pixels = values.astype(np.uint8)
     if not np.array_equal(pixels, values):
-        raise ValueError(f"'{key}' must hold whole numbers from 0 to 255, found {values.dtype} that are not")
+        raise ValueError(f"'{key}' must hold whole numbers from 0 to 255, found other {values.dtype} values")
     return pixels

@@ -1,4 +1,4 @@
-"""Bookkeeping shared by the backends that live in numpy arrays of this process: seeds, step counts, action checks."""
+"""Base classes of CPU simulators in numpy and torch: seeds, step counts, action checks."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from robopolicy.errors import UserError
 from robopolicy.sim.contract import Observation, SimSpec, VectorSim
 
 
-def numpy_words(seed: int) -> int | list[int]:
-    """What numpy's older generators (`RandomState`, `numpy.random.seed`) take for `seed`: beyond 32 bits its words."""
+def legacy_numpy_seed(seed: int) -> int | list[int]:
+    """Seed for `RandomState` and `numpy.random.seed`: a list of 32-bit words for larger seeds."""
     return seed if seed < 2**32 else [seed % 2**32, seed >> 32]
 
 
 class SeedCounter:
-    """Hands out episode seeds: `seed + i` at a reset, then the next unused integer in order of environment."""
+    """Episode seeds: `seed + i` at a reset, then the next unused integer in order of environment index."""
 
     def __init__(self, num_envs: int) -> None:
         self.current: NDArray[np.int64] = np.zeros(num_envs, np.int64)  # (N,) seed of the episode now running
-        self._first: list[int] | None = None  # seeds of a reset that has just been asked for
+        self._first: list[int] | None = None  # seeds of a pending reset
         self._next = 0
 
     def reset(self, seed: int | Sequence[int]) -> None:
@@ -58,7 +58,7 @@ class SeedCounter:
         """Restore `state_dict`."""
         current = state["current"].numpy()
         if current.shape != self.current.shape:
-            raise UserError(f"Expected the state of {len(self.current)} environments, got that of {len(current)}.")
+            raise UserError(f"Expected the state of {len(self.current)} environments, got the state of {len(current)}.")
         self.current[:] = current
         self._next = int(state["next"])
 
@@ -68,7 +68,7 @@ Flags = NDArray[np.bool_]
 DIVERGED = "An action is NaN or infinite; the policy has diverged."
 
 
-class HostSim(VectorSim):
+class NumpyVectorEnv(VectorSim):
     """Base of the CPU backends. `_obs` is empty until the first reset; its arrays are replaced, never written to."""
 
     def __init__(self, spec: SimSpec, num_envs: int) -> None:
@@ -94,7 +94,7 @@ class HostSim(VectorSim):
     def _end_diverged(
         self, moved: Flags, final: Arrays, reward: NDArray[np.float32], terminated: Flags, success: Flags
     ) -> Flags:
-        """End the episodes `(N,)` of the rows that moved to something not finite, as `Step.info` tells; in place."""
+        """Terminate the episodes `(N,)` of active rows with values that are not finite; in place."""
         diverged = moved & ~(finite_rows(final, self.num_envs) & np.isfinite(reward))
         if diverged.any():
             fill(final, np.flatnonzero(diverged), {key: value[diverged] for key, value in self._obs.items()})
@@ -143,7 +143,7 @@ def copied(arrays: Mapping[str, NDArray[Any]]) -> Arrays:
 
 
 def finite_rows(arrays: Mapping[str, NDArray[Any]], n: int) -> Flags:
-    """Whether all numbers of a row are finite `(N,)`."""
+    """Mask `(N,)` of rows whose numbers are all finite."""
     finite = np.ones(n, bool)
     for value in arrays.values():
         if value.dtype.kind == "f":
@@ -157,8 +157,8 @@ def fill(arrays: Arrays, rows: int | NDArray[np.intp], values: Mapping[str, NDAr
         arrays[key][rows] = value
 
 
-class RowSim(VectorSim):
-    """A subclass begins episodes in some rows, shows what all look like, and steps them."""
+class TorchVectorEnv(VectorSim):
+    """Base of simulators in torch on the CPU; a subclass starts episodes, observes and steps."""
 
     def __init__(self, spec: SimSpec, num_envs: int) -> None:
         self.spec = spec
@@ -168,12 +168,12 @@ class RowSim(VectorSim):
         self._seeds = SeedCounter(num_envs)
 
     @abstractmethod
-    def begin(self, rows: Tensor, seeds: list[int]) -> None:
+    def start_episodes(self, rows: Tensor, seeds: list[int]) -> None:
         """Start the episodes `seeds` in `rows` `(R,)`, ascending; tensors that were handed out stay as they are."""
 
     @abstractmethod
     def observe(self) -> Observation:
-        """What all environments look like now."""
+        """Current observations of all environments."""
 
     @property
     def episode_seed(self) -> Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -190,15 +190,15 @@ class RowSim(VectorSim):
         """Begin the next episodes where `ended` `(N,)` bool."""
         rows = ended.nonzero().flatten()
         if len(rows):
-            self.begin(rows, self._seeds.take(rows.numpy()))
+            self.start_episodes(rows, self._seeds.take(rows.numpy()))
             self.episode_step = torch.where(ended, 0, self.episode_step)
 
-    def moving(self, active: Tensor | None) -> Tensor:
-        """`active` as `(N,)` bool on the CPU; everybody if it is None."""
+    def active_rows(self, active: Tensor | None) -> Tensor:
+        """Mask `active` as `(N,)` bool on the CPU; all rows if it is None."""
         return torch.ones(self.num_envs, dtype=torch.bool) if active is None else active.cpu()
 
-    def played(self, action: Tensor) -> Tensor:
-        """Actions `(N, A)` on the CPU within the bounds.
+    def clipped_action(self, action: Tensor) -> Tensor:
+        """Actions `(N, A)` on the CPU, clipped to the bounds.
 
         Raises:
             UserError: They have another shape, or are not all finite.

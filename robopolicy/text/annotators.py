@@ -198,19 +198,19 @@ class Drift(Aside):
     @torch.no_grad()
     def __call__(self, worlds: Worlds, attempts: Sequence[Attempt], rows: Decisions) -> Decisions:
         """Score the last attempts again, and remember these."""
-        policy, group = worlds.own.policy, rows.need("group")
+        policy, group = worlds.own.policy, rows.require("group")
         names = {*policy.recorded, "support"} & rows.extra.keys()
         seen = {name: rows.extra[name] for name in sorted(names)}
         here = Decisions(rows.logp_old, mask=rows.valid(), group=group, extra=seen)
         newest = here.select(torch.tensor(list({key: row for row, key in enumerate(group.tolist())}.values())))
         drift = torch.zeros(len(rows))
         if self.last is not None:
-            again = torch.isin(self.last.need("group"), group)
+            again = torch.isin(self.last.require("group"), group)
             if again.any():
                 before = self.last.select(again.nonzero()[:, 0])
                 change = (score(policy, before).logp.cpu() - before.logp_old).abs()
                 mean = change.masked_fill(~before.valid(), 0.0).sum(1) / before.valid().sum(1).clamp(min=1)
-                drift = (mean * (group[:, None] == before.need("group"))).sum(1)
+                drift = (mean * (group[:, None] == before.require("group"))).sum(1)
             newest = joined([self.last.select((~again).nonzero()[:, 0]), newest])
         self.last = newest
         return with_extra(rows, drift=drift)

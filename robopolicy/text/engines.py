@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from robopolicy.errors import UserError
-from robopolicy.optional import need
+from robopolicy.optional import require
 from robopolicy.text.generation import Generation
 from robopolicy.text.policy import TextPolicy
 from robopolicy.text.tokenizers import right_padded
@@ -53,7 +53,7 @@ class VLLM:
             raise UserError(f"Engine 'vllm' plays causal models (policy=text), not '{policy.name}'.")
         if policy.config.lora_rank:
             raise UserError("Engine 'vllm' plays whole models; set policy.lora_rank=0.")
-        self._library = need("vllm", "vllm")
+        self._library = require("vllm", "vllm")
         self._policy = policy
         with TemporaryDirectory() as folder:
             policy.model.save_pretrained(folder)  # type: ignore[operator]

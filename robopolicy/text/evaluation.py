@@ -121,7 +121,7 @@ def sample_attempts(
         attempts = world.play([task for task in tasks for _ in range(samples)])
         wins.append(torch.tensor([attempt.metrics["success"] > 0 for attempt in attempts]).view(-1, samples))
         for attempt in attempts:
-            entropy += float(attempt.decisions.need("entropy").sum())
+            entropy += float(attempt.decisions.require("entropy").sum())
             count += int(attempt.metrics["length"])
             for name in attempt.metrics.keys() - OWN:
                 measures.setdefault(name, []).append(attempt.metrics[name])

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from robopolicy.errors import UserError
-from robopolicy.optional import need
+from robopolicy.optional import require
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 PROBE = 3  # tokens with which `check_head` compares
@@ -37,7 +37,7 @@ def build_model(architecture: dict[str, Any], dtype: str) -> nn.Module:
     Raises:
         UserError: `transformers` does not know the architecture, or refuses it.
     """
-    transformers = need("transformers", "text")
+    transformers = require("transformers", "text")
     settings = {
         key: value for key, value in architecture.items() if key not in ("model_type", "architectures", "dtype")
     }
@@ -57,7 +57,7 @@ def load_pretrained(source: str, dtype: str) -> tuple[nn.Module, Any, dict[str, 
     Raises:
         UserError: There is no such model, or it has no safetensors.
     """
-    transformers = need("transformers", "text")
+    transformers = require("transformers", "text")
     try:
         config = _without_dropout(transformers.AutoConfig.from_pretrained(source))
         settings = {"config": config, "dtype": DTYPES[dtype], "use_safetensors": True}
@@ -80,7 +80,7 @@ def _without_dropout(config: Any) -> Any:
 
 def add_lora(model: nn.Module, rank: int, alpha: float) -> None:
     """Freeze the model and put trainable low-rank updates beside all linear layers but the output one."""
-    peft = need("peft", "text")
+    peft = require("peft", "text")
     config = peft.LoraConfig(r=rank, lora_alpha=alpha, target_modules="all-linear", task_type="CAUSAL_LM")
     peft.inject_adapter_in_model(config, model)
     for name, parameter in model.named_parameters():

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from robopolicy.constraints import Bytes, Count, Layers, Natural, Positive, Ranged
+from robopolicy.constraints import Bytes, Layers, NonNegativeInt, Positive, PositiveInt, Validated
 from robopolicy.core.decisions import Decisions
 from robopolicy.errors import UserError
 from robopolicy.nets.normalizer import Statistics
@@ -35,17 +35,17 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class TextConfig(Ranged):
+class TextConfig(Validated):
     """Settings of a text policy; by default a small byte-level transformer that needs no download."""
 
     pretrained: str = ""  # local folder or hub id to take weights and tokenizer from; empty starts from scratch
-    width: Count = 128  # of the small model
+    width: PositiveInt = 128  # of the small model
     layers: Layers = 3  # of the small model
-    heads: Count = 4  # of the small model
-    context: Count = 512  # tokens of a conversation that the small model has room for; more where a task asks
+    heads: PositiveInt = 4  # of the small model
+    context: PositiveInt = 512  # tokens of a conversation that the small model has room for; more where a task asks
     template: str = "plain"  # plain | chat, how messages become tokens
     temperature: Positive = 1.0  # of exploration
-    lora_rank: Natural = 0  # 0 trains all weights
+    lora_rank: NonNegativeInt = 0  # 0 trains all weights
     lora_alpha: Positive = 16.0  # scale of the low-rank updates times their rank
     dtype: str = "float32"  # float32 | bfloat16, of the weights
     gradient_checkpointing: bool = False  # compute activations twice instead of keeping them
@@ -79,7 +79,7 @@ class TextPolicy(Policy):
         if set(spec.observation) != {KEY} or (spec.horizon, spec.obs_horizon) != (1, 1):
             raise UserError(
                 f"Policy 'text' sees '{KEY}' alone, one message at a time; choose a task such as text/arithmetic and "
-                "set chunk.horizon=1 chunk.execute=1."
+                "set chunk.horizon=1 chunk.action_horizon=1."
             )
         self.spec = spec
         blob = torch.zeros(config.tokenizer_bytes, dtype=torch.uint8)

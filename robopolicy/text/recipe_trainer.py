@@ -23,7 +23,7 @@ import torch
 
 from robopolicy.algorithms.common.algorithm import Checkpointable, Metrics, frozen_copy
 from robopolicy.algorithms.recipe import group_minibatches
-from robopolicy.constraints import Count, Natural, Positive, Range, UpTo
+from robopolicy.constraints import AtMost, NonNegativeInt, Positive, PositiveInt, Range
 from robopolicy.core.decisions import Decisions, MissingField
 from robopolicy.core.gradients import flat_gradient, group_scores, influence
 from robopolicy.core.recipe import Recipe
@@ -55,16 +55,18 @@ class TextRecipeConfig(TextLearnerConfig):
     lr: Positive = 3e-4  # of AdamW, after the warm-up
     recipe: str = "grpo"  # name of a recipe, or the path of a .yaml file
     critic_lr: Positive = 1e-3  # of the value head, where the recipe has a critic
-    imitation: Natural = 0  # first updates, which imitate the task's own solutions
+    imitation: NonNegativeInt = 0  # first updates, which imitate the task's own solutions
     imitation_lr: Positive = 1e-3  # learning rate of these
-    prompts: Annotated[Count, UpTo("problems")] = 16  # groups per update
-    group_size: Natural = 0  # attempts per prompt; 0: as the recipe says
-    minibatches: Natural = 0  # gradient steps per pass over a batch; 0: as the recipe says
-    problems: Count = 2000  # different prompts of training
+    prompts: Annotated[PositiveInt, AtMost("problems")] = 16  # groups per update
+    group_size: NonNegativeInt = 0  # attempts per prompt; 0: as the recipe says
+    minibatches: NonNegativeInt = 0  # gradient steps per pass over a batch; 0: as the recipe says
+    problems: PositiveInt = 2000  # different prompts of training
     overlong: str = "score"  # score | mask, messages that reach their budget
     engine: str = OWN  # own | vllm, what writes the attempts
     importance_cap: Positive = 2.0  # largest weight for the mismatch of another engine, where the recipe names none
-    staleness: Natural | None = None  # age of weights in updates, above 0 played while learning; None: the recipe's
+    staleness: NonNegativeInt | None = (
+        None  # age of weights in updates, above 0 played while learning; None: the recipe's
+    )
     players: Players = 0  # processes that play; 0: this one, on a second thread where staleness is above 0
     players_on: str = "process"  # process | ray, of this machine or of a cluster
     companion: str = ""  # checkpoint of a second policy, for recipes with a teacher or a mean of two references
@@ -98,7 +100,7 @@ class TextRecipe(TextLearner):
         super().__init__(config, policy, total_updates=total_updates)
         try:
             plain = read_recipe(config.recipe)
-            self.recipe = Recipe.from_plain(corrected(plain, config.importance_cap) if config.engine != OWN else plain)
+            self.recipe = Recipe.from_dict(corrected(plain, config.importance_cap) if config.engine != OWN else plain)
             self.options = scoring_options(self.recipe.rollout)
         except ValueError as error:
             raise UserError(f"Recipe '{config.recipe}': {error}") from error
@@ -249,7 +251,7 @@ class TextRecipe(TextLearner):
         batch = self._prepared(batch)
         self.policy.train()
         info: Info = {}
-        metrics: Metrics = {"actor/informative": 0.0}
+        metrics: Metrics = {"actor/nonzero_advantage_fraction": 0.0}
         seen: list[Info] = []  # of each minibatch
         rows = self.recipe.select(batch, self.generator)
         self.advantage = torch.zeros(len(batch), 1)
@@ -264,7 +266,7 @@ class TextRecipe(TextLearner):
                     loss, info = self._loss(decisions.select(index), advantage[index], fitted)
                     metrics |= self.step(loss)
                     seen.append(info)
-            metrics["actor/informative"] = float((advantage != 0).any(1).float().mean())
+            metrics["actor/nonzero_advantage_fraction"] = float((advantage != 0).any(1).float().mean())
             blank = advantage.new_zeros(len(batch), advantage.shape[1])
             self.advantage = blank.index_copy_(0, rows, advantage).cpu()
         self.recipe.observe(batch, info)
@@ -272,7 +274,7 @@ class TextRecipe(TextLearner):
         self._follow()
         for key in info:
             metrics[f"actor/{key}"] = fmean(float(part[key]) for part in seen)
-        return metrics | {"actor/selected": len(rows) / len(batch)}
+        return metrics | {"actor/row_fraction": len(rows) / len(batch)}
 
     def _loss(
         self, part: Decisions, advantage: torch.Tensor, fitted: tuple[torch.Tensor, torch.Tensor] | None
@@ -294,7 +296,7 @@ class TextRecipe(TextLearner):
 
     def _influence(self, decisions: Decisions) -> torch.Tensor:
         """How far an update for all objectives improves each, where every row is climbed by its score in its group."""
-        scores = group_scores(decisions.extra[OBJECTIVES], decisions.need("group"))
+        scores = group_scores(decisions.extra[OBJECTIVES], decisions.require("group"))
         learned = [parameter for parameter in self.policy.parameters() if parameter.requires_grad]
         total = torch.zeros((), device=self.policy.device)
         for part, own in zip(_blocks(decisions), scores.split(SCORED), strict=True):
@@ -323,7 +325,7 @@ class TextRecipe(TextLearner):
         if count == 1:
             return [torch.arange(len(decisions))]
         size = -(-len(decisions) // count)
-        return list(group_minibatches(decisions.need("group"), size, self.generator))
+        return list(group_minibatches(decisions.require("group"), size, self.generator))
 
     @torch.no_grad()
     def _prepared(self, batch: Decisions) -> Decisions:
@@ -335,7 +337,7 @@ class TextRecipe(TextLearner):
         if self.policy.config.dtype != "float32" or self.config.engine != OWN or self.settings:
             behaviour = batch.logp_old if batch.logp_behaviour is None else batch.logp_behaviour
             out = self.scored(self.policy, batch, **self.settings)
-            source = batch.need("source")[:, None]
+            source = batch.require("source")[:, None]
             start = torch.where((source == REPLAYED) | (source == TEACHER), batch.logp_old, out.logp)
             batch = batch.with_fields(logp_old=start, logp_behaviour=behaviour, entropy=out.entropy)
         elif batch.logp_behaviour is None:

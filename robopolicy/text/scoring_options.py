@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from robopolicy.algorithms.common.algorithm import Checkpointable
 from robopolicy.core.decisions import Decisions
-from robopolicy.core.options import checked
+from robopolicy.core.options import validate_option
 from robopolicy.plugins import Registry
 from robopolicy.text.annotators import Aside
 from robopolicy.text.policy import TextPolicy
@@ -83,7 +83,7 @@ class TeacherScores(ScoringOption):
     @classmethod
     def parse(cls, value: Any) -> Self:
         """See the top of this module."""
-        entries = checked("rollout.score_with", Mapping[str, str], value)
+        entries = validate_option("rollout.score_with", Mapping[str, str], value)
         if strangers := set(entries.values()) - {"teacher"}:
             raise ValueError(f"rollout.score_with knows teacher, got {', '.join(sorted(strangers))}.")
         return cls(tuple(entries))

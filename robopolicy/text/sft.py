@@ -10,22 +10,22 @@ import torch
 from torch import nn
 
 from robopolicy.algorithms.common.algorithm import Algorithm, Checkpointable, Metrics
-from robopolicy.constraints import Count, Natural, NotNegative, PartialShare, Positive, Ranged
+from robopolicy.constraints import FractionBelowOne, NonNegative, NonNegativeInt, Positive, PositiveInt, Validated
 from robopolicy.errors import UserError
 from robopolicy.policies.base import Policy
 from robopolicy.text.policy import TextPolicy
 
 
 @dataclass(frozen=True)
-class TextLearnerConfig(Ranged):
+class TextLearnerConfig(Validated):
     """What imitation and recipes share."""
 
     lr: Positive = 1e-3  # of AdamW, after the warm-up
-    weight_decay: NotNegative = 0.0  # decoupled
-    beta1: PartialShare = 0.9  # AdamW momentum
-    beta2: PartialShare = 0.99  # AdamW second-moment decay
-    lr_final: NotNegative | None = None  # at the last update, reached linearly; None keeps the rate
-    warmup: Natural = 10  # updates of linear warm-up
+    weight_decay: NonNegative = 0.0  # decoupled
+    beta1: FractionBelowOne = 0.9  # AdamW momentum
+    beta2: FractionBelowOne = 0.99  # AdamW second-moment decay
+    lr_final: NonNegative | None = None  # at the last update, reached linearly; None keeps the rate
+    warmup: NonNegativeInt = 10  # updates of linear warm-up
     grad_clip: Positive = 1.0  # largest gradient norm
 
 
@@ -33,8 +33,8 @@ class TextLearnerConfig(Ranged):
 class TextSFTConfig(TextLearnerConfig):
     """Settings of imitation."""
 
-    batch_size: Count = 64  # conversations per update
-    problems: Natural = 0  # different ones, over and over; 0: always new ones
+    batch_size: PositiveInt = 64  # conversations per update
+    problems: NonNegativeInt = 0  # different ones, over and over; 0: always new ones
     data: str = ""  # JSONL or parquet file of demonstrations; empty takes the task's own solutions
 
 

@@ -15,12 +15,12 @@ from torch import Tensor
 from robopolicy.errors import UserError
 from robopolicy.sim.contract import Observation, SimSpec, Step, TensorSpec, VectorSim
 from robopolicy.sim.registry import SimOptions
-from robopolicy.sim.vector_env import RowSim
+from robopolicy.sim.vector_env import TorchVectorEnv
 from robopolicy.text.reward_runner import Fault, Guard
 from robopolicy.text.task import KEY, TURN, Episode, TextTask, pack, unpack
 
 
-class TextSim(RowSim):
+class TextSim(TorchVectorEnv):
     """N episodes of a text task."""
 
     def __init__(self, task: TextTask, options: SimOptions) -> None:
@@ -52,7 +52,7 @@ class TextSim(RowSim):
 
     def step(self, action: Tensor, active: Tensor | None = None) -> Step:
         """Hand every row its message."""
-        active = self.moving(active)
+        active = self.active_rows(active)
         rows = active.nonzero().flatten().tolist()
         self.episode_step = self.episode_step + active
         reward = torch.zeros(self.num_envs)
@@ -90,7 +90,7 @@ class TextSim(RowSim):
         self.guard.close()
         self.task.close()
 
-    def begin(self, rows: Tensor, seeds: list[int]) -> None:
+    def start_episodes(self, rows: Tensor, seeds: list[int]) -> None:
         """Pose the problems of `seeds`."""
         begun = {row: self.task.pose(seed) for row, seed in zip(rows.tolist(), seeds, strict=True)}
         self._episodes = [begun.get(row) or self._episodes[row] for row in range(self.num_envs)]

@@ -92,7 +92,7 @@ class TextWorld:
     def batch(self, attempts: Sequence[Attempt]) -> Decisions:
         """Rows of all attempts."""
         decisions = self.policy.decided(with_choices(stack(attempts)), self.generator)
-        return decisions.with_fields(domain=torch.zeros_like(decisions.need("group")))
+        return decisions.with_fields(domain=torch.zeros_like(decisions.require("group")))
 
     def branch(self, attempt: Attempt, unit: int) -> Task:
         """The task that goes on after `unit` turns of the attempt."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from robopolicy.errors import UserError
-from robopolicy.optional import need
+from robopolicy.optional import require
 
 TEMPLATES = ("plain", "chat")
 
@@ -133,7 +133,7 @@ class HubTokenizer:
         Raises:
             UserError: It is damaged.
         """
-        backend, fast = need("tokenizers", "text"), need("transformers", "text").PreTrainedTokenizerFast
+        backend, fast = require("tokenizers", "text"), require("transformers", "text").PreTrainedTokenizerFast
         try:
             parts = json.loads(bytes(blob.cpu().tolist()).decode("utf-8"))
             inner = fast(tokenizer_object=backend.Tokenizer.from_str(parts["tokenizer"]), **parts["special"])

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from robopolicy.optional import need
+from robopolicy.optional import require
 
 NUMBER = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?(?:/\d+)?")
 
@@ -45,7 +45,7 @@ def stated_expression(completion: str) -> str | None:
 
 def _math_verify() -> Any:
     """The library, used without its own time limit, which works in the main thread alone; ours is that of the guard."""
-    library = need("math_verify", "text")
+    library = require("math_verify", "text")
     for module in ("parser", "grader"):
         logging.getLogger(f"math_verify.{module}").addFilter(_of_interest)
     return library

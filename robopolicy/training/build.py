@@ -22,26 +22,26 @@ from robopolicy.device import usable_device
 from robopolicy.errors import UserError
 from robopolicy.policies.base import Policy, PolicySpec
 from robopolicy.policies.registry import POLICIES
-from robopolicy.schema import filling, to_plain
+from robopolicy.schema import fill_defaults, to_dict
 from robopolicy.sim.contract import SimSpec, VectorSim
 from robopolicy.sim.registry import WorldOptions, get_task, observation_options, task_names
-from robopolicy.spec import MEMORY
+from robopolicy.spec import HIDDEN_STATE
 from robopolicy.text.policy import TextPolicy
 from robopolicy.text.sft import TextLearner
 from robopolicy.training.config import TaskConfig, TrainConfig, section
 from robopolicy.training.distributed import check_distributed
-from robopolicy.training.learner import eval_simulator, learner, simulator
+from robopolicy.training.learner import build_learner, eval_simulator, simulator
 from robopolicy.training.make_source import Source, make_source
 from robopolicy.training.manifest import read_manifest
 from robopolicy.training.world_sims import is_world
 
-MOVED_TOGETHER = {"mjlab", "isaaclab"}
+LOCKSTEP_BACKENDS = {"mjlab", "isaaclab"}
 """Backends that step all environments or none."""
-BEYOND = 0.05  # share of actions outside the bounds that raises a doubt about a dataset
+OUT_OF_BOUNDS_WARN = 0.05  # share of actions outside the bounds that raises a doubt about a dataset
 
 
 @dataclass
-class Parts:
+class RunComponents:
     """Everything a run consists of."""
 
     config: TrainConfig  # with every default and name filled in
@@ -58,7 +58,7 @@ class Parts:
             self.eval_sim.close()
 
 
-def complete(config: TrainConfig) -> TrainConfig:
+def resolve_config(config: TrainConfig) -> TrainConfig:
     """Fill in what follows from the starting checkpoint, the dataset and the names.
 
     Raises:
@@ -69,16 +69,18 @@ def complete(config: TrainConfig) -> TrainConfig:
         raise UserError(
             "Set exactly one of budget.updates and budget.env_steps, and leave the other 0, e.g. budget.updates=5000."
         )
-    if config.world != WorldOptions() and not any(map(is_world, (config.sim.backend, config.evaluation.backend))):
+    if config.worldmodel != WorldOptions() and not any(map(is_world, (config.sim.backend, config.evaluation.backend))):
         raise UserError("Settings of world.* belong to a world model; set sim.backend=worldmodel:FOLDER, too.")
     task = config.task.name
     if config.init_from:
         manifest = read_manifest(Path(config.init_from))
         spec = manifest.policy_spec
-        chunk = replace(config.chunk, horizon=spec.horizon, execute=spec.execute, obs_horizon=spec.obs_horizon)
-        with filling():  # loading the checkpoint tells whether the defaults fit
+        chunk = replace(
+            config.chunk, horizon=spec.horizon, action_horizon=spec.action_horizon, obs_horizon=spec.obs_horizon
+        )
+        with fill_defaults():  # loading the checkpoint tells whether the defaults fit
             name, policy = section("policy", {**manifest.config, "name": manifest.policy})
-        config = replace(config, policy={**to_plain(policy), "name": name}, chunk=chunk)
+        config = replace(config, policy={**to_dict(policy), "name": name}, chunk=chunk)
         config = replace(config, task=_with_views(config.task, spec))
         task = task or manifest.task
     if not config.init_from and (wanted := ALGORITHMS[algorithm].init_hint(settings)):
@@ -94,24 +96,25 @@ def complete(config: TrainConfig) -> TrainConfig:
         raise UserError("No task is given; pass e.g. task=lift ('robopolicy list tasks' shows all).")
     task = get_task(task).name
     plays = _plays(config, ALGORITHMS[algorithm].data_source) and not is_world(config.sim.backend)
-    if plays and set(get_task(task).backends) <= MOVED_TOGETHER:
+    if plays and set(get_task(task).backends) <= LOCKSTEP_BACKENDS:
         _check_one_action(config, task)
-    _check_speech(task, str(config.policy["name"]), algorithm)
+    _check_text(task, str(config.policy["name"]), algorithm)
     name = config.name or f"{task.rsplit('/', 1)[-1]}_{config.policy['name']}_{algorithm}_seed{config.seed}"
     return replace(config, task=replace(config.task, name=task), name=name)
 
 
 def _check_one_action(config: TrainConfig, task: str) -> None:
     """Refuse chunks of several actions, for a task whose environments cannot stand still one by one."""
-    execute = config.chunk.execute
-    if execute > 1:
-        todo = "start from a policy of one action" if config.init_from else "set chunk.horizon=1 chunk.execute=1"
+    action_horizon = config.chunk.action_horizon
+    if action_horizon > 1:
+        todo = "start from a policy of one action" if config.init_from else "set chunk.horizon=1 chunk.action_horizon=1"
         raise UserError(
-            f"Task {task} moves all its environments together, so it cannot play chunks of {execute} actions; {todo}."
+            f"Task {task} moves all its environments together, so it cannot play chunks of {action_horizon} "
+            f"actions; {todo}."
         )
 
 
-def _check_speech(task: str, policy: str, algorithm: str) -> None:
+def _check_text(task: str, policy: str, algorithm: str) -> None:
     """Refuse text without what writes it, and what writes text where a robot is to act."""
     writes = (issubclass(POLICIES[policy], TextPolicy), issubclass(ALGORITHMS[algorithm], TextLearner))
     if "text" in get_task(task).backends:
@@ -141,8 +144,8 @@ def _plays(config: TrainConfig, data_source: str) -> bool:
 
 @lru_cache(maxsize=1)
 def episodes_of(path: str) -> Episodes:
-    """The dataset, read once although both `complete` and `build` look at it."""
-    return read_lerobot(path).played()
+    """The dataset, read once although both `resolve_config` and `build` look at it."""
+    return read_lerobot(path).without_closing_frames()
 
 
 def seed_everything(config: TrainConfig) -> None:
@@ -156,11 +159,11 @@ def seed_everything(config: TrainConfig) -> None:
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
-def build(config: TrainConfig, start: Path | None = None) -> Parts:
+def build(config: TrainConfig, start: Path | None = None) -> RunComponents:
     """Build a completed configuration.
 
     Args:
-        config: Result of `complete`.
+        config: Result of `resolve_config`.
         start: Checkpoint with the initial policy instead of `init_from`; a resumed run passes its own.
 
     Raises:
@@ -177,23 +180,23 @@ def build(config: TrainConfig, start: Path | None = None) -> Parts:
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         eval_sim = eval_simulator(config) if judges else None
         train_sim = simulator(config, config.sim.num_envs // world_size()) if _plays(config, data_source) else None
-    if train_sim is not None and not train_sim.spec.partial_steps:
+    if train_sim is not None and not train_sim.spec.supports_masked_step:
         _check_one_action(config, train_sim.spec.task)
     sim = _spec(config, train_sim or eval_sim, data_source)
     if episodes is not None and sim is not None:
         _check_dataset(episodes, sim, config.dataset)
-    policy, algorithm, updates = learner(config, episodes, sim, device, start)
+    policy, algorithm, updates = build_learner(config, episodes, sim, device, start)
     if episodes is not None:
         check_dataset_for_policy(episodes, policy.spec, f"dataset {config.dataset}")
     if sim is not None:
         _check_critics(algorithm, sim)
         algorithm.attach_symmetry(sim.mirror)
     source = make_source(config, policy.spec, algorithm, settings, episodes, train_sim, device)
-    return Parts(config, policy, algorithm, source, eval_sim, updates)
+    return RunComponents(config, policy, algorithm, source, eval_sim, updates)
 
 
 def _spec(config: TrainConfig, sim: VectorSim | None, data_source: str) -> SimSpec | None:
-    """What the task looks like; learning from replay needs its action bounds even where nothing is played."""
+    """Specification of the task; replay needs its action bounds even without a simulator."""
     if sim is None and data_source == "replay":
         sim = simulator(config, 1)
         sim.close()
@@ -202,7 +205,7 @@ def _spec(config: TrainConfig, sim: VectorSim | None, data_source: str) -> SimSp
 
 def _check_critics(algorithm: Algorithm, sim: SimSpec) -> None:
     """Refuse a critic that is told to see what the simulator does not show."""
-    memory = {MEMORY: (algorithm.policy.spec.memory_dim,)} if algorithm.policy.spec.memory_dim else {}
+    memory = {HIDDEN_STATE: (algorithm.policy.spec.hidden_dim,)} if algorithm.policy.spec.hidden_dim else {}
     shown = {key: tuple(entry.shape) for key, entry in sim.observation.items()} | memory
     for net in algorithm.checkpoint_items().values():
         for key, shape in net.observation.items() if isinstance(net, ValueNet) else ():
@@ -243,7 +246,7 @@ def _warn_of_other_task(episodes: Episodes, sim: SimSpec, path: str) -> None:
     low, high = sim.action_low.cpu().numpy(), sim.action_high.cpu().numpy()
     slack = 0.01 * (high - low)
     beyond = ((action < low - slack) | (action > high + slack)).any(-1).mean()
-    if beyond > BEYOND:
+    if beyond > OUT_OF_BOUNDS_WARN:
         warnings.warn(
             f"{beyond:.0%} of the actions of dataset {path} lie outside the bounds of {sim.task}; is it of that task?",
             stacklevel=2,

@@ -21,15 +21,15 @@ from torch import Tensor, nn
 
 from robopolicy.device import usable_device
 from robopolicy.errors import UserError, unknown_name
-from robopolicy.files import atomic_folder, recover, refuse_foreign, write_text
+from robopolicy.files import atomic_folder, check_owned, restore_partial, write_text
 from robopolicy.nets.module_state import evaluation_mode
 from robopolicy.nets.normalizer import Normalizer, unfitted_normalizers
 from robopolicy.policies.base import Observation, Policy
 from robopolicy.policies.migration import migrate_state
-from robopolicy.policies.noise import RowStreams
+from robopolicy.policies.noise import PerRowGenerator
 from robopolicy.policies.registry import POLICIES
-from robopolicy.schema import filling, from_plain, to_plain
-from robopolicy.spec import MEMORY
+from robopolicy.schema import fill_defaults, from_dict, to_dict
+from robopolicy.spec import HIDDEN_STATE
 from robopolicy.training.manifest import (
     MANIFEST,
     Listing,
@@ -89,7 +89,7 @@ def save_checkpoint(
         UserError: The policy is not finite or lacks statistics, the place holds something else, or writing failed.
     """
     folder = Path(path)
-    refuse_foreign(folder, MANIFEST, "a checkpoint")
+    check_owned(folder, MANIFEST, "a checkpoint")
     weights = {key: portable(value) for key, value in policy.state_dict().items()}
     _check_values(policy, weights, "The policy to save")
     _check_fitted(policy, "The policy to save")
@@ -109,7 +109,7 @@ def load_policy(path: str | Path, device: str | torch.device = "cpu") -> tuple[P
         UserError: One sentence that says what is wrong with the checkpoint and what to do.
     """
     folder, device = Path(path), usable_device(device)
-    recover(folder)
+    restore_partial(folder)
     manifest = read_manifest(folder)
     for name in (MODEL, GOLDEN):
         if name not in manifest.files:
@@ -119,8 +119,8 @@ def load_policy(path: str | Path, device: str | torch.device = "cpu") -> tuple[P
         raise unknown_name("policy", manifest.policy, POLICIES, f"in {folder}")
     policy_class = POLICIES[manifest.policy]
     config_class = policy_class.config_class
-    with filling() as filled:
-        config = from_plain(config_class, manifest.config, f"policy config of {folder}")
+    with fill_defaults() as filled:
+        config = from_dict(config_class, manifest.config, f"policy config of {folder}")
         try:
             policy = policy_class(config, manifest.policy_spec)
         except (KeyError, TypeError, ValueError) as error:
@@ -151,7 +151,7 @@ def save_model(folder: Path, model: nn.Module, manifest: Any, state: Mapping[str
     Raises:
         UserError: The weights are not finite, the place holds something else, or writing failed.
     """
-    refuse_foreign(folder, MANIFEST, "a checkpoint")
+    check_owned(folder, MANIFEST, "a checkpoint")
     weights = {key: portable(value) for key, value in model.state_dict().items()}
     for key, value in weights.items():
         if not bool(value.isfinite().all()):
@@ -159,7 +159,7 @@ def save_model(folder: Path, model: nn.Module, manifest: Any, state: Mapping[str
     with atomic_folder(folder) as temporary:
         _write_tensors(temporary, weights, state)
         complete = replace(manifest, files=file_hashes(temporary))
-        write_text(temporary / MANIFEST, json.dumps(to_plain(complete), indent=2) + "\n")
+        write_text(temporary / MANIFEST, json.dumps(to_dict(complete), indent=2) + "\n")
 
 
 def load_model(
@@ -180,7 +180,7 @@ def load_model(
         UserError: One sentence that says what is wrong with the checkpoint.
     """
     folder, device = Path(path), usable_device(device)
-    recover(folder)
+    restore_partial(folder)
     manifest = read(folder)
     check_files(folder, manifest, MODEL)
     model = make(manifest, folder)
@@ -202,10 +202,10 @@ def load_training_state(path: str | Path, read: Callable[[Path], Listing] = read
         UserError: There is none, or it is damaged.
     """
     folder = Path(path)
-    recover(folder)
+    restore_partial(folder)
     manifest = read(folder)
     if not any(name.startswith(f"{STATE}/") for name in manifest.files):
-        raise UserError(f"{folder} has no {STATE}, so training cannot go on from it; pass checkpoints/last of a run.")
+        raise UserError(f"{folder} has no {STATE}, so training cannot resume from it; pass checkpoints/last of a run.")
     check_files(folder, manifest, f"{STATE}/")
     return migrate_state(load_tree(folder / STATE))
 
@@ -263,7 +263,7 @@ def _observations(golden: Mapping[str, Tensor]) -> Observation:
 def _check_golden(golden: Mapping[str, Tensor], obs: Observation, policy: Policy, folder: Path) -> None:
     """Refuse a golden file whose observations or chunk are not those of `policy`."""
     spec = policy.spec
-    steps = {key: 1 if key == MEMORY else spec.obs_horizon for key in spec.observation}
+    steps = {key: 1 if key == HIDDEN_STATE else spec.obs_horizon for key in spec.observation}
     wanted = {key: (steps[key], *shape) for key, shape in spec.observation.items()}
     found = {key: tuple(value.shape[1:]) for key, value in obs.items()}
     rows = {len(value) for value in [*obs.values(), golden.get("chunk", torch.empty(0))]}
@@ -271,7 +271,7 @@ def _check_golden(golden: Mapping[str, Tensor], obs: Observation, policy: Policy
         raise UserError(f"{folder / GOLDEN} does not fit the policy beside it; save the checkpoint again.")
 
 
-class _Recorder(RowStreams):
+class _Recorder(PerRowGenerator):
     """Row streams that keep what they handed out."""
 
     def __init__(self, rows: int) -> None:
@@ -283,7 +283,7 @@ class _Recorder(RowStreams):
         return self.draws[-1]
 
 
-class _Replay(RowStreams):
+class _Replay(PerRowGenerator):
     """Hands out stored noise, so that the golden chunk depends on no random generator."""
 
     def __init__(self, rows: int, draws: list[Tensor]) -> None:

@@ -1,4 +1,4 @@
-"""Puts a run's configuration together from groups, presets and `key=value` overrides, with Hydra's compose API."""
+"""Composition of a run's configuration from groups, presets and `key=value` overrides, with Hydra's compose API."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from robopolicy.errors import UserError, did_you_mean
 from robopolicy.files import parse_yaml
 from robopolicy.policies.migration import migrate
 from robopolicy.resources import folder
-from robopolicy.schema import from_plain, to_plain
+from robopolicy.schema import from_dict, to_dict
 from robopolicy.training.config import TrainConfig, check_settings
 from robopolicy.training.migration import migrate_config
 from robopolicy.training.names import GROUPS, read_settings, several_values
@@ -50,7 +50,7 @@ def compose_config(overrides: Sequence[str] = ()) -> TrainConfig:
         composed = _compose([*choices, *others]) if others else base
     for key, value in texts.items():
         _set(composed, key, value)
-    config = from_plain(TrainConfig, composed, "")
+    config = from_dict(TrainConfig, composed, "")
     check_settings(config)
     return config
 
@@ -63,7 +63,7 @@ def read_config(file: Path) -> TrainConfig:
     """
     content = migrate_config(config_content(file))
     try:
-        config = from_plain(TrainConfig, content, "")
+        config = from_dict(TrainConfig, content, "")
         check_settings(config)
     except UserError as error:
         raise UserError(f"{file}: {error}") from error
@@ -97,7 +97,7 @@ def config_content(file: Path) -> Any:
 
 def config_text(config: Any) -> str:
     """The configuration in full, as YAML."""
-    return yaml.safe_dump(to_plain(config), sort_keys=False, allow_unicode=True)
+    return yaml.safe_dump(to_dict(config), sort_keys=False, allow_unicode=True)
 
 
 def _whole(value: str) -> str:

@@ -11,81 +11,87 @@ from pathlib import Path
 from typing import Any
 
 from robopolicy.algorithms.registry import ALGORITHMS
-from robopolicy.constraints import Count, Natural, Ranged, Share
+from robopolicy.constraints import Fraction, NonNegativeInt, PositiveInt, Validated
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.policies.registry import POLICIES
-from robopolicy.schema import from_plain
+from robopolicy.schema import from_dict
 from robopolicy.sim.registry import WorldOptions
 from robopolicy.sim.wrappers.registry import WrapperSpec
 
 
 @dataclass(frozen=True)
-class TaskConfig(Ranged):
+class TaskConfig(Validated):
     """What to solve."""
 
     name: str = ""  # registered task; empty takes it from the checkpoint or the dataset
     reward: str = "sparse"  # sparse | shaped, where the task has both
     cameras: tuple[str, ...] = ()  # cameras the policy sees
-    image_size: Count = 64  # pixels, square
+    image_size: PositiveInt = 64  # pixels, square
     point_clouds: tuple[str, ...] = ()  # cameras whose point clouds the policy sees
-    points: Count = 256  # of each cloud
+    points: PositiveInt = 256  # of each cloud
     wrappers: tuple[WrapperSpec, ...] = ()  # simulator wrappers, each NAME or {name: NAME, OPTION: VALUE}
-    observe: tuple[str, ...] = ()  # observations a new policy sees, e.g. image.front alone; empty: all
+    obs_keys: tuple[str, ...] = ()  # observation keys of a new policy, e.g. [image.front]; empty: all
 
 
 @dataclass(frozen=True)
-class SimConfig(Ranged):
+class SimConfig(Validated):
     """How to simulate it."""
 
-    num_envs: Count = 16  # parallel environments
+    num_envs: PositiveInt = 16  # parallel environments
     backend: str = "auto"  # auto | mujoco | mujoco-exact | warp | envpool | gymnasium | worldmodel:FOLDER | ...
-    threads: Natural = 0  # physics threads; 0 is one per core
+    threads: NonNegativeInt = 0  # physics threads; 0 is one per core
 
 
 @dataclass(frozen=True)
-class ChunkConfig(Ranged):
+class ChunkConfig(Validated):
     """Shape of a decision."""
 
-    horizon: Count = 8  # actions per chunk
-    execute: Count = 4  # actions played before the next decision
-    obs_horizon: Count = 1  # observations per decision
+    horizon: PositiveInt = 8  # actions per chunk
+    action_horizon: PositiveInt = 4  # actions executed before the next decision
+    obs_horizon: PositiveInt = 1  # observations per decision
 
 
 @dataclass(frozen=True)
-class BudgetConfig(Ranged):
+class BudgetConfig(Validated):
     """When to stop; set exactly one."""
 
-    updates: Natural = 0  # calls of the algorithm's update
-    env_steps: Natural = 0  # control steps of all environments together, every chunk counted as if played in full
+    updates: NonNegativeInt = 0  # calls of the algorithm's update
+    env_steps: NonNegativeInt = (
+        0  # control steps of all environments together, every chunk counted as if played in full
+    )
 
 
 @dataclass(frozen=True)
-class ReplayConfig(Ranged):
+class ReplayConfig(Validated):
     """Memory and schedule of the algorithms that learn from replay."""
 
-    capacity: Count = 1_000_000  # control steps kept
-    warmup_steps: Natural = 5_000  # control steps of all environments together, played before learning from play
-    offline_updates: Natural = 0  # first updates, of one gradient step each, on the dataset alone; budget.updates: all
-    offline_share: Share = 0.5  # share of the dataset in every later batch; 0 without a dataset
-    prioritized: Share = 0.0  # exponent of prioritised sampling; 0 is uniform
+    capacity: PositiveInt = 1_000_000  # control steps kept
+    learning_starts: NonNegativeInt = (
+        5_000  # control steps of all environments collected before the first gradient step
+    )
+    offline_updates: NonNegativeInt = (
+        0  # first updates, of one gradient step each, on the dataset alone; budget.updates: all
+    )
+    offline_fraction: Fraction = 0.5  # fraction of the dataset in every later batch; 0 without a dataset
+    prioritized: Fraction = 0.0  # exponent of prioritised sampling; 0 is uniform
 
 
 @dataclass(frozen=True)
-class EvaluationConfig(Ranged):
+class EvaluationConfig(Validated):
     """Periodic evaluation, by the same code as `robopolicy eval`."""
 
-    every: Natural = 0  # updates between evaluations; 0 is a tenth of the budget
-    episodes: Natural = 100  # episodes each time; 0 never evaluates
-    seed: Natural = 10_000  # first episode seed; training episodes start at a million
-    num_envs: Count = 32  # parallel environments; does not change the result
+    every: NonNegativeInt = 0  # updates between evaluations; 0 is a tenth of the budget
+    episodes: NonNegativeInt = 100  # episodes each time; 0 never evaluates
+    seed: NonNegativeInt = 10_000  # first episode seed; training episodes start at a million
+    num_envs: PositiveInt = 32  # parallel environments; does not change the result
     backend: str = ""  # simulator; empty: that of training, or the task's own where that is a world model
 
 
 @dataclass(frozen=True)
-class LoggingConfig(Ranged):
+class LoggingConfig(Validated):
     """Where numbers go besides metrics.jsonl and metrics.csv."""
 
-    every: Natural = 0  # updates between rows; 0 is a hundredth of the budget
+    every: NonNegativeInt = 0  # updates between rows; 0 is a hundredth of the budget
     tensorboard: bool = False  # also write TensorBoard events
     wandb: bool = False  # also write to Weights & Biases, offline unless WANDB_MODE says otherwise
     project: str = "robopolicy"  # project in Weights & Biases
@@ -100,14 +106,14 @@ class GuardConfig:
 
 
 @dataclass(frozen=True)
-class TrainConfig(Ranged):
+class TrainConfig(Validated):
     """One training run."""
 
     policy: dict[str, Any] = field(default_factory=dict)  # name and settings; those of init_from win
     algorithm: dict[str, Any] = field(default_factory=dict)  # name and settings
     task: TaskConfig = TaskConfig()
     sim: SimConfig = SimConfig()
-    world: WorldOptions = field(default_factory=WorldOptions)  # used where a backend is a world model
+    worldmodel: WorldOptions = field(default_factory=WorldOptions)  # used where a backend is a world model
     chunk: ChunkConfig = ChunkConfig()  # that of init_from wins
     budget: BudgetConfig = BudgetConfig()
     replay: ReplayConfig = ReplayConfig()  # used by algorithms that learn from replay
@@ -116,10 +122,10 @@ class TrainConfig(Ranged):
     guards: GuardConfig = GuardConfig()
     dataset: str = ""  # folder of demonstrations: all there is to learn from, or the offline part of the replay
     init_from: str = ""  # checkpoint to start from; gives policy, chunk shape and, unless named, the task
-    checkpoint_every: Natural = 0  # updates between resume points; 0 is a tenth of the budget
-    seed: Natural = 0  # of weights, minibatches, exploration and episodes
+    checkpoint_every: NonNegativeInt = 0  # updates between resume points; 0 is a tenth of the budget
+    seed: NonNegativeInt = 0  # of weights, minibatches, exploration and episodes
     device: str = "cpu"  # where networks run, and physics in the backends that run on a GPU
-    threads: Count = 1  # torch threads; small networks are fastest with one, and results depend on it
+    threads: PositiveInt = 1  # torch threads; small networks are fastest with one, and results depend on it
     out: str = "runs"  # parent folder
     name: str = ""  # run folder; empty composes it from task, policy, algorithm and seed
 
@@ -132,7 +138,7 @@ def section(kind: str, values: dict[str, Any]) -> tuple[str, Any]:
     if name not in registry:
         raise unknown_name(kind, str(name), registry)
     try:
-        return name, from_plain(registry[name].config_class, settings, kind)
+        return name, from_dict(registry[name].config_class, settings, kind)
     except ValueError as error:
         raise UserError(f"{kind}: {error}") from error
 
@@ -153,9 +159,10 @@ def check_settings(config: TrainConfig) -> None:
     Raises:
         UserError: Names the first such setting.
     """
-    if config.chunk.execute > config.chunk.horizon:
+    if config.chunk.action_horizon > config.chunk.horizon:
         raise UserError(
-            f"chunk.execute must not exceed chunk.horizon, got {config.chunk.execute} > {config.chunk.horizon}."
+            f"chunk.action_horizon must not exceed chunk.horizon, got {config.chunk.action_horizon} > "
+            f"{config.chunk.horizon}."
         )
     if config.name == "null":
         raise UserError("name=null names no run; leave name out to have it composed.")

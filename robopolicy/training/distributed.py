@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from robopolicy.algorithms.registry import ALGORITHMS, names_with
-from robopolicy.core.distributed import gathered, world_size
+from robopolicy.core.distributed import all_gather, world_size
 from robopolicy.data.batches import Rollout
 from robopolicy.errors import UserError
 from robopolicy.training.config import TrainConfig
@@ -66,13 +66,13 @@ def check_distributed(config: TrainConfig) -> None:
             raise UserError(f"{key}={number} cannot be shared out evenly to {ranks} processes; choose a multiple.")
 
 
-def together(rollout: Rollout) -> Rollout:
+def gather_rollouts(rollout: Rollout) -> Rollout:
     """The rollouts `(T, N_r, ...)` of all processes as one of `(T, N)`, environments in the order of the processes."""
 
     def joined(value: Any, dim: int) -> Any:
         if isinstance(value, Tensor):
-            return gathered(value, dim)
-        return {key: gathered(part, dim) for key, part in value.items()}
+            return all_gather(value, dim)
+        return {key: all_gather(part, dim) for key, part in value.items()}
 
     dims = {field.name: 0 if field.name in ENVS_FIRST else 1 for field in fields(rollout)}
     whole = replace(rollout, **{name: joined(getattr(rollout, name), dim) for name, dim in dims.items()})

@@ -1,4 +1,4 @@
-"""Teaches the selector of a composition whom to ask, from demonstrations (`policies/wrappers/gated.py`)."""
+"""Training of the gate of a composition on demonstrations (`policies/wrappers/gated.py`)."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from robopolicy.data.chunks import ChunkSampler
 from robopolicy.data.episodes import Episodes
 from robopolicy.errors import UserError
 from robopolicy.policies.composition.selection import ordering_loss
-from robopolicy.policies.wrappers.learned_gate import GatedPolicy
+from robopolicy.policies.wrappers.learned_gate import LearnedGatePolicy
 
 
 def fit_selector(
-    policy: GatedPolicy, episodes: Episodes, *, seed: int = 0, progress: Callable[[int], None] | None = None
+    policy: LearnedGatePolicy, episodes: Episodes, *, seed: int = 0, progress: Callable[[int], None] | None = None
 ) -> float:
     """Train the selector of `policy` on the order of its parents' discrepancies; nothing else changes.
 

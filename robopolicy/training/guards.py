@@ -16,7 +16,7 @@ from robopolicy.errors import UserError
 from robopolicy.evaluation.harness import play
 from robopolicy.evaluation.intervals import PairedDifference, paired_difference
 from robopolicy.evaluation.result import EvalResult, joined
-from robopolicy.files import recover
+from robopolicy.files import restore_partial
 from robopolicy.policies.base import Policy
 from robopolicy.sim.contract import VectorSim
 from robopolicy.training.manifest import read_manifest
@@ -28,8 +28,8 @@ class TrainingDiverged(UserError):
     """A number stopped being finite; the message names it."""
 
 
-ENOUGH = 10  # episodes, of whose returns a bootstrap gives an interval to rely on
-TOLERATED = 0.1  # share of episodes in which the simulation may diverge
+MIN_EPISODES = 10  # episodes, of whose returns a bootstrap gives an interval to rely on
+MAX_DIVERGED = 0.1  # share of episodes in which the simulation may diverge
 
 
 def check_metrics(metrics: Metrics, algorithm: Algorithm, update: int) -> None:
@@ -75,7 +75,7 @@ def score(summary: Summary) -> float:
     return float(summary["return_mean"] if summary["success"] is None else summary["success"])
 
 
-def better(new: Summary, best: Summary | None) -> bool:
+def is_better(new: Summary, best: Summary | None) -> bool:
     """Whether `new` replaces `best`; a tie in success goes to the higher return, then to the earlier one.
 
     Returns are compared between policies under which the simulation diverges alike: where rewards are costs, breaking
@@ -83,20 +83,20 @@ def better(new: Summary, best: Summary | None) -> bool:
     """
     if best is None:
         return True
-    first, second = ((-_broken(each), score(each), each["return_mean"]) for each in (new, best))
+    first, second = ((-_excess_divergence(each), score(each), each["return_mean"]) for each in (new, best))
     return first > second
 
 
-def _broken(summary: Summary) -> float:
+def _excess_divergence(summary: Summary) -> float:
     """Share of the episodes that diverged beyond what is tolerated; success judges them by itself."""
     if summary["success"] is not None:
         return 0.0
-    return max(summary.get("diverged", 0) / summary["n"] - TOLERATED, 0.0)
+    return max(summary.get("diverged", 0) / summary["n"] - MAX_DIVERGED, 0.0)
 
 
-def collapsed(new: Summary, best: Summary) -> bool:
+def has_collapsed(new: Summary, best: Summary) -> bool:
     """Whether `new` is worse than `best` beyond doubt: its interval lies entirely below that of `best`."""
-    if new["success"] is None and min(new["n"], best["n"]) < ENOUGH:
+    if new["success"] is None and min(new["n"], best["n"]) < MIN_EPISODES:
         return False
     low, high = ("return_low", "return_high") if new["success"] is None else ("low", "high")
     return new[high] is not None and best[low] is not None and new[high] < best[low]
@@ -106,32 +106,32 @@ def _message(what: str, value: float, update: int) -> str:
     return f"Training diverged at update {update}: {what} is {value}; lower the learning rate or check the data."
 
 
-def keep(best: Path) -> None:
-    """Set the checkpoint `best` aside, before another takes its place."""
-    if best.is_dir() and not _aside(best).exists():
-        best.rename(_aside(best))
+def backup_best(best: Path) -> None:
+    """Back up the checkpoint `best` before it is replaced."""
+    if best.is_dir() and not _backup_of(best).exists():
+        best.rename(_backup_of(best))
 
 
-def forget(best: Path) -> None:
-    """A new resume point knows the present `best`."""
-    shutil.rmtree(_aside(best), ignore_errors=True)
+def clear_backup(best: Path) -> None:
+    """Delete the backup once a resume point refers to the present `best`."""
+    shutil.rmtree(_backup_of(best), ignore_errors=True)
 
 
-def bring_back(best: Path, known: Mapping[str, Any] | None) -> None:
-    """Before a run goes on from a resume point.
+def restore_backup(best: Path, known: Mapping[str, Any] | None) -> None:
+    """Restore the `best` that a resume point refers to.
 
     Args:
         best: Checkpoint of the best policy.
         known: What the resume point says of it, `update` among others; None if it knows none.
     """
-    recover(best)
-    if known is not None and _aside(best).exists() and not (best.exists() and _update_of(best) == known["update"]):
+    restore_partial(best)
+    if known is not None and _backup_of(best).exists() and not (best.exists() and _update_of(best) == known["update"]):
         shutil.rmtree(best, ignore_errors=True)
-        _aside(best).rename(best)
-    forget(best)
+        _backup_of(best).rename(best)
+    clear_backup(best)
 
 
-def _aside(best: Path) -> Path:
+def _backup_of(best: Path) -> Path:
     return best.with_name(f"{best.name}.before")
 
 
@@ -139,13 +139,13 @@ def _update_of(checkpoint: Path) -> int:
     return int(read_manifest(checkpoint).training["update"])
 
 
-ROUNDS = 5  # of as many episodes as an evaluation has, so that the last word costs no more than ten evaluations
+ROUNDS = 5  # of as many episodes as an evaluation has, so that the comparison costs no more than ten evaluations
 
 
-def duel(
+def compare_with_base(
     base: Policy, best: Policy, sim: VectorSim, *, episodes: int, seed: int, before_round: Callable[[], None]
 ) -> PairedDifference:
-    """What `best` has over `base` in the same episodes, played in rounds until it is beyond doubt, or `ROUNDS` are.
+    """Paired difference of `best` and `base` on common episodes, in at most `ROUNDS` rounds.
 
     Args:
         base: The first policy.
@@ -163,7 +163,7 @@ def duel(
         played.append((first, second))
         outcome = _difference(joined([pair[0] for pair in played]), joined([pair[1] for pair in played]))
         interval = outcome.difference
-        if interval.n >= ENOUGH and (interval.low > 0 or interval.high < 0):
+        if interval.n >= MIN_EPISODES and (interval.low > 0 or interval.high < 0):
             break
     return outcome
 

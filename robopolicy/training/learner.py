@@ -19,23 +19,23 @@ from robopolicy.evaluation.actors import check_compatible
 from robopolicy.nets.normalizer import Normalizer
 from robopolicy.policies.base import Policy, PolicySpec
 from robopolicy.policies.registry import make_policy
-from robopolicy.schema import to_plain
+from robopolicy.schema import to_dict
 from robopolicy.sim.contract import SimSpec, VectorSim
 from robopolicy.sim.registry import SimOptions, WorldOptions
 from robopolicy.sim.wrappers.registry import evaluation_wrappers
 from robopolicy.training.checkpoint import load_policy
 from robopolicy.training.config import TrainConfig, section
 from robopolicy.training.make_source import SOURCES
-from robopolicy.training.world_sims import is_world, open_task
+from robopolicy.training.world_sims import is_world, make_env
 
 
-def learner(
+def build_learner(
     config: TrainConfig, episodes: Episodes | None, sim: SimSpec | None, device: torch.device, start: Path | None = None
 ) -> tuple[Policy, Algorithm, int]:
     """The policy to begin with, the algorithm around it, and its number of updates.
 
     Args:
-        config: Result of `complete`.
+        config: Result of `resolve_config`.
         episodes: The dataset, if there is one.
         sim: What the task shows; None where nothing is played.
         device: Where both compute.
@@ -50,7 +50,7 @@ def learner(
     if checkpoint is not None:
         policy = load_policy(checkpoint, device)[0].train()
         given, settings = section("policy", config.policy)
-        if start is not None and (policy.name, to_plain(policy.config)) != (given, to_plain(settings)):
+        if start is not None and (policy.name, to_dict(policy.config)) != (given, to_dict(settings)):
             # A resumed algorithm that deploys another policy than it was given; its state holds what it was given.
             with torch.device(device):
                 policy = make_policy(given, settings, policy.spec)
@@ -71,7 +71,7 @@ def learner(
             algorithm = make_algorithm(name, algorithm_config, policy, total_updates=updates)
         except ValueError as error:  # an optimiser refuses a setting
             raise UserError(f"Settings of algorithm '{name}' do not fit: {error}.") from error
-    _check_verb(algorithm.policy, name, data_source)
+    _check_policy(algorithm.policy, name, data_source)
     return policy, algorithm, updates
 
 
@@ -82,13 +82,13 @@ def _total_updates(config: TrainConfig, algorithm_config: Any, data_source: str)
         raise UserError(
             f"Algorithm '{config.algorithm['name']}' plays whole episodes, of any length; set budget.updates instead."
         )
-    per_update = algorithm_config.num_steps * config.sim.num_envs * config.chunk.execute
+    per_update = algorithm_config.num_steps * config.sim.num_envs * config.chunk.action_horizon
     if data_source != "replay":
         return math.ceil(config.budget.env_steps / per_update)
-    warmup, steps = config.replay.warmup_steps, config.budget.env_steps
+    warmup, steps = config.replay.learning_starts, config.budget.env_steps
     if steps <= warmup:
         raise UserError(
-            f"budget.env_steps={steps} ends before learning starts, after replay.warmup_steps={warmup}; "
+            f"budget.env_steps={steps} ends before learning starts, after replay.learning_starts={warmup}; "
             "raise the one or lower the other."
         )
     return config.replay.offline_updates + math.ceil((steps - warmup) / per_update)
@@ -104,18 +104,18 @@ def _new_policy(
         assert episodes is not None
         observation = {key: tuple(episodes.arrays[key].shape[1:]) for key in episodes.observation_keys}
         action_dim = int(episodes.arrays["action"].shape[1])
-    for key in config.task.observe:
+    for key in config.task.obs_keys:
         if key not in observation:
-            raise unknown_name("observation", key, observation, "in task.observe")
-    observation = {key: shape for key, shape in observation.items() if key in (config.task.observe or observation)}
+            raise unknown_name("observation", key, observation, "in task.obs_keys")
+    observation = {key: shape for key, shape in observation.items() if key in (config.task.obs_keys or observation)}
     chunk = config.chunk
-    spec = PolicySpec(observation, action_dim, chunk.horizon, chunk.execute, chunk.obs_horizon)
+    spec = PolicySpec(observation, action_dim, chunk.horizon, chunk.action_horizon, chunk.obs_horizon)
     name, policy_config = section("policy", config.policy)
     with torch.device(device):
         policy = make_policy(name, policy_config, spec)
     limits = _bounds(sim) if bounds and sim is not None else {}  # who plays must reach beyond the data
     if episodes is not None:
-        learned = episodes.executed() if bounds else episodes  # imitation alone learns what was meant
+        learned = episodes.with_executed_actions() if bounds else episodes  # imitation alone learns what was meant
         policy.fit_normalizer({**dataset_statistics(learned), **limits})
     else:
         try:
@@ -128,7 +128,7 @@ def _new_policy(
     return policy
 
 
-def _check_verb(policy: Policy, algorithm: str, data_source: str) -> None:
+def _check_policy(policy: Policy, algorithm: str, data_source: str) -> None:
     """Refuse an algorithm whose policy lacks the verb that learning from its source of data needs."""
     if data_source == "replay":  # various verbs, which these algorithms check themselves
         return
@@ -173,9 +173,9 @@ def simulator(config: TrainConfig, num_envs: int) -> VectorSim:
         reward=config.task.reward,
         wrappers=config.task.wrappers,
         threads=config.sim.threads,
-        world=config.world if is_world(config.sim.backend) else WorldOptions(),
+        world=config.worldmodel if is_world(config.sim.backend) else WorldOptions(),
     )
-    return open_task(config.task.name, options)
+    return make_env(config.task.name, options)
 
 
 def eval_simulator(config: TrainConfig) -> VectorSim:
@@ -184,7 +184,7 @@ def eval_simulator(config: TrainConfig) -> VectorSim:
     A world model judges whole episodes from the task's own starts, whatever is learnt in it.
     """
     backend = config.evaluation.backend or ("auto" if is_world(config.sim.backend) else config.sim.backend)
-    world = WorldOptions(judge=config.world.judge, every=config.world.every)
+    world = WorldOptions(judge=config.worldmodel.judge, every=config.worldmodel.every)
     task = replace(config.task, wrappers=evaluation_wrappers(config.task.wrappers))
-    judging = replace(config, task=task, sim=replace(config.sim, backend=backend), world=world)
+    judging = replace(config, task=task, sim=replace(config.sim, backend=backend), worldmodel=world)
     return simulator(judging, config.evaluation.num_envs)

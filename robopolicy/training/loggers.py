@@ -22,7 +22,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from robopolicy.errors import UserError
 from robopolicy.evaluation.intervals import PairedDifference
 from robopolicy.files import atomic_file, parse_json, write_text
-from robopolicy.schema import to_plain
+from robopolicy.schema import to_dict
 from robopolicy.training.config import TrainConfig
 
 Row = Mapping[str, float | int]
@@ -170,7 +170,7 @@ def make_loggers(config: TrainConfig, folder: Path, resume_at: int) -> list[Logg
     if config.logging.tensorboard:
         loggers.append(TensorBoardLogger(folder / "tensorboard", resume_at))
     if config.logging.wandb:
-        settings = {"project": config.logging.project, "name": config.name, "config": to_plain(config)}
+        settings = {"project": config.logging.project, "name": config.name, "config": to_dict(config)}
         loggers.append(WandbLogger(folder, **settings))
     return loggers
 
@@ -251,7 +251,7 @@ def describe_evaluation(summary: Mapping[str, Any]) -> str:
     return f"success {summary['success']:.1%} [{low:.1%}, {high:.1%}] over {count}"
 
 
-def describe_duel(outcome: PairedDifference, base: Mapping[str, Any], kept: bool) -> str:
+def describe_vs_base(outcome: PairedDifference, base: Mapping[str, Any], kept: bool) -> str:
     """One phrase for the best policy of a run beside the base in fresh episodes, and which of them is kept."""
     gap = outcome.difference
     what, scale, unit = ("return", 1, "") if base["success"] is None else ("success", 100, " points")

@@ -18,27 +18,27 @@ from typing import Any
 
 from rich.console import Console
 
-from robopolicy.core.distributed import largest_over_ranks, rank
+from robopolicy.core.distributed import all_reduce_max, rank
 from robopolicy.errors import SimulatorFailed, UserError, cannot_write
 from robopolicy.evaluation.harness import evaluate
 from robopolicy.evaluation.intervals import PairedDifference
-from robopolicy.files import check_writable, recover, write_text
+from robopolicy.files import check_writable, restore_partial, write_text
 from robopolicy.nets.normalizer import unfitted_normalizers
 from robopolicy.policies.base import Policy
-from robopolicy.shutdown import on_stop_signals
+from robopolicy.shutdown import handle_shutdown
 from robopolicy.training import guards
-from robopolicy.training.build import Parts, build, complete
+from robopolicy.training.build import RunComponents, build, resolve_config
 from robopolicy.training.checkpoint import load_policy, load_training_state, save_checkpoint
 from robopolicy.training.compose import config_file, config_text, read_config
 from robopolicy.training.config import TrainConfig
 from robopolicy.training.distributed import check_distributed
 from robopolicy.training.guards import Summary, TrainingDiverged, check_metrics, check_parameters
-from robopolicy.training.loggers import RunConsole, describe_duel, describe_evaluation, make_loggers
-from robopolicy.training.resume import Interrupted, claim, load_random_state, random_state, restore, taken
+from robopolicy.training.loggers import RunConsole, describe_evaluation, describe_vs_base, make_loggers
+from robopolicy.training.resume import Interrupted, load_random_state, lock_run, random_state, restore, run_exists_error
 from robopolicy.versions import versions
 
 Report = dict[str, Any]
-MADE = ("config.yaml", "metrics.jsonl", "metrics.csv", "tensorboard", "wandb", "checkpoints")  # by every run
+RUN_FILES = ("config.yaml", "metrics.jsonl", "metrics.csv", "tensorboard", "wandb", "checkpoints")  # by every run
 
 
 def start_run(config: TrainConfig) -> Trainer:
@@ -47,12 +47,12 @@ def start_run(config: TrainConfig) -> Trainer:
     Raises:
         UserError: The configuration cannot be built, or the folder is taken or cannot be written.
     """
-    config = complete(config)
+    config = resolve_config(config)
     folder = Path(config.out) / config.name
     if rank() > 0:  # process 0 makes the folder
         return Trainer(build(config), folder)
     if folder.exists() and any(folder.iterdir()):
-        raise taken(folder)
+        raise run_exists_error(folder)
     check_writable(folder)
     parts = build(config)
     try:
@@ -61,7 +61,7 @@ def start_run(config: TrainConfig) -> Trainer:
     except OSError as error:
         parts.close()
         if (folder / "config.yaml").exists():  # another process was faster
-            raise taken(folder) from error
+            raise run_exists_error(folder) from error
         shutil.rmtree(folder, ignore_errors=True)
         raise cannot_write(folder, error) from error
     try:
@@ -79,17 +79,17 @@ def start_run(config: TrainConfig) -> Trainer:
 
 
 def resume_run(folder: Path) -> Trainer:
-    """Prepare to go on from the last resume point of a run.
+    """Prepare to resume a run from its last resume point.
 
     Raises:
-        UserError: The folder is no run or has ended, or several processes cannot go on with it.
+        UserError: The folder is no run or has ended, or several processes cannot resume it.
     """
     config = read_config(config_file(folder))
     if (folder / "report.json").exists():
         raise UserError(f"Run {folder} has ended; start another one with init_from={folder}/checkpoints/last.")
     check_distributed(config)
     last = folder / "checkpoints" / "last"
-    recover(last)
+    restore_partial(last)
     if not last.exists():
         # Killed before its first resume point: the run is a function of its configuration, so begin again.
         trainer = Trainer(build(config), folder)
@@ -97,7 +97,7 @@ def resume_run(folder: Path) -> Trainer:
         return trainer
     state = load_training_state(last)
     if rank() == 0:
-        guards.bring_back(folder / "checkpoints" / "best", state["best"])
+        guards.restore_backup(folder / "checkpoints" / "best", state["best"])
     trainer = Trainer(build(config, start=last), folder, resume_at=int(state["update"]))
     restore(trainer, state)
     return trainer
@@ -106,7 +106,7 @@ def resume_run(folder: Path) -> Trainer:
 class Trainer:
     """One run. Build it with `start_run` or `resume_run`, then call `train`."""
 
-    def __init__(self, parts: Parts, folder: Path, resume_at: int = 0) -> None:
+    def __init__(self, parts: RunComponents, folder: Path, resume_at: int = 0) -> None:
         self.parts, self.config, self.folder = parts, parts.config, folder
         self.algorithm, self.source = parts.algorithm, parts.source
         self.total = parts.total_updates
@@ -114,9 +114,9 @@ class Trainer:
         self.best: Summary | None = None
         self.base: Summary | None = None
         self.latest: Summary | None = None
-        self.against_base: PairedDifference | None = None  # of the best, in episodes that chose neither
+        self.vs_base: PairedDifference | None = None  # of the best, in episodes that chose neither
         self.fresh = False  # whether this process made the folder
-        self.restored = 0  # times the guard went back to the best state
+        self.num_restores = 0  # times the guard went back to the best state
         self._seconds = 0.0  # spent before this process
         self._updating = 0.0  # seconds in updates, without playing, evaluating and saving
         self._start = time.monotonic()
@@ -126,7 +126,7 @@ class Trainer:
         self.checkpoint_every = self.config.checkpoint_every or tenth
         self.log_every = self.config.logging.every or max(1, self.total // 100)
         self.writes = rank() == 0  # of several processes the first
-        self._lock = claim(folder) if self.writes else None  # before the loggers, which cut the run's files back
+        self._lock = lock_run(folder) if self.writes else None  # before the loggers, which cut the run's files back
         self.loggers = make_loggers(self.config, folder, resume_at) if self.writes else []
         screen = None if self.writes else Console(quiet=True)
         self.console = RunConsole(self.config.name, self.total, resume_at, screen)
@@ -146,16 +146,16 @@ class Trainer:
         try:
             return self._train()
         except UserError as error:
-            self._withdraw()
+            self._cleanup()
             if isinstance(error, TrainingDiverged):
                 raise TrainingDiverged(f"{error} {self._remaining()}") from error
             if isinstance(error, SimulatorFailed) and self._checkpoint("last").exists():
-                raise SimulatorFailed(f"{error} Go on with: robopolicy train --resume {self.folder}") from error
+                raise SimulatorFailed(f"{error} Resume with: robopolicy train --resume {self.folder}") from error
             raise
 
     def _train(self) -> Report:
         try:
-            with on_stop_signals(self._ask_to_stop):
+            with handle_shutdown(self._request_stop):
                 if self.update == 0 and self.config.init_from:
                     policy = self.algorithm.policy
                     if unfitted_normalizers(policy):  # an actor on a black box, which has seen nothing yet
@@ -163,9 +163,9 @@ class Trainer:
                     self.base = self._evaluate_base()
                 while self.update < self.total:
                     self._iterate()
-                    if largest_over_ranks(self._signal or 0):
+                    if all_reduce_max(self._signal or 0):
                         self._save_last()
-                        self._stop_if_asked()
+                        self._stop_if_requested()
                 return self._finish()
         except SimulatorFailed:
             if self.update:  # between two updates, so that what was learned can be kept
@@ -187,12 +187,12 @@ class Trainer:
         """The checkpoints that there are."""
         return [f"checkpoints/{name}" for name in ("best", "last") if self._checkpoint(name).is_dir()]
 
-    def _withdraw(self) -> None:
+    def _cleanup(self) -> None:
         """Remove what a new run has made if it has learned nothing that is kept; a copy of its base is not learned."""
         if not self.fresh or self._checkpoint("last").exists() or (self.best or {}).get("update", 0) > 0:
             return
         with suppress(OSError):  # what others put there stays
-            for path in (self.folder / name for name in MADE):
+            for path in (self.folder / name for name in RUN_FILES):
                 shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
             self.folder.rmdir()
 
@@ -239,39 +239,39 @@ class Trainer:
         return None if sim is None else evaluate(policy, sim, episodes=settings.episodes, seed=settings.seed).summary()
 
     def _evaluate(self) -> Summary | None:
-        """Evaluate, keep the best, and go back to it after a collapse."""
+        """Evaluate, keep the best checkpoint, and restore it after a collapse."""
         self.latest = summary = self._played(self.algorithm.inference_policy())
         if summary is None:
             return None
         self._log({f"eval/{key}": value for key, value in summary.items() if value is not None})
         self.console.note(f"{self.config.name}  update {self.update}/{self.total}  {describe_evaluation(summary)}")
-        if guards.better(summary, self.best):
+        if guards.is_better(summary, self.best):
             self.best = {**summary, "update": self.update}
             self._save("best", {"algorithm": self.algorithm.state_dict()})
-        elif self.best is not None and guards.collapsed(summary, self.best):
+        elif self.best is not None and guards.has_collapsed(summary, self.best):
             self._restore(self.best)
         return summary
 
     def _restore(self, best: Summary) -> None:
-        if not self._reinforces or (self.algorithm.may_regress and self.update < self.total):
+        if not self._is_rl or (self.algorithm.may_regress and self.update < self.total):
             return
         self.algorithm.load_state_dict(load_training_state(self._checkpoint("best"))["algorithm"])
         self.algorithm.reset_episodes()  # what it knew of running episodes was of those of that time
         self.latest = best
-        self.restored += 1
-        self._log({"guard/restored": float(self.restored)})
+        self.num_restores += 1
+        self._log({"train/restores": float(self.num_restores)})
         what = "return" if best["success"] is None else "success"
         self.console.note(f"{self.config.name}  {what} collapsed; went back to update {best['update']}")
 
     @property
-    def _reinforces(self) -> bool:
-        """Whether less success is a failure: imitation descends its loss whatever the success does."""
+    def _is_rl(self) -> bool:
+        """Whether a lower success rate is a failure; imitation and constrained learning may lower it."""
         imitates = self.algorithm.data_source == "dataset"
         return self.config.guards.restore_best and not (imitates or self.algorithm.constrained)
 
-    def _face_base(self) -> bool:
-        """Put the base into `checkpoints/best` if the best policy of the run falls short of it in fresh episodes."""
-        if not self._reinforces or self.base is None or self.best is None or self.parts.eval_sim is None:
+    def _compare_with_base(self) -> bool:
+        """Compare the best checkpoint with the initial policy on held-out episodes and keep the better one."""
+        if not self._is_rl or self.base is None or self.best is None or self.parts.eval_sim is None:
             return False
         if self.best["update"] == 0 and self.algorithm.inference_policy() is self.parts.policy:  # the best is the base
             return False
@@ -279,19 +279,24 @@ class Trainer:
         base, best = (load_policy(folder, self.parts.policy.device)[0] for folder in folders)
         settings = self.config.evaluation
         fresh = settings.seed + settings.episodes
-        self.against_base = outcome = guards.duel(
-            base, best, self.parts.eval_sim, episodes=settings.episodes, seed=fresh, before_round=self._stop_if_asked
+        self.vs_base = outcome = guards.compare_with_base(
+            base,
+            best,
+            self.parts.eval_sim,
+            episodes=settings.episodes,
+            seed=fresh,
+            before_round=self._stop_if_requested,
         )
         kept = outcome.difference.estimate < 0
         if kept:
             self.best = self.latest = {**self.base, "update": 0}
             self._save("best", {}, base)
-        self.console.note(f"{self.config.name}  {describe_duel(outcome, self.base, kept)}")
+        self.console.note(f"{self.config.name}  {describe_vs_base(outcome, self.base, kept)}")
         return kept
 
-    def _stop_if_asked(self) -> None:
+    def _stop_if_requested(self) -> None:
         """Stop where the resume point has been saved."""
-        if signum := largest_over_ranks(self._signal or 0):
+        if signum := all_reduce_max(self._signal or 0):
             raise Interrupted(signum, self.folder)
 
     def _log(self, row: Mapping[str, float]) -> None:
@@ -305,7 +310,7 @@ class Trainer:
         if not self.writes:
             return
         if name == "best":
-            guards.keep(self._checkpoint("best"))
+            guards.backup_best(self._checkpoint("best"))
         save_checkpoint(
             self._checkpoint(name),
             policy or self.algorithm.inference_policy(),
@@ -318,9 +323,9 @@ class Trainer:
     def _save_last(self) -> None:
         self._save("last", self.state_dict())
         if self.writes:
-            guards.forget(self._checkpoint("best"))
+            guards.clear_backup(self._checkpoint("best"))
 
-    def _about(self) -> dict[str, Any]:
+    def _run_facts(self) -> dict[str, Any]:
         return {"run": self.config.name, "task": self.config.task.name, "policy": self.config.policy["name"]}
 
     def _summary(self) -> dict[str, Any]:
@@ -334,23 +339,23 @@ class Trainer:
 
     def _finish(self) -> Report:
         final = self.latest
-        kept_base = self._face_base()
+        reverted_to_base = self._compare_with_base()
         report = {
-            **self._about(),
+            **self._run_facts(),
             **self._summary(),
             "base": self.base,
             "best": self.best,
             "final": final,
-            "restored": self.restored,
-            "kept_base": kept_base,
-            "against_base": None if self.against_base is None else asdict(self.against_base),
+            "num_restores": self.num_restores,
+            "reverted_to_base": reverted_to_base,
+            "vs_base": None if self.vs_base is None else asdict(self.vs_base),
             "seconds": self._elapsed(),
             "seconds_updating": self._updating,
             "versions": versions(),
         }
         if self.writes:
             write_text(self.folder / "report.json", json.dumps(report, indent=2) + "\n")
-            guards.forget(self._checkpoint("best"))
+            guards.clear_backup(self._checkpoint("best"))
         return report
 
     def _elapsed(self) -> float:
@@ -366,26 +371,26 @@ class Trainer:
             "best": self.best,
             "base": self.base,
             "latest": self.latest,
-            "restored": self.restored,
+            "num_restores": self.num_restores,
             "algorithm": self.algorithm.state_dict(),
             "source": self.source.state_dict(),
             "random": random_state(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on exactly from `state_dict`."""
+        """Continue exactly from `state_dict`."""
         self.update, self._seconds = int(state["update"]), float(state["seconds"])
         self._updating = float(state["seconds_updating"])
         self.console.earlier = self._seconds
         self.best, self.base, self.latest = state["best"], state["base"], state["latest"]
-        self.restored = int(state["restored"])
+        self.num_restores = int(state.get("num_restores", state.get("restored", 0)))
         self.algorithm.load_state_dict(state["algorithm"])
         if not self.source.load_state_dict(state["source"]):
             self.algorithm.reset_episodes()
             self.console.note("This backend cannot save its state: the resumed run plays fresh episodes.")
         load_random_state(state["random"])
 
-    def _ask_to_stop(self, signum: int) -> None:
+    def _request_stop(self, signum: int) -> None:
         """Finish the current update on the first signal; a second one stops at once."""
         if self._signal is not None:
             raise KeyboardInterrupt

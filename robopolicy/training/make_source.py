@@ -78,7 +78,7 @@ class SourceContext:
         spec, gamma = self.spec, self.algorithm.step_discount
         from robopolicy.sim.chunk import ChunkedSim
 
-        return ChunkedSim(self.sim(), execute=spec.execute, obs_horizon=spec.obs_horizon, gamma=gamma)
+        return ChunkedSim(self.sim(), action_horizon=spec.action_horizon, obs_horizon=spec.obs_horizon, gamma=gamma)
 
     def dataset(self) -> Episodes:
         """The dataset, which algorithms that cannot do without always have."""

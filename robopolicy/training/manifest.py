@@ -1,4 +1,4 @@
-"""What a checkpoint says about itself: `manifest.json`."""
+"""Manifest of a checkpoint: `manifest.json`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from robopolicy.files import parse_json
 from robopolicy.plugins import Registry
 from robopolicy.policies.base import Observation, Policy, PolicySpec
 from robopolicy.policies.migration import migrate
-from robopolicy.schema import from_plain, to_plain
+from robopolicy.schema import from_dict, to_dict
 from robopolicy.training.migration import migrate_manifest
 from robopolicy.versions import sha256, versions
 
@@ -95,7 +95,7 @@ def describe(
         policy=policy.name,
         config=policy.config_dict(),
         spec=policy.spec.to_dict(),
-        network_calls=policy.network_calls,
+        network_calls=policy.nfe,
         task=task,
         training=dict(training),
         versions=versions(),
@@ -107,7 +107,7 @@ def describe(
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Write `manifest.json`."""
-    content = {key: value for key, value in to_plain(manifest).items() if key != "parents" or value}
+    content = {key: value for key, value in to_dict(manifest).items() if key != "parents" or value}
     (folder / MANIFEST).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
@@ -118,7 +118,7 @@ def read_manifest(folder: Path) -> Manifest:
         UserError: Not a checkpoint, unreadable, written by a newer schema, or of a policy that cannot be.
     """
     data = migrate_manifest(manifest_content(folder, SCHEMA, "policy"))
-    manifest = from_plain(Manifest, {"parents": [], **data}, str(folder / MANIFEST))
+    manifest = from_dict(Manifest, {"parents": [], **data}, str(folder / MANIFEST))
     try:
         _ = manifest.policy_spec
     except (TypeError, ValueError) as error:

@@ -32,21 +32,21 @@ from robopolicy.resources import folder
 from robopolicy.sim.contract import SimSpec, TensorSpec
 from robopolicy.sim.wrappers.registry import wrapped_spec
 from robopolicy.text.sft import TextLearner
-from robopolicy.training.build import build, complete, episodes_of
+from robopolicy.training.build import build, episodes_of, resolve_config
 from robopolicy.training.compose import compose_config, config_text, read_config
 from robopolicy.training.config import TaskConfig, TrainConfig
-from robopolicy.training.learner import learner
+from robopolicy.training.learner import build_learner
 from robopolicy.training.loggers import read_jsonl
 from robopolicy.training.loop import resume_run, start_run
 from robopolicy.training.resume import Interrupted
-from robopolicy.training.workers import in_processes
+from robopolicy.training.workers import parallel_map
 from robopolicy.versions import versions
 
-SIZE = 32  # of stand-in vectors
+DUMMY_SIZE = 32  # of stand-in vectors
 
 
-def rehearse(config: TrainConfig) -> None:
-    """Build policy and algorithm of a completed configuration, for a stand-in of its task where nothing else tells.
+def dry_run(config: TrainConfig) -> None:
+    """Build policy and algorithm of a resolved configuration on a dummy specification of its task.
 
     The stand-in may lack what the task shows. So where it is refused the run itself is built, and has the last word.
     Runs that train language models are not rehearsed.
@@ -58,18 +58,18 @@ def rehearse(config: TrainConfig) -> None:
     if issubclass(ALGORITHMS[str(config.algorithm["name"])], TextLearner):
         return
     episodes = episodes_of(config.dataset) if config.dataset else None
-    sim = None if config.init_from or episodes is not None else stand_in(config.task)
+    sim = None if config.init_from or episodes is not None else dummy_spec(config.task)
     try:
         with torch.random.fork_rng(devices=[]):
-            learner(config, episodes, sim, device)
+            build_learner(config, episodes, sim, device)
     except Exception:  # whatever parts raise that see what they do not expect
         build(config).close()
 
 
-def stand_in(task: TaskConfig) -> SimSpec:
-    """What a simulator of a task might show: a vector, and what the settings ask for."""
+def dummy_spec(task: TaskConfig) -> SimSpec:
+    """Dummy specification of a task: a vector observation and the configured cameras."""
     size = task.image_size
-    shown: dict[str, tuple[int, ...]] = dict.fromkeys(("state", *task.observe), (SIZE,))
+    shown: dict[str, tuple[int, ...]] = dict.fromkeys(("state", *task.obs_keys), (DUMMY_SIZE,))
     shown |= {f"{IMAGE_PREFIX}{name}": (3, size, size) for name in task.cameras}
     shown |= {f"{CLOUD_PREFIX}{name}": (task.points, 3) for name in task.point_clouds}
     observation = {key: TensorSpec(shape) for key, shape in shown.items()}
@@ -83,7 +83,7 @@ STAGES = ("base", "best", "final")
 MEASURES = ("success", "return_mean")
 
 
-ENOUGH = 5  # seeds, below which an interval over seeds is rough
+MIN_SEEDS = 5  # seeds, below which an interval over seeds is rough
 
 
 def run_to_end(config: TrainConfig) -> Path:
@@ -92,7 +92,7 @@ def run_to_end(config: TrainConfig) -> Path:
     Raises:
         UserError: The configuration cannot be built, or its folder holds a run with other settings.
     """
-    config = complete(config)
+    config = resolve_config(config)
     folder = Path(config.out) / config.name
     if not (folder / "config.yaml").exists():
         start_run(config).train()
@@ -116,9 +116,9 @@ def run_seeds(config: TrainConfig, folder: Path, *, seeds: int, jobs: int) -> li
     configs = [replace(config, seed=seed, out=str(folder), name=f"seed{seed}") for seed in wanted]
     if jobs == 1:
         return [run_to_end(each) for each in configs]
-    complete(configs[0])  # what is wrong with it is said once, and here
+    resolve_config(configs[0])  # what is wrong with it is said once, and here
     ended = dict.fromkeys(wanted, Path())
-    for each, future in in_processes(run_to_end, configs, jobs=jobs):
+    for each, future in parallel_map(run_to_end, configs, jobs=jobs):
         ended[each.seed] = future.result()
     return list(ended.values())
 
@@ -195,10 +195,10 @@ def combinations(settings: Sequence[str]) -> tuple[list[TrainConfig], list[str]]
     for choice in product(*axes):
         config = compose_config(choice)
         varied = ",".join(text for text, axis in zip(choice, axes, strict=True) if len(axis) > 1).replace("/", "-")
-        configs.append(complete(replace(config, name="_".join(filter(None, (config.name, varied))))))
+        configs.append(resolve_config(replace(config, name="_".join(filter(None, (config.name, varied))))))
         text = config_text(replace(configs[-1], seed=0, name=""))
         if text not in rehearsed:
-            rehearse(configs[-1])
+            dry_run(configs[-1])
             rehearsed.add(text)
     return configs, launcher
 
@@ -229,7 +229,7 @@ def launch(configs: Sequence[TrainConfig], launcher: Sequence[str]) -> list[Path
 
 
 def _run(configs: Sequence[TrainConfig], job: Any) -> Path | str:
-    """What a launcher calls, in whatever process: the folder of a run, or why it failed, so that the others go on."""
+    """Run a job of a launcher; return the folder of the run, or why it failed, so that the others continue."""
     try:
         return run_to_end(configs[job.job])
     except UserError as error:

@@ -43,6 +43,11 @@ def _aux_rewards(old: Mapping[str, Any]) -> list[str]:
 
 
 MOVES: tuple[Move, ...] = (
+    Move(("task.observe",), "task.obs_keys"),
+    Move(("world",), "worldmodel"),
+    Move(("chunk.execute",), "chunk.action_horizon"),
+    Move(("replay.warmup_steps",), "replay.learning_starts"),
+    Move(("replay.offline_share",), "replay.offline_fraction"),
     Move(
         ("task.stock", "task.descriptor", "task.message", "task.message_size", "task.skills", "task.skill_bonus"),
         "task.wrappers",

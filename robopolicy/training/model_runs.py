@@ -14,12 +14,12 @@ from typing import Any, TypeVar, cast
 
 import torch
 
-from robopolicy.constraints import Count, InnerShare, Natural, Ranged
+from robopolicy.constraints import NonNegativeInt, OpenFraction, PositiveInt, Validated
 from robopolicy.data.formats.lerobot import read_lerobot
 from robopolicy.device import usable_device
 from robopolicy.errors import UserError, cannot_write, did_you_mean, unknown_name
-from robopolicy.files import parse_yaml, recover
-from robopolicy.schema import from_plain, to_plain
+from robopolicy.files import parse_yaml, restore_partial
+from robopolicy.schema import from_dict, to_dict
 from robopolicy.training.build import seed_everything
 from robopolicy.training.checkpoint import load_training_state
 from robopolicy.training.compose import config_content, config_file, config_text, leaves
@@ -29,12 +29,12 @@ from robopolicy.training.loop import Trainer
 from robopolicy.training.manifest import Listing, git_commit, versions
 from robopolicy.training.resume import restore
 from robopolicy.training.world_sims import SCHEMA, WorldManifest, read_world_manifest, save_world
-from robopolicy.worldmodel.action_following import GateConfig, failure_share, follow, judge
-from robopolicy.worldmodel.base import FilmSource
+from robopolicy.worldmodel.action_following import GateConfig, failure_share, judge, measure_action_following
+from robopolicy.worldmodel.base import VideoSource
 from robopolicy.worldmodel.latent import PRESETS, LatentConfig, LatentWorldModel
-from robopolicy.worldmodel.learner import LearnerConfig, StagedFilms, WorldLearner
+from robopolicy.worldmodel.learner import LearnerConfig, StagedVideoSource, WorldLearner
 from robopolicy.worldmodel.pretrained.learner import PretrainedLearner, PretrainedTrainConfig, parts_of
-from robopolicy.worldmodel.videos import Films, spec_of, split
+from robopolicy.worldmodel.videos import VideoDataset, spec_of, split
 
 Config = TypeVar("Config", bound="ModelRunConfig")
 Settings = TypeVar("Settings")
@@ -44,23 +44,23 @@ Build = Callable[[Config], Any]
 
 
 @dataclass(frozen=True)
-class ModelRunConfig(Ranged):
+class ModelRunConfig(Validated):
     """What such runs have in common; the rest is their model, its learner and its tests."""
 
     dataset: str = ""  # folder of episodes
-    validation: InnerShare = 0.1  # share of the episodes of every behaviour that is held back
+    validation: OpenFraction = 0.1  # share of the episodes of every behaviour that is held back
     logging: LoggingConfig = field(default_factory=LoggingConfig)
     guards: GuardConfig = field(default_factory=GuardConfig)
-    checkpoint_every: Natural = 0  # updates between resume points; 0 is a tenth of the budget
-    seed: Natural = 0  # of weights, batches, noise and the split
+    checkpoint_every: NonNegativeInt = 0  # updates between resume points; 0 is a tenth of the budget
+    seed: NonNegativeInt = 0  # of weights, batches, noise and the split
     device: str = "cpu"
-    threads: Count = 1  # torch threads
+    threads: PositiveInt = 1  # torch threads
     out: str = "runs"  # parent folder
     name: str = ""  # run folder; empty composes it from dataset and seed
     init_from: str = ""  # such models start afresh
 
 
-class ModelParts:
+class ModelRunComponents:
     """What the parts of such a run have in common: they play no simulator."""
 
     eval_sim = None
@@ -97,7 +97,7 @@ def resume_model(
     build: Build[Config],
     trainer: Callable[..., AnyTrainer],
 ) -> AnyTrainer:
-    """Prepare to go on from the last resume point of a run.
+    """Prepare to resume a run from its last resume point.
 
     Args:
         folder: Of the run.
@@ -112,8 +112,8 @@ def resume_model(
     file, last = config_file(folder), folder / "checkpoints" / "last"
     if (folder / "report.json").exists():
         raise UserError(f"Run {folder} has ended; start another one.")
-    config = from_plain(config_class, config_content(file), str(file))
-    recover(last)
+    config = from_dict(config_class, config_content(file), str(file))
+    restore_partial(last)
     if not last.exists():
         return trainer(build(config), folder)
     state = load_training_state(last, read)
@@ -128,7 +128,7 @@ def with_settings(config: Settings, settings: Sequence[str]) -> Settings:
     Raises:
         UserError: A setting is unknown or does not fit.
     """
-    plain = to_plain(config)
+    plain = to_dict(config)
     for setting in settings:
         key, equals, text = setting.partition("=")
         *path, last = key.split(".")
@@ -146,7 +146,7 @@ def with_settings(config: Settings, settings: Sequence[str]) -> Settings:
         with suppress(ValueError, TypeError):  # YAML takes 5e-4 for text
             value = float(value) if isinstance(value, str) else value
         section[last] = value
-    return from_plain(type(config), plain, "settings")
+    return from_dict(type(config), plain, "settings")
 
 
 def _nearest(key: str, path: Sequence[str], section: Any, plain: Mapping[str, Any]) -> str:
@@ -156,12 +156,12 @@ def _nearest(key: str, path: Sequence[str], section: Any, plain: Mapping[str, An
 
 
 @dataclass(frozen=True)
-class WorldEvaluationConfig(Ranged):
+class WorldEvaluationConfig(Validated):
     """Periodic tests on the films held back."""
 
-    every: Natural = 0  # updates between tests; 0 is a tenth of the budget
-    windows: Count = 64  # films to continue
-    horizon: Count = 20  # frames to predict
+    every: NonNegativeInt = 0  # updates between tests; 0 is a tenth of the budget
+    windows: PositiveInt = 64  # films to continue
+    horizon: PositiveInt = 20  # frames to predict
 
 
 @dataclass(frozen=True)
@@ -173,20 +173,20 @@ class WorldTrainConfig(ModelRunConfig):
     pretrained: PretrainedTrainConfig = field(default_factory=PretrainedTrainConfig)  # in place of model and learner
     cameras: tuple[str, ...] = ()  # views to predict; empty: all
     proprio: tuple[str, ...] | None = None  # vector observations to predict beside them; null: all
-    context: Count = 4  # frames to look back
+    context: PositiveInt = 4  # frames to look back
     held_out: tuple[str, ...] = ()  # behaviours that are held back entirely
     evaluation: WorldEvaluationConfig = field(default_factory=WorldEvaluationConfig)
     gate: GateConfig = field(default_factory=GateConfig)
 
 
 @dataclass
-class WorldParts(ModelParts):
+class WorldRunComponents(ModelRunComponents):
     """Everything a run consists of."""
 
     config: WorldTrainConfig
     algorithm: WorldLearner | PretrainedLearner
-    source: FilmSource
-    validation: Films
+    source: VideoSource
+    validation: VideoDataset
     task: str
 
     @property
@@ -195,7 +195,7 @@ class WorldParts(ModelParts):
         return self.algorithm.total_updates
 
 
-def complete(config: WorldTrainConfig) -> WorldTrainConfig:
+def resolve_config(config: WorldTrainConfig) -> WorldTrainConfig:
     """Fill in the name.
 
     Raises:
@@ -218,7 +218,7 @@ def preset(name: str) -> LatentConfig:
     return PRESETS[name]
 
 
-def build(config: WorldTrainConfig) -> WorldParts:
+def build(config: WorldTrainConfig) -> WorldRunComponents:
     """Read the films and build what learns from them.
 
     Raises:
@@ -229,14 +229,16 @@ def build(config: WorldTrainConfig) -> WorldParts:
     episodes = read_lerobot(config.dataset)
     spec = spec_of(episodes, cameras=config.cameras, proprio=config.proprio, context=config.context)
     train, validation = split(episodes, share=config.validation, held_out=config.held_out, seed=config.seed)
-    films = Films(spec, train, config.dataset)
+    films = VideoDataset(spec, train, config.dataset)
     if config.pretrained.source:
         learner, source = parts_of(config.pretrained, films, device, config.seed)
     else:
         with torch.device(device):
             learner = WorldLearner(config.learner, LatentWorldModel(config.model, spec), config.seed)
-        source = StagedFilms(films, device, config.seed)
-    return WorldParts(config, learner, source, Films(spec, validation, config.dataset), episodes.tasks[0])
+        source = StagedVideoSource(films, device, config.seed)
+    return WorldRunComponents(
+        config, learner, source, VideoDataset(spec, validation, config.dataset), episodes.tasks[0]
+    )
 
 
 def start_world(config: WorldTrainConfig) -> WorldTrainer:
@@ -245,11 +247,11 @@ def start_world(config: WorldTrainConfig) -> WorldTrainer:
     Raises:
         UserError: The configuration cannot be built, or the folder is taken or cannot be written.
     """
-    return start_model(complete(config), build, WorldTrainer)
+    return start_model(resolve_config(config), build, WorldTrainer)
 
 
 def resume_world(folder: Path) -> WorldTrainer:
-    """Prepare to go on from the last resume point of a run.
+    """Prepare to resume a run from its last resume point.
 
     Raises:
         UserError: The folder is no run of a world model, or it has ended.
@@ -260,7 +262,7 @@ def resume_world(folder: Path) -> WorldTrainer:
 class WorldTrainer(Trainer):
     """The training loop, with tests of the model in place of played episodes."""
 
-    def __init__(self, parts: WorldParts, folder: Path, resume_at: int = 0) -> None:
+    def __init__(self, parts: WorldRunComponents, folder: Path, resume_at: int = 0) -> None:
         self.world = parts
         super().__init__(cast(Any, parts), folder, resume_at)  # a learner and a source of its own, the same verbs
 
@@ -270,7 +272,7 @@ class WorldTrainer(Trainer):
         if learner.stage == "autoencoder":
             return None
         tests = config.evaluation
-        following = follow(
+        following = measure_action_following(
             learner.inference_policy(), films, horizon=tests.horizon, windows=tests.windows, seed=config.seed
         )
         verdict = judge(following, failures=failure_share(self.world.source.films), config=config.gate)
@@ -295,8 +297,8 @@ class WorldTrainer(Trainer):
         manifest = WorldManifest(
             schema=SCHEMA,
             worldmodel=model.name,
-            config=to_plain(model.config),
-            spec=to_plain(model.spec),
+            config=to_dict(model.config),
+            spec=to_dict(model.spec),
             task=self.world.task,
             ends_on_success=films.ends_on_success,
             gate=self.latest or {},
@@ -306,5 +308,5 @@ class WorldTrainer(Trainer):
         )
         save_world(self._checkpoint(name), model, manifest, state or None)
 
-    def _about(self) -> dict[str, Any]:
+    def _run_facts(self) -> dict[str, Any]:
         return {"run": self.config.name, "task": self.world.task, "worldmodel": self.world.algorithm.model.name}

@@ -21,13 +21,13 @@ from robopolicy.rollout.on_policy import Act
 from robopolicy.sim.chunk import ChunkedSim
 from robopolicy.training.config import ReplayConfig
 from robopolicy.training.make_source import Source, SourceContext
-from robopolicy.training.sources import between
+from robopolicy.training.sources import on_device
 
 
 class ReplaySource:
     """Windows of a replay memory: of a dataset, of what is played, or of both.
 
-    The first `offline_updates` batches come from the dataset alone, one gradient step each. Then `warmup_steps` are
+    The first `offline_updates` batches come from the dataset alone, one gradient step each. Then `learning_starts` are
     played, and from there on a little is played before every batch, which mixes both memories.
     """
 
@@ -72,7 +72,9 @@ class ReplaySource:
         if sim is not None:
             envs = sim.sim.num_envs
             self.batches = gradient_steps(utd, envs, num_steps)
-            self._warmup = max(settings.warmup_steps, envs * (sample_spec.steps + 1))  # until there is a whole window
+            self._warmup = max(
+                settings.learning_starts, envs * (sample_spec.steps + 1)
+            )  # until there is a whole window
             self._first = sim.reset(seed)  # the sampler resets to the same episodes
             self.sampler = ReplaySampler(sim, make_memory(settings, sample_spec, sim), seed=seed)
         else:
@@ -86,7 +88,7 @@ class ReplaySource:
         assert isinstance(algorithm, OffPolicy)
         sim = None if context.train_sim is None else context.chunked_sim()
         if episodes is not None:
-            episodes = episodes.executed()
+            episodes = episodes.with_executed_actions()
             algorithm.attach_dataset(episodes)
         spec, share = algorithm.sample_spec, context.config.replay.prioritized
         if episodes is not None and not algorithm.needs_reward:  # what earns nothing is read all the same
@@ -120,7 +122,7 @@ class ReplaySource:
             self._play(algorithm, self.sampler)
             memory, batches = self.sampler.replay, self.batches
             if self.offline is not None:
-                memory = MixedReplay(self.offline, memory, self.settings.offline_share)
+                memory = MixedReplay(self.offline, memory, self.settings.offline_fraction)
         batch = memory.sample(self.sample_spec, self._generator, batches=batches)
         if self.settings.prioritized:
             self._pending = memory, batch, algorithm
@@ -134,7 +136,7 @@ class ReplaySource:
 
     def _recording(self, sim: ChunkedSim, draw: Act) -> Act:
         """`draw` across devices; what it notes is kept only for windows that start where it was noted."""
-        act = between(sim, self.device, draw)
+        act = on_device(sim, self.device, draw)
         if self.sample_spec.chunk_starts_only:
             return act
         return lambda obs, *, generator: replace(act(obs, generator=generator), record={})
@@ -214,7 +216,11 @@ def make_memory(settings: ReplayConfig, sample_spec: ReplaySampleSpec, sim: Chun
         UserError: It is too small to hold a window per environment.
     """
     envs = sim.sim.num_envs
-    window = sample_spec.steps + sim.execute if sample_spec.chunk_starts_only else max(sample_spec.steps, sim.execute)
+    window = (
+        sample_spec.steps + sim.action_horizon
+        if sample_spec.chunk_starts_only
+        else max(sample_spec.steps, sim.action_horizon)
+    )
     least = envs * (window + sample_spec.obs_horizon + 2)
     if settings.capacity < least:
         raise UserError(

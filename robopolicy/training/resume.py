@@ -1,4 +1,4 @@
-"""Going on with a run from its resume point, whose configuration may have been changed since."""
+"""Resuming of runs, whose configuration may have been changed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from robopolicy.errors import UserError
 from robopolicy.files import parse_yaml
-from robopolicy.schema import to_plain
+from robopolicy.schema import to_dict
 
 CAUSES = (UserError, AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError)
 """What parts raise that are given the state of others."""
@@ -31,15 +31,15 @@ class Interrupted(Exception):
         self.exit_code, self.folder = 128 + signum, folder
 
     def __str__(self) -> str:
-        return f"Stopped; go on with: robopolicy train --resume {self.folder}"
+        return f"Stopped; resume with: robopolicy train --resume {self.folder}"
 
 
-def taken(folder: Path) -> UserError:
+def run_exists_error(folder: Path) -> UserError:
     """Build the error for a place of a new run where something stands already."""
     if not (folder / "config.yaml").exists():
         todo = f"{folder} is taken, by something that is no run; empty it"
     elif (folder / "report.json").exists():
-        todo = f"Run {folder} has ended; go on from what it learned with init_from={folder}/checkpoints/last"
+        todo = f"Run {folder} has ended; continue from its weights with init_from={folder}/checkpoints/last"
     else:
         todo = f"Run {folder} exists; resume it with --resume {folder}"
     return UserError(f"{todo}, or choose another name=NAME.")
@@ -52,7 +52,7 @@ class Resumable(Protocol):
     folder: Path
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on exactly from this state."""
+        """Continue exactly from this state."""
         ...
 
     def close(self) -> None:
@@ -75,7 +75,7 @@ def restore(run: Resumable, state: Mapping[str, Any]) -> None:
     except CAUSES as error:
         run.close()
         saved = parse_yaml(state["config"]) if "config" in state else {}
-        changed = list(_differences(saved, to_plain(run.config))) if isinstance(saved, dict) and saved else []
+        changed = list(_differences(saved, to_dict(run.config))) if isinstance(saved, dict) and saved else []
         if not changed and isinstance(error, UserError):
             raise
         last, file = run.folder / "checkpoints" / "last", run.folder / "config.yaml"
@@ -111,7 +111,7 @@ def load_random_state(state: Mapping[str, Any]) -> None:
         torch.cuda.set_rng_state_all(state["cuda"])
 
 
-def claim(folder: Path) -> IO[str]:
+def lock_run(folder: Path) -> IO[str]:
     """Claim a run for this process; the claim ends when the file is closed or the process dies, however it dies.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Where Hydra finds what a run's configuration is composed of, besides the folder `configs`.
+"""Search path in which Hydra finds what a run's configuration is composed of, besides the folder `configs`.
 
 Presets of contrib are files in the folders of the themes. The schemas of runs, policies and algorithms are made when
 they are chosen.

@@ -18,7 +18,7 @@ from robopolicy.policies.noise import Randomness
 from robopolicy.rollout.groups import GroupSampler
 from robopolicy.rollout.on_policy import RolloutSampler
 from robopolicy.sim.chunk import ChunkedSim
-from robopolicy.training.distributed import together
+from robopolicy.training.distributed import gather_rollouts
 from robopolicy.training.make_source import Source, SourceContext
 
 
@@ -42,7 +42,7 @@ class DatasetSource:
             obs_horizon=spec.obs_horizon,
             batch_size=context.settings.batch_size,
             seed=context.config.seed,
-            reach=context.algorithm.lookahead_steps,
+            lookahead_steps=context.algorithm.lookahead_steps,
         )
         return cls(sampler, context.device)
 
@@ -72,7 +72,7 @@ class DatasetSource:
         """Nothing to free."""
 
 
-class PlayedSource:
+class SimSource:
     """What a sampler plays in a simulator with the current policy; subclasses say how it is resumed."""
 
     sampler: Any  # with `collect`, `env_steps` and `episode_stats`
@@ -89,7 +89,7 @@ class PlayedSource:
 
     def next(self, algorithm: Algorithm) -> Any:
         """Play with the current policy."""
-        return move(self.sampler.collect(between(self.sim, self.device, algorithm.act)), self.device)
+        return move(self.sampler.collect(on_device(self.sim, self.device, algorithm.act)), self.device)
 
     def metrics(self) -> dict[str, float]:
         """Means over the episodes that have ended since the last call."""
@@ -104,7 +104,7 @@ class PlayedSource:
         self.sim.sim.close()
 
 
-class RolloutSource(PlayedSource):
+class RolloutSource(SimSource):
     """On-policy rollouts in a simulator."""
 
     whole_episodes: ClassVar[bool] = False
@@ -121,7 +121,7 @@ class RolloutSource(PlayedSource):
     @classmethod
     def build(cls, context: SourceContext) -> Source:
         """Rollouts of this process, or those of all processes as one."""
-        decisions, memory = context.settings.num_steps, context.spec.memory_dim
+        decisions, memory = context.settings.num_steps, context.spec.hidden_dim
         own = cls(context.chunked_sim(), context.device, decisions=decisions, seed=context.seed, memory=memory)
         return own if world_size() == 1 else SharedRollouts(own)
 
@@ -156,7 +156,7 @@ class SharedRollouts:
 
     def next(self, algorithm: Algorithm) -> Rollout:
         """Play one rollout here and put those of all processes together."""
-        rollout = together(self.own.next(algorithm))
+        rollout = gather_rollouts(self.own.next(algorithm))
         self.env_steps += int(rollout.steps.sum())
         return rollout
 
@@ -182,7 +182,7 @@ class SharedRollouts:
         self.own.close()
 
 
-class GroupSource(PlayedSource):
+class GroupSource(SimSource):
     """Whole episodes, several from each start state."""
 
     whole_episodes: ClassVar[bool] = True
@@ -209,7 +209,7 @@ class GroupSource(PlayedSource):
         return True
 
 
-def between(sim: ChunkedSim, device: torch.device, draw: Callable[..., Sample]) -> Callable[..., Sample]:
+def on_device(sim: ChunkedSim, device: torch.device, draw: Callable[..., Sample]) -> Callable[..., Sample]:
     """`draw` on the device of the networks, for observations from and chunks to that of the simulator."""
 
     def act(obs: Observation, *, generator: Randomness) -> Sample:

@@ -22,7 +22,7 @@ from robopolicy.text.task import TextTask
 from robopolicy.text.text_env import score, with_choices
 from robopolicy.training.checkpoint import load_policy
 from robopolicy.training.make_source import Source, SourceContext
-from robopolicy.training.text_rollout_source import AttemptSource, OverlappedSource, TextSource, allowed_age
+from robopolicy.training.text_rollout_source import OverlappedSource, TextRolloutSource, TextSource, allowed_age
 
 
 class DemonstrationSource(TextSource):
@@ -67,10 +67,10 @@ class DemonstrationSource(TextSource):
         return True
 
 
-class ImitationFirst(DemonstrationSource):
+class SFTThenRL(DemonstrationSource):
     """Solved conversations for the first updates of a recipe, then its attempts."""
 
-    def __init__(self, sim: TextSim, attempts: AttemptSource, seed: int) -> None:
+    def __init__(self, sim: TextSim, attempts: TextRolloutSource, seed: int) -> None:
         super().__init__(sim, TextSFTConfig(), attempts.algorithm.policy, seed)
         self.attempts, self.updates = attempts, attempts.algorithm.config.imitation
 
@@ -98,7 +98,7 @@ class ImitationFirst(DemonstrationSource):
         self.attempts.close()
 
 
-class WrittenSource(TextSource):
+class TextFileSource(TextSource):
     """Groups of a file of demonstrations, pairs or offline logs, in shuffled epochs."""
 
     def __init__(self, sim: TextSim, algorithm: TextRecipe, *, seed: int) -> None:
@@ -213,7 +213,7 @@ def recipe_source(sim: VectorSim, algorithm: TextRecipe, seed: int) -> Source:
     """
     sim = text_sim(sim, algorithm)
     if algorithm.recipe.data != "rollout":
-        return WrittenSource(sim, algorithm, seed=seed)
+        return TextFileSource(sim, algorithm, seed=seed)
     if algorithm.needs_companion and algorithm.companion is None:
         if not algorithm.config.companion:
             raise UserError(
@@ -221,8 +221,8 @@ def recipe_source(sim: VectorSim, algorithm: TextRecipe, seed: int) -> Source:
             )
         algorithm.accompany(load_policy(algorithm.config.companion)[0])
     overlapped = allowed_age(algorithm).in_flight(1) > 1 or algorithm.config.players
-    attempts = (OverlappedSource if overlapped else AttemptSource)(sim, algorithm, seed=seed)
-    return ImitationFirst(sim, attempts, seed) if algorithm.config.imitation else attempts
+    attempts = (OverlappedSource if overlapped else TextRolloutSource)(sim, algorithm, seed=seed)
+    return SFTThenRL(sim, attempts, seed) if algorithm.config.imitation else attempts
 
 
 def text_sim(sim: VectorSim, algorithm: Algorithm) -> TextSim:

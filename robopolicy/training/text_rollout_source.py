@@ -29,7 +29,7 @@ from robopolicy.text.scoring_options import SCORING_OPTIONS
 from robopolicy.text.sim import TextSim
 from robopolicy.text.task import TextTask
 from robopolicy.text.text_env import TextWorld
-from robopolicy.training.workers import RemoteWorld, hire, packed_weights
+from robopolicy.training.workers import RemoteRolloutEnv, packed_weights, start_workers
 
 SHOWN = 5  # faults written out per update
 MOST_EMPTY = 20  # batches without a group to learn from, after which the run ends
@@ -41,10 +41,10 @@ class TextPool(Pool):
 
     task: TextTask | None = None
 
-    def need(self, name: str) -> Tensor:
+    def require(self, name: str) -> Tensor:
         """See `Pool`."""
         found = [getattr(self.task, name)(int(task.payload)) for task in self.tasks]
-        return super().need(name) if None in found else torch.tensor(found)
+        return super().require(name) if None in found else torch.tensor(found)
 
 
 class TextSource:
@@ -69,7 +69,7 @@ class TextSource:
         self.sim.close()
 
 
-class AttemptSource(TextSource):
+class TextRolloutSource(TextSource):
     """Attempts of the policy, played as the `rollout` section of a recipe says."""
 
     def __init__(self, sim: TextSim, algorithm: TextRecipe, *, seed: int) -> None:
@@ -232,7 +232,7 @@ def measured(attempts: Sequence[Attempt]) -> dict[str, float]:
     found |= {name: fmean(attempt.metrics[name] for attempt in attempts) for name in ("fault", "helped")}
     found["return"] = fmean(attempt.reward for attempt in judged)
     tokens = sum(attempt.metrics["length"] for attempt in judged)
-    found["entropy"] = sum(float(attempt.decisions.need("entropy").sum()) for attempt in judged) / max(tokens, 1.0)
+    found["entropy"] = sum(float(attempt.decisions.require("entropy").sum()) for attempt in judged) / max(tokens, 1.0)
     groups = [group for group in groups_of(judged) if len(group) > 1]
     if groups:
         found["degenerate"] = fmean(float(degenerate(rewards_of(group))) for group in groups)
@@ -242,7 +242,7 @@ def measured(attempts: Sequence[Attempt]) -> dict[str, float]:
     return found
 
 
-class OverlappedSource(AttemptSource):
+class OverlappedSource(TextRolloutSource):
     """Attempts that are played while the policy learns, by copies with weights of bounded age (AsyncFlow, S074).
 
     What is learned from is as old as `allowed_age` at most. Its recorded log-probabilities are those of the weights
@@ -255,7 +255,7 @@ class OverlappedSource(AttemptSource):
         super().__init__(sim, algorithm, seed=seed)
         self._player = frozen_copy(algorithm.policy)
         self.world = self._world(self._player)
-        self._remote: list[RemoteWorld] = []
+        self._remote: list[RemoteRolloutEnv] = []
         self._players: Players | None = None  # start with the first batch, when a resumed run has its weights
         self.stream = Stream(allowed_age(algorithm), algorithm.config.prompts)
 
@@ -265,7 +265,7 @@ class OverlappedSource(AttemptSource):
             worlds: list[tuple[World, Callable[[Any], Any]]] = [(self.world, self._load)]
             return Players(self.stream, self.collector.play, worlds, chunk=config.prompts)
         place = {"count": config.players, "where": config.players_on, "seed": self.seed}
-        self._remote = hire(self.algorithm.policy, self.task.name, self.world, **place)
+        self._remote = start_workers(self.algorithm.policy, self.task.name, self.world, **place)
         share = max(1, config.prompts // config.players)
         return Players(self.stream, self.collector.play, [(world, world.load) for world in self._remote], chunk=share)
 
@@ -285,7 +285,7 @@ class OverlappedSource(AttemptSource):
         self._measure(self._batch.attempts)  # others may be under way
         age = [float(algorithm.updates - attempt.version) for attempt in self._batch.attempts]
         self._metrics["rollout/staleness"] = fmean(age)
-        self._metrics["rollout/too_old"] = float(self.stream.stale)
+        self._metrics["rollout/stale_dropped"] = float(self.stream.stale)
         return self._with_asides(self._batch)
 
     def _taken(self) -> list[list[Attempt]]:

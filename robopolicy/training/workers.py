@@ -1,8 +1,8 @@
-"""Players of text tasks in other processes, on this machine or in a Ray cluster (AsyncFlow, S074).
+"""Rollout workers of text tasks in other processes, on this machine or in a Ray cluster (AsyncFlow, S074).
 
 The learner samples tasks, composes rewards and intervenes; a player has a copy of the policy and of the task, and plays
-what it is sent. A `RemoteWorld` stands for it: a world that can play and nothing else, as conversations stay where they
-were held. Weights travel as safetensors, attempts as plain arrays, so nothing but numbers and text comes back.
+what it is sent. A `RemoteRolloutEnv` stands for it: a world that can play and nothing else, as conversations stay where
+they were held. Weights travel as safetensors, attempts as plain arrays, so nothing but numbers and text comes back.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ import torch
 from safetensors.torch import load, save
 
 from robopolicy.core.decisions import Decisions
-from robopolicy.optional import need
+from robopolicy.optional import require
 from robopolicy.policies.registry import POLICIES
 from robopolicy.sim.registry import SimOptions, make_sim
 from robopolicy.spec import PolicySpec
 from robopolicy.text.policy import TextPolicy
 from robopolicy.text.reward_runner import Fault
 from robopolicy.text.rollouts.protocols import Attempt, Task
-from robopolicy.text.rollouts.trajectories import from_plain, to_plain
+from robopolicy.text.rollouts.trajectories import from_dict, to_dict
 from robopolicy.text.sim import TextSim
 from robopolicy.text.text_env import TextWorld
 
 Item = TypeVar("Item")
 
 
-def in_processes(
+def parallel_map(
     function: Callable[[Item], Any], items: Sequence[Item], *, jobs: int
 ) -> Iterator[tuple[Item, Future[Any]]]:
     """Yield every item with the future of `function(item)`, done, in the order in which they end.
@@ -52,7 +52,7 @@ def in_processes(
         jobs: Processes at a time.
     """
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=start_process) as pool:
-        work = partial(_frugally, function)
+        work = partial(_single_threaded, function)
         running = {pool.submit(work, item): item for item in items}
         try:
             for future in as_completed(running):
@@ -67,7 +67,7 @@ def start_process() -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 
-def _frugally(function: Callable[[Item], Any], item: Item) -> Any:
+def _single_threaded(function: Callable[[Item], Any], item: Item) -> Any:
     """Call `function` and give the memory of what it leaves back: a process that goes on may make a thousand models.
 
     The C library of Linux keeps the gaps between small blocks; after ninety minutes of Meta-World they were 5 GB.
@@ -92,8 +92,8 @@ _COUNTS = threading.Lock()  # several players have one home
 
 
 @dataclass(frozen=True)
-class Role:
-    """What a player is made of."""
+class WorkerSpec:
+    """Specification of a worker."""
 
     policy: str  # name in POLICIES
     config: Any  # of the policy
@@ -102,15 +102,15 @@ class Role:
     seed: int  # of its choices
 
     @classmethod
-    def of(cls, policy: TextPolicy, task: str, seed: int) -> Role:
+    def of(cls, policy: TextPolicy, task: str, seed: int) -> WorkerSpec:
         """The role of playing a task as `policy` does."""
         return cls(policy.name, policy.config, policy.spec, task, seed)
 
 
-class Player:
-    """Lives in the other process."""
+class Worker:
+    """Rollout worker that lives in another process."""
 
-    def __init__(self, role: Role) -> None:
+    def __init__(self, role: WorkerSpec) -> None:
         policy = POLICIES[role.policy](role.config, role.spec)
         sim = make_sim(role.task, SimOptions(num_envs=1))
         assert isinstance(sim, TextSim) and isinstance(policy, TextPolicy)
@@ -126,14 +126,14 @@ class Player:
         attempts = self.world.play([Task(**arrays_to_tensors(task)) for task in tasks], units=units)
         self.world.played.clear()
         return {
-            "attempts": [tensors_to_arrays(to_plain(attempt)) for attempt in attempts],
+            "attempts": [tensors_to_arrays(to_dict(attempt)) for attempt in attempts],
             "tokens": self.world.generated - before,
             "faults": [(fault.key, fault.kind, fault.message) for fault in self.world.guard.take()],
         }
 
 
-class Line(ABC):
-    """The way to a player."""
+class WorkerHandle(ABC):
+    """Handle of a worker."""
 
     @abstractmethod
     def call(self, name: str, *arguments: Any) -> Any:
@@ -145,13 +145,13 @@ class Line(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """End the player."""
+        """Stop the worker."""
 
 
-class ProcessLine(Line):
+class ProcessHandle(WorkerHandle):
     """To a process on this machine."""
 
-    def __init__(self, role: Role) -> None:
+    def __init__(self, role: WorkerSpec) -> None:
         context = get_context("spawn")
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(target=_serve, args=(theirs, role), daemon=True)
@@ -176,14 +176,14 @@ class ProcessLine(Line):
         self._pipe.close()
 
 
-class RayLine(Line):
+class RayHandle(WorkerHandle):
     """To an actor of Ray, on whatever machine has a core free; `RAY_ADDRESS` names a cluster, else one is started."""
 
-    def __init__(self, role: Role) -> None:
-        self._ray = need("ray", "ray")
+    def __init__(self, role: WorkerSpec) -> None:
+        self._ray = require("ray", "ray")
         if not self._ray.is_initialized():
             self._ray.init(include_dashboard=False, log_to_driver=False)
-        self._actor = self._ray.remote(Player).options(num_cpus=1).remote(role)
+        self._actor = self._ray.remote(Worker).options(num_cpus=1).remote(role)
 
     def call(self, name: str, *arguments: Any) -> Any:
         """See `Line`."""
@@ -197,17 +197,17 @@ class RayLine(Line):
         self._ray.kill(self._actor)
 
 
-LINES: dict[str, Callable[[Role], Line]] = {"process": ProcessLine, "ray": RayLine}
+WORKER_HANDLES: dict[str, Callable[[WorkerSpec], WorkerHandle]] = {"process": ProcessHandle, "ray": RayHandle}
 
 
-class RemoteWorld:
+class RemoteRolloutEnv:
     """A world whose tasks another process plays; counts and faults are added to those of the world at home."""
 
-    def __init__(self, line: Line, home: TextWorld) -> None:
+    def __init__(self, line: WorkerHandle, home: TextWorld) -> None:
         self._line, self._home = line, home
 
     def load(self, weights: bytes) -> None:
-        """Let the player take over weights."""
+        """Load weights into the worker."""
         self._line.call("load", weights)
 
     def play(self, tasks: Sequence[Task], *, units: int | None = None) -> list[Attempt]:
@@ -217,14 +217,14 @@ class RemoteWorld:
         with _COUNTS:
             self._home.generated += found["tokens"]
             self._home.guard.faults += [Fault(*fault) for fault in found["faults"]]
-        return [from_plain(arrays_to_tensors(attempt)) for attempt in found["attempts"]]
+        return [from_dict(arrays_to_tensors(attempt)) for attempt in found["attempts"]]
 
     def batch(self, attempts: Sequence[Attempt]) -> Decisions:
         """Rows of all attempts."""
         return self._home.batch(attempts)
 
     def close(self) -> None:
-        """End the player."""
+        """Stop the worker."""
         self._line.close()
 
 
@@ -233,14 +233,16 @@ def packed_weights(policy: TextPolicy) -> bytes:
     return save({name: value.detach().cpu().clone().contiguous() for name, value in policy.state_dict().items()})
 
 
-def hire(policy: TextPolicy, task: str, home: TextWorld, *, count: int, where: str, seed: int) -> list[RemoteWorld]:
-    """Start players.
+def start_workers(
+    policy: TextPolicy, task: str, home: TextWorld, *, count: int, where: str, seed: int
+) -> list[RemoteRolloutEnv]:
+    """Start rollout workers.
 
     Raises:
         UserError: Ray is to be used and not installed.
     """
-    roles = [Role.of(policy, task, seed + number) for number in range(count)]
-    return [RemoteWorld(LINES[where](role), home) for role in roles]
+    roles = [WorkerSpec.of(policy, task, seed + number) for number in range(count)]
+    return [RemoteRolloutEnv(WORKER_HANDLES[where](role), home) for role in roles]
 
 
 def tensors_to_arrays(value: Any) -> Any:
@@ -263,11 +265,11 @@ def _mapped(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
     return value
 
 
-def _serve(pipe: Connection, role: Role) -> None:
+def _serve(pipe: Connection, role: WorkerSpec) -> None:
     """Answer calls until the pipe is closed."""
     start_process()
     try:
-        player = Player(role)
+        player = Worker(role)
         while True:
             name, arguments = pipe.recv()
             pipe.send((False, getattr(player, name)(*arguments)))

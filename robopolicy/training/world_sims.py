@@ -11,15 +11,22 @@ from typing import Any
 import torch
 
 from robopolicy.data.formats.lerobot import read_lerobot
-from robopolicy.data.support import open_gate
+from robopolicy.data.ood_detector import load_ood_detector
 from robopolicy.errors import UserError, unknown_name
-from robopolicy.schema import from_plain
+from robopolicy.schema import from_dict
 from robopolicy.sim.contract import VectorSim
 from robopolicy.sim.registry import SimOptions, TaskEntry, get_task, make_sim
 from robopolicy.training.checkpoint import load_model, save_model
 from robopolicy.training.manifest import MANIFEST, manifest_content
 from robopolicy.worldmodel.action_following import Verdict
-from robopolicy.worldmodel.backend import Guard, LoggedStarts, SimStarts, Starts, WorldSim, WorldSimConfig
+from robopolicy.worldmodel.backend import (
+    InitialStates,
+    LoggedInitialStates,
+    OODTermination,
+    SimInitialStates,
+    WorldSim,
+    WorldSimConfig,
+)
 from robopolicy.worldmodel.contract import Judge, WorldSpec
 from robopolicy.worldmodel.latent import EnsembleWorldModel, LatentConfig, LatentWorldModel
 from robopolicy.worldmodel.pretrained.model import PretrainedConfig, PretrainedWorldModel
@@ -84,7 +91,7 @@ def read_world_manifest(folder: Path) -> WorldManifest:
         UserError: Not a world model, unreadable, or written by a newer schema.
     """
     data = manifest_content(folder, SCHEMA, "worldmodel")
-    return from_plain(WorldManifest, data, str(folder / MANIFEST))
+    return from_dict(WorldManifest, data, str(folder / MANIFEST))
 
 
 def load_world(path: str | Path, device: str | torch.device = "cpu") -> tuple[AnyWorldModel, WorldManifest]:
@@ -100,8 +107,8 @@ def _described(manifest: WorldManifest, folder: Path) -> AnyWorldModel:
     if manifest.worldmodel not in WORLD_MODELS:
         raise unknown_name("world model", manifest.worldmodel, WORLD_MODELS, f"in {folder}")
     config_class, model_class = WORLD_MODELS[manifest.worldmodel]
-    config = from_plain(config_class, manifest.config, f"model config of {folder}")
-    return model_class(config, from_plain(WorldSpec, manifest.spec, f"spec of {folder}"))
+    config = from_dict(config_class, manifest.config, f"model config of {folder}")
+    return model_class(config, from_dict(WorldSpec, manifest.spec, f"spec of {folder}"))
 
 
 BACKEND = "worldmodel:"  # what a backend's name begins with that is a world model, or several: FOLDER[,FOLDER...]
@@ -111,7 +118,7 @@ JUDGE_TOKEN = "ROBOPOLICY_JUDGE_TOKEN"  # environment variable that holds the to
 
 
 @dataclass(frozen=True)
-class _Judging:
+class _JudgeOptions:
     """A judge and how it wants to be asked."""
 
     judge: Judge
@@ -121,7 +128,7 @@ class _Judging:
     rows: int | None = None  # clips per call; None is as many as the model predicts at once
 
 
-def open_task(name: str, options: SimOptions) -> VectorSim:
+def make_env(name: str, options: SimOptions) -> VectorSim:
     """The simulator of a task, or a world model of it where the backend is `worldmodel:FOLDER[,FOLDER...]`.
 
     Raises:
@@ -165,7 +172,7 @@ def load_worlds(
     return members[0] if len(members) == 1 else EnsembleWorldModel(members), manifests[0]
 
 
-def doubts(who: str, sim: VectorSim) -> list[str]:
+def abstention_notes(who: str, sim: VectorSim) -> list[str]:
     """What to tell the reader where the judge of a world model abstained from what `who` played last."""
     if not isinstance(sim, WorldSim) or not sim.abstained:
         return []
@@ -186,7 +193,7 @@ def world_sim(
     several = len(model.members) if isinstance(model, EnsembleWorldModel) else _samples(model)
     if (world.penalty or world.max_uncertainty) and several < 2:
         raise UserError(
-            "One future of one world model is never uncertain; set world.samples=3, or name several models, "
+            "One future of one world model is never uncertain; set worldmodel.samples=3, or name several models, "
             "worldmodel:FOLDER,FOLDER."
         )
     real = make_sim(entry.name, SimOptions(num_envs=1, cameras=spec.cameras, image_size=spec.size))
@@ -202,11 +209,13 @@ def world_sim(
         clip=judging.clip,
         every=world.every or judging.every,
     )
-    starts: Starts = SimStarts(real, spec)
+    starts: InitialStates = SimInitialStates(real, spec)
     if world.films:
         starts.close()
-        starts = LoggedStarts(read_lerobot(world.films), spec, anywhere=True)
-    guard = Guard(open_gate(world.support, spec.proprio), world.support_penalty) if world.support else None
+        starts = LoggedInitialStates(read_lerobot(world.films), spec, anywhere=True)
+    guard = (
+        OODTermination(load_ood_detector(world.support, spec.proprio), world.support_penalty) if world.support else None
+    )
     first: Any = model.members[0] if isinstance(model, EnsembleWorldModel) else model
     size = {"num_envs": options.num_envs, "rows": judging.rows or first.config.rows}
     return WorldSim(model, judging.judge, starts, real.spec, config=rules, guard=guard, **size)
@@ -227,15 +236,15 @@ def _draw(model: AnyWorldModel, samples: int) -> None:
 
 def _judging(
     name: str, model: AnyWorldModel | EnsembleWorldModel, entry: TaskEntry, device: str, steps: int
-) -> _Judging:
+) -> _JudgeOptions:
     """The judge called `name`, empty for the model's own, of episodes of `steps` control steps."""
     if not name:
-        return _Judging(model.judge)
+        return _JudgeOptions(model.judge)
     if name.startswith(VLM):
         where = name.removeprefix(VLM)
         who, at, url = where.partition("@")
         backend = Served(url, who, token=os.environ.get(JUDGE_TOKEN, "")) if at else Local(where, device=device)
-        return _Judging(VLMJudge(backend, entry.description), clip=steps + 1, every=VLM_EVERY, rows=1)
-    judge = load_judge(Path(name), entry.solved, device)
+        return _JudgeOptions(VLMJudge(backend, entry.description), clip=steps + 1, every=VLM_EVERY, rows=1)
+    judge = load_judge(Path(name), entry.success_fn, device)
     threshold = judge.threshold if isinstance(judge, SuccessClassifier) else 0.5
-    return _Judging(judge, threshold, clip=judge.ensemble.config.frames)
+    return _JudgeOptions(judge, threshold, clip=judge.ensemble.config.frames)

@@ -17,10 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from robopolicy.constraints import Finite, Ranged, Share
+from robopolicy.constraints import Finite, Fraction, Validated
 from robopolicy.errors import UserError
 from robopolicy.worldmodel.contract import Images, VideoWorldModel
-from robopolicy.worldmodel.videos import Films
+from robopolicy.worldmodel.videos import VideoDataset
 
 HORIZONS = (1, 5, 10, 20, 40)
 MODES = ("true", "shuffled", "zero")
@@ -28,16 +28,16 @@ _ANSWERS = 0.3  # least change of the state vector with an action, both in stand
 
 
 @dataclass(frozen=True)
-class GateConfig(Ranged):
+class GateConfig(Validated):
     """What a world model must achieve."""
 
     gap_db: Finite = 0.5  # least gap between true and shuffled actions, and true and no actions, one frame ahead [dB]
-    direction: Share = 0.9  # least share of frames from which every effective action dimension moves things its way
-    failures: Share = 0.05  # least share of failed episodes in the training data, where the task has success
+    direction: Fraction = 0.9  # least share of frames from which every effective action dimension moves things its way
+    failures: Fraction = 0.05  # least share of failed episodes in the training data, where the task has success
 
 
 @dataclass(frozen=True)
-class Following:
+class ActionFollowingReport:
     """How predictions depend on actions."""
 
     psnr: dict[str, dict[int, float]]  # {true, shuffled, zero: {horizon: mean [dB]}}
@@ -72,7 +72,9 @@ class Verdict:
 
 
 @torch.no_grad()
-def follow(model: VideoWorldModel, films: Films, *, horizon: int = 20, windows: int = 64, seed: int = 0) -> Following:
+def measure_action_following(
+    model: VideoWorldModel, films: VideoDataset, *, horizon: int = 20, windows: int = 64, seed: int = 0
+) -> ActionFollowingReport:
     """Compare predictions with true, shuffled and zero actions, and sweep the actions.
 
     Args:
@@ -96,7 +98,7 @@ def follow(model: VideoWorldModel, films: Films, *, horizon: int = 20, windows: 
         real = {camera: value[:, context:] for camera, value in clip.images.items()}
         values = frame_psnr(frames, real).mean(0)
         psnr[mode] = {h: float(values[h - 1]) for h in HORIZONS if h <= horizon}
-    return Following(psnr, sweep(model, films, windows=windows, seed=seed), len(starts))
+    return ActionFollowingReport(psnr, action_sweep(model, films, windows=windows, seed=seed), len(starts))
 
 
 def frame_psnr(predicted: Images, real: Images) -> Tensor:
@@ -108,8 +110,8 @@ def frame_psnr(predicted: Images, real: Images) -> Tensor:
 
 
 @torch.no_grad()
-def sweep(
-    model: VideoWorldModel, films: Films, *, steps: int = 3, windows: int = 32, seed: int = 0
+def action_sweep(
+    model: VideoWorldModel, films: VideoDataset, *, steps: int = 3, windows: int = 32, seed: int = 0
 ) -> dict[str, float]:
     """Share of frames from which each action dimension moves its entry of the state vector the way it does in the data.
 
@@ -136,7 +138,7 @@ def sweep(
     return shares
 
 
-def judge(following: Following, *, failures: float | None, config: GateConfig | None = None) -> Verdict:
+def judge(following: ActionFollowingReport, *, failures: float | None, config: GateConfig | None = None) -> Verdict:
     """Pass or refuse a model.
 
     Args:
@@ -162,7 +164,7 @@ def judge(following: Following, *, failures: float | None, config: GateConfig | 
     return Verdict(not reasons, tuple(reasons))
 
 
-def failure_share(films: Films) -> float | None:
+def failure_share(films: VideoDataset) -> float | None:
     """Share of failed episodes; None where the data do not speak of success."""
     return float((~films.episodes.success).mean()) if "success" in films.episodes.arrays else None
 
@@ -173,7 +175,7 @@ def _begin(model: VideoWorldModel, images: Images, proprio: Tensor, actions: Ten
     return model.reset(past, proprio[:, :keep], seeds=torch.arange(len(proprio)), actions=actions[:, : keep - 1])
 
 
-def _moved(films: Films, steps: int) -> dict[int, tuple[int, float]]:
+def _moved(films: VideoDataset, steps: int) -> dict[int, tuple[int, float]]:
     """{action dimension: (entry of the state vector, sign of its effect)} in the data."""
     if not films.spec.proprio_dim:
         return {}
@@ -202,7 +204,7 @@ def effects(actions: Tensor, change: Tensor) -> Tensor:
     return slopes * ((scales[0] > 1e-9)[:, None] & (scales[1] > 1e-9))
 
 
-def table(following: Following) -> tuple[Sequence[str], list[list[str]]]:
+def table(following: ActionFollowingReport) -> tuple[Sequence[str], list[list[str]]]:
     """Header and rows of PSNR [dB] by horizon."""
     horizons = sorted(following.psnr["true"])
     rows = [[mode, *(f"{following.psnr[mode][h]:.1f}" for h in horizons)] for mode in MODES]

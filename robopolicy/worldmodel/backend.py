@@ -15,14 +15,14 @@ import torch
 from torch import Tensor
 
 from robopolicy.data.episodes import Episodes
-from robopolicy.data.support import SupportGate
+from robopolicy.data.ood_detector import OODDetector
 from robopolicy.errors import UserError
 from robopolicy.nets.encoder import IMAGE_PREFIX
-from robopolicy.policies.noise import seats
+from robopolicy.policies.noise import assign_slots
 from robopolicy.sim.contract import TERM_PREFIX, Observation, SimSpec, Step, VectorSim
-from robopolicy.sim.vector_env import RowSim
+from robopolicy.sim.vector_env import TorchVectorEnv
 from robopolicy.worldmodel.contract import Images, Judge, VideoWorldModel, WorldSpec, WorldState, first_frames
-from robopolicy.worldmodel.videos import Films, Window, check_names
+from robopolicy.worldmodel.videos import VideoDataset, Window, check_names
 
 _KEPT = 4096  # start frames remembered
 
@@ -42,14 +42,14 @@ class WorldSimConfig:
 
 
 @dataclass(frozen=True)
-class Guard:
+class OODTermination:
     """Ends episodes whose action has no support in the data where it is played: what the model says then is a guess."""
 
-    gate: SupportGate
+    gate: OODDetector
     penalty: float = 25.0  # taken off the reward of the step, as its part "outside"
 
 
-class Starts(Protocol):
+class InitialStates(Protocol):
     """Where episodes begin."""
 
     def __call__(self, seeds: Sequence[int]) -> Window:
@@ -61,7 +61,7 @@ class Starts(Protocol):
         ...
 
 
-class SimStarts:
+class SimInitialStates:
     """The first frames of the real simulator, by episode seed."""
 
     def __init__(self, sim: VectorSim, spec: WorldSpec) -> None:
@@ -98,7 +98,7 @@ class SimStarts:
         self.sim.close()
 
 
-class LoggedStarts:
+class LoggedInitialStates:
     """The first frames of logged episodes: those of the seed where one was logged, else the seed-th, counted around.
 
     With `anywhere` episodes start in the middle of the logged ones, in a frame drawn by the seed that another frame
@@ -107,7 +107,7 @@ class LoggedStarts:
 
     def __init__(self, episodes: Episodes, spec: WorldSpec, *, anywhere: bool = False) -> None:
         """Take starts from `episodes`, which must show the world of `spec`."""
-        self._films = films = Films(spec, episodes, "The log")
+        self._films = films = VideoDataset(spec, episodes, "The log")
         self._index = {int(seed): index for index, seed in enumerate(episodes.seeds) if seed >= 0}
         self._anywhere: Tensor | None = None
         if anywhere:
@@ -129,20 +129,20 @@ class LoggedStarts:
         """Nothing to free."""
 
 
-class WorldSim(RowSim):
+class WorldSim(TorchVectorEnv):
     """N films of a world model, stepped together."""
 
     def __init__(
         self,
         model: VideoWorldModel,
         judge: Judge,
-        starts: Starts,
+        starts: InitialStates,
         task: SimSpec,
         *,
         num_envs: int,
         config: WorldSimConfig | None = None,
         rows: int = 8,
-        guard: Guard | None = None,
+        guard: OODTermination | None = None,
     ) -> None:
         """Build N environments.
 
@@ -168,7 +168,7 @@ class WorldSim(RowSim):
             observation={key: value for key, value in task.observation.items() if key in shown},
             max_episode_steps=self.config.max_episode_steps or task.max_episode_steps,
             seeded_episodes=True,
-            partial_steps=True,
+            supports_masked_step=True,
             final_obs_exact=True,
             mirror=None,
         )
@@ -194,7 +194,7 @@ class WorldSim(RowSim):
         """Let the model predict one frame of every active film, and judge it."""
         assert self._state is not None, "reset first"
         config, count = self.config, self.num_envs
-        active, command = self.moving(active), self.played(action)
+        active, command = self.active_rows(active), self.clipped_action(action)
         rows = active.nonzero().flatten()
         success, abstained = torch.zeros(2, count, dtype=torch.bool)
         progress, uncertainty = self._progress.clone(), torch.zeros(count)
@@ -270,7 +270,7 @@ class WorldSim(RowSim):
         self._proprio, self._progress = state["proprio"].clone(), state["progress"].clone()
         return super().load_state_dict(state)
 
-    def begin(self, rows: Tensor, seeds: list[int]) -> None:
+    def start_episodes(self, rows: Tensor, seeds: list[int]) -> None:
         """Begin films."""
         start = self.starts(seeds)
         state = self.model.reset(start.images, start.proprio, seeds=torch.tensor(seeds), actions=start.actions)
@@ -290,7 +290,7 @@ class WorldSim(RowSim):
         """Success, progress and abstention `(R,)` for what `rows` show, a fixed number of clips at a time."""
         success, abstained = torch.zeros(2, len(rows), dtype=torch.bool)
         progress = torch.zeros(len(rows))
-        for call in seats(self.episode_seed[rows].tolist(), self._rows):
+        for call in assign_slots(self.episode_seed[rows].tolist(), self._rows):
             members = rows[call.members]
             clips = {camera: view[members] for camera, view in self._images.items()}
             judgement = self.judge(clips, self._proprio[members])

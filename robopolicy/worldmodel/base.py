@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from robopolicy.policies.noise import RowStreams, seats
+from robopolicy.policies.noise import PerRowGenerator, assign_slots
 from robopolicy.worldmodel.contract import (
     Frames,
     Images,
@@ -24,12 +24,12 @@ from robopolicy.worldmodel.contract import (
     check_actions,
     check_inputs,
 )
-from robopolicy.worldmodel.videos import Films, FrameSampler
+from robopolicy.worldmodel.videos import FrameSampler, VideoDataset
 
 _APART = 1 << 40  # added to the step in the key of a film's noise, so that it is not that of the policy in the film
 
 
-class LatentFilms(nn.Module, ABC):
+class LatentVideoModel(nn.Module, ABC):
     """A `VideoWorldModel` whose memory are latents, state vectors and actions; with its own judge."""
 
     name: ClassVar[str]
@@ -60,7 +60,7 @@ class LatentFilms(nn.Module, ABC):
 
     @abstractmethod
     def draw(
-        self, streams: RowStreams, given: Tensor, proprio: Tensor, actions: Tensor
+        self, streams: PerRowGenerator, given: Tensor, proprio: Tensor, actions: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """What follows the C latents `given` `(B, C, Z, h, w)` in k frames, with noise of `streams`.
 
@@ -124,7 +124,7 @@ class LatentFilms(nn.Module, ABC):
 
     def _next(self, state: WorldState, chunk: Tensor) -> tuple[WorldState, Frames]:
         """The frames of one call."""
-        calls = seats(state.seeds.tolist(), self.config.rows)
+        calls = assign_slots(state.seeds.tolist(), self.config.rows)
         parts = [self._call(state.select(torch.tensor(call.members)), chunk[call.members]) for call in calls]
         order = torch.tensor([index for call in calls for index in call.seated]).argsort().to(self.device)
         kept = [[value[call.places] for value in part] for call, part in zip(calls, parts, strict=True)]
@@ -140,7 +140,7 @@ class LatentFilms(nn.Module, ABC):
 
     def _call(self, state: WorldState, chunk: Tensor) -> tuple[Tensor, ...]:
         """Latents, state vectors, uncertainties and views of the next frames."""
-        streams = RowStreams(state.seeds.tolist(), (state.steps + _APART).tolist())
+        streams = PerRowGenerator(state.seeds.tolist(), (state.steps + _APART).tolist())
         actions = torch.cat([state.memory["actions"], chunk], 1)
         latents, proprio, spread = self.draw(streams, state.memory["latents"], state.memory["proprio"], actions)
         views = self.decode(latents.flatten(0, 1))
@@ -161,12 +161,12 @@ def disagreement(draws: list[Tensor]) -> Tensor:
     return spread.flatten(2).mean(2).sqrt()
 
 
-class FilmSource(ABC):
-    """Batches for a learner of a `LatentFilms`; the latents of all frames are computed once, when first needed."""
+class VideoSource(ABC):
+    """Batches for a learner of a `LatentVideoModel`; the latents of all frames are computed once, when first needed."""
 
     env_steps = 0
 
-    def __init__(self, films: Films, device: torch.device, seed: int = 0) -> None:
+    def __init__(self, films: VideoDataset, device: torch.device, seed: int = 0) -> None:
         self.films, self.device = films, device
         self.sampler = FrameSampler(films, seed)
         self._latents: Tensor | None = None
@@ -175,7 +175,7 @@ class FilmSource(ABC):
     def encode(self, model: Any) -> Tensor:
         """Latents `(F, Z, h, w)` of all frames, on the CPU."""
 
-    def latents(self, model: LatentFilms) -> Tensor:
+    def latents(self, model: LatentVideoModel) -> Tensor:
         """Those of all frames; with them the model takes the statistics of the films' vectors."""
         if self._latents is None:
             films, played = self.films, self.films.targets - 1
@@ -184,7 +184,7 @@ class FilmSource(ABC):
             model.fit_vectors(proprio=films.proprio, proprio_change=change, action=films.actions[played])
         return self._latents
 
-    def judged(self, model: LatentFilms, size: int) -> tuple[Tensor, Tensor, Tensor]:
+    def judged(self, model: LatentVideoModel, size: int) -> tuple[Tensor, Tensor, Tensor]:
         """Latents, state vectors and outcomes `(B, 2)`, success and progress, of `size` frames drawn evenly."""
         films, chosen = self.films, self.sampler.frames(size)
         outcome = torch.stack([films.success[chosen], films.progress[chosen]], 1)

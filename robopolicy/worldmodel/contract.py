@@ -30,7 +30,7 @@ Images = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class WorldSpec:
-    """Everything static about a world model that data, policies and evaluations must agree with (`schema.to_plain`)."""
+    """Everything static about a world model that data, policies and evaluations must agree with (`schema.to_dict`)."""
 
     cameras: tuple[str, ...]  # views that are predicted together
     size: int  # S, pixels, square

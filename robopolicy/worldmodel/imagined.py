@@ -25,11 +25,11 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor
 
-from robopolicy.constraints import Count, Natural, PositiveShare, Ranged
+from robopolicy.constraints import NonNegativeInt, PositiveFraction, PositiveInt, Validated
 from robopolicy.errors import UserError
 from robopolicy.nets.encoder import IMAGE_PREFIX
 from robopolicy.policies.base import Observation, Policy, Sample
-from robopolicy.policies.noise import Randomness, RowStreams, normal
+from robopolicy.policies.noise import PerRowGenerator, Randomness, normal
 from robopolicy.policies.wrappers.best_of_n import Candidates
 from robopolicy.worldmodel.contract import Judge, VideoWorldModel, first_frames
 
@@ -68,7 +68,7 @@ class FunctionDynamics:
         return state, {key: torch.stack([obs[key] for obs in seen], 1) for key in state}, torch.stack(rewards, 1)
 
 
-class FilmDynamics:
+class VideoDynamics:
     """A video world model and its judge: the reward is what success and progress have gained."""
 
     def __init__(self, model: VideoWorldModel, judge: Judge, observation: Mapping[str, tuple[int, ...]]) -> None:
@@ -108,14 +108,14 @@ class FilmDynamics:
 
 
 @dataclass(frozen=True)
-class Imagining(Ranged):
+class ShootingConfig(Validated):
     """How much is imagined before a chunk is played."""
 
-    candidates: Count = 8  # N, chunks that the policy proposes
-    depth: Count = 1  # decisions imagined: the candidate, and then what the policy would do
-    rounds: Natural = 0  # further rounds of N chunks around the best
-    elites: Count = 3  # best chunks of all rounds so far, around which the next ones are drawn
-    discount: PositiveShare = 1.0  # of rewards, per control step
+    candidates: PositiveInt = 8  # N, chunks that the policy proposes
+    depth: PositiveInt = 1  # decisions imagined: the candidate, and then what the policy would do
+    rounds: NonNegativeInt = 0  # further rounds of N chunks around the best
+    elites: PositiveInt = 3  # best chunks of all rounds so far, around which the next ones are drawn
+    discount: PositiveFraction = 1.0  # of rewards, per control step
 
 
 class ImaginedPolicy(Policy):
@@ -127,7 +127,7 @@ class ImaginedPolicy(Policy):
         self,
         base: Policy,
         dynamics: Dynamics,
-        config: Imagining | None = None,
+        config: ShootingConfig | None = None,
         observation: Mapping[str, tuple[int, ...]] | None = None,
     ) -> None:
         """Wrap `base`, which is shared with the caller.
@@ -142,8 +142,8 @@ class ImaginedPolicy(Policy):
             UserError: The policy has a memory, or sees what the model does not predict though it is to go on in it.
         """
         super().__init__()
-        self.base, self.dynamics, self.config = base, dynamics, config or Imagining()
-        if base.spec.memory_dim:
+        self.base, self.dynamics, self.config = base, dynamics, config or ShootingConfig()
+        if base.spec.hidden_dim:
             raise UserError("A recurrent policy cannot imagine: its memory is not part of the model.")
         missing = sorted(base.spec.observation.keys() - observation.keys()) if observation is not None else []
         if missing and self.config.depth > 1:
@@ -154,7 +154,7 @@ class ImaginedPolicy(Policy):
     def network_calls(self) -> int:
         """Those of the policy; what the model costs is not counted."""
         config = self.config
-        return self.base.network_calls * config.candidates * (1 + (config.depth - 1) * (1 + config.rounds))
+        return self.base.nfe * config.candidates * (1 + (config.depth - 1) * (1 + config.rounds))
 
     @torch.no_grad()
     def act(self, obs: Observation, *, deterministic: bool = False, generator: Randomness = None) -> Tensor:
@@ -168,7 +168,7 @@ class ImaginedPolicy(Policy):
     def propose(self, obs: Observation, *, generator: Randomness = None) -> Candidates:
         """All chunks that were tried `(B, C, H, A)`, and what they were worth."""
         count, config = self.config.candidates, self.config
-        chunks = self.base.draws(self._seen(obs), count, generator=generator)
+        chunks = self.base.sample_many(self._seen(obs), count, generator=generator)
         low, high = chunks.amin(1, keepdim=True), chunks.amax(1, keepdim=True)
         found = Candidates(chunks, self.imagine(obs, chunks))
         for _ in range(config.rounds):
@@ -182,17 +182,17 @@ class ImaginedPolicy(Policy):
 
     def imagine(self, obs: Observation, chunks: Tensor) -> Tensor:
         """Discounted rewards `(B, C)` that the model pays for `chunks` `(B, C, H, A)` and what follows them."""
-        count, execute, history = chunks.shape[1], self.spec.execute, self.spec.obs_horizon
+        count, action_horizon, history = chunks.shape[1], self.spec.action_horizon, self.spec.obs_horizon
         rows = {key: value.repeat_interleave(count, 0) for key, value in obs.items()}  # (B C, To, ...)
         state = self.dynamics.begin({key: value[:, -1] for key, value in rows.items()})
         chunk, total = chunks.flatten(0, 1), chunks.new_zeros(len(chunks) * count)
         for decision in range(self.config.depth):
             if decision:
                 # The same noise for every row, so that candidates meet the same future.
-                streams = RowStreams([0] * len(chunk), [decision] * len(chunk))
+                streams = PerRowGenerator([0] * len(chunk), [decision] * len(chunk))
                 chunk = self.base.act(self._seen(rows), deterministic=True, generator=streams)
-            state, seen, rewards = self.dynamics.step(state, chunk[:, :execute])
-            steps = decision * execute + torch.arange(execute, device=total.device)
+            state, seen, rewards = self.dynamics.step(state, chunk[:, :action_horizon])
+            steps = decision * action_horizon + torch.arange(action_horizon, device=total.device)
             total = total + (rewards.to(total) * self.config.discount**steps).sum(1)
             for key in seen.keys() & rows.keys():
                 rows[key] = torch.cat([rows[key], seen[key].to(rows[key])], 1)[:, -history:]

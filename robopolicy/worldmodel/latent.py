@@ -17,25 +17,25 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from robopolicy.constraints import Count, Layers, Positive, Ranged
+from robopolicy.constraints import Layers, Positive, PositiveInt, Validated
 from robopolicy.errors import UserError
-from robopolicy.policies.noise import RowStreams
-from robopolicy.worldmodel.base import LatentFilms, disagreement
+from robopolicy.policies.noise import PerRowGenerator
+from robopolicy.worldmodel.base import LatentVideoModel, disagreement
 from robopolicy.worldmodel.contract import Frames, Images, Judgement, WorldSpec, WorldState
 from robopolicy.worldmodel.networks import DOWN, AutoEncoder, Denoiser, OutcomeHead
 
 
 @dataclass(frozen=True)
-class LatentConfig(Ranged):
+class LatentConfig(Validated):
     """Sizes of the networks and of the sampler."""
 
-    autoencoder_width: Count = 32
-    latent_channels: Count = 8
-    width: Count = 96  # of the denoiser; a multiple of 8
+    autoencoder_width: PositiveInt = 32
+    latent_channels: PositiveInt = 8
+    width: PositiveInt = 96  # of the denoiser; a multiple of 8
     blocks: Layers = 6
     sigmas: tuple[Positive, ...] = (5.0, 1.0, 0.2)  # noise levels of the Euler steps, falling
-    samples: Count = 1  # futures drawn per step; more than one measure how uncertain it is, at their cost
-    rows: Count = 8  # films per network call; a fixed number keeps rounding independent of the batch
+    samples: PositiveInt = 1  # futures drawn per step; more than one measure how uncertain it is, at their cost
+    rows: PositiveInt = 8  # films per network call; a fixed number keeps rounding independent of the batch
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -54,7 +54,7 @@ PRESETS = {
 }
 
 
-class LatentWorldModel(LatentFilms):
+class LatentWorldModel(LatentVideoModel):
     """A `VideoWorldModel` with its own judge, `outcome`."""
 
     name: ClassVar[str] = "latent"
@@ -116,7 +116,7 @@ class LatentWorldModel(LatentFilms):
     # Denoising
 
     def draw(
-        self, streams: RowStreams, given: Tensor, proprio: Tensor, actions: Tensor
+        self, streams: PerRowGenerator, given: Tensor, proprio: Tensor, actions: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The next frame."""
         shape = (len(given), self.channels, self.grid, self.grid)
@@ -165,7 +165,7 @@ def to_uint8(images: Tensor) -> Tensor:
 class EnsembleWorldModel:
     """A `VideoWorldModel` of several; a film with seed s shows what member s modulo M predicts."""
 
-    def __init__(self, members: Sequence[LatentFilms]) -> None:
+    def __init__(self, members: Sequence[LatentVideoModel]) -> None:
         """Join `members`.
 
         Raises:

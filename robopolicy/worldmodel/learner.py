@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from robopolicy.constraints import Count, NotNegative, PartialShare, Positive, Ranged
+from robopolicy.constraints import FractionBelowOne, NonNegative, Positive, PositiveInt, Validated
 from robopolicy.core.gradients import clip_gradients
 from robopolicy.nets.module_state import EMA
-from robopolicy.worldmodel.base import FilmSource
+from robopolicy.worldmodel.base import VideoSource
 from robopolicy.worldmodel.latent import LatentWorldModel, to_float
 from robopolicy.worldmodel.networks import AutoEncoder
 
@@ -25,20 +25,20 @@ Metrics = dict[str, float]
 
 
 @dataclass(frozen=True)
-class LearnerConfig(Ranged):
+class LearnerConfig(Validated):
     """How the networks are trained."""
 
-    autoencoder_updates: Count = 4_000  # first updates, of the autoencoder alone
-    updates: Count = 12_000  # of denoiser and judge, after those
-    autoencoder_batch: Count = 16  # pictures; many small steps leave the first plateau sooner than few large ones
+    autoencoder_updates: PositiveInt = 4_000  # first updates, of the autoencoder alone
+    updates: PositiveInt = 12_000  # of denoiser and judge, after those
+    autoencoder_batch: PositiveInt = 16  # pictures; many small steps leave the first plateau sooner than few large ones
     autoencoder_lr: Positive = 2e-3  # falls linearly to a twentieth
-    batch_size: Count = 64  # windows
+    batch_size: PositiveInt = 64  # windows
     lr: Positive = 1e-3  # rises for 100 updates, then falls linearly to a tenth
-    weight_decay: NotNegative = 0.01
+    weight_decay: NonNegative = 0.01
     grad_clip: Positive = 1.0  # largest norm of the gradient
-    ema: PartialShare = 0.99  # largest decay of the average of the weights
-    history_noise: NotNegative = 0.3  # largest standard deviation of noise on the past, in units of the latents' own
-    latent_noise: NotNegative = 0.05  # standard deviation of the noise on what the decoder reads
+    ema: FractionBelowOne = 0.99  # largest decay of the average of the weights
+    history_noise: NonNegative = 0.3  # largest standard deviation of noise on the past, in units of the latents' own
+    latent_noise: NonNegative = 0.05  # standard deviation of the noise on what the decoder reads
 
 
 @dataclass(frozen=True)
@@ -201,7 +201,7 @@ class WorldLearner:
         self.generator.set_state(state["generator"])
 
 
-class StagedFilms(FilmSource):
+class StagedVideoSource(VideoSource):
     """Batches of the stage that a learner is in."""
 
     def encode(self, model: LatentWorldModel) -> Tensor:

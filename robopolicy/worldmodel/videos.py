@@ -1,4 +1,4 @@
-"""Films for world models: checked episodes, splits by episode and by behaviour, and seeded batches of windows.
+"""Video datasets for world models: checked episodes, splits by episode and by behaviour, and seeded batches of windows.
 
 A film has one frame more than actions (`collect --render`); other datasets serve, too, without their last outcome.
 """
@@ -76,7 +76,7 @@ def vector_names(names: Mapping[str, tuple[str, ...]], keys: Sequence[str]) -> t
     return tuple(name for key in keys for name in names[key]) if all(names.get(key) for key in keys) else ()
 
 
-def check_films(spec: WorldSpec, episodes: Episodes, what: str) -> None:
+def check_videos(spec: WorldSpec, episodes: Episodes, what: str) -> None:
     """Refuse a dataset `what` that does not show the world of `spec`.
 
     Raises:
@@ -157,17 +157,17 @@ class Window:
     actions: Tensor  # (B, C + h - 1, A), zero between the copies of a first frame
 
 
-class Films:
+class VideoDataset:
     """The frames of a dataset as tensors, and where its windows lie."""
 
     def __init__(self, spec: WorldSpec, episodes: Episodes, what: str = "The dataset") -> None:
         """Check and index `episodes`, called `what` in messages."""
-        check_films(spec, episodes, what)
+        check_videos(spec, episodes, what)
         self.spec, self.episodes = spec, episodes
         self.images = {camera: torch.from_numpy(episodes.arrays[IMAGE_PREFIX + camera]) for camera in spec.cameras}
         vectors = [torch.tensor(episodes.arrays[name], dtype=torch.float32) for name in spec.proprio]
         self.proprio = torch.cat(vectors, 1) if vectors else torch.zeros(len(episodes), 0)  # (F, P)
-        self.actions = torch.tensor(episodes.executed().arrays["action"], dtype=torch.float32)  # (F, A)
+        self.actions = torch.tensor(episodes.with_executed_actions().arrays["action"], dtype=torch.float32)  # (F, A)
         self.first = torch.from_numpy(np.repeat(episodes.starts, episodes.lengths))  # (F,) first frame of its episode
         self.success = torch.zeros(len(episodes))  # (F,) whether the frame shows success
         self.progress = torch.zeros(len(episodes))  # (F,) discounted time to the first success, 1 at it
@@ -192,7 +192,7 @@ class Films:
     @property
     def longest(self) -> int:
         """Actions of the longest episode."""
-        return int(self.episodes.played().lengths.max())
+        return int(self.episodes.without_closing_frames().lengths.max())
 
     def window(self, targets: Tensor, horizon: int = 1) -> tuple[Tensor, Tensor, Tensor]:
         """Frames `(B, C + h)` around `targets` `(B,)`, the first to predict; actions `(B, C + h - 1, A)`; which exist.
@@ -248,7 +248,7 @@ class Films:
 class FrameSampler:
     """Endless seeded choices of frames."""
 
-    def __init__(self, films: Films, seed: int = 0) -> None:
+    def __init__(self, films: VideoDataset, seed: int = 0) -> None:
         self.films = films
         self._generator = torch.Generator().manual_seed(seed)
 

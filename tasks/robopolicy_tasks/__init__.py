@@ -1,4 +1,4 @@
-"""Built-in tasks, one folder a family. Importing this package imports no simulator."""
+"""Built-in tasks, one folder per family. Importing this package imports no simulator."""
 
 
 def register_tasks() -> None:

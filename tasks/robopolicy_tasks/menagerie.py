@@ -1,4 +1,4 @@
-"""Robots from MuJoCo Menagerie in place of our own primitive models."""
+"""Robot models from MuJoCo Menagerie as replacements of our primitive models."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from robopolicy.resources import folder
 ASSETS = folder("sim_assets")
 
 
-def robot_file(ours: str, theirs: str) -> Path:
-    """MJCF of the robot to load: `sim_assets/<ours>`, or `<theirs>` of the folder that `MENAGERIE_ROOT` names.
+def resolve_model(ours: str, theirs: str) -> Path:
+    """MJCF file of a robot: `sim_assets/<ours>`, or `<theirs>` in the folder `MENAGERIE_ROOT`.
 
     Raises:
         UserError: The environment variable is set and its folder lacks the file.

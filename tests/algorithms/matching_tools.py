@@ -22,7 +22,7 @@ from robopolicy.sim.chunk import ChunkedSim
 from robopolicy.sim.registry import SimOptions, make_sim
 
 NAMES = ("fpo", "fpo_pp", "awm", "ac_flow", "policyflow")
-SPEC = PolicySpec({"state": (3,)}, action_dim=2, horizon=4, execute=2)
+SPEC = PolicySpec({"state": (3,)}, action_dim=2, horizon=4, action_horizon=2)
 ACTION = {"min": [-0.5, -3.0], "max": [0.5, 3.0]}
 STATE = {"min": [-2.0] * 3, "max": [2.0] * 3}
 BARE: dict[str, Any] = {"normalization": "identity", "action_normalization": "identity", "action_clip": 0.0}
@@ -107,13 +107,15 @@ class GaussianFlow(FlowPolicy):
 
 def point_mass_return(name: str, *, updates: int, **config: Any) -> float:
     """Return of a rollout after training from scratch on the shaped point mass; about -6 before."""
-    spec = PolicySpec({"state": (6,)}, action_dim=2, horizon=4, execute=2)
+    spec = PolicySpec({"state": (6,)}, action_dim=2, horizon=4, action_horizon=2)
     policy = head(spec=spec, normalization="running", hidden=(64, 64), action_normalization="identity")
     settings = {"num_steps": 20, "batch_size": 512, "lr": 1e-3, "lr_final": 1e-3, "critic_lr": 1e-3}
     critic = ValueConfig(hidden=(64, 64))
     algorithm = tuner(name, policy, updates=updates, **(settings | {"critic": critic} | config))
     sim = ChunkedSim(
-        make_sim("toy/point_mass", SimOptions(num_envs=64, reward="shaped")), execute=2, gamma=algorithm.step_discount
+        make_sim("toy/point_mass", SimOptions(num_envs=64, reward="shaped")),
+        action_horizon=2,
+        gamma=algorithm.step_discount,
     )
     sampler = RolloutSampler(sim, decisions=algorithm.config.num_steps, seed=0)
     for _ in range(updates):

@@ -91,7 +91,7 @@ def test_the_gradient_is_that_of_the_weighted_loss_and_the_penalty() -> None:
 def test_without_advantages_it_is_imitation_of_own_chunks() -> None:
     algorithm = tuner("ac_flow", w2_coef=0.0, **SMALL)
     rows = rows_of(algorithm)
-    estimator = Estimator(EstimatorConfig(surrogate="pg"))
+    estimator = Estimator(EstimatorConfig(surrogate="policy_gradient"))
     weight = critic_weights(torch.zeros_like(rows.logp), 1.0, 0.5)
     loss, _ = ac_flow_loss(algorithm.logp(rows), rows.logp, weight, torch.zeros(()), estimator, 0.0)
     cloning = algorithm.policy.losses(rows.obs, rows.record).mean()
@@ -166,7 +166,7 @@ def test_the_intermediate_critic_learns_what_a_point_tells_about_the_outcome() -
 
 def test_the_intermediate_critic_has_no_setting_that_it_does_not_read(tmp_path: Path, refused: Any) -> None:
     command = ("train", "task=point_mass", "policy=flow", "algorithm=ac_flow", "budget.updates=1", f"out={tmp_path}")
-    for setting in ("residual=true", "bias=3", "orthogonal_init=false", "vectors={state:2}"):
+    for setting in ("residual=true", "bias=3", "orthogonal_init=false", "privileged_obs={state:2}"):
         assert setting.split("=")[0] in refused(*command, f"algorithm.intermediate.{setting}")
 
 

@@ -21,7 +21,7 @@ from robopolicy.algorithms.fql import actor_loss, one_step_copy
 from robopolicy.algorithms.pa_rl import imitation_target
 from robopolicy.data.batches import Transitions
 from robopolicy.policies.base import Observation
-from robopolicy.policies.wrappers.best_of_n import Candidates, SelectedPolicy
+from robopolicy.policies.wrappers.best_of_n import BestOfNPolicy, Candidates
 
 ROWS = 64
 
@@ -38,7 +38,7 @@ def oppose(algorithm: OffPolicy) -> None:
             parameter.neg_()
 
 
-def rewound(algorithm: OffPolicy, acting_policy: SelectedPolicy, batch: Transitions) -> tuple[Tensor, Candidates]:
+def rewound(algorithm: OffPolicy, acting_policy: BestOfNPolicy, batch: Transitions) -> tuple[Tensor, Candidates]:
     """The target of `batch`, and the candidates of `acting_policy` that it was chosen from."""
     state = algorithm.generator.get_state()
     target = algorithm.target(batch)

@@ -24,7 +24,7 @@ from robopolicy.policies.heads.consistency import ConsistencyPolicy
 from robopolicy.policies.heads.edm import preconditioning
 from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
 from robopolicy.policies.heads.generative import GenerativePolicy
-from robopolicy.policies.noise import RowStreams
+from robopolicy.policies.noise import PerRowGenerator
 from robopolicy.policies.path import karras_sigmas, ode_solve, ode_step
 from robopolicy.policies.registry import POLICIES
 from robopolicy.sim.registry import SimOptions, get_task, make_sim
@@ -35,7 +35,7 @@ from robopolicy.training.loop import resume_run, start_run
 M, S = 0.4, 0.3
 RAW: dict[str, Any] = {"normalization": "identity", "action_normalization": "identity", "action_clip": 0.0}
 POINT = PolicySpec({"state": (1,)}, action_dim=1)
-CHUNK = PolicySpec({"state": (3,)}, action_dim=2, horizon=4, execute=2, obs_horizon=2)
+CHUNK = PolicySpec({"state": (3,)}, action_dim=2, horizon=4, action_horizon=2, obs_horizon=2)
 TEACHERS = ("flow", "diffusion", "edm", "shortcut", "meanflow")
 
 
@@ -155,7 +155,7 @@ def test_distillation_makes_the_teachers_distribution_in_one_call() -> None:
     for _ in range(500):
         algorithm.update(draws(256))
     student = algorithm.inference_policy()
-    assert student.network_calls == 1
+    assert student.nfe == 1
     noise = torch.randn(4000, 1, 1)
     drawn = student.decode({"state": torch.zeros(4000, 1, 1)}, noise)
     assert float(drawn.mean()) == pytest.approx(M, abs=0.04) and float(drawn.std()) == pytest.approx(S, abs=0.06)
@@ -209,7 +209,7 @@ def test_the_student_inherits_architecture_and_units() -> None:
     student = make("distill", policy, steps=2).inference_policy()
     assert isinstance(student, ConsistencyPolicy) and student.spec == policy.spec
     assert (student.config.backbone, student.config.unet_channels) == ("unet", (8, 16))
-    assert (student.config.action_clip, student.network_calls) == (0.8, 2)
+    assert (student.config.action_clip, student.nfe) == (0.8, 2)
     for mine, theirs in (
         (student.encoder, policy.encoder),
         (student.action_normalizer, policy.action_normalizer),
@@ -255,7 +255,7 @@ def test_reflow_trains_the_flow_on_its_own_pairs() -> None:
     generator = torch.Generator().manual_seed(4)
     noise = policy.draw_noise(8, generator, torch.device("cpu"))
     ends = ode_solve(policy, data.obs, noise, 3)
-    expected = policy.matching_loss(policy.encode(data.obs), ends, noise, policy.draw_times(8, generator))
+    expected = policy.matching_loss(policy.encode(data.obs), ends, noise, policy.sample_times(8, generator))
     torch.testing.assert_close(loss, expected.mean())
     before = copy.deepcopy(algorithm.teacher.state_dict())
     algorithm.update(data)
@@ -293,7 +293,7 @@ def test_what_is_deployed_survives_a_checkpoint(algorithm: str, tmp_path: Path) 
     save_checkpoint(tmp_path / "best", made.inference_policy(), task="toy/point_mass", obs_sample=obs)
     assert verify_checkpoint(tmp_path / "best").ok
     policy, _ = load_policy(tmp_path / "best")
-    chunks = [p.act(obs, generator=RowStreams(range(8), [0] * 8)) for p in (made.inference_policy(), policy)]
+    chunks = [p.act(obs, generator=PerRowGenerator(range(8), [0] * 8)) for p in (made.inference_policy(), policy)]
     assert torch.equal(chunks[0], chunks[1]) and policy.name == {"distill": "consistency", "reflow": "flow"}[algorithm]
 
 

@@ -145,8 +145,8 @@ def test_the_deployed_policy_is_head_behind_base_and_survives_a_checkpoint(steps
     noise = torch.randn(8, 4, 2)
     x = noise
     for k in range(4):
-        head = algorithm.policy.head if k >= algorithm.policy.first else algorithm.base.heads[0]
-        x = head.advance(head.encode(obs), x, torch.full((8,), k))
+        head = algorithm.policy.head if k >= algorithm.policy.first_trained_step else algorithm.base.heads[0]
+        x = head.sampler_step(head.encode(obs), x, torch.full((8,), k))
     torch.testing.assert_close(deployed.decode(obs, noise), head.action_normalizer.denormalize(head.clip(x)))
     assert isinstance(deployed, StagedDiffusion) == (steps == 2)
     save_checkpoint(tmp_path / "c", deployed, task="toy/point_mass", obs_sample=obs)
@@ -179,7 +179,7 @@ def test_a_fine_tuned_policy_can_be_fine_tuned_again() -> None:
     assert tools.distance(deployed.heads[0], staged.heads[0]) == tools.distance(deployed.heads[1], staged.heads[1]) == 0
     assert tools.distance(deployed.heads[2], staged.heads[1]) > 0
     default = DPPO(DPPOConfig(), copy.deepcopy(staged), total_updates=5)
-    assert default.policy.first == 1 and default.base.config.starts == (0, 1)
+    assert default.policy.first_trained_step == 1 and default.base.config.starts == (0, 1)
     with pytest.raises(UserError, match="last 3 steps; set trained_steps to at most that, got 4"):
         DPPO(DPPOConfig(trained_steps=4), staged, total_updates=5)
 

@@ -37,7 +37,7 @@ LINEAR = PolicySpec({"state": (2,)}, action_dim=2)
 GAIN, GOAL, BOUND = torch.tensor([1.0, -0.5]), torch.tensor([0.8, 0.3]), 1.5
 SMALL = CriticConfig(hidden=(64, 64), activation="silu", layer_norm=False)
 ACTOR = replace(STEERING_ACTOR, hidden=(64, 64), normalization="identity")
-POINT_MASS = PolicySpec({"state": (6,)}, 2, horizon=4, execute=4)
+POINT_MASS = PolicySpec({"state": (6,)}, 2, horizon=4, action_horizon=4)
 
 
 def linear(obs: Observation, noise: Tensor) -> Tensor:
@@ -89,7 +89,9 @@ class ExactQ(nn.Module):
 
 def point_mass(algorithm: Any, num_envs: int = 8, reward: str = "shaped") -> ReplaySampler:
     spec = algorithm.policy.spec
-    sim = ChunkedSim(make_sim("toy/point_mass", SimOptions(num_envs=num_envs, reward=reward)), execute=spec.execute)
+    sim = ChunkedSim(
+        make_sim("toy/point_mass", SimOptions(num_envs=num_envs, reward=reward)), action_horizon=spec.action_horizon
+    )
     return ReplaySampler(sim, Replay(20_000, num_envs), seed=0)
 
 
@@ -179,7 +181,7 @@ def test_a_base_that_ignores_its_noise_gives_a_critic_that_does() -> None:
     algorithm = make(DSRLNA, CallablePolicy.wrap("constant", constant, LINEAR))
     obs = bandit(64, 0).obs
     noise = [algorithm.policy.draw(64, None, obs["state"].device) for _ in range(2)]
-    chunks = [algorithm.policy.play(obs, w) for w in noise]
+    chunks = [algorithm.policy.decode_free_noise(obs, w) for w in noise]
     losses = [distill_loss(algorithm.noise_critic, algorithm.critic, obs, noise[0], chunk)[0] for chunk in chunks]
     assert torch.equal(losses[0], losses[1])  # the target is the same for every noise
     algorithm.critic = ExactQ()
@@ -316,7 +318,7 @@ def test_a_resumed_algorithm_ends_with_the_same_weights(kind: Kind) -> None:
     straight.update(first)
     state = copy.deepcopy(straight.state_dict())
     straight.update(second)
-    resumed = make(kind, LatentPolicy.steer(flow(), NoiseSpace(bound=BOUND), ACTOR), batch_size=32)
+    resumed = make(kind, LatentPolicy.from_base(flow(), NoiseSpace(bound=BOUND), ACTOR), batch_size=32)
     resumed.load_state_dict(state)
     resumed.update(second)
     after = resumed.state_dict()
@@ -366,12 +368,12 @@ def test_what_cannot_be_steered_is_refused() -> None:
     with pytest.raises(UserError, match="must be a multiple of that, got 3"):
         make(DSRLSAC, flow(), n_step=3)
     with pytest.raises(UserError, match="or start from its base"):
-        make(DSRLNA, LatentPolicy.steer(flow(), NoiseSpace("repeat"), ACTOR))
+        make(DSRLNA, LatentPolicy.from_base(flow(), NoiseSpace("repeat"), ACTOR))
 
 
 @kinds
 def test_a_steered_policy_goes_on_with_its_own_actor_alone(kind: Kind) -> None:
-    steered = LatentPolicy.steer(flow(), NoiseSpace(bound=BOUND), ACTOR)
+    steered = LatentPolicy.from_base(flow(), NoiseSpace(bound=BOUND), ACTOR)
     assert make(kind, steered).policy is steered
     with pytest.raises(UserError, match=r"an actor with hidden=\(64, 64\);"):
         make(kind, steered, actor=replace(ACTOR, hidden=(128,)))

@@ -25,12 +25,12 @@ names = pytest.mark.parametrize("name", CONFIGS)
 
 def reinflow(name: str) -> tuple[ReinFlow, RolloutSampler]:
     torch.manual_seed(0)
-    policy = make_policy(name, CONFIGS[name], PolicySpec({"state": (6,)}, 2, horizon=4, execute=2))
+    policy = make_policy(name, CONFIGS[name], PolicySpec({"state": (6,)}, 2, horizon=4, action_horizon=2))
     policy.fit_normalizer({key: {"min": [-2.0] * n, "max": [2.0] * n} for key, n in (("state", 6), ("action", 2))})
     config = ReinFlowConfig(num_steps=8, batch_size=64, bc_coef=0.1)
     algorithm = ReinFlow(config, policy, total_updates=4)
     sim = make_sim("toy/point_mass", SimOptions(num_envs=16, reward="shaped"))
-    chunked = ChunkedSim(sim, execute=2, obs_horizon=1, gamma=algorithm.step_discount)
+    chunked = ChunkedSim(sim, action_horizon=2, obs_horizon=1, gamma=algorithm.step_discount)
     return algorithm, RolloutSampler(chunked, decisions=8, seed=0)
 
 

@@ -57,7 +57,10 @@ def test_a_critic_that_normalises_as_the_policy_takes_its_statistics(name: str) 
     algorithm: Any = make_algorithm(name, config(critic=ValueConfig(normalization="minmax")), policy, total_updates=9)
     assert torch.equal(algorithm.critic.encoder.normalizer.offset, torch.arange(6.0))
     assert bool(algorithm.critic.encoder.normalizer.fitted) and float(algorithm.critic.encoder.normalizer.scale[0]) == 2
-    for other in (ValueConfig(normalization="meanstd"), ValueConfig(normalization="minmax", vectors={"goal": 6})):
+    for other in (
+        ValueConfig(normalization="meanstd"),
+        ValueConfig(normalization="minmax", privileged_obs={"goal": 6}),
+    ):
         with pytest.raises(UserError, match=r"algorithm\.critic\.normalization=running"):
             make_algorithm(name, config(critic=other), policy, total_updates=9)
 
@@ -98,9 +101,9 @@ def spread_of(algorithm: Any, rows: RolloutBatch) -> Tensor:
     """Standard deviations of what the entropy bonus of `algorithm` counts."""
     policy = algorithm.policy
     if algorithm.name == "policyflow":
-        return policy.log_std.exp().expand(policy.spec.execute, -1)
+        return policy.log_std.exp().expand(policy.spec.action_horizon, -1)
     std = policy.transitions(rows.obs, rows.record)[1].exp()  # (B, K, H, A)
-    return std[:, :, : policy.spec.execute] if algorithm.name == "dppo" else std
+    return std[:, :, : policy.spec.action_horizon] if algorithm.name == "dppo" else std
 
 
 @pytest.mark.parametrize("name", ["reinflow", "policyflow", "dppo"])

@@ -18,7 +18,7 @@ from robopolicy.algorithms.flow_sde import FlowSDE, FlowSDEConfig
 from robopolicy.critics.q import CriticConfig, QEnsemble
 from robopolicy.errors import UserError
 from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
-from robopolicy.policies.wrappers.best_of_n import select
+from robopolicy.policies.wrappers.best_of_n import make_best_of_n
 from robopolicy.policies.wrappers.composed import compose
 from robopolicy.policies.wrappers.latent import STEERING_ACTOR, LatentPolicy, NoiseSpace
 from robopolicy.training.checkpoint import load_policy, save_checkpoint
@@ -132,7 +132,7 @@ def test_groups_that_agree_teach_nothing(reward: float) -> None:
     rollout.reward.zero_()
     rollout.reward[0] = reward
     before = tools.snapshot(algorithm.policy)
-    assert algorithm.update(rollout)["actor/informative"] == 0.0
+    assert algorithm.update(rollout)["actor/nonzero_advantage_fraction"] == 0.0
     assert not tools.changed(before, algorithm.policy)
 
 
@@ -240,8 +240,11 @@ def test_a_policy_made_of_others_is_refused_with_what_to_do_instead() -> None:
     space = NoiseSpace(kind="repeat")
     for policy, todo in (
         (compose([head, tools.flow_head(1)]), "'composed'; fine-tune one of its parents, or steer it by dsrl_na"),
-        (LatentPolicy.steer(head, space, STEERING_ACTOR), "'latent'; fine-tune the policy that it steers"),
-        (select(head, QEnsemble(CriticConfig(hidden=(8,)), head), candidates=2), "'selected'; fine-tune the policy in"),
+        (LatentPolicy.from_base(head, space, STEERING_ACTOR), "'latent'; fine-tune the policy that it steers"),
+        (
+            make_best_of_n(head, QEnsemble(CriticConfig(hidden=(8,)), head), candidates=2),
+            "'selected'; fine-tune the policy in",
+        ),
     ):
         with pytest.raises(UserError, match=todo):
             FlowSDE(FlowSDEConfig(), policy, total_updates=1)

@@ -110,7 +110,9 @@ def test_the_mean_of_the_ratios_of_the_pairs_is_at_least_fpos_ratio() -> None:
     difference = algorithm.logp(rows).detach() - rows.logp  # (B, N)
     assert bool((difference.exp().mean(1) >= difference.mean(1).exp()).all())
     ones = torch.ones(len(rows))
-    per_pair = fpo_loss(rows.logp + difference, rows.logp, ones, Estimator(EstimatorConfig(surrogate="is")))[1]
+    per_pair = fpo_loss(
+        rows.logp + difference, rows.logp, ones, Estimator(EstimatorConfig(surrogate="importance_sampling"))
+    )[1]
     per_chunk = fpo_loss(rows.logp + difference, rows.logp, ones, fpo_estimator(0.05))[1]
     assert float(per_pair["ratio_mean"]) > float(per_chunk["ratio_mean"])
 
@@ -187,7 +189,7 @@ def test_losses_are_bounded_before_and_differences_after() -> None:
 def test_the_loss_of_a_chunk_is_a_mean_or_a_sum_over_executed_steps() -> None:
     mean, total = (tuner("fpo", reduction=reduction) for reduction in ("mean", "sum"))
     rows = prepared(mean, bandit(mean.policy, 32))
-    torch.testing.assert_close(total.logp(rows), SPEC.execute * mean.logp(rows))
+    torch.testing.assert_close(total.logp(rows), SPEC.action_horizon * mean.logp(rows))
 
 
 def test_saving_leaves_the_ratio_of_fresh_data_at_one(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from robopolicy.sim.chunk import ChunkedSim
 from robopolicy.sim.registry import SimOptions, make_sim
 from robopolicy.training.checkpoint import load_policy, save_checkpoint, verify_checkpoint
 
-SPEC = PolicySpec({"state": (6,)}, 2, horizon=2, execute=2)
+SPEC = PolicySpec({"state": (6,)}, 2, horizon=2, action_horizon=2)
 STATE = {"min": [-1.0] * 6, "max": [1.0] * 6}
 ACTION = {"action": {"min": [-1.0, -1.0], "max": [1.0, 1.0]}}
 ENCODER = GaussianConfig(hidden=(16,), activation="silu", state_dependent_std=True)
@@ -58,7 +58,7 @@ def gorl(head: GenerativePolicy | None = None, **overrides: Any) -> GoRL:
 
 def sampler_for(algorithm: Algorithm, num_envs: int = 16, seed: int = 0) -> RolloutSampler:
     sim = make_sim("toy/point_mass", SimOptions(num_envs=num_envs, reward="shaped"))
-    chunked = ChunkedSim(sim, execute=2, gamma=algorithm.step_discount)
+    chunked = ChunkedSim(sim, action_horizon=2, gamma=algorithm.step_discount)
     return RolloutSampler(chunked, decisions=algorithm.config.num_steps, seed=seed)
 
 
@@ -104,9 +104,9 @@ def test_stage_zero_is_exactly_tanh_gaussian_ppo() -> None:
 def test_stages_alternate_between_encoder_and_decoder(make: Callable[[], GenerativePolicy]) -> None:
     algorithm = gorl(make())
     sampler = sampler_for(algorithm)
-    assert bool(algorithm.decoder.identity) and algorithm.policy.network_calls == 1
+    assert bool(algorithm.decoder.identity) and algorithm.policy.nfe == 1
     places = run(algorithm, sampler, 4)
-    assert not bool(algorithm.decoder.identity) and algorithm.policy.network_calls == 1 + make().network_calls
+    assert not bool(algorithm.decoder.identity) and algorithm.policy.nfe == 1 + make().network_calls
     places += run(algorithm, sampler, 8)
     encode, decode = (lambda k: (k, False)), (lambda k: (k, True))
     expected = [encode(0)] * 2 + [decode(0)] * 2 + [encode(1)] * 2 + [decode(1)] * 2

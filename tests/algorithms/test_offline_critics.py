@@ -45,7 +45,7 @@ def test_v_of_a_state_is_the_expectile_of_its_actions() -> None:
 
 
 def test_v_may_see_what_the_policy_does_not() -> None:
-    algorithm = iql(implicit=replace(VALUE, value=replace(VALUE.value, vectors={"hidden": 5})))
+    algorithm = iql(implicit=replace(VALUE, value=replace(VALUE.value, privileged_obs={"hidden": 5})))
     data = batch(two_modes(64), peak, discount=0.9)
     seen = [{**obs, "hidden": 3 + torch.randn(64, 1, 5)} for obs in (data.obs, data.next_obs)]
     before = snapshot(algorithm.objective.value.head)

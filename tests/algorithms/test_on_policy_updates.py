@@ -43,7 +43,7 @@ def ppo(seed: int = 0, **overrides: Any) -> PPO:
 
 def reinflow(seed: int = 0, **overrides: Any) -> ReinFlow:
     torch.manual_seed(seed)
-    spec = PolicySpec({"state": (6,)}, 2, horizon=4, execute=2)
+    spec = PolicySpec({"state": (6,)}, 2, horizon=4, action_horizon=2)
     policy = FlowPolicy(FlowConfig(hidden=(64, 64)), spec)
     policy.fit_normalizer({"state": FLAT, "action": ACTION})
     settings: dict[str, Any] = {"num_steps": 8, "batch_size": 64} | overrides
@@ -67,7 +67,9 @@ def test_equal_advantages_are_normalised_to_zero(value: float) -> None:
 def sampler_for(algorithm: Algorithm, num_envs: int = 16, reward: str = "shaped") -> RolloutSampler:
     sim = make_sim("toy/point_mass", SimOptions(num_envs=num_envs, reward=reward))
     spec = algorithm.policy.spec
-    chunked = ChunkedSim(sim, execute=spec.execute, obs_horizon=spec.obs_horizon, gamma=algorithm.step_discount)
+    chunked = ChunkedSim(
+        sim, action_horizon=spec.action_horizon, obs_horizon=spec.obs_horizon, gamma=algorithm.step_discount
+    )
     return RolloutSampler(chunked, decisions=algorithm.config.num_steps, seed=0)  # type: ignore[attr-defined]
 
 

@@ -27,7 +27,7 @@ from robopolicy.algorithms.common.rollout_batch import normalize
 from robopolicy.algorithms.policyflow import PolicyFlowConfig, brownian_loss
 from robopolicy.errors import UserError
 from robopolicy.policies.base import PolicySpec
-from robopolicy.policies.exploration.endpoint_noise import PerturbationConfig, PerturbedFlow
+from robopolicy.policies.exploration.endpoint_noise import EndpointNoiseConfig, EndpointNoisePolicy
 
 
 def still(policy: Any) -> Any:
@@ -39,14 +39,14 @@ def still(policy: Any) -> Any:
 
 
 def test_zero_velocity_is_a_gaussian_around_the_initial_noise() -> None:
-    policy = PerturbedFlow(still(head(**BARE)), PerturbationConfig(std_init=0.3))
+    policy = EndpointNoisePolicy(still(head(**BARE)), EndpointNoiseConfig(std_init=0.3))
     sample = policy.sample(observations(20_000), generator=torch.Generator().manual_seed(0))
     assert torch.equal(sample.record["endpoint"], sample.record["noise"])
     offset = sample.record["action"] - sample.record["noise"]
     assert float(offset.mean()) == pytest.approx(0.0, abs=0.005)
     assert float(offset.std()) == pytest.approx(0.3, rel=0.02)
     assert float(sample.chunk.std()) == pytest.approx(math.sqrt(1 + 0.3**2), rel=0.02)
-    expected = torch.distributions.Normal(0.0, 0.3).log_prob(offset[:, : SPEC.execute]).sum((1, 2))
+    expected = torch.distributions.Normal(0.0, 0.3).log_prob(offset[:, : SPEC.action_horizon]).sum((1, 2))
     torch.testing.assert_close(sample.logp[:, 0], expected)
 
 
@@ -56,7 +56,7 @@ def test_a_shift_of_the_velocity_gives_the_ratio_of_two_gaussians() -> None:
     shift = 0.02
     with torch.no_grad():
         algorithm.policy.head.backbone.body[-1].bias.add_(shift)
-    offset = (rows.record["action"] - rows.record["endpoint"])[:, : SPEC.execute]
+    offset = (rows.record["action"] - rows.record["endpoint"])[:, : SPEC.action_horizon]
     expected = ((2 * shift * offset - shift**2) / (2 * 0.1**2)).sum((1, 2))
     torch.testing.assert_close((algorithm.logp(rows) - rows.logp)[:, 0], expected, atol=1e-4, rtol=1e-4)
 
@@ -68,7 +68,7 @@ def test_a_moved_noise_gives_the_ratio_of_two_gaussians_and_its_slope(times: int
     std = torch.tensor([0.13, 0.08])
     with torch.no_grad():
         algorithm.policy.raw_log_std.copy_(std.log())
-    offset = (rows.record["action"] - rows.record["endpoint"])[:, : SPEC.execute]
+    offset = (rows.record["action"] - rows.record["endpoint"])[:, : SPEC.action_horizon]
     densities = [torch.distributions.Normal(0.0, spread).log_prob(offset).sum((1, 2)) for spread in (std, 0.1)]
     change = algorithm.logp(rows)[:, 0] - rows.logp[:, 0]
     torch.testing.assert_close(change, densities[0] - densities[1], atol=1e-4, rtol=1e-4)
@@ -85,14 +85,14 @@ def test_several_times_average_the_density() -> None:
     with torch.no_grad():
         for parameter in algorithm.policy.head.parameters():
             parameter.add_(0.02 * torch.randn_like(parameter))
-    change = (algorithm.policy.velocities(rows.obs, rows.record) - rows.record["velocity"])[:, :, : SPEC.execute]
-    offset = (rows.record["action"] - rows.record["endpoint"])[:, None, : SPEC.execute]
+    change = (algorithm.policy.velocities(rows.obs, rows.record) - rows.record["velocity"])[:, :, : SPEC.action_horizon]
+    offset = (rows.record["action"] - rows.record["endpoint"])[:, None, : SPEC.action_horizon]
     density = torch.distributions.Normal(change.double(), 0.1).log_prob(offset.double()).sum((2, 3)).exp()
     torch.testing.assert_close(algorithm.logp(rows)[:, 0].double(), density.mean(1).log(), atol=1e-4, rtol=1e-4)
 
 
 def test_times_lie_on_the_sampler_grid_and_its_midpoints() -> None:
-    policy = PerturbedFlow(head(steps=4), PerturbationConfig(), times=50)
+    policy = EndpointNoisePolicy(head(steps=4), EndpointNoiseConfig(), times=50)
     obs = observations(20)
     record = policy.complete(obs, policy.sample(obs).record, torch.Generator().manual_seed(0))
     assert sorted(set(record["t"].flatten().tolist())) == [i / 8 for i in range(8)]
@@ -167,7 +167,7 @@ def test_the_entropy_bonus_trains_the_noise_alone_within_its_bounds() -> None:
     policy = algorithm.policy
     rows = prepared(algorithm, bandit(policy, 32))
     output = policy.decisions(rows.obs, rows.record)
-    expected = torch.distributions.Normal(0.0, policy.log_std.exp()).entropy().sum() * SPEC.execute
+    expected = torch.distributions.Normal(0.0, policy.log_std.exp()).entropy().sum() * SPEC.action_horizon
     torch.testing.assert_close(output.entropy, expected.expand(32, 1))
     assert not bool(gradient(output.entropy.sum(), policy.head).any())
     for value, bound in ((-9.0, 0.02), (9.0, 1.0)):
@@ -181,7 +181,7 @@ def test_only_executed_steps_are_scored_and_the_noise_is_not_deployed() -> None:
     rows = prepared(algorithm, bandit(algorithm.policy, 16))
     other = dict(rows.record)
     other["action"] = rows.record["action"].clone()
-    other["action"][:, SPEC.execute :] += 1.0
+    other["action"][:, SPEC.action_horizon :] += 1.0
     assert torch.equal(algorithm.policy.decisions(rows.obs, other).logp, algorithm.logp(rows))
     assert algorithm.inference_policy() is algorithm.policy.head
 
@@ -192,7 +192,7 @@ def test_only_executed_steps_are_scored_and_the_noise_is_not_deployed() -> None:
         (lambda: PolicyFlowConfig(times=0), "times must be at least 1"),
         (lambda: PolicyFlowConfig(brownian_coef=-1.0), "brownian_coef must not be negative"),
         (lambda: PolicyFlowConfig(brownian_target="new"), "Unknown brownian_target 'new'"),
-        (lambda: PerturbationConfig(std_min=0.2), "std_min must be at most std_init"),
+        (lambda: EndpointNoiseConfig(std_min=0.2), "std_min must be at most std_init"),
     ],
 )
 def test_bad_settings_are_refused_in_one_line(build: Any, message: str) -> None:
@@ -205,7 +205,7 @@ def on_the_ring(brownian_coef: float, updates: int) -> tuple[float, float]:
     goals = ring(6)
     policy = still(head(spec=PolicySpec({"state": (1,)}, action_dim=2), **BARE))
     rates: dict[str, Any] = {"lr": 1e-3, "lr_final": 1e-3, "target_kl": None, "batch_size": 512, "epochs": 4}
-    noise = PerturbationConfig(std_init=0.3)
+    noise = EndpointNoiseConfig(std_init=0.3)
     algorithm = tuner("policyflow", policy, entropy_coef=0.0, brownian_coef=brownian_coef, perturbation=noise, **rates)
     reward, obs = 0.0, {"state": torch.zeros(512, 1, 1)}
     for seed in range(updates):
@@ -224,13 +224,13 @@ def test_the_brownian_regulariser_keeps_the_goals_on_a_ring() -> None:
 
 @pytest.mark.slow
 def test_it_learns_the_point_mass_from_scratch() -> None:
-    settings: dict[str, Any] = {"perturbation": PerturbationConfig(std_init=0.4), "target_kl": None}
+    settings: dict[str, Any] = {"perturbation": EndpointNoiseConfig(std_init=0.4), "target_kl": None}
     assert point_mass_return("policyflow", updates=20, epochs=6, brownian_coef=0.0, **settings) > -5.2  # -6 before
 
 
 @pytest.mark.parametrize(("beyond", "inwards"), [(1.0, 1), (-4.5, -1)])  # log std above log 1, below log 0.02
 def test_a_noise_beyond_its_bound_counts_as_the_bound_and_can_come_back(beyond: float, inwards: int) -> None:
-    policy = PerturbedFlow(head(**BARE), PerturbationConfig(std_init=1.0))  # at the upper bound from the start
+    policy = EndpointNoisePolicy(head(**BARE), EndpointNoiseConfig(std_init=1.0))  # at the upper bound from the start
     plain = policy.log_std.sum()
     torch.testing.assert_close(torch.autograd.grad(plain, policy.raw_log_std)[0], torch.ones(SPEC.action_dim))
     with torch.no_grad():

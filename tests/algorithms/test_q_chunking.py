@@ -106,7 +106,7 @@ def test_chunks_cut_short_are_drawn_as_often_as_the_mean_of_the_complete_ones(na
 @pytest.mark.parametrize("success", [False, True])
 def test_dqc_learns_each_value_from_the_chunks_that_show_it(success: bool) -> None:
     """Chunks cut short carry no gradient for Q_h and Q_p, those shorter than the prefix none for V; successes do."""
-    spec = PolicySpec({"state": (2,)}, 1, horizon=2, execute=2)
+    spec = PolicySpec({"state": (2,)}, 1, horizon=2, action_horizon=2)
     policy = FlowPolicy(FlowConfig(hidden=(8,), normalization="identity", action_normalization="identity"), spec)
     algorithm = dqc(policy, n_step=4)
     data = windows(4, success=success)
@@ -217,7 +217,7 @@ def test_every_network_of_dqc_gathers_running_statistics() -> None:
 def test_dqc_refuses_rewards_that_are_no_probabilities_and_short_long_chunks() -> None:
     with pytest.raises(UserError, match=r"\[0, 1\]"):
         dqc(n_step=1).update(batch(two_modes(64), lambda action: 5 * action[:, 0]))
-    spec = PolicySpec({"state": (2,)}, 1, horizon=4, execute=4)
+    spec = PolicySpec({"state": (2,)}, 1, horizon=4, action_horizon=4)
     policy = FlowPolicy(FlowConfig(hidden=(8,), normalization="identity", action_normalization="identity"), spec)
     with pytest.raises(UserError, match="long chunk"):
         dqc(policy, n_step=2)
@@ -241,7 +241,7 @@ def test_the_one_step_policy_starts_as_the_first_step_of_the_flow() -> None:
     noise = torch.randn(5, 2, 1)
     expected = (noise + base.field(obs, noise, torch.zeros(5))).clamp(-1, 1)
     torch.testing.assert_close(student.decode(obs, noise), expected)
-    assert student.network_calls == 1 and base.network_calls == 4
+    assert student.nfe == 1 and base.nfe == 4
 
 
 def test_no_gradient_of_the_one_step_policy_reaches_the_flow() -> None:

@@ -52,7 +52,7 @@ def test_every_ratio_of_fresh_data_is_one_and_the_gradient_is_the_policy_gradien
     logp = algorithm.policy.decisions(
         {"state": rows.decisions.extra["obs.state"]}, {"chain": rows.decisions.extra["record.chain"]}
     ).logp
-    episodes = rows.decisions.need("trajectory")
+    episodes = rows.decisions.require("trajectory")
     share = 1.0 / torch.bincount(episodes)[episodes] / len(episodes.unique()) / logp.shape[1]  # mean of episode means
     plain = -(share[:, None] * rows.advantage * logp * algorithm.dimensions).sum()
     tools.assert_close(
@@ -70,7 +70,7 @@ def test_the_log_probabilities_are_those_of_whole_steps(head: str) -> None:
     mean, log_std = policy.transitions(obs, {"chain": chain})
     density = torch.distributions.Normal(mean, log_std.exp()).log_prob(chain[:, 1:])
     if head == "diffusion":  # scores what is executed, and clamps
-        density = density[..., : policy.spec.execute, :].clamp(-5.0, 2.0)
+        density = density[..., : policy.spec.action_horizon, :].clamp(-5.0, 2.0)
     torch.testing.assert_close(rows.logp_old, density.flatten(2).sum(2), rtol=1e-4, atol=1e-3)
 
 
@@ -78,13 +78,13 @@ def test_rows_are_chunks_of_episodes_in_order_of_time() -> None:
     algorithm = tuner()
     rollout = tools.sampler_for(algorithm).collect(algorithm.act)
     rows = decisions_of(rollout, 1.0, 3)
-    episodes = rows.need("trajectory")
+    episodes = rows.require("trajectory")
     for episode in range(16):
         own = episodes == episode
-        assert rows.need("unit")[own, 0].tolist() == list(range(int(own.sum())))
+        assert rows.require("unit")[own, 0].tolist() == list(range(int(own.sum())))
         torch.testing.assert_close(outcome(rows)[own][0, 0], rollout.returns[episode])
-        assert rows.need("group")[own].unique().item() == int(rollout.group[episode]) + 3 * 16
-    assert float(rows.need("reward")[:, :-1].abs().sum()) == 0.0 and rows.need("version").unique().item() == 3
+        assert rows.require("group")[own].unique().item() == int(rollout.group[episode]) + 3 * 16
+    assert float(rows.require("reward")[:, :-1].abs().sum()) == 0.0 and rows.require("version").unique().item() == 3
 
 
 def test_a_minibatch_holds_whole_groups() -> None:
@@ -127,10 +127,10 @@ def test_a_rollout_without_a_row_to_learn_from_changes_nothing(monkeypatch: pyte
     nothing = {"nothing": lambda decisions, generator: torch.zeros(0, dtype=torch.long)}
     monkeypatch.setitem(REGISTRIES, "selector", nothing)
     algorithm = tuner()
-    algorithm.recipe = Recipe.from_plain(read_recipe("grpo") | {"select": ["nothing"]})
+    algorithm.recipe = Recipe.from_dict(read_recipe("grpo") | {"select": ["nothing"]})
     before = tools.snapshot(algorithm.policy)
     metrics = algorithm.update(tools.sampler_for(algorithm).collect(algorithm.act))
-    assert metrics["actor/selected"] == metrics["actor/epochs"] == 0.0 and algorithm.updates == 1
+    assert metrics["actor/row_fraction"] == metrics["actor/epochs"] == 0.0 and algorithm.updates == 1
     assert not tools.changed(before, algorithm.policy)
 
 
@@ -149,7 +149,7 @@ def test_what_does_not_fit_is_refused_in_one_line(tmp_path: Path) -> None:
         tuner(recipe=written(data="pairs"))
     with pytest.raises(UserError, match="cannot be read"):
         tuner(recipe=str(tmp_path / "missing.yaml"))
-    needy = tuner(recipe=written(advantage=[{"name": "given_baseline", "key": "greedy"}]))
+    needy = tuner(recipe=written(advantage=[{"name": "given_baseline", "field": "greedy"}]))
     with pytest.raises(UserError, match=r"asks for more than robots record: .*extra\['greedy'\]"):
         needy.update(tools.sampler_for(needy).collect(needy.act))
 

@@ -23,10 +23,10 @@ from robopolicy.policies.heads.gaussian import GaussianConfig
 from robopolicy.policies.heads.mixture import MixtureConfig
 from robopolicy.policies.registry import make_policy
 from robopolicy.sim.checker import check_simulator
-from robopolicy.spec import MEMORY
+from robopolicy.spec import HIDDEN_STATE
 from robopolicy.training.checkpoint import load_policy, save_checkpoint, verify_checkpoint
 
-PRIVILEGED = ValueConfig(vectors={"state": 2, "critic": 1})
+PRIVILEGED = ValueConfig(privileged_obs={"state": 2, "critic": 1})
 
 
 def test_the_cue_keeps_the_contract() -> None:
@@ -39,7 +39,7 @@ def test_a_cell_steps_as_torch_does_over_a_sequence(kind: str) -> None:
     cell = RecurrentCell(RecurrentConfig(kind=kind, width=5), 3)
     whole: Any = (torch.nn.LSTM if kind == "lstm" else torch.nn.GRU)(3, 5)
     whole.load_state_dict({f"{key}_l0": value for key, value in cell.cell.state_dict().items()})
-    x, memory = torch.randn(7, 2, 3), torch.zeros(2, cell.memory_dim)
+    x, memory = torch.randn(7, 2, 3), torch.zeros(2, cell.hidden_dim)
     expected, _ = whole(x)
     for t in range(7):
         memory = cell(x[t], memory)
@@ -51,11 +51,11 @@ def test_memories_run_on_in_episodes_and_start_at_zero() -> None:
     sampler = sampler_for(made)
     first, second = sampler.collect(made.act), sampler.collect(made.act)
     for rollout, before in ((first, None), (second, first)):
-        memory, done = rollout.obs[MEMORY], rollout.terminated | rollout.truncated
+        memory, done = rollout.obs[HIDDEN_STATE], rollout.terminated | rollout.truncated
         for t in range(1, 13):
-            after = made.policy.remember({key: value[t - 1] for key, value in rollout.obs.items()})
+            after = made.policy.next_hidden({key: value[t - 1] for key, value in rollout.obs.items()})
             assert torch.equal(memory[t], torch.where(done[t - 1][:, None, None], 0.0, after.detach()))
-        assert torch.equal(memory[0], torch.zeros_like(memory[0]) if before is None else before.last_obs[MEMORY])
+        assert torch.equal(memory[0], torch.zeros_like(memory[0]) if before is None else before.last_obs[HIDDEN_STATE])
         assert bool(done.any()) and not bool((memory[1] == 0).all())
 
 
@@ -81,7 +81,7 @@ def test_gradients_flow_back_through_time_but_not_through_the_start_of_an_episod
     rollout = sampler_for(made, 4).collect(made.act)
     obs = {key: value.flatten(0, 1).clone() for key, value in rollout.obs.items()}
     obs["state"].requires_grad_(True)
-    unrolled = made.policy.unrolled(obs, 13)[MEMORY].unflatten(0, (13, 4))
+    unrolled = made.policy.unroll_rnn(obs, 13)[HIDDEN_STATE].unflatten(0, (13, 4))
 
     def reach(step: int) -> Tensor:
         (gradient,) = torch.autograd.grad(unrolled[step].sum(), obs["state"], retain_graph=True)
@@ -124,11 +124,11 @@ def test_every_explicit_head_remembers_and_survives_a_checkpoint(name: str, tmp_
     policy = make_policy(name, config, SPEC)
     statistics = {"state": {"min": [-1.0] * 2, "max": [1.0] * 2, "mean": [0.0] * 2, "std": [1.0] * 2, "count": [2]}}
     policy.fit_normalizer({**statistics, "action": {"min": [-1.0], "max": [1.0]}})
-    assert policy.spec.observation == {"state": (2,), MEMORY: (8,)}
-    obs = {"state": torch.randn(4, 1, 2), MEMORY: torch.zeros(4, 1, 8)}
+    assert policy.spec.observation == {"state": (2,), HIDDEN_STATE: (8,)}
+    obs = {"state": torch.randn(4, 1, 2), HIDDEN_STATE: torch.zeros(4, 1, 8)}
     sample = policy.sample(obs, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(policy.decisions(obs, sample.record).logp, sample.logp)
-    assert policy.remember(obs).shape == (4, 1, 8)
+    assert policy.next_hidden(obs).shape == (4, 1, 8)
     save_checkpoint(tmp_path / "checkpoint", policy, task="toy/cue", obs_sample=obs)
     assert verify_checkpoint(tmp_path / "checkpoint").ok
     again, _ = load_policy(tmp_path / "checkpoint")

@@ -41,7 +41,7 @@ def test_without_alpha_it_imitates_and_with_much_of_it_it_climbs() -> None:
 def test_the_pull_is_measured_in_normalised_units_over_valid_executed_steps() -> None:
     policy = GaussianPolicy(
         GaussianConfig(hidden=(8,), squash=True, normalization="minmax", action_normalization="minmax"),
-        PolicySpec({"state": (2,)}, action_dim=1, horizon=3, execute=2),
+        PolicySpec({"state": (2,)}, action_dim=1, horizon=3, action_horizon=2),
     )
     policy.fit_normalizer(STATISTICS | {"action": {"min": [0.0], "max": [20.0]}})
     chunk, wanted = torch.zeros(2, 3, 1), torch.tensor([[5.0, 10.0, 99.0], [5.0, 10.0, 99.0]]).unsqueeze(-1)

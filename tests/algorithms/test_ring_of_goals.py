@@ -80,7 +80,7 @@ def experience(algorithm: Any) -> Rollout:
     record = {key: value[None] for key, value in sample.record.items()}
     parts = (first, record, sample.logp[None], reward, ones.long(), ones, ~ones, {"state": OBS["state"][:0]}, OBS)
     if algorithm.data_source == "group":
-        return GroupRollout(*parts, group=torch.arange(ROWS) // 16, played=ones)
+        return GroupRollout(*parts, group=torch.arange(ROWS) // 16, valid=ones)
     return Rollout(*parts)
 
 

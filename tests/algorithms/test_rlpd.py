@@ -23,7 +23,7 @@ from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
 from robopolicy.training.checkpoint import load_policy, save_checkpoint, verify_checkpoint
 
-SPEC = PolicySpec({"state": (2,)}, action_dim=2, horizon=3, execute=2)
+SPEC = PolicySpec({"state": (2,)}, action_dim=2, horizon=3, action_horizon=2)
 
 
 def rlpd(seed: int = 0, **config: Any) -> RLPD:

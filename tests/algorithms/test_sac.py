@@ -25,7 +25,7 @@ from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
 from robopolicy.training.checkpoint import load_policy, save_checkpoint, verify_checkpoint
 
 POINT = PolicySpec({"state": (2,)}, action_dim=1)
-CHUNK = PolicySpec({"state": (2,)}, action_dim=2, horizon=4, execute=3, obs_horizon=2)
+CHUNK = PolicySpec({"state": (2,)}, action_dim=2, horizon=4, action_horizon=3, obs_horizon=2)
 
 
 def gaussian(spec: PolicySpec = POINT, low: float = -1.0, high: float = 1.0, **config: Any) -> GaussianPolicy:
@@ -54,8 +54,8 @@ def windows(rows: int, spec: PolicySpec = POINT, seed: int = 0, **values: Tensor
         obs=obs(),
         chunk=torch.rand(rows, spec.horizon, spec.action_dim, generator=g) * 2 - 1,
         mask=torch.ones(rows, spec.horizon),
-        rewards=torch.zeros(rows, spec.execute),
-        steps=torch.full((rows,), spec.execute),
+        rewards=torch.zeros(rows, spec.action_horizon),
+        steps=torch.full((rows,), spec.action_horizon),
         discount=torch.full((rows,), 0.9),
         reward=torch.randn(rows, generator=g),
         next_obs=obs(),
@@ -108,7 +108,7 @@ def test_a_squashed_draw_far_out_stays_finite() -> None:
 
 
 def test_reparameterised_chunks_score_as_the_policy_scores_them() -> None:
-    policy = gaussian(replace(CHUNK, execute=4), low=-3.0, high=5.0)
+    policy = gaussian(replace(CHUNK, action_horizon=4), low=-3.0, high=5.0)
     obs = {"state": torch.randn(6, 2, 2)}
     sample = policy.sample(obs, generator=torch.Generator().manual_seed(3))
     chunk, logp = policy.rsample(obs, generator=torch.Generator().manual_seed(3))
@@ -255,7 +255,7 @@ def test_values_see_through_truncation() -> None:
 
 
 def test_a_chunk_is_worth_the_rewards_of_its_executed_steps_and_what_follows() -> None:
-    spec = PolicySpec({"state": (2,)}, action_dim=1, horizon=3, execute=2)
+    spec = PolicySpec({"state": (2,)}, action_dim=1, horizon=3, action_horizon=2)
     algorithm = learn(sac(spec, **FAST), chain([1.0, 1.0, 1.0, 5.0], "terminated"))
     assert values(algorithm, 4) == pytest.approx(
         [1 + 0.9 + 0.81 * (1 + 0.9 * 5), 1 + 0.9 + 0.81 * 5, 1 + 0.9 * 5, 5.0], abs=0.25
@@ -293,7 +293,7 @@ def test_the_sample_spec_describes_the_policy() -> None:
     spec = sac(CHUNK, gamma=0.8).sample_spec
     assert (spec.horizon, spec.steps, spec.obs_horizon, spec.gamma) == (4, 3, 2, 0.8)
     assert sac(CHUNK, n_step=7).sample_spec.steps == 7
-    with pytest.raises(UserError, match=r"3-step-long chunk .* algorithm.n_step=2 ends too soon; set it to 0"):
+    with pytest.raises(UserError, match=r"algorithm.n_step=2 is less than the 3 executed steps"):
         sac(CHUNK, n_step=2)
 
 

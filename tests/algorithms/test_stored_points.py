@@ -13,12 +13,12 @@ from matching_tools import NAMES, SPEC, bandit, gradient, head, observations, pr
 
 from robopolicy.algorithms.common.rollout_batch import minibatches
 from robopolicy.errors import UserError
-from robopolicy.policies.exploration.sampled import MATCHED, SampledPolicy
+from robopolicy.policies.exploration.sampled import SUPPORTED, SampledPolicy
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
 from robopolicy.training.checkpoint import load_policy, save_checkpoint
 
 names = pytest.mark.parametrize("name", NAMES)
-heads = pytest.mark.parametrize("family", MATCHED)
+heads = pytest.mark.parametrize("family", SUPPORTED)
 
 
 def weights(module: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -163,11 +163,11 @@ def test_only_executed_steps_are_scored() -> None:
     obs = observations(6)
     record = policy.complete(obs, policy.sample(obs).record, torch.Generator().manual_seed(0))
     losses = policy.losses(obs, record)
-    assert losses.shape == (6, 5, SPEC.execute)
+    assert losses.shape == (6, 5, SPEC.action_horizon)
     features = policy.head.encode(obs)
     for pair in range(5):
         whole = policy.head.matching_loss(features, record["data"], record["noise"][:, pair], record["t"][:, pair])
-        torch.testing.assert_close(losses[:, pair], whole[:, : SPEC.execute])
+        torch.testing.assert_close(losses[:, pair], whole[:, : SPEC.action_horizon])
     torch.testing.assert_close(policy.decisions(obs, record).logp, -losses.mean(-1))
 
 
@@ -187,7 +187,7 @@ def test_exploration_noise_is_part_of_what_is_played_and_scored() -> None:
 @heads
 def test_stratified_times_visit_every_part_of_the_time_law(family: str) -> None:
     policy = head(family)
-    many = policy.draw_times(20_000, torch.Generator().manual_seed(1)).sort().values
+    many = policy.sample_times(20_000, torch.Generator().manual_seed(1)).sort().values
     sampled = SampledPolicy(policy, num_mc_samples=4, stratified=True)
     obs = observations(500)
     t = sampled.complete(obs, sampled.sample(obs).record, torch.Generator().manual_seed(0))["t"]

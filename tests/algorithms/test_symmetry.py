@@ -12,7 +12,7 @@ from torch import Tensor
 
 from robopolicy.algorithms.common.symmetry import SymmetryConfig
 from robopolicy.errors import UserError
-from robopolicy.mirror_symmetry import Mirror, Reflection
+from robopolicy.mirror_symmetry import MirrorSymmetry, SignedPermutation
 from robopolicy.policies.heads.gaussian import GaussianPolicy
 from robopolicy.sim.registry import SimOptions, make_sim
 
@@ -27,13 +27,13 @@ def asymmetry(policy: GaussianPolicy, obs: Tensor) -> float:
 
 def test_a_reflection_applied_twice_changes_nothing() -> None:
     x = torch.randn(5, 3, 4)
-    reflection = Reflection.of([-1, 1, -1, -1], [(0, 3)])
+    reflection = SignedPermutation.of([-1, 1, -1, -1], [(0, 3)])
     assert torch.equal(reflection(reflection(x)), x)
     torch.testing.assert_close(reflection(torch.tensor([1.0, 2.0, 3.0, 4.0])), torch.tensor([-4.0, 2.0, -3.0, -1.0]))
     assert torch.equal(reflection.permute(x), x[..., [3, 1, 2, 0]])
     for order, sign in (((1, 2, 0), (1.0, 1.0, 1.0)), ((1, 0), (1.0, -1.0)), ((0,), (2.0,)), ((0, 1), (1.0,))):
         with pytest.raises(UserError, match="twice"):
-            Reflection(order, sign)
+            SignedPermutation(order, sign)
 
 
 def test_mirroring_decisions_twice_gives_the_decisions() -> None:
@@ -101,7 +101,7 @@ def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(UserError, match="declares no mirror"):
         made.attach_symmetry(None)
     with pytest.raises(UserError, match="shows no 'state'"):
-        made.attach_symmetry(Mirror({"other": Reflection.of([1.0])}, MIRROR.action))
+        made.attach_symmetry(MirrorSymmetry({"other": SignedPermutation.of([1.0])}, MIRROR.action))
     made.policy.action_normalizer.offset += 1.0
     with pytest.raises(UserError, match="bounds of the actions"):
         made.attach_symmetry(MIRROR)

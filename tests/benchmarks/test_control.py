@@ -93,7 +93,7 @@ def diverging(make: Any) -> Any:
 
 def test_a_cell_of_another_budget_is_played_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(common, "RESULTS", tmp_path)
-    monkeypatch.setattr(parallel, "in_processes", lambda run, keys, jobs: [(key, done(cells_of[key])) for key in keys])
+    monkeypatch.setattr(parallel, "parallel_map", lambda run, keys, jobs: [(key, done(cells_of[key])) for key in keys])
     fresh = cell("sac", OFF_POLICY, "hopper", 0, 1.0) | {"env_steps": OFF_POLICY.env_steps}
     cells_of = {("sac", "hopper", seed): fresh | {"seed": seed, "return": 2.0} for seed in (0, 1)}
     common.save_cell("control/sac-hopper-0", fresh)

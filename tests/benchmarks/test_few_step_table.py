@@ -30,7 +30,7 @@ def test_a_sampler_changes_the_calls_and_not_the_weights() -> None:
     raw = {"normalization": "identity", "action_normalization": "identity"}
     policy = FlowPolicy(FlowConfig(hidden=(8,), **raw), PolicySpec({"state": (2,)}, 1))  # type: ignore[arg-type]
     other = few_step.with_sampler(policy, {"steps": 10})
-    assert (policy.network_calls, other.network_calls) == (4, 10)
+    assert (policy.nfe, other.nfe) == (4, 10)
     assert all(torch.equal(value, other.state_dict()[key]) for key, value in policy.state_dict().items())
 
 

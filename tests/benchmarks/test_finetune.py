@@ -40,10 +40,10 @@ def small_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     "method",
     [
-        Method("dsrl_na", "lift_dsrl_na", FLOW, settings=("replay.warmup_steps=100",)),
+        Method("dsrl_na", "lift_dsrl_na", FLOW, settings=("replay.learning_starts=100",)),
         Method("flow_grpo", "lift_flow_grpo", FLOW),
         Method("reinflow", "lift_reinflow", FLOW),
-        Method("rlpd", "lift_rlpd", None, True, settings=("policy=squashed_gaussian", "replay.warmup_steps=100")),
+        Method("rlpd", "lift_rlpd", None, True, settings=("policy=squashed_gaussian", "replay.learning_starts=100")),
     ],
     ids=lambda method: method.name,
 )

@@ -109,7 +109,7 @@ def test_a_stopped_collection_leaves_nothing_behind(number: signal.Signals, tmp_
 
 def test_a_policy_is_recorded_as_it_is_evaluated(tmp_path: Path) -> None:
     torch.manual_seed(0)
-    spec = PolicySpec({"state": (11,)}, 3, horizon=4, execute=3, obs_horizon=2)
+    spec = PolicySpec({"state": (11,)}, 3, horizon=4, action_horizon=3, obs_horizon=2)
     policy = GaussianPolicy(GaussianConfig(hidden=(16,), normalization="identity"), spec)
     sim = make_sim("locomotion/hopper", SimOptions(num_envs=4))
     obs = {key: value.unsqueeze(1).repeat(1, 2, 1) for key, value in sim.reset(5).items()}
@@ -128,7 +128,7 @@ def test_a_policy_is_recorded_as_it_is_evaluated(tmp_path: Path) -> None:
 
 def test_films_mix_behaviours_and_close_with_what_the_last_action_led_to(tmp_path: Path) -> None:
     arguments = ["--cameras", "top", "--image-size", "16", "--images", "png", "--episodes", "5", "--num-envs", "2"]
-    who = ["--behaviours", "expert", "random+0.5"]
+    who = ["--policies", "expert", "random+0.5"]
     assert main(["collect", "toy/push", "--render", *who, *arguments, "--out", str(tmp_path / "films")]) == 0
     films = read_lerobot(tmp_path / "films")
     assert films.behaviours == ("expert",) * 3 + ("random+0.5",) * 2
@@ -137,7 +137,7 @@ def test_films_mix_behaviours_and_close_with_what_the_last_action_led_to(tmp_pat
     block = films.arrays["block"]
     assert ((block[last] - [0.75, 0.0]) ** 2).sum() < 0.08**2 < ((block[last - 1] - [0.75, 0.0]) ** 2).sum()
     assert not films.arrays["success"][last] and films.arrays["success"][last - 1]
-    played = films.played()
+    played = films.without_closing_frames()
     assert played.lengths.tolist() == (films.lengths - 1).tolist() and "closing" not in played.arrays
     assert played.arrays["terminated"][played.ends[:3] - 1].all()
     sim = make_sim("toy/push", SimOptions(num_envs=1))
@@ -151,10 +151,10 @@ def test_films_mix_behaviours_and_close_with_what_the_last_action_led_to(tmp_pat
     ("options", "message"),
     [
         (["--render"], "pass --cameras"),
-        (["--render", "--cameras", "top", "--behaviours", "expert+x"], "WHO[+]NOISE, .*, got 'expert[+]x'"),
-        (["--render", "--cameras", "top", "--behaviours", "expert", "expert"], "cannot be shared out"),
-        (["--render", "--cameras", "top", "--noise", "0.1"], "from --behaviours"),
-        (["--behaviours", "random"], "add --render"),
+        (["--render", "--cameras", "top", "--policies", "expert+x"], "WHO[+]NOISE, .*, got 'expert[+]x'"),
+        (["--render", "--cameras", "top", "--policies", "expert", "expert"], "cannot be divided"),
+        (["--render", "--cameras", "top", "--noise", "0.1"], "from --policies"),
+        (["--policies", "random"], "needs --render"),
     ],
 )
 def test_films_that_make_no_sense_are_refused(options, message, tmp_path, refused) -> None:

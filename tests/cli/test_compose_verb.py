@@ -15,7 +15,7 @@ from composition_parents import TASK, parents, save_judge, trained_parents
 from safetensors.torch import load_file
 
 from robopolicy.cli.main import main
-from robopolicy.evaluation.search.weights import Ledger, SimEvaluator
+from robopolicy.evaluation.search.weights import SearchLog, SimEvaluator
 from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
@@ -81,12 +81,12 @@ def test_verify_names_the_parents_and_refuses_them_once_they_are_moved_or_change
 @pytest.mark.parametrize(
     ("argv", "policy"),
     [
-        (["--operator", "and", "--set", "operator.sampler=sde", "operator.reach=3"], "composed"),
-        (["--operator", "or", "--weights", "0.2", "0.8", "--set", "steps=3", "execute=1"], "composed"),
-        (["--operator", "scheduled", "--set", "operator.knots=[[1,0],[0,1]]"], "composed"),
-        (["--operator", "affine", "--weights", "1.5", "-0.5", "--set", "corrector.steps=2"], "composed"),
-        (["--critic", "judge", "--set", "guidance.strength=0.5"], "composed"),
-        (["--critic", "judge", "--set", "candidates=3"], "selected"),
+        (["--operator", "and", "--override", "operator.sampler=sde", "operator.reach=3"], "composed"),
+        (["--operator", "or", "--weights", "0.2", "0.8", "--override", "steps=3", "action_horizon=1"], "composed"),
+        (["--operator", "scheduled", "--override", "operator.knots=[[1,0],[0,1]]"], "composed"),
+        (["--operator", "affine", "--weights", "1.5", "-0.5", "--override", "corrector.steps=2"], "composed"),
+        (["--critic", "judge", "--override", "guidance.strength=0.5"], "composed"),
+        (["--critic", "judge", "--override", "candidates=3"], "selected"),
     ],
 )
 def test_everything_a_composition_can_be_is_reached_from_the_command_line(parents, judge, argv, policy):
@@ -96,19 +96,19 @@ def test_everything_a_composition_can_be_is_reached_from_the_command_line(parent
 
 def test_a_selector_is_taught_from_demonstrations(parents, capsys, refused):
     assert main(["collect", TASK, "--episodes", "4", "--num-envs", "4", "--out", "shown"]) == 0
-    settings = ["--set", "selection.updates=5", "selection.hidden=[8]"]
-    assert main(["compose", *parents, "--select", "shown", *settings, "--out", "chosen"]) == 0
+    settings = ["--override", "selection.updates=5", "selection.hidden=[8]"]
+    assert main(["compose", *parents, "--gate-data", "shown", *settings, "--out", "chosen"]) == 0
     assert "ranks the better policy first for" in capsys.readouterr().err
     assert load_policy("chosen")[0].name == "gated" and main(["verify", "chosen"]) == 0
     assert main(["eval", "chosen", "--episodes", "2", "--video", "0", "--out", "report"]) == 0
     assert (
         main(["collect", "toy/push", "--policy", "random", "--keep-failures", "--episodes", "2", "--out", "push"]) == 0
     )
-    line = refused("compose", *parents, "--select", "push", "--out", "no")
+    line = refused("compose", *parents, "--gate-data", "push", "--out", "no")
     assert "needs 'state' of shape (6,), but dataset push has" in line
-    argv = ["--set", "selection.top=1", "--out", "no"]
-    assert "learned from demonstrations; pass --select" in refused("compose", *parents, *argv)
-    argv = ["--operator", "or", "--select", "shown", "--out", "no"]
+    argv = ["--override", "selection.top=1", "--out", "no"]
+    assert "needs demonstrations; pass --gate-data" in refused("compose", *parents, *argv)
+    argv = ["--operator", "or", "--gate-data", "shown", "--out", "no"]
     assert "operator 'or' has others" in refused("compose", *parents, *argv)
 
 
@@ -149,7 +149,7 @@ def test_a_search_leaves_its_choice_its_report_and_its_curve(searched):
 
 def test_a_search_may_be_after_returns(parents, tmp_path, capsys):
     few = ["--search", "grid", "--divisions", "2", "--episodes", "4", "--report-episodes", "2", "--reward", "shaped"]
-    argv = [*parents, *few, "--maximize", "return", "--out", str(tmp_path / "out"), "--json"]
+    argv = [*parents, *few, "--objective", "return", "--out", str(tmp_path / "out"), "--json"]
     assert main(["compose", *argv]) == 0
     printed = json.loads(capsys.readouterr().out)
     candidates = printed["search"]["candidates"]
@@ -215,28 +215,31 @@ def test_a_search_does_not_go_on_with_other_parents(parents, tmp_path, refused, 
         (["--weights", "0.5", "nan"], "must sum to 1"),
         (["--weights", "0.5", "0.5", "--search", "grid"], "either --weights, or --search"),
         (["--episodes", "5"], "--episodes belongs to a search"),
-        (["--maximize", "return"], "--maximize belongs to a search"),
+        (["--objective", "return"], "--objective belongs to a search"),
         (["--search", "grid", "--episodes", "0"], "--episodes must be at least 1, got 0"),
         (["--search", "grid", "--candidates", "5"], "Unknown setting 'candidates' in search 'grid'"),
         (["--search", "grid", "--report-episodes", "1"], "--report-episodes must be at least 2, got 1"),
         (["--search", "grid", "--report-seed", "20049"], "must not overlap"),
-        (["--set", "sampler=sde"], "Unknown setting 'sampler' in --set"),
-        (["--set", "operator.sampler=sde"], "Unknown setting 'sampler' in operator 'convex'"),
-        (["--set", "steps"], "--set takes KEY=VALUE, got 'steps'"),
-        (["--set", "corrector=1"], "write --set corrector.KEY=VALUE"),
-        (["--set", "operator.weights=[1,0]"], "Pass --operator NAME and --weights"),
-        (["--set", "execute=[", "steps=1"], "cannot be read"),
-        (["--set", "unconditioned=[2]"], "unconditioned names parents from 0 to 1, got 2"),
-        (["--set", "unconditioned=[0]"], "no 'embedding.*' observation"),
-        (["--set", "candidates=4"], "pass --critic CKPT"),
-        (["--critic", "left"], "What is --critic to do?"),
+        (["--override", "sampler=sde"], "Unknown setting 'sampler' in --override"),
+        (["--override", "operator.sampler=sde"], "Unknown setting 'sampler' in operator 'convex'"),
+        (["--override", "steps"], "--override takes KEY=VALUE, got 'steps'"),
+        (["--override", "corrector=1"], "write --override corrector.KEY=VALUE"),
+        (["--override", "operator.weights=[1,0]"], "Pass --operator NAME and --weights"),
+        (["--override", "action_horizon=[", "steps=1"], "cannot be read"),
+        (["--override", "unconditioned=[2]"], "unconditioned names parents from 0 to 1, got 2"),
+        (["--override", "unconditioned=[0]"], "no 'embedding.*' observation"),
+        (["--override", "candidates=4"], "pass --critic CKPT"),
+        (["--critic", "left"], "--critic has no effect here"),
         (["--num-envs", "4"], "--num-envs has no effect without --search or --report-episodes; leave it out"),
         (["--seed", "7", "--report-episodes", "2"], "--seed has no effect without --search"),
         (["--report-seed", "7"], "--report-seed has no effect without --report-episodes"),
-        (["--critic", "left", "--set", "candidates=4"], "policy 'flow', which has no critic"),
+        (["--critic", "left", "--override", "candidates=4"], "policy 'flow', which has no critic"),
         (["--then", "left"], "--then takes NAME=CKPT, got 'left'"),
         (["--operator", "scheduled"], "A schedule needs knots"),
-        (["--operator", "scheduled", "--set", "operator.knots=[[1,0],[0,1]]", "--search", "grid"], "at every knot"),
+        (
+            ["--operator", "scheduled", "--override", "operator.knots=[[1,0],[0,1]]", "--search", "grid"],
+            "at every knot",
+        ),
         (["--search", "grid", "--task", "toy/point_mas"], "Did you mean 'toy/point_mass'?"),
         (["--search", "grid", "--task", "locomotion/hopper"], "choose the task"),
     ],
@@ -250,7 +253,7 @@ def test_bad_input_gives_one_line_and_leaves_nothing(parents, argv, message, tmp
 def test_parents_that_do_not_belong_together_are_refused(parents, tmp_path, refused, edit_manifest):
     out = ["--out", "both"]
     assert "at least two checkpoints, got 1" in refused("compose", parents[0], *out)
-    assert "What is --critic to do?" in refused("compose", parents[0], "--critic", parents[1], *out)
+    assert "--critic has no effect here" in refused("compose", parents[0], "--critic", parents[1], *out)
     assert "Pass --out" in refused("compose", *parents)
     assert "no/such does not exist" in refused("compose", parents[0], "no/such", *out)
     for name, policy in (("arm", FlowPolicy(FlowConfig(), PolicySpec({"state": (6,)}, 7))), ("gaussian", None)):
@@ -272,7 +275,7 @@ def test_nothing_that_exists_is_replaced(parents, tmp_path, refused):
     (precious / "file").write_text("keep me")
     assert "data exists and is not a checkpoint" in refused("compose", *parents, "--out", precious, "--overwrite")
     over = ["--out", parents[1], "--overwrite"]
-    assert "right cannot be replaced by what is made of" in refused("compose", *parents, *over)
+    assert "right is the input " in refused("compose", *parents, *over)
     assert (precious / "file").read_text() == "keep me"
 
 
@@ -287,8 +290,8 @@ def test_a_composition_is_replaced_where_asked_for(parents, tmp_path):
 
 def test_only_an_interrupted_search_can_be_resumed(parents, tmp_path, refused):
     assert "has no search.jsonl" in refused("compose", "--resume", tmp_path)
-    assert "pass --resume OUT alone" in refused("compose", *parents, "--resume", tmp_path)
-    assert "pass --resume OUT alone" in refused("compose", "--resume", tmp_path, "--device", "cpu")
+    assert "pass only --resume OUT" in refused("compose", *parents, "--resume", tmp_path)
+    assert "pass only --resume OUT" in refused("compose", "--resume", tmp_path, "--device", "cpu")
     (tmp_path / "odd").mkdir()
-    Ledger(tmp_path / "odd" / "search.jsonl", {"parents": []})
+    SearchLog(tmp_path / "odd" / "search.jsonl", {"parents": []})
     assert "lacks 'names'" in refused("compose", "--resume", tmp_path / "odd")

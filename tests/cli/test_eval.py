@@ -35,7 +35,7 @@ def test_a_checkpoint_is_evaluated_on_its_own_task(make_checkpoint, tmp_path, ca
     assert main(["eval", checkpoint, "--episodes", "6", "--num-envs", "3", "--out", str(out)]) == 0
     printed = capsys.readouterr().out
     assert f"{TASK}, 6 episodes, seeds 50000 to 50005" in printed and "run/best" in printed
-    assert "No video: Task toy/point_mass has no pictures." in printed
+    assert "No video: Task toy/point_mass cannot render images." in printed
     report = json.loads((out / "report.json").read_text())
     episodes = report["results"]["run/best"]["episodes"]
     assert episodes["seed"] == list(range(50000, 50006)) and len(episodes["return"]) == 6
@@ -84,12 +84,15 @@ def test_an_older_report_is_replaced_where_asked_for_but_nothing_else_is(tmp_pat
         (["random", "--task", "toy/point_mas"], "Did you mean 'toy/point_mass'?"),
         (["random", "--task", TASK, "--episodes", "-3"], "--episodes must be at least 1, got -3"),
         (["random", "--task", TASK, "--seed", "-1"], "--seed must be at least 0, got -1"),
-        (["random", "random", "--task", TASK], "one player or two different ones"),
+        (["random", "random", "--task", TASK], "one policy or two different ones"),
         (["no/such/checkpoint"], "no/such/checkpoint does not exist"),
         (["random", "--task", TASK, "--backend", "mujco"], "Unknown backend"),
         (["expert", "--task", "locomotion/hopper"], "has no scripted expert"),
-        (["random", "--task", TASK, "--join", "hold"], "--join has no effect without --latency; leave it out"),
-        (["random", "--task", TASK, "--depth", "1"], "--depth has no effect without --imagine"),
+        (
+            ["random", "--task", TASK, "--chunk-blending", "hold"],
+            "--chunk-blending has no effect without --latency; leave it out",
+        ),
+        (["random", "--task", TASK, "--plan-horizon", "1"], "--plan-horizon has no effect without --plan-with"),
         (
             ["random", "--task", "text/arithmetic", "--latency", "50"],
             "--latency has no effect on text/arithmetic, a text",
@@ -98,7 +101,10 @@ def test_an_older_report_is_replaced_where_asked_for_but_nothing_else_is(tmp_pat
         (["random", "--task", TASK, "--stochastic"], "--stochastic has no effect on experts and random actions"),
         (["random", "--task", TASK, "--video", "0", "--camera", "top"], "--camera has no effect without a video"),
         (["random", "--task", TASK, "--overwrite"], "--overwrite has no effect without --out"),
-        (["random", "--task", TASK, "--imagine", "world"], "--imagine is for policies, and random proposes nothing"),
+        (
+            ["random", "--task", TASK, "--plan-with", "world"],
+            "--plan-with needs a policy, and random samples no chunks",
+        ),
         (["random", "--task", TASK, "--seed", "4294967296"], "--seed must be at most 4294967295"),
     ],
 )
@@ -121,26 +127,28 @@ def test_checkpoints_of_two_tasks_need_a_task(make_checkpoint, refused):
 
 def test_held_actions_are_played_printed_and_reported(make_checkpoint, tmp_path, capsys):
     out = tmp_path / "report"
-    words = [make_checkpoint("ckpt"), "random", "--episodes", "4", "--video", "0", "--holds", "1", "3"]
+    words = [make_checkpoint("ckpt"), "random", "--episodes", "4", "--video", "0", "--action-repeats", "1", "3"]
     assert main(["eval", *words, "--task", TASK, "--out", str(out)]) == 0
     printed = capsys.readouterr().out
     assert "every 1" in printed and "every 3" in printed and "average" in printed
     report = json.loads((out / "report.json").read_text())
-    assert set(report["frequency_scores"]) == set(report["results"]) == set(report["holds"])
-    assert {tuple(curve) for curve in report["holds"].values()} == {("1", "3")}
+    assert set(report["frequency_scores"]) == set(report["results"]) == set(report["action_repeats"])
+    assert {tuple(curve) for curve in report["action_repeats"].values()} == {("1", "3")}
     assert "every 3" in (out / "report.html").read_text()
 
 
 def test_impossible_lengths_are_refused_before_anything_is_played(make_checkpoint, refused):
-    assert "increasing" in refused("eval", make_checkpoint("ckpt"), "--holds", "4", "2")
-    assert "hold must be at most 10000, got 20000" in refused("eval", "random", "--task", TASK, "--holds", "1", "20000")
+    assert "increasing" in refused("eval", make_checkpoint("ckpt"), "--action-repeats", "4", "2")
+    assert "hold must be at most 10000, got 20000" in refused(
+        "eval", "random", "--task", TASK, "--action-repeats", "1", "20000"
+    )
 
 
 def test_latencies_are_a_table_of_the_report(make_checkpoint, tmp_path, capsys):
     argv = ["eval", make_checkpoint("ckpt"), "--episodes", "3", "--video", "0", "--out", str(tmp_path / "out")]
-    assert main([*argv, "--latency", "0", "120", "--join", "ensemble"]) == 0
+    assert main([*argv, "--latency", "0", "120", "--chunk-blending", "ensemble"]) == 0
     printed = capsys.readouterr().out
-    assert "Score as if a chunk took so long to compute (join 'ensemble'):" in printed and "120 ms (" in printed
+    assert "Score by inference latency (chunk blending 'ensemble'):" in printed and "120 ms (" in printed
     latencies = json.loads((tmp_path / "out" / "report.json").read_text())["latencies"]
     (latencies,) = latencies.values()
     assert list(latencies) == ["0", "120"] and latencies["0"]["delay"] == 0 < latencies["120"]["delay"]
@@ -150,8 +158,11 @@ def test_latencies_are_a_table_of_the_report(make_checkpoint, tmp_path, capsys):
     ("words", "message"),
     [
         (["--latency", "-5"], "A latency is a number of milliseconds from 0 to 3600000, got -5"),
-        (["--latency", "50", "--join", "ensmble"], "Did you mean 'ensemble'?"),
-        (["--latency", "50", "--join", "rtc"], "and 'random' cannot; take flow, shortcut, meanflow, edm or diffusion"),
+        (["--latency", "50", "--chunk-blending", "ensmble"], "Did you mean 'ensemble'?"),
+        (
+            ["--latency", "50", "--chunk-blending", "rtc"],
+            "and 'random' cannot; take flow, shortcut, meanflow, edm or diffusion",
+        ),
     ],
 )
 def test_latencies_that_make_no_sense_are_refused(refused, words, message):
@@ -161,4 +172,4 @@ def test_latencies_that_make_no_sense_are_refused(refused, words, message):
 def test_help_asks_for_as_many_lengths_as_are_needed(capsys):
     with pytest.raises(SystemExit):
         main(["eval", "--help"])
-    assert "--holds M M [M ...]" in capsys.readouterr().out
+    assert "--action-repeats M M [M ...]" in capsys.readouterr().out

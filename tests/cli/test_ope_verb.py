@@ -50,7 +50,7 @@ def runs(tmp_path_factory):
 def test_the_behaviour_is_worth_what_the_logs_say(runs, capsys):
     capsys.readouterr()
     first, logs = str(runs / "first"), str(runs / "logs")
-    arguments = ["ope", first, "--logs", logs, "--behaviour", first, "--stochastic", "--steps", "20", "--json"]
+    arguments = ["ope", first, "--logs", logs, "--behavior-policy", first, "--stochastic", "--steps", "20", "--json"]
     assert main(arguments) == 0
     (found,) = json.loads(capsys.readouterr().out)["policies"].values()
     rows = found["estimates"]
@@ -80,7 +80,7 @@ def test_policies_are_compared_on_random_actions(runs, capsys):
     assert main(["collect", TASK, *logs]) == 0
     assert "kept 20" in capsys.readouterr().out
     members = [str(runs / name) for name in ("first", "second")]
-    behaviour = ["--logs", str(runs / "random"), "--behaviour", "random", "--stochastic"]
+    behaviour = ["--logs", str(runs / "random"), "--behavior-policy", "random", "--stochastic"]
     assert main(["ope", *members, *behaviour, "--steps", "5"]) == 0
     assert "chance to be best" in capsys.readouterr().out
 
@@ -90,7 +90,7 @@ def test_policies_are_compared_on_random_actions(runs, capsys):
     [
         (["--gamma", "2"], "gamma must lie in [0, 1]"),
         (["--steps", "0"], "--steps must be at least 1"),
-        (["--behaviour", "nowhere"], "nowhere"),
+        (["--behavior-policy", "nowhere"], "nowhere"),
     ],
 )
 def test_bad_options_are_refused_in_one_line(runs, options, message, capsys):

@@ -41,7 +41,7 @@ def test_play_films_the_expert(rendering, tmp_path, capsys, suffix):
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["random", "--task", TASK], "No video: Task toy/point_mass has no pictures."),
+        (["random", "--task", TASK], "No video: Task toy/point_mass cannot render images."),
         (["random", "--task", TASK, "--out", "x.avi"], "--out must end in .mp4 or .gif, got x.avi"),
         (["random", "--task", TASK, "--width", "0"], "--width must be at least 1, got 0"),
         (["random", "--task", TASK, "--viewer"], "--viewer needs a display"),

@@ -19,10 +19,10 @@ import torch
 from robopolicy.cli import serve
 from robopolicy.cli.main import main, parse
 from robopolicy.deploy.bundle import MANIFEST
-from robopolicy.deploy.client import ServerSource
+from robopolicy.deploy.client import ServerChunkPolicy
 from robopolicy.deploy.wire import TOKEN, Greeting
 from robopolicy.policies.base import PolicySpec
-from robopolicy.policies.noise import RowStreams
+from robopolicy.policies.noise import PerRowGenerator
 from robopolicy.policies.registry import POLICIES
 from robopolicy.training.checkpoint import save_checkpoint
 
@@ -50,7 +50,7 @@ def test_a_checkpoint_is_served_imported_and_evaluated(checkpoint: Path, tmp_pat
         first = child.stdout.readline()
         assert first.startswith(f"serving {checkpoint} at ws://127.0.0.1:")
         url = first.split(" at ")[1].split(": chunks")[0]
-        with closing(ServerSource(url)) as source:
+        with closing(ServerChunkPolicy(url)) as source:
             assert source.spec == SPEC and source.greeting.model.startswith(f"{tmp_path.name}/ckpt@")
             assert source.chunk({"state": np.zeros((1, 6))}).shape == (1, 2)
         there = str(tmp_path / "there")
@@ -77,7 +77,7 @@ def test_a_bundle_is_served_with_its_own_noise(
     served = serve._load(parse(["serve", str(tmp_path)]))
     assert served.greeting == Greeting(SPEC, f"{tmp_path.name}@0123456789ab", noise=True, prefix=True, network_calls=4)
     obs, streams = {"state": np.zeros((2, 1, 6), np.float32)}, [(2**64 - 1, 1 << 16), (3, 5)]
-    drawn = RowStreams(*zip(*streams, strict=True)).normal((2, 1, 2)).numpy()
+    drawn = PerRowGenerator(*zip(*streams, strict=True)).normal((2, 1, 2)).numpy()
     np.testing.assert_array_equal(served.chunks(obs, None, None, streams), drawn)
     np.testing.assert_array_equal(served.chunks(obs, 2 * drawn, None, streams), 2 * drawn)
     Bundle.manifest.policy_spec = PolicySpec({"state": (6,), "memory": (8,)}, 2)
@@ -91,9 +91,9 @@ def test_a_bundle_is_served_with_its_own_noise(
         (["--tls-cert", "cert.pem"], "TLS needs both a certificate and its key"),
         (["--port", "70000"], "A port lies in [0, 65535], got 70000."),
         (["--max-batch", "0"], "--max-batch must be at least 1"),
-        (["--window-ms", "-1"], "cannot be negative"),
+        (["--batch-delay-ms", "-1"], "not negative"),
         (["--port", "http"], "invalid int value: 'http'"),
-        (["--window", "3"], "Did you mean '--window-ms'?"),
+        (["--batch-delay", "3"], "Did you mean '--batch-delay-ms'?"),
         ([], "nowhere"),
     ],
 )

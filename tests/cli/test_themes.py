@@ -84,7 +84,7 @@ def test_its_command_runs(module, capsys):
 def test_its_task_is_known_by_its_id_and_by_its_last_part(module):
     assert "demo/glide" in task_names() and get_task("glide").name == "demo/glide"
     assert isinstance(make_sim("glide", SimOptions(num_envs=3)), PointMassSim)
-    assert isinstance(get_task("demo/glide").need_expert()(), PointMassExpert)
+    assert isinstance(get_task("demo/glide").require_expert()(), PointMassExpert)
     with pytest.raises(UserError, match="Did you mean 'demo/glide'"):
         get_task("demo/glid")
 

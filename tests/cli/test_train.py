@@ -75,14 +75,14 @@ def test_imitation_learns_from_a_dataset_without_a_simulator(tmp_path, capsys):
 
 def test_fine_tuning_takes_policy_task_and_chunk_from_the_checkpoint(tmp_path):
     data = dataset(tmp_path / "data")
-    base = [*BC, f"dataset={data}", f"out={tmp_path}", "name=base", "chunk.horizon=6", "chunk.execute=3"]
+    base = [*BC, f"dataset={data}", f"out={tmp_path}", "name=base", "chunk.horizon=6", "chunk.action_horizon=3"]
     assert main(["train", *base, "policy.steps=2"]) == 0
     start = f"init_from={tmp_path}/base/checkpoints/last"
     settings = ["algorithm=reinflow", "budget.updates=1", "sim.num_envs=2", *QUICK, f"out={tmp_path}", "name=tuned"]
     assert main(["train", start, *settings]) == 0
     config = yaml.safe_load((tmp_path / "tuned" / "config.yaml").read_text())
     assert config["task"]["name"] == "toy/point_mass"
-    assert config["chunk"] == {"horizon": 6, "execute": 3, "obs_horizon": 1}
+    assert config["chunk"] == {"horizon": 6, "action_horizon": 3, "obs_horizon": 1}
     assert config["policy"]["steps"] == 2
     assert json.loads((tmp_path / "tuned" / "report.json").read_text())["base"]["n"] == 10
 
@@ -103,7 +103,7 @@ def test_runs_do_not_overwrite_each_other(tmp_path, refused):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "notes.txt").write_text("mine")
     expected = {"notes.txt": "by something that is no run", "config.yaml": "exists; resume it with --resume"}
-    for file, words in (expected | {"report.json": "has ended; go on from what it learned with init_from="}).items():
+    for file, words in (expected | {"report.json": "has ended; continue from its weights with init_from="}).items():
         (tmp_path / "run" / file).touch()
         line = refused("train", *PPO, "budget.updates=1", f"out={tmp_path}", "name=run")
         assert words in line and "name=NAME" in line
@@ -113,7 +113,7 @@ def test_a_place_that_cannot_be_written_is_refused_before_anything_is_built(tmp_
     monkeypatch.setattr("robopolicy.training.loop.build", None)
     (tmp_path / "file").write_text("")
     line = refused("train", *PPO, "budget.updates=1", f"out={tmp_path}/file")
-    assert "a file stands where a folder is needed" in line
+    assert "a file is in the place of a folder" in line
 
 
 def test_help_names_the_presets_but_no_recipe(capsys):
@@ -140,7 +140,7 @@ def test_help_names_the_presets_but_no_recipe(capsys):
         ([*PPO, "budget.updates=1", "device=cuda:77"], "Device 'cuda:77' cannot be used"),
         ([*PPO, "budget.updates=1", "device=tpu9"], "Device 'tpu9' cannot be used"),
         ([*PPO, "budget.updates=1", "device=meta"], "Device 'meta' cannot be used"),
-        ([*PPO, "budget.updates=1", "task=mjlab/No-Such"], "set chunk.horizon=1 chunk.execute=1"),
+        ([*PPO, "budget.updates=1", "task=mjlab/No-Such"], "set chunk.horizon=1 chunk.action_horizon=1"),
         (["algorithm=ppo", "budget.updates=1", "init_from=no/such"], "no/such does not exist"),
         (["init_from=x", "policy.steps=8"], "come from the checkpoint in init_from; drop policy.steps"),
         ([*PPO, "budget.updates=1", "task.reward=dense"], "Unknown reward 'dense' of task toy/point_mass"),

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from robopolicy.cli import teleop
-from robopolicy.cli.policy_args import Player
-from robopolicy.deploy.dashboard import Page
+from robopolicy.cli.policy_args import PolicyEntry
+from robopolicy.deploy.dashboard import Dashboard
 from robopolicy.deploy.wire import TOKEN
 from robopolicy.evaluation.actors import ExpertActor
 from robopolicy.sim.contract import VectorSim
@@ -31,15 +31,15 @@ def table() -> VectorSim:
 def watch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Play]:
     """Plays in a thread and returns where a browser would connect to."""
     monkeypatch.delenv(TOKEN, raising=False)
-    pages: queue.Queue[Page] = queue.Queue()
+    pages: queue.Queue[Dashboard] = queue.Queue()
     threads: list[threading.Thread] = []
 
-    class Known(Page):
+    class Known(Dashboard):
         def __init__(self, *arguments: Any) -> None:
             super().__init__(*arguments)
             pages.put(self)
 
-    monkeypatch.setattr(teleop, "Page", Known)
+    monkeypatch.setattr(teleop, "Dashboard", Known)
 
     def start(play: Play, *arguments: Any) -> Any:
         threads.append(threading.Thread(target=play, args=("127.0.0.1:0", *arguments)))
@@ -83,7 +83,7 @@ def test_keys_play_both_sides_and_nothing_else_is_obeyed(watch: Play) -> None:
 
 def test_a_policy_plays_while_somebody_looks(watch: Play, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(teleop.time, "sleep", lambda seconds: None)
-    player = Player("expert", lambda: ExpertActor(PushExpert()))
+    player = PolicyEntry("expert", lambda: ExpertActor(PushExpert()))
     address = watch(teleop.by_policy, table(), player, range(3, 4))
     with client.connect(address, proxy=None) as page:
         found = [figures(page)]

@@ -32,9 +32,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Films, a world model trained on them for an instant, and a copy of it that claims to have passed its tests."""
     out = tmp_path_factory.mktemp("world")
     films = ["--cameras", "top", "--image-size", "16", "--images", "png", "--episodes", "8", "--num-envs", "4"]
-    who = ["--behaviours", "expert", "random"]
+    who = ["--policies", "expert", "random"]
     assert main(["collect", "push", "--render", *films, *who, "--out", str(out / "films")]) == 0
-    run = ["--preset", "smoke", "--out", str(out), "--name", "run", "--set", *TINY, *TESTS]
+    run = ["--preset", "smoke", "--out", str(out), "--name", "run", "--override", *TINY, *TESTS]
     assert main(["worldmodel", "train", str(out / "films"), *run]) == 0
     model, manifest = load_world(out / "run" / "checkpoints" / "last")
     save_world(out / "passed", model, replace(manifest, gate={**manifest.gate, "passed": True, "reasons": []}))
@@ -53,7 +53,7 @@ def test_eval_tells_what_it_found_and_draws_a_contact_sheet(folder, capsys):
     options = ["--windows", "4", "--horizon", "12", "--out", str(sheet)]
     assert main(["worldmodel", "eval", world, str(folder / "films"), *options]) == 0
     out = capsys.readouterr().out
-    assert "shuffled" in out and "It must not judge policies: It ignores actions" in out
+    assert "shuffled" in out and "It failed the test and must not evaluate policies: It ignores actions" in out
     assert Image.open(sheet).width == 8 + 7 * (128 + 8)  # last seen; real and predicted at three horizons
     assert main(["worldmodel", "eval", world, str(folder / "films"), "--windows", "4", "--json"]) == 0
     assert set(json.loads(capsys.readouterr().out)["psnr"]) == {"true", "shuffled", "zero"}
@@ -84,15 +84,26 @@ def test_a_policy_tries_its_chunks_in_the_world_model_before_it_plays(folder, ca
     spec = load_world(world)[0].spec
     sim = make_sim("push", SimOptions(num_envs=1))
     shapes = {key: tuple(sim.spec.observation[key].shape) for key in spec.proprio}
-    policy = GaussianPolicy(GaussianConfig(normalization="identity"), PolicySpec(shapes, 2, horizon=2, execute=2))
+    policy = GaussianPolicy(
+        GaussianConfig(normalization="identity"), PolicySpec(shapes, 2, horizon=2, action_horizon=2)
+    )
     seen = {key: torch.zeros(2, 1, *shape) for key, shape in shapes.items()}
     save_checkpoint(folder / "policy", policy, task="toy/push", obs_sample=seen)
-    imagine = ["--imagine", world, "--candidates", "2", "--episodes", "1", "--video", "0", "--json"]
+    imagine = ["--plan-with", world, "--candidates", "2", "--episodes", "1", "--video", "0", "--json"]
     assert main(["eval", str(folder / "policy"), *imagine, "--out", str(folder / "imagined")]) == 0
     assert [result["n"] for result in json.loads(capsys.readouterr().out)["results"].values()] == [1]
     assert f"2 chunks, imagined in {world}" in (folder / "imagined" / "report.html").read_text()
-    other = ["eval", str(folder / "policy"), "--task", "point_mass", "--imagine", world, "--out", str(folder / "other")]
-    assert "filmed in toy/push; it imagines nothing of toy/point_mass" in refused(*other)
+    other = [
+        "eval",
+        str(folder / "policy"),
+        "--task",
+        "point_mass",
+        "--plan-with",
+        world,
+        "--out",
+        str(folder / "other"),
+    ]
+    assert "trained on toy/push, not on toy/point_mass" in refused(*other)
 
 
 def test_play_films_both_sides_or_obeys_keys(folder, capsys):
@@ -127,17 +138,20 @@ def test_half_blocks_show_two_pixels_a_character():
     [
         (["train"], "No films are given"),
         (["train", "nowhere", "--preset", "tini"], "Unknown preset 'tini'"),
-        (["train", "nowhere", "--set", "learner.rate=1"], "Unknown setting 'learner.rate'. Did you mean 'learner.lr'?"),
-        (["train", "nowhere", "--set", "learner.updates=soon"], "learner.updates must be"),
+        (
+            ["train", "nowhere", "--override", "learner.rate=1"],
+            "Unknown setting 'learner.rate'. Did you mean 'learner.lr'?",
+        ),
+        (["train", "nowhere", "--override", "learner.updates=soon"], "learner.updates must be"),
         (["train", "nowhere"], "No LeRobot dataset at nowhere"),
-        (["train", "nowhere", "--resume", "run"], "pass --resume RUN alone"),
+        (["train", "nowhere", "--resume", "run"], "pass only --resume RUN"),
         (["train", "--resume", "run", "--preset", "base"], "--preset has no effect with --resume"),
         (["eval", "nowhere", "films"], "nowhere does not exist"),
         (["eval", "nowhere", "films", "--overwrite"], "--overwrite has no effect without --out"),
         (["eval", "nowhere", "films", "--out", "sheet.gif"], "--out must end in .png, got sheet.gif"),
-        (["play", "nowhere", "--keys", "d", "--out", "x.mp4"], "--out has no effect where nothing is filmed"),
+        (["play", "nowhere", "--keys", "d", "--out", "x.mp4"], "--out has no effect without a video"),
         (["play", "nowhere", "--keys", "d", "--episodes", "2"], "--episodes has no effect without a policy"),
-        (["play", "nowhere", "expert", "--keys", "d"], "not several"),
+        (["play", "nowhere", "expert", "--keys", "d"], "Pass exactly one"),
         (["play", "nowhere", "--browser", "0.0.0.0:1"], "needs a token"),
     ],
 )

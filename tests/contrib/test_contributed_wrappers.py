@@ -12,7 +12,7 @@ from foreign_env import check_refuses_a_reserved_name
 from robopolicy import plugins
 from robopolicy.sim.contract import Step
 from robopolicy.sim.registry import SimOptions, make_sim, observation_options
-from robopolicy.sim.wrappers.base import innermost
+from robopolicy.sim.wrappers.base import unwrapped
 from robopolicy.sim.wrappers.registry import WrapperSpec, evaluation_wrappers, is_wrapper_key, wrapped_spec
 from robopolicy.training.compose import compose_config, config_text, read_config
 from robopolicy_tasks.toy.point_mass import PointMassSim
@@ -24,7 +24,7 @@ def test_the_order_of_the_list_does_not_matter() -> None:
     def played(wrappers: Sequence[WrapperSpec]) -> Step:
         torch.manual_seed(0)
         sim = make_sim("toy/point_mass", SimOptions(num_envs=3, reward="shaped", wrappers=tuple(wrappers)))
-        assert isinstance(innermost(sim), PointMassSim)
+        assert isinstance(unwrapped(sim), PointMassSim)
         sim.reset(0)
         return [sim.step(torch.full((3, 2), 0.5)) for _ in range(3)][-1]
 

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
-from robopolicy.schema import to_plain
+from robopolicy.schema import to_dict
 from robopolicy.sim.wrappers.registry import WrapperSpec
 from robopolicy.training.checkpoint import load_policy, save_checkpoint, verify_checkpoint
 from robopolicy.training.compose import compose_config, read_config
@@ -80,7 +80,7 @@ RUN = ["task=point_mass", "policy=gaussian", "algorithm=ppo", "budget.updates=1"
     ],
 )
 def test_a_run_from_before_wrappers_had_a_list_is_read(tmp_path: Path, old: dict[str, Any], new: Any) -> None:
-    content = to_plain(compose_config(RUN))
+    content = to_dict(compose_config(RUN))
     del content["task"]["wrappers"]
     content["task"] |= NONE | old
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(content))

@@ -17,10 +17,10 @@ from robopolicy.core.advantage import (
     TrackerBaseline,
     outcome,
 )
-from robopolicy.core.decisions import Decisions, by_group, by_trajectory, by_unit, everything
+from robopolicy.core.decisions import Decisions, by_batch, by_group, by_trajectory, by_unit
 from robopolicy.core.trackers import BetaTracker, RunningMoments
 
-PER_ROLLOUT = Scope(by_group, per=by_trajectory)
+PER_ROLLOUT = Scope(by_group, reduce_over=by_trajectory)
 
 
 def rollout_rewards(decisions: Decisions) -> dict[int, tuple[int, float]]:
@@ -29,8 +29,8 @@ def rollout_rewards(decisions: Decisions) -> dict[int, tuple[int, float]]:
     trajectory, valid = by_trajectory(decisions).flatten(), decisions.valid()
     for key in trajectory.unique().tolist():
         rows = trajectory == key
-        total = decisions.need("reward")[rows][valid[rows]].sum().item()
-        found[key] = (int(decisions.need("group")[rows][0]), total)
+        total = decisions.require("reward")[rows][valid[rows]].sum().item()
+        found[key] = (int(decisions.require("group")[rows][0]), total)
     return found
 
 
@@ -57,7 +57,7 @@ def test_leave_one_out_is_the_centred_reward_times_g_over_g_minus_one(decisions)
     loo = Baseline("leave_one_out", PER_ROLLOUT)(raw, decisions)
     centred = Baseline("mean", PER_ROLLOUT)(raw, decisions)
     size = PER_ROLLOUT.segments(raw, decisions)
-    g = size.spread(size.count)
+    g = size.broadcast(size.count)
     torch.testing.assert_close(loo, g / (g - 1) * centred)
 
 
@@ -65,7 +65,7 @@ def test_median_of_each_group(decisions):
     raw = outcome(decisions)
     advantage = Baseline("median", PER_ROLLOUT)(raw, decisions)
     rewards = rollout_rewards(decisions)
-    for row, group in enumerate(decisions.need("group").tolist()):
+    for row, group in enumerate(decisions.require("group").tolist()):
         peers = sorted(r for g, r in rewards.values() if g == group)
         middle = 0.5 * (peers[(len(peers) - 1) // 2] + peers[len(peers) // 2])
         assert advantage[row, 0].item() == pytest.approx(raw[row, 0].item() - middle)
@@ -74,7 +74,7 @@ def test_median_of_each_group(decisions):
 @pytest.mark.parametrize("kind", ["mean", "leave_one_out", "median"])
 def test_a_constant_added_to_a_group_changes_nothing(decisions, kind):
     raw = outcome(decisions)
-    bonus = decisions.need("group").double().unsqueeze(1) * 3.0 + 5.0
+    bonus = decisions.require("group").double().unsqueeze(1) * 3.0 + 5.0
     pipeline = Pipeline([Baseline(kind, PER_ROLLOUT), Scale(PER_ROLLOUT)])
     torch.testing.assert_close(pipeline(raw + bonus, decisions), pipeline(raw, decisions))
 
@@ -95,8 +95,8 @@ def test_an_entry_without_company(kind, lone, expected):
 
 
 def test_whitening_over_all_valid_decisions(decisions):
-    scope = Scope(everything)
-    white = Pipeline([Baseline("mean", scope), Scale(scope, eps=0.0)])(decisions.need("reward"), decisions)
+    scope = Scope(by_batch)
+    white = Pipeline([Baseline("mean", scope), Scale(scope, eps=0.0)])(decisions.require("reward"), decisions)
     kept = white[decisions.valid()]
     assert kept.mean().item() == pytest.approx(0.0, abs=1e-9)
     assert kept.std().item() == pytest.approx(1.0)
@@ -137,7 +137,7 @@ def test_broadcast_gives_every_decision_the_advantage_of_its_row(decisions):
 
 
 def test_broadcast_gives_every_decision_the_advantage_of_its_unit(decisions):
-    raw, valid = decisions.need("reward"), decisions.valid()
+    raw, valid = decisions.require("reward"), decisions.valid()
     ids = by_unit(decisions).expand(decisions.shape)
     for reduce in ("sum", "mean"):
         spread = Broadcast(by_unit, reduce)(raw, decisions)
@@ -150,7 +150,7 @@ def test_broadcast_gives_every_decision_the_advantage_of_its_unit(decisions):
 
 
 def test_constant_scale_and_clip(decisions):
-    raw = decisions.need("reward")
+    raw = decisions.require("reward")
     torch.testing.assert_close(ConstantScale(4.0)(raw, decisions), raw / 4)
     assert Clip(0.3)(raw, decisions).abs().max() <= 0.3
 
@@ -162,7 +162,7 @@ def test_memory_survives_a_checkpoint(decisions):
 
     first, raw = build(), outcome(decisions)
     tracker = first.stages[0].branches[0].stages[0].tracker  # type: ignore[attr-defined]
-    tracker.write(decisions.need("group"), torch.rand(len(decisions)))
+    tracker.write(decisions.require("group"), torch.rand(len(decisions)))
     first(raw, decisions)
     second = build()
     second.load_state_dict(first.state_dict())
@@ -179,7 +179,7 @@ def test_a_partition_finer_than_the_advantage_is_refused():
     "build",
     [
         lambda: Baseline("mode", PER_ROLLOUT),
-        lambda: Baseline("mean", PER_ROLLOUT, lone="x"),
+        lambda: Baseline("mean", PER_ROLLOUT, singleton="x"),
         lambda: Broadcast(reduce="max"),
     ],
 )

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from robopolicy.core.advantage import Baseline, Broadcast, Pipeline, Scope
-from robopolicy.core.decisions import Decisions, everything
+from robopolicy.core.decisions import Decisions, by_batch
 from robopolicy.core.estimator import Estimator, EstimatorConfig
 from robopolicy.core.surrogates import SURROGATES
 
@@ -33,10 +33,10 @@ def test_gradient_on_a_gaussian_bandit(surrogate, level, layout, count):
         mask = torch.cat([torch.ones(N, count), torch.zeros(N, 2)], 1).bool()
         steps = torch.cat([steps, torch.full((N, 2), 1e6, dtype=torch.float64)], 1)
         decisions = Decisions(score_and_logp(torch.zeros(()), steps), mask=mask)
-    advantage = Pipeline([Baseline("leave_one_out", Scope(everything)), Broadcast()])(reward, decisions)
+    advantage = Pipeline([Baseline("leave_one_out", Scope(by_batch)), Broadcast()])(reward, decisions)
 
     theta = torch.zeros((), dtype=torch.float64, requires_grad=True)
-    aggregate = "seq_sum" if level == "token" else "seq_mean"
+    aggregate = "sequence_sum" if level == "token" else "sequence_mean"
     config = EstimatorConfig(level=level, surrogate=surrogate, aggregate=aggregate)
     loss, _ = Estimator(config)(decisions, advantage, score_and_logp(theta, steps))
     (gradient,) = torch.autograd.grad(loss, theta)
@@ -56,7 +56,7 @@ def test_following_the_gradient_finds_the_optimum():
         steps = theta.detach() + torch.randn(512, 1, generator=generator)
         decisions = Decisions(score_and_logp(theta.detach(), steps))
         reward = -((steps[:, 0] - 2.0) ** 2)
-        advantage = Baseline("mean", Scope(everything))(reward.unsqueeze(1), decisions)
+        advantage = Baseline("mean", Scope(by_batch))(reward.unsqueeze(1), decisions)
         loss, _ = estimator(decisions, advantage, score_and_logp(theta, steps))
         optimiser.zero_grad()
         loss.backward()

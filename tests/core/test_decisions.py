@@ -8,11 +8,11 @@ import torch
 from robopolicy.core.decisions import (
     PARTITIONS,
     Decisions,
+    by_batch,
     by_group,
     by_group_depth,
     by_trajectory,
     by_unit,
-    everything,
 )
 
 
@@ -22,7 +22,7 @@ def test_a_chain_becomes_rows_by_a_view():
     assert decisions.shape == (12, 5)
     assert decisions.logp_old.data_ptr() == logp.data_ptr()
     assert torch.equal(decisions.logp_old[1 * 4 + 2], logp[1, 2])
-    assert torch.equal(decisions.need("group"), torch.arange(12))
+    assert torch.equal(decisions.require("group"), torch.arange(12))
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_partitions_give_one_id_per_row_or_decision(decisions, name):
 
 def test_partitions_are_nested(decisions):
     """Decision < unit < trajectory < group < batch: equal ids inside imply equal ids outside."""
-    nested = [by_unit, by_trajectory, by_group, everything]
+    nested = [by_unit, by_trajectory, by_group, by_batch]
     for inner, outer in itertools.pairwise(nested):
         fine = inner(decisions).expand(decisions.shape).flatten()
         coarse = outer(decisions).expand(decisions.shape).flatten()

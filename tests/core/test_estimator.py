@@ -14,7 +14,7 @@ from robopolicy.core.ratios import ConstantBounds, DepthBounds, Hierarchy
 from robopolicy.core.regularizers import Anneal, Dual, k3
 from robopolicy.core.surrogates import SURROGATES
 
-STRAIGHT_THROUGH = {"stopgrad", "nft", "nft_scaled"}
+STRAIGHT_THROUGH = {"cispo", "nft", "nft_scaled"}
 SMOOTH = sorted(set(SURROGATES.product()) - STRAIGHT_THROUGH)
 
 
@@ -53,10 +53,10 @@ def test_at_ratio_one_every_surrogate_has_the_same_gradient(decisions, surrogate
     torch.testing.assert_close(gradient, expected)
 
 
-@pytest.mark.parametrize("surrogate", ["is", "clip", "dual_clip"])
+@pytest.mark.parametrize("surrogate", ["importance_sampling", "clip", "dual_clip"])
 def test_hierarchical_level_starts_from_the_same_gradient(decisions, surrogate):
     config = EstimatorConfig(level="hierarchical", surrogate=surrogate, hierarchy=Hierarchy(outer="unit"))
-    advantage, valid = decisions.need("reward"), decisions.valid()
+    advantage, valid = decisions.require("reward"), decisions.valid()
     gradient, _ = gradient_of(Estimator(config), decisions, advantage, decisions.logp_old)
     torch.testing.assert_close(gradient, -(advantage * valid) / valid.sum())
 
@@ -64,7 +64,7 @@ def test_hierarchical_level_starts_from_the_same_gradient(decisions, surrogate):
 def test_the_budgets_of_a_hierarchy_do_not_hide_how_far_the_policy_has_gone(decisions):
     logp, advantage = decisions.logp_old + 1.0, torch.ones(len(decisions))
     plain, gated = (
-        Estimator(EstimatorConfig(level=level, surrogate="is"))(decisions, advantage, logp)[1]
+        Estimator(EstimatorConfig(level=level, surrogate="importance_sampling"))(decisions, advantage, logp)[1]
         for level in ("token", "hierarchical")
     )
     torch.testing.assert_close(gated["approx_kl"], plain["approx_kl"])
@@ -83,26 +83,26 @@ def test_gradient_away_from_ratio_one_equals_finite_differences(decisions, shift
         ratio_variance_coef=0.2,
         importance_cap=1.1,
     )
-    estimator, advantage = Estimator(config), decisions.need("reward")
+    estimator, advantage = Estimator(config), decisions.require("reward")
     leaf = (decisions.logp_old + shift).requires_grad_()
     assert torch.autograd.gradcheck(lambda logp: estimator(decisions, advantage, logp)[0], leaf)
 
 
-@pytest.mark.parametrize("surrogate", ["pg", "stopgrad"])
+@pytest.mark.parametrize("surrogate", ["policy_gradient", "cispo"])
 def test_long_rows_that_were_learned_are_not_cut_off(surrogate):
     """The limit keeps exponentials finite; a loss that is linear in the log-ratio has none, and its gradient stays."""
     decisions = Decisions(torch.full((2, 60), -1.0))
     advantage = torch.tensor([1.0, 0.0])
-    estimator = Estimator(EstimatorConfig(level="sequence", surrogate=surrogate, aggregate="seq_sum"))
+    estimator = Estimator(EstimatorConfig(level="sequence", surrogate=surrogate, aggregate="sequence_sum"))
     for rise in (0.5, 2.0):  # 30 nats, and more than a ratio of float32 can hold
         gradient, info = gradient_of(estimator, decisions, advantage, decisions.logp_old + rise)
-        weight = 1.2 if surrogate == "stopgrad" else 1.0
+        weight = 1.2 if surrogate == "cispo" else 1.0
         torch.testing.assert_close(gradient, -weight * 60 / 2 * advantage[:, None].expand(2, 60))
         assert info["ratio_max"].isfinite()
 
 
 def test_diagnostics_equal_their_definitions(decisions, shift):
-    valid, advantage = decisions.valid(), decisions.need("reward")
+    valid, advantage = decisions.valid(), decisions.require("reward")
     config = EstimatorConfig(bounds=ConstantBounds(0.1))
     loss, info = Estimator(config)(decisions, advantage, decisions.logp_old + shift, decisions.entropy)
     ratio, a = shift[valid].exp(), advantage[valid]
@@ -142,7 +142,7 @@ def test_no_gradient_flows_into_the_advantage(decisions):
 
 def test_minibatches_of_rows_add_up_to_the_batch(decisions, shift):
     """A token-mean loss is the average over minibatches, weighted by their decisions."""
-    estimator, advantage = Estimator(EstimatorConfig()), decisions.need("reward")
+    estimator, advantage = Estimator(EstimatorConfig()), decisions.require("reward")
     logp = decisions.logp_old + shift
     whole, _ = estimator(decisions, advantage, logp)
     total, weight = 0.0, 0
@@ -163,7 +163,7 @@ def test_advantages_may_be_given_per_row(decisions, shift):
 def test_mask_rules_leave_numerator_and_denominator(decisions, shift):
     valid = decisions.valid().clone()
     valid[:, 2:] = False
-    advantage, logp = decisions.need("reward"), decisions.logp_old + shift
+    advantage, logp = decisions.require("reward"), decisions.logp_old + shift
     first_two = lambda d, a, z: d.depths() < 2  # noqa: E731
     ruled, _ = Estimator(EstimatorConfig(masks=(first_two,)))(decisions, advantage, logp)
     masked, _ = Estimator(EstimatorConfig())(decisions.with_fields(mask=valid), advantage, logp)
@@ -171,7 +171,7 @@ def test_mask_rules_leave_numerator_and_denominator(decisions, shift):
 
 
 def test_entropy_bonus_and_kl_penalty_enter_with_their_coefficients(decisions, shift):
-    valid, advantage, logp = decisions.valid(), decisions.need("reward"), decisions.logp_old + shift
+    valid, advantage, logp = decisions.valid(), decisions.require("reward"), decisions.logp_old + shift
     base, _ = Estimator(EstimatorConfig())(decisions, advantage, logp)
     config = EstimatorConfig(entropy_coef=0.3, kl_coef=0.2)
     loss, info = Estimator(config)(decisions, advantage, logp, decisions.entropy)
@@ -222,9 +222,9 @@ def test_wrong_shapes_are_named(decisions):
 
 
 def test_grpo_is_a_configuration(decisions, shift):
-    scope = Scope(by_group, per=by_trajectory)
+    scope = Scope(by_group, reduce_over=by_trajectory)
     advantage = Pipeline([Baseline("mean", scope), Scale(scope)])(outcome(decisions), decisions)
-    loss, _ = Estimator(EstimatorConfig(aggregate="seq_mean"))(decisions, advantage, decisions.logp_old + shift)
+    loss, _ = Estimator(EstimatorConfig(aggregate="sequence_mean"))(decisions, advantage, decisions.logp_old + shift)
     valid, trajectory = decisions.valid(), by_trajectory(decisions).flatten()
     means = []
     for key in trajectory.unique():

@@ -30,11 +30,11 @@ def test_aggregation_equals_a_loop(decisions, name):
     units = [loss[valid & (unit == key)] for key in unit[valid].unique()]
     mean = lambda values: sum(values) / len(values)  # noqa: E731
     expected = {
-        "tok": loss[valid].mean(),
-        "seq_sum": mean([row.sum() for row in rows]),
-        "seq_mean": mean([row.mean() for row in rows]),
+        "token_mean": loss[valid].mean(),
+        "sequence_sum": mean([row.sum() for row in rows]),
+        "sequence_mean": mean([row.mean() for row in rows]),
         "unit_sum": mean([row.sum() for row in units]),
-        "const": mean([row.sum() for row in rows]) / 40.0,
+        "fixed_length": mean([row.sum() for row in rows]) / 40.0,
     }[name]
     found = AGGREGATES[name](loss.masked_fill(~valid, torch.nan), decisions.mask, decisions, 40.0)
     torch.testing.assert_close(found, expected)
@@ -43,7 +43,7 @@ def test_aggregation_equals_a_loop(decisions, name):
 @pytest.mark.parametrize("name", AGGREGATES.product())
 def test_rows_without_a_decision_change_nothing(decisions, name):
     valid = decisions.valid().clone()
-    valid[decisions.need("group") == decisions.need("group")[0]] = False
+    valid[decisions.require("group") == decisions.require("group")[0]] = False
     rest = valid.any(1)
     whole = AGGREGATES[name](decisions.reward, valid, decisions, 1.0)
     part = AGGREGATES[name](decisions.reward[rest], valid[rest], decisions.select(rest), 1.0)

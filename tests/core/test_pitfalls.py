@@ -19,7 +19,7 @@ def two_rollouts() -> Decisions:
 def test_a_statistics_over_turns_and_over_rollouts_differ_and_both_can_be_said():
     decisions = two_rollouts()
     turns = Baseline("mean", Scope(by_group))(REWARDS, decisions)
-    rollouts = Baseline("mean", Scope(by_group, per=by_trajectory))(REWARDS, decisions)
+    rollouts = Baseline("mean", Scope(by_group, reduce_over=by_trajectory))(REWARDS, decisions)
     assert turns.flatten().tolist() == pytest.approx([0.25, 0.25, 0.25, -0.75])
     assert rollouts.flatten().tolist() == pytest.approx([0.5, 0.5, 0.5, -0.5])
 
@@ -27,7 +27,7 @@ def test_a_statistics_over_turns_and_over_rollouts_differ_and_both_can_be_said()
 def test_a_counting_per_rollout_also_holds_where_the_partition_cuts_rollouts():
     decisions = two_rollouts().with_fields(depth=torch.tensor([[0, 1]]).expand(4, 2))
     rewards = REWARDS.expand(4, 2) + torch.tensor([[0.0, 10.0]])
-    advantage = Baseline("mean", Scope(by_group_depth, per=by_trajectory))(rewards, decisions)
+    advantage = Baseline("mean", Scope(by_group_depth, reduce_over=by_trajectory))(rewards, decisions)
     assert advantage[:, 0].tolist() == pytest.approx([0.5, 0.5, 0.5, -0.5])
     assert advantage[:, 1].tolist() == pytest.approx([0.5, 0.5, 0.5, -0.5], abs=1e-5)
 
@@ -59,8 +59,8 @@ def test_b_the_length_normalizer_lives_in_the_aggregation_alone(decisions, shift
     }
     trajectories = by_trajectory(decisions).unique().numel()
     count = int(decisions.valid().sum())
-    assert losses["const"] == pytest.approx(losses["seq_sum"] / 50.0)
-    assert losses["tok"] * count == pytest.approx(losses["seq_sum"] * trajectories)
+    assert losses["fixed_length"] == pytest.approx(losses["sequence_sum"] / 50.0)
+    assert losses["token_mean"] * count == pytest.approx(losses["sequence_sum"] * trajectories)
 
 
 def test_g_the_engine_mismatch_enters_exactly_once(decisions, shift):
@@ -70,7 +70,9 @@ def test_g_the_engine_mismatch_enters_exactly_once(decisions, shift):
     ratio = log_ratio(logp, decisions.logp_old, decisions).exp()
     expected = log_ratio(logp, decisions.logp_behaviour, decisions).exp()
     torch.testing.assert_close(weight * ratio, expected)
-    loss, _ = Estimator(EstimatorConfig(surrogate="is", importance_cap=1e9))(decisions, outcome(decisions), logp)
+    loss, _ = Estimator(EstimatorConfig(surrogate="importance_sampling", importance_cap=1e9))(
+        decisions, outcome(decisions), logp
+    )
     valid = decisions.valid()
     torch.testing.assert_close(loss, -(outcome(decisions) * expected)[valid].mean())
 

@@ -9,7 +9,7 @@ from robopolicy.core.objectives import logistic_pair, preference_pairs, scores
 
 
 def test_pairs_are_all_ordered_rollouts_of_a_group(decisions):
-    reward, trajectory, group = outcome(decisions), by_trajectory(decisions).flatten(), decisions.need("group")
+    reward, trajectory, group = outcome(decisions), by_trajectory(decisions).flatten(), decisions.require("group")
     chosen, rejected = preference_pairs(decisions, reward)
     assert bool((reward[chosen] > reward[rejected]).all())
     assert torch.equal(group[chosen], group[rejected])
@@ -29,7 +29,7 @@ def test_equal_outcomes_give_no_pair(decisions):
 
 
 def test_scores_are_the_log_ratio_of_the_whole_trajectory(decisions, shift):
-    found = scores(decisions.need("logp_ref") + shift, decisions)
+    found = scores(decisions.require("logp_ref") + shift, decisions)
     trajectory, valid = by_trajectory(decisions).flatten(), decisions.valid()
     for row in range(len(decisions)):
         same = trajectory == trajectory[row]
@@ -37,7 +37,7 @@ def test_scores_are_the_log_ratio_of_the_whole_trajectory(decisions, shift):
 
 
 def test_logistic_pair_is_log_two_at_the_reference_with_half_the_gradient(decisions):
-    logp = decisions.need("logp_ref").clone().requires_grad_()
+    logp = decisions.require("logp_ref").clone().requires_grad_()
     score = scores(logp, decisions)
     chosen, rejected = preference_pairs(decisions, outcome(decisions))
     loss = logistic_pair(score[chosen], score[rejected], beta=0.4)

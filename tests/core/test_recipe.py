@@ -20,9 +20,11 @@ from robopolicy.core.trackers import BetaTracker
 
 
 def test_a_stage_is_built_with_its_nested_parts() -> None:
-    stage = build("stage", {"name": "baseline", "kind": "median", "scope": {"partition": "group", "per": "trajectory"}})
+    stage = build(
+        "stage", {"name": "baseline", "kind": "median", "scope": {"partition": "group", "reduce_over": "trajectory"}}
+    )
     assert isinstance(stage, Baseline)
-    assert stage.scope.partition is by_group and stage.scope.per is by_trajectory and stage.scope.source is None
+    assert stage.scope.partition is by_group and stage.scope.reduce_over is by_trajectory and stage.scope.source is None
     tracked = build("stage", {"name": "tracker_baseline", "tracker": {"name": "beta", "forgetting": 0.9}})
     assert isinstance(tracked, TrackerBaseline) and isinstance(tracked.tracker, BetaTracker)
     mixed = build(
@@ -51,9 +53,17 @@ def test_an_estimator_is_built_with_its_parts() -> None:
     [
         ("stage", {"name": "baselin"}, "Unknown stage 'baselin'; known: .*baseline"),
         ("stage", {"name": "baseline"}, "Option 'kind' of stage 'baseline' is missing"),
-        ("stage", {"name": "given_baseline", "kye": "a"}, "Unknown option 'kye' of stage 'given_baseline'; known: key"),
+        (
+            "stage",
+            {"name": "given_baseline", "kye": "a"},
+            "Unknown option 'kye' of stage 'given_baseline'; known: field",
+        ),
         ("stage", {"name": "broadcast", "partition": "grup"}, "Unknown partition 'grup'; known: all, "),
-        ("scope", {"partitions": "group"}, "Unknown option 'partitions' of scope; known: partition, per, source"),
+        (
+            "scope",
+            {"partitions": "group"},
+            "Unknown option 'partitions' of scope; known: partition, reduce_over, source",
+        ),
         ("scope", "group", "Expected a mapping of options for scope, found 'group'"),
         ("pipeline", {"name": "indicator"}, "Expected a list for pipeline"),
         ("partition", {"name": "group", "size": 3}, "Unknown option 'size' of partition 'group'; known: none"),
@@ -91,7 +101,11 @@ def test_an_estimator_is_built_with_its_parts() -> None:
             "'entropy_coef' .* must be a number, at most .*, got nan",
         ),
         ("stage", {"name": "mix", "weights": [], "branches": []}, "'weights' .* must be a list with entries"),
-        ("start", {"name": "gae", "gamma": 1.5}, r"'gamma' of start 'gae' must lie in \[0, 1\], got 1.5"),
+        (
+            "advantage_source",
+            {"name": "gae", "gamma": 1.5},
+            r"'gamma' of advantage_source 'gae' must lie in \[0, 1\], got 1.5",
+        ),
     ],
 )
 def test_unknown_names_and_options_are_refused_in_one_line(slot: str, plain: object, message: str) -> None:
@@ -111,7 +125,7 @@ def test_unknown_names_and_options_are_refused_in_one_line(slot: str, plain: obj
         ({"status": "fine"}, "'status' of a recipe must be one of works, experimental, reconstructed, got 'fine'"),
         ({"advantage": {}}, "'advantage' of a recipe must be a list, got {}"),
         ({"rollout": []}, r"'rollout' of a recipe must be a mapping, got \[\]"),
-        ({"data": "offline", "rollout": {"refill": 1}}, "with data: offline plays nothing; leave out 'rollout'"),
+        ({"data": "offline", "rollout": {"refill": 1}}, "with data: offline samples no rollouts; leave out 'rollout'"),
         ({"estimator": None}, "A recipe needs an estimator or an objective"),
         (
             {"controllers": {"kll": {"name": "anneal", "start": 1, "end": 0, "steps": 1}}},
@@ -121,7 +135,7 @@ def test_unknown_names_and_options_are_refused_in_one_line(slot: str, plain: obj
 )
 def test_what_a_recipe_refuses(plain: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        Recipe.from_plain(plain)
+        Recipe.from_dict(plain)
 
 
 def test_recipes_and_robot_algorithms_share_their_surrogates() -> None:
@@ -136,7 +150,7 @@ def test_grpo_is_its_formula() -> None:
     check_recipe(
         "grpo",
         lambda case: seq_mean(
-            ppo(case, standardised(rewards(case), case.decisions.need("group"))), case.decisions.valid()
+            ppo(case, standardised(rewards(case), case.decisions.require("group"))), case.decisions.valid()
         ),
     )
 
@@ -144,7 +158,7 @@ def test_grpo_is_its_formula() -> None:
 def test_selectors_see_what_the_one_before_left(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(REGISTRIES, "selector", {"last_half": lambda d, _: torch.arange(len(d) // 2, len(d))})
     case = tabular()
-    recipe = Recipe.from_plain({"select": ["last_half", "last_half"]})
+    recipe = Recipe.from_dict({"select": ["last_half", "last_half"]})
     assert recipe.select(case.decisions).tolist() == [12, 13, 14, 15]
     assert recipe_of("grpo").select(case.decisions).tolist() == list(range(16))
 
@@ -161,13 +175,13 @@ def test_regularizers_and_objectives_add_to_the_loss(monkeypatch: pytest.MonkeyP
     case = tabular()
     d, logp, entropy = case.decisions, case.logp(), case.entropy()
     plain = {"regularizers": [{"name": "decisions", "coef": 0.5}, "scalar"], "objective": {"name": "mean", "coef": 2.0}}
-    base, _ = Recipe.from_plain({}).loss(d, torch.ones(16, 1), logp, entropy)
-    loss, info = Recipe.from_plain(plain).loss(d, torch.ones(16, 1), logp, entropy)
+    base, _ = Recipe.from_dict({}).loss(d, torch.ones(16, 1), logp, entropy)
+    loss, info = Recipe.from_dict(plain).loss(d, torch.ones(16, 1), logp, entropy)
     squares = logp.square()[d.valid()].mean()
     torch.testing.assert_close(loss, base + 0.5 * squares + entropy.mean() + 2.0 * logp.mean())
     torch.testing.assert_close(info["decisions"], squares.detach())
     assert "seen" in info and "approx_kl" in info
-    alone, info = Recipe.from_plain(plain | {"estimator": None}).loss(d, torch.ones(16, 1), logp, entropy)
+    alone, info = Recipe.from_dict(plain | {"estimator": None}).loss(d, torch.ones(16, 1), logp, entropy)
     torch.testing.assert_close(alone, loss - base)
     assert "approx_kl" not in info
 
@@ -176,20 +190,20 @@ def test_controllers_move_the_weights_of_their_terms(monkeypatch: pytest.MonkeyP
     monkeypatch.setitem(REGISTRIES, "regularizer", {"size": lambda d, advantage, logp, entropy: logp.square()})
     ramp = {"name": "anneal", "start": 0.0, "end": 1.0, "steps": 2}
     plain = {"regularizers": ["size"], "controllers": {"size": ramp, "kl": ramp}}
-    case, recipe = tabular(), Recipe.from_plain(plain)
+    case, recipe = tabular(), Recipe.from_dict(plain)
     for expected in (0.5, 1.0):
         _, info = recipe.loss(case.decisions, torch.ones(16, 1), case.logp())
         recipe.observe(case.decisions, info | {"kl_ref": torch.tensor(0.1)})
         assert recipe.controllers["size"].value == expected
     assert recipe.estimator is not None and recipe.estimator.controllers["kl"].value == 1.0
-    again = Recipe.from_plain(plain)
+    again = Recipe.from_dict(plain)
     again.load_state_dict(recipe.state_dict())
     assert again.controllers["size"].value == 1.0
 
 
 def test_trackers_see_each_trajectory_once_and_after_the_update() -> None:
     case = tabular()
-    recipe = Recipe.from_plain({"advantage": [{"name": "tracker_baseline", "tracker": "beta"}]})
+    recipe = Recipe.from_dict({"advantage": [{"name": "tracker_baseline", "tracker": "beta"}]})
     before = recipe.advantage(case.decisions)
     torch.testing.assert_close(before[:, 0], rewards(case) - 0.5)
     torch.testing.assert_close(recipe.advantage(case.decisions), before)
@@ -206,7 +220,7 @@ def test_weights_multiply_the_losses_without_a_gradient(monkeypatch: pytest.Monk
     case = tabular()
     logp = case.logp()
     ratio = (logp - case.decisions.logp_old).exp()
-    loss, _ = Recipe.from_plain({"estimator": {"surrogate": "pg", "weights": ["ratio"]}}).loss(
+    loss, _ = Recipe.from_dict({"estimator": {"surrogate": "policy_gradient", "weights": ["ratio"]}}).loss(
         case.decisions, torch.ones(16, 1), logp
     )
     formula = -(ratio.detach() * (logp - case.decisions.logp_old))[case.decisions.valid()].mean()
@@ -220,16 +234,16 @@ def test_the_guide_names_every_extra_that_a_part_can_ask_for() -> None:
     root = Path(__file__).parents[2]
     guide = set(re.findall(r"`(\w+)`", (root / "docs" / "recipes.md").read_text(encoding="utf-8")))
     parts = (root / "robopolicy" / "core").rglob("*.py")
-    asked = {key for path in parts for key in re.findall(r'need_extra\("(\w+)"', path.read_text(encoding="utf-8"))}
+    asked = {key for path in parts for key in re.findall(r'require_extra\("(\w+)"', path.read_text(encoding="utf-8"))}
     assert asked and not (asked | set(EXTRAS)) - guide, sorted((asked | set(EXTRAS)) - guide)
 
 
 def test_a_tracker_may_hold_one_estimate_per_task() -> None:
     case = tabular()
     decisions = case.decisions
-    task = decisions.need("group")
+    task = decisions.require("group")
     per, tracker = "group", {"name": "beta", "forgetting": 1.0}
-    recipe = Recipe.from_plain({"advantage": [{"name": "tracker_baseline", "per": per, "tracker": tracker}]})
+    recipe = Recipe.from_dict({"advantage": [{"name": "tracker_baseline", "partition": per, "tracker": tracker}]})
     recipe.observe(decisions, {})
     reward = rewards(case)
     rate = torch.stack([(1.0 + reward[task == key].sum()) / (2.0 + (task == key).sum()) for key in task])

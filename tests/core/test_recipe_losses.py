@@ -9,20 +9,20 @@ from recipe_losses import check_clipped_loss, check_plain_loss
 from tabular import recipe_of, tabular
 
 CLIPPED: dict[str, tuple[float, float, float, str]] = {  # low, high, cap at negative advantages, aggregation
-    "gigpo": (0.2, 0.2, math.inf, "seq_mean"),
-    "optimal_token_baseline": (0.2, 0.2, math.inf, "tok"),
-    "pass_at_k": (0.2, 0.2, math.inf, "seq_mean"),
-    "single_stream": (0.2, 0.28, 10.0, "tok"),
-    "clip_cov": (0.2, 0.2, math.inf, "tok"),
+    "gigpo": (0.2, 0.2, math.inf, "sequence_mean"),
+    "optimal_token_baseline": (0.2, 0.2, math.inf, "token_mean"),
+    "pass_at_k": (0.2, 0.2, math.inf, "sequence_mean"),
+    "single_stream": (0.2, 0.28, 10.0, "token_mean"),
+    "clip_cov": (0.2, 0.2, math.inf, "token_mean"),
 }
 PLAIN = {  # policy gradients by log-probability
-    "opo": "seq_sum",
-    "reinforce": "seq_sum",
-    "remax": "seq_sum",
-    "rloo": "seq_sum",
-    "gpg": "tok",
-    "rft": "tok",
-    "sft": "tok",
+    "opo": "sequence_sum",
+    "reinforce": "sequence_sum",
+    "remax": "sequence_sum",
+    "rloo": "sequence_sum",
+    "gpg": "token_mean",
+    "rft": "token_mean",
+    "sft": "token_mean",
 }
 
 
@@ -40,5 +40,5 @@ def test_the_plain_loss_of_a_recipe(name: str) -> None:
 def test_groups_that_agree_are_left_out(name: str) -> None:
     case = tabular()
     rows = recipe_of(name).select(case.decisions)
-    groups = set(case.decisions.need("group")[rows].tolist())
+    groups = set(case.decisions.require("group")[rows].tolist())
     assert 0 in groups and 1 not in groups  # the first is mixed, the second has failed

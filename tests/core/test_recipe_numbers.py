@@ -34,7 +34,7 @@ NUMBERS: dict[str, dict[str, Any]] = {
     "kl_cov": {"regularizers.covariance_kl.share": 2e-4, "regularizers.covariance_kl.coef": 1.0},
     "mdpo": {STAGE + "constant_scale.divisor": 1.0, "epochs": 4},
     "nft": {"estimator.surrogate_options.floor": 1.0},
-    "digirl": {"start.penalty": 0.05, "start.gamma": 0.9},
+    "digirl": {"advantage_source.penalty": 0.05, "advantage_source.gamma": 0.9},
     "arpo_agentic": {
         ROLLOUT + "topology": {"name": "branch", "initial": 0.5, "beam": 2, "weight": 0.2, "threshold": 0.5},
         "group_size": 16,

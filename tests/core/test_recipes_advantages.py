@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 def groups(case: Tabular) -> Tensor:
-    return case.decisions.need("group")
+    return case.decisions.require("group")
 
 
 def test_the_single_stream_baseline_is_a_running_rate_that_forgets_with_drift() -> None:

@@ -11,7 +11,7 @@ CENTRED = ["grpo", "dr_grpo", "rloo", "gpg", "pass_at_k", "reinforce_pp_baseline
 
 
 def groups(case: Tabular) -> Tensor:
-    return case.decisions.need("group")
+    return case.decisions.require("group")
 
 
 def valid(case: Tabular) -> Tensor:
@@ -49,7 +49,7 @@ def whitened(values: Tensor, mask: Tensor) -> Tensor:
 
 def to_go(case: Tabular) -> Tensor:
     """Sum of the rewards from each decision on, by a loop."""
-    reward, mask = case.decisions.need("reward") * valid(case), valid(case)
+    reward, mask = case.decisions.require("reward") * valid(case), valid(case)
     return torch.stack([reward[:, t:].sum(1) for t in range(reward.shape[1])], 1) * mask
 
 
@@ -60,8 +60,8 @@ def gae(case: Tabular, gamma: float, lam: float) -> Tensor:
         places = torch.nonzero(keep).flatten().tolist()
         running, after = 0.0, 0.0
         for t in reversed(places):
-            value = float(case.decisions.need("value")[row, t])
-            running = float(case.decisions.need("reward")[row, t]) + gamma * after - value + gamma * lam * running
+            value = float(case.decisions.require("value")[row, t])
+            running = float(case.decisions.require("reward")[row, t]) + gamma * after - value + gamma * lam * running
             after = value
             result[row, t] = running
     return result
@@ -159,7 +159,9 @@ def test_every_baseline_is_the_policy_gradient_at_ratio_one() -> None:
         advantage = recipe.advantage(case.decisions)
         loss, _ = recipe.loss(case.decisions, advantage, case.logp())
         (found,) = torch.autograd.grad(loss, case.logits)
-        plain = recipe_of(name, estimator={**recipe.plain["estimator"], "surrogate": "pg", "bounds": "constant"})
+        plain = recipe_of(
+            name, estimator={**recipe.plain["estimator"], "surrogate": "policy_gradient", "bounds": "constant"}
+        )
         loss, _ = plain.loss(case.decisions, advantage, case.logp())
         (wanted,) = torch.autograd.grad(loss, case.logits)
         torch.testing.assert_close(found, wanted)
@@ -167,7 +169,7 @@ def test_every_baseline_is_the_policy_gradient_at_ratio_one() -> None:
 
 def test_seq_mean_of_the_helper_is_the_aggregation() -> None:
     case = tabular()
-    loss, _ = recipe_of("grpo", estimator={"surrogate": "is", "aggregate": "seq_mean"}).loss(
+    loss, _ = recipe_of("grpo", estimator={"surrogate": "importance_sampling", "aggregate": "sequence_mean"}).loss(
         case.decisions, torch.ones(16, 1), case.logp()
     )
     torch.testing.assert_close(loss, seq_mean(-(case.logp() - case.decisions.logp_old).exp(), valid(case)))

@@ -65,7 +65,7 @@ def test_a_teacher_may_speak_only_where_the_policy_failed() -> None:
 
 
 def nft(case: Tabular, *, weight: str) -> Tensor:
-    d, value, group = case.decisions, rewards(case), case.decisions.need("group")
+    d, value, group = case.decisions, rewards(case), case.decisions.require("group")
     total = torch.zeros((), dtype=torch.float64)
     for row in range(len(d)):
         q = value[group == group[row]].mean()
@@ -86,7 +86,7 @@ def test_nft() -> None:
 
 def test_nft_on_policy_is_dr_grpo_or_grpo() -> None:
     case = tabular(drift=0.0)
-    const = {"aggregate": "const", "length": 1000.0}
+    const = {"aggregate": "fixed_length", "length": 1000.0}
     centred = recipe_of("nft").plain["advantage"]
     torch.testing.assert_close(
         gradients("nft", case, select=[]), gradients("grpo", case, advantage=centred, estimator=const)

@@ -38,7 +38,12 @@ def test_gmpo_is_grpo_at_first_and_without_bounds_a_mean_ratio_of_sequences() ->
     fresh = tabular(drift=0.0)
     torch.testing.assert_close(gradients("gmpo", fresh), gradients("grpo", fresh))
     wide = {"name": "geometric_mean", "low": 50.0, "high": 50.0}
-    unclipped = {"level": "sequence", "reduction": "mean", "surrogate": "is", "aggregate": "seq_mean"}
+    unclipped = {
+        "level": "sequence",
+        "reduction": "mean",
+        "surrogate": "importance_sampling",
+        "aggregate": "sequence_mean",
+    }
     far = tabular(drift=0.8)
     torch.testing.assert_close(gradients("gmpo", far, objective=wide), gradients("gspo", far, estimator=unclipped))
 
@@ -52,7 +57,7 @@ def test_dynamic_sampling_changes_only_the_denominator() -> None:
     """Groups that agree have no advantage, so that without them the sum of the losses is the same."""
     case, recipe = tabular(), recipe_of("dapo")
     rows = recipe.select(case.decisions)
-    value, group = rewards(case), case.decisions.need("group")
+    value, group = rewards(case), case.decisions.require("group")
     assert rows.tolist() == [i for i in range(len(value)) if value[group == group[i]].unique().numel() > 1]
     kept = case.decisions.select(rows)
     part, _ = recipe.loss(kept, recipe.advantage(kept), case.logp()[rows])
@@ -124,7 +129,7 @@ def test_kl_cov_with_a_share_of_zero_is_the_unclipped_gradient() -> None:
     none = [{"name": "covariance_kl", "share": 0.0}]
     torch.testing.assert_close(
         gradients("kl_cov", case, regularizers=none),
-        gradients("grpo", case, estimator={"surrogate": "is", "aggregate": "tok"}),
+        gradients("grpo", case, estimator={"surrogate": "importance_sampling", "aggregate": "token_mean"}),
     )
 
 
@@ -139,7 +144,7 @@ def test_mdpo() -> None:
 def test_mdpo_with_a_large_step_is_the_unclipped_gradient() -> None:
     case = tabular()
     stages = [*recipe_of("grpo").plain["advantage"], {"name": "constant_scale", "divisor": 1e-8}]
-    plain = {"surrogate": "is", "aggregate": "tok"}
+    plain = {"surrogate": "importance_sampling", "aggregate": "token_mean"}
     large, unclipped = (
         gradients(name, case, advantage=stages, **extra)
         for name, extra in (("mdpo", {}), ("grpo", {"estimator": plain}))

@@ -18,10 +18,10 @@ def gains(d: Decisions, penalty: float = 0.05, gamma: float = 0.9) -> Tensor:
     """Gain (N, T) of the unit of every decision, unit by unit; every row is a trajectory."""
     result = torch.zeros_like(d.logp_old)
     for row in range(len(d)):
-        units = [u for u in (0, 1) if bool((d.valid()[row] & (d.need("unit")[row] == u)).any())]
-        places = [d.valid()[row] & (d.need("unit")[row] == u) for u in units]
-        value = [float(d.need("value")[row][place][0]) for place in places] + [0.0]
-        reward = [float(d.need("reward")[row][place].sum()) for place in places]
+        units = [u for u in (0, 1) if bool((d.valid()[row] & (d.require("unit")[row] == u)).any())]
+        places = [d.valid()[row] & (d.require("unit")[row] == u) for u in units]
+        value = [float(d.require("value")[row][place][0]) for place in places] + [0.0]
+        reward = [float(d.require("reward")[row][place].sum()) for place in places]
         for i, place in enumerate(places):
             togo = sum(gamma**k * r for k, r in enumerate(reward[i:]))
             result[row][place] = value[i + 1] - value[i] - penalty + reward[i] + togo
@@ -30,7 +30,7 @@ def gains(d: Decisions, penalty: float = 0.05, gamma: float = 0.9) -> Tensor:
 
 def steps(d: Decisions) -> int:
     """Units that have decisions."""
-    return sum(int((d.valid() & (d.need("unit") == unit)).any(1).sum()) for unit in (0, 1))
+    return sum(int((d.valid() & (d.require("unit") == unit)).any(1).sum()) for unit in (0, 1))
 
 
 def test_gains_of_steps_are_imitated():
@@ -47,7 +47,7 @@ def test_gains_of_steps_are_imitated():
 def test_if_every_step_gains_it_is_cloning():
     """I (11.09)."""
     case = tabular()
-    recipe = recipe_of("digirl", start={"name": "step_gain", "penalty": -100.0})
+    recipe = recipe_of("digirl", advantage_source={"name": "step_gain", "penalty": -100.0})
     check(recipe, case, lambda c: -((c.logp() - c.decisions.logp_old) * c.decisions.valid()).sum() / steps(c.decisions))
 
 
@@ -61,6 +61,8 @@ def test_gains_follow_trajectories_over_rows():
         unit=torch.tensor([[0, 0], [0, 0], [1, 1]]),
         trajectory=torch.tensor([4, 7, 4]),
     )
-    found = Recipe.from_plain({"title": "t", "start": {"name": "step_gain", "penalty": 0.0, "gamma": 0.5}}).advantage(d)
+    found = Recipe.from_dict(
+        {"title": "t", "advantage_source": {"name": "step_gain", "penalty": 0.0, "gamma": 0.5}}
+    ).advantage(d)
     expected = [[0.9 - 0.5 + 0.0 + 0.5] * 2, [0.0 - 0.2 + 1.0 + 1.0] * 2, [0.0 - 0.9 + 1.0 + 1.0] * 2]
     assert_close(found, torch.tensor(expected, dtype=torch.float64))

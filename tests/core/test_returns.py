@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from robopolicy.core.returns import chunk_discount, gae, sequence_gae, successor_values, two_clock
+from robopolicy.core.returns import chunk_discount, gae, nested_discount, sequence_gae, successor_values
 
 
 def column(*values: float) -> torch.Tensor:
@@ -119,7 +119,7 @@ def test_lambda_one_is_the_return_and_lambda_zero_the_residual():
 def test_two_clocks_do_not_discount_inside_an_action():
     # One action of two tokens, then one of one token. gamma .5 between actions, lambda .5 everywhere (POAD).
     unit = torch.tensor([[0, 0, 1]])
-    discount = two_clock(unit, 0.5).double()
+    discount = nested_discount(unit, 0.5).double()
     assert discount.tolist() == [[1.0, 0.5, 0.5]]
     reward, value = column(0, 1, 2).T, column(1, 2, 3).T
     advantage, target = sequence_gae(reward, value, discount, 0.5)
@@ -131,7 +131,7 @@ def test_two_clocks_do_not_discount_inside_an_action():
 def test_one_decision_per_unit_is_ordinary_gae(decisions):
     reward, value = decisions.reward, decisions.value
     rows, length = decisions.shape
-    discount = two_clock(torch.arange(length).expand(rows, length), 0.9).double()
+    discount = nested_discount(torch.arange(length).expand(rows, length), 0.9).double()
     advantage, _ = sequence_gae(reward, value, discount, 0.8)
     ends = torch.zeros(length, rows, dtype=torch.bool)
     ends[-1] = True
@@ -142,7 +142,7 @@ def test_one_decision_per_unit_is_ordinary_gae(decisions):
 
 def test_equal_clocks_are_one_clock(decisions):
     unit = torch.zeros(decisions.shape, dtype=torch.long) if decisions.unit is None else decisions.unit
-    discount = two_clock(unit, 0.9, inner=0.9, mask=decisions.mask)
+    discount = nested_discount(unit, 0.9, inner=0.9, mask=decisions.mask)
     assert bool((discount == torch.tensor(0.9)).all())
 
 
@@ -150,8 +150,8 @@ def test_masked_entries_are_skipped(decisions):
     """The result on a row equals the result on the row without its masked entries."""
     valid, reward, value = decisions.valid(), decisions.reward, decisions.value
     unit = torch.zeros(decisions.shape, dtype=torch.long) if decisions.unit is None else decisions.unit
-    lam = two_clock(unit, 0.7, inner=0.9, mask=valid).double()
-    discount = two_clock(unit, 0.8, mask=valid).double()
+    lam = nested_discount(unit, 0.7, inner=0.9, mask=valid).double()
+    discount = nested_discount(unit, 0.8, mask=valid).double()
     dirty = value.masked_fill(~valid, torch.nan)
     advantage, target = sequence_gae(reward, dirty, discount, lam, valid)
     assert bool(target.isfinite().all())
@@ -161,8 +161,8 @@ def test_masked_entries_are_skipped(decisions):
         alone, _ = sequence_gae(
             reward[row, keep].unsqueeze(0),
             value[row, keep].unsqueeze(0),
-            two_clock(short, 0.8).double(),
-            two_clock(short, 0.7, inner=0.9).double(),
+            nested_discount(short, 0.8).double(),
+            nested_discount(short, 0.7, inner=0.9).double(),
         )
         torch.testing.assert_close(advantage[row, keep], alone[0])
         assert bool((advantage[row, ~keep] == 0).all())
@@ -177,7 +177,7 @@ def test_a_row_that_was_cut_off_bootstraps():
 def test_two_clocks_on_a_chain_with_an_episode_end_inside():
     """Denoising steps as time: K = 2 per chunk, gamma between chunks only, an episode end after the first chunk."""
     unit = torch.tensor([[0, 0, 1, 1]])
-    discount = two_clock(unit, 0.5).T.double()  # (T * K, N = 1)
+    discount = nested_discount(unit, 0.5).T.double()  # (T * K, N = 1)
     reward, value, successor = column(0, 1, 0, 2), column(1, 1, 1, 1), column(1, 9, 1, 4)
     advantage, _ = gae(reward, value, successor, flags(0, 1, 0, 0), flags(0, 0, 0, 0), discount, 0.5)
     # residuals: 0 + 1 - 1 = 0, 1 - 1 = 0, 0, 2 + .5 * 4 - 1 = 3

@@ -12,12 +12,12 @@ def test_statistics_equal_a_loop_over_segments(decisions, name):
     ids, valid, values = PARTITIONS[name](decisions), decisions.valid(), decisions.reward
     segments = Segments(ids, valid)
     spread = {
-        "sum": segments.spread(segments.sum(values)),
-        "mean": segments.spread(segments.mean(values)),
-        "std": segments.spread(segments.std(values)),
-        "population": segments.spread(segments.std(values, unbiased=False)),
-        "median": segments.spread(segments.median(values)),
-        "count": segments.spread(segments.count),
+        "sum": segments.broadcast(segments.sum(values)),
+        "mean": segments.broadcast(segments.mean(values)),
+        "std": segments.broadcast(segments.std(values)),
+        "population": segments.broadcast(segments.std(values, unbiased=False)),
+        "median": segments.broadcast(segments.median(values)),
+        "count": segments.broadcast(segments.count),
         "others": segments.leave_one_out(values),
     }
     full = ids.expand(valid.shape)

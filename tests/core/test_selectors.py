@@ -11,13 +11,13 @@ from robopolicy.core.recipe import Recipe
 from robopolicy.core.registry import build
 from robopolicy.core.selection import SELECTORS
 
-SCOPE = {"partition": "group", "per": "trajectory"}
+SCOPE = {"partition": "group", "reduce_over": "trajectory"}
 
 
 def batch(decisions: Decisions) -> Decisions:
     """With what the selectors read; the likelihood is that of the group."""
     base = torch.zeros(len(decisions), dtype=torch.float64)
-    likelihood = torch.where(decisions.need("group") == decisions.need("group").min(), 0.1, 0.9).double()
+    likelihood = torch.where(decisions.require("group") == decisions.require("group").min(), 0.1, 0.9).double()
     chosen = torch.randint(3, decisions.shape, generator=torch.Generator().manual_seed(0))
     return decisions.with_fields(extra={"base": base, "likelihood": likelihood, "chosen": chosen})
 
@@ -47,6 +47,6 @@ def test_successes_have_an_outcome_above_the_threshold(decisions: Decisions) -> 
 
 def test_a_batch_of_which_nothing_is_left_has_no_advantage_and_no_second_selector() -> None:
     agreed = Decisions(torch.zeros(4, 2), reward=torch.zeros(4, 2), group=torch.tensor([0, 0, 1, 1]))
-    recipe = Recipe.from_plain({"select": ["mixed", "successes"], "advantage": [{"name": "scale", "scope": SCOPE}]})
+    recipe = Recipe.from_dict({"select": ["mixed", "successes"], "advantage": [{"name": "scale", "scope": SCOPE}]})
     rows = recipe.select(agreed)
     assert len(rows) == 0 and recipe.advantage(agreed.select(rows)).shape == (0, 1)

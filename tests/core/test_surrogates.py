@@ -18,16 +18,16 @@ from robopolicy.core.surrogates import (
     SURROGATES,
     aspo,
     best_ratio,
+    cispo,
     clip,
     dual_clip,
-    importance,
+    importance_sampling,
     nft,
     nft_scaled,
     soft_gate,
-    stopgrad,
 )
 
-STRAIGHT_THROUGH = ["nft", "nft_scaled", "stopgrad"]
+STRAIGHT_THROUGH = ["nft", "nft_scaled", "cispo"]
 
 
 def closed_form(name: str, z: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
@@ -43,13 +43,13 @@ def closed_form(name: str, z: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
         return torch.where(a < 0, a * (1 - q) / q * left.log(), -a * z)
 
     return {
-        "pg": -a * z,
-        "is": -a * ratio,
+        "policy_gradient": -a * z,
+        "importance_sampling": -a * ratio,
         "clip": clipped,
         "dual_clip": dual,
         "aspo": torch.where(a < 0, penalised, clipped),
         "mirror": -a * ratio + ratio * z - ratio + 1,
-        "stopgrad": -a * ratio.clamp(LOW, HIGH) * z,
+        "cispo": -a * ratio.clamp(LOW, HIGH) * z,
         "soft_gate": -a * 4 / tau * torch.sigmoid(tau * (ratio - 1)),
         "nft": negative_aware(-a),
         "nft_scaled": negative_aware(a**2 / (1 + a**2)),
@@ -117,13 +117,13 @@ def test_bounds_may_differ_per_decision():
 
 
 def test_the_clip_is_a_drift_too():
-    cost = clip(Z, A, LOW, HIGH).loss - importance(Z, A, LOW, HIGH).loss
+    cost = clip(Z, A, LOW, HIGH).loss - importance_sampling(Z, A, LOW, HIGH).loss
     outside = clip(Z, A, LOW, HIGH).clipped
     assert bool((cost[outside] > 0).all()) and bool((cost[~outside] == 0).all())
 
 
 def test_stopgrad_pushes_every_decision_with_its_clamped_ratio():
-    torch.testing.assert_close(slope(stopgrad, Z, A), -A * Z.exp().clamp(LOW, HIGH))
+    torch.testing.assert_close(slope(cispo, Z, A), -A * Z.exp().clamp(LOW, HIGH))
 
 
 def test_soft_gate_fades_smoothly_on_both_sides():

@@ -16,7 +16,7 @@ from robopolicy.nets.vision import VisionConfig
 from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
 
-SPEC = PolicySpec({"state": (3,), "goal": (2,)}, action_dim=2, horizon=5, execute=3, obs_horizon=2)
+SPEC = PolicySpec({"state": (3,), "goal": (2,)}, action_dim=2, horizon=5, action_horizon=3, obs_horizon=2)
 
 
 def policy(spec: PolicySpec = SPEC, **config: Any) -> GaussianPolicy:
@@ -79,7 +79,7 @@ def test_the_lowest_member_has_the_gradient_of_the_minimum(members: int, hidden:
         if isinstance(layer, EnsembleLinear):
             layer.bias.data.zero_()  # so that the members cross
     x, weight = torch.randn(40, 6, requires_grad=True), torch.randn(40)
-    least = ensemble.lowest(x)
+    least = ensemble.min_output(x)
     expected = ensemble(x).squeeze(-1).min(0).values
     torch.testing.assert_close(least, expected)
     actual = torch.autograd.grad((least * weight).sum(), x)[0]
@@ -160,7 +160,7 @@ def test_candidates_are_judged_as_one_by_one() -> None:
 
 
 def test_images_pass_through_the_critics_own_camera_network() -> None:
-    spec = PolicySpec({"state": (3,), "image.front": (3, 24, 24)}, action_dim=2, execute=1)
+    spec = PolicySpec({"state": (3,), "image.front": (3, 24, 24)}, action_dim=2, action_horizon=1)
     vision = VisionConfig(widths=(16,), keypoints=4)
     actor = GaussianPolicy(GaussianConfig(vision=vision, normalization="identity"), spec)
     critic = QEnsemble(CriticConfig(hidden=(16,), vision=vision), actor)

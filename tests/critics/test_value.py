@@ -24,7 +24,7 @@ def test_one_value_per_row(config: ValueConfig) -> None:
 
 
 def test_it_may_see_what_the_policy_does_not() -> None:
-    critic = ValueNet(ValueConfig(vectors={"state": 3}), PolicySpec({"image.front": (3, 32, 32)}, action_dim=2))
+    critic = ValueNet(ValueConfig(privileged_obs={"state": 3}), PolicySpec({"image.front": (3, 32, 32)}, action_dim=2))
     obs = {"state": torch.randn(4, 1, 3), "image.front": torch.zeros(4, 1, 3, 32, 32, dtype=torch.uint8)}
     values = critic(obs)
     assert torch.equal(critic({**obs, "image.front": obs["image.front"] + 1}), values)

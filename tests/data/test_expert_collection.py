@@ -126,7 +126,7 @@ def test_value_learning_from_a_noisy_dataset_sees_the_actions_that_moved_the_poi
     known = batch.discount > 0
     assert int(known.sum()) > 25
     torch.testing.assert_close(moved[known], batch.chunk[known, 0])
-    imitated = ChunkSampler(data, horizon=1, reach=1).take(torch.arange(len(data)))
+    imitated = ChunkSampler(data, horizon=1, lookahead_steps=1).take(torch.arange(len(data)))
     assert np.array_equal(imitated.chunk[:, 0], data.arrays["action"])
     assert imitated.executed is not None and np.array_equal(imitated.executed[:, 0], data.arrays["executed"])
 
@@ -139,8 +139,11 @@ def test_noisy_and_undisturbed_datasets_can_be_joined() -> None:
     both = Episodes.concat([noisy, plain])
     expected = np.concatenate([noisy.arrays["executed"], plain.arrays["action"]])
     assert np.array_equal(both.arrays["executed"], expected)
-    assert np.array_equal(both.executed().arrays["action"], expected) and "executed" not in both.executed().arrays
-    assert plain.executed() is plain
+    assert (
+        np.array_equal(both.with_executed_actions().arrays["action"], expected)
+        and "executed" not in both.with_executed_actions().arrays
+    )
+    assert plain.with_executed_actions() is plain
 
 
 def test_collection_streams_into_a_dataset(tmp_path: Path) -> None:
@@ -162,7 +165,7 @@ def test_a_task_without_success_is_refused() -> None:
             step = super().step(action, active)
             return Step(step.obs, step.reward, step.terminated, step.truncated, step.final_obs)
 
-    with pytest.raises(UserError, match="does not say what success is"):
+    with pytest.raises(UserError, match="defines no success"):
         collect(Aimless(1), expert, Sink(), episodes=1)
 
 

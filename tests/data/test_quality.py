@@ -8,7 +8,7 @@ from robopolicy.data.quality import (
     clipped_actions,
     constant_entries,
     coverage,
-    idle_share,
+    idle_fraction,
     repeated_episodes,
     returns_of,
     trajectory_quality,
@@ -74,7 +74,7 @@ def test_coverage_refuses_what_cannot_be_compared() -> None:
     data = walk(1, 5, 0)
     with pytest.raises(UserError, match="same vectors"):
         coverage(data, Episodes.from_list([Episode({"other": np.zeros((5, 1)), "action": np.zeros((5, 1))})], 0.1))
-    with pytest.raises(UserError, match="shows no vectors"):
+    with pytest.raises(UserError, match="has no vectors"):
         coverage(Episodes.from_list([Episode({"action": np.zeros((5, 1))})], 0.1))
     with pytest.raises(UserError, match="0 or more, got -1"):
         coverage(data, bins=-1)
@@ -91,5 +91,5 @@ def test_faults_are_found_and_named() -> None:
     clipped = clipped_actions(data)
     assert clipped["action[0] (reach)"] > 0.4 and clipped["action[2] (turn)"] == pytest.approx(0.02, abs=0.2)
     assert "action[1] (grip)" not in clipped  # a switch is always at an end
-    assert idle_share(data) == pytest.approx(19 / 99)
+    assert idle_fraction(data) == pytest.approx(19 / 99)
     assert repeated_episodes(data) == 1

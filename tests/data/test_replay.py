@@ -159,12 +159,12 @@ def test_decisions_only_starts_where_a_chunk_with_its_record_was_chosen() -> Non
 def test_a_cut_episode_ends_without_joining_the_next() -> None:
     replay = Replay(20, gamma=0.5)
     play(replay, 0, 3)
-    replay.cut()
+    replay.end_episodes()
     play(replay, 50, 2)
-    replay.cut()
-    replay.cut()
+    replay.end_episodes()
+    replay.end_episodes()
     play(replay, 70, 1)
-    replay.cut()
+    replay.end_episodes()
     play(replay, 80, 3, "terminated")
     # 0 1 (2) 50 (51) (70) 80 81 82 (83): what stands in brackets is only a successor.
     assert drawn(replay, steps=2) == [0, 1, 3, 6, 7, 8]

@@ -121,7 +121,7 @@ def test_the_sum_tree_draws_what_brute_force_draws() -> None:
     for size in (1, 2, 7, 64, 100):
         tree = Priorities(size, 0.7)
         brute = np.zeros(size)
-        tree.admit(np.arange(size))
+        tree.add(np.arange(size))
         brute[:] = 1.0
         for _ in range(5):
             index = rng.integers(0, size, 10)
@@ -129,7 +129,7 @@ def test_the_sum_tree_draws_what_brute_force_draws() -> None:
             tree.update(index, error)
             for i, e in zip(index, error, strict=True):
                 brute[i] = (e + FLOOR) ** 0.7
-        tree.admit(np.array([0]), playable=size < 2)
+        tree.add(np.array([0]), playable=size < 2)
         brute[0] = tree.largest if size < 2 else 0.0
         assert tree.tree[1] == pytest.approx(brute.sum())
         points = rng.random(200)

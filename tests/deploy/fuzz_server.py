@@ -65,7 +65,7 @@ def main(frames: int) -> None:
         for part in range(10):
             for key, count in fuzz(server.url, frames // 10, seed=part).items():
                 found[key] += count
-            assert bystander.ask(obs=state(2.0), noise=NOISE).chunk.mean() == 2.0
+            assert bystander.request(obs=state(2.0), noise=NOISE).chunk.mean() == 2.0
             before = before or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
         seconds = time.monotonic() - start

@@ -14,8 +14,8 @@ from robopolicy.deploy.client import Connection
 from robopolicy.deploy.wire import Greeting
 from robopolicy.spec import PolicySpec
 
-SPEC = PolicySpec({"state": (6,)}, action_dim=2, horizon=4, execute=2)
-IMAGES = PolicySpec({"state": (6,), "image.front": (3, 4, 4)}, action_dim=2, horizon=4, execute=2, obs_horizon=2)
+SPEC = PolicySpec({"state": (6,)}, action_dim=2, horizon=4, action_horizon=2)
+IMAGES = PolicySpec({"state": (6,), "image.front": (3, 4, 4)}, action_dim=2, horizon=4, action_horizon=2, obs_horizon=2)
 
 
 class Shift:
@@ -45,7 +45,7 @@ class Shift:
 
 
 class OneRobot:
-    """A `ChunkSource`."""
+    """A `ChunkPolicy`."""
 
     spec, takes_prefix = SPEC, True
 

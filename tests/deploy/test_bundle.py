@@ -27,7 +27,7 @@ from robopolicy.deploy.bundle import (
     read_manifest,
     write_manifest,
 )
-from robopolicy.deploy.export import TaskFacts, export_bundle
+from robopolicy.deploy.export import TaskMetadata, export_bundle
 from robopolicy.errors import UserError
 
 OBS = {"goal": np.zeros((2, 2), np.float32), "state": np.ones((2, 3))}
@@ -37,7 +37,7 @@ OBS = {"goal": np.zeros((2, 2), np.float32), "state": np.ones((2, 3))}
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("bundles") / "flow"
     policy = small("flow", steps=3)
-    export_bundle(policy, path, facts=TaskFacts.of("toy/point_mass"), obs=observed(policy), rtc=True)
+    export_bundle(policy, path, task_metadata=TaskMetadata.of("toy/point_mass"), obs=observed(policy), rtc=True)
     return path
 
 
@@ -100,7 +100,7 @@ def test_given_actions_come_out_and_the_rest_reacts(bundle: Bundle) -> None:
 
 
 def test_soft_weights_hold_the_delay_and_fade_to_the_end() -> None:
-    weights = prefix_weights(horizon=16, delay=3, execute=6)
+    weights = prefix_weights(horizon=16, delay=3, action_horizon=6)
     assert weights.shape == (10,) and (weights[:3] == 1).all()
     assert (np.diff(weights[2:]) < 0).all() and 0 < weights[-1] < 0.05
     with pytest.raises(UserError, match="A delay of 11 does not fit 16 actions"):
@@ -163,7 +163,7 @@ def test_a_changed_manifest_is_refused(folder: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"spec": {"observation": 3}}, "describes no policy"),
+        ({"spec": {"observation": 3}}, "does not describe a policy"),
         ({"action_scale": ()}, "has 0 scales for 2 actions"),
         ({"noise_shape": (7, 2)}, r"'noise' is \(1, 7, 2\) there and \(1, ., 2\) in the graph"),
         ({"noise_shape": ()}, "'noise' is absent there"),

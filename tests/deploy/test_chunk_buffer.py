@@ -7,11 +7,11 @@ import math
 import numpy as np
 import pytest
 
-from robopolicy.deploy.chunk_buffer import DECAY, JOINS, ChunkBuffer, check_delay, delay_steps
+from robopolicy.deploy.chunk_buffer import BLENDINGS, DECAY, ChunkBuffer, check_delay, delay_steps
 from robopolicy.errors import UserError
 
 DT = 0.02
-EVERY = pytest.mark.parametrize("join", sorted(JOINS))
+EVERY = pytest.mark.parametrize("blending", sorted(BLENDINGS))
 
 
 def at(observed: float, horizon: int = 8, dt: float = DT) -> np.ndarray:
@@ -25,8 +25,8 @@ def played(buffer: ChunkBuffer, now: float) -> float | None:
 
 
 @EVERY
-def test_a_tick_plays_the_row_of_its_time(join):
-    buffer = ChunkBuffer(DT, 1, join)
+def test_a_tick_plays_the_row_of_its_time(blending):
+    buffer = ChunkBuffer(DT, 1, blending)
     assert played(buffer, 5.0) is None and buffer.remaining(5.0) == 0.0
     buffer.put(at(5.0), 5.0)
     assert [round(played(buffer, 5.0 + k * DT), 9) for k in range(8)] == [round(5.0 + k * DT, 9) for k in range(8)]
@@ -35,8 +35,8 @@ def test_a_tick_plays_the_row_of_its_time(join):
 
 
 @EVERY
-def test_whatever_arrives_when_actions_are_those_of_their_time(join):
-    """Chunks of one truth agree on every tick, so every join must play exactly that."""
+def test_whatever_arrives_when_actions_are_those_of_their_time(blending):
+    """Chunks of one truth agree on every tick, so every blending must play exactly that."""
     for seed in range(20):
         rng = np.random.default_rng(seed)
         dt, start = float(rng.uniform(0.001, 0.2)), float(rng.uniform(0, 1e6))
@@ -44,7 +44,7 @@ def test_whatever_arrives_when_actions_are_those_of_their_time(join):
         observed = start + dt * np.sort(rng.choice(60, 12, replace=False))
         arrival = observed + dt * rng.uniform(0, 1.5 * horizon, 12)  # late, out of order, some too late for anything
         events = sorted((a + again * dt, o) for a, o in zip(arrival, observed, strict=True) for again in (0, 1))
-        buffer = ChunkBuffer(dt, 1, join)
+        buffer = ChunkBuffer(dt, 1, blending)
         for tick in range(90):
             now = start + tick * dt
             while events and events[0][0] <= now:
@@ -120,8 +120,8 @@ def test_a_commitment_holds_no_more_than_there_is():
 
 
 @EVERY
-def test_a_clock_that_jumps_never_plays_the_wrong_time(join):
-    buffer = ChunkBuffer(DT, 1, join)
+def test_a_clock_that_jumps_never_plays_the_wrong_time(blending):
+    buffer = ChunkBuffer(DT, 1, blending)
     buffer.put(at(100.0), 100.0)
     assert played(buffer, 100.0 - 0.5 * DT) == 100.0  # a tick that began just before the observation came
     assert played(buffer, 1e6) is None  # forwards
@@ -133,8 +133,8 @@ def test_a_clock_that_jumps_never_plays_the_wrong_time(join):
 
 
 @EVERY
-def test_bad_chunks_are_refused_and_change_nothing(join):
-    buffer = ChunkBuffer(DT, 2, join)
+def test_bad_chunks_are_refused_and_change_nothing(blending):
+    buffer = ChunkBuffer(DT, 2, blending)
     good = np.ones((4, 2), np.float32)
     buffer.put(good, 1.0)
     good[:] = 7.0  # the buffer has its own copy
@@ -156,18 +156,18 @@ def test_bad_chunks_are_refused_and_change_nothing(join):
 
 @EVERY
 @pytest.mark.parametrize("kind", ["i1", "u8", "f2", ">f4"])
-def test_numbers_of_any_kind_are_played_as_floats(join, kind):
-    buffer = ChunkBuffer(DT, 1, join)
+def test_numbers_of_any_kind_are_played_as_floats(blending, kind):
+    buffer = ChunkBuffer(DT, 1, blending)
     buffer.put(np.arange(8, dtype=kind)[:, None], 2.0)
     assert [played(buffer, 2.0 + k * DT) for k in range(8)] == list(range(8))
 
 
 @EVERY
-def test_nothing_but_what_was_put_is_ever_played(join):
+def test_nothing_but_what_was_put_is_ever_played(blending):
     """Random chunks of one action dimension that overlap, repeat and come out of order, on a clock that trembles."""
     for seed in range(10):
         rng = np.random.default_rng(seed)
-        buffer, put, now = ChunkBuffer(DT, 1, join), {0.0: 0.0}, 5.0
+        buffer, put, now = ChunkBuffer(DT, 1, blending), {0.0: 0.0}, 5.0
         for _ in range(200):
             now += DT * rng.choice([0.0, 1.0, 1.0, rng.uniform(0, 3), -0.4])
             observed = now + DT * rng.integers(-12, 2)
@@ -201,12 +201,12 @@ def test_chunks_that_cannot_cover_their_inference_are_refused():
     check_delay(0, 1, 1)
     check_delay(4, 4, 8)
     check_delay(3, 5, 8)
-    for delay, execute, horizon in [(4, 3, 8), (4, 5, 8), (15, 8, 8), (1, 1, 1)]:
-        with pytest.raises(UserError, match=f"{delay} <= execute <= {horizon - delay}"):
-            check_delay(delay, execute, horizon)
+    for delay, action_horizon, horizon in [(4, 3, 8), (4, 5, 8), (15, 8, 8), (1, 1, 1)]:
+        with pytest.raises(UserError, match=f"{delay} <= action_horizon <= {horizon - delay}"):
+            check_delay(delay, action_horizon, horizon)
 
 
-@pytest.mark.parametrize(("dt", "join", "message"), [(0.0, "hold", "positive"), (DT, "replce", "'replace'")])
-def test_a_buffer_that_makes_no_sense_is_refused(dt, join, message):
+@pytest.mark.parametrize(("dt", "blending", "message"), [(0.0, "hold", "positive"), (DT, "replce", "'replace'")])
+def test_a_buffer_that_makes_no_sense_is_refused(dt, blending, message):
     with pytest.raises(UserError, match=message):
-        ChunkBuffer(dt, 1, join)
+        ChunkBuffer(dt, 1, blending)

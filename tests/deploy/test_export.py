@@ -13,10 +13,10 @@ from export_rules import check_plays_what_evaluation_plays, translations_read_on
 from tiny_policies import EXPORTED, REFUSED, observed, small
 
 from robopolicy.deploy.bundle import TOLERANCE
-from robopolicy.deploy.export import TaskFacts, export_bundle
+from robopolicy.deploy.export import TaskMetadata, export_bundle
 from robopolicy.errors import UserError
 from robopolicy.interop.onnx import open_onnx
-from robopolicy.policies.noise import RowStreams
+from robopolicy.policies.noise import PerRowGenerator
 
 pytestmark = pytest.mark.usefixtures(translations_read_once.__name__)
 SLOW = pytest.mark.slow
@@ -34,7 +34,9 @@ def test_a_bundle_plays_what_evaluation_plays(kind: str, tmp_path: Path) -> None
 )
 def test_a_bundle_continues_what_torch_continues(kind: str, tmp_path: Path) -> None:
     policy = EXPORTED[kind]().eval()
-    manifest = export_bundle(policy, tmp_path / "b", facts=TaskFacts("none/none"), obs=observed(policy), rtc=True)
+    manifest = export_bundle(
+        policy, tmp_path / "b", task_metadata=TaskMetadata("none/none"), obs=observed(policy), rtc=True
+    )
     assert manifest.takes_prefix and manifest.parity <= TOLERANCE
 
 
@@ -43,7 +45,7 @@ def test_what_cannot_be_exported_is_refused_with_the_reason(kind: str, tmp_path:
     make, reason = REFUSED[kind]
     policy = make().eval()
     with pytest.raises(UserError, match=reason) as caught:
-        export_bundle(policy, tmp_path / "b", facts=TaskFacts("none/none"), obs=observed(policy))
+        export_bundle(policy, tmp_path / "b", task_metadata=TaskMetadata("none/none"), obs=observed(policy))
     assert "\n" not in str(caught.value) and not list(tmp_path.iterdir())
 
 
@@ -51,7 +53,7 @@ def test_a_graph_that_differs_is_refused_and_leaves_nothing(tmp_path: Path, monk
     policy = small("flow")
     monkeypatch.setattr("robopolicy.deploy.export.golden_error", lambda *_: 2e-4)
     with pytest.raises(UserError, match=r"differs from torch by 0\.0002 in normalised units"):
-        export_bundle(policy, tmp_path / "b", facts=TaskFacts("none/none"), obs=observed(policy))
+        export_bundle(policy, tmp_path / "b", task_metadata=TaskMetadata("none/none"), obs=observed(policy))
     assert not list(tmp_path.iterdir())
 
 
@@ -59,12 +61,12 @@ def test_a_graph_that_differs_is_refused_and_leaves_nothing(tmp_path: Path, monk
 def test_the_graph_of_a_bundle_opens_as_a_policy(kind: str, tmp_path: Path) -> None:
     policy = EXPORTED[kind]().eval()
     obs = observed(policy)
-    export_bundle(policy, tmp_path / "b", facts=TaskFacts("none/none"), obs=obs)
+    export_bundle(policy, tmp_path / "b", task_metadata=TaskMetadata("none/none"), obs=obs)
     opened = open_onnx(tmp_path / "b" / "policy.onnx")
-    assert opened.spec == policy.spec and opened.network_calls == policy.network_calls
+    assert opened.spec == policy.spec and opened.nfe == policy.nfe
     if kind == "ddpm":
         assert opened.noise_shape == (12, 2)  # the first rows and what each of the three steps draws
-        streams = [RowStreams(range(3), [0] * 3) for _ in range(2)]
+        streams = [PerRowGenerator(range(3), [0] * 3) for _ in range(2)]
         chunks = [p.act(obs, deterministic=True, generator=g) for p, g in zip((policy, opened), streams, strict=True)]
     else:
         chunks = [p.act(obs, deterministic=True) for p in (policy, opened)]

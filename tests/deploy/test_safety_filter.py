@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from robopolicy.deploy.safety.filter import FilterConfig, FilterState, Measured, SafetyFilter, Workspace
-from robopolicy.deploy.safety.motion import Bounds, JointLimits, Motion, brake, safe_stop
+from robopolicy.deploy.safety.filter import FilterConfig, FilterState, JointMeasurement, SafetyFilter, Workspace
+from robopolicy.deploy.safety.motion import Bounds, JointLimits, Motion, braking_path, safe_stop
 from robopolicy.errors import UserError
 
 INF, NAN = np.inf, np.nan
 JOINTS = 6
-UNKNOWN = Measured(0.0, np.full(JOINTS, NAN), np.full(JOINTS, NAN), np.full(JOINTS, NAN))
+UNKNOWN = JointMeasurement(0.0, np.full(JOINTS, NAN), np.full(JOINTS, NAN), np.full(JOINTS, NAN))
 
 
 def plain_limits(**changes) -> JointLimits:
@@ -50,7 +50,7 @@ def check_within(path: np.ndarray, limits: JointLimits, dt: float) -> None:
 
 
 def adversary(kind: str, tick: int, state: FilterState, limits: JointLimits, dt: float, rng: np.random.Generator):
-    at, speed = state.motion.position, state.motion.step
+    at, speed = state.motion.position, state.motion.velocity
     if kind == "noise":
         return rng.uniform(-4, 4, JOINTS)
     if kind == "bang-bang":
@@ -150,7 +150,7 @@ def test_garbage_is_answered_by_a_stop() -> None:
     safety, state = SafetyFilter(limits), FilterState.at_rest(np.zeros(JOINTS))
     for _ in range(20):
         _, state, _ = safety.step(np.ones(JOINTS), state, UNKNOWN, dt)
-    assert np.abs(state.motion.step).max() > 0
+    assert np.abs(state.motion.velocity).max() > 0
     bad = [None, "wave", [1, 2], np.zeros((JOINTS, 1)), [10**400] * JOINTS, {}, [1j] * JOINTS, np.full(JOINTS, NAN)]
     for command in bad * 4:
         sent, state, done = safety.step(command, state, UNKNOWN, dt)
@@ -175,7 +175,7 @@ def test_interventions_name_check_joint_value_and_limit() -> None:
 
 def test_commands_do_not_run_away_from_a_robot_that_is_stuck() -> None:
     limits, dt = plain_limits(), 0.02
-    safety, state = SafetyFilter(limits, FilterConfig(lead=0.1)), FilterState.at_rest(np.zeros(JOINTS))
+    safety, state = SafetyFilter(limits, FilterConfig(max_lead=0.1)), FilterState.at_rest(np.zeros(JOINTS))
     stuck = UNKNOWN._replace(position=np.zeros(JOINTS))
     for _ in range(100):
         sent, state, done = safety.step(np.full(JOINTS, 0.9), state, stuck, dt)
@@ -193,7 +193,7 @@ def test_too_much_effort_stops_the_motion() -> None:
 
 
 def test_steps_are_bounded() -> None:
-    safety = SafetyFilter(plain_limits(), FilterConfig(step=0.001))
+    safety = SafetyFilter(plain_limits(), FilterConfig(max_step=0.001))
     state, path = FilterState.at_rest(np.zeros(JOINTS)), [np.zeros(JOINTS)]
     for _ in range(50):
         sent, state, _ = safety.step(np.full(JOINTS, 0.9), state, UNKNOWN, 0.02)
@@ -244,12 +244,12 @@ def test_the_brake_ends_in_time_and_continues_its_own_plan() -> None:
         bend = np.minimum(size * 10 ** rng.uniform(-2, 0.5, JOINTS), 2 * size)
         bounds = Bounds(size, bend, np.minimum(bend * 10 ** rng.uniform(-1.5, 0.5, JOINTS), 2 * bend))
         start = Motion(np.zeros(JOINTS), rng.uniform(-size, size), rng.uniform(-bend, bend))
-        path = brake(start, bounds)
+        path = braking_path(start, bounds)
         assert path[-1].at_rest
-        bends = np.stack([start.bend, *(motion.bend for motion in path)])
-        assert (np.abs(bends) <= bounds.bend * (1 + 1e-12)).all()
-        assert (np.abs(np.diff(bends, axis=0)) <= bounds.snap * (1 + 1e-9)).all()
-        for here, there in zip(brake(path[0], bounds), path[1:], strict=True):
+        bends = np.stack([start.acceleration, *(motion.acceleration for motion in path)])
+        assert (np.abs(bends) <= bounds.acceleration * (1 + 1e-12)).all()
+        assert (np.abs(np.diff(bends, axis=0)) <= bounds.jerk * (1 + 1e-9)).all()
+        for here, there in zip(braking_path(path[0], bounds), path[1:], strict=True):
             np.testing.assert_array_equal(here.position, there.position)
 
 
@@ -311,7 +311,7 @@ def test_nothing_overflows_whatever_is_asked_and_measured(mode: str, dt: float) 
     path = [np.zeros(JOINTS)] * 3
     with np.errstate(over="raise", invalid="raise", divide="raise"):
         for _ in range(60):
-            measured = Measured(rng.choice(numbers), *(rng.choice(numbers, JOINTS) for _ in range(3)))
+            measured = JointMeasurement(rng.choice(numbers), *(rng.choice(numbers, JOINTS) for _ in range(3)))
             sent, state, done = safety.step(rng.choice(numbers, JOINTS), state, measured, dt)
             assert all(str(row) and "\n" not in str(row) for row in done)
             path.append(sent)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from robopolicy.deploy.safety.filter import FilterConfig, FilterState, Measured, SafetyFilter
-from robopolicy.deploy.safety.motion import Bounds, JointLimits, Motion, brake, safe_stop
+from robopolicy.deploy.safety.filter import FilterConfig, FilterState, JointMeasurement, SafetyFilter
+from robopolicy.deploy.safety.motion import Bounds, JointLimits, Motion, braking_path, safe_stop
 
 DT = 0.02  # [s]
 NOTHING = np.full(1, np.nan)
@@ -19,8 +19,8 @@ def joint(**changes: float) -> JointLimits:
     return JointLimits(("a",), **{name: np.full(1, value) for name, value in fields.items()})
 
 
-def at(position: float) -> Measured:
-    return Measured(0.0, np.full(1, position), NOTHING, NOTHING)
+def at(position: float) -> JointMeasurement:
+    return JointMeasurement(0.0, np.full(1, position), NOTHING, NOTHING)
 
 
 def settled(safety: SafetyFilter, wish: float, start: float = 0.0, measured: float = np.nan) -> float:
@@ -41,7 +41,7 @@ def test_a_share_of_the_range_is_kept_free_at_either_end() -> None:
 def test_a_command_leads_a_stuck_robot_by_full_speed_times_the_lead() -> None:
     assert settled(SafetyFilter(joint()), 2.5, measured=0.0) == pytest.approx(2.0 * 0.25, abs=1e-9)  # the default
     for step in (np.inf, 0.001):  # the lead is a matter of the joint's speed, not of how it is commanded
-        safety = SafetyFilter(joint(), FilterConfig(lead=0.1, step=step))
+        safety = SafetyFilter(joint(), FilterConfig(max_lead=0.1, max_step=step))
         assert settled(safety, 2.5, measured=0.0) == pytest.approx(2.0 * 0.1, abs=1e-9)
 
 
@@ -80,5 +80,5 @@ def test_a_stop_begins_with_the_acceleration_of_the_moment() -> None:
     path = safe_stop(np.zeros(1), np.full(1, 1.0), np.full(1, 10.0), limits, DT)
     # From +10 to 0, then -10 rad/s^2: the first period keeps 1 rad/s, the next loses 0.2 rad/s each.
     np.testing.assert_allclose(path[:3, 0], [0.02, 0.02 + 0.016, 0.02 + 0.016 + 0.012], atol=1e-12)
-    first = brake(Motion(np.zeros(1), np.full(1, 0.02), np.full(1, 10.0 * DT**2)), Bounds.of(limits, DT))[0]
+    first = braking_path(Motion(np.zeros(1), np.full(1, 0.02), np.full(1, 10.0 * DT**2)), Bounds.of(limits, DT))[0]
     assert path[0, 0] == first.position[0]

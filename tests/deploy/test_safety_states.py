@@ -11,7 +11,7 @@ import pytest
 
 from robopolicy.deploy.safety.interventions import Intervention, InterventionLog
 from robopolicy.deploy.safety.motion import JointLimits, go_home, hold
-from robopolicy.deploy.safety.ood import Familiar, GateConfig, ObservationGate
+from robopolicy.deploy.safety.ood import ObservationGate, ObservationGateConfig, ObservationRange
 from robopolicy.deploy.safety.watchdog import AGREE, WINDOW, EStop, Stream, Watchdog
 from robopolicy.errors import UserError
 
@@ -22,7 +22,7 @@ def feed(stream: Stream, start: float, stop: float, skew: float = 0.0, delay: fl
     """Messages every `dt` from `start` to `stop`, stamped by a clock that is `skew` ahead; returns the last time."""
     times = np.arange(start, stop, dt)
     for time in times:
-        stream.see(time + delay, EPOCH + time + skew, stream.sequence + 1)
+        stream.update(time + delay, EPOCH + time + skew, stream.sequence + 1)
     return float(times[-1])
 
 
@@ -47,17 +47,17 @@ def test_frozen_stamps_are_old_although_messages_arrive() -> None:
     stream = Stream(0.1)
     last = feed(stream, 0.0, 1.0)
     for time in np.arange(1.0, 1.5, 0.01):
-        stream.see(time, EPOCH + last, stream.sequence + 1)
+        stream.update(time, EPOCH + last, stream.sequence + 1)
     assert stream.age(1.49) == pytest.approx(0.499, abs=1e-3)
 
 
 def test_messages_out_of_order_are_ignored() -> None:
     stream = Stream(0.1)
     last = feed(stream, 0.0, 1.0)
-    assert not stream.see(last + 0.002, EPOCH + last - 0.05, stream.sequence + 1)
-    assert not stream.see(last + 0.002, EPOCH + last - 0.05, stream.sequence)  # asked again
+    assert not stream.update(last + 0.002, EPOCH + last - 0.05, stream.sequence + 1)
+    assert not stream.update(last + 0.002, EPOCH + last - 0.05, stream.sequence)  # asked again
     assert stream.out_of_order == 1 and stream.received == last + 0.001
-    assert stream.see(last + 0.01, EPOCH + last + 0.009, stream.sequence + 1)
+    assert stream.update(last + 0.01, EPOCH + last + 0.009, stream.sequence + 1)
 
 
 @pytest.mark.parametrize("jump", [10.0, -10.0, -0.5])
@@ -66,7 +66,7 @@ def test_a_clock_that_jumps_is_believed_after_a_few_messages(jump: float) -> Non
     last = feed(stream, 0.0, 2.0)
     oldest = 0.0
     for time in np.arange(last + 0.01, 4.0, 0.01):
-        stream.see(time + 0.001, EPOCH + time + jump, stream.sequence + 1)
+        stream.update(time + 0.001, EPOCH + time + jump, stream.sequence + 1)
         oldest = max(oldest, stream.age(time + 0.001))
     assert stream.jumps == 1 and stream.out_of_order == AGREE - 1
     assert oldest < 0.05  # never stale
@@ -75,7 +75,7 @@ def test_a_clock_that_jumps_is_believed_after_a_few_messages(jump: float) -> Non
 def test_one_stamp_from_the_future_does_no_harm() -> None:
     stream = Stream(0.1)
     last = feed(stream, 0.0, 1.0)
-    assert not stream.see(last + 0.005, EPOCH + last + 1000.0, stream.sequence + 1)
+    assert not stream.update(last + 0.005, EPOCH + last + 1000.0, stream.sequence + 1)
     last = feed(stream, 1.0, 2.0)
     assert stream.age(last + 0.001) == pytest.approx(0.0, abs=1e-5) and stream.jumps == 0
 
@@ -83,13 +83,13 @@ def test_one_stamp_from_the_future_does_no_harm() -> None:
 def test_clocks_may_drift() -> None:
     stream = Stream(0.1)
     for time in np.arange(0.0, 100 * WINDOW, 0.5):  # 50 ppm slow: 75 ms late by the end
-        stream.see(time, EPOCH + time * (1.0 - 5e-5), stream.sequence + 1)
+        stream.update(time, EPOCH + time * (1.0 - 5e-5), stream.sequence + 1)
         assert stream.age(time) < 2 * WINDOW * 5e-5 + 1e-6
 
 
 def test_messages_without_a_stamp_are_judged_by_their_arrival() -> None:
     stream = Stream(0.1)
-    assert stream.see(1.0, None, 1) and stream.see(1.0, None, 1)  # the same message again
+    assert stream.update(1.0, None, 1) and stream.update(1.0, None, 1)  # the same message again
     assert stream.age(1.5) == 0.5
 
 
@@ -97,9 +97,9 @@ def test_messages_without_a_stamp_are_judged_by_their_arrival() -> None:
 def test_a_message_without_a_stamp_is_no_older_than_its_arrival(stamp: float | None) -> None:
     stream = Stream(0.1)
     last = feed(stream, 0.0, 1.0)
-    stream.see(last + 0.31, EPOCH + last + 0.01, stream.sequence + 1)  # 0.3 s late
+    stream.update(last + 0.31, EPOCH + last + 0.01, stream.sequence + 1)  # 0.3 s late
     assert stream.age(last + 0.31) == pytest.approx(0.299, abs=1e-5)
-    assert stream.see(last + 0.32, stamp, stream.sequence + 1)
+    assert stream.update(last + 0.32, stamp, stream.sequence + 1)
     assert stream.age(last + 0.37) == pytest.approx(0.05, abs=1e-9)
 
 
@@ -107,7 +107,7 @@ def test_odd_stamps_now_and_then_are_no_clock_that_jumped() -> None:
     stream = Stream(0.1)
     last = feed(stream, 0.0, 1.0)
     for number in range(3 * AGREE):
-        assert not stream.see(last + 0.005, EPOCH + last - 0.5, stream.sequence + 1)
+        assert not stream.update(last + 0.005, EPOCH + last - 0.5, stream.sequence + 1)
         last = feed(stream, 1.0 + 0.1 * number, 1.0 + 0.1 * number + 0.015)
     assert stream.jumps == 0 and stream.out_of_order == 3 * AGREE
 
@@ -116,14 +116,14 @@ def test_old_stamps_that_stand_still_are_no_clock_that_jumped() -> None:
     stream = Stream(0.1)
     last = feed(stream, 0.0, 1.0)
     for number in range(3 * AGREE):
-        assert not stream.see(last + 0.01 * number, EPOCH + last - 0.5, stream.sequence + 1)
+        assert not stream.update(last + 0.01 * number, EPOCH + last - 0.5, stream.sequence + 1)
     assert stream.jumps == 0 and stream.age(last + 0.2) == pytest.approx(0.199, abs=1e-5)
 
 
 def test_how_far_beyond_its_deadline_a_stream_is_counts_and_not_its_age() -> None:
     watchdog = Watchdog({"joints": 0.1, "image.front": 0.25})
-    watchdog.see("joints", 1.05, None, 1)
-    watchdog.see("image.front", 1.0, None, 1)
+    watchdog.update("joints", 1.05, None, 1)
+    watchdog.update("image.front", 1.0, None, 1)
     assert watchdog.oldest(1.35) == ("joints", pytest.approx(0.3), 0.1)  # by 0.2 s, the camera by 0.1 s
     assert watchdog.oldest(float("nan")) is not None  # a clock that says nothing makes nothing fresh
 
@@ -131,53 +131,55 @@ def test_how_far_beyond_its_deadline_a_stream_is_counts_and_not_its_age() -> Non
 def test_the_watchdog_names_the_stream_furthest_beyond_its_deadline() -> None:
     watchdog = Watchdog({"joints": 0.1, "image.front": 0.25})
     assert watchdog.oldest(0.0) is not None
-    watchdog.see("joints", 1.0, None, 1)
-    watchdog.see("image.front", 1.0, None, 1)
+    watchdog.update("joints", 1.0, None, 1)
+    watchdog.update("image.front", 1.0, None, 1)
     assert watchdog.oldest(1.09) is None
     assert watchdog.oldest(1.2) == ("joints", pytest.approx(0.2), 0.1)
-    watchdog.see("joints", 1.5, None, 2)
+    watchdog.update("joints", 1.5, None, 2)
     assert watchdog.oldest(1.5) == ("image.front", 0.5, 0.25)
-    watchdog.forget()
+    watchdog.reset()
     assert watchdog.oldest(1.5) is not None
     with pytest.raises(UserError, match="must be positive"):
         Watchdog({"joints": 0.0})
 
 
 def test_the_gate_closes_and_opens_with_hysteresis() -> None:
-    gate = ObservationGate({"state": Familiar(np.zeros(2), np.array([1.0, 2.0]))}, GateConfig(0.5, 0.25, 3, 4))
+    gate = ObservationGate(
+        {"state": ObservationRange(np.zeros(2), np.array([1.0, 2.0]))}, ObservationGateConfig(0.5, 0.25, 3, 4)
+    )
 
     def see(value: float, times: int) -> bool:
         for _ in range(times):
-            gate.judge({"state": np.array([[0.5, 1.0], [0.5, value]])})
+            gate.update({"state": np.array([[0.5, 1.0], [0.5, value]])})
         return gate.closed
 
     assert not see(2.9, 10)  # 0.45 ranges outside
     assert not see(3.2, 2) and see(3.2, 1)
     assert see(2.9, 10)  # not yet familiar enough
     assert see(2.4, 3) and not see(2.4, 1)
-    finding = gate.judge({"state": np.array([0.5, 3.2])})
+    finding = gate.update({"state": np.array([0.5, 3.2])})
     assert finding == ("state[1]", 3.2, 2.0, pytest.approx(0.6))
 
 
 def test_the_gate_counts_anew_after_it_has_moved() -> None:
-    gate = ObservationGate({"state": Familiar(np.zeros(1), np.ones(1))}, GateConfig(0.5, 0.25, 3, 4))
+    gate = ObservationGate({"state": ObservationRange(np.zeros(1), np.ones(1))}, ObservationGateConfig(0.5, 0.25, 3, 4))
     for value, times in ((2.0, 3), (0.5, 3)):
         for _ in range(times):
-            gate.judge({"state": np.array([value])})
+            gate.update({"state": np.array([value])})
         assert gate.closed
-    gate.judge({"state": np.array([0.5])})
+    gate.update({"state": np.array([0.5])})
     assert not gate.closed
 
 
 def test_a_sensor_that_stood_still_may_tremble() -> None:
-    gate = ObservationGate({"state": Familiar(np.ones(1), np.ones(1))})
-    assert gate.judge({"state": np.array([1.0004])}).excess == pytest.approx(0.4)  # of a thousandth
+    gate = ObservationGate({"state": ObservationRange(np.ones(1), np.ones(1))})
+    assert gate.update({"state": np.array([1.0004])}).excess == pytest.approx(0.4)  # of a thousandth
 
 
 def test_what_is_no_observation_closes_the_gate_at_once() -> None:
     for obs in ({"state": np.array([0.5, np.nan])}, {}, {"state": np.zeros(3)}):
-        gate = ObservationGate({"state": Familiar(np.zeros(2), np.ones(2))})
-        assert gate.judge(obs).excess == np.inf and gate.closed
+        gate = ObservationGate({"state": ObservationRange(np.zeros(2), np.ones(2))})
+        assert gate.update(obs).excess == np.inf and gate.closed
 
 
 def test_the_gate_reads_statistics() -> None:
@@ -197,12 +199,12 @@ def test_the_emergency_stop_latches(caplog: pytest.LogCaptureFixture) -> None:
     estop = EStop()
     assert not estop.check(0.0)
     with caplog.at_level(logging.WARNING):
-        estop.level("/estop", True)
+        estop.set_level("/estop", True)
         estop.press("keyboard")
         assert estop and estop.cause == "/estop"
         with pytest.raises(UserError, match="while /estop is pressed"):
             estop.reset()
-        estop.level("/estop", False)
+        estop.set_level("/estop", False)
         assert estop.check(1.0)  # released, but latched
         estop.reset()
     assert not estop and "pressed by: /estop" in caplog.text
@@ -211,13 +213,13 @@ def test_the_emergency_stop_latches(caplog: pytest.LogCaptureFixture) -> None:
 def test_a_lost_heartbeat_stops() -> None:
     estop = EStop(heartbeat=0.5)
     assert not estop.check(100.0)  # nobody has promised one yet
-    estop.beat(100.0)
+    estop.heartbeat(100.0)
     assert not estop.check(100.4) and estop.check(100.6)
     assert "no heartbeat for 0.60 s" in estop.cause
     estop.reset()
-    assert not estop.check(200.0) and not estop.attended  # until the next one
-    estop.beat(200.0)
-    assert estop.attended and EStop().attended
+    assert not estop.check(200.0) and not estop.heartbeat_ok  # until the next one
+    estop.heartbeat(200.0)
+    assert estop.heartbeat_ok and EStop().heartbeat_ok
 
 
 def test_a_signal_stops() -> None:
@@ -261,12 +263,12 @@ def test_interventions_are_counted_logged_and_kept(caplog: pytest.LogCaptureFixt
     with caplog.at_level(logging.WARNING):
         for tick in range(150):
             record.tick([Intervention("velocity", "a", 3.0, 2.0, 0.01 * tick)] if tick % 2 else [])
-    assert record.counts == {"velocity": 75} and record.share == 0.5 and len(record.recent) == 75
+    assert record.counts == {"velocity": 75} and record.limited_fraction == 0.5 and len(record.recent) == 75
     assert len(caplog.records) == 2  # one a second
     assert "velocity of a: 3, allowed 2" in caplog.text
     assert str(Intervention("estop", "", float("nan"), float("nan"), 0.0)) == "estop"
-    record.forget_window()
-    assert record.share == 0.0
+    record.reset_window()
+    assert record.limited_fraction == 0.0
 
 
 def test_the_share_of_bent_ticks_needs_a_whole_window() -> None:
@@ -274,5 +276,5 @@ def test_the_share_of_bent_ticks_needs_a_whole_window() -> None:
     shares = []
     for _ in range(5):
         record.tick(bent)
-        shares.append(record.share)
+        shares.append(record.limited_fraction)
     assert shares == [0.0, 0.0, 0.0, 1.0, 1.0]

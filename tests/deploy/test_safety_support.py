@@ -4,41 +4,41 @@ import numpy as np
 import pytest
 import torch
 
-from robopolicy.data.support import SupportConfig, SupportGate
-from robopolicy.deploy.safety.ood import SupportCheck, SupportCheckConfig
+from robopolicy.data.ood_detector import OODDetector, OODDetectorConfig
+from robopolicy.deploy.safety.ood import ActionOODCheck, ActionOODConfig
 from robopolicy.errors import UserError
 
 OBS, KNOWN, STRANGE = {"state": np.zeros(2), "image.top": np.zeros((3, 2, 2))}, np.zeros(1), np.full(1, 9.0)
 
 
-def check(**config) -> SupportCheck:
+def check(**config) -> ActionOODCheck:
     points = torch.randn(500, 3, generator=torch.Generator().manual_seed(0))
-    gate = SupportGate.fit(points, np.arange(500) % 10, SupportConfig(), ("state",))
-    return SupportCheck(gate, SupportCheckConfig(**config))
+    gate = OODDetector.fit(points, np.arange(500) % 10, OODDetectorConfig(), ("state",))
+    return ActionOODCheck(gate, ActionOODConfig(**config))
 
 
 @pytest.mark.parametrize(("response", "share"), [("hold", 1.0), ("slow", 0.3), ("refuse", 0.0)])
 def test_an_action_without_support_goes_the_way_of_its_response(response: str, share: float) -> None:
     support = check(response=response)
-    assert support.judge(OBS, KNOWN).share == 1.0
-    said = support.judge(OBS, STRANGE)
-    assert said.share == share and not said.held and said.score < said.threshold
+    assert support.check(OBS, KNOWN).fraction == 1.0
+    said = support.check(OBS, STRANGE)
+    assert said.fraction == share and not said.held and said.score < said.threshold
 
 
 @pytest.mark.parametrize("response", ["hold", "slow", "refuse"])
 def test_too_many_in_a_row_hold_the_robot_until_one_has_support(response: str) -> None:
     support = check(response=response)
-    assert [support.judge(OBS, STRANGE).held for _ in range(4)] == [False, False, True, True]
-    assert not support.judge(OBS, KNOWN).held
-    assert [support.judge(OBS, STRANGE).held for _ in range(3)] == [False, False, True]
+    assert [support.check(OBS, STRANGE).held for _ in range(4)] == [False, False, True, True]
+    assert not support.check(OBS, KNOWN).held
+    assert [support.check(OBS, STRANGE).held for _ in range(3)] == [False, False, True]
 
 
 def test_numbers_that_are_none_have_no_support() -> None:
-    assert check(response="refuse").judge(OBS, np.full(1, np.nan)).share == 0.0
+    assert check(response="refuse").check(OBS, np.full(1, np.nan)).fraction == 0.0
 
 
 def test_settings_out_of_range_are_refused() -> None:
     with pytest.raises(UserError, match="Did you mean 'slow'"):
-        SupportCheckConfig(response="slo")
+        ActionOODConfig(response="slo")
     with pytest.raises(UserError, match=r"share must lie in \(0, 1\)"):
-        SupportCheckConfig(share=1.0)
+        ActionOODConfig(slow_fraction=1.0)

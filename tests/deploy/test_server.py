@@ -16,14 +16,14 @@ import pytest
 import torch
 from served_toys import IMAGES, SPEC, OneRobot, Shift, connected, state, wait_until
 
-from robopolicy.deploy.batching import ServedSource
-from robopolicy.deploy.client import Connection, ServerSource
+from robopolicy.deploy.batching import ServedChunkPolicy
+from robopolicy.deploy.client import Connection, ServerChunkPolicy
 from robopolicy.deploy.server import ServerConfig, running
 from robopolicy.deploy.wire import TOKEN
 from robopolicy.errors import UserError
 from robopolicy.interop.remote import ServedPolicy, open_remote
 from robopolicy.nets.recurrent import RecurrentConfig
-from robopolicy.policies.noise import RowStreams
+from robopolicy.policies.noise import PerRowGenerator
 from robopolicy.policies.registry import POLICIES
 
 pytest.importorskip("msgpack", reason="needs robopolicy[remote]")
@@ -48,14 +48,14 @@ def test_a_served_policy_is_the_policy() -> None:
     noise = torch.randn(5, 4, 2)
     with running(ServedPolicy(policy, "flow")) as server:
         remote = open_remote(server.url)
-        assert remote.spec == SPEC and remote.takes_noise and remote.config.model == "flow"
-        assert remote.network_calls == policy.network_calls
+        assert remote.spec == SPEC and remote.is_steerable and remote.config.model == "flow"
+        assert remote.nfe == policy.nfe
         assert torch.equal(remote.decode(obs, noise), policy.decode(obs, noise))
         remote.close()
         with connected(server.url) as client:
-            first = client.ask(obs={"state": obs["state"].numpy()}, seed=9).chunk
-            again = client.ask(obs={"state": obs["state"].numpy()}, seed=9).chunk
-            streams = RowStreams([9] * 5, [1 << 16 | row for row in range(5)])
+            first = client.request(obs={"state": obs["state"].numpy()}, seed=9).chunk
+            again = client.request(obs={"state": obs["state"].numpy()}, seed=9).chunk
+            streams = PerRowGenerator([9] * 5, [1 << 16 | row for row in range(5)])
             np.testing.assert_array_equal(first, policy.act(obs, generator=streams).detach().numpy())
             assert not np.array_equal(first, again)  # the number of the request counts too
 
@@ -66,7 +66,7 @@ def test_a_served_policy_continues_what_is_being_played() -> None:
         assert open_remote(server.url).spec == SPEC
         obs = {"state": np.zeros((3, 1, 6))}
         for noise in (None, np.zeros((3, 4, 2), np.float32)):
-            chunk = client.ask(obs=obs, noise=noise, prefix=prefix).chunk
+            chunk = client.request(obs=obs, noise=noise, prefix=prefix).chunk
             np.testing.assert_array_equal(chunk[:, :2], prefix)
             assert np.isfinite(chunk).all() and np.ptp(chunk[:, 2:]) > 0
 
@@ -78,7 +78,7 @@ def test_what_a_request_gets_does_not_depend_on_its_company() -> None:
     def ask(server: Any, obs: np.ndarray, seed: int) -> np.ndarray:
         with connected(server.url) as client:
             everyone.wait(5)
-            return client.ask(obs={"state": obs}, seed=seed).chunk
+            return client.request(obs={"state": obs}, seed=seed).chunk
 
     policy, answers = flow(), {}
     for max_batch, together in ((1, 1), (8, 1), (1, len(asked)), (8, len(asked))):
@@ -112,7 +112,7 @@ def test_requests_share_a_call_and_nobody_waits_for_those_who_never_ask() -> Non
             client.close()
         wait_until(lambda: server.statistics.clients == 1)
         start = time.monotonic()
-        clients[0].ask(obs=state(), noise=NOISE)
+        clients[0].request(obs=state(), noise=NOISE)
         assert time.monotonic() - start < 0.4
         clients[0].close()
 
@@ -126,7 +126,7 @@ def test_one_bad_request_never_hurts_another() -> None:
 
         def ask(client: Connection, position: float) -> str:
             try:
-                return str(float(client.ask(obs=state(position), noise=0 * NOISE).chunk.mean()))
+                return str(float(client.request(obs=state(position), noise=0 * NOISE).chunk.mean()))
             except UserError as error:
                 return str(error)
 
@@ -165,9 +165,9 @@ GOOD = {"state": np.zeros((2, 2, 6)), "image.front": IMAGE}
 def test_a_request_that_does_not_fit_gets_one_line_and_the_next_one_its_chunk(fields: Any, message: str) -> None:
     with running(Shift(IMAGES, noise=False)) as server, connected(server.url) as client:
         with pytest.raises(UserError, match=message) as refusal:
-            client.ask(**fields)
+            client.request(**fields)
         assert "\n" not in str(refusal.value)
-        assert client.ask(obs=GOOD).chunk.shape == (2, 4, 2)
+        assert client.request(obs=GOOD).chunk.shape == (2, 4, 2)
         assert server.statistics.errors == 1 and server.statistics.requests == 2
 
 
@@ -193,21 +193,21 @@ def test_deadlines_are_counted_and_what_comes_too_late_is_not_computed() -> None
     ):
         served.gate.clear()
         served.batches.clear()
-        waiting = pool.submit(slow.ask, obs=state(3.0), noise=NOISE, deadline=0.3)
+        waiting = pool.submit(slow.request, obs=state(3.0), noise=NOISE, deadline=0.3)
         wait_until(lambda: served.batches == [1])
         threading.Timer(0.4, served.gate.set).start()
-        with pytest.raises(UserError, match="Its deadline had passed before its turn came"):
-            quick.ask(obs=state(), noise=NOISE, deadline=0.01)
+        with pytest.raises(UserError, match="The deadline passed before the request was computed"):
+            quick.request(obs=state(), noise=NOISE, deadline=0.01)
         assert waiting.result().chunk.shape == (1, 4, 2)  # late, but under way: its owner may still align it
         assert served.batches == [1]
-        quick.ask(obs=state(), noise=NOISE, deadline=10.0)
-        assert slow.ask(stats=True).stats["deadline_misses"] == 2
+        quick.request(obs=state(), noise=NOISE, deadline=10.0)
+        assert slow.request(stats=True).stats["deadline_misses"] == 2
 
 
 def test_statistics_are_for_whoever_asks_and_for_the_log() -> None:
     lines: list[str] = []
     with running(Shift(), ServerConfig(**FREE, log_every=0.05), lines.append) as server:
-        with closing(ServerSource(server.url)) as source:
+        with closing(ServerChunkPolicy(server.url)) as source:
             for _ in range(20):
                 source.chunk({"state": np.zeros((1, 6))})
             found = source.statistics()
@@ -220,14 +220,14 @@ def test_statistics_are_for_whoever_asks_and_for_the_log() -> None:
 
 
 def test_a_source_of_one_robot_is_served_too() -> None:
-    with running(ServedSource(OneRobot(), "robot")) as server:
-        with closing(ServerSource(server.url)) as source:
+    with running(ServedChunkPolicy(OneRobot(), "robot")) as server:
+        with closing(ServerChunkPolicy(server.url)) as source:
             assert source.spec == SPEC and source.takes_prefix and not source.greeting.noise
             chunk = source.chunk({"state": np.full((1, 6), 2.0)}, np.full((1, 2), 9.0))
             assert chunk.dtype == np.float32 and chunk.tolist() == [[9.0, 9.0]] + [[2.0, 2.0]] * 3
         with connected(server.url) as client:
             rows = np.arange(3.0).reshape(3, 1, 1).repeat(6, 2)
-            assert client.ask(obs={"state": rows}).chunk[:, 0, 0].tolist() == [0.0, 1.0, 2.0]
+            assert client.request(obs={"state": rows}).chunk[:, 0, 0].tolist() == [0.0, 1.0, 2.0]
 
 
 def test_a_policy_that_cannot_answer_never_listens() -> None:
@@ -254,8 +254,8 @@ def test_a_policy_that_cannot_answer_never_listens() -> None:
         ({"port": 70_000}, r"\[0, 65535\]"),
         ({"max_batch": 0}, "max_batch >= 1"),
         ({"max_bytes": 10}, "max_bytes in"),
-        ({"window": -1.0}, "cannot be negative"),
-        ({"window": float("nan")}, "cannot be negative or endless"),
+        ({"window": -1.0}, "not negative"),
+        ({"window": float("nan")}, "must be finite and not negative"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(settings: Any, message: str) -> None:
@@ -290,7 +290,7 @@ def test_tls_keeps_strangers_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     except FileNotFoundError:
         pytest.skip("needs openssl")
     with (
-        pytest.raises(UserError, match="no certificate and its key"),
+        pytest.raises(UserError, match="not a certificate and its key"),
         running(Shift(), ServerConfig(**FREE, tls_cert=key, tls_key=cert)),
     ):
         pass
@@ -299,7 +299,7 @@ def test_tls_keeps_strangers_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         assert server.url.startswith("wss://")
         monkeypatch.delenv("SSL_CERT_FILE", raising=False)
         with pytest.raises(UserError, match=r"is not trusted .*self.signed.*SSL_CERT_FILE"):
-            ServerSource(server.url)
+            ServerChunkPolicy(server.url)
         monkeypatch.setenv("SSL_CERT_FILE", str(cert))
-        with closing(ServerSource(server.url)) as source:
+        with closing(ServerChunkPolicy(server.url)) as source:
             assert source.chunk({"state": np.zeros((1, 6))}).shape == (4, 2)

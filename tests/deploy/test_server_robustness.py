@@ -17,7 +17,7 @@ import pytest
 from fuzz_server import fuzz
 from served_toys import Shift, connected, state, wait_until
 
-from robopolicy.deploy.client import ClientConfig, Connection, ServerSource
+from robopolicy.deploy.client import ClientConfig, Connection, ServerChunkPolicy
 from robopolicy.deploy.server import ServerConfig, running
 from robopolicy.deploy.wire import TOKEN
 from robopolicy.errors import UserError
@@ -32,7 +32,7 @@ def test_damaged_messages_get_an_error_and_harm_nobody() -> None:
     with running(Shift()) as server, connected(server.url) as bystander:
         found = fuzz(server.url, 2000)
         assert found["errors"] > 1000 and found["closed"] > 3
-        assert bystander.ask(obs=state(2.0), noise=NOISE).chunk.mean() == 2.0
+        assert bystander.request(obs=state(2.0), noise=NOISE).chunk.mean() == 2.0
         wait_until(lambda: server.statistics.clients == 1)
 
 
@@ -42,9 +42,9 @@ def test_an_oversize_message_ends_its_own_connection_only() -> None:
         connected(server.url) as big,
         connected(server.url) as small,
     ):
-        with pytest.raises(UserError, match=r"larger than the endpoint takes .*4096"):
-            big.ask(obs={"state": np.zeros((1000, 1, 6))})
-        assert small.ask(obs=state(), noise=NOISE).chunk.shape == (1, 4, 2)
+        with pytest.raises(UserError, match=r"larger than the endpoint accepts .*4096"):
+            big.request(obs={"state": np.zeros((1000, 1, 6))})
+        assert small.request(obs=state(), noise=NOISE).chunk.shape == (1, 4, 2)
 
 
 @pytest.mark.parametrize("shown", ["", "wrong", "secre", "secrets"])
@@ -52,10 +52,10 @@ def test_strangers_are_refused(shown: str, monkeypatch: pytest.MonkeyPatch) -> N
     with running(Shift(), ServerConfig(port=0, token="secret")) as server:
         monkeypatch.setenv(TOKEN, shown)
         with pytest.raises(UserError, match="refuses the token"):
-            ServerSource(server.url)
+            ServerChunkPolicy(server.url)
         assert server.statistics.refused_clients == 1 and server.statistics.clients == 0
         monkeypatch.setenv(TOKEN, "secret")
-        with closing(ServerSource(server.url)) as source:
+        with closing(ServerChunkPolicy(server.url)) as source:
             assert source.chunk(OBS).shape == (4, 2)
 
 
@@ -78,7 +78,7 @@ def test_there_is_an_end_to_the_clients() -> None:
             pass
         wait_until(lambda: server.statistics.clients == 0)
         with connected(server.url) as third:
-            assert third.ask(obs=state(), noise=NOISE).chunk.shape == (1, 4, 2)
+            assert third.request(obs=state(), noise=NOISE).chunk.shape == (1, 4, 2)
 
 
 def test_slow_clients_are_cut_off_and_hold_up_nobody() -> None:
@@ -94,7 +94,7 @@ def test_slow_clients_are_cut_off_and_hold_up_nobody() -> None:
         with connected(server.url) as client:
             for _ in range(30):
                 start = time.monotonic()
-                client.ask(obs=state(), noise=NOISE)
+                client.request(obs=state(), noise=NOISE)
                 assert time.monotonic() - start < 1.0
             wait_until(lambda: server.statistics.clients == 1)  # no sign of life within the time
         for drop in drops:
@@ -112,9 +112,9 @@ def test_a_client_that_vanishes_with_its_question_open_is_forgotten() -> None:
         served.batches.clear()
         gone = Connection(server.url, 0.2)
         with pytest.raises(TimeoutError, match=r"no answer within 0\.2 s"):
-            gone.ask(obs=state(3.0), noise=NOISE)
+            gone.request(obs=state(3.0), noise=NOISE)
         served.gate.set()
-        assert other.ask(obs=state(), noise=NOISE).chunk.shape == (1, 4, 2)
+        assert other.request(obs=state(), noise=NOISE).chunk.shape == (1, 4, 2)
         wait_until(lambda: server.statistics.clients == 1)
 
 
@@ -125,21 +125,21 @@ def test_a_server_that_stops_answers_what_is_in_work() -> None:
         source.open()
         served.gate.clear()
         served.batches.clear()
-        asking = threading.Thread(target=lambda: found.append(source.ask(obs=state(3.0), noise=NOISE).chunk.mean()))
+        asking = threading.Thread(target=lambda: found.append(source.request(obs=state(3.0), noise=NOISE).chunk.mean()))
         asking.start()
         wait_until(lambda: served.batches == [1])
         threading.Timer(0.2, served.gate.set).start()
     asking.join(5)
     assert found == [3.0]
     with pytest.raises(OSError, match=r"closed|refused"):
-        source.ask(obs=state(), noise=NOISE)
+        source.request(obs=state(), noise=NOISE)
     source.close()
 
 
 def test_a_client_waits_for_a_server_that_is_killed_and_restarted() -> None:
     port = free_port()
     child = start_server(port)
-    source = ServerSource(f"ws://127.0.0.1:{port}", ClientConfig(patience=30.0))
+    source = ServerChunkPolicy(f"ws://127.0.0.1:{port}", ClientConfig(reconnect_timeout=30.0))
     before = source.chunk(OBS)
     child.kill()
     child.wait()
@@ -153,7 +153,7 @@ def test_a_client_waits_for_a_server_that_is_killed_and_restarted() -> None:
     restarted[0].wait()
     start = time.monotonic()
     with pytest.raises(UserError, match=r"cannot be reached \(.*\); start it") as refusal:
-        ServerSource(f"ws://127.0.0.1:{port}", ClientConfig(patience=0.2))
+        ServerChunkPolicy(f"ws://127.0.0.1:{port}", ClientConfig(reconnect_timeout=0.2))
     assert 0.2 <= time.monotonic() - start < 5.0 and "\n" not in str(refusal.value)
     waiting = threading.Timer(0.2, source.close)  # from another thread, as a control loop does
     waiting.start()
@@ -164,7 +164,7 @@ def test_a_client_waits_for_a_server_that_is_killed_and_restarted() -> None:
 def test_another_policy_behind_the_same_address_is_noticed() -> None:
     port = free_port()
     with running(Shift(), ServerConfig(port=port)):
-        source = ServerSource(f"ws://127.0.0.1:{port}")
+        source = ServerChunkPolicy(f"ws://127.0.0.1:{port}")
         source.chunk(OBS)
     with (
         running(Shift(prefix=False), ServerConfig(port=port)),

@@ -11,7 +11,7 @@ from robopolicy.deploy.wire import DTYPES, Greeting, Reply, Request, WireError, 
 from robopolicy.policies.base import PolicySpec
 
 msgpack = pytest.importorskip("msgpack", reason="needs robopolicy[remote]")
-SPEC = PolicySpec({"state": (6,), "image.front": (3, 8, 8)}, action_dim=2, horizon=4, execute=2, obs_horizon=3)
+SPEC = PolicySpec({"state": (6,), "image.front": (3, 8, 8)}, action_dim=2, horizon=4, action_horizon=2, obs_horizon=3)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -72,9 +72,9 @@ class NoisyPolicy(Policy):
 
     name = "noisy"
 
-    def __init__(self, *, horizon: int = 4, execute: int = 3, obs_horizon: int = 2) -> None:
+    def __init__(self, *, horizon: int = 4, action_horizon: int = 3, obs_horizon: int = 2) -> None:
         super().__init__()
-        self.spec = PolicySpec({"state": (STATE,)}, ACTIONS, horizon, execute, obs_horizon)
+        self.spec = PolicySpec({"state": (STATE,)}, ACTIONS, horizon, action_horizon, obs_horizon)
         torch.manual_seed(0)
         width = obs_horizon * STATE + horizon * ACTIONS
         self.net = nn.Sequential(nn.Linear(width, 61), nn.Mish(), nn.Dropout(0.5), nn.Linear(61, horizon * ACTIONS))

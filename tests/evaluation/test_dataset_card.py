@@ -80,7 +80,7 @@ def test_coverage_that_says_nothing_gives_no_advice() -> None:
 def test_images_alone_have_no_coverage() -> None:
     data = make_data(images=True)
     assert dataset_card(data).coverage is None
-    with pytest.raises(UserError, match="shows no vectors"):
+    with pytest.raises(UserError, match="has no vectors"):
         dataset_card(data, References(replay=data))
 
 

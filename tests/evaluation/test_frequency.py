@@ -11,7 +11,7 @@ import torch
 from robopolicy.errors import UserError
 from robopolicy.evaluation.actors import PolicyActor
 from robopolicy.evaluation.frequency import (
-    HeldActor,
+    ActionRepeatActor,
     frequency_curve,
     frequency_score,
     frequency_scores,
@@ -30,17 +30,17 @@ def result(*outcomes: float, success: bool = True) -> EvalResult:
 
 @pytest.mark.parametrize(("hold", "expected"), [(2, [0, 1]), (4, [0, 1, 2, 3]), (6, [0, 1, 2, 3, 3, 3])])
 def test_a_long_chunk_is_cut_and_a_short_one_ends_with_its_last_action(make_sim, make_policy, hold, expected):
-    actor = PolicyActor(make_policy(horizon=4, execute=3).eval())
+    actor = PolicyActor(make_policy(horizon=4, action_horizon=3).eval())
     sim = make_sim(2)
     state = sim.reset(0)["state"].unsqueeze(1).repeat(1, 2, 1)
     call = (sim, {"state": state}, torch.arange(2), [0, 1], [0, 0])
-    whole, held = actor(*call), HeldActor(actor, hold)
+    whole, held = actor(*call), ActionRepeatActor(actor, hold)
     assert torch.equal(held(*call), whole[:, expected])
-    assert held.execute == hold and held.obs_horizon == 2 and held.policy_calls == 1
+    assert held.action_horizon == hold and held.obs_horizon == 2 and held.policy_calls == 1
 
 
 def test_the_length_that_a_policy_executes_anyway_changes_nothing(make_sim, make_policy):
-    policy = make_policy(horizon=4, execute=3)
+    policy = make_policy(horizon=4, action_horizon=3)
     curve = frequency_curve(policy, make_sim(5), [1, 3, 6], episodes=12, seed=50)
     plain = evaluate(policy, make_sim(4), episodes=12, seed=50)
     assert np.array_equal(curve[3].returns, plain.returns) and np.array_equal(curve[3].lengths, plain.lengths)

@@ -26,8 +26,8 @@ def same_episodes(a: EvalResult, b: EvalResult) -> bool:
 @pytest.mark.parametrize("chunk", [(1, 1, 1), (4, 3, 2)], ids=["single", "chunked"])
 @pytest.mark.parametrize("deterministic", [True, False])
 def test_result_is_bitwise_the_same_with_1_7_and_64_environments(make_sim, make_policy, chunk, deterministic):
-    horizon, execute, obs_horizon = chunk
-    policy = make_policy(horizon=horizon, execute=execute, obs_horizon=obs_horizon)
+    horizon, action_horizon, obs_horizon = chunk
+    policy = make_policy(horizon=horizon, action_horizon=action_horizon, obs_horizon=obs_horizon)
     one, seven, many = (
         evaluate(policy, make_sim(n), episodes=20, seed=50, deterministic=deterministic) for n in (1, 7, 64)
     )
@@ -91,7 +91,7 @@ def test_without_success_only_returns_are_reported(make_sim, make_policy):
 
 
 def test_cost_counts_network_calls_per_action(make_sim, make_policy):
-    cost = evaluate(make_policy(execute=3), make_sim(4, momentary=True), episodes=6).cost
+    cost = evaluate(make_policy(action_horizon=3), make_sim(4, momentary=True), episodes=6).cost
     assert cost.network_calls == 5
     assert 5 / 3 <= cost.network_calls_per_action < 5 / 3 * 1.2  # the last chunk of an episode is cut short
     assert 0 < cost.latency_ms <= cost.latency_p95_ms and cost.steps_per_s > 0

@@ -13,7 +13,13 @@ from robopolicy.deploy.chunk_buffer import ChunkBuffer
 from robopolicy.errors import UserError
 from robopolicy.evaluation import latency
 from robopolicy.evaluation.harness import evaluate
-from robopolicy.evaluation.latency import ContinuingActor, LateActor, latency_curve, latency_facts, latency_table
+from robopolicy.evaluation.latency import (
+    DelayedActor,
+    RealTimeChunkingActor,
+    latency_curve,
+    latency_facts,
+    latency_table,
+)
 from robopolicy.policies.base import Observation, Policy, PolicySpec
 from robopolicy.policies.noise import Randomness
 from robopolicy.policies.registry import POLICIES
@@ -62,16 +68,16 @@ class Sine(Policy):
 
     name = "sine"
 
-    def __init__(self, horizon: int = 16, execute: int = 8) -> None:
+    def __init__(self, horizon: int = 16, action_horizon: int = 8) -> None:
         super().__init__()
-        self.spec = PolicySpec({"state": (2,)}, 1, horizon, execute)
+        self.spec = PolicySpec({"state": (2,)}, 1, horizon, action_horizon)
 
     def act(self, obs: Observation, *, deterministic: bool = False, generator: Randomness = None) -> Tensor:
         phase = obs["state"][:, -1, 1:] + RATE * DT * torch.arange(1, self.spec.horizon + 1)
         return phase.sin().unsqueeze(-1)
 
 
-def rmse(late: latency.LateResult) -> float:
+def rmse(late: latency.LatencyResult) -> float:
     """Of the joint's position [rad]."""
     return float(np.sqrt(-late.result.returns.sum() / late.result.lengths.sum()))
 
@@ -94,8 +100,8 @@ def test_aligned_chunks_lose_nothing_to_a_latency_that_unaligned_ones_suffer_fro
 
 
 def test_without_latency_nothing_changes(make_sim, make_policy) -> None:
-    for join, execute in (("replace", 3), ("hold", 4)):  # hold plays a chunk of 4 to its end
-        policy = make_policy(horizon=4, execute=execute)
+    for join, action_horizon in (("replace", 3), ("hold", 4)):  # hold plays a chunk of 4 to its end
+        policy = make_policy(horizon=4, action_horizon=action_horizon)
         plain = evaluate(policy, make_sim(4), episodes=12, seed=50)
         (late,) = latency_curve(policy, make_sim(4), [0.0], join=join, episodes=12, seed=50).values()
         assert np.array_equal(late.result.returns, plain.returns) and late.delay == 0 and late.repeated == 0.0
@@ -104,7 +110,7 @@ def test_without_latency_nothing_changes(make_sim, make_policy) -> None:
 
 @pytest.mark.parametrize("join", ["replace", "hold", "ensemble"])
 def test_the_number_of_environments_changes_nothing(make_sim, make_policy, join: str) -> None:
-    policy = make_policy(horizon=8, execute=3)
+    policy = make_policy(horizon=8, action_horizon=3)
     found = [
         latency_curve(policy, make_sim(n), [0.1, 0.25], join=join, episodes=12, seed=50, deterministic=False)
         for n in (1, 5, 16)
@@ -118,13 +124,13 @@ def test_the_number_of_environments_changes_nothing(make_sim, make_policy, join:
 
 def test_what_is_played_meanwhile_is_worked_out_by_hand() -> None:
     class Numbered:
-        execute, obs_horizon, network_calls, policy_calls = 2, 1, 1, 0
+        action_horizon, obs_horizon, network_calls, policy_calls = 2, 1, 1, 0
 
         def __call__(self, sim, obs, rows, seeds, decisions) -> Tensor:
             return torch.tensor([[[10.0 * k + j] for j in range(4)] for k in decisions])  # chunk k is 10 k + row
 
     def played(delay: int, join: str = "replace") -> list[int]:
-        late = LateActor(Numbered(), delay, join)
+        late = DelayedActor(Numbered(), delay, join)
         windows = [late(None, {}, torch.arange(1), [7], [k]).flatten().tolist() for k in range(3)]  # type: ignore
         return [int(action) for window in windows for action in window]
 
@@ -162,15 +168,15 @@ def test_what_makes_no_sense_is_refused(latencies, join, message) -> None:
 def test_real_time_chunks_begin_as_the_last_ones_go_on_for_any_number_of_environments(make_sim) -> None:
     policy_class = POLICIES["flow"]
     config_class = policy_class.config_class
-    policy = policy_class(config_class(), PolicySpec({"state": (7,)}, 3, horizon=8, execute=4))
+    policy = policy_class(config_class(), PolicySpec({"state": (7,)}, 3, horizon=8, action_horizon=4))
     policy.fit_normalizer({k: {"min": -torch.ones(n), "max": torch.ones(n)} for k, n in (("state", 7), ("action", 3))})
     found = []
     for n in (1, 5):
         (late,) = latency_curve(policy, make_sim(n), [0.2], join="rtc", episodes=6, seed=50).values()
         found.append(late)
     assert np.array_equal(found[0].result.returns, found[1].result.returns) and found[0].repeated == 0.0
-    actor = ContinuingActor(policy.eval())
-    late, sim = LateActor(actor, 2, "rtc"), make_sim(1)
+    actor = RealTimeChunkingActor(policy.eval())
+    late, sim = DelayedActor(actor, 2, "rtc"), make_sim(1)
     obs = {"state": sim.reset(3)["state"].unsqueeze(1)}
     first = actor(sim, obs, torch.arange(1), [3], [0])[0]
     assert torch.equal(late(sim, obs, torch.arange(1), [3], [0])[0], first[:4])

@@ -276,13 +276,13 @@ def test_actions_that_the_logs_do_not_support_are_told():
 def test_what_cannot_be_computed_says_why():
     episodes, policy = play(30), TablePolicy(TARGET)
     alone = estimate(policy, episodes, config=QUICK)
-    assert alone["pdis"].interval is None and "--behaviour" in alone["pdis"].note
+    assert alone["pdis"].interval is None and "--behavior-policy" in alone["pdis"].note
     assert alone["fqe"].interval is not None and alone["marginal"].interval is not None
     still = OPEConfig(gamma=GAMMA, fqe=QUICK.fqe, features=20)
     assert "--stochastic" in estimate(policy, episodes, behaviour=policy, config=still)["is"].note
     disturbed = replace(episodes, arrays={**episodes.arrays, "executed": episodes.arrays["action"]})
     assert "collect --noise" in estimate(policy, disturbed, behaviour=policy, config=QUICK)["is"].note
-    policy.spec = PolicySpec({"state": (3,)}, 1, horizon=2, execute=2)
+    policy.spec = PolicySpec({"state": (3,)}, 1, horizon=2, action_horizon=2)
     assert "2 actions per decision" in why_unweighted(policy, policy, deterministic=False)
 
 
@@ -311,7 +311,7 @@ def test_windows_of_chunks_sum_rewards_and_stop_at_the_end():
         "reward": np.array([1.0, 2.0, 4.0], np.float32),
     }
     ended = arrays | {"terminated": np.array([False, False, True])}
-    spec = PolicySpec({"state": (3,)}, 1, horizon=2, execute=2)
+    spec = PolicySpec({"state": (3,)}, 1, horizon=2, action_horizon=2)
     logs = Logs(Episodes.from_list([Episode(ended)], 0.1), spec, 0.5)
     assert logs.window.tolist() == [0, 1, 2] and logs.reward.tolist() == [2.0, 4.0, 4.0]
     assert logs.discount.tolist() == [0.25, 0.0, 0.0] and logs.following.tolist() == [2, 2, 2]

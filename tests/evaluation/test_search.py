@@ -22,7 +22,14 @@ from robopolicy.evaluation.search.methods import (
     ranked,
 )
 from robopolicy.evaluation.search.search_report import search_summary, search_table, weight_curve, write_table
-from robopolicy.evaluation.search.weights import Ledger, against, check_disjoint, hold_out, make_search, search_weights
+from robopolicy.evaluation.search.weights import (
+    SearchLog,
+    check_disjoint,
+    compare_with,
+    hold_out,
+    make_search,
+    search_weights,
+)
 
 NAMES = ("b", "a", "c")  # deliberately not sorted
 
@@ -147,17 +154,17 @@ def test_a_search_that_was_killed_goes_on_to_the_same_result(method, tmp_path, s
     whole = search(name, Quadratic((0.3, 0.7)), **settings)
     file = tmp_path / "search.jsonl"
     with pytest.raises(KeyboardInterrupt):
-        search(name, Quadratic((0.3, 0.7), stop_after=stop_after), ledger=Ledger(file, {"x": 1}), **settings)
+        search(name, Quadratic((0.3, 0.7), stop_after=stop_after), ledger=SearchLog(file, {"x": 1}), **settings)
     with file.open("a") as stream:
         stream.write('{"who": "weights 0.3 0.7", "fir')  # and the line it was writing is torn
-    ledger = Ledger.open(file)
+    ledger = SearchLog.open(file)
     assert ledger.request == {"x": 1}
     evaluator = Quadratic((0.3, 0.7))
     resumed = search(name, evaluator, ledger=ledger, **settings)
     assert search_summary(resumed) == search_summary(whole)
     played = sum(len(seeds) for _, seeds in evaluator.calls)
     assert played == whole.plan.episodes - json_episodes(file, stop_after)
-    assert Ledger.open(file).episodes == whole.plan.episodes
+    assert SearchLog.open(file).episodes == whole.plan.episodes
 
 
 def json_episodes(file, count):
@@ -168,15 +175,15 @@ def json_episodes(file, count):
 
 def test_a_damaged_record_is_refused(tmp_path):
     file = tmp_path / "search.jsonl"
-    search("grid", Quadratic((0.5, 0.5)), ledger=Ledger(file), episodes=2)
+    search("grid", Quadratic((0.5, 0.5)), ledger=SearchLog(file), episodes=2)
     lines = file.read_text().splitlines()
     lines[3] = lines[3][:-20]
     file.write_text("\n".join(lines) + "\n")
     with pytest.raises(UserError, match="is damaged"):
-        Ledger.open(file)
+        SearchLog.open(file)
     file.write_text('{"version": 99, "request": {}}\n')
     with pytest.raises(UserError, match="has version 99"):
-        Ledger.open(file)
+        SearchLog.open(file)
 
 
 def test_the_trial_pairs_the_composition_with_every_policy_on_seeds_the_search_has_not_seen():
@@ -186,7 +193,7 @@ def test_the_trial_pairs_the_composition_with_every_policy_on_seeds_the_search_h
     check_disjoint(found.seeds, seeds)
     results = hold_out(policies, Quadratic((0.3, 0.7), rate=True), seeds)
     assert all(result.seeds.tolist() == list(seeds) for result in results.values())
-    compared = against(results, "both")
+    compared = compare_with(results, "both")
     assert list(compared) == ["a", "b"]
     assert compared["a"].headline.difference.low > 0 and compared["a"].headline.losses == 0
 

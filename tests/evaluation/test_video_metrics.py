@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 from robopolicy.errors import UserError
 from robopolicy.evaluation import video_metrics
-from robopolicy.evaluation.video_metrics import LPIPS, clip_features, compare_films, frame_ssim, frechet_distance
+from robopolicy.evaluation.video_metrics import LPIPS, clip_features, compare_videos, frame_ssim, frechet_distance
 from robopolicy.worldmodel.action_following import frame_psnr
 
 
@@ -99,7 +99,7 @@ def test_films_are_compared_by_horizon():
     noise = random_film(1, rows=6, length=12)["top"].float() - 128
     drift = torch.linspace(0.02, 0.5, 12)[None, :, None, None, None]
     worse = {"top": (real["top"].float() + drift * noise).clamp(0, 255).to(torch.uint8)}
-    found = compare_films(worse, real, encode=encode, features="pixels")
+    found = compare_videos(worse, real, encode=encode, features="pixels")
     ratio, similarity = (found.frames[name] for name in ("PSNR [dB]", "SSIM"))
     assert list(ratio) == [1, 5, 10] == list(similarity) == list(found.sets)
     for metric in (ratio, similarity):
@@ -110,18 +110,18 @@ def test_films_are_compared_by_horizon():
         "5",
         "10",
     ]
-    assert compare_films(real, real, encode=encode).sets[10] == pytest.approx(0, abs=1e-9)
-    assert compare_films(worse, real).table()[0][-1] == "SSIM" and found.to_dict()["films"] == 6
+    assert compare_videos(real, real, encode=encode).sets[10] == pytest.approx(0, abs=1e-9)
+    assert compare_videos(worse, real).table()[0][-1] == "SSIM" and found.to_dict()["films"] == 6
 
 
 def test_films_that_do_not_match_are_refused():
     real = random_film(0)
     with pytest.raises(UserError, match="equal cameras and shapes"):
-        compare_films({"side": real["top"]}, real)
+        compare_videos({"side": real["top"]}, real)
     with pytest.raises(UserError, match="equal cameras and shapes"):
-        compare_films({"top": real["top"][:, :2]}, real)
+        compare_videos({"top": real["top"][:, :2]}, real)
     with pytest.raises(UserError, match="3 frames"):
-        compare_films(real, real, horizons=(5, 10))
+        compare_videos(real, real, horizons=(5, 10))
 
 
 def test_lpips_says_what_is_missing(tmp_path):
@@ -160,7 +160,7 @@ def test_lpips_takes_the_weights_of_torchvision_and_pictures_from_minus_one_to_o
     save_file(weights | {"classifier.1.weight": torch.zeros(1)}, tmp_path / "alexnet.safetensors")
     metric = LPIPS(tmp_path / "alexnet.safetensors")
     assert metric(film(0, 2, 3), film(255, 2, 3)).tolist() == [[2.0] * 3] * 2
-    found = compare_films(film(0, 2, 3), film(255, 2, 3), lpips=metric)
+    found = compare_videos(film(0, 2, 3), film(255, 2, 3), lpips=metric)
     assert found.frames["LPIPS"][1].estimate == 2.0
     save_file({"features.0.weight": torch.ones(1)}, tmp_path / "other.safetensors")
     with pytest.raises(UserError, match="does not hold"):

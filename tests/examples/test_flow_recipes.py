@@ -11,7 +11,7 @@ TASKS = ["toy/point_mass", "manipulation/lift"]
 
 def make_flow(**options: int) -> flow_bc.Flow:
     torch.manual_seed(0)
-    flow = flow_bc.Flow(6, 2, flow_bc.Config(hidden=16, horizon=3, execute=3, **options))
+    flow = flow_bc.Flow(6, 2, flow_bc.Config(hidden=16, horizon=3, action_horizon=3, **options))
     flow.state_norm.fit({"min": -torch.ones(6), "max": torch.ones(6)})
     flow.action_norm.fit({"min": -torch.ones(2), "max": torch.ones(2)})
     return flow
@@ -32,7 +32,7 @@ def test_quick_path_from_demonstrations_to_fine_tuned_policy(task, tmp_path):
 
 def test_saved_policy_computes_the_same_chunk(tmp_path):
     flow, state, noise = make_flow(), torch.randn(5, 6), torch.randn(5, 3, 2)
-    flow_bc.save(flow, flow_bc.Config(hidden=16, horizon=3, execute=3), tmp_path / "flow.safetensors")
+    flow_bc.save(flow, flow_bc.Config(hidden=16, horizon=3, action_horizon=3), tmp_path / "flow.safetensors")
     loaded, _ = flow_bc.load(tmp_path / "flow.safetensors")
     assert torch.equal(loaded.decode(state, noise), flow.decode(state, noise))
 
@@ -56,7 +56,7 @@ def test_chunks_hold_the_actions_that_follow_and_repeat_the_last():
 def test_evaluation_does_not_depend_on_the_number_of_environments():
     flow = make_flow()
     results = [
-        flow_bc.evaluate(flow, make_sim("toy/point_mass", SimOptions(num_envs=n)), execute=3, episodes=12)
+        flow_bc.evaluate(flow, make_sim("toy/point_mass", SimOptions(num_envs=n)), action_horizon=3, episodes=12)
         for n in (1, 5)
     ]
     assert results[0] == results[1]

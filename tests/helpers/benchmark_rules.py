@@ -10,14 +10,14 @@ from benchmarks.control.tasks import TASKS
 from benchmarks.pendulum.cell import ROWS
 from benchmarks.pendulum.cell import settings as pendulum_settings
 from benchmarks.pendulum.tasks import register
-from robopolicy.training.build import build, complete
+from robopolicy.training.build import build, resolve_config
 from robopolicy.training.compose import compose_config
 
 
 def check_control_row_starts(name: str) -> None:
     """A row of the table of control can start with its budget."""
     config = compose_config([*control_settings(METHODS[name], TASKS["hopper"], 0), "evaluation.episodes=0"])
-    parts = build(complete(config))
+    parts = build(resolve_config(config))
     parts.close()
     assert parts.total_updates >= 50
 

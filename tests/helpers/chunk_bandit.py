@@ -17,7 +17,7 @@ from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
 from robopolicy.policies.heads.generative import GenerativePolicy
 
-SPEC = PolicySpec({"state": (2,)}, action_dim=1, horizon=2, execute=1)
+SPEC = PolicySpec({"state": (2,)}, action_dim=1, horizon=2, action_horizon=1)
 STATISTICS = {
     "state": {"min": [-1.0] * 2, "max": [1.0] * 2},
     "action": {"min": [-1.0], "max": [1.0], "mean": [0.1], "std": [0.5]},

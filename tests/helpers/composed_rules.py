@@ -29,7 +29,7 @@ def check_what_any_parent_knows_serves_critics_and_actors(parents: tuple[Any, An
     obs = {key: torch.rand(2, 1, *shape) for key, shape in policy.spec.observation.items()}
     value = QEnsemble(CriticConfig(hidden=(8,)), policy)(obs, policy.act(obs))
     assert bool(value.isfinite().all())
-    steered = LatentPolicy.steer(policy, NoiseSpace(), STEERING_ACTOR)
+    steered = LatentPolicy.from_base(policy, NoiseSpace(), STEERING_ACTOR)
     assert bool(steered.act(obs).isfinite().all())
     known = {
         name: buffer

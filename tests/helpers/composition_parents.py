@@ -11,7 +11,7 @@ from robopolicy.critics.q import CriticConfig, QEnsemble
 from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.heads.diffusion import DiffusionConfig, DiffusionPolicy
 from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
-from robopolicy.policies.wrappers.best_of_n import select
+from robopolicy.policies.wrappers.best_of_n import make_best_of_n
 from robopolicy.policies.wrappers.composed import ComposedPolicy, compose
 from robopolicy.training.checkpoint import load_policy, save_checkpoint
 
@@ -54,8 +54,8 @@ def trained_parents(tmp_path_factory):
     """A flow and a diffusion policy with different data, chunks, histories and steps."""
     folder = tmp_path_factory.mktemp("parents")
     torch.manual_seed(0)
-    flow = FlowPolicy(FlowConfig(steps=3, hidden=(48, 48)), PolicySpec({"state": (6,)}, 2, horizon=4, execute=2))
-    spec = PolicySpec({"state": (6,)}, 2, horizon=2, execute=2, obs_horizon=2)
+    flow = FlowPolicy(FlowConfig(steps=3, hidden=(48, 48)), PolicySpec({"state": (6,)}, 2, horizon=4, action_horizon=2))
+    spec = PolicySpec({"state": (6,)}, 2, horizon=2, action_horizon=2, obs_horizon=2)
     diffusion = DiffusionPolicy(DiffusionConfig(steps=4, hidden=(48, 48)), spec)
     for name, policy, side in (("left", flow, -1), ("right", diffusion, 1)):
         seen = {"state": torch.rand(4, policy.spec.obs_horizon, 6)}
@@ -81,5 +81,5 @@ def save_judge() -> None:
     """Write a critic of the composition to `judge` in the current folder."""
     both = composed()
     torch.manual_seed(2)
-    judge = select(both, QEnsemble(CriticConfig(hidden=(8,)), both), candidates=2)
+    judge = make_best_of_n(both, QEnsemble(CriticConfig(hidden=(8,)), both), candidates=2)
     save_checkpoint("judge", judge, task=TASK, obs_sample={"state": torch.rand(2, 2, 6)})

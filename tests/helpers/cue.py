@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from robopolicy.sim.contract import Observation, SimSpec, Step, TensorSpec
-from robopolicy.sim.vector_env import RowSim
+from robopolicy.sim.vector_env import TorchVectorEnv
 
 LENGTH = 5  # steps of an episode
 BEST = 1.0  # return of who remembers; 0 is the best without memory
 
 
-class CueSim(RowSim):
+class CueSim(TorchVectorEnv):
     """`state`: the cue (+-1) at the first step, 0 later, and the time; `critic`: the cue throughout."""
 
     def __init__(self, num_envs: int) -> None:
@@ -32,7 +32,7 @@ class CueSim(RowSim):
         self._cue = torch.zeros(num_envs)
 
     def step(self, action: Tensor, active: Tensor | None = None) -> Step:
-        active = self.moving(active)
+        active = self.active_rows(active)
         self.episode_step = self.episode_step + active
         done = active & (self.episode_step >= LENGTH)
         reward = torch.where(done, self._cue * action[:, 0].clamp(-1, 1), 0.0)

@@ -15,9 +15,9 @@ from tiny_policies import observed
 from torch.onnx._internal.exporter._registration import ONNXRegistry
 
 from robopolicy.deploy.bundle import TOLERANCE, open_bundle
-from robopolicy.deploy.export import TaskFacts, export_bundle
+from robopolicy.deploy.export import TaskMetadata, export_bundle
 from robopolicy.policies.base import Policy
-from robopolicy.policies.noise import RowStreams
+from robopolicy.policies.noise import PerRowGenerator
 
 
 @pytest.fixture(scope="module")
@@ -33,17 +33,17 @@ def check_plays_what_evaluation_plays(policy: Policy, folder: Path) -> None:
     """Chunks of a bundle equal those of the policy within the tolerance, decision by decision."""
     policy.eval()
     obs = observed(policy)
-    manifest = export_bundle(policy, folder / "b", facts=TaskFacts("none/none"), obs=obs)
+    manifest = export_bundle(policy, folder / "b", task_metadata=TaskMetadata("none/none"), obs=obs)
     assert manifest.parity <= TOLERANCE
     bundle = open_bundle(folder / "b", seed=7)
     assert bundle.verify().ok
-    memory = torch.zeros(1, 1, policy.spec.memory_dim)
+    memory = torch.zeros(1, 1, policy.spec.hidden_dim)
     for decision in range(2):
         seen = {key: value[decision : decision + 1] for key, value in obs.items()}
         if "memory" in seen:
             seen["memory"] = memory
-            memory = policy.remember(seen).detach()
-        expected = policy.act(seen, deterministic=True, generator=RowStreams([7], [decision]))[0]
+            memory = policy.next_hidden(seen).detach()
+        expected = policy.act(seen, deterministic=True, generator=PerRowGenerator([7], [decision]))[0]
         chunk = bundle.chunk({key: value[0].numpy() for key, value in seen.items() if key != "memory"})
         scale = torch.tensor(manifest.action_scale)
         torch.testing.assert_close(torch.from_numpy(chunk) / scale, expected / scale, rtol=0, atol=TOLERANCE)

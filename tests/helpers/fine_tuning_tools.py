@@ -19,7 +19,7 @@ from robopolicy.rollout.on_policy import RolloutSampler
 from robopolicy.sim.chunk import ChunkedSim
 from robopolicy.sim.registry import SimOptions, make_sim
 
-SPEC = PolicySpec({"state": (6,)}, 2, horizon=4, execute=2)
+SPEC = PolicySpec({"state": (6,)}, 2, horizon=4, action_horizon=2)
 LINE = PolicySpec({"state": (1,)}, action_dim=1)
 RAW: dict[str, Any] = {"normalization": "identity", "action_normalization": "identity", "action_clip": 0.0}
 STATISTICS = {
@@ -45,14 +45,16 @@ def diffusion_head(seed: int = 0, **config: Any) -> DiffusionPolicy:
 def chunked(algorithm: Any, num_envs: int = 16) -> ChunkedSim:
     sim = make_sim("toy/point_mass", SimOptions(num_envs=num_envs, reward="shaped"))
     spec = algorithm.policy.spec
-    return ChunkedSim(sim, execute=spec.execute, obs_horizon=spec.obs_horizon, gamma=algorithm.step_discount)
+    return ChunkedSim(
+        sim, action_horizon=spec.action_horizon, obs_horizon=spec.obs_horizon, gamma=algorithm.step_discount
+    )
 
 
 def sampler_for(algorithm: Any, num_envs: int = 16) -> Any:
     sim = chunked(algorithm, num_envs)
     if algorithm.data_source == "group":
         return GroupSampler(sim, group_size=algorithm.config.group_size)
-    return RolloutSampler(sim, decisions=algorithm.config.num_steps, memory=algorithm.policy.spec.memory_dim)
+    return RolloutSampler(sim, decisions=algorithm.config.num_steps, memory=algorithm.policy.spec.hidden_dim)
 
 
 def resumed(make: Callable[..., Any], num_envs: int = 16, sampling: Any = sampler_for) -> tuple[Any, Any]:

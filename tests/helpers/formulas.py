@@ -13,7 +13,7 @@ DISTANCES = (0.0, 0.3)
 
 def relative(case: Tabular, *, scaled: bool = True) -> Tensor:
     """GRPO's or Dr. GRPO's advantage (N,)."""
-    value, group = rewards(case), case.decisions.need("group")
+    value, group = rewards(case), case.decisions.require("group")
     if scaled:
         return standardised(value, group)
     return value - torch.stack([value[group == key].mean() for key in group])
@@ -44,12 +44,12 @@ def gradients(name: str, case: Tabular, **changes: Any) -> Tensor:
 
 def to_reference(case: Tabular) -> Tensor:
     """Log-ratio to the reference (N, T), 0 where the mask is off."""
-    return (case.logp() - case.decisions.need("logp_ref")).masked_fill(~case.decisions.valid(), 0.0)
+    return (case.logp() - case.decisions.require("logp_ref")).masked_fill(~case.decisions.valid(), 0.0)
 
 
 def pairs(case: Tabular, *, ordered: bool) -> list[tuple[int, int]]:
     """Pairs of rows of one group: of different outcome and better first, or all in both orders."""
-    value, group = rewards(case), case.decisions.need("group")
+    value, group = rewards(case), case.decisions.require("group")
     rows = range(len(value))
     same = [(i, j) for i in rows for j in rows if i != j and group[i] == group[j]]
     return [(i, j) for i, j in same if value[i] > value[j]] if ordered else same

@@ -24,7 +24,7 @@ SHAPES = {
     "embedding.task": (6,),
 }
 
-SPEC = PolicySpec(SHAPES, action_dim=2, horizon=5, execute=3, obs_horizon=2)
+SPEC = PolicySpec(SHAPES, action_dim=2, horizon=5, action_horizon=3, obs_horizon=2)
 
 STATISTICS = {
     key: {"min": -torch.ones(n), "max": torch.ones(n), "mean": torch.zeros(n), "std": torch.ones(n), "count": [9]}

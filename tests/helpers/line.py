@@ -13,14 +13,14 @@ from robopolicy.data.episodes import Episode, Episodes
 from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
 from robopolicy.sim.contract import Observation, SimSpec, Step, TensorSpec
-from robopolicy.sim.vector_env import RowSim
+from robopolicy.sim.vector_env import TorchVectorEnv
 
 HOME = 0.5  # where demonstrations stay
 STEPS = 15  # of an episode
 SPEC = PolicySpec({"state": (1,)}, action_dim=1)
 
 
-class LineSim(RowSim):
+class LineSim(TorchVectorEnv):
     """`state`: the place in [-1, 1]; the action moves it by up to 0.2. Nothing is rewarded."""
 
     def __init__(self, num_envs: int) -> None:
@@ -40,7 +40,7 @@ class LineSim(RowSim):
         self._place = self._place.index_copy(0, rows, torch.tensor(places, dtype=torch.float32)[:, None])
 
     def step(self, action: Tensor, active: Tensor | None = None) -> Step:
-        active = self.moving(active)
+        active = self.active_rows(active)
         self._place = torch.where(active[:, None], moved(self._place, action), self._place)
         self.episode_step = self.episode_step + active
         done = active & (self.episode_step == STEPS)

@@ -11,12 +11,12 @@ from torch import Tensor
 
 from robopolicy.data.batches import Transitions
 from robopolicy.sim.contract import Observation, SimSpec, Step, TensorSpec
-from robopolicy.sim.vector_env import RowSim
+from robopolicy.sim.vector_env import TorchVectorEnv
 
 ACTIONS = 5  # equal parts of [-1, 1]
 
 
-class LockSim(RowSim):
+class LockSim(TorchVectorEnv):
     """`state`: one-hot of the step, zeros once a wrong action was played."""
 
     def __init__(self, num_envs: int, length: int) -> None:
@@ -37,7 +37,7 @@ class LockSim(RowSim):
         self._good = self._good.index_fill(0, rows, True)
 
     def step(self, action: Tensor, active: Tensor | None = None) -> Step:
-        active = self.moving(active)
+        active = self.active_rows(active)
         wanted = self.code[self.episode_step]
         self._good = self._good & (~active | (choice(action[:, 0]) == wanted))
         self.episode_step = self.episode_step + active

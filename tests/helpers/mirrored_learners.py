@@ -11,12 +11,12 @@ import torch
 from robopolicy.algorithms.common.symmetry import SymmetryConfig
 from robopolicy.algorithms.ppo import PPO
 from robopolicy.algorithms.registry import ALGORITHMS, make_algorithm
-from robopolicy.mirror_symmetry import Mirror, Reflection
+from robopolicy.mirror_symmetry import MirrorSymmetry, SignedPermutation
 from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
 from robopolicy.policies.heads.mixture import MixtureConfig, MixturePolicy
 
-MIRROR = Mirror({"state": Reflection.of([-1, 1, -1, 1, -1, 1])}, Reflection.of([-1, 1]))
+MIRROR = MirrorSymmetry({"state": SignedPermutation.of([-1, 1, -1, 1, -1, 1])}, SignedPermutation.of([-1, 1]))
 SPEC = PolicySpec({"state": (6,)}, 2)
 
 

@@ -43,7 +43,9 @@ def make_policy() -> Callable[[], Policy]:
 
     def make() -> Policy:
         torch.manual_seed(0)
-        policy = FlowPolicy(FlowConfig(steps=3), PolicySpec({"state": (6,)}, 2, horizon=4, execute=2, obs_horizon=2))
+        policy = FlowPolicy(
+            FlowConfig(steps=3), PolicySpec({"state": (6,)}, 2, horizon=4, action_horizon=2, obs_horizon=2)
+        )
         names = {"state": 6, "action": 2}
         policy.fit_normalizer({key: {"min": [-1.0] * n, "max": [2.0] * n} for key, n in names.items()})
         return policy

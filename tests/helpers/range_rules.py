@@ -8,13 +8,13 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 import pytest
 
 from robopolicy.algorithms.registry import ALGORITHMS
-from robopolicy.constraints import Range, Ranged, UpTo
+from robopolicy.constraints import AtMost, Range, Validated
 from robopolicy.errors import UserError
 from robopolicy.nets.augmentation import AUGMENTATIONS
 from robopolicy.nets.backbone import BACKBONES
 from robopolicy.nets.modality import ENCODERS
 from robopolicy.policies.registry import POLICIES
-from robopolicy.schema import PlainForm
+from robopolicy.schema import CustomSerialization
 from robopolicy.sim.wrappers.registry import WRAPPERS
 
 CONFIGURED = (ALGORITHMS, POLICIES, ENCODERS, BACKBONES, AUGMENTATIONS, WRAPPERS)
@@ -45,7 +45,7 @@ def unranged(hint: object, where: str) -> list[str]:
 
 def parts(hint: Any) -> Iterator[type[Any]]:
     """The config dataclasses within a type, itself included."""
-    if isinstance(hint, type) and issubclass(hint, PlainForm):
+    if isinstance(hint, type) and issubclass(hint, CustomSerialization):
         return  # checks its own settings
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
         yield hint
@@ -73,11 +73,11 @@ def numbers(config: type[Any]) -> list[str]:
 
 def check_refuses_what_is_out_of_range(config: type[Any]) -> None:
     """A number outside its range is refused however a config is built."""
-    assert issubclass(config, Ranged) or not numbers(config)
+    assert issubclass(config, Validated) or not numbers(config)
     good: Any = config()
     for setting, hint in get_type_hints(config, include_extras=True).items():
         for kind, bounds, place in ranges(hint):
-            wrong = kind(bounds.least - 1) if bounds.least > -math.inf else math.nan
+            wrong = kind(bounds.minimum - 1) if bounds.minimum > -math.inf else math.nan
             with pytest.raises(UserError, match=setting):
                 dataclasses.replace(good, **{setting: place(wrong)})
 
@@ -86,9 +86,9 @@ def check_refuses_what_is_beyond_a_field(config: type[Any]) -> None:
     """A number beyond the field that bounds it is refused."""
     good: Any = config()
     for setting, hint in get_type_hints(config, include_extras=True).items():
-        for bound in (note for note in get_args(hint)[1:] if isinstance(note, UpTo)):
+        for bound in (note for note in get_args(hint)[1:] if isinstance(note, AtMost)):
             highest = getattr(good, bound.field)
-            beyond = highest if bound.below else highest + 1 if type(highest) is int else 1.01 * highest
+            beyond = highest if bound.exclusive else highest + 1 if type(highest) is int else 1.01 * highest
             words = f"^{setting} must (lie below|be at most) {bound.field}={highest}, got {beyond}"
             with pytest.raises(UserError, match=words):
                 dataclasses.replace(good, **{setting: beyond})

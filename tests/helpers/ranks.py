@@ -24,7 +24,7 @@ from robopolicy.policies.registry import make_policy
 from robopolicy.rollout.on_policy import RolloutSampler
 from robopolicy.sim.chunk import ChunkedSim
 from robopolicy.sim.registry import SimOptions, make_sim
-from robopolicy.training.distributed import together
+from robopolicy.training.distributed import gather_rollouts
 
 Case = tuple[str, dict[str, Any]]  # algorithm, settings
 
@@ -73,11 +73,11 @@ def one_of_two(index: int, folder: str, cases: Sequence[Case]) -> None:
     for number, (name, settings) in enumerate(cases):
         algorithm = learner(name, settings)
         whole = torch.load(f"{folder}/{number}.pt", weights_only=True)
-        metrics = [algorithm.update(together(half(Rollout(**entry), index))) for entry in whole]
+        metrics = [algorithm.update(gather_rollouts(half(Rollout(**entry), index))) for entry in whole]
         torch.save([algorithm.state_dict(), metrics], f"{folder}/{number}-{index}.pt")
     rows = torch.arange(3 + index).view(-1, 1) + 10 * index  # of unequal sizes
     torch.save(
-        [distributed.gathered(rows), distributed.gathered(rows > 10), distributed.largest_over_ranks(index)],
+        [distributed.all_gather(rows), distributed.all_gather(rows > 10), distributed.all_reduce_max(index)],
         f"{folder}/g{index}.pt",
     )
     dist.barrier()  # as in `processes`: one that leaves early may take the other with it

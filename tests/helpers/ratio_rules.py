@@ -8,9 +8,9 @@ import torch
 
 from robopolicy.policies.base import Observation, Policy, PolicySpec
 from robopolicy.policies.heads.explicit import ExplicitPolicy
-from robopolicy.policies.noise import RowStreams
+from robopolicy.policies.noise import PerRowGenerator
 
-STATE = PolicySpec({"state": (7,)}, action_dim=2, horizon=5, execute=3, obs_horizon=2)
+STATE = PolicySpec({"state": (7,)}, action_dim=2, horizon=5, action_horizon=3, obs_horizon=2)
 RANGE = {"min": [-2.0] * 7, "max": [2.0] * 7, "mean": [0.1] * 7, "std": [1.3] * 7, "count": [50]}
 ACTION = {"min": [-0.5, -3.0], "max": [0.5, 3.0], "mean": [0.0, 0.1], "std": [0.2, 2.0]}
 
@@ -45,7 +45,7 @@ def check_sampling_leaves_no_graph(policy: Policy) -> None:
     """Samples have no gradient, are finite and have the shape of the specification."""
     sample = policy.sample(observations(3, policy.spec))
     assert sample.chunk.shape == (3, policy.spec.horizon, policy.spec.action_dim)
-    assert sample.logp.shape == (3, policy.network_calls)
+    assert sample.logp.shape == (3, policy.nfe)
     for tensor in (sample.chunk, sample.logp, *sample.record.values()):
         assert not tensor.requires_grad and bool(tensor.isfinite().all())
 
@@ -65,12 +65,12 @@ def check_a_seed_decides_the_chunk(policy: Policy) -> None:
 def check_rows_do_not_depend_on_the_batch(policy: Policy) -> None:
     """With a stream per row, the chunk of a row does not depend on the other rows."""
     obs = observations(6, policy.spec)
-    whole = policy.sample(obs, generator=RowStreams(range(10, 16), [3] * 6))
+    whole = policy.sample(obs, generator=PerRowGenerator(range(10, 16), [3] * 6))
     rows = torch.tensor([4, 1])
     picked = {key: value[rows] for key, value in obs.items()}
-    some = policy.sample(picked, generator=RowStreams([14, 11], [3, 3]))
+    some = policy.sample(picked, generator=PerRowGenerator([14, 11], [3, 3]))
     torch.testing.assert_close(some.chunk, whole.chunk[rows], atol=1e-5, rtol=1e-5)
-    other = policy.sample(picked, generator=RowStreams([14, 11], [4, 4]))
+    other = policy.sample(picked, generator=PerRowGenerator([14, 11], [4, 4]))
     assert not torch.allclose(other.chunk, some.chunk, atol=1e-3)
 
 

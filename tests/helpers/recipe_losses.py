@@ -15,11 +15,11 @@ from robopolicy.recipe_files import read_recipe
 
 def collected(how: str, losses: Tensor, valid: Tensor) -> Tensor:
     """Mean over decisions, or over rows of their mean, their sum, or their sum over 8192."""
-    if how == "tok":
+    if how == "token_mean":
         return losses[valid].mean()
-    if how == "seq_mean":
+    if how == "sequence_mean":
         return seq_mean(losses, valid)
-    return (losses * valid).sum(1).mean() / (8192.0 if how == "const" else 1.0)
+    return (losses * valid).sum(1).mean() / (8192.0 if how == "fixed_length" else 1.0)
 
 
 def case_and_advantage() -> tuple[Tabular, Tensor]:

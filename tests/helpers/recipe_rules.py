@@ -49,7 +49,7 @@ def gradients_of_one_update(recipe: Recipe, decisions: Decisions, score, paramet
 def check_says_what_it_is(name: str) -> None:
     """It has a title and a section, and its keys stand in order."""
     plain = read_recipe(name)
-    recipe = Recipe.from_plain(plain)
+    recipe = Recipe.from_dict(plain)
     assert plain["title"] and re.fullmatch(r"\d+\.\d\d", plain["section"])
     assert list(plain) == [key for key in DEFAULTS if key in plain], "keys stand in the order of DEFAULTS"
     assert re.fullmatch(r"(S\d{3})?", plain["source"])
@@ -59,7 +59,7 @@ def check_says_what_it_is(name: str) -> None:
 def check_learns_from_tokens(name: str) -> None:
     """Its loss on tokens is finite and has a gradient."""
     case = tabular(drift=0.0, rollouts=6)
-    case.decisions.need("reward")[1:6] = 0.0  # one success in the first group
+    case.decisions.require("reward")[1:6] = 0.0  # one success in the first group
     score = lambda rows: (case.logp()[rows], case.entropy()[rows])  # noqa: E731
     assert gradients_of_one_update(recipe_of(name), case.decisions, score, [case.logits]) > 0
 
@@ -111,7 +111,7 @@ def robot_batch() -> tuple[SDEChain, Decisions, torch.Tensor, torch.Tensor]:
     config = FlowConfig(
         hidden=(16,), steps=steps, normalization="identity", action_normalization="identity", action_clip=0.0
     )
-    policy = SDEChain(FlowPolicy(config, PolicySpec({"state": (3,)}, action_dim=2, horizon=2, execute=2)), 0.5)
+    policy = SDEChain(FlowPolicy(config, PolicySpec({"state": (3,)}, action_dim=2, horizon=2, action_horizon=2)), 0.5)
     rows = groups * episodes * chunks
     obs = torch.randn(rows, 1, 3, generator=generator)
     sample = policy.sample({"state": obs}, generator=generator)
@@ -152,13 +152,13 @@ def completed(decisions: Decisions) -> Decisions:
 
 def check_plays_and_learns(name: str, layout: str) -> None:
     """Its `rollout` section plays, is learned from and resumes."""
-    recipe, world = Recipe.from_plain(read_recipe(name)), Playground(layout, keys=6, length=4, symbols=2)
+    recipe, world = Recipe.from_dict(read_recipe(name)), Playground(layout, keys=6, length=4, symbols=2)
     side = collector(name, world)
     for _ in range(2):
         batch = side.collect(2)
         scored = completed(batch.decisions)
         decisions = scored.select(recipe.select(scored))
-        assert len(decisions) and bool(decisions.need("reward").isfinite().all())
+        assert len(decisions) and bool(decisions.require("reward").isfinite().all())
         advantage = recipe.advantage(decisions)
         logp = world.scored(batch.attempts)[recipe.select(scored)]
         loss, info = recipe.loss(decisions, advantage, logp, decisions.entropy)
@@ -193,7 +193,7 @@ def check_needs_no_other_theme(name: str, monkeypatch: pytest.MonkeyPatch) -> No
 
     for module in ("registry", "recipe"):
         monkeypatch.setattr(f"robopolicy.core.{module}.build", watched)
-    rollout = Recipe.from_plain(read_recipe(name)).rollout
+    rollout = Recipe.from_dict(read_recipe(name)).rollout
     for slot in ("sampler", "topology", "intervention", "reward"):
         given = rollout.get(slot, [])
         for plain in given if isinstance(given, list) else [given]:

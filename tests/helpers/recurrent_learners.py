@@ -15,7 +15,7 @@ from robopolicy.policies.heads.gaussian import GaussianConfig
 from robopolicy.policies.registry import make_policy
 from robopolicy.rollout.on_policy import RolloutSampler
 from robopolicy.sim.chunk import ChunkedSim
-from robopolicy.spec import MEMORY
+from robopolicy.spec import HIDDEN_STATE
 
 SPEC = PolicySpec({"state": (2,)}, action_dim=1)
 
@@ -33,7 +33,7 @@ def learner(name: str = "ppo", kind: str = "gru", seed: int = 0, updates: int = 
 
 def sampler_for(made: Any, num_envs: int = 16) -> RolloutSampler:
     sim = ChunkedSim(CueSim(num_envs))
-    return RolloutSampler(sim, decisions=made.config.num_steps, memory=made.policy.spec.memory_dim)
+    return RolloutSampler(sim, decisions=made.config.num_steps, memory=made.policy.spec.hidden_dim)
 
 
 def check_has_ratios_of_one_after_unrolling(name: str, kind: str) -> None:
@@ -45,6 +45,6 @@ def check_has_ratios_of_one_after_unrolling(name: str, kind: str) -> None:
     rows = made.process_rollout(rollout)
     for part, _ in recurrent_minibatches(rows, rollout.shape, 52, made.generator):
         obs = made.policy.unrolled(part.obs, 13)
-        torch.testing.assert_close(obs[MEMORY], part.obs[MEMORY], rtol=0, atol=1e-6)
+        torch.testing.assert_close(obs[HIDDEN_STATE], part.obs[HIDDEN_STATE], rtol=0, atol=1e-6)
         logp = made.policy.decisions(obs, part.record).logp
         torch.testing.assert_close(logp, part.logp, rtol=0, atol=1e-5)

@@ -10,14 +10,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from robopolicy.constraints import Positive, Ranged
+from robopolicy.constraints import Positive, Validated
 from robopolicy.sim.contract import Observation, SimSpec, Step, TensorSpec
 from robopolicy.sim.wrappers.base import SimWrapper
 from robopolicy.sim.wrappers.registry import WRAPPER_KEYS, WRAPPERS
 
 
 @dataclass(frozen=True)
-class ScaleConfig(Ranged):
+class ScaleConfig(Validated):
     factor: Positive = 2.0
 
 

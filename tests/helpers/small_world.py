@@ -10,18 +10,18 @@ from robopolicy.training.config import LoggingConfig
 from robopolicy.training.model_runs import WorldEvaluationConfig, WorldTrainConfig
 from robopolicy.worldmodel.latent import LatentConfig, LatentWorldModel
 from robopolicy.worldmodel.learner import LearnerConfig
-from robopolicy.worldmodel.videos import Films, spec_of
+from robopolicy.worldmodel.videos import VideoDataset, spec_of
 
 CONFIG = LatentConfig(autoencoder_width=8, latent_channels=4, width=16, blocks=1, rows=4)
 
 
-def small_films(episodes: int = 8, **options: Any) -> Films:
+def small_films(episodes: int = 8, **options: Any) -> VideoDataset:
     """Films of 16 pixels."""
     found = push_films(episodes, size=16, **options)
-    return Films(spec_of(found), found)
+    return VideoDataset(spec_of(found), found)
 
 
-def small_world(films: Films, config: LatentConfig = CONFIG) -> LatentWorldModel:
+def small_world(films: VideoDataset, config: LatentConfig = CONFIG) -> LatentWorldModel:
     """An untrained model of them."""
     return LatentWorldModel(config, films.spec).eval()
 

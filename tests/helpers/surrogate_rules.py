@@ -56,7 +56,7 @@ def gradient_of(estimator: Estimator, decisions, advantage: torch.Tensor, logp: 
 
 def check_fresh_data(name: str, decisions) -> None:
     """U1: at ratio 1 the gradient is -mean(A grad logp), KL and clip fraction are 0."""
-    advantage, valid = decisions.need("reward"), decisions.valid()
+    advantage, valid = decisions.require("reward"), decisions.valid()
     gradient, info = gradient_of(Estimator(EstimatorConfig(surrogate=name)), decisions, advantage, decisions.logp_old)
     torch.testing.assert_close(gradient, -(advantage * valid) / valid.sum())
     assert info["approx_kl"] == info["clip_fraction"] == info["ratio_max"] == 0
@@ -67,6 +67,6 @@ def check_extreme_ratios(name: str, decisions) -> None:
     """Ratios far away leave everything finite."""
     for change in (-1e4, 1e4):
         estimator = Estimator(EstimatorConfig(surrogate=name))
-        gradient, info = gradient_of(estimator, decisions, decisions.need("reward"), decisions.logp_old + change)
+        gradient, info = gradient_of(estimator, decisions, decisions.require("reward"), decisions.logp_old + change)
         assert bool(gradient.isfinite().all())
         assert all(bool(value.isfinite()) for value in info.values())

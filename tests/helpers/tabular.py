@@ -25,7 +25,7 @@ EXTRAS: dict[str, Extra] = {
     "finished": lambda generator, d: torch.arange(len(d)) % 3 != 1,  # (N,)
     "gate": lambda generator, d: (d.depths() == 0) & d.valid(),  # (N, T)
     "injected": lambda generator, d: (d.depths() == 1) & (torch.arange(len(d)) % 4 == 1)[:, None],  # (N, T)
-    "likelihood": lambda generator, d: torch.where(d.need("group") % 2 == 0, 0.1, 0.9).to(d.logp_old),  # (N,)
+    "likelihood": lambda generator, d: torch.where(d.require("group") % 2 == 0, 0.1, 0.9).to(d.logp_old),  # (N,)
     "logp_cool": lambda generator, d: 1.2 * d.logp_old,  # (N, T)
     "logp_teacher": lambda generator, d: d.logp_old - 0.1 * d.depths(),  # (N, T)
     "logp_warm": lambda generator, d: 0.8 * d.logp_old,  # (N, T)
@@ -39,7 +39,7 @@ EXTRAS: dict[str, Extra] = {
     "collision3": lambda g, d: torch.rand(d.shape, generator=g, dtype=torch.float64),
     "drift": lambda g, d: 0.05 * torch.rand(len(d), generator=g, dtype=torch.float64),
     "features": lambda g, d: torch.randn(len(d), 3, generator=g, dtype=torch.float64),
-    "prompt_features": lambda g, d: torch.randn(100, 2, generator=g, dtype=torch.float64)[d.need("group")],
+    "prompt_features": lambda g, d: torch.randn(100, 2, generator=g, dtype=torch.float64)[d.require("group")],
     "chosen": lambda g, d: torch.randint(2, d.shape, generator=g),
     "answer": lambda g, d: torch.randint(2, (len(d),), generator=g),
     "signature": lambda g, d: torch.randint(3, (len(d),), generator=g),
@@ -70,7 +70,7 @@ class Tabular:
     state: Tensor = field(init=False)  # (N,) prompt of each row
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "state", self.decisions.need("group"))
+        object.__setattr__(self, "state", self.decisions.require("group"))
 
     def distribution(self) -> Tensor:
         """Log-probabilities of all actions (N, T, VOCABULARY)."""
@@ -141,7 +141,7 @@ def with_extras(
 
 def recipe_of(name: str, **changes: Any) -> Recipe:
     """A recipe, some of its keys replaced."""
-    return Recipe.from_plain(read_recipe(name) | changes)
+    return Recipe.from_dict(read_recipe(name) | changes)
 
 
 def check(recipe: Recipe, case: Tabular, formula: Callable[[Tabular], Tensor]) -> None:
@@ -164,7 +164,7 @@ def check_recipe(name: str, formula: Callable[[Tabular], Tensor], *, drift: floa
 
 def rewards(case: Tabular) -> Tensor:
     """Outcome (N,) of each rollout."""
-    return (case.decisions.need("reward") * case.decisions.valid()).sum(1)
+    return (case.decisions.require("reward") * case.decisions.valid()).sum(1)
 
 
 def standardised(values: Tensor, group: Tensor, *, unbiased: bool = True, eps: float = 1e-6) -> Tensor:

@@ -14,16 +14,16 @@ from robopolicy.nets.vision import VisionConfig
 from robopolicy.policies.base import Policy, PolicySpec
 from robopolicy.policies.composition.operators import And, Or
 from robopolicy.policies.registry import POLICIES
-from robopolicy.policies.wrappers.action_optimized import optimize
-from robopolicy.policies.wrappers.best_of_n import select
+from robopolicy.policies.wrappers.action_optimized import make_action_optimized
+from robopolicy.policies.wrappers.best_of_n import make_best_of_n
 from robopolicy.policies.wrappers.black_box import CallablePolicy
 from robopolicy.policies.wrappers.composed import compose
 from robopolicy.policies.wrappers.latent import GaussianConfig, LatentPolicy, NoiseSpace
-from robopolicy.policies.wrappers.residual_edit import EditConfig, EditNet, edit_samples
-from robopolicy.policies.wrappers.staged import StagedDecoder, in_stages
+from robopolicy.policies.wrappers.residual_edit import EditConfig, EditNet, make_residual_edit
+from robopolicy.policies.wrappers.staged import StagedDecoder, make_staged
 from robopolicy.policies.wrappers.zero_noise import ZeroNoisePolicy
 
-SPEC = PolicySpec({"goal": (2,), "state": (3,)}, action_dim=2, horizon=4, execute=2, obs_horizon=2)
+SPEC = PolicySpec({"goal": (2,), "state": (3,)}, action_dim=2, horizon=4, action_horizon=2, obs_horizon=2)
 ONE = PolicySpec({"state": (3,)}, action_dim=2)
 STATISTICS = {
     "goal": {"min": [-1.0, 0.0], "max": [2.0, 3.0], "mean": [0.0, 1.0], "std": [1.0, 2.0], "count": [9.0]},
@@ -56,7 +56,7 @@ def critic(policy: Policy) -> QEnsemble:
 def steered(space: NoiseSpace) -> LatentPolicy:
     """A flow whose noise an untrained actor chooses."""
     actor = GaussianConfig(hidden=(8,), state_dependent_std=True, squash=True, action_normalization="minmax")
-    return LatentPolicy.steer(small("flow"), space, actor)
+    return LatentPolicy.from_base(small("flow"), space, actor)
 
 
 def guided() -> Any:
@@ -67,13 +67,13 @@ def guided() -> Any:
 
 def staged_decoder() -> Any:
     """The decoder of GoRL after its first stage."""
-    return StagedDecoder.around(small("flow"), identity=False)
+    return StagedDecoder.wrap(small("flow"), identity=False)
 
 
 def edited() -> Any:
     """EXPO's policy."""
     base = small("flow")
-    return edit_samples(base, EditNet(EditConfig(hidden=(8,)), base), critic(base), candidates=3, edits=2)
+    return make_residual_edit(base, EditNet(EditConfig(hidden=(8,)), base), critic(base), candidates=3, edits=2)
 
 
 def of_samples(wrap: Callable[..., Any], **settings: Any) -> Any:
@@ -108,12 +108,14 @@ EXPORTED: dict[str, Callable[[], Any]] = {
     "autoregressive": lambda: head("autoregressive", bins=8, **TRANSFORMER),
     "latent (DSRL)": lambda: steered(NoiseSpace("repeat")),
     "latent-drawn-rest": lambda: steered(NoiseSpace("truncated", rest="draw")),
-    "zero-noise": lambda: ZeroNoisePolicy.around(small("flow")),
-    "selected (IDQL)": lambda: of_samples(select, candidates=3),
-    "optimized (PA-RL)": lambda: of_samples(optimize, candidates=3, top=2, ascent_steps=2, ascent_rate=0.1),
+    "zero-noise": lambda: ZeroNoisePolicy.wrap(small("flow")),
+    "selected (IDQL)": lambda: of_samples(make_best_of_n, candidates=3),
+    "optimized (PA-RL)": lambda: of_samples(
+        make_action_optimized, candidates=3, top=2, ascent_steps=2, ascent_rate=0.1
+    ),
     "edited (EXPO)": edited,
     "staged-decoder (GoRL)": staged_decoder,
-    "staged-diffusion (DPPO)": lambda: in_stages((0, 1), [small("diffusion"), small("diffusion")]),
+    "staged-diffusion (DPPO)": lambda: make_staged((0, 1), [small("diffusion"), small("diffusion")]),
     "composed-convex": lambda: compose([small("flow"), small("diffusion")]),
     "composed-or": lambda: compose([small("flow"), small("diffusion")], Or(derivative="exact")),
     "composed-or-sde": lambda: compose([small("flow"), small("diffusion")], Or(sampler="sde")),

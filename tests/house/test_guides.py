@@ -26,7 +26,7 @@ COMMANDS = [
     for block in re.findall(r"```(?:bash|sh|console)\n(.*?)```", read(page), re.S)
     for line in block.splitlines()
 ]
-EXAMPLE = re.compile(r"^  robopolicy (.+)$", re.M)  # in the `examples:` of a verb
+EXAMPLE = re.compile(r"^  robopolicy (.+)$", re.M)  # in the `examples:` of a command
 
 
 def commands(start: str) -> list[tuple[Path, list[str]]]:

@@ -139,7 +139,7 @@ def test_the_command_of_an_algorithm_composes_to_a_run_of_it(row: AlgorithmRow):
 def test_the_preparations_are_valid_commands():
     for command in PREPARATIONS:
         arguments = parse_command(shlex.split(command)[1:])
-        if arguments.verb == "train":
+        if arguments.command_name == "train":
             assert compose_config(arguments.settings).dataset
 
 

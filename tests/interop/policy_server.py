@@ -14,7 +14,7 @@ import numpy as np
 from robopolicy.deploy.wire import Greeting, Reply, Request
 from robopolicy.policies.base import PolicySpec
 
-SPEC = PolicySpec({"state": (6,)}, action_dim=2, horizon=4, execute=2)
+SPEC = PolicySpec({"state": (6,)}, action_dim=2, horizon=4, action_horizon=2)
 
 
 def shifted(request: Request) -> np.ndarray:

@@ -8,19 +8,19 @@ import torch
 
 from robopolicy.errors import UserError
 from robopolicy.evaluation.actors import PolicyActor
-from robopolicy.interop.sources import CheckpointSource
+from robopolicy.interop.sources import CheckpointChunkPolicy
 from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.registry import POLICIES
 from robopolicy.sim.chunk import ChunkedSim
 from robopolicy.sim.registry import SimOptions, make_sim
 
 
-def build(name: str, **settings) -> CheckpointSource:
+def build(name: str, **settings) -> CheckpointChunkPolicy:
     torch.manual_seed(0)
     kind = POLICIES[name]
     config = kind.config_class
-    spec = PolicySpec({"state": (6,)}, 2, horizon=4, execute=2, obs_horizon=2)
-    return CheckpointSource(kind(config(**settings), spec))
+    spec = PolicySpec({"state": (6,)}, 2, horizon=4, action_horizon=2, obs_horizon=2)
+    return CheckpointChunkPolicy(kind(config(**settings), spec))
 
 
 @pytest.mark.parametrize("name", ["flow", "gaussian"])
@@ -28,7 +28,7 @@ def test_the_chunks_of_an_episode_are_those_of_an_evaluation(name):
     source = build(name)
     actor = PolicyActor(source.policy, batch=1)
     sim = make_sim("toy/point_mass", SimOptions(num_envs=1))
-    chunked = ChunkedSim(sim, execute=2, obs_horizon=2)
+    chunked = ChunkedSim(sim, action_horizon=2, obs_horizon=2)
     obs = chunked.reset(5)
     source.reset(5)
     for decision in range(5):
@@ -60,7 +60,7 @@ def test_what_does_not_fit_is_refused():
         source.chunk({"state": np.full((2, 6), np.nan, np.float32)})
     seeing = POLICIES["flow"](POLICIES["flow"].config_class(), PolicySpec({"image.a": (3, 24, 24)}, 1, 2))
     with pytest.raises(UserError, match=r"'image.a' in uint8, found float32"):
-        CheckpointSource(seeing).chunk({"image.a": np.zeros((1, 3, 24, 24), np.float32)})
+        CheckpointChunkPolicy(seeing).chunk({"image.a": np.zeros((1, 3, 24, 24), np.float32)})
     with pytest.raises(UserError, match="cannot continue"):
         source.chunk({"state": np.zeros((2, 6), np.float32)}, prefix=np.zeros((1, 2)))
     assert not source.takes_prefix

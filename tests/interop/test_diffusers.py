@@ -29,7 +29,7 @@ from robopolicy.policies.path import spaced_levels
 
 schedulers = pytest.importorskip("diffusers.schedulers")
 
-SPEC = PolicySpec({"state": (2,)}, action_dim=2, horizon=6, execute=2)
+SPEC = PolicySpec({"state": (2,)}, action_dim=2, horizon=6, action_horizon=2)
 OBS = {"state": torch.randn(5, 1, 2, generator=torch.Generator().manual_seed(0))}
 RAW: dict[str, Any] = {"normalization": "identity", "action_normalization": "identity", "hidden": (32,)}
 PREDICTIONS = pytest.mark.parametrize("prediction", ["noise", "data", "v"])
@@ -167,7 +167,7 @@ def test_every_flow_step_is_that_of_diffusers(steps: int) -> None:
     features, x, theirs = policy.encode(OBS), noise, noise
     for k, timestep in enumerate(scheduler.timesteps):
         theirs = scheduler.step(prediction_at(policy, features, theirs, timestep), timestep, theirs).prev_sample
-        x = policy.advance(features, x, torch.full((5,), k))
+        x = policy.sampler_step(features, x, torch.full((5,), k))
         torch.testing.assert_close(x, theirs, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(policy.decode(OBS, noise), theirs, atol=1e-5, rtol=1e-5)
 
@@ -175,7 +175,7 @@ def test_every_flow_step_is_that_of_diffusers(steps: int) -> None:
 CONFIGS = {
     "ddim": DiffusionConfig(steps=20, prediction="v", spacing="trailing", action_clip=0.0),
     "ddpm": DiffusionConfig(steps=100, train_steps=1000, sampler="ddpm", schedule="linear", beta_end=0.03),
-    "flow": FlowConfig(steps=6, action_clip=0.0, hidden=(8,), time_law="beta"),
+    "flow": FlowConfig(steps=6, action_clip=0.0, hidden=(8,), time_distribution="beta"),
 }
 
 

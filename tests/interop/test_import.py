@@ -1,4 +1,4 @@
-"""`robopolicy import`: one way in for every kind of policy, after which all verbs take it."""
+"""`robopolicy import`: one way in for every kind of policy, after which every command reads it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DSRL = [
     "evaluation.every=4",
     "checkpoint_every=4",
     "sim.num_envs=4",
-    "replay.warmup_steps=40",
+    "replay.learning_starts=40",
     "algorithm.batch_size=16",
     "algorithm.utd=0.5",
     "algorithm.actor.hidden=[16]",
@@ -57,7 +57,7 @@ def test_an_onnx_file_is_steered_and_stays_bit_identical(tmp_path: Path) -> None
 
     file = noisy(tmp_path / "p.onnx", state="obs")
     base = str(tmp_path / "base")
-    words = ["import", "onnx", str(file), "--task", "point_mass", "--rename", "state=obs", "--execute", "2"]
+    words = ["import", "onnx", str(file), "--task", "point_mass", "--rename", "state=obs", "--action-horizon", "2"]
     assert main([*words, "--out", base]) == 0
     file.unlink()
     assert main(["train", "algorithm=dsrl_na", f"init_from={base}", *DSRL, f"out={tmp_path}", "name=steered"]) == 0
@@ -88,8 +88,8 @@ def test_a_model_of_sb3_is_imported_and_records_demonstrations(tmp_path: Path) -
         (["remote", "ws://127.0.0.1:1"], "cannot be reached"),
         (["remote", "ws://127.0.0.1:1", "--rename", "state=obs"], "takes no --rename"),
         (["onnx", "p.onnx", "--rename", "state"], "--rename takes KEY=NAME"),
-        (["onnx", "p.onnx", "--execute", "0"], "--execute must be at least 1, got 0"),
-        (["sb3", "absent.zip", "--execute", "2"], "takes no --execute"),
+        (["onnx", "p.onnx", "--action-horizon", "0"], "--action-horizon must be at least 1, got 0"),
+        (["sb3", "absent.zip", "--action-horizon", "2"], "takes no --action-horizon"),
         (["sb3", "absent.zip", "--instruction", "lift it"], "takes no --instruction"),
         (["rsl_rl", "model.pt"], "agent.yaml does not exist; pass it by --config"),
     ],

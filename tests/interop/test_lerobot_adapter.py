@@ -19,8 +19,8 @@ from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
 
-SPEC = PolicySpec({"state": (4,), "image.front": (3, 16, 16)}, 2, horizon=5, execute=3, obs_horizon=2)
-VECTORS = PolicySpec({"state": (2,), "environment_state": (2,)}, 2, horizon=4, execute=2, obs_horizon=2)
+SPEC = PolicySpec({"state": (4,), "image.front": (3, 16, 16)}, 2, horizon=5, action_horizon=3, obs_horizon=2)
+VECTORS = PolicySpec({"state": (2,), "environment_state": (2,)}, 2, horizon=4, action_horizon=2, obs_horizon=2)
 
 
 def flow() -> FlowPolicy:

@@ -39,7 +39,7 @@ def theirs(tmp_path_factory: pytest.TempPathFactory) -> LeRobotDiffusion:
 def flow(horizon: int = AHEAD) -> FlowPolicy:
     """A policy of ours that sees the state alone."""
     torch.manual_seed(0)
-    spec = PolicySpec({"state": (DIMS,)}, 2, horizon=horizon, execute=3)
+    spec = PolicySpec({"state": (DIMS,)}, 2, horizon=horizon, action_horizon=3)
     policy = FlowPolicy(FlowConfig(hidden=(16,), steps=2), spec)
     stats = statistics()
     policy.fit_normalizer({"state": stats["observation.state"], "action": stats[ACTION]})
@@ -105,7 +105,7 @@ def test_its_own_levels_are_visited(tmp_path: Path) -> None:
     """Almost alone, so that the composition's Euler steps count: on lerobot's levels they are its DDIM steps."""
     theirs = loaded(tmp_path / "p", clip_sample=False, num_inference_steps=10)
     both = compose([theirs, flow()], weights=[1 - 1e-6, 1e-6])
-    assert both.network_calls == 2 * 10
+    assert both.nfe == 2 * 10
     noise = noise_for(theirs)
     with torch.no_grad():
         torch.testing.assert_close(both.decode(OBS, noise), theirs.decode(OBS, noise), atol=2e-3, rtol=2e-3)

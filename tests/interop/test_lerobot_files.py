@@ -14,7 +14,7 @@ from robopolicy.errors import UserError
 from robopolicy.interop.lerobot.diffusion import LeRobotDiffusion
 from robopolicy.interop.lerobot.loading import load_lerobot
 from robopolicy.interop.lerobot.policy import LeRobotConfig, LeRobotVLA
-from robopolicy.interop.lerobot.source import content_hash, open_source, provide
+from robopolicy.interop.lerobot.source import content_hash, open_source, register_folder
 
 
 def without(prefix: str) -> dict[str, torch.Tensor]:
@@ -27,14 +27,14 @@ def test_features_become_observation_keys_and_horizons_a_specification(tmp_path:
     assert source.normalization["action"].mode == "MIN_MAX"
     spec = LeRobotDiffusion.spec_of(source, LeRobotConfig())
     # Eight actions from the first of two observations: seven from the newest on.
-    assert (spec.obs_horizon, spec.horizon, spec.execute, spec.action_dim) == (2, 7, 4, 2)
+    assert (spec.obs_horizon, spec.horizon, spec.action_horizon, spec.action_dim) == (2, 7, 4, 2)
     assert spec.observation == {"state": (3,), "image.front": (3, 8, 8)}
 
 
 def test_fewer_or_more_actions_are_played_on_request(tmp_path: Path) -> None:
     source = open_source(str(write_folder(tmp_path / "policy")))
-    assert LeRobotDiffusion.spec_of(source, LeRobotConfig(), 7).execute == 7
-    with pytest.raises(UserError, match=r"execute must lie in \[1, 7\], got 8\."):
+    assert LeRobotDiffusion.spec_of(source, LeRobotConfig(), 7).action_horizon == 7
+    with pytest.raises(UserError, match=r"action_horizon must lie in \[1, 7\], got 8\."):
         LeRobotDiffusion.spec_of(source, LeRobotConfig(), 8)
 
 
@@ -67,7 +67,7 @@ def test_cameras_that_only_pad_are_not_observed(tmp_path: Path) -> None:
         ),
         ({"stored": statistics() | {"action.min": torch.tensor([float("-inf"), 0.0])}}, "'min' of 'action' .* finite"),
         ({"config": {"normalization_mapping": SCALING | {"ACTION": "MEAN_STD"}}}, "scaled by MIN_MAX .* says MEAN_STD"),
-        ({"config": {"n_action_steps": 8}}, r"execute must lie in \[1, 7\], got 8 from its n_action_steps"),
+        ({"config": {"n_action_steps": 8}}, r"action_horizon must lie in \[1, 7\], got 8 from its n_action_steps"),
         (
             {"config": {"output_features": {"action": {"type": "ACTION", "shape": [3]}}}},
             r"'min' of 'action' .* has shape \(2,\), expected \(3,\)",
@@ -109,14 +109,14 @@ def test_changed_files_are_refused_and_moved_ones_found(tmp_path: Path) -> None:
     changed = write_folder(folder, config={"n_action_steps": 2})
     with pytest.raises(UserError, match=f"expected content {digest[:12]}, found {content_hash(changed)[:12]}"):
         open_source(str(folder), sha256=digest)
-    assert provide(tmp_path / "moved") == digest
+    assert register_folder(tmp_path / "moved") == digest
     assert open_source(str(folder), sha256=digest).folder == tmp_path / "moved"
 
 
 def test_language_policies_need_an_instruction(tmp_path: Path) -> None:
     config = {"type": "smolvla", "chunk_size": 5, "n_action_steps": 5, "max_action_dim": 4}
     source = open_source(str(write_folder(tmp_path / "policy", config=config)))
-    with pytest.raises(UserError, match=r"reads an instruction.*instructions=\["):
+    with pytest.raises(UserError, match=r"needs an instruction.*instructions=\["):
         LeRobotVLA.spec_of(source, LeRobotConfig())
     several = LeRobotVLA.spec_of(source, LeRobotConfig(instructions=("open", "close")))
     assert several.observation["task_index"] == (1,)

@@ -20,7 +20,7 @@ from lerobot_saved import HISTORY, HORIZON, observations, save_diffusion, save_s
 
 from robopolicy.errors import UserError
 from robopolicy.interop.lerobot.loading import load_lerobot
-from robopolicy.policies.noise import RowStreams
+from robopolicy.policies.noise import PerRowGenerator
 from robopolicy.training.checkpoint import load_policy, save_checkpoint, verify_checkpoint
 
 PAST = HISTORY - 1
@@ -48,10 +48,10 @@ def test_the_same_noise_gives_lerobots_own_chunk(tmp_path: Path, camera: bool, p
     saved = save_diffusion(tmp_path / "p", camera=camera, prediction_type=prediction, clip_sample=clip)
     policy = load_lerobot(tmp_path / "p")
     spec = policy.spec
-    assert (spec.horizon, spec.execute, spec.obs_horizon, policy.network_calls) == (HORIZON - PAST, 4, HISTORY, 5)
+    assert (spec.horizon, spec.action_horizon, spec.obs_horizon, policy.nfe) == (HORIZON - PAST, 4, HISTORY, 5)
     obs, noise = observations(3, camera=camera), noise_for(policy)
     expected = their_chunk(saved, tmp_path / "p", obs, noise.roll(PAST, 1))
-    assert torch.equal(policy.decode(obs, noise)[:, : spec.execute], expected)
+    assert torch.equal(policy.decode(obs, noise)[:, : spec.action_horizon], expected)
     assert float(expected.std()) > 0.1
 
 
@@ -59,8 +59,8 @@ def test_acting_draws_the_noise_that_decodes_to_the_chunk(tmp_path: Path) -> Non
     save_diffusion(tmp_path / "p")
     policy = load_lerobot(tmp_path / "p")
     obs = observations(3, camera=False)
-    noise = RowStreams([5, 6, 7], [0] * 3).normal((3, *policy.noise_shape))
-    assert torch.equal(policy.act(obs, generator=RowStreams([5, 6, 7], [0] * 3)), policy.decode(obs, noise))
+    noise = PerRowGenerator([5, 6, 7], [0] * 3).normal((3, *policy.noise_shape))
+    assert torch.equal(policy.act(obs, generator=PerRowGenerator([5, 6, 7], [0] * 3)), policy.decode(obs, noise))
 
 
 @pytest.mark.parametrize("steps", [50, 10])
@@ -110,9 +110,9 @@ def test_the_field_is_what_the_schedulers_step_believes(tmp_path: Path, predicti
 
 def test_fewer_sampler_steps_and_played_actions_on_request(tmp_path: Path) -> None:
     saved = save_diffusion(tmp_path / "p", noise_scheduler_type="DDPM", num_inference_steps=None)
-    assert load_lerobot(tmp_path / "p").network_calls == saved.config.num_train_timesteps
-    policy = load_lerobot(tmp_path / "p", steps=4, execute=2)
-    assert (policy.network_calls, policy.spec.execute) == (4, 2)
+    assert load_lerobot(tmp_path / "p").nfe == saved.config.num_train_timesteps
+    policy = load_lerobot(tmp_path / "p", steps=4, action_horizon=2)
+    assert (policy.nfe, policy.spec.action_horizon) == (4, 2)
 
 
 @pytest.mark.parametrize("kind", ["smolvla", "pi0", "pi05"])
@@ -123,7 +123,7 @@ def test_language_policies_take_our_noise_and_read_their_instruction(
     obs = observations(3, camera=True, history=1)
     told = load_lerobot(tmp_path / "p", instructions=["push the block", "open the drawer"])
     spec = told.spec
-    assert (spec.horizon, spec.execute, spec.action_dim, told.noise_shape) == (6, 3, 2, (6, 4))
+    assert (spec.horizon, spec.action_horizon, spec.action_dim, told.noise_shape) == (6, 3, 2, (6, 4))
     noise, choice = noise_for(told), torch.tensor([0.0, 1.0, 0.0]).reshape(3, 1, 1)
     before, after = make_pre_post_processors(saved.config, pretrained_path=str(tmp_path / "p"))
     newest = {key: value[:, -1] for key, value in theirs(obs).items()}

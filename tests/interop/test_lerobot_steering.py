@@ -62,7 +62,7 @@ def test_dsrl_steers_a_diffusion_policy_and_leaves_it_alone(kind: Any, config: A
     algorithm = kind(settings, base, total_updates=3)
     assert algorithm.policy.actor.spec.horizon == 8  # all rows of the network, of which the chunk has seven
     untrained = {key: item.clone() for key, item in algorithm.policy.actor.state_dict().items()}
-    sim = ChunkedSim(GoalShown(4), execute=base.spec.execute, obs_horizon=base.spec.obs_horizon)
+    sim = ChunkedSim(GoalShown(4), action_horizon=base.spec.action_horizon, obs_horizon=base.spec.obs_horizon)
     sampler = ReplaySampler(sim, Replay(1000, 4), seed=0)
     sampler.play(algorithm.explore, 4)
     for _ in range(3):
@@ -85,7 +85,7 @@ def test_dsrl_steers_a_diffusion_policy_and_leaves_it_alone(kind: Any, config: A
 def test_steering_a_language_policy_reaches_its_padded_noise(space: NoiseSpace, rows: int, tmp_path: Path) -> None:
     save_smolvla(tmp_path / "p")
     base = load_lerobot(tmp_path / "p", instructions=["push the block"])
-    steered = LatentPolicy.steer(base, space, ACTOR)
+    steered = LatentPolicy.from_base(base, space, ACTOR)
     assert (steered.actor.spec.horizon, steered.actor.spec.action_dim) == (rows, 4)
     obs = observations(2, camera=True, history=1)
     sample = steered.sample(obs, generator=torch.Generator().manual_seed(0))
@@ -96,4 +96,4 @@ def test_steering_a_language_policy_reaches_its_padded_noise(space: NoiseSpace, 
 def test_zero_noise_starts_at_the_mode(tmp_path: Path) -> None:
     save_diffusion(tmp_path / "p")
     base, obs = load_lerobot(tmp_path / "p"), observations(2, camera=False)
-    assert torch.equal(ZeroNoisePolicy.around(base).act(obs), base.decode(obs, torch.zeros(2, *base.noise_shape)))
+    assert torch.equal(ZeroNoisePolicy.wrap(base).act(obs), base.decode(obs, torch.zeros(2, *base.noise_shape)))

@@ -14,7 +14,7 @@ from robopolicy.deploy.graph import metadata
 from robopolicy.errors import UserError
 from robopolicy.interop.onnx import OnnxPolicy, open_onnx
 from robopolicy.policies.base import PolicySpec
-from robopolicy.policies.noise import RowStreams
+from robopolicy.policies.noise import PerRowGenerator
 from robopolicy.policies.wrappers.latent import STEERING_ACTOR, LatentPolicy, NoiseSpace
 from robopolicy.training.checkpoint import load_policy, save_checkpoint, verify_checkpoint
 
@@ -23,7 +23,7 @@ pytest.importorskip("onnxruntime", reason="needs robopolicy[onnx]")
 from onnx import TensorProto, helper  # noqa: E402
 from onnx_files import WEIGHT, noisy, write  # noqa: E402
 
-SPEC = PolicySpec({"state": (6,)}, action_dim=2, horizon=4, execute=4)
+SPEC = PolicySpec({"state": (6,)}, action_dim=2, horizon=4, action_horizon=4)
 OBS = {"state": torch.randn(5, 1, 6, generator=torch.Generator().manual_seed(0))}
 
 
@@ -34,10 +34,10 @@ def expected(noise: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("batch", ["B", 1, 2])
 def test_a_graph_with_noise_decodes_like_the_network_it_holds(tmp_path: Path, batch: Any) -> None:
     policy = open_onnx(noisy(tmp_path / "p.onnx", batch))
-    assert policy.spec == SPEC and policy.takes_noise
+    assert policy.spec == SPEC and policy.is_steerable
     noise = torch.randn(5, 4, 2)
     torch.testing.assert_close(policy.decode(OBS, noise), expected(noise), rtol=1e-6, atol=1e-6)
-    chunks = [policy.act(OBS, generator=RowStreams(range(5), [0] * 5)) for _ in range(2)]
+    chunks = [policy.act(OBS, generator=PerRowGenerator(range(5), [0] * 5)) for _ in range(2)]
     assert torch.equal(*chunks)
     assert policy.meter.calls == {"B": 3, 1: 15, 2: 9}[batch] and policy.meter.latency > 0
 
@@ -46,10 +46,10 @@ def test_names_are_translated_and_actions_may_lack_a_horizon(tmp_path: Path) -> 
     nodes = [helper.make_node("MatMul", ["obs", "weight"], ["chunk"])]
     file = write(tmp_path / "p.onnx", {"obs": [1, 6]}, nodes, [1, 2], weight=WEIGHT[:, :2])
     policy = open_onnx(file, rename={"state": "obs", "chunk": "chunk"})
-    assert policy.spec == PolicySpec({"state": (6,)}, 2) and not policy.takes_noise
+    assert policy.spec == PolicySpec({"state": (6,)}, 2) and not policy.is_steerable
     torch.testing.assert_close(policy.act(OBS)[:, 0], OBS["state"][:, 0] @ torch.from_numpy(WEIGHT[:, :2]))
     with pytest.raises(UserError, match="'onnx' takes none"):
-        LatentPolicy.steer(policy, NoiseSpace(), STEERING_ACTOR)
+        LatentPolicy.from_base(policy, NoiseSpace(), STEERING_ACTOR)
 
 
 @pytest.mark.parametrize("kind", [np.uint8, np.float32])
@@ -69,10 +69,10 @@ def test_images_go_in_as_uint8_or_between_zero_and_one(tmp_path: Path, kind: typ
 
 
 def test_metadata_says_what_the_graph_leaves_open(tmp_path: Path) -> None:
-    spec = PolicySpec({"state": (6,)}, 2, horizon=4, execute=3)
+    spec = PolicySpec({"state": (6,)}, 2, horizon=4, action_horizon=3)
     policy = open_onnx(noisy(tmp_path / "p.onnx", metadata=metadata(spec, network_calls=7)))
-    assert policy.spec == spec and policy.network_calls == 7
-    assert open_onnx(tmp_path / "p.onnx", execute=1).spec.execute == 1
+    assert policy.spec == spec and policy.nfe == 7
+    assert open_onnx(tmp_path / "p.onnx", action_horizon=1).spec.action_horizon == 1
     nodes = [helper.make_node("Identity", ["state"], ["chunk"])]
     write(tmp_path / "open.onnx", {"state": ["B", "D"]}, nodes, ["B", "D"])
     with pytest.raises(UserError, match=r"Input 'state' of .* has open sizes \['D'\]; describe the policy"):
@@ -93,7 +93,7 @@ def test_weights_in_files_beside_the_graph_are_taken_along(tmp_path: Path) -> No
 
 def test_a_checkpoint_holds_the_graph(tmp_path: Path) -> None:
     file = noisy(tmp_path / "p.onnx")
-    policy = LatentPolicy.steer(open_onnx(file), NoiseSpace("repeat"), STEERING_ACTOR)
+    policy = LatentPolicy.from_base(open_onnx(file), NoiseSpace("repeat"), STEERING_ACTOR)
     save_checkpoint(tmp_path / "c", policy, task="toy/point_mass", obs_sample=fitted(policy))
     file.unlink()
     assert verify_checkpoint(tmp_path / "c").ok
@@ -114,7 +114,7 @@ def test_what_is_no_policy_is_refused(tmp_path: Path) -> None:
     (tmp_path / "bad.onnx").write_bytes(b"not onnx")
     refusals = {
         "cannot be read": lambda: open_onnx(tmp_path / "absent.onnx"),
-        "no ONNX file": lambda: open_onnx(tmp_path / "bad.onnx"),
+        "not an ONNX file": lambda: open_onnx(tmp_path / "bad.onnx"),
         "Unknown input 'obs'": lambda: open_onnx(good, rename={"state": "obs"}),
         "Unknown output 'actions'": lambda: open_onnx(good, rename={"chunk": "actions"}),
         r"has shape \(B, 6\), expected \(B, 1, 7\)": lambda: open_onnx(good, spec=PolicySpec({"state": (7,)}, 2, 4)),
@@ -124,9 +124,11 @@ def test_what_is_no_policy_is_refused(tmp_path: Path) -> None:
         "has the inputs noise, state, expected pose, state": lambda: open_onnx(
             good, spec=PolicySpec({"state": (6,), "pose": (1,)}, 2, 4)
         ),
-        "execute=5 is too many": lambda: open_onnx(good, execute=5),
-        "describes no policy": lambda: open_onnx(noisy(tmp_path / "m.onnx", metadata={"robopolicy": '{"horizon": 3}'})),
-        "is no JSON": lambda: open_onnx(noisy(tmp_path / "j.onnx", metadata={"robopolicy": "{"})),
+        "action_horizon=5 is too many": lambda: open_onnx(good, action_horizon=5),
+        "does not describe a policy": lambda: open_onnx(
+            noisy(tmp_path / "m.onnx", metadata={"robopolicy": '{"horizon": 3}'})
+        ),
+        "is not JSON": lambda: open_onnx(noisy(tmp_path / "j.onnx", metadata={"robopolicy": "{"})),
     }
     for message, call in refusals.items():
         with pytest.raises(UserError, match=message) as refusal:

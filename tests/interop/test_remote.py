@@ -15,7 +15,7 @@ from robopolicy.deploy.wire import TOKEN, Greeting, Reply, Request
 from robopolicy.errors import UserError
 from robopolicy.interop.remote import RemoteConfig, RemotePolicy, open_remote
 from robopolicy.policies.base import PolicySpec
-from robopolicy.policies.noise import RowStreams
+from robopolicy.policies.noise import PerRowGenerator
 from robopolicy.policies.wrappers.latent import STEERING_ACTOR, LatentPolicy, NoiseSpace
 from robopolicy.training.checkpoint import load_policy, save_checkpoint, verify_checkpoint
 
@@ -30,15 +30,15 @@ def expected(noise: torch.Tensor) -> torch.Tensor:
 
 def test_a_remote_policy_gives_the_servers_chunks_bit_for_bit() -> None:
     with serving() as served:
-        policy = open_remote(served.url, execute=3, max_batch=2)
-        assert policy.spec == PolicySpec({"state": (6,)}, 2, horizon=4, execute=3) and policy.takes_noise
+        policy = open_remote(served.url, action_horizon=3, max_batch=2)
+        assert policy.spec == PolicySpec({"state": (6,)}, 2, horizon=4, action_horizon=3) and policy.is_steerable
         noise = torch.randn(5, 4, 2)
         assert torch.equal(policy.decode(OBS, noise), expected(noise))
-        streams = [RowStreams(range(5), [0] * 5) for _ in range(3)]
+        streams = [PerRowGenerator(range(5), [0] * 5) for _ in range(3)]
         assert torch.equal(policy.act(OBS, generator=streams[0]), expected(streams[1].normal((5, 4, 2))))
         assert torch.equal(
             copy.deepcopy(policy).act(OBS, generator=streams[2]),
-            policy.act(OBS, generator=RowStreams(range(5), [0] * 5)),
+            policy.act(OBS, generator=PerRowGenerator(range(5), [0] * 5)),
         )
         assert [len(request.obs["state"]) for request in served.requests[:3]] == [2, 2, 1]
         assert list(served.requests[0].obs) == ["state"] and served.requests[0].noise is not None
@@ -54,7 +54,7 @@ def test_an_endpoint_without_noise_acts_but_cannot_be_steered() -> None:
         assert torch.equal(policy.act(OBS), expected(torch.zeros(5, 4, 2)))
         assert served.requests[-1].noise is None
         with pytest.raises(UserError, match="'remote' takes none"):
-            LatentPolicy.steer(policy, NoiseSpace(), STEERING_ACTOR)
+            LatentPolicy.from_base(policy, NoiseSpace(), STEERING_ACTOR)
         policy.close()
 
 
@@ -138,12 +138,12 @@ def test_what_is_no_policy_server_is_refused() -> None:
     pages.shutdown()
     pages.server_close()
     for url, message in [
-        ("127.0.0.1:8765", "no address"),
-        ("wss//host", "no address"),
+        ("127.0.0.1:8765", "is not an address"),
+        ("wss//host", "is not an address"),
         ("tcp://127.0.0.1:1", "Unknown scheme 'tcp'"),
         ("http://127.0.0.1:1", "Unknown scheme 'http'"),
-        ("ws://127.0.0.1:99999", "no address"),
-        ("ws://user:secret@127.0.0.1:1", "holds no password"),
+        ("ws://127.0.0.1:99999", "is not an address"),
+        ("ws://user:secret@127.0.0.1:1", "must not contain a password"),
     ]:
         with pytest.raises(UserError, match=message):
             open_remote(url)
@@ -171,7 +171,7 @@ def test_an_endpoint_that_serves_another_policy_is_noticed(greeting: Greeting, m
 
 def test_tokens_are_needed_elsewhere_and_checked_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(TOKEN, raising=False)
-    with pytest.raises(UserError, match=f"another machine, so the endpoint asks for a token; put it into {TOKEN}"):
+    with pytest.raises(UserError, match=f"another machine, so the endpoint needs a token; set {TOKEN}"):
         open_remote("ws://10.255.255.1:1")
     with serving(token="secret") as served:
         with pytest.raises(UserError, match="refuses the token"):

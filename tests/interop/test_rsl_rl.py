@@ -125,7 +125,9 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
         "no actor with squash=True": lambda: runner_config(
             GaussianConfig(squash=True, action_normalization="minmax"), spec
         ),
-        "chunks, a history or a memory": lambda: runner_config(GaussianConfig(), PolicySpec(SHAPES, 3, horizon=2)),
+        "chunks, a history or a hidden state": lambda: runner_config(
+            GaussianConfig(), PolicySpec(SHAPES, 3, horizon=2)
+        ),
         "its standard deviation, ours its logarithm": lambda: read(
             distribution_cfg={"class_name": "HeteroscedasticGaussianDistribution"}
         ),

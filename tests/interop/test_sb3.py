@@ -120,10 +120,10 @@ def test_evaluation_by_sb3_of_the_model_and_of_what_we_read_agrees_with_ours() -
     np.testing.assert_allclose(boxed.returns, result.returns, rtol=1e-4)
 
 
-@pytest.mark.parametrize("execute", [1, 3])
-def test_chunks_and_histories_score_under_sb3_as_in_our_evaluation(execute: int) -> None:
+@pytest.mark.parametrize("action_horizon", [1, 3])
+def test_chunks_and_histories_score_under_sb3_as_in_our_evaluation(action_horizon: int) -> None:
     torch.manual_seed(0)
-    spec = PolicySpec({"state": (6,)}, 2, horizon=4, execute=execute, obs_horizon=2)
+    spec = PolicySpec({"state": (6,)}, 2, horizon=4, action_horizon=action_horizon, obs_horizon=2)
     policy = GaussianPolicy(GaussianConfig(normalization="identity", orthogonal_init=False), spec)
     env = SimVecEnv(simulator())
     env.seed(7)
@@ -160,7 +160,7 @@ def test_chunks_and_histories_are_kept_per_row_until_an_episode_starts() -> None
             steps = torch.arange(4.0).view(1, 4, 1)
             return obs["state"][:, -1:, :1] * 10 + steps.expand(len(obs["state"]), 4, 2)
 
-    predictor = Predictor(Spy(FlowConfig(), PolicySpec({"state": (1,)}, 2, horizon=4, execute=3, obs_horizon=2)))
+    predictor = Predictor(Spy(FlowConfig(), PolicySpec({"state": (1,)}, 2, horizon=4, action_horizon=3, obs_horizon=2)))
     played, state = [], None
     for step in range(5):
         obs = np.full((2, 1), step, np.float32)
@@ -199,13 +199,13 @@ def test_other_models_are_refused_with_the_way_out(tmp_path: Path) -> None:
         with pytest.raises(UserError, match=f"{message}.*wrap_model"):
             read_model(tmp_path / "model.zip")
     (tmp_path / "text.zip").write_text("no zip")
-    with pytest.raises(UserError, match="no model of Stable-Baselines3"):
+    with pytest.raises(UserError, match="not a model of Stable-Baselines3"):
         read_model(tmp_path / "text.zip")
     with pytest.raises(UserError, match="cannot be read"):
         read_model(tmp_path / "absent.zip")
     with zipfile.ZipFile(tmp_path / "empty.zip", "w") as archive:
         archive.writestr("data", "{}")
-    with pytest.raises(UserError, match=r"no model of Stable-Baselines3: .*policy\.pth"):
+    with pytest.raises(UserError, match=r"not a model of Stable-Baselines3: .*policy\.pth"):
         read_model(tmp_path / "empty.zip")
     discrete = sb3.DQN("MlpPolicy", "CartPole-v1", device="cpu")
     discrete.save(tmp_path / "dqn.zip")

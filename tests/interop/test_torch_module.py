@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from robopolicy.errors import UserError
-from robopolicy.interop.sources import ModulePolicy, provide_module
+from robopolicy.interop.sources import ModulePolicy, register_module
 from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.wrappers.latent import STEERING_ACTOR, LatentPolicy, NoiseSpace
 from robopolicy.training.checkpoint import load_policy, save_checkpoint, verify_checkpoint
 
-SPEC = PolicySpec({"state": (6,)}, action_dim=2, horizon=4, execute=2)
+SPEC = PolicySpec({"state": (6,)}, action_dim=2, horizon=4, action_horizon=2)
 OBS = {"state": torch.randn(5, 1, 6, generator=torch.Generator().manual_seed(0))}
 
 
@@ -45,7 +45,9 @@ def test_a_module_gives_its_own_chunks_without_dropout_or_gradients() -> None:
 def test_steering_chooses_the_noise_of_the_module() -> None:
     network = Network().eval()
     actor = replace(STEERING_ACTOR, hidden=(8,))
-    steered = LatentPolicy.steer(ModulePolicy.wrap("network", network, SPEC), NoiseSpace("repeat", bound=1.5), actor)
+    steered = LatentPolicy.from_base(
+        ModulePolicy.wrap("network", network, SPEC), NoiseSpace("repeat", bound=1.5), actor
+    )
     steered.update_stats(OBS)
     drawn = steered.sample(OBS, generator=torch.Generator().manual_seed(0))
     noise = 1.5 * drawn.record["raw"].tanh().expand(5, 4, 2)
@@ -56,15 +58,17 @@ def test_a_checkpoint_holds_the_weights_and_asks_for_the_code(tmp_path: Path, mo
     policy = ModulePolicy.wrap("network", Network(), SPEC)
     save_checkpoint(tmp_path / "c", policy, task="toy/point_mass", obs_sample=OBS)
     monkeypatch.setattr("robopolicy.interop.sources.MODULES", {})
-    with pytest.raises(UserError, match=r"module 'network', whose code no checkpoint can hold; pass it with .*provide"):
+    with pytest.raises(
+        UserError, match=r"module 'network', whose code no checkpoint can hold; pass it with .*register_callable"
+    ):
         load_policy(tmp_path / "c")
-    provide_module("network", Network)
+    register_module("network", Network)
     assert verify_checkpoint(tmp_path / "c").ok
     loaded, _ = load_policy(tmp_path / "c")
     assert all(
         torch.equal(a, b) for a, b in zip(policy.state_dict().values(), loaded.state_dict().values(), strict=True)
     )
-    provide_module("network", lambda: nn.Linear(6, 8))
+    register_module("network", lambda: nn.Linear(6, 8))
     with pytest.raises(UserError, match=r"lacks weight 'module\.bias'"):
         load_policy(tmp_path / "c")
 

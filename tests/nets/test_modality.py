@@ -103,7 +103,7 @@ def test_an_encoder_joins_features_statistics_and_copies() -> None:
     assert {"touches.touch/left.weight", "touches.touch/b.bias"} <= set(encoder.state_dict())
     assert float(encoder.touches["touch/b"].bias.detach()[0]) == 2.0
     other = ObservationEncoder(OBSERVATION, normalization="minmax")
-    other.borrow(encoder)
+    other.copy_stats(encoder)
     assert torch.equal(other.normalizer.offset, encoder.normalizer.offset)
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from robopolicy.policies.base import PolicySpec
 
 POINT = PolicySpec({"state": (1,)}, action_dim=1)
-CHUNK = PolicySpec({"state": (3,)}, action_dim=2, horizon=5, execute=2, obs_horizon=2)
+CHUNK = PolicySpec({"state": (3,)}, action_dim=2, horizon=5, action_horizon=2, obs_horizon=2)
 RAW: dict[str, Any] = {"normalization": "identity", "action_normalization": "identity", "action_clip": 0.0}
 SMALL: dict[str, Any] = {
     **RAW,

@@ -19,7 +19,7 @@ from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
 from robopolicy.policies.path import Estimate, prediction_target
 
 PLANE = PolicySpec({"state": (1,)}, action_dim=2)
-CHUNK = PolicySpec({"state": (3,)}, action_dim=2, horizon=4, execute=2)
+CHUNK = PolicySpec({"state": (3,)}, action_dim=2, horizon=4, action_horizon=2)
 STATE = {"min": [-2.0] * 3, "max": [2.0] * 3}
 ACTION = {"min": [-0.5, -3.0], "max": [0.5, 1.0]}
 

@@ -18,7 +18,7 @@ from robopolicy.rollout.on_policy import RolloutSampler
 from robopolicy.sim.chunk import ChunkedSim
 from robopolicy.sim.registry import SimOptions, make_sim
 
-SPEC = PolicySpec({"state": (3,)}, action_dim=2, horizon=3, execute=2, obs_horizon=2)
+SPEC = PolicySpec({"state": (3,)}, action_dim=2, horizon=3, action_horizon=2, obs_horizon=2)
 OBS = {"state": torch.randn(16, 2, 3, generator=torch.Generator().manual_seed(0))}
 RAW = {"normalization": "identity", "action_normalization": "identity"}
 
@@ -134,7 +134,7 @@ def test_the_policy_gradient_of_a_two_mode_bandit_matches_its_closed_form() -> N
 
 
 def test_imitation_covers_both_modes_and_keeps_the_steps_of_a_chunk_together() -> None:
-    policy = tokens(PolicySpec({"state": (1,)}, 1, horizon=2, execute=2), bins=32)
+    policy = tokens(PolicySpec({"state": (1,)}, 1, horizon=2, action_horizon=2), bins=32)
     optimizer = torch.optim.Adam(policy.parameters(), lr=3e-3)
     obs, generator = {"state": torch.zeros(128, 1, 1)}, torch.Generator().manual_seed(0)
     for _ in range(150):
@@ -190,10 +190,10 @@ def test_nan_inputs_are_not_turned_into_tokens() -> None:
 
 def test_ppo_trains_tokens_and_its_first_ratios_are_one() -> None:
     sim = make_sim("toy/point_mass", SimOptions(num_envs=8, reward="shaped"))
-    policy = tokens(PolicySpec({"state": (6,)}, 2, horizon=2, execute=2), action_normalization="minmax")
+    policy = tokens(PolicySpec({"state": (6,)}, 2, horizon=2, action_horizon=2), action_normalization="minmax")
     policy.fit_normalizer({"action": {"min": [-1.0, -1.0], "max": [1.0, 1.0]}})
     algorithm = PPO(PPOConfig(num_steps=8, epochs=1, batch_size=64), policy, total_updates=2)
-    sampler = RolloutSampler(ChunkedSim(sim, execute=2, obs_horizon=1, gamma=0.99), decisions=8, seed=0)
+    sampler = RolloutSampler(ChunkedSim(sim, action_horizon=2, obs_horizon=1, gamma=0.99), decisions=8, seed=0)
     before = policy.output.weight.detach().clone()
     rollout = sampler.collect(algorithm.act)
     assert rollout.logp.shape == (8, 8, 4) and not rollout.record["tokens"].is_floating_point()

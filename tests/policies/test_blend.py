@@ -7,7 +7,7 @@ import torch
 from composition_forms import network, observations
 from torch import Tensor
 
-from robopolicy.policies.composition.joint_field import Blend
+from robopolicy.policies.composition.joint_field import JointField
 from robopolicy.policies.wrappers.composed import compose
 
 
@@ -24,7 +24,7 @@ def later(x: Tensor, t: Tensor) -> Tensor:
 def test_velocities_are_mixed_by_their_weights_where_both_parents_plan(
     horizons: tuple[int, int], weight: float
 ) -> None:
-    blend = Blend([double, later], horizons, private=(0, 0), nominal=(0.3, 0.7))
+    blend = JointField([double, later], horizons, private=(0, 0), nominal=(0.3, 0.7))
     x, t = torch.randn(3, 4, 2), torch.rand(3)
     mixed, shared = blend.mix(blend.velocities(x, t), (weight, 1 - weight)), slice(0, horizons[0])
     expected = weight * 2 * x + (1 - weight) * (x + t[:, None, None])

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from robopolicy.errors import UserError
 from robopolicy.policies.base import Observation, PolicySpec
-from robopolicy.policies.noise import RowStreams
+from robopolicy.policies.noise import PerRowGenerator
 from robopolicy.policies.wrappers.black_box import CallablePolicy
 
 SPEC = PolicySpec({"state": (3,)}, action_dim=2, horizon=4)
@@ -28,7 +28,7 @@ def test_a_function_gives_the_chunk() -> None:
     noise = torch.randn(7, 4, 2)
     assert torch.equal(policy.decode(OBS, noise), 2 * noise + OBS["state"][:, :, :1])
     assert policy.act(OBS).shape == (7, 4, 2) and not list(policy.parameters())
-    chunks = [policy.act(OBS, generator=RowStreams(range(7), [0] * 7)) for _ in range(2)]
+    chunks = [policy.act(OBS, generator=PerRowGenerator(range(7), [0] * 7)) for _ in range(2)]
     assert torch.equal(*chunks)
 
 

@@ -41,13 +41,13 @@ from robopolicy.policies.heads.consistency import ConsistencyConfig, Consistency
 from robopolicy.policies.heads.diffusion import DiffusionConfig, DiffusionPolicy
 from robopolicy.policies.heads.flow import FlowPolicy
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
-from robopolicy.policies.noise import RowStreams
+from robopolicy.policies.noise import PerRowGenerator
 from robopolicy.policies.path import interpolate
-from robopolicy.policies.wrappers.best_of_n import select
+from robopolicy.policies.wrappers.best_of_n import make_best_of_n
 from robopolicy.policies.wrappers.composed import ComposedPolicy, compose
 from robopolicy.policies.wrappers.composed_config import ComposedConfig
 from robopolicy.policies.wrappers.latent import STEERING_ACTOR, LatentPolicy, NoiseSpace
-from robopolicy.policies.wrappers.staged import in_stages
+from robopolicy.policies.wrappers.staged import make_staged
 from robopolicy.training.checkpoint import load_policy, save_checkpoint, verify_checkpoint
 
 kinds = pytest.mark.parametrize("kind", NETWORKS)
@@ -65,8 +65,8 @@ def test_weight_one_is_the_parent_to_the_last_bit(kind: str) -> None:
         (compose([second, first], weights=[0, 1]), 0),
     ):
         assert torch.equal(policy.decode(obs, noise(3)), first.decode(obs, noise(3)))
-        drawn, own = (p.act(obs, generator=RowStreams(range(3), [number] * 3)) for p in (policy, first))
-        assert torch.equal(drawn, own) and policy.network_calls == first.network_calls
+        drawn, own = (p.act(obs, generator=PerRowGenerator(range(3), [number] * 3)) for p in (policy, first))
+        assert torch.equal(drawn, own) and policy.nfe == first.nfe
 
 
 def test_weight_one_of_a_shorter_chunk_is_that_parent_and_then_the_longer_one() -> None:
@@ -173,7 +173,7 @@ def test_weights_follow_the_schedule() -> None:
 
 
 def test_classifier_free_guidance_reads_one_parent_with_and_without_its_instruction() -> None:
-    spec = PolicySpec({"state": (3,), "embedding.task": (5,)}, 2, horizon=4, execute=2)
+    spec = PolicySpec({"state": (3,), "embedding.task": (5,)}, 2, horizon=4, action_horizon=2)
     torch.manual_seed(0)
     policy = network("flow", 0, PolicySpec({"state": (3,)}, 2, 4, 2))
     told = type(policy)(replace(policy.config, embedding=EmbeddingConfig(4, 0.1)), spec).eval()
@@ -203,7 +203,7 @@ def test_each_parent_sees_its_own_observations_and_history() -> None:
     obs, x, t = observations(4, policy.spec), noise(4), torch.rand(4)
     expected = (left.field({"state": obs["state"][:, 1:]}, x, t) + right.field(obs, x, t)) / 2
     torch.testing.assert_close(policy.field(obs, x, t), expected, atol=1e-5, rtol=1e-5)
-    assert compose([left, right], execute=4).spec.execute == 4
+    assert compose([left, right], action_horizon=4).spec.action_horizon == 4
 
 
 def test_cameras_and_states_compose() -> None:
@@ -214,14 +214,16 @@ def test_cameras_and_states_compose() -> None:
     policy = compose([eyes.eval(), network("flow", 1)])
     obs = observations(3) | {"image.front": torch.randint(0, 256, (3, 1, 3, 16, 16), dtype=torch.uint8)}
     assert policy.decode(obs, noise(3)).isfinite().all()
-    critic = select(policy, _critic(policy), candidates=4)  # finds the statistics of the state behind the camera's
+    critic = make_best_of_n(
+        policy, _critic(policy), candidates=4
+    )  # finds the statistics of the state behind the camera's
     assert critic.act(obs).shape == (3, 4, 2)
 
 
 def test_the_end_of_the_longer_chunk_is_its_own() -> None:
     short, long = network("flow", 0, replace(CHUNK, horizon=2)), network("flow", 1)
     policy, obs, x, t = compose([short, long], weights=[0.5, 0.5]), observations(3), noise(3), torch.rand(3)
-    assert (policy.spec.horizon, policy.spec.execute) == (4, 2)
+    assert (policy.spec.horizon, policy.spec.action_horizon) == (4, 2)
     found, own = policy.field(obs, x, t), long.field(obs, x, t)
     assert torch.equal(found[:, 2:], own[:, 2:])
     torch.testing.assert_close(found[:, :2], (short.field(obs, x[:, :2], t) + own[:, :2]) / 2)
@@ -233,14 +235,14 @@ def test_parents_are_asked_at_the_steps_of_the_finest_sampler() -> None:
     for number, parent in enumerate((coarse, fine)):
         parent.backbone.register_forward_hook(lambda *_, n=number: calls.__setitem__(n, calls[n] + 1))
     policy.decode(obs, noise(2))
-    assert calls == [9, 9] and policy.network_calls == 18
-    assert compose([coarse, fine], steps=3).network_calls == 6
+    assert calls == [9, 9] and policy.nfe == 18
+    assert compose([coarse, fine], steps=3).nfe == 6
 
 
 def test_heads_that_leap_do_so_together_and_are_flows_among_others() -> None:
     leaping = compose([network("meanflow", 0), network("shortcut", 1, steps=2)])
-    assert leaping.network_calls == 2 * 2
-    assert compose([network("meanflow", 0), network("flow", 1)]).network_calls == 2 * 8
+    assert leaping.nfe == 2 * 2
+    assert compose([network("meanflow", 0), network("flow", 1)]).nfe == 2 * 8
     with pytest.raises(UserError, match="consistency"):
         head = ConsistencyPolicy(ConsistencyConfig(hidden=(8,)), CHUNK)
         head.fit_normalizer({"state": STATE, "action": ACTION})
@@ -288,7 +290,7 @@ def test_rows_that_are_no_actions_stay_with_their_parent() -> None:
 
 def test_a_staged_diffusion_is_a_parent() -> None:
     first, second = network("diffusion", 0), network("diffusion", 1)
-    staged, obs = in_stages((0, 3), [first, second]), observations(3)
+    staged, obs = make_staged((0, 3), [first, second]), observations(3)
     found = compose([staged, staged], weights=[0.4, 0.6]).decode(obs, noise(3))
     torch.testing.assert_close(found, staged.decode(obs, noise(3)), atol=2e-4, rtol=1e-4)
 
@@ -303,18 +305,18 @@ def _critic(policy: Policy) -> QEnsemble:
 
 def test_best_of_n_wraps_a_composition() -> None:
     policy, obs = compose([network("flow", 0), network("edm", 1)]), observations(3)
-    best = select(policy, _critic(policy), candidates=8)
+    best = make_best_of_n(policy, _critic(policy), candidates=8)
     found = best.propose(obs, generator=torch.Generator().manual_seed(0))
     rows = {key: value.repeat_interleave(8, 0) for key, value in obs.items()}
     drawn = policy.act(rows, generator=torch.Generator().manual_seed(0)).unflatten(0, (3, 8))
-    assert torch.equal(found.chunks, drawn) and best.network_calls == 8 * (policy.network_calls + 1)
+    assert torch.equal(found.chunks, drawn) and best.nfe == 8 * (policy.nfe + 1)
     assert torch.equal(best.act(obs, generator=torch.Generator().manual_seed(0)), found.best())
 
 
 def test_a_composition_is_steered_through_its_noise_and_its_parents_never_change() -> None:
     parents = [network("flow", 0), network("diffusion", 1)]
     policy, obs = compose(parents, weights=[0.4, 0.6]), observations(4)
-    latent = LatentPolicy.steer(policy, NoiseSpace(bound=1.5), replace(STEERING_ACTOR, hidden=(8,)))
+    latent = LatentPolicy.from_base(policy, NoiseSpace(bound=1.5), replace(STEERING_ACTOR, hidden=(8,)))
     before = parameters(latent.base)
     optimizer = torch.optim.Adam(latent.actor.parameters(), lr=1e-2)
     loss = -latent.decisions(obs, latent.sample(obs).record).logp.mean()
@@ -383,7 +385,10 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "sum": (lambda: compose([network("flow")] * 2, weights=[1.0, 1.0]), "must sum to 1"),
     "sign": (lambda: compose([network("flow")] * 2, weights=[1.5, -0.5]), "none of them negative"),
     "operator": (lambda: compose([network("flow")] * 2, "xor"), "Unknown operator 'xor'"),
-    "execute": (lambda: compose([network("flow")] * 2, execute=5), r"execute must lie in \[1, 4\]"),
+    "action_horizon": (
+        lambda: compose([network("flow")] * 2, action_horizon=5),
+        r"action_horizon must lie in \[1, 4\]",
+    ),
     "statistics": (lambda: compose([network("flow")] * 2).fit_normalizer({}), "keep those they were trained with"),
     "field": (lambda: compose([network("flow")] * 2, "or").field({}, noise(1), torch.zeros(1)), "has no field"),
     "bare": (lambda: ComposedPolicy(ComposedConfig(), CHUNK), "made of others"),

@@ -17,7 +17,7 @@ from robopolicy.critics.q import CriticConfig, QEnsemble
 from robopolicy.errors import UserError
 from robopolicy.policies.base import Policy
 from robopolicy.policies.composition.guidance import Langevin, ValueGuidance
-from robopolicy.policies.composition.operators import Adaptive, And, Convex, Or, Outlook, Scheduled, make_operator
+from robopolicy.policies.composition.operators import Adaptive, And, Convex, Lookahead, Or, Scheduled, make_operator
 from robopolicy.policies.wrappers.composed import compose
 from robopolicy.training.checkpoint import load_policy, save_checkpoint, verify_checkpoint
 
@@ -79,10 +79,10 @@ def test_and_falls_back_to_its_own_weights_where_parents_agree_and_bounds_them_e
     operator, levels = And((0.3, 0.7), reach=0.5), torch.zeros(2, 2)
     apart = torch.tensor([[1.0, -1.0], [-1.0, 1.0]])
     response = torch.stack([0.0 * apart, apart])
-    found = operator.weigh(levels, lambda: Outlook(torch.tensor([[1e-6, 0.0], [40.0, 0.0]]), response, 1e-3))
+    found = operator.solve_weights(levels, lambda: Lookahead(torch.tensor([[1e-6, 0.0], [40.0, 0.0]]), response, 1e-3))
     torch.testing.assert_close(found[0], torch.tensor([0.3, 0.7]), atol=1e-3, rtol=0)
     torch.testing.assert_close(found[1], torch.tensor([-0.2, 1.2]), atol=1e-5, rtol=0)
-    small = operator.weigh(levels, lambda: Outlook(torch.tensor([[0.2, 0.0]] * 2), response, 1e-7))[1]
+    small = operator.solve_weights(levels, lambda: Lookahead(torch.tensor([[0.2, 0.0]] * 2), response, 1e-7))[1]
     level = torch.tensor([0.2, 0.0]) + apart @ (small - torch.tensor([0.3, 0.7]))
     assert float(small.sum()) == pytest.approx(1.0) and abs(float(level[0] - level[1])) < 1e-5
 
@@ -105,7 +105,7 @@ def test_or_flows_as_the_mixture_of_its_parents() -> None:
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
 def test_the_temperature_of_or_divides_the_log_densities_and_not_the_shares(temperature: float) -> None:
     levels = torch.tensor([[4.0, 1.0], [1.0, 9.0], [2.0, 2.0]]).log()
-    found = Or((0.25, 0.75), temperature=temperature).weigh(levels, lambda: Outlook(levels, levels, 0.0))
+    found = Or((0.25, 0.75), temperature=temperature).solve_weights(levels, lambda: Lookahead(levels, levels, 0.0))
     powers = levels.exp() ** (1 / temperature) * torch.tensor([0.25, 0.75])
     torch.testing.assert_close(found, powers / powers.sum(1, keepdim=True))
     torch.testing.assert_close(found[2], torch.tensor([0.25, 0.75]))
@@ -162,7 +162,7 @@ def test_differences_come_with_the_velocities_in_calls_of_more_rows(operator: Ad
     parents[0].backbone.register_forward_hook(lambda *_: counted.__setitem__(0, counted[0] + 1))
     policy = compose(parents, operator)
     policy.act(observations(2))
-    assert counted[0] == calls and policy.network_calls == 2 * calls
+    assert counted[0] == calls and policy.nfe == 2 * calls
 
 
 # Guidance and corrector.
@@ -204,8 +204,8 @@ def test_one_parent_can_be_guided_and_the_critic_is_part_of_the_checkpoint(tmp_p
         torch.equal(again.decode(obs, noise), policy.decode(obs, noise)) and verify_checkpoint(tmp_path / "guided").ok
     )
     assert not torch.equal(policy.decode(obs, noise), parent.decode(obs, noise))
-    other = network("flow", 0, replace(CHUNK, execute=3))
-    with pytest.raises(UserError, match="judges other observations or actions"):
+    other = network("flow", 0, replace(CHUNK, action_horizon=3))
+    with pytest.raises(UserError, match="has other observations or actions"):
         compose([parent], critic=QEnsemble(CriticConfig(hidden=(8,)), other))
     with pytest.raises(UserError, match="weights known in advance"):
         compose([parent, parent], "or", corrector=Langevin())

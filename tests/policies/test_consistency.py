@@ -14,7 +14,7 @@ from robopolicy.algorithms.reinflow import ReinFlow, ReinFlowConfig
 from robopolicy.errors import UserError
 from robopolicy.policies.heads.consistency import ConsistencyConfig, ConsistencyPolicy
 from robopolicy.policies.heads.edm import preconditioning
-from robopolicy.policies.noise import RowStreams
+from robopolicy.policies.noise import PerRowGenerator
 from robopolicy.policies.path import interpolate, karras_sigmas
 
 OBS = {"state": torch.randn(64, 2, 3, generator=torch.Generator().manual_seed(1))}
@@ -70,7 +70,7 @@ def test_a_perfect_function_maps_noise_to_the_gaussian_in_one_step() -> None:
     policy, noise = exact(), torch.linspace(-2, 2, 9).view(-1, 1, 1)
     # The sampler starts from noise alone instead of data and noise, which moves the end by M S / sigma_max.
     torch.testing.assert_close(policy.decode(nothing(9), noise), M + S * noise, atol=2 * M * S / 80, rtol=0)
-    assert policy.network_calls == 1 and policy.sigmas.tolist() == pytest.approx([80.0, 0.002])
+    assert policy.nfe == 1 and policy.sigmas.tolist() == pytest.approx([80.0, 0.002])
 
 
 def test_all_points_of_a_trajectory_have_the_same_end() -> None:
@@ -118,8 +118,8 @@ def test_with_one_step_acting_is_decoding_and_with_more_it_draws_fresh_noise() -
 
 def test_rows_do_not_depend_on_the_batch() -> None:
     policy = consistency(steps=3)
-    whole = policy.act(OBS, generator=RowStreams(range(64), [2] * 64))
-    some = policy.act({"state": OBS["state"][5:9]}, generator=RowStreams(range(5, 9), [2] * 4))
+    whole = policy.act(OBS, generator=PerRowGenerator(range(64), [2] * 64))
+    some = policy.act({"state": OBS["state"][5:9]}, generator=PerRowGenerator(range(5, 9), [2] * 4))
     torch.testing.assert_close(some, whole[5:9], atol=1e-5, rtol=1e-5)
 
 
@@ -170,7 +170,7 @@ def test_pairs_are_neighbours_on_the_karras_grid() -> None:
 
 def test_levels_are_drawn_from_a_discretised_lognormal() -> None:
     policy = consistency(levels_first=12)
-    t = policy.draw_times(40_000, torch.Generator().manual_seed(0))
+    t = policy.sample_times(40_000, torch.Generator().manual_seed(0))
     rising = karras_sigmas(13, 0.002, 80.0, 7.0)[:-1].flip(0)
     normal = torch.distributions.Normal(-1.1, 2.0)
     mass = normal.cdf(rising.log()[1:]) - normal.cdf(rising.log()[:-1])

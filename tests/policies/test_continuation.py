@@ -14,8 +14,8 @@ from robopolicy.errors import UserError
 from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.heads.consistency import ConsistencyConfig, ConsistencyPolicy
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
-from robopolicy.policies.noise import RowStreams
-from robopolicy.policies.real_time_chunking import act_on, continue_chunk
+from robopolicy.policies.noise import PerRowGenerator
+from robopolicy.policies.real_time_chunking import act_with_prefix, continue_chunk
 from robopolicy.policies.wrappers.latent import STEERING_ACTOR, LatentPolicy, NoiseSpace
 from robopolicy.policies.wrappers.zero_noise import ZeroNoisePolicy
 
@@ -124,12 +124,12 @@ def test_a_soft_weight_lies_between() -> None:
 
 def test_steered_policies_and_those_that_start_from_zeros_continue_as_they_act() -> None:
     base, (obs, _, prefix) = network("flow").eval(), fixed()
-    steered = LatentPolicy.steer(base, NoiseSpace("repeat"), STEERING_ACTOR).eval()
-    for policy in (base, steered, ZeroNoisePolicy.around(base)):
-        plain = policy.act(obs, deterministic=True, generator=RowStreams(range(3), [0] * 3))
+    steered = LatentPolicy.from_base(base, NoiseSpace("repeat"), STEERING_ACTOR).eval()
+    for policy in (base, steered, ZeroNoisePolicy.wrap(base)):
+        plain = policy.act(obs, deterministic=True, generator=PerRowGenerator(range(3), [0] * 3))
         for weight in (0.0, 1.0):
             held = torch.full((3, 4), weight)
-            chunk = act_on(policy, obs, prefix, held, generator=RowStreams(range(3), [0] * 3))
+            chunk = act_with_prefix(policy, obs, prefix, held, generator=PerRowGenerator(range(3), [0] * 3))
             assert torch.equal(chunk, prefix if weight else plain)
 
 
@@ -145,4 +145,4 @@ def test_steered_policies_and_those_that_start_from_zeros_continue_as_they_act()
 def test_samplers_that_cannot_continue_are_refused(policy: Any, reason: str) -> None:
     obs, _, prefix = fixed()
     with pytest.raises(UserError, match=reason):
-        act_on(policy(), obs, prefix, torch.ones(3, 4))
+        act_with_prefix(policy(), obs, prefix, torch.ones(3, 4))

@@ -14,11 +14,11 @@ from torch import Tensor
 from robopolicy.errors import UserError
 from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.heads.diffusion import DiffusionConfig, DiffusionPolicy
-from robopolicy.policies.noise import RowStreams
+from robopolicy.policies.noise import PerRowGenerator
 from robopolicy.policies.path import alpha_bars, linear_betas, spaced_levels, squared_cosine_betas
 from robopolicy.policies.registry import make_policy
 
-CHUNK = PolicySpec({"state": (2,)}, action_dim=2, horizon=6, execute=2, obs_horizon=2)
+CHUNK = PolicySpec({"state": (2,)}, action_dim=2, horizon=6, action_horizon=2, obs_horizon=2)
 
 
 def diffusion(spec: PolicySpec = CHUNK, **settings: Any) -> DiffusionPolicy:
@@ -69,7 +69,7 @@ def test_the_loss_at_a_level_is_the_textbook_one(prediction: str, schedule: str)
 
 def test_training_times_are_uniform_over_the_levels() -> None:
     policy = diffusion(train_steps=20)
-    t = policy.draw_times(20_000, torch.Generator().manual_seed(0))
+    t = policy.sample_times(20_000, torch.Generator().manual_seed(0))
     level = (t[:, None] - policy.level_times).abs().argmin(1)
     assert bool((policy.level_times[level] == t).all())
     counts = torch.bincount(level, minlength=20)
@@ -92,7 +92,9 @@ def test_velocity_at_a_level_is_what_the_sampler_sees(prediction: str, clip: flo
     noise = (x - a * data) / b
     torch.testing.assert_close(velocity, data - noise, atol=1e-4, rtol=1e-4)
     a_next, b_next = policy.signal_scale[1:].view(-1, 1, 1), policy.noise_scale[1:].view(-1, 1, 1)
-    torch.testing.assert_close(policy.advance(features, x, k), a_next * data + b_next * noise, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(
+        policy.sampler_step(features, x, k), a_next * data + b_next * noise, atol=1e-4, rtol=1e-4
+    )
 
 
 def test_times_beyond_the_levels_are_read_at_the_nearest_one() -> None:
@@ -166,7 +168,7 @@ def test_eta_scales_the_noise_and_may_be_learned() -> None:
     policy = diffusion(action_clip=1.0)
     features, x, k = torch.randn(10, 2, 2), torch.randn(10, 6, 2), torch.arange(10)
     mean, std = policy.posterior(features, x, k, 0.0)
-    assert not bool(std.any()) and torch.equal(mean, policy.advance(features, x, k))
+    assert not bool(std.any()) and torch.equal(mean, policy.sampler_step(features, x, k))
     full = policy.posterior(features, x, k)[1]
     eta = torch.full((10, 1, 1), 0.5, requires_grad=True)
     mean, std = policy.posterior(features, x, k, eta)
@@ -193,10 +195,10 @@ def test_ddim_is_deterministic_and_ddpm_shares_its_decode() -> None:
 def test_ddpm_noise_follows_the_streams_of_its_rows() -> None:
     policy = diffusion(sampler="ddpm", action_clip=1.0)
     obs = observations(6)
-    whole = policy.act(obs, generator=RowStreams(range(6), [2] * 6))
-    some = policy.act({"state": obs["state"][[4, 1]]}, generator=RowStreams([4, 1], [2, 2]))
+    whole = policy.act(obs, generator=PerRowGenerator(range(6), [2] * 6))
+    some = policy.act({"state": obs["state"][[4, 1]]}, generator=PerRowGenerator([4, 1], [2, 2]))
     torch.testing.assert_close(some, whole[[4, 1]], atol=1e-5, rtol=1e-4)
-    other = policy.act({"state": obs["state"][[4, 1]]}, generator=RowStreams([4, 1], [3, 2]))
+    other = policy.act({"state": obs["state"][[4, 1]]}, generator=PerRowGenerator([4, 1], [3, 2]))
     assert not torch.allclose(other[0], some[0], atol=1e-3) and torch.allclose(other[1], some[1], atol=1e-5)
 
 
@@ -212,7 +214,7 @@ def test_the_last_ddpm_step_adds_no_noise() -> None:
     policy.draw_noise = lambda batch, generator, device: source.normal((batch, 6, 2))  # type: ignore[method-assign]
     policy.act(observations(2))
     assert source.draws == 5  # the initial noise and one per step but the last
-    assert policy.network_calls == 5
+    assert policy.nfe == 5
 
 
 def test_actions_come_out_in_their_own_units_and_within_the_data() -> None:
@@ -263,7 +265,7 @@ def test_the_schedule_is_no_part_of_the_weights() -> None:
     assert not {"signal_scale", "grid", "level_times"} & policy.state_dict().keys()
     other = diffusion(steps=20)
     other.load_state_dict(policy.state_dict())
-    assert other.network_calls == 20
+    assert other.nfe == 20
 
 
 @pytest.mark.parametrize(

@@ -14,11 +14,11 @@ from robopolicy.policies.base import Observation, PolicySpec
 from robopolicy.policies.exploration.diffusion_chain import DiffusionChain
 from robopolicy.policies.heads.diffusion import DiffusionConfig, DiffusionPolicy
 from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
-from robopolicy.policies.noise import RowStreams
-from robopolicy.policies.wrappers.staged import StagedDiffusion, StagedDiffusionConfig, in_stages
+from robopolicy.policies.noise import PerRowGenerator
+from robopolicy.policies.wrappers.staged import StagedDiffusion, StagedDiffusionConfig, make_staged
 from robopolicy.training.checkpoint import load_policy, save_checkpoint, verify_checkpoint
 
-SPEC = PolicySpec({"state": (3,)}, action_dim=2, horizon=4, execute=2, obs_horizon=2)
+SPEC = PolicySpec({"state": (3,)}, action_dim=2, horizon=4, action_horizon=2, obs_horizon=2)
 OBS = {"state": torch.randn(16, 2, 3, generator=torch.Generator().manual_seed(0))}
 RAW = {"hidden": (32, 32), "normalization": "identity", "action_normalization": "identity"}
 
@@ -30,7 +30,7 @@ def head(seed: int = 0, **config: object) -> DiffusionPolicy:
 
 def chain(first: int = 0, seed: int = 0, **settings: object) -> DiffusionChain:
     config = {key: settings.pop(key) for key in ("sampler", "action_clip", "prediction") if key in settings}
-    base = in_stages((0,), [head(seed, **config)])
+    base = make_staged((0,), [head(seed, **config)])
     return DiffusionChain(head(seed, **config), base, first=first, **settings)  # type: ignore[arg-type]
 
 
@@ -55,7 +55,7 @@ def test_every_ratio_of_fresh_chains_is_one(name: str, dtype: torch.dtype) -> No
     policy = chain(**SETTINGS[name])
     policy.chain_dtype = dtype
     sample = policy.sample(OBS, generator=seeded())
-    count = 6 - policy.first
+    count = 6 - policy.first_trained_step
     assert sample.logp.shape == (16, count) and sample.record["chain"].shape == (16, count + 1, 4, 2)
     assert sample.record["chain"].dtype == dtype
     rows = torch.randperm(16)[:7]
@@ -155,7 +155,7 @@ def test_eta_is_learned_between_its_bounds() -> None:
 
 def test_running_statistics_of_the_base_stay_as_they_were() -> None:
     running = [DiffusionPolicy(DiffusionConfig(**(RAW | {"normalization": "running"})), SPEC) for _ in "ab"]  # type: ignore[arg-type]
-    policy = DiffusionChain(running[0], in_stages((0,), [running[1]]), first=2)
+    policy = DiffusionChain(running[0], make_staged((0,), [running[1]]), first=2)
     before = {key: value.clone() for key, value in policy.state_dict().items()}
     policy.update_stats(OBS)
     changed = {key for key, value in policy.state_dict().items() if not torch.equal(before[key], value)}
@@ -173,7 +173,7 @@ def test_pixels_are_encoded_by_both_networks() -> None:
         vision=VisionConfig(widths=(16,), keypoints=4),
     )
     obs: Observation = {"state": torch.randn(5, 1, 3), "image.wrist": torch.randint(0, 256, (5, 1, 3, 24, 24)).byte()}
-    policy = DiffusionChain(DiffusionPolicy(config, spec), in_stages((0,), [DiffusionPolicy(config, spec)]), first=2)
+    policy = DiffusionChain(DiffusionPolicy(config, spec), make_staged((0,), [DiffusionPolicy(config, spec)]), first=2)
     sample = policy.sample(obs)
     ratio = (policy.decisions(obs, sample.record).logp - sample.logp).exp()
     torch.testing.assert_close(ratio, torch.ones(5, 2), atol=1e-5, rtol=0)
@@ -182,26 +182,26 @@ def test_pixels_are_encoded_by_both_networks() -> None:
 @pytest.mark.parametrize("sampler", ["ddim", "ddpm"])
 def test_stages_of_equal_weights_are_the_plain_policy(sampler: str) -> None:
     plain = head(sampler=sampler)
-    staged = in_stages((0, 2, 5), [head(sampler=sampler) for _ in range(3)])
+    staged = make_staged((0, 2, 5), [head(sampler=sampler) for _ in range(3)])
     assert torch.equal(staged.act(OBS, generator=seeded()), plain.act(OBS, generator=seeded()))
     noise = torch.randn(16, 4, 2)
     assert torch.equal(staged.decode(OBS, noise), plain.decode(OBS, noise))
     x, t = torch.randn(16, 4, 2), torch.rand(16)
     torch.testing.assert_close(staged.field(OBS, x, t), plain.field(OBS, x, t))
-    assert staged.network_calls == 6
-    streams = staged.act({"state": OBS["state"][[3, 1]]}, generator=RowStreams([3, 1], [0, 0]))
-    whole = staged.act(OBS, generator=RowStreams(range(16), [0] * 16))
+    assert staged.nfe == 6
+    streams = staged.act({"state": OBS["state"][[3, 1]]}, generator=PerRowGenerator([3, 1], [0, 0]))
+    whole = staged.act(OBS, generator=PerRowGenerator(range(16), [0] * 16))
     torch.testing.assert_close(streams, whole[[3, 1]], atol=1e-5, rtol=1e-5)
 
 
 def test_each_stage_takes_its_own_steps() -> None:
     heads = [head(seed) for seed in range(2)]
-    staged = in_stages((0, 4), heads)
+    staged = make_staged((0, 4), heads)
     noise = torch.randn(16, 4, 2)
     x = noise
     for k in range(6):
         stage = heads[int(k >= 4)]
-        x = stage.advance(stage.encode(OBS), x, torch.full((16,), k))
+        x = stage.sampler_step(stage.encode(OBS), x, torch.full((16,), k))
     torch.testing.assert_close(staged.decode(OBS, noise), x.clamp(-1, 1))
     early, late = torch.full((16,), 0.05), torch.full((16,), 0.95)
     assert torch.equal(staged.field(OBS, noise, early), heads[0].field(OBS, noise, early))
@@ -209,7 +209,7 @@ def test_each_stage_takes_its_own_steps() -> None:
 
 
 def test_a_staged_policy_survives_a_checkpoint(tmp_path: Path) -> None:
-    staged = in_stages((0, 3), [head(0), head(1)])
+    staged = make_staged((0, 3), [head(0), head(1)])
     save_checkpoint(tmp_path / "c", staged, task="toy/point_mass", obs_sample=OBS)
     loaded, manifest = load_policy(tmp_path / "c")
     assert manifest.policy == "staged_diffusion" and isinstance(loaded, StagedDiffusion)
@@ -221,11 +221,11 @@ def test_what_does_not_fit_is_refused_in_one_line() -> None:
     with pytest.raises(UserError, match="comes out of dppo"):
         StagedDiffusion(StagedDiffusionConfig(), SPEC)
     with pytest.raises(UserError, match="one start each, rising from 0"):
-        in_stages((1,), [head()])
+        make_staged((1,), [head()])
     with pytest.raises(UserError, match="one sampler"):
-        in_stages((0, 2), [head(), head(sampler="ddpm")])
+        make_staged((0, 2), [head(), head(sampler="ddpm")])
     with pytest.raises(UserError, match="one sampler"):
-        in_stages((0,), [FlowPolicy(FlowConfig(**RAW), SPEC)])  # type: ignore[arg-type,list-item]
+        make_staged((0,), [FlowPolicy(FlowConfig(**RAW), SPEC)])  # type: ignore[arg-type,list-item]
     with pytest.raises(UserError, match="last 1 to 6"):
         chain(first=6)
     with pytest.raises(UserError, match="std_min > 0"):

@@ -13,11 +13,11 @@ from torch import Tensor
 from robopolicy.errors import UserError
 from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.heads.edm import EDMConfig, EDMPolicy, preconditioning
-from robopolicy.policies.noise import RowStreams
+from robopolicy.policies.noise import PerRowGenerator
 from robopolicy.policies.path import karras_sigmas, step_index
 from robopolicy.policies.registry import make_policy
 
-CHUNK = PolicySpec({"state": (2,)}, action_dim=2, horizon=6, execute=2, obs_horizon=2)
+CHUNK = PolicySpec({"state": (2,)}, action_dim=2, horizon=6, action_horizon=2, obs_horizon=2)
 SOLVERS = pytest.mark.parametrize("solver", ["euler", "heun"])
 
 
@@ -59,7 +59,7 @@ def test_the_loss_is_that_of_the_denoiser_weighted_by_the_noise_level() -> None:
 
 
 def test_training_noise_is_lognormal() -> None:
-    t = edm().draw_times(50_000, torch.Generator().manual_seed(0))
+    t = edm().sample_times(50_000, torch.Generator().manual_seed(0))
     log_sigma = ((1 - t) / t).log()
     assert float(log_sigma.mean()) == pytest.approx(-1.2, abs=0.02)
     assert float(log_sigma.std()) == pytest.approx(1.2, abs=0.02)
@@ -67,7 +67,7 @@ def test_training_noise_is_lognormal() -> None:
 
 def test_iterates_start_at_the_highest_noise_level() -> None:
     policy, noise = edm(steps=1), torch.randn(4, 6, 2)
-    assert torch.equal(policy.begin(noise), 80.0 * noise)
+    assert torch.equal(policy.init_sample(noise), 80.0 * noise)
     obs = observations(4)
     expected = policy.denoise(policy.encode(obs), 80.0 * noise, torch.full((4, 1, 1), 80.0))
     torch.testing.assert_close(policy.decode(obs, noise), expected, atol=1e-5, rtol=1e-5)
@@ -80,19 +80,19 @@ def test_the_sampler_is_its_steps_and_counts_its_calls(solver: str) -> None:
     policy.backbone.register_forward_hook(lambda *_: calls.append(1))
     obs, noise = observations(4), torch.randn(4, 6, 2)
     chunk = policy.decode(obs, noise)
-    assert len(calls) == policy.network_calls == (11 if solver == "heun" else 6)
-    features, x = policy.encode(obs), policy.begin(noise)
+    assert len(calls) == policy.nfe == (11 if solver == "heun" else 6)
+    features, x = policy.encode(obs), policy.init_sample(noise)
     for k in range(6):
-        x = policy.advance(features, x, step_index(k, x))
+        x = policy.sampler_step(features, x, step_index(k, x))
     assert torch.equal(chunk, x.clamp(-1, 1))
 
 
 def test_rows_at_different_steps_do_not_mix() -> None:
     policy = edm(solver="heun", steps=4)
     features, x = torch.randn(4, 2, 2), torch.randn(4, 6, 2) * policy.sigmas[:4].view(-1, 1, 1)
-    together = policy.advance(features, x, torch.arange(4))
+    together = policy.sampler_step(features, x, torch.arange(4))
     for k in range(4):
-        alone = policy.advance(features[k : k + 1], x[k : k + 1], torch.tensor([k]))
+        alone = policy.sampler_step(features[k : k + 1], x[k : k + 1], torch.tensor([k]))
         torch.testing.assert_close(together[k : k + 1], alone, atol=1e-5, rtol=1e-4)
 
 
@@ -135,18 +135,18 @@ def test_every_euler_step_is_that_of_diffusers() -> None:
     torch.testing.assert_close(scheduler.sigmas, policy.sigmas)
     obs, noise = observations(3), torch.randn(3, 6, 2)
     features = policy.encode(obs)
-    x = theirs = policy.begin(noise)
+    x = theirs = policy.init_sample(noise)
     for k, timestep in enumerate(scheduler.timesteps):
         scaled = scheduler.scale_model_input(theirs, timestep)
         theirs = scheduler.step(policy.backbone(scaled, timestep.expand(3), features), timestep, theirs).prev_sample
-        x = policy.advance(features, x, torch.full((3,), k))
+        x = policy.sampler_step(features, x, torch.full((3,), k))
         torch.testing.assert_close(x, theirs, atol=1e-5, rtol=1e-4)
 
 
 def test_noise_follows_the_streams_of_its_rows_and_the_rest_is_deterministic() -> None:
     policy, obs = edm(action_clip=1.0), observations(6)
-    whole = policy.act(obs, generator=RowStreams(range(6), [2] * 6))
-    some = policy.act({"state": obs["state"][[4, 1]]}, generator=RowStreams([4, 1], [2, 2]))
+    whole = policy.act(obs, generator=PerRowGenerator(range(6), [2] * 6))
+    some = policy.act({"state": obs["state"][[4, 1]]}, generator=PerRowGenerator([4, 1], [2, 2]))
     torch.testing.assert_close(some, whole[[4, 1]], atol=1e-5, rtol=1e-4)
     noise = torch.randn(6, 6, 2)
     assert torch.equal(policy.decode(obs, noise), policy.decode(obs, noise))

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from robopolicy.errors import UserError
 from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
-from robopolicy.policies.heads.generative import TIME_LAWS
+from robopolicy.policies.heads.generative import TIME_DISTRIBUTIONS
 from robopolicy.policies.registry import make_policy
 
 SPEC = PolicySpec({"state": (1,)}, action_dim=1)
@@ -64,13 +64,13 @@ def test_clipped_iterates_narrow_the_distribution(action_clip: float, expected: 
 def test_one_step_from_the_left_grid_lands_on_the_mean() -> None:
     policy = FlowPolicy(FlowConfig(steps=1, **RAW), SPEC)  # type: ignore[arg-type]
     policy.backbone = GaussianVelocity()
-    assert policy.network_calls == 1
+    assert policy.nfe == 1
     torch.testing.assert_close(policy.decode(zeros(5), torch.randn(5, 1, 1)), torch.full((5, 1, 1), M))
 
 
-@pytest.mark.parametrize("time_law", TIME_LAWS)
-def test_a_flow_learns_a_gaussian(time_law: str) -> None:
-    config = FlowConfig(steps=20, hidden=(64, 64), time_law=time_law, **RAW)  # type: ignore[arg-type]
+@pytest.mark.parametrize("time_distribution", TIME_DISTRIBUTIONS)
+def test_a_flow_learns_a_gaussian(time_distribution: str) -> None:
+    config = FlowConfig(steps=20, hidden=(64, 64), time_distribution=time_distribution, **RAW)  # type: ignore[arg-type]
     policy = FlowPolicy(config, SPEC)
     optimizer = torch.optim.Adam(policy.parameters(), lr=5e-3)
     for i in range(300):
@@ -87,12 +87,14 @@ def test_a_flow_learns_a_gaussian(time_law: str) -> None:
 
 def test_time_laws_cover_the_unit_interval() -> None:
     n = torch.randn(20_000, generator=torch.Generator().manual_seed(0))
-    for law in TIME_LAWS.values():
+    for law in TIME_DISTRIBUTIONS.values():
         t = law(n)
         assert 0 <= float(t.min()) < 0.05 and 0.9 < float(t.max()) <= 1
-    quantiles = TIME_LAWS["uniform"](n).quantile(torch.tensor([0.25, 0.5, 0.75]))
+    quantiles = TIME_DISTRIBUTIONS["uniform"](n).quantile(torch.tensor([0.25, 0.5, 0.75]))
     torch.testing.assert_close(quantiles, torch.tensor([0.25, 0.5, 0.75]), atol=0.02, rtol=0)
-    assert float(TIME_LAWS["beta"](n).mean()) == pytest.approx(0.999 * 0.4, abs=0.01)  # Beta(1.5, 1) has mean 0.6
+    assert float(TIME_DISTRIBUTIONS["beta"](n).mean()) == pytest.approx(
+        0.999 * 0.4, abs=0.01
+    )  # Beta(1.5, 1) has mean 0.6
 
 
 def test_padded_steps_carry_no_loss_and_weights_scale_rows() -> None:
@@ -114,7 +116,7 @@ def test_padded_steps_carry_no_loss_and_weights_scale_rows() -> None:
     assert not bool(gradient.any())
 
 
-SPEC_CHUNK = PolicySpec({"state": (2,)}, action_dim=2, horizon=6, execute=2)
+SPEC_CHUNK = PolicySpec({"state": (2,)}, action_dim=2, horizon=6, action_horizon=2)
 
 
 def test_actions_come_out_in_their_own_units_and_within_the_data() -> None:
@@ -151,7 +153,7 @@ def test_field_is_the_step_of_the_sampler() -> None:
     ("settings", "message"),
     [
         ({"backbone": "unett"}, "Did you mean 'unet'"),
-        ({"time_law": "unifrm"}, "Did you mean 'uniform'"),
+        ({"time_distribution": "unifrm"}, "Did you mean 'uniform'"),
         ({"steps": 0}, "steps must be at least 1"),
         ({"action_normalization": "running"}, "cannot be 'running'"),
         ({"action_normalization": "meanstd"}, "would cut standardised actions"),

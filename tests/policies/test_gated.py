@@ -11,17 +11,17 @@ from torch import Tensor
 
 from robopolicy.data.episodes import Episode, Episodes
 from robopolicy.errors import UserError
-from robopolicy.policies.composition.operators import gated
+from robopolicy.policies.composition.operators import apply_gates
 from robopolicy.policies.composition.selection import Selection, choose_parents, ordering_loss
 from robopolicy.policies.wrappers.composed import compose
-from robopolicy.policies.wrappers.learned_gate import GatedPolicy, gate
+from robopolicy.policies.wrappers.learned_gate import LearnedGatePolicy, make_learned_gate
 from robopolicy.training.checkpoint import load_policy, save_checkpoint, verify_checkpoint
 from robopolicy.training.fit_selector import fit_selector
 
 SMALL = {"hidden": (16,), "updates": 150, "batch_size": 64, "lr": 5e-3}
 
 
-def prefer(policy: GatedPolicy, *scores: float) -> GatedPolicy:
+def prefer(policy: LearnedGatePolicy, *scores: float) -> LearnedGatePolicy:
     """Make the selector say the same wherever it looks."""
     last = policy.selector.body[-1]
     torch.nn.init.zeros_(last.weight)  # type: ignore[arg-type]
@@ -35,7 +35,7 @@ def parents() -> list[Any]:
 
 def test_with_all_parents_chosen_it_is_the_composition_to_the_last_bit():
     plain, obs, noise = compose(parents(), weights=[0.2, 0.3, 0.5]), observations(5), torch.randn(5, 4, 2)
-    every = gate(plain, Selection(top=3, **SMALL))
+    every = make_learned_gate(plain, Selection(top=3, **SMALL))
     assert torch.equal(every.decode(obs, noise), plain.decode(obs, noise))
     t = torch.linspace(0.1, 0.9, 5)
     assert torch.equal(every.field(obs, noise, t), plain.field(obs, noise, t))
@@ -45,22 +45,30 @@ def test_with_all_parents_chosen_it_is_the_composition_to_the_last_bit():
 def test_with_one_parent_chosen_it_is_that_parent(chosen):
     several, obs, noise = parents(), observations(5), torch.randn(5, 4, 2)
     scores = [float(index == chosen) for index in range(3)]
-    one = prefer(gate(compose(several, weights=[0.2, 0.3, 0.5]), Selection(top=1, **SMALL)), *scores)
+    one = prefer(make_learned_gate(compose(several, weights=[0.2, 0.3, 0.5]), Selection(top=1, **SMALL)), *scores)
     torch.testing.assert_close(one.decode(obs, noise), several[chosen].decode(obs, noise), atol=1e-5, rtol=1e-5)
 
 
 def test_with_two_of_three_chosen_it_is_the_composition_of_these_two():
     several, obs, noise = parents(), observations(5), torch.randn(5, 4, 2)
-    two = prefer(gate(compose(several, weights=[0.2, 0.3, 0.5]), Selection(top=2, **SMALL)), 1.0, -1.0, 2.0)
+    two = prefer(
+        make_learned_gate(compose(several, weights=[0.2, 0.3, 0.5]), Selection(top=2, **SMALL)), 1.0, -1.0, 2.0
+    )
     expected = compose([several[0], several[2]], weights=[2 / 7, 5 / 7]).decode(obs, noise)
     torch.testing.assert_close(two.decode(obs, noise), expected, atol=1e-5, rtol=1e-5)
-    far = prefer(gate(compose(several), Selection(top=2, least=0.5, **SMALL)), 1.0, -1.0, 2.0)  # exp(1 - 2) < 0.5
+    far = prefer(
+        make_learned_gate(compose(several), Selection(top=2, least=0.5, **SMALL)), 1.0, -1.0, 2.0
+    )  # exp(1 - 2) < 0.5
     torch.testing.assert_close(far.decode(obs, noise), several[2].decode(obs, noise), atol=1e-5, rtol=1e-5)
 
 
 def test_a_row_does_not_depend_on_its_neighbours():
     torch.manual_seed(0)
-    policy, obs, noise = gate(compose(parents()), Selection(top=1, **SMALL)), observations(6), torch.randn(6, 4, 2)
+    policy, obs, noise = (
+        make_learned_gate(compose(parents()), Selection(top=1, **SMALL)),
+        observations(6),
+        torch.randn(6, 4, 2),
+    )
     for parameter in policy.selector.body.parameters():
         parameter.data = 5 * torch.randn(parameter.shape)
     assert len(policy._gates(obs).unique(dim=0)) > 1
@@ -73,10 +81,10 @@ def test_gates_by_hand():
     assert choose_parents(scores, Selection(top=1)).tolist() == [[0, 1, 0], [1, 0, 0]]
     assert choose_parents(scores, Selection(top=2)).tolist() == [[0, 1, 1], [1, 0, 1]]
     assert choose_parents(scores, Selection(top=3, least=0.5)).tolist() == [[0, 1, 0], [1, 0, 1]]
-    weights = gated([0.25, 0.25, 0.5], torch.tensor([[1.0, 0, 1], [1, 1, 0], [1, 1, 1]]))
+    weights = apply_gates([0.25, 0.25, 0.5], torch.tensor([[1.0, 0, 1], [1, 1, 0], [1, 1, 1]]))
     rows = torch.stack([torch.as_tensor(weight).flatten() for weight in weights], 1)
     torch.testing.assert_close(rows, torch.tensor([[1 / 3, 0, 2 / 3], [0.5, 0.5, 0], [0.25, 0.25, 0.5]]))
-    blocked = gated([0.0, 1.0], torch.tensor([[1.0, 0.0]]))  # nobody with a weight is left
+    blocked = apply_gates([0.0, 1.0], torch.tensor([[1.0, 0.0]]))  # nobody with a weight is left
     assert [float(torch.as_tensor(weight)) for weight in blocked] == [0.0, 1.0]
 
 
@@ -90,7 +98,7 @@ def test_the_loss_is_that_of_an_order():
 
 def test_discrepancies_rank_the_parent_whose_data_it_was():
     means = ((0.8, 0.0), (-0.8, 0.0))
-    policy = gate(compose([exact("flow", round_(mean, 0.1)) for mean in means]), Selection(**SMALL))
+    policy = make_learned_gate(compose([exact("flow", round_(mean, 0.1)) for mean in means]), Selection(**SMALL))
     chunk = torch.tensor(means)[:, None]
     found = policy.discrepancies(nothing(2), chunk, generator=torch.Generator().manual_seed(0))
     assert found[0, 0] < 0.2 * found[0, 1] and found[1, 1] < 0.2 * found[1, 0]
@@ -99,10 +107,12 @@ def test_discrepancies_rank_the_parent_whose_data_it_was():
     torch.testing.assert_close(again, found)
 
 
-def sides() -> GatedPolicy:
+def sides() -> LearnedGatePolicy:
     """Two parents, one that always goes left and one that always goes right."""
     torch.manual_seed(0)
-    return gate(compose([exact("flow", round_((x, 0.0), 0.1), steps=16) for x in (-0.8, 0.8)]), Selection(**SMALL))
+    return make_learned_gate(
+        compose([exact("flow", round_((x, 0.0), 0.1), steps=16) for x in (-0.8, 0.8)]), Selection(**SMALL)
+    )
 
 
 def demonstrations(rows: int) -> Episodes:
@@ -126,25 +136,25 @@ def test_whom_to_ask_where_is_learned_from_demonstrations():
 
 def test_a_checkpoint_keeps_the_selector(tmp_path):
     torch.manual_seed(0)
-    policy = gate(compose(parents()), Selection(top=2, **SMALL))
+    policy = make_learned_gate(compose(parents()), Selection(top=2, **SMALL))
     save_checkpoint(tmp_path / "chosen", policy, task="toy/point_mass", obs_sample=observations(4))
     assert verify_checkpoint(tmp_path / "chosen").ok
     loaded, obs = load_policy(tmp_path / "chosen")[0], observations(5)
-    assert isinstance(loaded, GatedPolicy) and loaded.config.selection.top == 2
+    assert isinstance(loaded, LearnedGatePolicy) and loaded.config.selection.top == 2
     assert torch.equal(loaded._gates(obs), policy._gates(obs))
     moved = policy.with_weights([0.6, 0.2, 0.2])
-    assert isinstance(moved, GatedPolicy) and moved.selector is policy.selector
+    assert isinstance(moved, LearnedGatePolicy) and moved.selector is policy.selector
 
 
 def test_what_cannot_choose_is_refused():
     several = parents()
     with pytest.raises(UserError, match="operator 'or' has others"):
-        gate(compose(several, "or"), Selection())
+        make_learned_gate(compose(several, "or"), Selection())
     with pytest.raises(UserError, match="operator 'affine' has others"):
-        gate(compose(several[:2], "affine", [2, -1]), Selection())
+        make_learned_gate(compose(several[:2], "affine", [2, -1]), Selection())
     with pytest.raises(UserError, match="top must be at least 1"):
         Selection(top=0)
     other: dict[str, Tensor] = {"goal": torch.zeros(4, 3), "action": torch.zeros(4, 2)}
     wrong = Episodes.from_list([Episode({key: value.numpy() for key, value in other.items()}, "x")], 0.05)
     with pytest.raises(UserError, match=r"they lack \['state'\]"):
-        fit_selector(gate(compose(several), Selection(**SMALL)), wrong)
+        fit_selector(make_learned_gate(compose(several), Selection(**SMALL)), wrong)

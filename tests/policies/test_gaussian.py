@@ -12,7 +12,7 @@ from robopolicy.errors import UserError
 from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
 
-SPEC = PolicySpec({"state": (3,)}, action_dim=2, horizon=2, execute=2)
+SPEC = PolicySpec({"state": (3,)}, action_dim=2, horizon=2, action_horizon=2)
 OBS = {"state": torch.randn(16, 1, 3, generator=torch.Generator().manual_seed(0))}
 
 

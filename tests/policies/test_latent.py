@@ -15,12 +15,12 @@ from robopolicy.policies.base import Observation, Policy, PolicySpec
 from robopolicy.policies.heads.diffusion import DiffusionConfig, DiffusionPolicy
 from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
-from robopolicy.policies.noise import RowStreams
+from robopolicy.policies.noise import PerRowGenerator
 from robopolicy.policies.wrappers.black_box import CallablePolicy
 from robopolicy.policies.wrappers.latent import STEERING_ACTOR, LatentConfig, LatentPolicy, NoiseSpace
 from robopolicy.training.checkpoint import load_policy, save_checkpoint, verify_checkpoint
 
-SPEC = PolicySpec({"state": (3,)}, action_dim=2, horizon=5, execute=3, obs_horizon=2)
+SPEC = PolicySpec({"state": (3,)}, action_dim=2, horizon=5, action_horizon=3, obs_horizon=2)
 ACTOR = replace(STEERING_ACTOR, hidden=(16,), normalization="identity")
 STATE = {"min": [-2.0] * 3, "max": [3.0] * 3, "mean": [0.5] * 3, "std": [1.5] * 3, "count": [50]}
 STATISTICS = {"state": STATE, "action": {"min": [-0.5, -3.0], "max": [0.5, 3.0]}}
@@ -66,7 +66,7 @@ def widened(policy: LatentPolicy) -> LatentPolicy:
 @spaces
 def test_all_noise_stays_within_the_bound_exactly(space: NoiseSpace) -> None:
     seen: list[Tensor] = []
-    policy = widened(LatentPolicy.steer(spy(seen), space, ACTOR))
+    policy = widened(LatentPolicy.from_base(spy(seen), space, ACTOR))
     obs, bound = observations(200), torch.tensor(space.bound)
     free = [policy.sample(obs).record["noise"], policy.sample_prior(obs).record["noise"]]
     free += [policy.actor.rsample(obs)[0].detach(), policy.draw(200, None, bound.device)]
@@ -80,7 +80,7 @@ def test_all_noise_stays_within_the_bound_exactly(space: NoiseSpace) -> None:
 @spaces
 def test_free_noise_has_the_size_of_its_space_and_fills_the_chunk(space: NoiseSpace) -> None:
     seen: list[Tensor] = []
-    policy = LatentPolicy.steer(spy(seen), space, ACTOR)
+    policy = LatentPolicy.from_base(spy(seen), space, ACTOR)
     w = policy.sample(observations()).record["noise"]
     rows = {"full": 5, "repeat": 1, "interpolate": 3, "truncated": 2}[space.kind]
     assert w.shape == (6, rows, 2) and seen[0].shape == (6, 5, 2)
@@ -97,7 +97,7 @@ def test_free_noise_has_the_size_of_its_space_and_fills_the_chunk(space: NoiseSp
 
 def test_the_base_is_called_exactly_once_per_chunk() -> None:
     seen: list[Tensor] = []
-    policy = LatentPolicy.steer(spy(seen), SPACES["full"], ACTOR)
+    policy = LatentPolicy.from_base(spy(seen), SPACES["full"], ACTOR)
     obs = observations()
     for count, play in enumerate((policy.act, policy.sample, policy.sample_prior), 1):
         play(obs)
@@ -111,7 +111,7 @@ def test_zero_noise_plays_the_base_at_zero(space: NoiseSpace) -> None:
     if space.rest == "draw":
         space = replace(space, rest="zero")
     base = flow()
-    policy = LatentPolicy.steer(base, space, ACTOR)
+    policy = LatentPolicy.from_base(base, space, ACTOR)
     with torch.no_grad():
         for parameter in policy.actor.parameters():
             parameter.zero_()
@@ -123,7 +123,7 @@ def test_zero_noise_plays_the_base_at_zero(space: NoiseSpace) -> None:
 @spaces
 def test_a_vanishing_bound_leaves_the_base_at_zero(space: NoiseSpace) -> None:
     base = flow()
-    policy = widened(LatentPolicy.steer(base, replace(space, bound=1e-7), ACTOR))
+    policy = widened(LatentPolicy.from_base(base, replace(space, bound=1e-7), ACTOR))
     obs = observations()
     for chunk in (policy.act(obs), policy.sample(obs).chunk, policy.sample_prior(obs).chunk):
         torch.testing.assert_close(chunk, base.decode(obs, torch.zeros(6, 5, 2)), atol=1e-5, rtol=0)
@@ -131,7 +131,7 @@ def test_a_vanishing_bound_leaves_the_base_at_zero(space: NoiseSpace) -> None:
 
 @spaces
 def test_every_ratio_of_fresh_noise_is_one(space: NoiseSpace) -> None:
-    policy = LatentPolicy.steer(flow(), space, ACTOR)
+    policy = LatentPolicy.from_base(flow(), space, ACTOR)
     obs = observations(40)
     sample = policy.sample(obs, generator=torch.Generator().manual_seed(0))
     index = torch.randperm(40)[:13]
@@ -140,7 +140,7 @@ def test_every_ratio_of_fresh_noise_is_one(space: NoiseSpace) -> None:
 
 
 def test_the_density_is_that_of_noise_over_bound() -> None:
-    policy = LatentPolicy.steer(flow(), NoiseSpace("repeat", 0.5), ACTOR)
+    policy = LatentPolicy.from_base(flow(), NoiseSpace("repeat", 0.5), ACTOR)
     obs = observations()
     sample = policy.sample(obs)
     mean, log_std = policy.actor.distribution(obs)
@@ -152,12 +152,12 @@ def test_the_density_is_that_of_noise_over_bound() -> None:
 
 def test_the_base_gets_no_gradient_and_does_not_change() -> None:
     base = flow()
-    policy = LatentPolicy.steer(base, SPACES["full"], ACTOR).train()
+    policy = LatentPolicy.from_base(base, SPACES["full"], ACTOR).train()
     assert not policy.base.training and policy.actor.training
     before = {key: value.clone() for key, value in policy.base.state_dict().items()}
     noise = torch.zeros(6, 5, 2, requires_grad=True)
     assert not policy.decode(observations(), noise).requires_grad
-    assert not policy.play(observations(), noise).requires_grad
+    assert not policy.decode_free_noise(observations(), noise).requires_grad
     assert [name for name, p in policy.named_parameters() if p.requires_grad and name.startswith("base")] == []
     policy.update_stats(observations())
     after = policy.base.state_dict()
@@ -169,7 +169,7 @@ def test_only_the_actor_gathers_statistics() -> None:
     base = FlowPolicy(FlowConfig(hidden=(8,), normalization="running"), SPEC)
     base.fit_normalizer(STATISTICS)
     base.update_stats(observations())
-    policy = LatentPolicy.steer(base, SPACES["repeat"], ACTOR)
+    policy = LatentPolicy.from_base(base, SPACES["repeat"], ACTOR)
     assert policy.actor.config.normalization == "running"
     assert torch.equal(policy.actor.encoder.normalizer.scale, base.encoder.normalizer.scale)
     policy.update_stats({"state": 10 + observations()["state"]})
@@ -178,15 +178,15 @@ def test_only_the_actor_gathers_statistics() -> None:
 
 
 def test_network_calls_count_base_and_actor() -> None:
-    assert LatentPolicy.steer(flow(), SPACES["full"], ACTOR).network_calls == flow().network_calls + 1
+    assert LatentPolicy.from_base(flow(), SPACES["full"], ACTOR).nfe == flow().nfe + 1
 
 
 @spaces
 def test_rows_do_not_depend_on_their_neighbours(space: NoiseSpace) -> None:
-    policy = LatentPolicy.steer(flow(), space, ACTOR)
+    policy = LatentPolicy.from_base(flow(), space, ACTOR)
     obs = observations()
-    whole = policy.act(obs, generator=RowStreams(range(6), [2] * 6))
-    some = policy.act({"state": obs["state"][[4, 1]]}, generator=RowStreams([4, 1], [2, 2]))
+    whole = policy.act(obs, generator=PerRowGenerator(range(6), [2] * 6))
+    some = policy.act({"state": obs["state"][[4, 1]]}, generator=PerRowGenerator([4, 1], [2, 2]))
     torch.testing.assert_close(some, whole[[4, 1]], atol=1e-5, rtol=1e-5)
 
 
@@ -201,23 +201,25 @@ def diffusion() -> DiffusionPolicy:
 def test_a_checkpoint_of_a_steered_policy_round_trips(
     space: NoiseSpace, make: Callable[[], Policy], tmp_path: Path
 ) -> None:
-    policy = LatentPolicy.steer(make(), space, ACTOR)
+    policy = LatentPolicy.from_base(make(), space, ACTOR)
     save_checkpoint(tmp_path / "c", policy, task="toy/point_mass", obs_sample=observations())
     assert verify_checkpoint(tmp_path / "c").ok
     loaded, manifest = load_policy(tmp_path / "c")
     assert isinstance(loaded, LatentPolicy) and loaded.config.space == space
-    assert manifest.network_calls == policy.network_calls
+    assert manifest.network_calls == policy.nfe
     assert not any(p.requires_grad for p in loaded.base.parameters())
     chunks = [p.act(observations(), generator=torch.Generator().manual_seed(3)) for p in (policy, loaded)]
     assert torch.equal(*chunks)
 
 
 def test_a_steered_black_box_needs_its_function_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    policy = LatentPolicy.steer(spy([]), SPACES["repeat"], ACTOR)
+    policy = LatentPolicy.from_base(spy([]), SPACES["repeat"], ACTOR)
     save_checkpoint(tmp_path / "c", policy, task="toy/point_mass", obs_sample=observations())
     assert verify_checkpoint(tmp_path / "c").ok
     monkeypatch.setattr("robopolicy.policies.wrappers.black_box.PROVIDED", {})
-    with pytest.raises(UserError, match=r"function 'spy', which no checkpoint can hold; pass it with .*provide"):
+    with pytest.raises(
+        UserError, match=r"function 'spy', which no checkpoint can hold; pass it with .*register_callable"
+    ):
         load_policy(tmp_path / "c")
 
 
@@ -229,8 +231,8 @@ def test_a_steered_black_box_needs_its_function_again(tmp_path: Path, monkeypatc
         (lambda: NoiseSpace(bound=-1.0), "bound must not be negative"),
         (lambda: NoiseSpace("interpolate", steps=1), "A noise space that interpolates needs steps >= 2"),
         (lambda: LatentConfig(space=NoiseSpace(bound=0.0)), "actor.squash=false"),
-        (lambda: LatentPolicy.steer(flow(), NoiseSpace("truncated", steps=6), ACTOR), "lower space.steps"),
-        (lambda: LatentPolicy.steer(GaussianPolicy(GaussianConfig(), SPEC), NoiseSpace(), ACTOR), "takes none"),
+        (lambda: LatentPolicy.from_base(flow(), NoiseSpace("truncated", steps=6), ACTOR), "lower space.steps"),
+        (lambda: LatentPolicy.from_base(GaussianPolicy(GaussianConfig(), SPEC), NoiseSpace(), ACTOR), "takes none"),
         (lambda: LatentPolicy(LatentConfig(), SPEC), "build the wrapper from a checkpoint"),
     ],
 )

@@ -32,7 +32,7 @@ from robopolicy.policies.heads.average_velocity import (
     central_difference,
     forward_mode,
 )
-from robopolicy.policies.heads.generative import TIME_LAWS
+from robopolicy.policies.heads.generative import TIME_DISTRIBUTIONS
 
 DATA = torch.rand(64, 5, 2, generator=torch.Generator().manual_seed(0)) * 2 - 1
 OBS = {"state": torch.randn(64, 2, 3, generator=torch.Generator().manual_seed(1))}
@@ -52,7 +52,7 @@ def exact(**settings: Any) -> MeanFlowPolicy:
 def test_a_perfect_network_maps_noise_to_the_gaussian_in_any_number_of_steps(steps: int) -> None:
     policy, noise = exact(steps=steps), torch.linspace(-2, 2, 9).view(-1, 1, 1)
     torch.testing.assert_close(policy.decode(nothing(9), noise), M + S * noise, atol=1e-5, rtol=1e-5)
-    assert policy.network_calls == steps
+    assert policy.nfe == steps
 
 
 def test_one_step_is_asked_at_noise_alone() -> None:
@@ -80,17 +80,19 @@ def test_the_average_velocity_solves_its_identity(derivative: str) -> None:
 @pytest.mark.parametrize("derivative", ["exact", "difference"])
 def test_the_target_of_a_lesson_is_its_closed_form(derivative: str) -> None:
     """With F(x, t) the place of arrival: the average plus dF/dx times what the row's velocity adds to the flow's."""
-    policy, rows = exact(derivative=derivative, instant_share=0.0, time_law="uniform"), 400
+    policy, rows = exact(derivative=derivative, flow_ratio=0.0, time_distribution="uniform"), 400
     data, noise = M + S * torch.randn(rows, 1, 1), torch.randn(rows, 1, 1)
-    lesson = policy.lesson(policy.encode(nothing(rows)), data, noise, torch.Generator().manual_seed(0))
-    t, end = lesson.t.view(-1, 1, 1), (lesson.t + lesson.length).view(-1, 1, 1)
-    torch.testing.assert_close(lesson.x, (1 - t) * noise + t * data)
-    average = (flow_map(lesson.x, t, end) - lesson.x) / (end - t)
-    expected = average + deviation(end) / deviation(t) * (data - noise - velocity(lesson.x, t))
-    long = lesson.length > 0.1  # shorter ones divide rounding errors
+    training_target = policy.training_target(
+        policy.encode(nothing(rows)), data, noise, torch.Generator().manual_seed(0)
+    )
+    t, end = training_target.t.view(-1, 1, 1), (training_target.t + training_target.length).view(-1, 1, 1)
+    torch.testing.assert_close(training_target.x, (1 - t) * noise + t * data)
+    average = (flow_map(training_target.x, t, end) - training_target.x) / (end - t)
+    expected = average + deviation(end) / deviation(t) * (data - noise - velocity(training_target.x, t))
+    long = training_target.length > 0.1  # shorter ones divide rounding errors
     assert int(long.sum()) > 200
-    torch.testing.assert_close(lesson.target[long], expected[long], atol=1e-3, rtol=1e-4)
-    assert float((lesson.target - (data - noise))[long].abs().mean()) > 0.1
+    torch.testing.assert_close(training_target.target[long], expected[long], atol=1e-3, rtol=1e-4)
+    assert float((training_target.target - (data - noise))[long].abs().mean()) > 0.1
 
 
 @pytest.mark.parametrize("backbone", BACKBONES)
@@ -113,17 +115,18 @@ def test_the_forward_derivative_agrees_with_finite_differences(backbone: str, mo
 
 
 def test_the_difference_option_trains_towards_nearly_the_same_targets() -> None:
-    forward, difference = meanflow(instant_share=0.0), meanflow(instant_share=0.0, derivative="difference")
+    forward, difference = meanflow(flow_ratio=0.0), meanflow(flow_ratio=0.0, derivative="difference")
     difference.load_state_dict(forward.state_dict())
     noise = torch.randn(64, 5, 2)
     targets = [
-        p.lesson(p.encode(OBS), DATA, noise, torch.Generator().manual_seed(0)).target for p in (forward, difference)
+        p.training_target(p.encode(OBS), DATA, noise, torch.Generator().manual_seed(0)).target
+        for p in (forward, difference)
     ]
     torch.testing.assert_close(targets[0], targets[1], atol=2e-2, rtol=2e-2)
 
 
 def test_attention_is_differentiated_whatever_the_mode_and_settings_are_put_back() -> None:
-    policy = meanflow(backbone="transformer", instant_share=0.0)
+    policy = meanflow(backbone="transformer", flow_ratio=0.0)
     fast = torch.backends.mha.get_fastpath_enabled()
     for frozen in (False, True):
         policy.requires_grad_(not frozen)
@@ -141,20 +144,22 @@ def test_attention_is_differentiated_whatever_the_mode_and_settings_are_put_back
 def test_three_quarters_of_the_rows_learn_the_flow_itself() -> None:
     policy = exact()
     data, noise = torch.zeros(4000, 1, 1), torch.randn(4000, 1, 1)
-    lesson = policy.lesson(policy.encode(nothing(4000)), data, noise, torch.Generator().manual_seed(0))
-    instant = lesson.length == 0
+    training_target = policy.training_target(
+        policy.encode(nothing(4000)), data, noise, torch.Generator().manual_seed(0)
+    )
+    instant = training_target.length == 0
     assert float(instant.float().mean()) == pytest.approx(0.75, abs=0.03)
-    assert torch.equal(lesson.target[instant], (data - noise)[instant])
-    assert not torch.allclose(lesson.target[~instant], (data - noise)[~instant], atol=1e-3)
-    assert bool((lesson.length >= 0).all()) and bool((lesson.t + lesson.length <= 1).all())
-    assert not lesson.target.requires_grad
-    only = exact(instant_share=1.0)
-    only.lesson(only.encode(nothing(10)), data[:10], noise[:10], None)
+    assert torch.equal(training_target.target[instant], (data - noise)[instant])
+    assert not torch.allclose(training_target.target[~instant], (data - noise)[~instant], atol=1e-3)
+    assert bool((training_target.length >= 0).all()) and bool((training_target.t + training_target.length <= 1).all())
+    assert not training_target.target.requires_grad
+    only = exact(flow_ratio=1.0)
+    only.training_target(only.encode(nothing(10)), data[:10], noise[:10], None)
     assert not only.backbone.asked  # nothing to differentiate
 
 
 def test_times_have_more_mass_near_the_data() -> None:
-    logit = torch.logit(TIME_LAWS["logit_normal_data"](torch.randn(50_000)).double())
+    logit = torch.logit(TIME_DISTRIBUTIONS["logit_normal_data"](torch.randn(50_000)).double())
     assert float(logit.mean()) == pytest.approx(0.4, abs=0.02) and float(logit.std()) == pytest.approx(1.0, abs=0.02)
 
 
@@ -182,7 +187,7 @@ def test_the_field_is_the_instantaneous_velocity_and_the_matching_loss_its_regre
 
 @pytest.mark.slow
 def test_a_learned_meanflow_maps_noise_to_the_gaussian_in_one_call() -> None:
-    settings = {"hidden": (64, 64), "adaptive_power": 0.0, "time_law": "uniform", "instant_share": 0.5}
+    settings = {"hidden": (64, 64), "adaptive_power": 0.0, "time_distribution": "uniform", "flow_ratio": 0.5}
     policy = MeanFlowPolicy(MeanFlowConfig(**(RAW | settings)), POINT)
     optimizer = torch.optim.Adam(policy.parameters(), lr=5e-3, betas=(0.9, 0.95))
     for i in range(700):
@@ -202,8 +207,8 @@ def test_a_learned_meanflow_maps_noise_to_the_gaussian_in_one_call() -> None:
     ("settings", "message"),
     [
         ({"derivative": "exat"}, "Did you mean 'exact'"),
-        ({"time_law": "unifrm"}, "Did you mean 'uniform'"),
-        ({"instant_share": -0.1}, r"instant_share must lie in \[0, 1\]"),
+        ({"time_distribution": "unifrm"}, "Did you mean 'uniform'"),
+        ({"flow_ratio": -0.1}, r"flow_ratio must lie in \[0, 1\]"),
         ({"adaptive_power": -1.0}, "adaptive_power must not be negative"),
         ({"adaptive_floor": 0.0}, "adaptive_floor must be positive"),
         ({"steps": 0}, "steps must be at least 1"),
@@ -219,7 +224,7 @@ def test_differences_keep_their_digits_under_autocast(backbone: str) -> None:
     torch.manual_seed(0)
     sizes = {"hidden": (32, 32), "unet_channels": (16, 16), "transformer_width": 16, "transformer_layers": 1}
     config = MeanFlowConfig(backbone=backbone, derivative="difference", **RAW, **sizes)  # type: ignore[arg-type]
-    policy = MeanFlowPolicy(config, PolicySpec({"state": (3,)}, 2, horizon=4, execute=4))
+    policy = MeanFlowPolicy(config, PolicySpec({"state": (3,)}, 2, horizon=4, action_horizon=4))
     features, x, tangent = torch.randn(6, 1, 3), torch.randn(6, 4, 2), torch.randn(6, 4, 2)
     t, length = torch.rand(6), torch.rand(6) / 2
     exact = policy.total_derivative(features, x, t, length, tangent)

@@ -19,7 +19,7 @@ from robopolicy.rollout.on_policy import RolloutSampler
 from robopolicy.sim.chunk import ChunkedSim
 from robopolicy.sim.registry import SimOptions, make_sim
 
-SPEC = PolicySpec({"state": (3,)}, action_dim=2, horizon=2, execute=2)
+SPEC = PolicySpec({"state": (3,)}, action_dim=2, horizon=2, action_horizon=2)
 ONE = PolicySpec({"state": (1,)}, 1)
 OBS = {"state": torch.randn(16, 1, 3, generator=torch.Generator().manual_seed(0))}
 RAW = {"normalization": "identity", "action_normalization": "identity"}
@@ -160,7 +160,7 @@ def imitate(policy: MixturePolicy | GaussianPolicy) -> None:
 
 
 def test_imitation_covers_both_modes_where_a_gaussian_straddles_them() -> None:
-    spec = PolicySpec({"state": (1,)}, 1, horizon=2, execute=2)
+    spec = PolicySpec({"state": (1,)}, 1, horizon=2, action_horizon=2)
     policy = mixture(spec, experts=4, hidden=())
     gaussian = GaussianPolicy(GaussianConfig(hidden=(), **RAW), spec)  # type: ignore[arg-type]
     shares = []
@@ -237,11 +237,11 @@ def test_bad_settings_are_refused_in_one_line(settings: dict, message: str) -> N
 
 def test_ppo_trains_the_mixture_on_its_exact_density() -> None:
     sim = make_sim("toy/point_mass", SimOptions(num_envs=8, reward="shaped"))
-    spec = PolicySpec({"state": (6,)}, 2, horizon=2, execute=2)
+    spec = PolicySpec({"state": (6,)}, 2, horizon=2, action_horizon=2)
     policy = MixturePolicy(MixtureConfig(hidden=(16,), experts=2), spec)
     policy.fit_normalizer({"action": {"min": [-1.0, -1.0], "max": [1.0, 1.0]}})
     algorithm = PPO(PPOConfig(num_steps=8, epochs=1, batch_size=64, entropy_coef=0.01), policy, total_updates=2)
-    sampler = RolloutSampler(ChunkedSim(sim, execute=2, obs_horizon=1, gamma=0.99), decisions=8, seed=0)
+    sampler = RolloutSampler(ChunkedSim(sim, action_horizon=2, obs_horizon=1, gamma=0.99), decisions=8, seed=0)
     before = copy.deepcopy(policy.state_dict())
     metrics = algorithm.update(sampler.collect(algorithm.act))
     assert metrics["actor/approx_kl"] == pytest.approx(0.0, abs=1e-8)  # one epoch, one minibatch

@@ -9,14 +9,14 @@ import torch
 
 from robopolicy.errors import UserError
 from robopolicy.policies.base import PolicySpec, Record
-from robopolicy.policies.exploration.chain import ChainPolicy, RecomputedChain, chain_dtype
+from robopolicy.policies.exploration.chain import RecomputedChain, StochasticSampler, chain_dtype
 from robopolicy.policies.exploration.diffusion_chain import DiffusionChain
 from robopolicy.policies.exploration.flow_chains import NoiseConfig, SDEChain, StochasticFlow
 from robopolicy.policies.heads.diffusion import DiffusionConfig, DiffusionPolicy
 from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
-from robopolicy.policies.wrappers.staged import in_stages
+from robopolicy.policies.wrappers.staged import make_staged
 
-SPEC = PolicySpec({"state": (3,)}, action_dim=7, horizon=16, execute=8)
+SPEC = PolicySpec({"state": (3,)}, action_dim=7, horizon=16, action_horizon=8)
 OBS = {"state": torch.randn(12, 1, 3, generator=torch.Generator().manual_seed(0))}
 RAW = {"hidden": (32, 32), "normalization": "identity", "action_normalization": "identity"}
 
@@ -31,8 +31,8 @@ def flow() -> FlowPolicy:
     return FlowPolicy(FlowConfig(**RAW), SPEC)  # type: ignore[arg-type]
 
 
-CHAINS: dict[str, Callable[[], ChainPolicy]] = {
-    "diffusion": lambda: DiffusionChain(diffusion(0), in_stages((0,), [diffusion(1)]), first=2),
+CHAINS: dict[str, Callable[[], StochasticSampler]] = {
+    "diffusion": lambda: DiffusionChain(diffusion(0), make_staged((0,), [diffusion(1)]), first=2),
     "stochastic-flow": lambda: StochasticFlow(flow(), NoiseConfig()),
     "sde-flow": lambda: SDEChain(flow(), 0.3),
 }

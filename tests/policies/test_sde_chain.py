@@ -14,7 +14,7 @@ from robopolicy.policies.exploration.flow_chains import SDEChain
 from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
 from robopolicy.policies.path import step_index
 
-SPEC = PolicySpec({"state": (3,)}, action_dim=2, horizon=4, execute=2)
+SPEC = PolicySpec({"state": (3,)}, action_dim=2, horizon=4, action_horizon=2)
 OBS = {"state": torch.randn(16, 1, 3, generator=torch.Generator().manual_seed(0))}
 RAW = {"hidden": (32, 32), "normalization": "identity", "action_normalization": "identity"}
 MEAN, STD = 0.4, 0.5
@@ -42,7 +42,7 @@ def test_without_noise_the_equation_is_the_deployed_flow(clip: float) -> None:
     assert torch.equal(sample.chunk, policy.decode(OBS, noise))
     x = noise
     for k in range(4):
-        x = policy.head.advance(policy.head.encode(OBS), x, step_index(k, x))
+        x = policy.head.sampler_step(policy.head.encode(OBS), x, step_index(k, x))
         assert torch.equal(sample.record["chain"][:, k + 1], x)
 
 

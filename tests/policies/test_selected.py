@@ -16,14 +16,25 @@ from robopolicy.errors import UserError
 from robopolicy.policies.base import Observation, Policy, PolicySpec
 from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
-from robopolicy.policies.noise import RowStreams, repeated
+from robopolicy.policies.noise import PerRowGenerator, repeated
 from robopolicy.policies.registry import POLICIES, make_policy
-from robopolicy.policies.wrappers.action_optimized import OptimizedConfig, OptimizedPolicy, ascend, optimize
-from robopolicy.policies.wrappers.best_of_n import Candidates, SelectedConfig, SelectedPolicy, draw_index, select
-from robopolicy.policies.wrappers.residual_edit import EditConfig, EditedConfig, EditedPolicy, EditNet, edit_samples
+from robopolicy.policies.wrappers.action_optimized import (
+    ActionOptimizedConfig,
+    ActionOptimizedPolicy,
+    ascend,
+    make_action_optimized,
+)
+from robopolicy.policies.wrappers.best_of_n import BestOfNConfig, BestOfNPolicy, Candidates, draw_index, make_best_of_n
+from robopolicy.policies.wrappers.residual_edit import (
+    EditConfig,
+    EditNet,
+    ResidualEditConfig,
+    ResidualEditPolicy,
+    make_residual_edit,
+)
 from robopolicy.training.checkpoint import load_policy, save_checkpoint, verify_checkpoint
 
-SPEC = PolicySpec({"state": (3,)}, action_dim=2, horizon=4, execute=2)
+SPEC = PolicySpec({"state": (3,)}, action_dim=2, horizon=4, action_horizon=2)
 STATE = {"min": [-2.0] * 3, "max": [2.0] * 3, "mean": [0.0] * 3, "std": [1.0] * 3, "count": [10]}
 ACTION = {"min": [-0.5, -3.0], "max": [0.5, 1.0], "mean": [0.0, -1.0], "std": [0.2, 1.0]}
 SCALE = torch.tensor([0.5, 2.0])  # action units per normalised unit
@@ -58,9 +69,9 @@ def test_candidates_are_what_act_draws_and_observations_are_encoded_once(name: s
     policy.fit_normalizer({"state": STATE, "action": ACTION})
     obs, encoded = {"state": torch.randn(4, 1, 3)}, []
     rows = {"state": obs["state"].repeat_interleave(5, 0)}
-    apart = policy.act(rows, generator=repeated(RowStreams(range(4), [7] * 4), 5)).unflatten(0, (4, 5))
+    apart = policy.act(rows, generator=repeated(PerRowGenerator(range(4), [7] * 4), 5)).unflatten(0, (4, 5))
     policy.encoder.register_forward_pre_hook(lambda _, inputs: encoded.append(len(inputs[0]["state"])))
-    found = policy.draws(obs, 5, generator=RowStreams(range(4), [7] * 4))
+    found = policy.sample_many(obs, 5, generator=PerRowGenerator(range(4), [7] * 4))
     assert found.shape == (4, 5, 4, 2) and torch.allclose(found, apart, atol=1e-5)
     assert encoded == [4]
     assert not found.requires_grad
@@ -97,13 +108,13 @@ def seeded(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def wrappers(base: Policy, critic: QEnsemble) -> dict[str, SelectedPolicy]:
+def wrappers(base: Policy, critic: QEnsemble) -> dict[str, BestOfNPolicy]:
     edit = EditNet(EditConfig(hidden=(16,)), base)
     return {
-        "selected": select(base, critic, candidates=5),
-        "softmax": select(base, critic, candidates=5, selection="softmax", temperature=0.1),
-        "optimized": optimize(base, critic, candidates=5, top=3, ascent_steps=2, ascent_rate=0.1),
-        "edited": edit_samples(base, edit, critic, candidates=3, edits=2),
+        "selected": make_best_of_n(base, critic, candidates=5),
+        "softmax": make_best_of_n(base, critic, candidates=5, selection="softmax", temperature=0.1),
+        "optimized": make_action_optimized(base, critic, candidates=5, top=3, ascent_steps=2, ascent_rate=0.1),
+        "edited": make_residual_edit(base, edit, critic, candidates=3, edits=2),
     }
 
 
@@ -118,16 +129,16 @@ def test_one_candidate_is_plain_imitation_acting(make: Callable[[], Policy], det
     critic, edit = critic_of(base), EditNet(EditConfig(), base)
     expected = base.act(obs, deterministic=deterministic, generator=seeded())
     for policy in (
-        select(base, critic, candidates=1),
-        optimize(base, critic, candidates=1, top=1, ascent_steps=0),
-        edit_samples(base, edit, critic, candidates=1, edits=0),
+        make_best_of_n(base, critic, candidates=1),
+        make_action_optimized(base, critic, candidates=1, top=1, ascent_steps=0),
+        make_residual_edit(base, edit, critic, candidates=1, edits=0),
     ):
         assert torch.equal(policy.act(obs, deterministic=deterministic, generator=seeded()), expected)
 
 
 def test_the_best_of_the_candidates_is_played() -> None:
     base, obs = flow(), observations(7)
-    policy = select(base, critic_of(base), candidates=16)
+    policy = make_best_of_n(base, critic_of(base), candidates=16)
     found = policy.propose(obs, generator=seeded())
     assert found.chunks.shape == (7, 16, 4, 2) and found.values.shape == (7, 16)
     rows = {key: value.repeat_interleave(16, 0) for key, value in obs.items()}
@@ -142,7 +153,7 @@ def test_the_best_of_the_candidates_is_played() -> None:
 def test_best_of_n_finds_the_better_mode() -> None:
     base = TwoModes(FlowConfig(hidden=(4,)), SPEC)
     base.fit_normalizer({"state": STATE, "action": ACTION})
-    policy = select(base, Analytic(base, lambda chunk: chunk[:, 0, 0]), candidates=10)
+    policy = make_best_of_n(base, Analytic(base, lambda chunk: chunk[:, 0, 0]), candidates=10)
     assert 0.3 < float((base.act(observations(400), generator=seeded())[:, 0, 0] > 0).float().mean()) < 0.7
     assert bool((policy.act(observations(200), generator=seeded())[:, 0, 0] > 0).float().mean() > 0.98)
 
@@ -152,7 +163,7 @@ def test_the_softmax_draws_in_proportion_and_is_greedy_when_deterministic() -> N
     counts = torch.bincount(draw_index(values, 2.0, seeded()), minlength=3) / 20_000
     torch.testing.assert_close(counts, (values[0] / 2).softmax(0), atol=0.02, rtol=0)
     base = flow()
-    policy = select(base, critic_of(base), candidates=4, selection="softmax", temperature=100.0)
+    policy = make_best_of_n(base, critic_of(base), candidates=4, selection="softmax", temperature=100.0)
     assert policy.choose(values[:5], deterministic=True).tolist() == [1] * 5
     assert len(set(policy.choose(values[:200], generator=seeded()).tolist())) == 3
 
@@ -162,8 +173,8 @@ def test_the_ensemble_is_reduced_as_asked() -> None:
     critic = critic_of(base)
     chunks = torch.randn(4, 6, 4, 2)
     values = critic.of_candidates(obs, chunks)
-    torch.testing.assert_close(select(base, critic).score(obs, chunks), values.mean(0))
-    torch.testing.assert_close(select(base, critic, reduction="min").score(obs, chunks), values.min(0).values)
+    torch.testing.assert_close(make_best_of_n(base, critic).score(obs, chunks), values.mean(0))
+    torch.testing.assert_close(make_best_of_n(base, critic, reduction="min").score(obs, chunks), values.min(0).values)
 
 
 @kinds
@@ -171,9 +182,9 @@ def test_rows_do_not_depend_on_their_neighbours(kind: str) -> None:
     base = flow()
     policy = wrappers(base, critic_of(base))[kind]
     obs = observations(6)
-    whole = policy.act(obs, generator=RowStreams(range(10, 16), [3] * 6))
+    whole = policy.act(obs, generator=PerRowGenerator(range(10, 16), [3] * 6))
     rows = torch.tensor([4, 1])
-    some = policy.act({"state": obs["state"][rows]}, generator=RowStreams([14, 11], [3, 3]))
+    some = policy.act({"state": obs["state"][rows]}, generator=PerRowGenerator([14, 11], [3, 3]))
     torch.testing.assert_close(some, whole[rows], atol=1e-5, rtol=1e-5)
 
 
@@ -200,7 +211,7 @@ def test_checkpoints_round_trip(kind: str, make: Callable[[], Policy], tmp_path:
     save_checkpoint(tmp_path / "c", policy, task="toy/point_mass", obs_sample=obs)
     loaded, manifest = load_policy(tmp_path / "c")
     assert type(loaded) is type(policy) and loaded.spec == SPEC
-    assert manifest.network_calls == policy.network_calls
+    assert manifest.network_calls == policy.nfe
     for deterministic in (True, False):
         chunks = [p.act(obs, deterministic=deterministic, generator=seeded()) for p in (policy, loaded)]
         assert torch.equal(chunks[0], chunks[1])
@@ -211,17 +222,18 @@ def test_network_calls_are_counted() -> None:
     base = flow(steps=3)
     critic = critic_of(base)
     edit = EditNet(EditConfig(), base)
-    assert select(base, critic, candidates=4).network_calls == 4 * 3 + 4
-    optimized = optimize(base, critic, candidates=4, top=2, ascent_steps=5)
-    assert optimized.network_calls == 4 * 3 + 4 + 2 * (5 + 1)
-    assert edit_samples(base, edit, critic, candidates=4, edits=2).network_calls == 4 * 3 + 4 + 2 * 2
+    assert make_best_of_n(base, critic, candidates=4).nfe == 4 * 3 + 4
+    optimized = make_action_optimized(base, critic, candidates=4, top=2, ascent_steps=5)
+    assert optimized.nfe == 4 * 3 + 4 + 2 * (5 + 1)
+    assert make_residual_edit(base, edit, critic, candidates=4, edits=2).nfe == 4 * 3 + 4 + 2 * 2
 
 
 def test_imitation_is_that_of_the_base() -> None:
     base, obs = flow(), observations(5)
     chunk, mask = torch.randn(5, 4, 2), torch.ones(5, 4)
     losses = [
-        p.imitation_loss(obs, chunk, mask=mask, generator=seeded())[0] for p in (base, select(base, critic_of(base)))
+        p.imitation_loss(obs, chunk, mask=mask, generator=seeded())[0]
+        for p in (base, make_best_of_n(base, critic_of(base)))
     ]
     assert torch.equal(losses[0], losses[1])
 
@@ -231,8 +243,10 @@ def test_imitation_is_that_of_the_base() -> None:
 def test_optimised_chunks_are_never_worse_than_their_start(rate: float, reduction: str) -> None:
     base, obs = flow(), observations(9)
     critic = critic_of(base)
-    policy = optimize(base, critic, candidates=6, top=6, ascent_steps=4, ascent_rate=rate, reduction=reduction)
-    start = select(base, critic, candidates=6, reduction=reduction).propose(obs, generator=seeded())
+    policy = make_action_optimized(
+        base, critic, candidates=6, top=6, ascent_steps=4, ascent_rate=rate, reduction=reduction
+    )
+    start = make_best_of_n(base, critic, candidates=6, reduction=reduction).propose(obs, generator=seeded())
     found = policy.propose(obs, generator=seeded())
     assert bool((found.values >= start.values.sort(1, descending=True).values).all())
     torch.testing.assert_close(policy.score(obs, found.chunks), found.values, atol=1e-5, rtol=1e-5)
@@ -257,13 +271,13 @@ def test_optimising_reaches_the_maximum_of_a_quadratic() -> None:
     base, obs = flow(), observations(5)
     best = torch.tensor([0.3, -2.0])
     critic = Analytic(base, lambda chunk: -((chunk - best) / SCALE).square().sum((1, 2)))
-    policy = optimize(base, critic, candidates=3, top=1, ascent_steps=40, ascent_rate=0.2)
+    policy = make_action_optimized(base, critic, candidates=3, top=1, ascent_steps=40, ascent_rate=0.2)
     torch.testing.assert_close(policy.act(obs)[:, :2], best.expand(5, 2, 2), atol=1e-4, rtol=0)
 
 
 def test_known_chunks_replace_the_worst_candidate() -> None:
     base, obs = flow(), observations(4)
-    policy = optimize(base, critic_of(base), candidates=6, top=3, ascent_steps=0)
+    policy = make_action_optimized(base, critic_of(base), candidates=6, top=3, ascent_steps=0)
     plain, known = policy.propose(obs, generator=seeded()), torch.full((4, 4, 2), 0.1)
     found = policy.propose(obs, generator=seeded(), known=known)
     assert torch.equal(found.chunks[:, :2], plain.chunks[:, :2]) and torch.equal(found.chunks[:, 2], known)
@@ -273,15 +287,15 @@ def test_known_chunks_replace_the_worst_candidate() -> None:
 def test_edits_of_size_zero_are_best_of_n() -> None:
     base, obs = flow(), observations(6)
     critic = critic_of(base)
-    edited = edit_samples(base, EditNet(EditConfig(beta=0.0), base), critic, candidates=5, edits=5)
-    expected = select(base, critic, candidates=5).act(obs, generator=seeded())
+    edited = make_residual_edit(base, EditNet(EditConfig(beta=0.0), base), critic, candidates=5, edits=5)
+    expected = make_best_of_n(base, critic, candidates=5).act(obs, generator=seeded())
     torch.testing.assert_close(edited.act(obs, generator=seeded()), expected, atol=1e-5, rtol=1e-5)
 
 
 def test_edited_candidates_choose_at_least_as_well_as_the_base_and_stay_near_it() -> None:
     base, obs = flow(), observations(8)
     critic, edit = critic_of(base), EditNet(EditConfig(beta=0.3), base)
-    policy = edit_samples(base, edit, critic, candidates=5, edits=3)
+    policy = make_residual_edit(base, edit, critic, candidates=5, edits=3)
     found = policy.propose(obs, generator=seeded())
     assert found.chunks.shape[1] == 8
     assert bool((found.values.max(1).values >= found.values[:, :5].max(1).values).all())
@@ -307,17 +321,17 @@ def test_the_density_of_an_edit_is_that_of_a_tanh_gaussian() -> None:
 @pytest.mark.parametrize(
     "build",
     [
-        lambda: SelectedConfig(selection="best"),
-        lambda: SelectedConfig(reduction="median"),
-        lambda: SelectedConfig(candidates=0),
-        lambda: SelectedConfig(temperature=0.0),
-        lambda: OptimizedConfig(candidates=4, top=5),
-        lambda: OptimizedConfig(ascent_steps=-1),
-        lambda: EditedConfig(candidates=4, edits=5),
+        lambda: BestOfNConfig(selection="best"),
+        lambda: BestOfNConfig(reduction="median"),
+        lambda: BestOfNConfig(candidates=0),
+        lambda: BestOfNConfig(temperature=0.0),
+        lambda: ActionOptimizedConfig(candidates=4, top=5),
+        lambda: ActionOptimizedConfig(ascent_steps=-1),
+        lambda: ResidualEditConfig(candidates=4, edits=5),
         lambda: EditConfig(beta=-0.1),
-        lambda: SelectedPolicy(SelectedConfig(), SPEC),
-        lambda: OptimizedPolicy(OptimizedConfig(), SPEC),
-        lambda: EditedPolicy(EditedConfig(), SPEC),
+        lambda: BestOfNPolicy(BestOfNConfig(), SPEC),
+        lambda: ActionOptimizedPolicy(ActionOptimizedConfig(), SPEC),
+        lambda: ResidualEditPolicy(ResidualEditConfig(), SPEC),
     ],
 )
 def test_bad_settings_are_refused_in_one_line(build: Callable[[], object]) -> None:

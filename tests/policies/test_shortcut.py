@@ -32,7 +32,7 @@ def shortcut(**settings: Any) -> ShortcutPolicy:
 def test_a_perfect_network_maps_noise_to_the_gaussian_in_any_number_of_steps(steps: int) -> None:
     policy, noise = exact(steps=steps), torch.linspace(-2, 2, 9).view(-1, 1, 1)
     torch.testing.assert_close(policy.decode(nothing(9), noise), M + S * noise, atol=1e-5, rtol=1e-5)
-    assert policy.network_calls == steps == len(policy.backbone.asked)  # type: ignore[arg-type]
+    assert policy.nfe == steps == len(policy.backbone.asked)  # type: ignore[arg-type]
 
 
 def test_one_step_is_asked_at_noise_alone_and_with_length_one() -> None:
@@ -53,10 +53,10 @@ def test_with_length_zero_and_no_delta_the_loss_is_that_of_a_rectified_flow() ->
     features, noise, t = policy.encode(OBS), torch.randn(400, 5, 2), torch.rand(400)
     expected = flow.matching_loss(features, DATA, noise, t)
     torch.testing.assert_close(policy.matching_loss(features, DATA, noise, t), expected, atol=1e-6, rtol=1e-5)
-    lesson = policy.lesson(features, DATA, noise, None)
-    assert not bool(lesson.length.any())
-    torch.testing.assert_close(lesson.x, interpolate(noise, DATA, lesson.t[:, None, None]))
-    torch.testing.assert_close(lesson.target, DATA - noise)
+    training_target = policy.training_target(features, DATA, noise, None)
+    assert not bool(training_target.length.any())
+    torch.testing.assert_close(training_target.x, interpolate(noise, DATA, training_target.t[:, None, None]))
+    torch.testing.assert_close(training_target.target, DATA - noise)
     almost = shortcut(delta=0.1).matching_loss(features, DATA, noise, t)
     assert not torch.allclose(almost, expected, atol=1e-3)
 
@@ -71,13 +71,13 @@ def test_two_half_steps_equal_one_step_of_a_perfect_network() -> None:
 
 
 def test_a_quarter_of_the_rows_learns_self_consistency_on_dyadic_steps() -> None:
-    policy = shortcut(finest=16)
+    policy = shortcut(max_steps=16)
     rows = 4000
     data, features = torch.zeros(rows, 5, 2), torch.zeros(rows, 2, 3)
-    lesson = policy.lesson(features, data, torch.randn(rows, 5, 2), torch.Generator().manual_seed(0))
-    chosen = lesson.length > 0
+    training_target = policy.training_target(features, data, torch.randn(rows, 5, 2), torch.Generator().manual_seed(0))
+    chosen = training_target.length > 0
     assert float(chosen.float().mean()) == pytest.approx(0.25, abs=0.03)
-    t, length = lesson.t[chosen], lesson.length[chosen]
+    t, length = training_target.t[chosen], training_target.length[chosen]
     assert sorted(set(length.tolist())) == [2 / 16, 0.25, 0.5, 1.0]
     assert bool(((t / length) == (t / length).round()).all()) and bool((t + length <= 1).all())
     counts = [int((length == value).sum()) for value in (0.125, 0.25, 0.5, 1.0)]
@@ -86,21 +86,23 @@ def test_a_quarter_of_the_rows_learns_self_consistency_on_dyadic_steps() -> None
 
 
 def test_the_finest_half_step_is_asked_as_instantaneous() -> None:
-    policy = exact(finest=8)
+    policy = exact(max_steps=8)
     policy.two_half_steps(torch.zeros(2, 1, 1), torch.zeros(2, 1, 1), torch.zeros(2), torch.tensor([0.25, 1.0]))
     first, second = policy.backbone.asked  # type: ignore[misc]
     assert first.tolist() == [[0.0, 0.0], [0.0, 0.5]] and second.tolist() == [[0.125, 0.0], [0.5, 0.5]]
-    finest = exact(steps=8, finest=8)
-    finest.act(nothing(1))
-    assert all(float(asked[0, 1]) == 0.0 for asked in finest.backbone.asked)  # type: ignore[union-attr]
+    max_steps = exact(steps=8, max_steps=8)
+    max_steps.act(nothing(1))
+    assert all(float(asked[0, 1]) == 0.0 for asked in max_steps.backbone.asked)  # type: ignore[union-attr]
 
 
 def test_targets_carry_no_gradient() -> None:
     policy = shortcut(consistency_share=1.0)
     features = policy.encode(OBS)
-    lesson = policy.lesson(features, DATA, torch.randn(400, 5, 2), None)
-    assert not lesson.target.requires_grad and bool((lesson.length > 0).all())
-    error = policy.average(features, lesson.x, lesson.t, lesson.length) - lesson.target
+    training_target = policy.training_target(features, DATA, torch.randn(400, 5, 2), None)
+    assert not training_target.target.requires_grad and bool((training_target.length > 0).all())
+    error = (
+        policy.average(features, training_target.x, training_target.t, training_target.length) - training_target.target
+    )
     assert error.requires_grad and torch.equal(policy.reduce(error), error.square().mean(-1))
 
 
@@ -112,7 +114,7 @@ def test_the_field_is_the_instantaneous_velocity() -> None:
 
 @pytest.mark.slow
 def test_a_learned_shortcut_agrees_with_its_own_halves_and_with_the_data() -> None:
-    policy = ShortcutPolicy(ShortcutConfig(**(RAW | {"hidden": (64, 64), "finest": 16})), POINT)
+    policy = ShortcutPolicy(ShortcutConfig(**(RAW | {"hidden": (64, 64), "max_steps": 16})), POINT)
     optimizer = torch.optim.Adam(policy.parameters(), lr=5e-3)
     for i in range(600):
         optimizer.param_groups[0]["lr"] = 5e-3 * (1 - i / 600)
@@ -160,8 +162,8 @@ def test_the_dispersive_loss_is_added_to_every_row_and_reaches_the_lower_layers(
     ("settings", "message"),
     [
         ({"steps": 3}, "steps must be a power of two, got 3"),
-        ({"finest": 100}, "finest must be a power of two"),
-        ({"steps": 64, "finest": 16}, "at most finest=16"),
+        ({"max_steps": 100}, "max_steps must be a power of two"),
+        ({"steps": 64, "max_steps": 16}, "at most max_steps=16"),
         ({"consistency_share": 1.5}, r"consistency_share must lie in \[0, 1\]"),
         ({"delta": 1.0}, r"delta must lie in \[0, 1\)"),
         ({"dispersive_coef": -1.0}, "dispersive_coef must not be negative"),

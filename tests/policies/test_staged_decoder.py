@@ -26,11 +26,11 @@ def head() -> FlowPolicy:
 
 
 def test_the_identity_is_tanh_within_the_bounds() -> None:
-    decoder = StagedDecoder.around(head(), identity=True)
+    decoder = StagedDecoder.wrap(head(), identity=True)
     noise = torch.randn(4, 2, 2)
     expected = noise.tanh() * torch.tensor([1.0, 2.0]) + torch.tensor([0.0, 2.0])
     torch.testing.assert_close(decoder.decode(OBS, noise), expected)
-    assert decoder.network_calls == 0
+    assert decoder.nfe == 0
 
 
 @pytest.mark.parametrize("mode", ["meanstd", "identity"])
@@ -38,25 +38,25 @@ def test_a_head_without_bounds_cannot_start_as_the_identity(mode: str) -> None:
     config = FlowConfig(hidden=(8,), normalization="identity", action_normalization=mode, action_clip=0.0)
     inner = FlowPolicy(config, SPEC)
     with pytest.raises(UserError, match=r"policy\.action_normalization=minmax"):
-        StagedDecoder.around(inner, identity=True)
-    assert not bool(StagedDecoder.around(inner, identity=False).identity)
+        StagedDecoder.wrap(inner, identity=True)
+    assert not bool(StagedDecoder.wrap(inner, identity=False).identity)
 
 
 def test_a_trained_decoder_is_its_head() -> None:
     inner = head()
-    decoder = StagedDecoder.around(inner, identity=False)
+    decoder = StagedDecoder.wrap(inner, identity=False)
     noise = torch.randn(4, 2, 2)
     assert torch.equal(decoder.decode(OBS, noise), inner.decode(OBS, noise))
     assert torch.equal(
         decoder.act(OBS, generator=torch.Generator().manual_seed(0)),
         inner.act(OBS, generator=torch.Generator().manual_seed(0)),
     )
-    assert decoder.network_calls == inner.network_calls
+    assert decoder.nfe == inner.nfe
 
 
 @pytest.mark.parametrize("identity", [True, False])
 def test_a_checkpoint_knows_the_stage(identity: bool, tmp_path: Path) -> None:
-    decoder = StagedDecoder.around(head(), identity=identity)
+    decoder = StagedDecoder.wrap(head(), identity=identity)
     save_checkpoint(tmp_path / "c", decoder, task="toy/point_mass", obs_sample=OBS)
     assert verify_checkpoint(tmp_path / "c").ok
     loaded, _ = load_policy(tmp_path / "c")

@@ -12,7 +12,7 @@ from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.exploration.flow_chains import NoiseConfig, StochasticFlow
 from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
 
-SPEC = PolicySpec({"state": (3,)}, action_dim=2, horizon=4, execute=2)
+SPEC = PolicySpec({"state": (3,)}, action_dim=2, horizon=4, action_horizon=2)
 OBS = {"state": torch.randn(8, 1, 3, generator=torch.Generator().manual_seed(0))}
 
 

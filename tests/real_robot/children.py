@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from scripted import NAMES
 
-from robopolicy.deploy.contract import ChunkSource
+from robopolicy.deploy.contract import ChunkPolicy
 from robopolicy.spec import PolicySpec
-from robopolicy_robots.loop import ControlLoop, Parts
+from robopolicy_robots.loop import ControlLoop, LoopOptions
 from robopolicy_robots.policy_runner import PolicyRunner
 from robopolicy_robots.robot import RobotSpec, load_robot
 from robopolicy_robots.states import State, Tick
@@ -24,7 +24,7 @@ from robopolicy_tasks.manipulation.lift import Lift
 class Sway:
     """The tool goes to and fro, a chunk of 0.4 s each way; it answers after `latency` seconds."""
 
-    spec, takes_prefix = PolicySpec({"state": (len(NAMES),)}, action_dim=5, horizon=8, execute=4), False
+    spec, takes_prefix = PolicySpec({"state": (len(NAMES),)}, action_dim=5, horizon=8, action_horizon=4), False
 
     def __init__(self, latency: float = 0.0) -> None:
         self.latency, self._asked = latency, itertools.count()
@@ -40,10 +40,10 @@ class Sway:
         pass
 
 
-def bridge(transport: Transport, source: ChunkSource, robot: RobotSpec | None = None, **parts: Any) -> ControlLoop:
+def bridge(transport: Transport, source: ChunkPolicy, robot: RobotSpec | None = None, **parts: Any) -> ControlLoop:
     """A control loop for the simulated Panda."""
     robot = robot or load_robot("sim_panda")
-    return ControlLoop(robot, transport, TaskEmbodiment(Lift(), "panda_"), PolicyRunner(source), Parts(**parts))
+    return ControlLoop(robot, transport, TaskEmbodiment(Lift(), "panda_"), PolicyRunner(source), LoopOptions(**parts))
 
 
 def _ready() -> None:
@@ -54,10 +54,10 @@ def _ready() -> None:
 def main(role: str, where: str) -> None:
     """Run until killed; a line on the standard output says that it does what it should."""
     if role == "server":
-        from robopolicy.deploy.batching import ServedSource
+        from robopolicy.deploy.batching import ServedChunkPolicy
         from robopolicy.deploy.server import ServerConfig, running
 
-        with running(ServedSource(Sway()), ServerConfig(port=int(where))):
+        with running(ServedChunkPolicy(Sway()), ServerConfig(port=int(where))):
             _ready()
             time.sleep(120.0)
         return

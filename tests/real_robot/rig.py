@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from robopolicy.spec import PolicySpec
-from robopolicy_robots.loop import ControlLoop, Parts
+from robopolicy_robots.loop import ControlLoop, LoopOptions
 from robopolicy_robots.messages import Bool, Header, Image, JointState, JointTrajectory, Time
-from robopolicy_robots.policy_runner import Answer, ask
-from robopolicy_robots.robot import Camera, Guard, Joint, RobotSpec, Topic
+from robopolicy_robots.policy_runner import InferenceResult, infer
+from robopolicy_robots.robot import Camera, Joint, RobotSpec, SafetyConfig, Topic
 from robopolicy_robots.states import State, Tick
 from robopolicy_robots.transports import loopback
 from robopolicy_robots.transports.base import COMMAND, IMAGE, LATCHED, SENSOR, Received
@@ -34,7 +34,7 @@ def robot_spec(**changes: Any) -> RobotSpec:
         "state": Topic("/joint_states", "sensor_msgs/msg/JointState"),
         "command": Topic("/arm/joint_trajectory", "trajectory_msgs/msg/JointTrajectory", "command"),
         "cameras": (Camera("front", "/front", 2, 2),),
-        "guard": Guard(first_command=2.0),
+        "guard": SafetyConfig(max_initial_error=2.0),
     }
     return RobotSpec("rig", **(fields | changes))
 
@@ -75,9 +75,9 @@ class ClockedRunner:
     takes_prefix = False
 
     def __init__(self, rig: Rig, latency: float) -> None:
-        self.spec = PolicySpec({"state": (3,)}, action_dim=3, horizon=HORIZON, execute=8)
+        self.spec = PolicySpec({"state": (3,)}, action_dim=3, horizon=HORIZON, action_horizon=8)
         self.rig, self.latency, self.closed = rig, latency, False
-        self._pending: tuple[float, Answer] | None = None
+        self._pending: tuple[float, InferenceResult] | None = None
 
     @property
     def busy(self) -> bool:
@@ -88,12 +88,12 @@ class ClockedRunner:
 
     def request(self, obs: Any, observed: float, prefix: Any = None) -> bool:
         assert obs["state"].shape == (1, 3)
-        answer = ask(self, obs, observed, prefix)
+        answer = infer(self, obs, observed, prefix)
         hangs = answer.detail.startswith("expected") and "object" in answer.detail
         self._pending = (np.inf if hangs else self.rig.now + self.latency, answer)
         return True
 
-    def poll(self) -> Answer | None:
+    def poll(self) -> InferenceResult | None:
         if self._pending is None or self.rig.now < self._pending[0] - 1e-9:
             return None
         (_, answer), self._pending = self._pending, None
@@ -147,7 +147,7 @@ class Rig:
         policy: Policy = follow_wave,
         latency: float = 0.04,
         sources: tuple[str, ...] = (),
-        parts: Parts | None = None,
+        parts: LoopOptions | None = None,
         faults: Faults | None = None,
         **changes: Any,
     ) -> None:

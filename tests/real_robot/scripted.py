@@ -53,9 +53,9 @@ class ScriptedLift(Policy):
 
     network_calls = 0
 
-    def __init__(self, horizon: int = 8, execute: int = 4) -> None:
+    def __init__(self, horizon: int = 8, action_horizon: int = 4) -> None:
         super().__init__()
-        self.spec = PolicySpec({"state": (len(NAMES),)}, 5, horizon, execute)
+        self.spec = PolicySpec({"state": (len(NAMES),)}, 5, horizon, action_horizon)
 
     def act(self, obs: Mapping[str, Tensor], **_: Any) -> Tensor:
         rows = obs["state"][:, -1].numpy()

@@ -22,10 +22,10 @@ from robopolicy.deploy.dashboard import parse_address
 from robopolicy.deploy.safety.interventions import Intervention
 from robopolicy.deploy.wire import TOKEN
 from robopolicy.errors import UserError
-from robopolicy.interop.sources import CheckpointSource
-from robopolicy_robots.browser_view import TRACE, BrowserView
-from robopolicy_robots.figures import WINDOW, Figures
+from robopolicy.interop.sources import CheckpointChunkPolicy
+from robopolicy_robots.browser_dashboard import TRACE, BrowserDashboard
 from robopolicy_robots.messages import CompressedImage, Header, Image
+from robopolicy_robots.metrics import WINDOW, RunMetrics
 from robopolicy_robots.states import State, Tick
 from robopolicy_robots.transports.base import IMAGE
 from robopolicy_robots.transports.loopback import LoopbackTransport
@@ -44,16 +44,16 @@ def tick(now: float, wanted: float = 0.4, *done: Intervention) -> Tick:
 
 
 @pytest.fixture(scope="module")
-def shared() -> Iterator[BrowserView]:
+def shared() -> Iterator[BrowserDashboard]:
     with pytest.MonkeyPatch.context() as environment:
         environment.delenv(TOKEN, raising=False)
-        view = BrowserView("127.0.0.1:0", Figures(robot_spec(), "a task"))
+        view = BrowserDashboard("127.0.0.1:0", RunMetrics(robot_spec(), "a task"))
     yield view
     view.close()
 
 
 @pytest.fixture
-def view(shared: BrowserView) -> BrowserView:
+def view(shared: BrowserDashboard) -> BrowserDashboard:
     """One viewer for many tests, with the robot's usual camera and an untouched button."""
     shared.pressed, shared._robot = False, robot_spec()
     shared.watch(LoopbackTransport(989))
@@ -61,15 +61,15 @@ def view(shared: BrowserView) -> BrowserView:
 
 
 @pytest.fixture
-def own(monkeypatch: pytest.MonkeyPatch) -> Iterator[BrowserView]:
+def own(monkeypatch: pytest.MonkeyPatch) -> Iterator[BrowserDashboard]:
     """A viewer for a test that ends it."""
     monkeypatch.delenv(TOKEN, raising=False)
-    view = BrowserView("127.0.0.1:0", Figures(robot_spec(), "a task"))
+    view = BrowserDashboard("127.0.0.1:0", RunMetrics(robot_spec(), "a task"))
     yield view
     view.close()
 
 
-def say(view: BrowserView, seconds: float = 0.3, **changes: Any) -> None:
+def say(view: BrowserDashboard, seconds: float = 0.3, **changes: Any) -> None:
     """Tick for a while, in real time."""
     start = time.monotonic()
     while (now := time.monotonic()) < start + seconds:
@@ -77,23 +77,23 @@ def say(view: BrowserView, seconds: float = 0.3, **changes: Any) -> None:
         time.sleep(0.01)
 
 
-def say_once(view: BrowserView, now: float, wanted: float = 0.4) -> None:
+def say_once(view: BrowserDashboard, now: float, wanted: float = 0.4) -> None:
     view._figures.update(status(7), tick(now, wanted))
     view.update(tick(now, wanted))
 
 
-def live(view: BrowserView, **options: Any) -> Any:
+def live(view: BrowserDashboard, **options: Any) -> Any:
     return client.connect(view.url.replace("http", "ws") + "live", proxy=None, **options)
 
 
-def get(view: BrowserView, path: str, **headers: str) -> tuple[int, dict[str, str], str]:
+def get(view: BrowserDashboard, path: str, **headers: str) -> tuple[int, dict[str, str], str]:
     connection = http.client.HTTPConnection(urlsplit(view.url).netloc, timeout=5)
     connection.request("GET", path, headers=headers)
     answer = connection.getresponse()
     return answer.status, dict(answer.getheaders()), answer.read().decode()
 
 
-def newest(page: Any, view: BrowserView, **changes: Any) -> dict[str, Any]:
+def newest(page: Any, view: BrowserDashboard, **changes: Any) -> dict[str, Any]:
     """The figures that a browser gets next."""
     say(view, **changes)
     while not isinstance(data := page.recv(timeout=5), str):
@@ -102,12 +102,12 @@ def newest(page: Any, view: BrowserView, **changes: Any) -> dict[str, Any]:
 
 
 def test_figures_are_those_of_the_ticks() -> None:
-    figures = Figures(robot_spec(), "a task")
+    figures = RunMetrics(robot_spec(), "a task")
     moments = np.cumsum([0.0, *np.tile([0.02, 0.02, 0.02, 0.04], 10)])
     for i, moment in enumerate(moments):
         figures.update(status(i), tick(moment))
     found = figures.snapshot()
-    assert found["rate"] == pytest.approx(40.0) and found["wanted_rate"] == 50.0
+    assert found["rate"] == pytest.approx(40.0) and found["target_rate"] == 50.0
     assert found["period_p50"] == pytest.approx(0.02) and found["period_p99"] == pytest.approx(0.04)
     assert found["jitter"] == pytest.approx(0.02) and found["missed"] == 2
     assert found["ages"] == {"joints": [0.01, 0.1]}
@@ -120,7 +120,7 @@ def test_figures_are_those_of_the_ticks() -> None:
 
 
 def test_nothing_is_known_before_the_first_tick() -> None:
-    found = Figures(robot_spec(), "a task").snapshot()
+    found = RunMetrics(robot_spec(), "a task").snapshot()
     assert found["rate"] is None and found["state"] == "" and found["interventions"] == {}
     json.dumps(found, allow_nan=False)
 
@@ -134,13 +134,13 @@ def test_an_address_that_is_none_is_refused(text: str) -> None:
 def test_beyond_this_machine_a_token_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(TOKEN, raising=False)
     assert parse_address("8780") == ("127.0.0.1", 8780) and parse_address("[::1]:1") == ("::1", 1)
-    with pytest.raises(UserError, match=f"put one into {TOKEN}"):
+    with pytest.raises(UserError, match=f"set {TOKEN}"):
         parse_address("0.0.0.0:8780")
     monkeypatch.setenv(TOKEN, "secret")
     assert parse_address("0.0.0.0:8780") == ("0.0.0.0", 8780)
 
 
-def test_the_page_is_whole_and_closed_to_other_pages(view: BrowserView) -> None:
+def test_the_page_is_whole_and_closed_to_other_pages(view: BrowserDashboard) -> None:
     code, headers, body = get(view, "/")
     assert code == 200 and body.startswith("<!doctype html>") and "NONCE" not in body and 'data-token="none"' in body
     policy = headers["Content-Security-Policy"]
@@ -151,7 +151,7 @@ def test_the_page_is_whole_and_closed_to_other_pages(view: BrowserView) -> None:
     assert get(view, "/etc")[0] == 404
 
 
-def test_other_names_and_other_pages_are_refused(view: BrowserView) -> None:
+def test_other_names_and_other_pages_are_refused(view: BrowserDashboard) -> None:
     assert get(view, "/", Host="robot.example:80")[0] == 403  # a name that leads here is not this page
     assert get(view, "/", Host="localhost:80")[0] == 200
     with pytest.raises(exceptions.InvalidStatus) as refusal:
@@ -161,14 +161,14 @@ def test_other_names_and_other_pages_are_refused(view: BrowserView) -> None:
         assert newest(page, view)["robot"] == "rig"
 
 
-def test_figures_and_rows_arrive_while_somebody_watches(view: BrowserView) -> None:
+def test_figures_and_rows_arrive_while_somebody_watches(view: BrowserDashboard) -> None:
     say(view, 0.1)
     assert not view._rows
     with live(view) as page:
         newest(page, view)
         found = newest(page, view, wanted=np.nan)
         assert found["robot"] == "rig" and found["task"] == "a task" and found["missed"] == 2
-        assert found["joints"][0] == ["a", "rad", -1.5, 1.5] and found["wanted_rate"] == 50.0
+        assert found["joints"][0] == ["a", "rad", -1.5, 1.5] and found["target_rate"] == 50.0
         assert 1 <= len(found["rows"]) <= 1 + 0.11 / (0.9 * TRACE)
         while (row := found["rows"][-1])[2][0] is not None:
             found = newest(page, view, wanted=np.nan)
@@ -177,7 +177,7 @@ def test_figures_and_rows_arrive_while_somebody_watches(view: BrowserView) -> No
     assert not view._watched
 
 
-def test_pictures_arrive_small(view: BrowserView) -> None:
+def test_pictures_arrive_small(view: BrowserDashboard) -> None:
     from io import BytesIO
 
     from PIL import Image as pillow
@@ -197,7 +197,7 @@ def test_pictures_arrive_small(view: BrowserView) -> None:
     np.testing.assert_allclose(picture.getpixel((80, 60)), (10, 200, 30), atol=6)
 
 
-def test_files_of_pictures_pass_as_they_are(view: BrowserView) -> None:
+def test_files_of_pictures_pass_as_they_are(view: BrowserDashboard) -> None:
     from dataclasses import replace
 
     (front,) = view._robot.cameras
@@ -213,7 +213,7 @@ def test_files_of_pictures_pass_as_they_are(view: BrowserView) -> None:
     assert data == b"front\0\xff\xd8file"
 
 
-def test_the_button_is_heard_and_nothing_else_is(view: BrowserView) -> None:
+def test_the_button_is_heard_and_nothing_else_is(view: BrowserDashboard) -> None:
     with live(view) as page:
         newest(page, view)
         page.send('{"reset": true}')
@@ -232,7 +232,7 @@ def test_the_button_is_heard_and_nothing_else_is(view: BrowserView) -> None:
 
 def test_without_the_token_nothing_is_seen_or_pressed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(TOKEN, "secret")
-    view = BrowserView("0", Figures(robot_spec(), "a task"))
+    view = BrowserDashboard("0", RunMetrics(robot_spec(), "a task"))
     try:
         code, _, body = get(view, "/", Host="robot.example")
         assert code == 200 and 'data-token="needed"' in body and "a task" not in body  # it says nothing about the robot
@@ -251,7 +251,7 @@ def test_without_the_token_nothing_is_seen_or_pressed(monkeypatch: pytest.Monkey
         view.close()
 
 
-def test_a_viewer_that_hangs_or_dies_keeps_nobody_waiting(own: BrowserView) -> None:
+def test_a_viewer_that_hangs_or_dies_keeps_nobody_waiting(own: BrowserDashboard) -> None:
     with live(own) as page:
         newest(page, own)
         own._page.process.send_signal(signal.SIGSTOP)
@@ -270,18 +270,20 @@ def test_a_viewer_that_hangs_or_dies_keeps_nobody_waiting(own: BrowserView) -> N
     assert own._gone and not own._watched and not own.pressed
 
 
-def test_what_cannot_be_shown_stops_nothing(view: BrowserView, monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
+def test_what_cannot_be_shown_stops_nothing(
+    view: BrowserDashboard, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
     with live(view) as page:
         newest(page, view)
         monkeypatch.setattr(view._figures, "snapshot", lambda: {"rate": float("nan")})
         say(view)
-        assert caplog.text.count("shows no more") == 1
+        assert caplog.text.count("was stopped by an error") == 1
         page.send('{"estop": true}')
         say(view)
         assert view.pressed
 
 
-def test_it_ends_with_the_program_that_started_it(own: BrowserView) -> None:
+def test_it_ends_with_the_program_that_started_it(own: BrowserDashboard) -> None:
     with live(own) as page:
         newest(page, own)
         own._page.link.close()  # as when the process is killed
@@ -292,18 +294,18 @@ def test_it_ends_with_the_program_that_started_it(own: BrowserView) -> None:
         assert end.value.rcvd.code == 1001
 
 
-def test_a_port_that_is_taken_is_one_line(view: BrowserView) -> None:
+def test_a_port_that_is_taken_is_one_line(view: BrowserDashboard) -> None:
     with pytest.raises(UserError, match=r"Cannot listen on 127.0.0.1:\d+ .*; pass another port") as refusal:
-        BrowserView(urlsplit(view.url).netloc, Figures(robot_spec(), "a task"))
+        BrowserDashboard(urlsplit(view.url).netloc, RunMetrics(robot_spec(), "a task"))
     assert "\n" not in str(refusal.value)
 
 
 def test_the_button_stops_a_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any) -> None:
     monkeypatch.delenv(TOKEN, raising=False)
-    source, pages = CheckpointSource(ScriptedLift(8, 4)), []
+    source, pages = CheckpointChunkPolicy(ScriptedLift(8, 4)), []
     monkeypatch.setattr("robopolicy_robots.deployment.open_source", lambda name, device: source)
 
-    class Pressing(BrowserView):
+    class Pressing(BrowserDashboard):
         """Somebody looks, and presses once the robot runs."""
 
         def update(self, tick: Tick) -> None:
@@ -314,8 +316,8 @@ def test_the_button_stops_a_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
                 pages.append(tick.now)
                 pages[0].send('{"estop": true}')
 
-    monkeypatch.setattr("robopolicy_robots.live_view.BrowserView", Pressing)
-    words = ["--robot", "sim_panda", "--task", "lift", "--policy", "scripted", "--transport", "loopback", "--plain"]
+    monkeypatch.setattr("robopolicy_robots.tui.BrowserView", Pressing)
+    words = ["--robot", "sim_panda", "--task", "lift", "--policy", "scripted", "--transport", "loopback", "--no-tui"]
     words += ["--domain", str(100 + os.getpid() % 100), "--out", str(tmp_path / "r.json"), "--browser", "0"]
     assert cli.main(["deploy", *words]) == 1
     pages[0].close()

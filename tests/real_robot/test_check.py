@@ -15,10 +15,10 @@ from scripted import NAMES, ScriptedLift
 
 from robopolicy.cli import main as cli
 from robopolicy.cli.commands import COMMANDS
-from robopolicy.interop.sources import CheckpointSource
+from robopolicy.interop.sources import CheckpointChunkPolicy
 from robopolicy_robots import check as checks
-from robopolicy_robots import deploy_verb
-from robopolicy_robots.policy_source import Wanted
+from robopolicy_robots import cli as deploy_cli
+from robopolicy_robots.policy_source import PolicyRequirements
 from robopolicy_robots.robot import SHIPPED
 
 DOMAIN = 100 + os.getpid() % 100
@@ -27,8 +27,8 @@ WORDS = ["deploy", "--task", "lift", "--policy", "scripted", "--transport", "loo
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setitem(COMMANDS._rows, "deploy", deploy_verb.COMMAND)
-    monkeypatch.setattr(checks, "PATIENCE", 1.0)
+    monkeypatch.setitem(COMMANDS._rows, "deploy", deploy_cli.COMMAND)
+    monkeypatch.setattr(checks, "DISCOVERY_TIMEOUT", 1.0)
     monkeypatch.setattr(checks, "LISTEN", 0.3)
     monkeypatch.setattr(checks, "SLACK", 0.5)  # of a busy machine
     monkeypatch.setenv("COLUMNS", "200")
@@ -36,7 +36,7 @@ def quick(monkeypatch):
 
 def run(monkeypatch, capsys, robot: str = "sim_panda", source: Any = None) -> tuple[int, dict[str, str]]:
     """Exit code, and the line of every check by its name."""
-    source = source or CheckpointSource(ScriptedLift())
+    source = source or CheckpointChunkPolicy(ScriptedLift())
     monkeypatch.setattr("robopolicy_robots.deployment.open_source", lambda name, device: source)
     code = cli.main([*WORDS, "--robot", robot, "--domain", str(DOMAIN)])
     rows = [line.split("│") for line in capsys.readouterr().out.splitlines() if line.startswith("│")]
@@ -64,7 +64,7 @@ def test_a_robot_that_is_well_passes(monkeypatch, capsys):
 
 def test_a_time_out_that_is_not_stated_or_not_kept_fails(monkeypatch, capsys, tmp_path):
     code, rows = run(monkeypatch, capsys, other(tmp_path, command_timeout=None))
-    assert code == 2 and "not stated" in rows["command time-out FAIL"]
+    assert code == 2 and "not declared" in rows["command time-out FAIL"]
     monkeypatch.setattr(checks, "SLACK", -1.0)
     code, rows = run(monkeypatch, capsys)
     assert code == 2 and "stated 250 ms" in rows["command time-out FAIL"]
@@ -87,14 +87,14 @@ def test_silence_is_named(monkeypatch, capsys, tmp_path):
     ],
 )  # fmt: skip
 def test_a_policy_for_something_else_fails(changes, name, found, monkeypatch, capsys):
-    source = CheckpointSource(ScriptedLift())
+    source = CheckpointChunkPolicy(ScriptedLift())
     source.policy.spec = replace(source.policy.spec, **changes)
     code, rows = run(monkeypatch, capsys, source=source)
     assert code == 2 and found in rows[f"{name} FAIL"]
 
 
 def test_a_camera_that_the_robot_has_not_is_one_line(monkeypatch, capsys):
-    source = CheckpointSource(ScriptedLift())
+    source = CheckpointChunkPolicy(ScriptedLift())
     source.policy.spec = replace(source.policy.spec, observation={"image.top": (3, 8, 8)})
     monkeypatch.setattr("robopolicy_robots.deployment.open_source", lambda name, device: source)
     assert cli.main([*WORDS, "--robot", "sim_panda", "--domain", str(DOMAIN)]) == 2
@@ -103,12 +103,12 @@ def test_a_camera_that_the_robot_has_not_is_one_line(monkeypatch, capsys):
 
 def test_a_policy_too_slow_or_far_away_fails(monkeypatch, capsys):
     clock = iter(np.arange(1e6) * 0.3)
-    source = CheckpointSource(ScriptedLift(4, 4))
+    source = CheckpointChunkPolicy(ScriptedLift(4, 4))
     patched = SimpleNamespace(monotonic=lambda: next(clock), sleep=lambda s: None)
     subject: Any = SimpleNamespace(
         source=source,
         robot=SimpleNamespace(
-            dt=0.02, rate=10.0, mode="absolute", names=("a",), guard=SimpleNamespace(first_command=0.5)
+            dt=0.02, rate=10.0, mode="absolute", names=("a",), safety=SimpleNamespace(max_initial_error=0.5)
         ),
         embodiment=SimpleNamespace(
             control_dt=0.05,
@@ -117,11 +117,11 @@ def test_a_policy_too_slow_or_far_away_fails(monkeypatch, capsys):
             observe=lambda state: {"state": np.zeros(len(NAMES), np.float32)},
             command=lambda action, state: np.array([3.0]),
         ),
-        wanted=Wanted("lift", {"state": (len(NAMES),)}, np.zeros(5), np.ones(5), 0.05),
+        wanted=PolicyRequirements("lift", {"state": (len(NAMES),)}, np.zeros(5), np.ones(5), 0.05),
     )
-    intake: Any = SimpleNamespace(state={}, measured=lambda now: SimpleNamespace(position=np.zeros(1)))
+    inputs: Any = SimpleNamespace(state={}, measured=lambda now: SimpleNamespace(position=np.zeros(1)))
     monkeypatch.setattr(checks, "time", patched)
-    found = {each.name: each for each in checks._policy(subject, intake)}
+    found = {each.name: each for each in checks._policy(subject, inputs)}
     assert found.pop("task").ok and not any(each.ok for each in found.values())
     assert "3.000 rad or m" in found["first target"].found and "0 of a chunk's 4" in found["inference"].found
     assert "0.5 ticks" in found["rate"].found

@@ -67,7 +67,7 @@ def test_stamps_and_identities(network: Network) -> None:
     assert [each.stamp for each in seen] == [3.5, None]
     assert seen[0].publisher == seen[1].publisher
     ours, theirs = bridge.graph().endpoints[0], robot.graph().endpoints[0]
-    assert (ours.topic, ours.kind, ours.publishes) == ("/joint_states", "sensor_msgs/msg/JointState", False)
+    assert (ours.topic, ours.type, ours.publishes) == ("/joint_states", "sensor_msgs/msg/JointState", False)
     assert theirs.publishes and len(ours.matched) == len(theirs.matched) == 1 and not ours.unmet
 
 

@@ -20,26 +20,26 @@ from robopolicy.data.episodes import Episode, Episodes
 from robopolicy.data.formats.lerobot import write_lerobot
 from robopolicy.deploy.safety.filter import SafetyFilter
 from robopolicy.evaluation.harness import evaluate
-from robopolicy.interop.sources import CheckpointSource
+from robopolicy.interop.sources import CheckpointChunkPolicy
 from robopolicy.sim.registry import SimOptions, make_sim
-from robopolicy_robots import deploy_verb
+from robopolicy_robots import cli as deploy_cli
 from robopolicy_robots.filter_log import refilter
 from robopolicy_robots.recorder import read
 from robopolicy_robots.robot import load_robot
 
 DOMAIN = 100 + os.getpid() % 100
 FAST = ["--robot", "sim_panda", "--task", "manipulation/lift", "--policy", "scripted"]
-FAST += ["--domain", str(DOMAIN), "--plain"]
+FAST += ["--domain", str(DOMAIN), "--no-tui"]
 
 
 @pytest.fixture(autouse=True)
 def command(monkeypatch):
     """As its entry point, which an older installation does not have yet."""
-    monkeypatch.setitem(COMMANDS._rows, "deploy", deploy_verb.COMMAND)
+    monkeypatch.setitem(COMMANDS._rows, "deploy", deploy_cli.COMMAND)
 
 
-def play(monkeypatch, out: Path, *words: str, horizon: int = 8, execute: int = 4) -> dict:
-    source = CheckpointSource(ScriptedLift(horizon, execute))
+def play(monkeypatch, out: Path, *words: str, horizon: int = 8, action_horizon: int = 4) -> dict:
+    source = CheckpointChunkPolicy(ScriptedLift(horizon, action_horizon))
     monkeypatch.setattr("robopolicy_robots.deployment.open_source", lambda name, device: source)
     assert cli.main(["deploy", *FAST, "--out", str(out), *words]) == 0
     return json.loads(out.read_text())
@@ -97,13 +97,13 @@ def lift_data(folder: Path, columns: int) -> Path:
 def test_the_support_of_a_dataset_is_watched(monkeypatch, tmp_path, capsys):
     """Nothing of a lift has support in noise, so that the robot is held."""
     data = lift_data(tmp_path / "noise", len(NAMES))
-    words = ["--transport", "loopback", "--seconds", "2", "--support", str(data), "--unsupported", "refuse"]
+    words = ["--transport", "loopback", "--seconds", "2", "--ood-data", str(data), "--ood-action", "refuse"]
     report = play(monkeypatch, tmp_path / "r.json", *words)
     assert report["holds"] >= 1 and report["interventions"]["support"] >= 1
-    source = CheckpointSource(ScriptedLift(8, 4))
+    source = CheckpointChunkPolicy(ScriptedLift(8, 4))
     monkeypatch.setattr("robopolicy_robots.deployment.open_source", lambda name, device: source)
     for folder, message in ((lift_data(tmp_path / "short", 3), "knows 8 numbers"), (tmp_path / "none", "No LeRobot")):
-        assert cli.main(["deploy", *FAST, "--transport", "loopback", "--support", str(folder)]) == 2
+        assert cli.main(["deploy", *FAST, "--transport", "loopback", "--ood-data", str(folder)]) == 2
         assert message in capsys.readouterr().err
 
 
@@ -122,22 +122,22 @@ def test_the_support_of_a_dataset_is_watched(monkeypatch, tmp_path, capsys):
         (["--record", "run.mp4"], "--record must end in .mcap, got run.mp4"),
         (["--out", "report.html"], "--out must end in .json, got report.html"),
         (["--overwrite"], "--overwrite has no effect without --out or --record"),
-        (["--unsupported", "slow"], "--unsupported has no effect without --support"),
+        (["--ood-action", "slow"], "--ood-action has no effect without --ood-data"),
         (["--check", "--dry-run"], "--dry-run has no effect with --check, which drives nothing"),
         (["--robot", "franka_panda", "--seed", "3"], "--seed has no effect on franka_panda, which is a real robot"),
         (["--rate", "-1"], "--rate must be a positive number"),
         (["--robot", "ur5e"], "The task moves the joints"),
         (["--robot", "franka_panda", "--lockstep"], "--lockstep is for simulated robots"),
         (["--robot", "franka_panda", "--transport", "loopback"], "stays within this process"),
-        (["--unsupported", "slw"], "Unknown response 'slw'. Did you mean 'slow'?"),
+        (["--ood-action", "slw"], "Unknown response 'slw'. Did you mean 'slow'?"),
         (["--lockstep", "--dry-run"], "--dry-run sends none"),
-        (["--lockstep", "--check"], "--check looks at what comes by itself"),
-        (["--attach", "--transport", "loopback"], "no robot to attach to"),
+        (["--lockstep", "--check"], "--check needs running time"),
+        (["--use-running-sim", "--transport", "loopback"], "no running robot to use"),
         (["--robot", "franka_panda", "--episodes", "3"], "--episodes is for simulated robots"),
         (["--robot", "franka_panda"], "under sources or cameras"),
         (["--domain", "233"], "domain must lie in [0, 232], got 233"),
-        (["--join", "rct"], "Unknown join 'rct'. Did you mean 'rtc'?"),
-        (["--transport", "lerobot"], "LeRobot drives real robots"),
+        (["--chunk-blending", "rct"], "Unknown chunk blending 'rct'. Did you mean 'rtc'?"),
+        (["--transport", "lerobot"], "LeRobot controls real robots"),
         (["--browser", "here"], "PORT or HOST:PORT"),
         (["--policy", "http://x"], "ws://HOST:PORT"),
         (["--policy", "nowhere"], "There is no policy nowhere: pass the folder of a bundle or a checkpoint"),
@@ -152,11 +152,11 @@ def test_wrong_arguments_are_one_line_and_exit_code_2(words, message, capsys):
 
 def test_a_policy_that_cannot_continue_chunks_is_refused_before_anything_starts(monkeypatch, capsys):
     monkeypatch.setattr(
-        "robopolicy_robots.deployment.open_source", lambda name, device: CheckpointSource(ScriptedLift())
+        "robopolicy_robots.deployment.open_source", lambda name, device: CheckpointChunkPolicy(ScriptedLift())
     )
     for words in ([], ["--check"]):
-        assert cli.main(["deploy", *FAST, "--join", "rtc", *words]) == 2
-        assert "--join rtc needs a policy that continues what is being played" in capsys.readouterr().err
+        assert cli.main(["deploy", *FAST, "--chunk-blending", "rtc", *words]) == 2
+        assert "--chunk-blending rtc needs a policy that continues a prefix" in capsys.readouterr().err
 
 
 MISFITS = [
@@ -174,7 +174,7 @@ MISFITS = [
 def test_a_policy_for_something_else_is_refused_before_anything_starts(
     spec, manifest, message, monkeypatch, capsys, tmp_path
 ):
-    source = CheckpointSource(ScriptedLift())
+    source = CheckpointChunkPolicy(ScriptedLift())
     source.policy.spec = replace(source.policy.spec, **spec)
     known = {"task": "manipulation/lift", "control_dt": 0.05, "action_low": (-1.0,) * 5, "action_high": (1.0,) * 5}
     source.manifest = SimpleNamespace(**known | manifest)
@@ -190,10 +190,13 @@ def test_a_policy_for_something_else_is_refused_before_anything_starts(
 @pytest.mark.parametrize("option", ["--out", "--record"])
 def test_a_place_that_cannot_be_written_is_said_before_the_run(option, monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(
-        "robopolicy_robots.deployment.open_source", lambda name, device: CheckpointSource(ScriptedLift())
+        "robopolicy_robots.deployment.open_source", lambda name, device: CheckpointChunkPolicy(ScriptedLift())
     )
     (tmp_path / "file").write_text("")
-    for place, reason in ((tmp_path, "Is a directory"), (tmp_path / "file" / "x", "a file stands where a folder")):
+    for place, reason in (
+        (tmp_path, "Is a directory"),
+        (tmp_path / "file" / "x", "a file is in the place of a folder"),
+    ):
         assert cli.main(["deploy", *FAST, "--transport", "loopback", option, str(place)]) == 2
         error = capsys.readouterr().err
         assert error.count("\n") == 1 and f"Cannot write {place}: {reason}" in error
@@ -203,7 +206,7 @@ def test_help_is_cheap_and_shows_examples(capsys):
     with pytest.raises(SystemExit):
         cli.main(["deploy", "--help"])
     assert "robopolicy deploy --robot sim_panda" in capsys.readouterr().out.split("examples:")[1]
-    code = "import sys, robopolicy_robots.deploy_verb; assert not {'torch', 'mujoco', 'rich'} & sys.modules.keys()"
+    code = "import sys, robopolicy_robots.cli; assert not {'torch', 'mujoco', 'rich'} & sys.modules.keys()"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 

@@ -18,20 +18,20 @@ from robopolicy.cli import main as cli
 from robopolicy.cli.commands import COMMANDS
 from robopolicy.errors import UserError
 from robopolicy.evaluation.harness import evaluate
-from robopolicy.interop.sources import CheckpointSource
+from robopolicy.interop.sources import CheckpointChunkPolicy
 from robopolicy.nets.normalizer import Normalizer
 from robopolicy.nets.vision import VisionConfig
 from robopolicy.policies.base import Policy, PolicySpec
 from robopolicy.policies.registry import POLICIES
 from robopolicy.sim.registry import SimOptions, make_sim
-from robopolicy_robots import deploy_verb
+from robopolicy_robots import cli as deploy_cli
 from robopolicy_robots.embodiment import picture
 from robopolicy_robots.messages import CompressedImage, Header, Image, Imu, JointState, Time, TwistStamped
+from robopolicy_robots.mujoco_topics import to_twist
 from robopolicy_robots.robot import SHIPPED
 from robopolicy_robots.simulated.node import png
 from robopolicy_robots.task_embodiment import TaskEmbodiment
 from robopolicy_robots.transports.base import Received
-from robopolicy_robots.wiring import twist_of
 from robopolicy_tasks.manipulation.lift import Lift
 from robopolicy_tasks.velocity.go1 import Go1
 
@@ -39,7 +39,7 @@ DOMAIN = 100 + os.getpid() % 100
 STATE = Lift().observation["state"].shape[0]
 
 
-class Logged(CheckpointSource):
+class Logged(CheckpointChunkPolicy):
     """Remembers the chunks of the episode that began last."""
 
     def __init__(self, policy: Policy) -> None:
@@ -71,9 +71,9 @@ def untrained(spec: PolicySpec, **settings: Any) -> Policy:
 def over_the_bridge(monkeypatch: Any, out: Path, policy: Policy, *words: str) -> tuple[dict[str, Any], np.ndarray]:
     """What came of one episode, and the chunks that were played in it."""
     source = Logged(policy)
-    monkeypatch.setitem(COMMANDS._rows, "deploy", deploy_verb.COMMAND)
+    monkeypatch.setitem(COMMANDS._rows, "deploy", deploy_cli.COMMAND)
     monkeypatch.setattr("robopolicy_robots.deployment.open_source", lambda name, device: source)
-    line = ["deploy", "--policy", "given", "--transport", "loopback", "--domain", str(DOMAIN), "--plain", "--lockstep"]
+    line = ["deploy", "--policy", "given", "--transport", "loopback", "--domain", str(DOMAIN), "--no-tui", "--lockstep"]
     assert cli.main([*line, "--seed", "50", "--out", str(out), *words]) == 0
     report = json.loads(out.read_text())
     assert report["holds"] == 0
@@ -106,7 +106,7 @@ def same(played: dict[str, Any], chunks: np.ndarray, found: Any, wanted: np.ndar
 
 @pytest.mark.parametrize("kind", ["sensor_msgs/msg/Image", "sensor_msgs/msg/CompressedImage"])
 def test_a_policy_that_sees_pictures(kind: str, monkeypatch: Any, tmp_path: Path) -> None:
-    spec = PolicySpec({"state": (STATE,), "image.front": (3, 64, 64)}, action_dim=5, horizon=8, execute=4)
+    spec = PolicySpec({"state": (STATE,), "image.front": (3, 64, 64)}, action_dim=5, horizon=8, action_horizon=4)
     policy = untrained(spec, vision=VisionConfig(widths=(16,), keypoints=4, crop=1.0))
     found, wanted = in_process(monkeypatch, policy, "manipulation/lift", cameras=("front",), image_size=64)
     robot = yaml.safe_load((SHIPPED / "sim_panda.yaml").read_text())
@@ -132,22 +132,22 @@ def test_an_operator_says_where_a_walking_robot_goes() -> None:
     embodiment = TaskEmbodiment(Go1("velocity/go1"))
     assert set(embodiment.sources.values()) == {JointState, Imu, TwistStamped}
     model = embodiment.task.model
-    messages: dict[str, Any] = embodiment.wiring.messages(
+    messages: dict[str, Any] = embodiment.topics.messages(
         model.key_qpos[0] if model.nkey else model.qpos0, np.zeros(model.nv), Time()
     )
     state = {key: Received(message, 0.0, None, "robot", 1) for key, message in messages.items()}
     embodiment.start(state)
-    with pytest.raises(UserError, match="Nobody says where to go"):
+    with pytest.raises(UserError, match="No velocity command was received"):
         embodiment.observe(state)
     for wanted in ([0.5, -0.2, 1.0], [0.0, 0.0, 0.0]):
-        state["operator"] = Received(twist_of(np.array(wanted), Time()), 0.0, None, "operator", 1)
+        state["operator"] = Received(to_twist(np.array(wanted), Time()), 0.0, None, "operator", 1)
         np.testing.assert_allclose(embodiment.observe(state)["state"][-3:], wanted)
 
 
 def test_pictures_are_scaled_to_what_the_policy_saw_and_have_to_be_there() -> None:
     embodiment = TaskEmbodiment(Lift(), "panda_", {"front": (32, 32)})
     model = embodiment.task.model
-    messages: dict[str, Any] = embodiment.wiring.messages(model.qpos0, np.zeros(model.nv), Time())
+    messages: dict[str, Any] = embodiment.topics.messages(model.qpos0, np.zeros(model.nv), Time())
     state = {key: Received(message, 0.0, None, "robot", 1) for key, message in messages.items()}
     embodiment.start(state)
     with pytest.raises(UserError, match=r"does not report image\.front"):
@@ -183,7 +183,7 @@ def test_a_damaged_picture_is_one_line_and_never_a_gigabyte() -> None:
     sizes = ((10_000, 10_000), (20_000, 20_000), (2**31 - 1, 2**31 - 1), (1, 10**8), (0, 0))
     for size in sizes:
         data = np.frombuffer(png_that_claims(*size), np.uint8)
-        with pytest.raises(UserError, match="a picture that cannot be read") as refusal:
+        with pytest.raises(UserError, match="an image that cannot be read") as refusal:
             picture(CompressedImage(Header(), "png", data), (4, 4))
         assert "\n" not in str(refusal.value)
     with pytest.raises(UserError):

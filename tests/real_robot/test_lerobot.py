@@ -17,12 +17,12 @@ from networks import until
 from robopolicy.errors import UserError
 from robopolicy.spec import PolicySpec
 from robopolicy_robots.embodiment import JointEmbodiment
-from robopolicy_robots.loop import ControlLoop, Parts
+from robopolicy_robots.loop import ControlLoop, LoopOptions
 from robopolicy_robots.messages import Bool, Float64MultiArray, Image, JointState, JointTrajectory, JointTrajectoryPoint
 from robopolicy_robots.policy_runner import PolicyRunner
 from robopolicy_robots.robot import Camera, Joint, RobotSpec, Topic, load_robot
 from robopolicy_robots.transports.base import COMMAND, IMAGE, LATCHED, SENSOR, TransportError, open_transport
-from robopolicy_robots.transports.lerobot import Units
+from robopolicy_robots.transports.lerobot import JointUnits
 
 ARM: dict[str, Any] = {"type": "still_arm", "port": "/dev/null"}
 DEGREES = np.array([90.0, -45.0, 180.0 / np.pi, 0.0, -180.0, 50.0])
@@ -52,7 +52,7 @@ def so101(**changes: Any) -> RobotSpec:
 
 def test_degrees_are_radians_and_the_gripper_is_part_of_its_range() -> None:
     robot = so101()
-    units = Units.of(robot, "degrees")
+    units = JointUnits.of(robot, "degrees")
     grip = robot.joints[5]
     wanted = [np.pi / 2, -np.pi / 4, 1.0, 0.0, -np.pi, (grip.low + grip.high) / 2]
     np.testing.assert_allclose(units.si(DEGREES), wanted, rtol=0, atol=1e-15)
@@ -61,20 +61,20 @@ def test_degrees_are_radians_and_the_gripper_is_part_of_its_range() -> None:
 
 def test_parts_of_ranges_are_those_ranges() -> None:
     robot = so101()
-    units, limits = Units.of(robot, "range"), robot.limits
+    units, limits = JointUnits.of(robot, "range"), robot.limits
     lowest, highest = np.array([-100.0] * 5 + [0.0]), np.full(6, 100.0)
     np.testing.assert_allclose(units.si(lowest), limits.position_low, rtol=0, atol=1e-15)
     np.testing.assert_allclose(units.si(highest), limits.position_high, rtol=0, atol=1e-15)
     np.testing.assert_allclose(units.lerobot(limits.position_high), highest, rtol=0, atol=1e-12)
-    np.testing.assert_array_equal(Units.of(robot, "radians").si(DEGREES), DEGREES)
+    np.testing.assert_array_equal(JointUnits.of(robot, "radians").si(DEGREES), DEGREES)
 
 
 def test_units_that_cannot_be_are_refused() -> None:
     with pytest.raises(UserError, match=r"Unknown unit 'degree'\. Did you mean 'degrees'"):
-        Units.of(so101(), "degree")
+        JointUnits.of(so101(), "degree")
     endless = so101(joints=(*so101().joints[:5], Joint("gripper", 1.0, gripper=True)))
     with pytest.raises(UserError, match="parts of the range of 'gripper', which"):
-        Units.of(endless, "degrees")
+        JointUnits.of(endless, "degrees")
 
 
 def test_states_and_commands_pass_in_radians(arm: Any) -> None:
@@ -213,18 +213,18 @@ def test_numbers_mean_what_they_mean_on_lerobots_bus() -> None:
         bus.motors = {"m": motors.Motor(1, "sts3215", motors.MotorNormMode[mode])}
         for steps in (1024, 1500, 2048, 3072):
             number = np.array([normalize(bus, {1: steps})[1]])
-            found = Units.of(so101(joints=(joint,)), units).si(number)
+            found = JointUnits.of(so101(joints=(joint,)), units).si(number)
             assert found == pytest.approx((steps - 2048) * 2 * np.pi / 4096, abs=exact)
     bus.motors = {"m": motors.Motor(1, "sts3215", motors.MotorNormMode.RANGE_0_100)}
     grip = replace(joint, gripper=True)
     number = np.array([normalize(bus, {1: 1500})[1]])
-    assert Units.of(so101(joints=(grip,)), "degrees").si(number) == pytest.approx((1500 - 2048) * 2 * np.pi / 4096)
+    assert JointUnits.of(so101(joints=(grip,)), "degrees").si(number) == pytest.approx((1500 - 2048) * 2 * np.pi / 4096)
 
 
 class Reach:
     """Goes for one pose; anything with these members is a policy."""
 
-    spec, takes_prefix = PolicySpec({"state": (6,)}, action_dim=6, horizon=8, execute=4), False
+    spec, takes_prefix = PolicySpec({"state": (6,)}, action_dim=6, horizon=8, action_horizon=4), False
     goal = np.array([0.3, -0.2, 0.25, 0.1, -0.4, 0.2])
 
     def chunk(self, obs: Any, prefix: Any = None) -> Any:
@@ -238,7 +238,7 @@ def test_an_arm_of_lerobot_is_driven_within_its_limits(arm: Any) -> None:
     """The whole loop: observations in radians, a policy, the safety filter, actions in degrees."""
     robot, ticks = so101(), []
     with open_transport("lerobot", robot=robot, **ARM) as transport:
-        parts = Parts(on_tick=ticks.append)
+        parts = LoopOptions(on_tick=ticks.append)
         loop = ControlLoop(robot, transport, JointEmbodiment(robot.names, 0.05), PolicyRunner(Reach()), parts)
         loop.arm()
         loop.run(seconds=1.5)
@@ -247,6 +247,6 @@ def test_an_arm_of_lerobot_is_driven_within_its_limits(arm: Any) -> None:
     assert loop.log.counts["velocity"] > 0  # the policy jumps
     assert (np.abs(np.diff(told, axis=0)) <= robot.limits.velocity * robot.dt * (1 + 1e-9)).all()
     assert robot.limits.inside(told, 1e-9).all()
-    taken = Units.of(robot, "degrees").si(np.array(sent))  # the newest commands, not necessarily all
+    taken = JointUnits.of(robot, "degrees").si(np.array(sent))  # the newest commands, not necessarily all
     np.testing.assert_allclose(taken[-1], Reach.goal, atol=1e-3)
     assert len(taken) > 20 and np.abs(taken[:-6, None] - told).max(axis=2).min(axis=1).max() < 1e-9

@@ -11,11 +11,11 @@ import pytest
 from rig import DT, EPOCH, HORIZON, Rig, RobotSide, follow_wave, wave
 
 from robopolicy.deploy.safety.motion import go_home
-from robopolicy.deploy.safety.ood import Familiar, ObservationGate
+from robopolicy.deploy.safety.ood import ObservationGate, ObservationRange
 from robopolicy.errors import UserError
-from robopolicy_robots.loop import Parts
+from robopolicy_robots.loop import LoopOptions
 from robopolicy_robots.messages import Bool, String
-from robopolicy_robots.robot import Guard
+from robopolicy_robots.robot import SafetyConfig
 from robopolicy_robots.states import Reason, State
 from robopolicy_robots.transports.base import LATCHED
 from robopolicy_robots.transports.faults import Faults
@@ -48,7 +48,7 @@ def test_from_nothing_to_following_the_policy(rig: Rig) -> None:
 
 
 def test_a_dry_run_computes_and_sends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    rig = Rig(monkeypatch, parts=Parts(dry_run=True)).running()
+    rig = Rig(monkeypatch, options=LoopOptions(dry_run=True)).running()
     assert rig.ticks[-1].command is not None and rig.robot.sent == 0
 
 
@@ -190,7 +190,7 @@ def test_messages_out_of_order_change_nothing(rig: Rig) -> None:
         rig.robot.stamp = None
         rig.until(2 * DT)
     assert {tick.state for tick in rig.ticks[-60:]} == {State.RUN}
-    assert rig.loop.intake.watchdog.streams["joints"].out_of_order == 20
+    assert rig.loop.inputs.watchdog.streams["joints"].out_of_order == 20
 
 
 def test_a_camera_that_stops_holds(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,7 +212,7 @@ def test_clocks_may_differ_and_may_jump(rig: Rig, skew: float) -> None:
     rig.robot.skew = -skew
     rig.until(1.0)
     assert {tick.state for tick in rig.ticks[-110:]} == {State.RUN}
-    assert rig.loop.intake.watchdog.streams["joints"].jumps == 2
+    assert rig.loop.inputs.watchdog.streams["joints"].jumps == 2
 
 
 def test_wild_targets_are_bounded_and_then_held(rig: Rig) -> None:
@@ -295,7 +295,7 @@ def test_arming_says_what_is_missing(rig: Rig) -> None:
 
 
 def test_a_first_command_far_away_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    rig = Rig(monkeypatch, guard=Guard())
+    rig = Rig(monkeypatch, guard=SafetyConfig())
     rig.policy = lambda observed: np.ones((HORIZON, 3))
     rig.loop.arm()
     tick = rig.until(0.5)
@@ -322,7 +322,7 @@ def test_the_emergency_stop_during_a_chunk(rig: Rig) -> None:
 
 
 def test_a_robot_that_does_not_follow_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
-    rig = Rig(monkeypatch, guard=Guard(tracking=0.1)).running(0.3)
+    rig = Rig(monkeypatch, guard=SafetyConfig(max_tracking_error=0.1)).running(0.3)
     rig.robot.stuck = True
     tick = rig.until(2.0)
     assert tick.state is State.HOLD and tick.reason.startswith(Reason.TRACKING)
@@ -330,7 +330,7 @@ def test_a_robot_that_does_not_follow_is_held(monkeypatch: pytest.MonkeyPatch) -
 
 def test_late_ticks_in_a_row_hold(rig: Rig) -> None:
     rig.running()
-    for _ in range(rig.spec.guard.overruns):
+    for _ in range(rig.spec.safety.max_overruns):
         rig.loop.note_overrun(1)
     assert rig.until(DT).reason == "overrun: 5 late ticks in a row"
     rig.loop.note_overrun(0)
@@ -338,8 +338,8 @@ def test_late_ticks_in_a_row_hold(rig: Rig) -> None:
 
 
 def test_strange_observations_hold(monkeypatch: pytest.MonkeyPatch) -> None:
-    gate = ObservationGate({"state": Familiar(np.full(3, -0.2), np.full(3, 0.2))})
-    rig = Rig(monkeypatch, parts=Parts(gate=gate)).running(0.2)
+    gate = ObservationGate({"state": ObservationRange(np.full(3, -0.2), np.full(3, 0.2))})
+    rig = Rig(monkeypatch, options=LoopOptions(gate=gate)).running(0.2)
     tick = rig.until(1.5)
     assert tick.state is State.HOLD and tick.reason.startswith("strange observation: state[")
     assert rig.loop.log.counts["gate"] >= 1
@@ -350,7 +350,7 @@ def test_strange_observations_hold(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_fall_back_moves_while_the_policy_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
     rig = Rig(monkeypatch)
-    rig.loop.parts.fallback = go_home(rig.spec.limits, np.zeros(3), speed=0.5)
+    rig.loop.options.fallback = go_home(rig.spec.limits, np.zeros(3), speed=0.5)
     rig.running(1.0)
     rig.policy = lambda observed: None
     rig.until(3.0)

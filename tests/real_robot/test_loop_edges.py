@@ -10,7 +10,7 @@ from rig import DT, HORIZON, Rig, follow_wave
 
 from robopolicy.deploy.safety.motion import go_home
 from robopolicy_robots.loop import REPEAT
-from robopolicy_robots.robot import Guard
+from robopolicy_robots.robot import SafetyConfig
 from robopolicy_robots.states import State
 
 
@@ -21,7 +21,9 @@ def rig(monkeypatch: pytest.MonkeyPatch) -> Rig:
 
 def driven_by_velocities(monkeypatch: pytest.MonkeyPatch, start: float, velocity: float, **guard: Any) -> Rig:
     """A robot at `start` [rad] whose policy wants `velocity` [rad/s] of every joint."""
-    rig = Rig(monkeypatch, lambda observed: np.full((HORIZON, 3), velocity), mode="velocity", guard=Guard(**guard))
+    rig = Rig(
+        monkeypatch, lambda observed: np.full((HORIZON, 3), velocity), mode="velocity", guard=SafetyConfig(**guard)
+    )
     rig.robot.position = np.full(3, start)
 
     def obey() -> None:
@@ -48,14 +50,16 @@ def test_velocities_are_sent_held_at_zero_and_stop_before_the_limit(monkeypatch:
 
 
 def test_a_velocity_is_neither_a_first_target_nor_a_place_to_be_away_from(monkeypatch: pytest.MonkeyPatch) -> None:
-    rig = driven_by_velocities(monkeypatch, start=-1.2, velocity=0.3, first_command=0.1, tracking=0.01).running(0.5)
+    rig = driven_by_velocities(
+        monkeypatch, start=-1.2, velocity=0.3, max_initial_error=0.1, max_tracking_error=0.01
+    ).running(0.5)
     rig.robot.position = rig.robot.position + 0.05  # pushed
     assert rig.until(0.5).state is State.RUN
 
 
 def test_a_dry_run_is_not_held_because_the_robot_does_not_follow(monkeypatch: pytest.MonkeyPatch) -> None:
-    rig = Rig(monkeypatch, guard=Guard(first_command=2.0, tracking=0.01))
-    rig.loop.parts.dry_run = True
+    rig = Rig(monkeypatch, guard=SafetyConfig(max_initial_error=2.0, max_tracking_error=0.01))
+    rig.loop.options.dry_run = True
     rig.policy = lambda observed: np.full((HORIZON, 3), 0.1)
     rig.running(0.3)
     assert rig.until(0.5).state is State.RUN and rig.robot.sent == 0 and not rig.robot.position.any()
@@ -116,7 +120,7 @@ def test_a_policy_has_to_answer_three_times_before_the_robot_is_armed(monkeypatc
 
 def test_a_publisher_that_is_away_for_a_moment_needs_no_operator(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     rig.running()
-    joints = rig.loop.intake.subscriptions["joints"]
+    joints = rig.loop.inputs.subscriptions["joints"]
     with monkeypatch.context() as away:
         away.setattr(joints, "_peers", lambda: ())
         assert rig.until(0.3).reason == "peer lost: 0 publishers of /joint_states"
@@ -133,12 +137,12 @@ def test_a_robot_that_takes_no_commands_is_not_armed_and_is_held(rig: Rig) -> No
     rig.loop.reset_estop()
     rig.loop.arm()
     assert rig.until(0.3).reason == "nobody takes /arm/joint_trajectory"
-    rig.loop.parts.dry_run = True  # which sends none
+    rig.loop.options.dry_run = True  # which sends none
     assert rig.until(0.3).state is State.RUN
 
 
 def test_the_fall_back_does_not_move_a_robot_that_is_not_seen(rig: Rig) -> None:
-    rig.loop.parts.fallback = go_home(rig.spec.limits, np.zeros(3), speed=0.5)
+    rig.loop.options.fallback = go_home(rig.spec.limits, np.zeros(3), speed=0.5)
     rig.running(1.0)
     rig.robot.silent = True
     rig.until(0.3)

@@ -17,13 +17,13 @@ from rig import DT, HORIZON, Embodiment, RobotSide, robot_spec
 
 from robopolicy.errors import UserError
 from robopolicy.spec import PolicySpec
-from robopolicy_robots.loop import ControlLoop, Parts
-from robopolicy_robots.pace import prioritise, unswept
-from robopolicy_robots.policy_runner import Answer, PolicyRunner
+from robopolicy_robots.loop import ControlLoop, LoopOptions
+from robopolicy_robots.policy_runner import InferenceResult, PolicyRunner
+from robopolicy_robots.rate import gc_frozen, set_realtime_priority
 from robopolicy_robots.states import State, Tick
 from robopolicy_robots.transports.loopback import LoopbackTransport
 
-SPEC = PolicySpec({"state": (3,)}, action_dim=3, horizon=HORIZON, execute=8)
+SPEC = PolicySpec({"state": (3,)}, action_dim=3, horizon=HORIZON, action_horizon=8)
 
 
 class Source:
@@ -42,7 +42,7 @@ class Source:
         self.closed.set()
 
 
-def answer_of(runner: PolicyRunner, seconds: float = 2.0) -> Answer | None:
+def answer_of(runner: PolicyRunner, seconds: float = 2.0) -> InferenceResult | None:
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         if (answer := runner.poll()) is not None:
@@ -106,7 +106,7 @@ class Live:
         spec = robot_spec(cameras=())
         self.robot, self.source = RobotSide(domain, spec), source or Source()
         self.ticks: list[Tick] = []
-        parts = Parts(on_tick=on_tick or self.ticks.append)
+        parts = LoopOptions(on_tick=on_tick or self.ticks.append)
         self.loop = ControlLoop(spec, LoopbackTransport(domain), Embodiment(), PolicyRunner(self.source), parts)
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._live, daemon=True)
@@ -130,7 +130,7 @@ def test_it_keeps_its_rate_and_skips_what_it_missed() -> None:
             time.sleep(5.5 * DT)
 
     with closing(Live(501)) as live:
-        live.loop.parts.on_tick = slow
+        live.loop.options.on_tick = slow
         live.loop.run(seconds=1.5)
     assert live.loop.state is State.STOPPED and live.source.closed.wait(1.0)
     assert live.loop.overruns >= 4
@@ -183,18 +183,18 @@ def test_exceptions_end_in_the_safe_stop(caplog: pytest.LogCaptureFixture) -> No
 
 def test_priorities_that_cannot_be_had_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match="from 1 to 99, got 100"):
-        prioritise(100)
+        set_realtime_priority(100)
 
     def refuse(*_: object) -> None:
         raise PermissionError("Operation not permitted")
 
     monkeypatch.setattr(os, "sched_setscheduler", refuse, raising=False)
     with pytest.raises(UserError, match="Real-time priority 40 is not permitted here: run as root"):
-        prioritise(40)
+        set_realtime_priority(40)
 
 
 def test_the_collector_passes_over_what_was_there_before() -> None:
     before = gc.get_freeze_count()
-    with unswept():
+    with gc_frozen():
         assert gc.get_freeze_count() > before
     assert gc.get_freeze_count() == 0 and gc.isenabled()

@@ -7,9 +7,9 @@ import pytest
 import torch
 from rig import Rig, wave
 
-from robopolicy.data.support import SupportConfig, SupportGate
-from robopolicy.deploy.safety.ood import SupportCheck, SupportCheckConfig
-from robopolicy_robots.loop import Parts
+from robopolicy.data.ood_detector import OODDetector, OODDetectorConfig
+from robopolicy.deploy.safety.ood import ActionOODCheck, ActionOODConfig
+from robopolicy_robots.loop import LoopOptions
 from robopolicy_robots.states import State
 
 
@@ -19,9 +19,9 @@ def test_actions_without_support_are_bent_and_then_hold(monkeypatch: pytest.Monk
     walk = np.stack([wave(t) for t in np.linspace(0.0, 0.8, 400)]).astype(np.float32)  # of a joint: 0 to 0.25 rad
     noise = np.random.default_rng(0).normal(0.0, 0.02, (400, 3)).astype(np.float32)
     points = torch.from_numpy(np.concatenate([walk, walk + noise], 1))
-    gate = SupportGate.fit(points, np.arange(400) % 10, SupportConfig(outside=0.0), ("state",))
-    check = SupportCheck(gate, SupportCheckConfig(response=response, patience=4))
-    rig = Rig(monkeypatch, parts=Parts(support=check)).running(0.2)
+    gate = OODDetector.fit(points, np.arange(400) % 10, OODDetectorConfig(outside=0.0), ("state",))
+    check = ActionOODCheck(gate, ActionOODConfig(response=response, max_consecutive=4))
+    rig = Rig(monkeypatch, options=LoopOptions(support=check)).running(0.2)
     tick = rig.until(1.5)
     assert tick.state is State.HOLD and tick.reason.startswith("action without support in the data: score")
     assert rig.loop.log.counts["support"] == (1 if response == "hold" else 4)

@@ -23,7 +23,7 @@ import pytest
 from children import Sway, bridge
 from networks import free_domain, free_port, until
 
-from robopolicy.deploy.client import ClientConfig, ServerSource
+from robopolicy.deploy.client import ClientConfig, ServerChunkPolicy
 from robopolicy_robots.messages import Header, JointState, Time
 from robopolicy_robots.robot import RobotSpec, load_robot
 from robopolicy_robots.simulated.client import Simulation, simulated
@@ -35,9 +35,9 @@ from robopolicy_robots.transports.faults import Faults, FaultTransport
 pytest.importorskip("cyclonedds", reason="needs robopolicy[ros]")
 pytestmark = pytest.mark.slow
 ROBOT = load_robot("sim_panda")
-STALE, TICKS, SLACK = ROBOT.guard.stale, 2 * ROBOT.dt, 0.25  # [s]
-HASTY = replace(ROBOT, guard=replace(ROBOT.guard, overruns=50))  # no hold because the machine is busy
-PATIENT = replace(HASTY, guard=replace(HASTY.guard, estop_after=10.0))  # where only the hold matters
+STALE, TICKS, SLACK = ROBOT.safety.max_age, 2 * ROBOT.dt, 0.25  # [s]
+HASTY = replace(ROBOT, guard=replace(ROBOT.safety, overruns=50))  # no hold because the machine is busy
+PATIENT = replace(HASTY, guard=replace(HASTY.safety, estop_after=10.0))  # where only the hold matters
 HERE = Path(__file__).parent
 
 
@@ -136,7 +136,7 @@ def test_a_dropped_transport_ends_in_an_emergency_stop_on_both_sides(robot: Any,
         bridge.transport.faults = Faults()
         assert ROBOT.command_timeout is not None and held <= ROBOT.command_timeout + TICKS + SLACK
         assert bridge.after(start, State.HOLD) <= STALE + TICKS + SLACK
-        assert bridge.after(start, State.ESTOP) <= ROBOT.guard.estop_after + TICKS + SLACK
+        assert bridge.after(start, State.ESTOP) <= ROBOT.safety.estop_after + TICKS + SLACK
         time.sleep(0.3)
         assert bridge.loop.state is State.ESTOP  # messages are back, and it stays where it is
         bridge.loop.reset_estop()
@@ -167,7 +167,7 @@ def test_a_policy_server_that_is_killed_holds_and_its_return_goes_on(robot: Any,
     domain, _ = robot
     port = free_port()
     with child("server", str(port)) as server:
-        source = ServerSource(f"ws://127.0.0.1:{port}", ClientConfig(timeout=1.0, patience=30.0))
+        source = ServerChunkPolicy(f"ws://127.0.0.1:{port}", ClientConfig(timeout=1.0, reconnect_timeout=30.0))
         with driving(domain, source=source) as bridge:
             start = time.monotonic()
             server.kill()
@@ -214,9 +214,9 @@ def test_a_robot_that_is_killed_and_restarted_needs_arming(caplog: Any, monkeypa
         process.kill()
         bridge.reach(State.ESTOP)
         assert bridge.after(start, State.HOLD) <= STALE + TICKS + SLACK
-        assert bridge.after(start, State.ESTOP) <= ROBOT.guard.estop_after + TICKS + SLACK
+        assert bridge.after(start, State.ESTOP) <= ROBOT.safety.estop_after + TICKS + SLACK
         with simulated(words):
-            until(lambda: bridge.loop.intake.state, 20.0)
+            until(lambda: bridge.loop.inputs.state, 20.0)
             time.sleep(0.3)
             assert bridge.loop.state is State.ESTOP  # a new publisher alone moves nothing
             bridge.loop.reset_estop()

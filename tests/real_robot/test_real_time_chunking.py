@@ -20,10 +20,10 @@ from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.registry import POLICIES
 from robopolicy.sim.registry import SimOptions, make_sim
 from robopolicy.training.checkpoint import save_checkpoint
-from robopolicy_robots import deploy_verb
+from robopolicy_robots import cli as deploy_cli
 
 pytest.importorskip("onnxruntime", reason="needs robopolicy[onnx]")
-SPEC = PolicySpec({"state": (len(NAMES),)}, action_dim=5, horizon=8, execute=4)
+SPEC = PolicySpec({"state": (len(NAMES),)}, action_dim=5, horizon=8, action_horizon=4)
 
 
 def demonstrations() -> tuple[np.ndarray, np.ndarray]:
@@ -84,8 +84,19 @@ class Slow:
 def test_a_trained_policy_continues_what_is_being_played(monkeypatch: Any, tmp_path: Path) -> None:
     train(tmp_path / "checkpoint")
     assert cli.main(["export", str(tmp_path / "checkpoint"), "--out", str(tmp_path / "bundle"), "--rtc"]) == 0
-    monkeypatch.setitem(COMMANDS._rows, "deploy", deploy_verb.COMMAND)
-    words = ["deploy", "--robot", "sim_panda", "--task", "lift", "--transport", "loopback", "--plain", "--join", "rtc"]
+    monkeypatch.setitem(COMMANDS._rows, "deploy", deploy_cli.COMMAND)
+    words = [
+        "deploy",
+        "--robot",
+        "sim_panda",
+        "--task",
+        "lift",
+        "--transport",
+        "loopback",
+        "--no-tui",
+        "--chunk-blending",
+        "rtc",
+    ]
     words += ["--policy", str(tmp_path / "bundle"), "--domain", str(100 + os.getpid() % 100)]
     assert cli.main([*words, "--check"]) == 0
     source = Slow(tmp_path / "bundle", 0.06)  # longer than an action, so at least one is committed

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from robopolicy.deploy.safety.filter import FilterState, Measured, SafetyFilter
+from robopolicy.deploy.safety.filter import FilterState, JointMeasurement, SafetyFilter
 from robopolicy.deploy.safety.motion import JointLimits
 from robopolicy.errors import UserError
 from robopolicy_robots.filter_log import TOPIC, RecordedFilter, refilter
@@ -120,7 +120,7 @@ def test_messages_that_come_too_fast_are_counted_and_never_waited_for(tmp_path, 
     assert len(list(read(tmp_path / "x.mcap"))) == 50 - recorder.left_out
     recorder.close()  # says it once
     assert [r.getMessage() for r in caplog.records] == [
-        f"{tmp_path / 'x.mcap'} lacks {recorder.left_out} messages, which came faster than the disk takes them"
+        f"{tmp_path / 'x.mcap'} lacks {recorder.left_out} messages, which came faster than the disk writes"
     ]
 
 
@@ -153,7 +153,7 @@ def test_a_recorded_run_gives_the_same_commands_when_it_is_filtered_again(tmp_pa
         safety = RecordedFilter(LIMITS, recorder=recorder)
         state = FilterState.at_rest(np.array([0.1, 0.02]))
         for tick in range(200):
-            measured = Measured(tick * dt, state.motion.position, np.full(2, np.nan), np.full(2, np.nan))
+            measured = JointMeasurement(tick * dt, state.motion.position, np.full(2, np.nan), np.full(2, np.nan))
             if tick % 50 == 49:
                 _, state = safety.hold(state, dt)
             else:

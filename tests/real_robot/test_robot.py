@@ -16,8 +16,8 @@ MINIMAL = """
 name: one
 joints:
   - {name: hinge, low: -1, high: 1, velocity: 2}
-state: {topic: /joint_states, kind: sensor_msgs/msg/JointState}
-command: {topic: /commands, kind: std_msgs/msg/Float64MultiArray}
+state: {topic: /joint_states, type: sensor_msgs/msg/JointState}
+command: {topic: /commands, type: std_msgs/msg/Float64MultiArray}
 """
 
 
@@ -87,7 +87,7 @@ def test_known_limits_of_the_others() -> None:
 
 def test_defaults_and_sources(tmp_path: Path) -> None:
     cameras = "cameras:\n  - {name: front, topic: /front, height: 48, width: 64}\n"
-    sources = "sources:\n  imu: {topic: /imu, kind: sensor_msgs/msg/Imu}\nguard: {stale: 0.2}\n"
+    sources = "sources:\n  imu: {topic: /imu, type: sensor_msgs/msg/Imu}\nsafety: {max_age: 0.2}\n"
     robot = load_robot(written(tmp_path, MINIMAL + cameras + sources))
     assert robot.dt == 0.02 and robot.command_timeout is None and robot.estop.qos == "latched"
     assert robot.limits.jerk.tolist() == [np.inf]
@@ -119,15 +119,31 @@ def test_defaults_and_sources(tmp_path: Path) -> None:
         ("msg/JointState", "msg/JointStat", "Unknown message type 'sensor_msgs/msg/JointStat'. Did you mean"),
         ("std_msgs/msg/Float64MultiArray", "std_msgs/msg/Bool", "command must be one of"),
         ("name: one", "name: [", "Cannot read the robot .*mine.yaml"),
-        ("name: one", "name: one\nguard: {margin: 0.6}", "needs 0 <= margin < 0.5"),
-        ("name: one", "name: one\nguard: {stale: .nan}", "guard: stale must be a positive number, got nan"),
-        ("name: one", "name: one\nguard: {estop_after: .inf}", "guard: estop_after must be a positive number, got inf"),
-        ("name: one", "name: one\nguard: {tracking: .nan}", "guard: tracking must be a positive number, got nan"),
-        ("name: one", "name: one\nguard: {first_command: -1}", "guard: first_command must be a positive number"),
-        ("name: one", "name: one\nguard: {window: 100}", "guard: window must be at most 60 s"),
-        ("name: one", "name: one\nguard: {saturation: 2}", r"guard: saturation must lie in \(0, 1\]"),
-        ("name: one", "name: one\nguard: {overruns: 0}", "guard: overruns must be at least 1"),
-        ("name: one", "name: one\nguard: {heartbeat: .nan}", "guard: heartbeat must be 0"),
+        ("name: one", "name: one\nsafety: {margin: 0.6}", "needs 0 <= margin < 0.5"),
+        ("name: one", "name: one\nsafety: {max_age: .nan}", "safety: max_age must be a positive number, got nan"),
+        (
+            "name: one",
+            "name: one\nsafety: {estop_after: .inf}",
+            "safety: estop_after must be a positive number, got inf",
+        ),
+        (
+            "name: one",
+            "name: one\nsafety: {max_tracking_error: .nan}",
+            "safety: max_tracking_error must be a positive number, got nan",
+        ),
+        (
+            "name: one",
+            "name: one\nsafety: {max_initial_error: -1}",
+            "safety: max_initial_error must be a positive number",
+        ),
+        ("name: one", "name: one\nsafety: {window: 100}", "safety: window must be at most 60 s"),
+        (
+            "name: one",
+            "name: one\nsafety: {max_limited_fraction: 2}",
+            r"safety: max_limited_fraction must lie in \(0, 1\]",
+        ),
+        ("name: one", "name: one\nsafety: {max_overruns: 0}", "safety: max_overruns must be at least 1"),
+        ("name: one", "name: one\nsafety: {heartbeat_timeout: .nan}", "safety: heartbeat_timeout must be 0"),
         ("name: one", "name: one\ndomain: 233", r"domain must lie in \[0, 232\], got 233"),
         ("name: one", "name: one\ncommand_timeout: .inf", "and finite, got inf"),
         ("low: -1", "low: .nan", "Limits of joint 'hinge': 'position_low' must be a number, got nan"),
@@ -147,21 +163,21 @@ def test_defaults_and_sources(tmp_path: Path) -> None:
         ("/commands", "/joint_states", "joints and command must be different topics"),
         (
             "name: one",
-            "name: one\nestop: {topic: /commands, kind: std_msgs/msg/Bool}",
+            "name: one\nestop: {topic: /commands, type: std_msgs/msg/Bool}",
             "estop and command must be diff",
         ),
-        ("name: one", "name: one\nestop: {topic: /stop, kind: std_msgs/msg/String}", "estop must be of type std_msgs"),
-        ("name: one", "name: one\nsources: {image.a: {topic: /a, kind: sensor_msgs/msg/Imu}}", "belongs under cameras"),
+        ("name: one", "name: one\nestop: {topic: /stop, type: std_msgs/msg/String}", "estop must be of type std_msgs"),
+        ("name: one", "name: one\nsources: {image.a: {topic: /a, type: sensor_msgs/msg/Imu}}", "belongs under cameras"),
         ("name: one", "name: one\ncameras: [{name: a, topic: /a, height: 0, width: 4}]", "at least one pixel"),
         (
             "name: one",
-            "name: one\ncameras: [{name: a, topic: /a, height: 4, width: 4, kind: std_msgs/msg/Bool}]",
+            "name: one\ncameras: [{name: a, topic: /a, height: 4, width: 4, type: std_msgs/msg/Bool}]",
             "Camera 'a': kind must be one of",
         ),
         (
             "name: one",
             "name: one\ncameras:" + 2 * "\n- {name: a, topic: /a, height: 4, width: 4}",
-            "each camera needs a name of its own",
+            "each camera needs a unique name",
         ),
         (MINIMAL, "- 1", "mine.yaml must be a mapping, found list"),
     ],

@@ -8,7 +8,7 @@ import pytest
 from robopolicy.errors import UserError
 from robopolicy.sim.backends.mujoco.backend import MujocoSim
 from robopolicy_robots.messages import JointState, Time
-from robopolicy_robots.simulated.robot import Imperfections, SimulatedRobot
+from robopolicy_robots.simulated.robot import SensorNoise, SimulatedRobot
 from robopolicy_robots.task_embodiment import TaskEmbodiment
 from robopolicy_robots.transports.base import Received
 from robopolicy_tasks.manipulation.experts import LiftExpert
@@ -76,7 +76,7 @@ def test_without_commands_the_robot_holds_within_its_timeout():
 def test_commands_reach_the_motors_late():
     positions = {}
     for delay in (0.0, 0.03):
-        robot = SimulatedRobot(Lift(), period=0.01, imperfections=Imperfections(delay=delay))
+        robot = SimulatedRobot(Lift(), period=0.01, sensor_noise=SensorNoise(delay=delay))
         robot.reset(0)
         start = robot.messages(Time())["joints"].position[0]
         robot.command(("joint1",), np.array([start + 0.5]))
@@ -91,7 +91,7 @@ def test_commands_reach_the_motors_late():
 def test_noise_and_encoders_change_what_is_measured_only():
     step = 2e-3
     robot = SimulatedRobot(
-        Lift(), imperfections=Imperfections(encoder_step=step, velocity_noise=0.1, pose_noise=0.01, position_noise=1e-3)
+        Lift(), sensor_noise=SensorNoise(encoder_step=step, velocity_noise=0.1, pose_noise=0.01, position_noise=1e-3)
     )
     exact = SimulatedRobot(Lift())
     noisy: list[JointState] = [robot.messages(Time())["joints"] for _ in range(400)]
@@ -102,7 +102,7 @@ def test_noise_and_encoders_change_what_is_measured_only():
     assert np.std([message.velocity for message in noisy]) == pytest.approx(0.1, rel=0.1)
     cubes = np.array([robot.messages(Time())["object.cube"].pose.position.x for _ in range(400)])
     assert cubes.std() == pytest.approx(0.01, rel=0.15)
-    again = SimulatedRobot(Lift(), imperfections=robot.imperfections)
+    again = SimulatedRobot(Lift(), sensor_noise=robot.sensor_noise)
     np.testing.assert_array_equal(again.messages(Time())["joints"].velocity, noisy[0].velocity)
 
 
@@ -111,7 +111,7 @@ def test_what_is_no_command_of_this_robot_is_refused():
     for joints, targets in ((("elbow",), [0.0]), (("joint1",), [np.nan]), (("joint1",), [0.0, 1.0])):
         with pytest.raises(UserError, match="Not a command"):
             robot.command(joints, np.array(targets))
-    with pytest.raises(UserError, match="no multiple"):
+    with pytest.raises(UserError, match="not a multiple"):
         SimulatedRobot(Lift(), period=0.012)
     with pytest.raises(UserError, match="delay"):
-        Imperfections(delay=-1.0)
+        SensorNoise(delay=-1.0)

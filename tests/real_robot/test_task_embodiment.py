@@ -9,9 +9,9 @@ import torch
 from robopolicy.errors import UserError
 from robopolicy.sim.backends.mujoco.backend import MujocoSim
 from robopolicy_robots.messages import JointState, PoseStamped, Time
+from robopolicy_robots.mujoco_topics import MujocoTopics
 from robopolicy_robots.task_embodiment import TaskEmbodiment
 from robopolicy_robots.transports.base import Received
-from robopolicy_robots.wiring import Wiring
 from robopolicy_tasks.manipulation.drawer import Drawer
 from robopolicy_tasks.manipulation.experts import DrawerExpert, LiftExpert, PickPlaceExpert
 from robopolicy_tasks.manipulation.lift import Lift
@@ -23,7 +23,7 @@ def received(messages):
     return {key: Received(message, 0.0, None, "robot", 1) for key, message in messages.items()}
 
 
-def measured(sim: MujocoSim, wiring: Wiring):
+def measured(sim: MujocoSim, wiring: MujocoTopics):
     state = sim.state()
     return received(wiring.messages(state.qpos[0], state.qvel[0], Time(1, 0)))
 
@@ -33,9 +33,9 @@ def test_messages_give_the_observations_and_commands_of_the_simulator(kind: type
     sim, play = MujocoSim(kind(), 1), expert()
     embodiment = TaskEmbodiment(kind(), prefix="panda_")
     obs, success, steps = sim.reset(7), False, 0
-    embodiment.start(measured(sim, embodiment.wiring))
+    embodiment.start(measured(sim, embodiment.topics))
     while True:
-        state = measured(sim, embodiment.wiring)
+        state = measured(sim, embodiment.topics)
         seen = embodiment.observe(state)
         assert seen.keys() == obs.keys()
         for key, value in seen.items():
@@ -43,7 +43,7 @@ def test_messages_give_the_observations_and_commands_of_the_simulator(kind: type
         action = play(sim, obs)
         targets = embodiment.command(action[0].numpy(), state)
         step = sim.step(action)
-        np.testing.assert_array_equal(targets, sim.engine._control[0, 0, embodiment.wiring.actuators])
+        np.testing.assert_array_equal(targets, sim.engine._control[0, 0, embodiment.topics.actuators])
         obs, steps = step.obs, steps + 1
         if bool(step.done[0]):
             success = bool(step.info["success"][0])
@@ -55,7 +55,7 @@ def test_joints_are_found_by_name_whatever_their_order_and_company():
     embodiment = TaskEmbodiment(Lift(), "panda_")
     sim = MujocoSim(embodiment.task, 1)
     sim.reset(3)
-    state = measured(sim, embodiment.wiring)
+    state = measured(sim, embodiment.topics)
     joints = state["joints"].message
     order = np.random.default_rng(0).permutation(len(joints.name))
     shuffled = JointState(
@@ -74,7 +74,7 @@ def test_what_is_missing_is_named():
     embodiment = TaskEmbodiment(Lift(), "panda_")
     sim = MujocoSim(embodiment.task, 1)
     sim.reset(0)
-    state = measured(sim, embodiment.wiring)
+    state = measured(sim, embodiment.topics)
     with pytest.raises(UserError, match=r"object\.cube"):
         embodiment.start({"joints": state["joints"]})
     joints = state["joints"].message
@@ -87,7 +87,7 @@ def test_a_bad_action_is_refused_and_changes_nothing():
     embodiment = TaskEmbodiment(Lift(), "panda_")
     sim = MujocoSim(embodiment.task, 1)
     sim.reset(0)
-    state = measured(sim, embodiment.wiring)
+    state = measured(sim, embodiment.topics)
     embodiment.start(state)
     before = embodiment.observe(state)["state"]
     for action in (np.array([0, 0, np.nan, 0, 0]), np.zeros(4)):
@@ -109,7 +109,7 @@ def test_an_action_beyond_the_bounds_counts_as_the_bound():
     embodiments = [TaskEmbodiment(Lift(), "panda_") for _ in range(2)]
     sim = MujocoSim(Lift(), 1)
     sim.reset(0)
-    state = measured(sim, embodiments[0].wiring)
+    state = measured(sim, embodiments[0].topics)
     for embodiment in embodiments:
         embodiment.start(state)
     wild = embodiments[0].command(torch.full((5,), 7.0).numpy(), state)

@@ -9,7 +9,7 @@ from playground import Playground
 from robopolicy.core.advantage import outcome
 from robopolicy.errors import UserError
 from robopolicy.text.rollouts.protocols import Task, able, degenerate
-from robopolicy.text.rollouts.trajectories import from_plain, groups_of, stack, to_plain
+from robopolicy.text.rollouts.trajectories import from_dict, groups_of, stack, to_dict
 from robopolicy.training.resume import load_tree, save_tree
 
 
@@ -55,8 +55,8 @@ def test_behaviour_of_fresh_rows_is_their_own(world):
 
 def test_checkpoints_keep_attempts(world, tmp_path):
     attempt = world.play([world.hint(Task(1, temperature=0.5), "plan", 0.5)])[0]
-    save_tree(tmp_path, to_plain(attempt))
-    back = from_plain(load_tree(tmp_path))
+    save_tree(tmp_path, to_dict(attempt))
+    back = from_dict(load_tree(tmp_path))
     assert back.task == attempt.task and back.reward == attempt.reward and back.metrics == attempt.metrics
     assert torch.equal(stack([back]).logp_old, stack([attempt]).logp_old)
     assert torch.equal(back.decisions.extra["symbols"], attempt.decisions.extra["symbols"])

@@ -14,9 +14,14 @@ from robopolicy.text.rollouts.protocols import Pool
 GRPO = {
     "title": "grpo",
     "advantage": [
-        {"name": "baseline", "kind": "mean", "scope": {"partition": "group", "per": "trajectory"}, "lone": "zero"}
+        {
+            "name": "baseline",
+            "kind": "mean",
+            "scope": {"partition": "group", "reduce_over": "trajectory"},
+            "singleton": "zero",
+        }
     ],
-    "estimator": {"surrogate": "pg"},
+    "estimator": {"surrogate": "policy_gradient"},
 }
 EVERYTHING = {
     "sampler": {"name": "uncertain"},
@@ -33,7 +38,7 @@ def collector(world: Playground, plain=(), size: int = 4) -> Collector:
 
 def learn(world: Playground, side: Collector, groups: int = 3) -> list[float]:
     """One update of REINFORCE with a baseline; the rewards that were played."""
-    recipe = Recipe.from_plain(GRPO)
+    recipe = Recipe.from_dict(GRPO)
     batch = side.collect(groups)
     advantage = recipe.advantage(batch.decisions)
     loss, _ = recipe.loss(batch.decisions, advantage, world.scored(batch.attempts))
@@ -91,7 +96,7 @@ def test_rewards_that_are_no_numbers_are_reported(world):
     world.play = faulty
     batch = collector(world).collect(4)
     assert batch.lost == [2, 2] and len(batch.attempts) == 14
-    assert bool(batch.decisions.need("reward").isfinite().all())
+    assert bool(batch.decisions.require("reward").isfinite().all())
 
 
 def test_the_advantage_is_that_of_decisions(world):

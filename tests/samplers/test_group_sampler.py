@@ -18,9 +18,9 @@ from robopolicy.sim.contract import SimSpec
 from robopolicy.sim.registry import SimOptions, make_sim
 
 
-def group_sampler(num_envs: int = 12, group_size: int = 4, execute: int = 3, seed: int = 100) -> GroupSampler:
+def group_sampler(num_envs: int = 12, group_size: int = 4, action_horizon: int = 3, seed: int = 100) -> GroupSampler:
     sim = make_sim("toy/point_mass", SimOptions(num_envs=num_envs, reward="shaped"))
-    return GroupSampler(ChunkedSim(sim, execute=execute, obs_horizon=2), group_size=group_size, seed=seed)
+    return GroupSampler(ChunkedSim(sim, action_horizon=action_horizon, obs_horizon=2), group_size=group_size, seed=seed)
 
 
 def towards_goal(obs: dict[str, torch.Tensor], *, generator: Any = None) -> Sample:
@@ -57,9 +57,9 @@ def test_every_episode_is_recorded_once_and_whole() -> None:
     assert done.sum(0).tolist() == [1] * 12
     for n in range(12):
         end = int(done[:, n].nonzero())
-        assert rollout.played[:, n].tolist() == [t <= end for t in range(len(done))]
+        assert rollout.valid[:, n].tolist() == [t <= end for t in range(len(done))]
         assert not bool(rollout.reward[end + 1 :, n].any()) and not bool(rollout.steps[end + 1 :, n].any())
-    assert bool(rollout.terminated.any()) and not bool(rollout.played.all())
+    assert bool(rollout.terminated.any()) and not bool(rollout.valid.all())
     torch.testing.assert_close(rollout.returns, rollout.reward.sum(0))
     assert len(rollout.final_obs["state"]) == int((rollout.truncated & ~rollout.terminated).sum())
 
@@ -68,10 +68,10 @@ def test_an_episode_is_the_one_a_lone_environment_plays() -> None:
     rollout = collect(group_sampler())
     for n in (2, 9):
         alone = make_sim("toy/point_mass", SimOptions(num_envs=1, reward="shaped"))
-        sim = ChunkedSim(alone, execute=3, obs_horizon=2)
+        sim = ChunkedSim(alone, action_horizon=3, obs_horizon=2)
         obs, total = sim.reset(100 + n // 4), 0.0
         generator = torch.Generator().manual_seed(100)
-        for t in range(int(rollout.played[:, n].sum())):
+        for t in range(int(rollout.valid[:, n].sum())):
             torch.testing.assert_close(obs["state"][0], rollout.obs["state"][t, n])
             batch = {"state": rollout.obs["state"][t]}
             step = sim.step(towards_goal(batch, generator=generator).chunk[n : n + 1])

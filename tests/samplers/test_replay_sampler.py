@@ -48,7 +48,7 @@ def act(obs: dict[str, Tensor], *, generator: Any = None) -> Sample:
 
 def sampler(sim: PointMassSim | None = None, seed: int = 3) -> ReplaySampler:
     sim = sim or PointMassSim(SimOptions(num_envs=ENVS))
-    chunked = ChunkedSim(sim, execute=EXECUTE, obs_horizon=2)
+    chunked = ChunkedSim(sim, action_horizon=EXECUTE, obs_horizon=2)
     return ReplaySampler(chunked, Replay(ENVS * 400, ENVS, gamma=0.9), seed=seed)
 
 

@@ -54,12 +54,12 @@ def value(obs: dict[str, Tensor]) -> Tensor:
 
 
 def test_a_chunk_stops_where_its_episode_ends_and_reports_the_executed_steps() -> None:
-    chunked = ChunkedSim(CountSim([2, 5, 4], [True, True, False]), execute=3, gamma=0.5)
+    chunked = ChunkedSim(CountSim([2, 5, 4], [True, True, False]), action_horizon=3, gamma=0.5)
     chunked.reset()
     first = chunked.step(torch.zeros(3, 3, 1))
     assert first.steps.tolist() == [2, 3, 3]
     assert first.reward.tolist() == [1 + 0.5 * 2, 1 + 0.5 * 2 + 0.25 * 3, 1 + 0.5 * 2 + 0.25 * 3]
-    assert first.earned.tolist() == [1 + 2, 1 + 2 + 3, 1 + 2 + 3]
+    assert first.undiscounted.tolist() == [1 + 2, 1 + 2 + 3, 1 + 2 + 3]
     assert first.terminated.tolist() == [True, False, False]
     assert first.obs["state"].flatten().tolist() == [0, 3, 3]  # the first row waits at its next episode's start
     assert first.final_obs["state"].flatten().tolist() == [2, 3, 3]
@@ -72,7 +72,7 @@ def test_a_chunk_stops_where_its_episode_ends_and_reports_the_executed_steps() -
 
 
 def test_history_repeats_the_first_observation_of_each_episode() -> None:
-    chunked = ChunkedSim(CountSim([3, 9], [True, True]), execute=2, obs_horizon=3)
+    chunked = ChunkedSim(CountSim([3, 9], [True, True]), action_horizon=2, obs_horizon=3)
     assert chunked.reset()["state"][:, :, 0].tolist() == [[0, 0, 0], [0, 0, 0]]
     assert chunked.step(torch.zeros(2, 2, 1)).obs["state"][:, :, 0].tolist() == [[0, 1, 2], [0, 1, 2]]
     step = chunked.step(torch.zeros(2, 2, 1))
@@ -84,7 +84,7 @@ def test_history_repeats_the_first_observation_of_each_episode() -> None:
 def test_advantages_through_termination_truncation_and_early_ends_equal_hand_computed_numbers(unit: str) -> None:
     gamma, lam = 0.5, 0.8
     inner = gamma if unit == "step" else 1.0
-    chunked = ChunkedSim(CountSim([2, 4, 9], [True, False, True]), execute=3, gamma=inner)
+    chunked = ChunkedSim(CountSim([2, 4, 9], [True, False, True]), action_horizon=3, gamma=inner)
     rollout = RolloutSampler(chunked, decisions=2).collect(play)
     rows = compute_advantages(rollout, value, gamma=gamma, gae_lambda=lam, discount_unit=unit)
     advantage = rows.advantage.view(2, 3)
@@ -111,7 +111,7 @@ def test_an_episode_that_terminates_at_its_time_limit_bootstraps_from_nothing() 
             step = super().step(action, active)
             return replace(step, truncated=step.terminated | step.truncated)
 
-    rollout = RolloutSampler(ChunkedSim(BothSim([2, 4], [True, False]), execute=2), decisions=2).collect(play)
+    rollout = RolloutSampler(ChunkedSim(BothSim([2, 4], [True, False]), action_horizon=2), decisions=2).collect(play)
     assert rollout.truncated.tolist() == [[True, False], [True, True]]
     assert rollout.final_obs["state"].flatten().tolist() == [4]  # of the one that is truncated alone
     rows = compute_advantages(rollout, value, gamma=1.0, gae_lambda=0.0)
@@ -127,7 +127,7 @@ def test_a_resumed_sampler_collects_what_the_uninterrupted_one_would() -> None:
 
     def sampler() -> RolloutSampler:
         sim = make_sim("toy/point_mass", SimOptions(num_envs=3))
-        return RolloutSampler(ChunkedSim(sim, execute=2, obs_horizon=2), decisions=30, seed=4)
+        return RolloutSampler(ChunkedSim(sim, action_horizon=2, obs_horizon=2), decisions=30, seed=4)
 
     straight = sampler()
     straight.collect(act)
@@ -142,7 +142,7 @@ def test_a_resumed_sampler_collects_what_the_uninterrupted_one_would() -> None:
 
 
 def test_the_return_of_an_episode_is_reported_without_discount() -> None:
-    sampler = RolloutSampler(ChunkedSim(CountSim([2, 5], [True, True]), execute=3, gamma=0.5), decisions=2)
+    sampler = RolloutSampler(ChunkedSim(CountSim([2, 5], [True, True]), action_horizon=3, gamma=0.5), decisions=2)
     sampler.collect(play)
     stats = sampler.episode_stats()  # two episodes of 1 + 2 and one of 1 + 2 + 3 + 4 + 5
     assert (stats["rollout/episodes"], stats["rollout/return"]) == (3, (3 + 3 + 15) / 3)
@@ -157,7 +157,7 @@ class Judged(CountSim):
 
 
 def test_a_success_told_once_in_a_chunk_is_known_at_its_end() -> None:
-    chunked = ChunkedSim(Judged([1, 4], [True, True]), execute=2)
+    chunked = ChunkedSim(Judged([1, 4], [True, True]), action_horizon=2)
     chunked.reset()
     assert chunked.step(torch.zeros(2, 2, 1)).info["success"].tolist() == [True, False]
     assert chunked.step(torch.zeros(2, 2, 1)).info["success"].tolist() == [True, True]

@@ -33,7 +33,7 @@ def collector(world: Playground) -> Collector:
 
 def learn(logits: torch.Tensor, side: Collector, groups, judge: Playground) -> tuple[torch.Tensor, list[int]]:
     """An update of the learner's own table; versions of what it learned from."""
-    recipe, batch = Recipe.from_plain(RECIPE), side.batch(groups)
+    recipe, batch = Recipe.from_dict(RECIPE), side.batch(groups)
     judge.logits = logits.detach().clone().requires_grad_()
     advantage = recipe.advantage(batch.decisions)
     loss, _ = recipe.loss(batch.decisions, advantage, judge.scored(batch.attempts))

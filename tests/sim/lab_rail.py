@@ -1,4 +1,4 @@
-"""A rail whose every number can be worked out by hand, in the shape of each environment that `LabSim` takes.
+"""A rail whose every number can be worked out by hand, in the shape of each environment that `IsaacStyleSim` takes.
 
 x += action; the reward is x; x > 5 terminates, the fourth step truncates. The k-th restart of a row begins at 0.01 k.
 

@@ -14,7 +14,7 @@ import gymnasium
 import mujoco
 import numpy as np
 
-from robopolicy.sim.backends.mujoco.task import Array, BatchState, Initial, MujocoTask, Outcome, namespace
+from robopolicy.sim.backends.mujoco.task import Array, BatchState, MujocoTask, ResetState, StepResult, namespace
 from robopolicy.sim.contract import TensorSpec
 
 XML = """
@@ -49,17 +49,17 @@ class Slider(MujocoTask):
         self.action_low, self.action_high = np.array([-1.0]), np.array([1.0])
         self.observation = {"state": TensorSpec((3,), names=("x [m]", "v [m/s]", "steps seen"))}
 
-    def initial(self, rng: np.random.Generator) -> Initial:
+    def initial(self, rng: np.random.Generator) -> ResetState:
         qpos = rng.uniform(-self.noise, self.noise, 1)
-        return Initial(qpos, np.zeros(1), {"steps_seen": 0.0})
+        return ResetState(qpos, np.zeros(1), {"steps_seen": 0.0})
 
     def control(self, action: Array, state: BatchState) -> Array:
         state.memory["steps_seen"][:] += 1  # type: ignore[operator]
         return action
 
-    def outcome(self, before: BatchState, action: Array, after: BatchState) -> Outcome:
+    def outcome(self, before: BatchState, action: Array, after: BatchState) -> StepResult:
         x = after.qpos[:, 0]
-        return Outcome(1.0 * x, x > 5, {"success": x > 5})
+        return StepResult(1.0 * x, x > 5, {"success": x > 5})
 
     def observe(self, state: BatchState) -> dict[str, Array]:
         parts = [state.qpos[:, 0], state.qvel[:, 0], state.memory["steps_seen"]]

@@ -74,7 +74,7 @@ def test_rows_that_are_not_active_stand_still(make: Callable[[int], VectorSim]) 
 
 
 def test_chunks_end_with_the_episode_and_discount_what_was_played(make: Callable[[int], VectorSim]) -> None:
-    sim = ChunkedSim(make(5), execute=4, obs_horizon=2, gamma=0.5)
+    sim = ChunkedSim(make(5), action_horizon=4, obs_horizon=2, gamma=0.5)
     sim.reset(0)
     step = sim.step(ACTIONS[:, None].expand(-1, 4, -1))
     assert step.steps.tolist() == [3, 4, 4, 4, 4]

@@ -82,7 +82,7 @@ def test_policies_that_see_images_of_a_task_by_id_are_played_in_it(registered: A
     for seen in (shapes, {"image.top": (3, 6, 8)}):
         sim = make_sim(name, SimOptions(num_envs=1, **observation_options([seen])))
         assert sim.reset(0)["image.top"].shape == (1, 3, 6, 8)
-    with pytest.raises(UserError, match="brings its own observations and cannot add cameras"):
+    with pytest.raises(UserError, match="has fixed observations and cannot add cameras"):
         make_sim(name, SimOptions(num_envs=1, **observation_options([{"image.front": (3, 6, 8)}])))
 
 
@@ -102,7 +102,7 @@ def test_entries_without_numbers_are_left_out_and_nothing_at_all_is_refused() ->
     sim = GymnasiumSim(foreign(observation_space=space, shown={"state": np.ones(2), "empty": np.ones(0)}), 1)
     assert list(sim.reset(0)) == ["state"]
     for empty in (spaces.Dict({}), spaces.Box(-1, 1, (0,))):
-        with pytest.raises(UserError, match="shows nothing"):
+        with pytest.raises(UserError, match="has no usable observation"):
             GymnasiumSim(foreign(observation_space=empty), 1)
     with pytest.raises(UserError, match="no actions"):
         GymnasiumSim(foreign(action_space=spaces.Box(-1, 1, (0,))), 1)
@@ -190,8 +190,8 @@ def test_the_largest_action_lies_in_the_space_of_the_environment(kind: Any) -> N
     ("frame", "lesson"),
     [
         (None, "has no 'rgb_array' rendering"),
-        (np.zeros((5, 5), np.uint8), r"must draw uint8 \(height, width, 3\) and draws ndarray \(5, 5\)"),
-        (np.zeros((5, 5, 3)), "must draw uint8"),
+        (np.zeros((5, 5), np.uint8), r"must render uint8 \(height, width, 3\) and renders ndarray \(5, 5\)"),
+        (np.zeros((5, 5, 3)), "must render uint8"),
         ([np.zeros((5, 5, 3), np.uint8)], r"draws list \(1, 5, 5, 3\)"),
         ("a picture in words", "draws str"),
     ],
@@ -267,7 +267,7 @@ def test_parts_of_the_reward_that_an_environment_reports_now_and_then_are_0_othe
         bonus = {"reward_bonus": 2.0, "reward_note": "two"} if self.count == 2 else {}
         return self.shown, 1.0 + 2.0 * bool(bonus), False, False, bonus
 
-    sim = ChunkedSim(GymnasiumSim(foreign(step=step), 1), execute=3)
+    sim = ChunkedSim(GymnasiumSim(foreign(step=step), 1), action_horizon=3)
     sim.reset(0)
     chunks = [sim.step(torch.zeros(1, 3, 1)) for _ in range(2)]
     assert [float(step.info["reward.bonus"]) for step in chunks] == [2.0, 0.0]

@@ -8,7 +8,7 @@ import torch
 from cartpole_usd import write_assets
 
 from robopolicy.errors import UserError
-from robopolicy.sim.backends.isaac_style import LabSim
+from robopolicy.sim.backends.isaac_style import IsaacStyleSim
 from robopolicy.sim.checker import check_simulator
 from robopolicy.sim.contract import Step
 from robopolicy.sim.registry import SimOptions, make_sim
@@ -40,7 +40,7 @@ def test_ppo_updates_from_the_command_line(tmp_path: Path) -> None:
         "policy=gaussian",
         "algorithm=ppo",
         "chunk.horizon=1",
-        "chunk.execute=1",
+        "chunk.action_horizon=1",
     ]
     settings += ["sim.num_envs=8", "algorithm.num_steps=8", "algorithm.batch_size=32", "budget.updates=2"]
     settings += ["evaluation.episodes=0", "logging.every=1", f"out={tmp_path}", "name=run"]
@@ -50,21 +50,21 @@ def test_ppo_updates_from_the_command_line(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module", params=KINDS)
-def sim(request: pytest.FixtureRequest) -> Iterator[LabSim]:
+def sim(request: pytest.FixtureRequest) -> Iterator[IsaacStyleSim]:
     made = make_sim(request.param, SimOptions(num_envs=ENVS))
-    assert isinstance(made, LabSim)
+    assert isinstance(made, IsaacStyleSim)
     yield made
     made.close()
 
 
-def test_checker_finds_nothing(sim: LabSim) -> None:
+def test_checker_finds_nothing(sim: IsaacStyleSim) -> None:
     assert sim.spec.max_episode_steps == 300
     assert sim.spec.control_dt == pytest.approx(1 / 60)
     assert sim.spec.final_obs_exact
     assert check_simulator(sim) == []
 
 
-def test_last_observations_continue_the_motion_of_the_cart(sim: LabSim) -> None:
+def test_last_observations_continue_the_motion_of_the_cart(sim: IsaacStyleSim) -> None:
     """A cart of 1 m/s moves 17 mm per step; automatic resets move it by up to a metre."""
     before, ended, jumps = sim.reset(3)["policy"], 0, torch.zeros(0)
     actions = torch.rand(320, ENVS, 1, generator=torch.Generator().manual_seed(0)) * 2 - 1
@@ -79,14 +79,14 @@ def test_last_observations_continue_the_motion_of_the_cart(sim: LabSim) -> None:
     assert float(jumps.max()) > 0.1
 
 
-def test_what_is_logged_reaches_every_row(sim: LabSim) -> None:
+def test_what_is_logged_reaches_every_row(sim: IsaacStyleSim) -> None:
     logged = [key for key in sim.step(torch.zeros(ENVS, 1)).info if key.startswith("log.")]
     assert logged
     step: Step = sim.step(torch.zeros(ENVS, 1))
     assert all(step.info[key].shape == (ENVS,) for key in logged)
 
 
-def test_a_row_that_loses_the_physics_restarts_alone(sim: LabSim) -> None:
+def test_a_row_that_loses_the_physics_restarts_alone(sim: IsaacStyleSim) -> None:
     def play(lose: bool) -> list[Step]:
         sim.reset(1)
         steps = []
@@ -106,7 +106,7 @@ def test_a_row_that_loses_the_physics_restarts_alone(sim: LabSim) -> None:
             torch.testing.assert_close(obs["policy"][others], undisturbed.obs["policy"][others], rtol=0, atol=1e-5)
 
 
-def test_a_second_set_of_environments_is_refused(sim: LabSim) -> None:
+def test_a_second_set_of_environments_is_refused(sim: IsaacStyleSim) -> None:
     with pytest.raises(UserError, match=r"evaluation\.episodes=0"):
         make_sim(sim.spec.task, SimOptions(num_envs=2))
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from robopolicy.errors import UserError
 from robopolicy.policies.base import Sample
 from robopolicy.rollout.on_policy import RolloutSampler
-from robopolicy.sim.backends.isaac_style import LabSim
+from robopolicy.sim.backends.isaac_style import IsaacStyleSim
 from robopolicy.sim.checker import check_simulator
 from robopolicy.sim.chunk import ChunkedSim
 from robopolicy.sim.registry import SimOptions, get_task, make_sim, task_names
@@ -23,8 +23,8 @@ from robopolicy.sim.registry import SimOptions, get_task, make_sim, task_names
 ACTIONS = torch.tensor([[7.0], [1.0], [1.5]])  # the first is clipped to 2
 
 
-def make(kind: str, **options: Any) -> LabSim:
-    return LabSim(Rail(kind, **options), task="test/rail", action_bound=2.0)
+def make(kind: str, **options: Any) -> IsaacStyleSim:
+    return IsaacStyleSim(Rail(kind, **options), task="test/rail", action_bound=2.0)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -64,7 +64,7 @@ def test_spec_says_what_the_environment_is() -> None:
     assert (spec.action_low.tolist(), spec.action_high.tolist()) == ([-2.0], [2.0])
     assert (spec.control_dt, spec.max_episode_steps) == (0.5, 4)
     assert not spec.seeded_episodes
-    assert not spec.partial_steps
+    assert not spec.supports_masked_step
 
 
 def test_images_come_with_channels_first() -> None:
@@ -73,7 +73,7 @@ def test_images_come_with_channels_first() -> None:
             pixels = torch.arange(self.num_envs * 24, dtype=torch.uint8).reshape(self.num_envs, 2, 4, 3)
             return {**super()._get_observations(), "front": pixels, "depth": torch.ones(self.num_envs, 1, 2, 4)}
 
-    sim = LabSim(Seeing("direct"), task="test/rail")
+    sim = IsaacStyleSim(Seeing("direct"), task="test/rail")
     assert sim.spec.observation["image.front"].shape == (3, 2, 4)
     assert sim.spec.observation["depth"].shape == (1, 2, 4)
     assert sim.reset(0)["image.front"][0, :, 0, 1].tolist() == [3, 4, 5]
@@ -85,7 +85,7 @@ def test_pictures_alone_are_enough_to_see() -> None:
         def _get_observations(self) -> dict[str, Any]:
             return {"front": torch.zeros(self.num_envs, 2, 4, 3, dtype=torch.uint8)}
 
-    sim = LabSim(Watching("direct"), task="test/rail")
+    sim = IsaacStyleSim(Watching("direct"), task="test/rail")
     sim.reset(0)
     assert not sim.step(torch.zeros(sim.num_envs, 1)).info["diverged"].any()
 
@@ -93,7 +93,7 @@ def test_pictures_alone_are_enough_to_see() -> None:
 def test_given_bounds_are_kept_and_infinite_ones_replaced() -> None:
     env = Rail("direct")
     env.single_action_space = gymnasium.spaces.Box(np.array([-0.5], np.float32), np.array([np.inf], np.float32))
-    sim = LabSim(env, task="test/rail", action_bound=3.0)
+    sim = IsaacStyleSim(env, task="test/rail", action_bound=3.0)
     assert (sim.spec.action_low.tolist(), sim.spec.action_high.tolist()) == ([-0.5], [3.0])
     sim.step(torch.tensor([[-9.0], [9.0], [1.0]]))
     assert env.played.tolist() == [-0.5, 3.0, 1.0]
@@ -105,19 +105,19 @@ def test_what_cannot_be_adapted_is_refused() -> None:
         sim.step(torch.zeros(3, 2))
     with pytest.raises(UserError, match="all move together"):
         sim.step(torch.zeros(3, 1), torch.tensor([True, False, True]))
-    with pytest.raises(UserError, match="execute=1"):
-        ChunkedSim(sim, execute=2)
+    with pytest.raises(UserError, match="action_horizon=1"):
+        ChunkedSim(sim, action_horizon=2)
     with pytest.raises(UserError, match="positive number"):
-        LabSim(Rail("mjlab"), task="test/rail", action_bound=0.0)
+        IsaacStyleSim(Rail("mjlab"), task="test/rail", action_bound=0.0)
     env = Rail("direct")
     env.single_action_space = gymnasium.spaces.Discrete(3)
     with pytest.raises(UserError, match="Discrete actions"):
-        LabSim(env, task="test/rail")
+        IsaacStyleSim(env, task="test/rail")
     env.possible_agents = ["a", "b"]  # type: ignore[attr-defined]
     with pytest.raises(UserError, match="several agents"):
-        LabSim(env, task="test/rail")
+        IsaacStyleSim(env, task="test/rail")
     env = Rail("mjlab")
-    sim = LabSim(env, task="test/rail")
+    sim = IsaacStyleSim(env, task="test/rail")
     sim.close()
     sim.close()
     assert env.closed == 1
@@ -128,7 +128,7 @@ def test_what_cannot_be_adapted_is_refused() -> None:
 def test_a_diverged_row_ends_alone(kind: str, when: int) -> None:
     """At step 3 its episode reaches the time limit as well, so that Isaac Lab has restarted it by itself."""
     env = Rail(kind)
-    sim, undisturbed = LabSim(env, task="test/rail", action_bound=2.0), make(kind)
+    sim, undisturbed = IsaacStyleSim(env, task="test/rail", action_bound=2.0), make(kind)
     sim.reset(0)
     undisturbed.reset(0)
     others = torch.tensor([True, False, True])
@@ -154,7 +154,7 @@ def test_a_diverged_row_ends_alone(kind: str, when: int) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_action_that_is_no_number_ends_its_row_and_stays_out_of_the_physics(kind: str) -> None:
     env = Rail(kind)
-    sim = LabSim(env, task="test/rail")
+    sim = IsaacStyleSim(env, task="test/rail")
     step = sim.step(torch.tensor([[0.5], [torch.nan], [torch.inf]]))
     assert env.played.tolist() == [0.5, 0.0, 1.0]
     assert step.info["diverged"].tolist() == step.terminated.tolist() == [False, True, False]
@@ -206,7 +206,7 @@ def test_a_step_synchronises_with_the_gpu_only_for_the_rows_to_restart(kind: str
 
 
 def test_an_environment_has_random_numbers_of_its_own() -> None:
-    def play(sim: LabSim, draws: int) -> list[Tensor]:
+    def play(sim: IsaacStyleSim, draws: int) -> list[Tensor]:
         sim.reset(3)
         seen = []
         for _ in range(6):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from robopolicy.errors import UserError
-from robopolicy.sim.backends.isaac_style import LabSim, building
+from robopolicy.sim.backends.isaac_style import IsaacStyleSim, building
 from robopolicy.sim.checker import check_simulator
 from robopolicy.sim.registry import SimOptions, make_sim
 
@@ -18,7 +18,7 @@ ENVS = 8
 STEPS = 20  # of the short episodes
 
 
-def cartpole(seconds: float) -> LabSim:
+def cartpole(seconds: float) -> IsaacStyleSim:
     """Eight cart-poles whose episodes last `seconds`."""
     from robopolicy.sim.backends.mjlab import mjlab_config
 
@@ -27,27 +27,27 @@ def cartpole(seconds: float) -> LabSim:
     with building("cpu"):
         from mjlab.envs import ManagerBasedRlEnv
 
-        return LabSim(ManagerBasedRlEnv(config, device="cpu"), task="mjlab/cartpole_balance")
+        return IsaacStyleSim(ManagerBasedRlEnv(config, device="cpu"), task="mjlab/cartpole_balance")
 
 
 @pytest.fixture(scope="module")
-def short() -> LabSim:
+def short() -> IsaacStyleSim:
     return cartpole(STEPS * 0.05)
 
 
 @pytest.fixture(scope="module")
-def long() -> LabSim:
+def long() -> IsaacStyleSim:
     return cartpole(50.0)
 
 
-def test_checker_finds_nothing(short: LabSim) -> None:
+def test_checker_finds_nothing(short: IsaacStyleSim) -> None:
     assert short.spec.max_episode_steps == STEPS
     assert short.spec.control_dt == pytest.approx(0.05)
     assert short.spec.final_obs_exact
     assert check_simulator(short) == []
 
 
-def test_last_observations_are_those_of_an_episode_that_goes_on(short: LabSim, long: LabSim) -> None:
+def test_last_observations_are_those_of_an_episode_that_goes_on(short: IsaacStyleSim, long: IsaacStyleSim) -> None:
     for key, value in short.reset(5).items():
         assert torch.equal(value, long.reset(5)[key])
     actions = torch.rand(STEPS, ENVS, 1, generator=torch.Generator().manual_seed(0)) * 2 - 1
@@ -62,7 +62,7 @@ def test_last_observations_are_those_of_an_episode_that_goes_on(short: LabSim, l
     assert ended.info["log.Episode_Termination/time_out"].tolist() == [float(ENVS)] * ENVS
 
 
-def test_a_row_that_loses_the_physics_restarts_alone(short: LabSim, long: LabSim) -> None:
+def test_a_row_that_loses_the_physics_restarts_alone(short: IsaacStyleSim, long: IsaacStyleSim) -> None:
     for sim in (short, long):
         sim.reset(1)
     others = torch.arange(ENVS) != 2

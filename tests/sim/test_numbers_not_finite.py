@@ -12,7 +12,7 @@ from slider import Slider
 from robopolicy.sim.backends.gymnasium import GymnasiumSim
 from robopolicy.sim.backends.mujoco.backend import MujocoSim
 from robopolicy.sim.backends.mujoco.task import Array, BatchState, namespace
-from robopolicy.sim.backends.mujoco.task import Outcome as TaskOutcome
+from robopolicy.sim.backends.mujoco.task import StepResult as TaskOutcome
 from robopolicy.sim.backends.warp import WarpSim
 from robopolicy.sim.contract import VectorSim
 from robopolicy.sim.registry import SimOptions, make_sim

@@ -51,7 +51,7 @@ def native(name: str, num_envs: int) -> MujocoSim:
 
 def expert_lengths(name: str, sim: VectorSim) -> tuple[int, float]:
     """Successes of the scripted expert from seed 500 on, and the mean number of steps it takes."""
-    expert = get_task(name).need_expert()()
+    expert = get_task(name).require_expert()()
     sim.reset(500)
     success, active = torch.zeros(sim.num_envs, dtype=torch.bool), torch.ones(sim.num_envs, dtype=torch.bool)
     steps = 0
@@ -104,7 +104,7 @@ def test_a_grasp_agrees_with_the_native_backend_but_for_the_cubes_heading(lift: 
     Over 15 steps of the expert (the grasp comes at the 9th to 13th) with the actions of the native run: arm and fingers
     within 3e-3 rad or m (measured: 1.5e-3), cube within 20 mm (measured: 9 mm, median 0.4 mm).
     """
-    reference, expert = native("lift", NUM_ENVS), get_task("lift").need_expert()()
+    reference, expert = native("lift", NUM_ENVS), get_task("lift").require_expert()()
     lift.reset(500)
     reference.reset(500)
     for _ in range(15):
@@ -248,7 +248,7 @@ def test_what_the_backend_cannot_do_is_named() -> None:
     numpy_only, exact, squeezed = Slider(), Slider(), Slider()
     numpy_only.array_api, exact.needs_exact_engine = False, True
     squeezed.model.opt.solver = mujoco.mjtSolver.mjSOL_PGS
-    for task, message in ((numpy_only, "for numpy alone"), (exact, "'mujoco-exact'"), (squeezed, "mjSOL_PGS")):
+    for task, message in ((numpy_only, "supports numpy only"), (exact, "'mujoco-exact'"), (squeezed, "mjSOL_PGS")):
         with pytest.raises(UserError, match=message):
             WarpSim(task, 1, device="cpu")
     with pytest.raises(UserError, match="renders no camera observations"):

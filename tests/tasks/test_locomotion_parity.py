@@ -118,7 +118,7 @@ def test_parts_add_up_to_the_reward_and_rest_with_rows_that_stand_still(backend:
 
 def test_chunks_are_evaluated_though_the_last_steps_of_some_move_nobody_and_tell_no_parts() -> None:
     config = GaussianConfig(normalization="identity", action_normalization="identity")
-    policy = GaussianPolicy(config, PolicySpec({"state": (11,)}, 3, horizon=4, execute=4))
+    policy = GaussianPolicy(config, PolicySpec({"state": (11,)}, 3, horizon=4, action_horizon=4))
     result = evaluate(policy, make_sim("hopper", SimOptions(num_envs=3)), episodes=4, deterministic=False)
     assert len(result.returns) == 4 and any(int(length) % 4 for length in result.lengths)
 

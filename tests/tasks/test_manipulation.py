@@ -139,12 +139,12 @@ def test_shaped_reward_is_success_plus_a_change_of_progress(name: str):
     task, make_expert = sim.task, get_task(name).make_expert
     assert make_expert is not None
     expert, total = make_expert(), torch.zeros(4)
-    start = task.progress(task.arm(sim.state()), sim.state())  # type: ignore[attr-defined]
+    start = task.shaping_potential(task.arm(sim.state()), sim.state())  # type: ignore[attr-defined]
     for _ in range(10):
         step = sim.step(expert(sim, {}))
         total += step.reward
     assert not step.done.any()
-    end = task.progress(task.arm(sim.state()), sim.state())  # type: ignore[attr-defined]
+    end = task.shaping_potential(task.arm(sim.state()), sim.state())  # type: ignore[attr-defined]
     np.testing.assert_allclose(total.numpy(), end - start, atol=1e-5)
     assert ((end >= 0) & (end <= 1)).all()
 

@@ -138,7 +138,7 @@ def test_a_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> N
     def missing(name: str) -> None:
         raise ModuleNotFoundError(f"No module named '{name}'")
 
-    monkeypatch.setattr("robopolicy_tasks.packages.import_module", missing)
+    monkeypatch.setattr("robopolicy_tasks.optional_envs.import_module", missing)
     with pytest.raises(UserError, match=r"pip install 'robopolicy\[metaworld\]'"):
         make_sim("metaworld/reach-v3")
 

@@ -21,7 +21,7 @@ def test_it_keeps_the_simulator_contract(cameras):
 
 def test_the_expert_succeeds_and_random_actions_do_not():
     sim = make_sim("toy/push", SimOptions(num_envs=32))
-    expert = evaluate(ExpertActor(get_task("push").need_expert()()), sim, episodes=64)
+    expert = evaluate(ExpertActor(get_task("push").require_expert()()), sim, episodes=64)
     random = evaluate(RandomActor(), sim, episodes=64)
     assert expert.success is not None and random.success is not None
     assert expert.success.mean() > 0.95 and random.success.mean() < 0.1

@@ -29,7 +29,7 @@ def test_a_push_off_the_centre_of_mass_moves_and_turns_by_the_lever() -> None:
     """Depth d at lever r: the block moves by j = d / (1 + r^2 / I) and turns by j r / I."""
     lever, depth = 30.0, 0.5
     finger = at()[:, :2] + BELOW + [lever, depth]
-    moved = tee.give_way(at(), finger)[0]
+    moved = tee.resolve_contact(at(), finger)[0]
     impulse = depth / (1 + lever**2 / tee.INERTIA)
     np.testing.assert_allclose(moved, [256.0, 256.0 + impulse, impulse * lever / tee.INERTIA], atol=1e-12)
     touched = tee.clearance(tee.to_block(finger[:, None], moved[None]))
@@ -40,8 +40,8 @@ def test_the_model_does_not_depend_on_where_the_block_is() -> None:
     turn, shift = 0.7, np.array([30.0, -40.0])
     rotation = np.array([[math.cos(turn), -math.sin(turn)], [math.sin(turn), math.cos(turn)]])
     finger = np.array([[25.0, -58.0]])
-    here = tee.give_way(at(0, 0), finger)[0]
-    there = tee.give_way(np.array([[*shift, turn]]), finger @ rotation.T + shift)[0]
+    here = tee.resolve_contact(at(0, 0), finger)[0]
+    there = tee.resolve_contact(np.array([[*shift, turn]]), finger @ rotation.T + shift)[0]
     np.testing.assert_allclose(there, [*(rotation @ here[:2] + shift), here[2] + turn], atol=1e-9)
 
 
@@ -190,6 +190,6 @@ def test_without_gym_pusht_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -
     def missing(name: str) -> None:
         raise ModuleNotFoundError(f"No module named '{name}'")
 
-    monkeypatch.setattr("robopolicy_tasks.packages.import_module", missing)
+    monkeypatch.setattr("robopolicy_tasks.optional_envs.import_module", missing)
     with pytest.raises(UserError, match=r"pip install 'robopolicy\[pusht\]'"):
         make_sim("push_t/push_t")

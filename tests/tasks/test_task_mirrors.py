@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from robopolicy.sim.backends.mujoco.backend import MujocoSim
-from robopolicy.sim.backends.mujoco.task import Initial
+from robopolicy.sim.backends.mujoco.task import ResetState
 from robopolicy.sim.contract import VectorSim
 from robopolicy.sim.registry import SimOptions, make_sim
 from robopolicy_tasks.locomotion import robots
@@ -27,7 +27,7 @@ def robot(short: str, mirrored: bool) -> MujocoSim:
         image = np.asarray(reflection.sign) * full[list(reflection.order)]
         count = len(first.qpos) - task.skipped
         qpos = np.concatenate([first.qpos[: task.skipped] * [1, -1][: task.skipped], image[:count]])
-        first = Initial(qpos, image[count : len(visible)], first.memory)
+        first = ResetState(qpos, image[count : len(visible)], first.memory)
     task.initial = lambda rng: first  # type: ignore[method-assign]
     return MujocoSim(task, 1, engine="exact" if task.needs_exact_engine else "auto")
 
@@ -40,7 +40,7 @@ def follow(sim: VectorSim, other: VectorSim, steps: int) -> None:
     for _ in range(steps):
         action = sim.spec.action_low + span * torch.rand(sim.num_envs, sim.spec.action_dim, generator=g)
         step, image = sim.step(action), other.step(mirror.action(action))
-        torch.testing.assert_close(mirror.observe(step.final_obs), dict(image.final_obs), rtol=1e-3, atol=1e-3)
+        torch.testing.assert_close(mirror.mirror_obs(step.final_obs), dict(image.final_obs), rtol=1e-3, atol=1e-3)
         torch.testing.assert_close(step.reward, image.reward, rtol=1e-3, atol=1e-3)
         assert torch.equal(step.terminated, image.terminated)
 
@@ -59,7 +59,7 @@ def test_the_point_mass_in_the_mirror_moves_as_the_mirror_shows() -> None:
     other.reset(0)
     mirror = sim.spec.mirror
     assert mirror is not None
-    other.load_state_dict(sim.state_dict() | {"state": mirror.observe(obs)["state"]})
+    other.load_state_dict(sim.state_dict() | {"state": mirror.mirror_obs(obs)["state"]})
     follow(sim, other, 20)
 
 

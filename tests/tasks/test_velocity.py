@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from robopolicy.sim.backends.mujoco.backend import MujocoSim
-from robopolicy.sim.backends.mujoco.task import Initial
+from robopolicy.sim.backends.mujoco.task import ResetState
 from robopolicy.sim.checker import check_simulator
 from robopolicy.sim.registry import SimOptions, make_sim
 from robopolicy_tasks.velocity import rewards
@@ -96,7 +96,7 @@ def test_a_robot_on_its_side_has_fallen():
     sim.engine.states[0, 4:8] = np.sqrt(0.5), np.sqrt(0.5), 0, 0
     step = stand(sim, 1)
     assert step.terminated.tolist() == [True, False]
-    assert float(step.reward[0]) < rewards.FALL + 0.05
+    assert float(step.reward[0]) < rewards.TERMINATION_PENALTY + 0.05
 
 
 def test_the_tracking_reward_is_1_5_per_second_at_the_command_and_shrinks_away_from_it():
@@ -108,16 +108,16 @@ def test_the_tracking_reward_is_1_5_per_second_at_the_command_and_shrinks_away_f
 
 def test_style_terms_by_hand():
     assert rewards.total(rewards.STYLE, control_step()) == 0
-    assert rewards.tilt(control_step(gravity=[[0.6, 0.0, -0.8]])) == pytest.approx(0.36)
+    assert rewards.flat_orientation_l2(control_step(gravity=[[0.6, 0.0, -0.8]])) == pytest.approx(0.36)
     torque, speeds = np.full((1, 12), 2.0), np.full((1, 12), -0.5)
     assert rewards.power(control_step(torque=torque, speeds=speeds)) == pytest.approx(12.0)
     landed = {"air_time": [[0.3, 0.0, 0.9, 0.05]], "contact": [[True, True, True, False]], "command": [[1.0, 0, 0]]}
-    assert rewards.stride(control_step(**landed)) == pytest.approx((0.3 - 0.12) + (0.4 - 0.12))
-    assert rewards.stride(control_step(**landed | {"command": [[0.0, 0, 0]]})) == 0
+    assert rewards.feet_air_time(control_step(**landed)) == pytest.approx((0.3 - 0.12) + (0.4 - 0.12))
+    assert rewards.feet_air_time(control_step(**landed | {"command": [[0.0, 0, 0]]})) == 0
     offset = np.zeros((1, 12))
     offset[0, :2] = 0.2, -0.1  # a hip and a thigh
-    assert rewards.posture(control_step(offset=offset)) == pytest.approx(0.04 + 0.001)
-    assert rewards.restlessness(control_step(offset=offset)) == pytest.approx(0.3)
+    assert rewards.joint_deviation_l2(control_step(offset=offset)) == pytest.approx(0.04 + 0.001)
+    assert rewards.stand_still(control_step(offset=offset)) == pytest.approx(0.3)
 
 
 def test_commands_and_last_actions_are_observed():
@@ -187,7 +187,7 @@ def test_training_ranges_contain_the_nominal_robot():
         assert low <= getattr(NOMINAL, name)[0] <= high
 
 
-def symmetric_sim(start: Initial, command: np.ndarray) -> MujocoSim:
+def symmetric_sim(start: ResetState, command: np.ndarray) -> MujocoSim:
     """The robot without the small asymmetries of its inertias, in one episode that starts as told."""
     task = Go1("velocity/test", "shaped", commands=np.tile(command, (4, 1)))
     uneven = [task.model.body("trunk").id, *(task.model.body(f"{foot}_calf").id for foot in FEET)]
@@ -207,10 +207,10 @@ def test_the_robot_in_the_mirror_moves_as_the_mirror_shows():
     sim = symmetric_sim(start, command)
     other = symmetric_sim(replace(start, qpos=qpos, qvel=qvel), command * [1, -1, -1])
     first, image = sim.reset(0), other.reset(0)
-    torch.testing.assert_close(Go1.mirror.observe(first), dict(image), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(Go1.mirror.mirror_obs(first), dict(image), rtol=1e-4, atol=1e-4)
     generator = torch.Generator().manual_seed(0)
     for _ in range(15):
         action = torch.rand(1, 12, generator=generator) - 0.5
         step, mirrored = sim.step(action), other.step(Go1.mirror.action(action))
-        torch.testing.assert_close(Go1.mirror.observe(step.obs), dict(mirrored.obs), rtol=1e-2, atol=1e-2)
+        torch.testing.assert_close(Go1.mirror.mirror_obs(step.obs), dict(mirrored.obs), rtol=1e-2, atol=1e-2)
         torch.testing.assert_close(step.reward, mirrored.reward, rtol=1e-2, atol=1e-3)

@@ -20,7 +20,7 @@ from robopolicy.text.rollouts.protocols import Task
 from robopolicy.text.sim import TextSim
 from robopolicy.text.task import Question, TextTask
 from robopolicy.text.text_env import TextWorld, score
-from robopolicy.training.text_rollout_source import AttemptSource
+from robopolicy.training.text_rollout_source import TextRolloutSource
 from robopolicy_tasks.text.arithmetic import Arithmetic
 from robopolicy_tasks.text.calculator import Calculator
 from robopolicy_tasks.text.grid import Grid, Waypoints
@@ -44,7 +44,7 @@ def learner(task, recipe, **settings):
     policy = TextPolicy(TextConfig(width=16, layers=1, heads=2, context=160), PolicySpec({"text": (16,)}, 6))
     config = TextRecipeConfig(**{"prompts": 3, "problems": 6, "recipe": recipe, "lr": 1e-2, **settings})
     algorithm = TextRecipe(config, policy, total_updates=8)
-    return algorithm, AttemptSource(TextSim(task, SimOptions(num_envs=1)), algorithm, seed=0)
+    return algorithm, TextRolloutSource(TextSim(task, SimOptions(num_envs=1)), algorithm, seed=0)
 
 
 def played(task, recipe):

@@ -16,7 +16,7 @@ from robopolicy.text.recipe_trainer import TextRecipe, TextRecipeConfig
 from robopolicy.text.sim import TextSim
 from robopolicy.text.text_env import score
 from robopolicy.text.value_head import ValueHead, score_with_value
-from robopolicy.training.text_rollout_source import AttemptSource
+from robopolicy.training.text_rollout_source import TextRolloutSource
 from robopolicy_tasks.text.grid import Grid
 
 SPEC = PolicySpec({"text": (Grid.prompt_bytes,)}, Grid.completion_bytes)
@@ -27,7 +27,7 @@ def learner(recipe, **settings):
     policy = TextPolicy(TextConfig(width=16, layers=1, heads=2, context=128), SPEC)
     config = TextRecipeConfig(recipe=recipe, prompts=8, problems=50, warmup=0, **settings)
     algorithm = TextRecipe(config, policy, total_updates=10)
-    return algorithm, AttemptSource(TextSim(Grid(), SimOptions(num_envs=1)), algorithm, seed=0)
+    return algorithm, TextRolloutSource(TextSim(Grid(), SimOptions(num_envs=1)), algorithm, seed=0)
 
 
 def test_a_fresh_head_says_zero_and_the_scores_are_the_same():
@@ -63,7 +63,7 @@ def rows(**fields):
 
 
 def plain(**start):
-    return Recipe.from_plain({"title": "t", "start": {"name": "gae", **start}, "critic": {"clip": 0.2}})
+    return Recipe.from_dict({"title": "t", "advantage_source": {"name": "gae", **start}, "critic": {"clip": 0.2}})
 
 
 def test_returns_by_hand():
@@ -141,7 +141,7 @@ def test_a_pretrained_model_gets_a_head_of_its_width(folder: Path):
 
 
 def test_a_critic_without_values_to_fit_is_refused():
-    with pytest.raises(ValueError, match="needs a start with values to fit"):
-        Recipe.from_plain({"title": "t", "start": "outcome", "critic": {}})
+    with pytest.raises(ValueError, match="needs an advantage source with values"):
+        Recipe.from_dict({"title": "t", "advantage_source": "outcome", "critic": {}})
     with pytest.raises(ValueError, match="coef > 0"):
-        Recipe.from_plain({"title": "t", "start": "gae", "critic": {"coef": 0.0}})
+        Recipe.from_dict({"title": "t", "advantage_source": "gae", "critic": {"coef": 0.0}})

@@ -16,7 +16,7 @@ from robopolicy.text.engines import ENGINES, VLLM, corrected
 from robopolicy.text.policy import TextConfig, TextPolicy
 from robopolicy.text.recipe_trainer import TextRecipe, TextRecipeConfig
 from robopolicy.text.sim import TextSim
-from robopolicy.training.text_rollout_source import AttemptSource
+from robopolicy.training.text_rollout_source import TextRolloutSource
 from robopolicy_tasks.text.arithmetic import Arithmetic
 
 SHIFT = 1.1  # nats by which the stand-in is less sure of every second token
@@ -48,7 +48,7 @@ def learner(monkeypatch):
 
 
 def test_the_mismatch_of_an_engine_is_a_truncated_weight(learner):
-    feed = AttemptSource(TextSim(Arithmetic(), SimOptions(num_envs=1)), learner, seed=0)
+    feed = TextRolloutSource(TextSim(Arithmetic(), SimOptions(num_envs=1)), learner, seed=0)
     batch = learner._prepared(feed.next(learner))
     valid = batch.valid()
     expected = torch.where(torch.arange(batch.shape[1]) % 2 == 0, SHIFT, 0.0).expand(batch.shape)
@@ -61,7 +61,7 @@ def test_the_mismatch_of_an_engine_is_a_truncated_weight(learner):
 
 
 def test_an_engine_gets_the_weights_of_every_update(learner):
-    feed = AttemptSource(TextSim(Arithmetic(), SimOptions(num_envs=1)), learner, seed=0)
+    feed = TextRolloutSource(TextSim(Arithmetic(), SimOptions(num_envs=1)), learner, seed=0)
     for _ in range(3):
         learner.update(feed.next(learner))
     assert feed.world.engine.loads == 2 == feed.world.version

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from robopolicy.policies.noise import RowStreams
+from robopolicy.policies.noise import PerRowGenerator
 from robopolicy.text.policy import TextConfig, TextPolicy
 from robopolicy.text.task import pack
 
@@ -56,8 +56,8 @@ def test_the_policy_contract_scores_its_own_samples(policy):
 
 def test_a_row_does_not_depend_on_its_company(policy):
     """Streams per row, and rows that leave the batch early: only rounding may differ."""
-    alone = [policy.write([row], RowStreams([seed], [0])) for seed, row in enumerate(tokens_of(policy))]
-    together = policy.write(tokens_of(policy), RowStreams(range(3), [0] * 3))
+    alone = [policy.write([row], PerRowGenerator([seed], [0])) for seed, row in enumerate(tokens_of(policy))]
+    together = policy.write(tokens_of(policy), PerRowGenerator(range(3), [0] * 3))
     assert [made.completions()[0] for made in alone] == together.completions()
 
 

@@ -69,7 +69,7 @@ def test_announced_places_are_subgoals():
     for message in said:
         world.append(talk, message, own=True)
     rows = world.batch([world.attempt_of(talk)])
-    subgoal, unit, own = rows.extra["subgoal"][0], rows.need("unit")[0], rows.valid()[0]
+    subgoal, unit, own = rows.extra["subgoal"][0], rows.require("unit")[0], rows.valid()[0]
     assert torch.equal(subgoal, own & torch.tensor(places)[unit])
     assert torch.equal(rows.extra["switch"], rows.extra["subgoal"]) and subgoal.any() and (own & ~subgoal).any()
 

@@ -19,7 +19,7 @@ from robopolicy.text.sim import TextSim
 from robopolicy.text.task import Question, TextTask
 from robopolicy.text.text_env import TextWorld
 from robopolicy.training.text_file_source import conversations
-from robopolicy.training.text_rollout_source import AttemptSource, OverlappedSource
+from robopolicy.training.text_rollout_source import OverlappedSource, TextRolloutSource
 from robopolicy_tasks.text.grid import Grid
 
 SMALL = ["policy.width=16", "policy.layers=1", "policy.heads=2", "evaluation.episodes=10", "logging.every=1"]
@@ -49,7 +49,7 @@ def learner(task, **settings):
 
 
 def source(task, algorithm, seed=0):
-    return AttemptSource(TextSim(task, SimOptions(num_envs=1)), algorithm, seed=seed)
+    return TextRolloutSource(TextSim(task, SimOptions(num_envs=1)), algorithm, seed=seed)
 
 
 def test_grpo_learns_a_letter_and_leaves_out_what_cannot_be_judged(capsys):
@@ -157,7 +157,7 @@ def test_a_batch_without_a_row_to_learn_from_changes_nothing():
     before = {key: value.clone() for key, value in algorithm.policy.state_dict().items()}
     batch = source(Grid(), algorithm).next(algorithm)
     metrics = algorithm.update(batch.with_fields(reward=torch.zeros_like(batch.logp_old)))
-    assert metrics["actor/selected"] == 0.0 and algorithm.updates == 1
+    assert metrics["actor/row_fraction"] == 0.0 and algorithm.updates == 1
     assert all(torch.equal(value, before[key]) for key, value in algorithm.policy.state_dict().items())
 
 
@@ -263,7 +263,7 @@ def test_interrupted_text_runs_resume_with_the_same_bits(kind, base, tmp_path, m
         (["algorithm.group_size=1"], "compares the attempts of a group; set algorithm.group_size to 2 or more"),
         (["algorithm.imitation_lr=-1"], "algorithm.imitation_lr must be positive, got -1.0"),
         (["algorithm.prompts=0"], "algorithm.prompts must be at least 1"),
-        (["task=lift", "chunk.horizon=1", "chunk.execute=1"], "text"),
+        (["task=lift", "chunk.horizon=1", "chunk.action_horizon=1"], "text"),
     ],
 )
 def test_wrong_settings_give_one_line(settings, message, base, tmp_path, capsys, monkeypatch):

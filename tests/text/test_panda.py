@@ -51,15 +51,15 @@ def test_solutions_solve(task):
     solutions = [episode.demonstration()[0] for episode in episodes]
     task.prepare(episodes, solutions)
     assert all(episode.step(solution).success for episode, solution in zip(episodes, solutions, strict=True))
-    kinds = {episode.errand.place and episode.errand.place.anchor for episode in episodes}
+    kinds = {episode.instruction.place and episode.instruction.place.anchor for episode in episodes}
     assert kinds == {None, "pad", "start"}
     assert max(len(solution) for solution in solutions) <= task.completion_bytes
     assert max(len(episode.prompt) for episode in episodes) <= task.prompt_bytes
 
 
 def test_programs_that_do_something_else_fail(task):
-    beside = next(seed for seed in range(50) if (place := task.episode(seed).errand.place) and place.centimetres)
-    place = task.episode(beside).errand.place
+    beside = next(seed for seed in range(50) if (place := task.episode(seed).instruction.place) and place.centimetres)
+    place = task.episode(beside).instruction.place
     off = Place(place.anchor, place.direction, place.centimetres + 1)
     wrong = ["grasp", "grasp;lift", f"grasp;carry {off};release", f"grasp;carry {place}", f"carry {place};release"]
     episodes = [task.episode(beside) for _ in wrong]
@@ -81,7 +81,7 @@ def test_company_changes_nothing(task):
 
 def test_a_miss_is_felt_and_mended():
     task = PandaTurns()
-    seed = next(seed for seed in range(50) if task.episode(seed).errand.misses)
+    seed = next(seed for seed in range(50) if task.episode(seed).instruction.grasp_error)
     episode = task.episode(seed)
     assert episode.step("grasp").reply == " empty:"
     assert episode.step("grasp").reply == " held:"

@@ -47,7 +47,7 @@ def test_text_tasks_keep_the_contract(name):
 def test_demonstrations_succeed(name):
     entry = get_task(name)
     sim = make_sim(name, SimOptions(num_envs=4))
-    result = evaluate(ExpertActor(entry.need_expert()()), sim, episodes=12)
+    result = evaluate(ExpertActor(entry.require_expert()()), sim, episodes=12)
     assert result.success.all()
 
 

@@ -18,7 +18,7 @@ from robopolicy.text.sim import TextSim
 from robopolicy.text.text_env import score
 from robopolicy.training.checkpoint import save_checkpoint
 from robopolicy.training.text_file_source import recipe_source
-from robopolicy.training.text_rollout_source import AttemptSource, OverlappedSource
+from robopolicy.training.text_rollout_source import OverlappedSource, TextRolloutSource
 from robopolicy_tasks.text.grid import Grid
 
 SPEC = PolicySpec({"text": (Grid.prompt_bytes,)}, Grid.completion_bytes)
@@ -75,7 +75,7 @@ def test_a_teacher_scores_what_the_policy_wrote(other):
 
 
 def test_play_and_learning_overlap_where_weights_may_be_old():
-    for settings, kind in (({}, AttemptSource), ({"staleness": 1}, OverlappedSource)):
+    for settings, kind in (({}, TextRolloutSource), ({"staleness": 1}, OverlappedSource)):
         algorithm, sim = learner("grpo", group_size=2, **settings)
         source = recipe_source(sim, algorithm, 0)
         assert type(source) is kind

@@ -12,7 +12,7 @@ from robopolicy.text.datasets import PromptTask
 from robopolicy.text.policy import TextConfig, TextPolicy
 from robopolicy.text.rollouts.protocols import Task, able
 from robopolicy.text.rollouts.strategies import Flat
-from robopolicy.text.rollouts.trajectories import from_plain, to_plain
+from robopolicy.text.rollouts.trajectories import from_dict, to_dict
 from robopolicy.text.task import Episode, Question, TextTask, Turn
 from robopolicy.text.text_env import TextWorld, score
 from robopolicy_tasks.text.arithmetic import Arithmetic
@@ -148,7 +148,7 @@ def test_branches_keep_the_decisions_before_them():
 def test_attempts_survive_a_checkpoint():
     world = world_of(Grid())
     attempt = world.play(tasks(1, (5,)))[0]
-    again = from_plain(to_plain(attempt))
+    again = from_dict(to_dict(attempt))
     assert torch.equal(again.decisions.extra["tokens"], attempt.decisions.extra["tokens"])
 
 
@@ -201,7 +201,7 @@ def test_problems_have_kinds_and_answers_have_progress():
         assert countdown.step("x").measures["progress"] == 0.0
 
 
-class Errand(Episode):
+class Instruction(Episode):
     """Three turns, of which each earns something."""
 
     prompt = "go"
@@ -215,7 +215,7 @@ class Errand(Episode):
 
 
 class Errands(TextTask):
-    """The same errand for all seeds."""
+    """The same instruction for all seeds."""
 
     name, prompt_bytes, completion_bytes, max_turns = "text/errands", 48, 4, 3
 
@@ -223,7 +223,7 @@ class Errands(TextTask):
         self.paid = paid
 
     def episode(self, seed):
-        return Errand(self.paid)
+        return Instruction(self.paid)
 
 
 def test_answers_are_what_messages_state(tmp_path):

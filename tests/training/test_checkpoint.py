@@ -56,7 +56,7 @@ def test_a_loaded_policy_acts_like_the_saved_one(saved, make_policy):
     noise = torch.randn(8, 4, 2)
     assert torch.equal(policy.decode(OBS, noise), make_policy().decode(OBS, noise))
     assert not policy.training
-    assert (manifest.task, manifest.network_calls, manifest.policy_spec.execute) == ("toy/point_mass", 3, 2)
+    assert (manifest.task, manifest.network_calls, manifest.policy_spec.action_horizon) == ("toy/point_mass", 3, 2)
     assert {"robopolicy", "torch", "mujoco", "numpy", "python"} <= manifest.versions.keys()
 
 
@@ -192,7 +192,10 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
         )
         for value in (None, "state", 6, [6], {"state": "six"}, {"state": [None]})
     },
-    "wrong spec": (lambda path: edit_manifest(path, lambda data: data["spec"].update(execute=9)), "execute must lie"),
+    "wrong spec": (
+        lambda path: edit_manifest(path, lambda data: data["spec"].update(action_horizon=9)),
+        "action_horizon must lie",
+    ),
     "vast chunk": (lambda path: edit_manifest(path, lambda data: data["spec"].update(action_dim=10**9)), "may have"),
     "vast input": (
         lambda path: edit_manifest(path, lambda data: data["spec"].update(observation={"state": [10**9]})),
@@ -232,9 +235,9 @@ def test_damaged_checkpoints_are_refused_in_one_line(saved, damage):
 
 
 def test_a_setting_that_an_older_version_did_not_write_takes_its_default(saved):
-    edit_manifest(saved, lambda data: data["config"].pop("time_law"))
+    edit_manifest(saved, lambda data: data["config"].pop("time_distribution"))
     policy, _ = load_policy(saved)
-    assert policy.config.time_law == FlowConfig().time_law
+    assert policy.config.time_distribution == FlowConfig().time_distribution
     assert verify_checkpoint(saved).ok
 
 

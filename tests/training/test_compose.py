@@ -14,7 +14,7 @@ from robopolicy.policies.registry import POLICIES
 from robopolicy.resources import folder
 from robopolicy.sim.registry import task_names
 from robopolicy.training import build as build_module
-from robopolicy.training.build import build, complete
+from robopolicy.training.build import build, resolve_config
 from robopolicy.training.checkpoint import save_checkpoint
 from robopolicy.training.compose import compose_config, config_text, read_config
 from robopolicy.training.config import BudgetConfig, TrainConfig, section
@@ -77,7 +77,7 @@ def test_tasks_can_be_presets_full_names_or_last_parts():
 def test_gymnasiums_robots_decide_every_control_step(task: str):
     config = compose_config([f"task={task.split('/')[1]}"])
     assert config.task.name == task
-    assert (config.chunk.horizon, config.chunk.execute) == (1, 1)
+    assert (config.chunk.horizon, config.chunk.action_horizon) == (1, 1)
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ MISTAKES = {
     "sim.threads=-1": "sim.threads must be at least 0",
     "budget.updates=-5": "budget.updates must be at least 0",
     "evaluation.episodes=-1": "evaluation.episodes must be at least 0",
-    "chunk.execute=99": "chunk.execute must not exceed chunk.horizon",
+    "chunk.action_horizon=99": "chunk.action_horizon must not exceed chunk.horizon",
     "policy.transformer_layers=-1": "policy.transformer_layers must be at least 1, got -1",
     "policy.transformer_layers=100000": "policy.transformer_layers must be at most 1000",
     "policy.transformer_dropout=-1": "policy.transformer_dropout must lie in [0, 1), got -1.0",
@@ -177,34 +177,34 @@ def test_a_starting_policy_brings_its_cameras(tmp_path: Path):
     obs = {"state": torch.zeros(1, 1, 3), "image.front": torch.zeros(1, 1, 3, 24, 24, dtype=torch.uint8)}
     save_checkpoint(tmp_path / "ckpt", FlowPolicy(settings, spec), task="manipulation/lift", obs_sample=obs)
     start = ["algorithm=reinflow", f"init_from={tmp_path / 'ckpt'}", "budget.updates=1"]
-    task = complete(compose_config(start)).task
+    task = resolve_config(compose_config(start)).task
     assert (task.cameras, task.image_size) == (("front",), 24)
-    assert complete(compose_config([*start, "task.cameras=[wrist]"])).task.cameras == ("wrist",)
+    assert resolve_config(compose_config([*start, "task.cameras=[wrist]"])).task.cameras == ("wrist",)
 
 
 def test_entries_of_an_empty_section_can_be_added():
-    settings = ["policy=gaussian", "algorithm=ppo", "algorithm.critic.vectors.state=4"]
+    settings = ["policy=gaussian", "algorithm=ppo", "algorithm.critic.privileged_obs.state=4"]
     assert compose_config(settings).algorithm["critic"]["vectors"] == {"state": 4}
-    with pytest.raises(UserError, match=r"algorithm.critic.vectors.state: .*Integer"):
-        compose_config([*settings[:2], "algorithm.critic.vectors.state=many"])
+    with pytest.raises(UserError, match=r"algorithm.critic.privileged_obs.state: .*Integer"):
+        compose_config([*settings[:2], "algorithm.critic.privileged_obs.state=many"])
 
 
 def small_ppo(*settings: str):
     start = ["task=point_mass", "policy=gaussian", "algorithm=ppo", "budget.updates=1", "evaluation.episodes=0"]
-    return build(complete(compose_config([*start, *settings])))
+    return build(resolve_config(compose_config([*start, *settings])))
 
 
 def test_a_new_policy_sees_only_what_it_is_told_to():
-    assert set(small_ppo("task.observe=[state]").policy.spec.observation) == {"state"}
+    assert set(small_ppo("task.obs_keys=[state]").policy.spec.observation) == {"state"}
     with pytest.raises(UserError, match=r"'stat'.*Did you mean 'state'"):
-        small_ppo("task.observe=[stat]")
+        small_ppo("task.obs_keys=[stat]")
 
 
 def test_a_critic_sees_what_the_simulator_shows():
     with pytest.raises(UserError, match=r"see 'state' of shape \(99,\); toy/point_mass shows \("):
-        small_ppo("algorithm.critic.vectors.state=99")
-    with pytest.raises(UserError, match=r"see 'goal' of shape .*shows nothing"):
-        small_ppo("algorithm.critic.vectors.goal=2")
+        small_ppo("algorithm.critic.privileged_obs.state=99")
+    with pytest.raises(UserError, match=r"see 'goal' of shape .*has no usable observation"):
+        small_ppo("algorithm.critic.privileged_obs.goal=2")
 
 
 def test_networks_start_alike_whatever_their_simulators_draw(monkeypatch: pytest.MonkeyPatch):

@@ -11,11 +11,11 @@ import torch
 from robopolicy.algorithms.bc import BC, BCConfig
 from robopolicy.data.chunks import ChunkBatch
 from robopolicy.policies.base import Policy, PolicySpec
-from robopolicy.policies.noise import RowStreams
+from robopolicy.policies.noise import PerRowGenerator
 from robopolicy.policies.registry import POLICIES
 from robopolicy.training.checkpoint import load_policy, save_checkpoint, verify_checkpoint
 
-SPEC = PolicySpec({"state": (6,)}, 2, horizon=4, execute=2, obs_horizon=2)
+SPEC = PolicySpec({"state": (6,)}, 2, horizon=4, action_horizon=2, obs_horizon=2)
 OBS = {"state": torch.linspace(-1, 1, 8 * 2 * 6).reshape(8, 2, 6)}
 HEADS: dict[str, tuple[str, dict[str, Any]]] = {
     "ddim": ("diffusion", {"prediction": "v"}),
@@ -82,6 +82,6 @@ def test_a_checkpoint_verifies_and_acts_the_same(head: str, tmp_path: Path) -> N
     report = verify_checkpoint(tmp_path / "best")
     assert report.ok and report.max_error == 0.0
     loaded, manifest = load_policy(tmp_path / "best")
-    assert manifest.network_calls == policy.network_calls
-    chunks = [p.act(OBS, generator=RowStreams(range(8), [0] * 8)) for p in (policy, loaded)]
+    assert manifest.network_calls == policy.nfe
+    chunks = [p.act(OBS, generator=PerRowGenerator(range(8), [0] * 8)) for p in (policy, loaded)]
     assert torch.equal(chunks[0], chunks[1])

@@ -18,7 +18,7 @@ from robopolicy.algorithms.registry import ALGORITHMS
 from robopolicy.cli.main import main
 from robopolicy.core import distributed
 from robopolicy.errors import UserError
-from robopolicy.training.build import complete
+from robopolicy.training.build import resolve_config
 from robopolicy.training.compose import compose_config, config_text
 from robopolicy.training.loop import resume_run
 
@@ -52,8 +52,8 @@ def test_gathered_rows_keep_the_order_of_the_processes(two_processes: Path):
 
 def test_one_process_is_left_alone():
     value = torch.arange(3.0)
-    assert distributed.mean_over_ranks(value) is value and distributed.gathered(value) is value
-    assert (distributed.rank(), distributed.world_size(), distributed.largest_over_ranks(7)) == (0, 1, 7)
+    assert distributed.all_reduce_mean(value) is value and distributed.all_gather(value) is value
+    assert (distributed.rank(), distributed.world_size(), distributed.all_reduce_max(7)) == (0, 1, 7)
 
 
 @pytest.mark.parametrize(
@@ -69,11 +69,11 @@ def test_one_process_is_left_alone():
 def test_what_several_processes_cannot_do_is_refused(monkeypatch, settings: list[str], message: str):
     monkeypatch.setattr("robopolicy.training.distributed.world_size", lambda: 2)
     with pytest.raises(UserError, match=message):
-        complete(compose_config([*SETTINGS, *settings]))
+        resolve_config(compose_config([*SETTINGS, *settings]))
 
 
 def test_a_run_of_one_process_is_not_resumed_by_several(monkeypatch, tmp_path: Path):
-    config = complete(compose_config([*SETTINGS, "algorithm=sac", "policy=squashed_gaussian"]))
+    config = resolve_config(compose_config([*SETTINGS, "algorithm=sac", "policy=squashed_gaussian"]))
     (tmp_path / "config.yaml").write_text(config_text(config))
     monkeypatch.setattr("robopolicy.training.distributed.world_size", lambda: 2)
     with pytest.raises(UserError, match="'sac' runs in one process"):
@@ -108,5 +108,5 @@ def test_torchrun_trains_one_run_that_the_first_process_writes(tmp_path: Path):
     subprocess.run([*torchrun, "-m", "robopolicy", "train", *words], env=environment, check=True, timeout=120)
     report = json.loads((tmp_path / "run/report.json").read_text())
     config = compose_config(words)
-    assert report["env_steps"] == 2 * 8 * config.sim.num_envs * config.chunk.execute
+    assert report["env_steps"] == 2 * 8 * config.sim.num_envs * config.chunk.action_horizon
     assert report["final"]["n"] == 2 and (tmp_path / "run/checkpoints/last/manifest.json").exists()

@@ -12,19 +12,19 @@ import pytest
 from robopolicy.data.episodes import Episodes
 from robopolicy.data.formats.lerobot import read_lerobot
 from robopolicy.training import build as builder
-from robopolicy.training.build import build, complete
+from robopolicy.training.build import build, resolve_config
 from robopolicy.training.compose import compose_config
 
 
 def build_with(data: Path, change: Callable[[Episodes], Episodes], monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The warnings of a run of imitation on the changed dataset."""
-    episodes = change(read_lerobot(data).played())
+    episodes = change(read_lerobot(data).without_closing_frames())
     builder.episodes_of.cache_clear()
     monkeypatch.setattr(builder, "read_lerobot", lambda _: _Read(episodes))
     settings = ["task=point_mass", "policy=flow", "policy.hidden=[8]", f"dataset={data}", "budget.updates=1"]
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
-        build(complete(compose_config([*settings, "algorithm=bc", "evaluation.episodes=2"]))).close()
+        build(resolve_config(compose_config([*settings, "algorithm=bc", "evaluation.episodes=2"]))).close()
     return [str(warning.message) for warning in found if warning.category is UserWarning]
 
 

@@ -11,9 +11,9 @@ from gpu_commands import SEARCH, SMALL, check_plays_on_a_gpu, policies, run
 FLOW, DIFFUSION, JUDGE = (f"runs/{name}/checkpoints/last" for name in ("flow", "diffusion", "qc"))
 MADE = {
     "the weights of a composition": ["compose", FLOW, DIFFUSION, "--search", "grid", "--divisions", "2", *SEARCH],
-    "a selector": ["compose", FLOW, DIFFUSION, "--select", "demos", "--set", "selection.updates=5"],
-    "a guided composition": ["compose", FLOW, DIFFUSION, "--critic", JUDGE, "--set", "guidance.strength=0.1"],
-    "the best of several chunks": ["compose", FLOW, DIFFUSION, "--critic", JUDGE, "--set", "candidates=3"],
+    "a selector": ["compose", FLOW, DIFFUSION, "--gate-data", "demos", "--override", "selection.updates=5"],
+    "a guided composition": ["compose", FLOW, DIFFUSION, "--critic", JUDGE, "--override", "guidance.strength=0.1"],
+    "the best of several chunks": ["compose", FLOW, DIFFUSION, "--critic", JUDGE, "--override", "candidates=3"],
 }
 
 
@@ -22,7 +22,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A working directory with demonstrations and policies."""
     with policies(tmp_path_factory.mktemp("gpu"), ("flow", "diffusion")) as place:
         train = ["train", "task=point_mass", "dataset=demos", "device=cuda", *SMALL]
-        run(*train, "algorithm=qc", "policy=flow", "name=qc", "replay.warmup_steps=8", "sim.num_envs=2")
+        run(*train, "algorithm=qc", "policy=flow", "name=qc", "replay.learning_starts=8", "sim.num_envs=2")
         yield place
 
 

@@ -17,7 +17,7 @@ from robopolicy.training import guards as duels
 from robopolicy.training import loop
 from robopolicy.training.checkpoint import load_policy
 from robopolicy.training.compose import compose_config
-from robopolicy.training.guards import TrainingDiverged, better, check_parameters, collapsed, named_tensors
+from robopolicy.training.guards import TrainingDiverged, check_parameters, has_collapsed, is_better, named_tensors
 from robopolicy.training.loggers import read_jsonl
 from robopolicy.training.loop import resume_run, start_run
 from robopolicy.training.resume import Interrupted
@@ -39,36 +39,36 @@ def summary(success, low=0.0, high=1.0, ret=0.0, n=100):
 
 
 def test_best_is_success_then_return_then_the_earlier():
-    assert better(summary(0.5), None)
-    assert better(summary(0.6, ret=-5), summary(0.5, ret=9))
-    assert better(summary(0.5, ret=2), summary(0.5, ret=1))
-    assert not better(summary(0.5), summary(0.5))
+    assert is_better(summary(0.5), None)
+    assert is_better(summary(0.6, ret=-5), summary(0.5, ret=9))
+    assert is_better(summary(0.5, ret=2), summary(0.5, ret=1))
+    assert not is_better(summary(0.5), summary(0.5))
 
 
 def test_best_is_the_return_where_no_success_is_defined():
-    assert better(summary(None, ret=2), summary(None, ret=1))
+    assert is_better(summary(None, ret=2), summary(None, ret=1))
 
 
 def test_breaking_the_simulation_is_no_way_to_end_costs():
     honest, escaping = summary(None, ret=-20.0, n=20), summary(None, ret=0.0, n=20) | {"diverged": 20}
-    assert not better(escaping, honest) and better(honest, escaping)
+    assert not is_better(escaping, honest) and is_better(honest, escaping)
     rare = summary(None, ret=-10.0, n=20) | {"diverged": 2}  # which may be chance
-    assert better(rare, honest)
-    assert better(summary(0.9, n=20) | {"diverged": 3}, summary(0.5, n=20))  # success judges those by itself
+    assert is_better(rare, honest)
+    assert is_better(summary(0.9, n=20) | {"diverged": 3}, summary(0.5, n=20))  # success judges those by itself
 
 
 def test_collapse_needs_intervals_that_do_not_touch():
     best = summary(0.8, low=0.7, high=0.9)
-    assert collapsed(summary(0.5, low=0.4, high=0.6), best)
-    assert not collapsed(summary(0.6, low=0.5, high=0.71), best)
-    assert collapsed(summary(None, ret=-3), summary(None, ret=0))
-    assert not collapsed(summary(None, ret=-1.5), summary(None, ret=0))
+    assert has_collapsed(summary(0.5, low=0.4, high=0.6), best)
+    assert not has_collapsed(summary(0.6, low=0.5, high=0.71), best)
+    assert has_collapsed(summary(None, ret=-3), summary(None, ret=0))
+    assert not has_collapsed(summary(None, ret=-1.5), summary(None, ret=0))
 
 
 def test_returns_of_few_episodes_are_no_collapse():
-    assert collapsed(summary(None, ret=-3, n=10), summary(None, ret=0, n=10))
-    assert not collapsed(summary(None, ret=-3, n=9), summary(None, ret=0))
-    assert collapsed(summary(0.5, low=0.4, high=0.6, n=9), summary(0.8, low=0.7, high=0.9))
+    assert has_collapsed(summary(None, ret=-3, n=10), summary(None, ret=0, n=10))
+    assert not has_collapsed(summary(None, ret=-3, n=9), summary(None, ret=0))
+    assert has_collapsed(summary(0.5, low=0.4, high=0.6, n=9), summary(0.8, low=0.7, high=0.9))
 
 
 def test_tensors_are_named_by_their_path():
@@ -185,16 +185,16 @@ def test_a_collapse_restores_the_best_state(tmp_path, monkeypatch):
     report = trainer.train()
     assert states == [2]  # not at 0.75, which may be chance
     assert trainer.algorithm.reward_normalizer.running is None  # the rewards so far were those of other episodes
-    assert (report["restored"], report["final"]["success"], report["best"]["update"]) == (1, 0.9, 2)
+    assert (report["num_restores"], report["final"]["success"], report["best"]["update"]) == (1, 0.9, 2)
     assert [
-        row["guard/restored"] for row in read_jsonl(trainer.folder / "metrics.jsonl") if "guard/restored" in row
+        row["train/restores"] for row in read_jsonl(trainer.folder / "metrics.jsonl") if "train/restores" in row
     ] == [1]
 
 
 def test_the_guard_can_be_switched_off(tmp_path, monkeypatch):
     play_scores(monkeypatch, [0.9, 0.2])
     report = run(tmp_path, "budget.updates=2", "guards.restore_best=false").train()
-    assert (report["restored"], report["final"]["success"]) == (0, 0.2)
+    assert (report["num_restores"], report["final"]["success"]) == (0, 0.2)
 
 
 def play_duel(monkeypatch, base, best):
@@ -219,10 +219,10 @@ def test_a_run_that_falls_short_of_its_base_keeps_the_base(tmp_path, monkeypatch
     capsys.readouterr()
     report = trainer.train()
     assert (report["base"]["success"], report["best"]["success"], report["best"]["update"]) == (0.5, 0.5, 0)
-    assert (report["final"]["success"], report["kept_base"], report["restored"]) == (0.45, True, 0)
+    assert (report["final"]["success"], report["reverted_to_base"], report["num_restores"]) == (0.45, True, 0)
     kept, started = (load_policy(tmp_path / folder)[0] for folder in ("run/checkpoints/best", "base/checkpoints/last"))
     assert all(torch.equal(a, b) for a, b in zip(kept.parameters(), started.parameters(), strict=True))
-    against = report["against_base"]
+    against = report["vs_base"]
     assert (against["wins"], against["losses"], against["difference"]["estimate"]) == (0, 6, -0.3)
     assert starts == [10_010, 10_010, 10_020, 10_020]  # fresh episodes, the same for both, until beyond doubt
     assert "below its base, which checkpoints/best now holds: success -30 points [" in capsys.readouterr().out
@@ -234,8 +234,8 @@ def test_a_run_level_with_its_base_keeps_what_it_learned(tmp_path, monkeypatch, 
     starts = play_duel(monkeypatch, base=[True, False], best=[False, True])
     capsys.readouterr()
     report = trainer.train()
-    assert (report["best"]["success"], report["kept_base"]) == (0.5, False)
-    assert report["against_base"]["difference"]["n"] == 50 and len(starts) == 2 * duels.ROUNDS
+    assert (report["best"]["success"], report["reverted_to_base"]) == (0.5, False)
+    assert report["vs_base"]["difference"]["n"] == 50 and len(starts) == 2 * duels.ROUNDS
     assert "best against base: success +0 points [" in capsys.readouterr().out
 
 
@@ -247,7 +247,7 @@ def test_returns_of_few_episodes_do_not_end_the_duel(monkeypatch):
     monkeypatch.setattr(duels, "play", play)
     rounds: list[int] = []
     base, best, sim = cast(list[Any], [1, 0, None])
-    outcome = duels.duel(base, best, sim, episodes=4, seed=0, before_round=lambda: rounds.append(1))
+    outcome = duels.compare_with_base(base, best, sim, episodes=4, seed=0, before_round=lambda: rounds.append(1))
     assert (outcome.difference.estimate, outcome.difference.n, len(rounds)) == (-1.0, 12, 3)
 
 
@@ -259,7 +259,7 @@ def test_the_base_itself_is_not_played_against(tmp_path, monkeypatch):
     play_scores(monkeypatch, [0.6, 0.6])
     starts = play_duel(monkeypatch, base=[True], best=[False])
     report = trainer.train()
-    assert (starts, report["against_base"], report["best"]["update"]) == ([], None, 0)
+    assert (starts, report["vs_base"], report["best"]["update"]) == ([], None, 0)
 
 
 def test_a_stop_during_the_duel_can_be_resumed(tmp_path, monkeypatch):
@@ -271,10 +271,10 @@ def test_a_stop_during_the_duel_can_be_resumed(tmp_path, monkeypatch):
         before_round()
 
     monkeypatch.setattr(loop.guards, "duel", stop)
-    with pytest.raises(Interrupted, match="go on with"):
+    with pytest.raises(Interrupted, match="resume with"):
         trainer.train()
     assert not (tmp_path / "run" / "report.json").exists()
     monkeypatch.undo()
     report = resume_run(tmp_path / "run").train()
     assert (report["update"], report["base"]["success"]) == (2, 0.6)
-    assert report["against_base"]["difference"]["n"] >= 10
+    assert report["vs_base"]["difference"]["n"] >= 10

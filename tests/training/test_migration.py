@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from robopolicy.schema import to_plain
+from robopolicy.schema import to_dict
 from robopolicy.training import migration
 from robopolicy.training.compose import compose_config, read_config
 from robopolicy.training.manifest import read_manifest
@@ -21,7 +21,7 @@ RUN = ["task=point_mass", "policy=gaussian", "algorithm=ppo", "budget.updates=1"
 
 
 def test_a_run_from_before_wrappers_had_a_list_is_read(tmp_path: Path) -> None:
-    content = to_plain(compose_config(RUN))
+    content = to_dict(compose_config(RUN))
     del content["task"]["wrappers"]
     content["task"] |= NONE
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(content))
@@ -47,7 +47,7 @@ def test_a_run_from_before_wrappers_had_a_list_is_read(tmp_path: Path) -> None:
 def test_settings_of_algorithms_are_read_under_their_present_names(
     tmp_path: Path, algorithm: str, old: dict[str, Any], new: dict[str, Any]
 ) -> None:
-    content: Any = to_plain(compose_config([*RUN[:2], f"algorithm={algorithm}", RUN[3]]))
+    content: Any = to_dict(compose_config([*RUN[:2], f"algorithm={algorithm}", RUN[3]]))
     for keys, present in ((new, False), (old, True)):
         for key, value in keys.items():
             *path, last = key.split(".")
@@ -62,7 +62,7 @@ def test_settings_of_algorithms_are_read_under_their_present_names(
 
 
 def test_present_configurations_stay_as_they_are() -> None:
-    content = to_plain(compose_config(RUN))
+    content = to_dict(compose_config(RUN))
     assert migrate_config(content) == content
     assert migrate_config("no mapping") == "no mapping"
 
@@ -73,7 +73,7 @@ def test_settings_of_a_policy_move_in_its_checkpoints_as_well(tmp_path: Path, mo
     config = {"policy": {"layers": [8], "name": "gaussian"}, "seed": 1}
     assert migrate_config(config) == {"policy": {"net": {"hidden": [8]}, "name": "gaussian"}, "seed": 2}
     assert config["policy"] == {"layers": [8], "name": "gaussian"}
-    spec = {"observation": {"state": [2]}, "action_dim": 1, "horizon": 1, "execute": 1, "obs_horizon": 1}
+    spec = {"observation": {"state": [2]}, "action_dim": 1, "horizon": 1, "action_horizon": 1, "obs_horizon": 1}
     manifest = {"schema": 1, "policy": "gaussian", "config": {"layers": [8]}, "spec": spec, "network_calls": 1}
     manifest |= {"task": "toy/point_mass", "training": {}, "versions": {}, "commit": None, "files": {}}
     (tmp_path / "manifest.json").write_text(json.dumps(manifest))

@@ -8,7 +8,7 @@ import pytest
 from replay_runs import QUICK, assert_interruption_changes_nothing
 
 from robopolicy.cli.main import main
-from robopolicy.policies.wrappers.best_of_n import SelectedPolicy
+from robopolicy.policies.wrappers.best_of_n import BestOfNPolicy
 from robopolicy.training.checkpoint import load_policy
 
 RUN = ["task=point_mass", *QUICK, "algorithm.batch_size=16", "algorithm.critic.hidden=[16]"]
@@ -27,7 +27,7 @@ def test_a_resumed_teacher_keeps_the_steps_that_its_student_has_not(
     settings = [*RUN, "algorithm=fql", f"init_from={clone}/checkpoints/last", f"dataset={demonstrations}"]
     assert_interruption_changes_nothing(settings, tmp_path, monkeypatch)
     student, _ = load_policy(tmp_path / "whole/checkpoints/last")
-    assert student.network_calls == 1  # type: ignore[attr-defined]
+    assert student.nfe == 1  # type: ignore[attr-defined]
 
 
 def test_a_student_is_no_teacher(
@@ -49,4 +49,4 @@ def test_a_run_that_begins_with_a_player_trains_the_policy_inside(
     settings += [f"init_from={tmp_path}/first/checkpoints/last"]
     assert_interruption_changes_nothing(settings, tmp_path, monkeypatch, updates=4)
     player, _ = load_policy(tmp_path / "whole/checkpoints/last")
-    assert isinstance(player, SelectedPolicy) and not isinstance(player.base, SelectedPolicy)
+    assert isinstance(player, BestOfNPolicy) and not isinstance(player.base, BestOfNPolicy)

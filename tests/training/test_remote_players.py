@@ -22,13 +22,13 @@ from robopolicy.text.sim import TextSim
 from robopolicy.text.text_env import TextWorld, score
 from robopolicy.training.text_rollout_source import OverlappedSource
 from robopolicy.training.workers import (
-    LINES,
-    Line,
-    Player,
-    ProcessLine,
-    RayLine,
-    RemoteWorld,
-    Role,
+    WORKER_HANDLES,
+    ProcessHandle,
+    RayHandle,
+    RemoteRolloutEnv,
+    Worker,
+    WorkerHandle,
+    WorkerSpec,
     arrays_to_tensors,
     packed_weights,
     tensors_to_arrays,
@@ -36,11 +36,11 @@ from robopolicy.training.workers import (
 from robopolicy_tasks.text.arithmetic import Arithmetic
 
 
-class Here(Line):
+class Here(WorkerHandle):
     """To a player in this process, which starts at once."""
 
     def __init__(self, role):
-        self.player = Player(role)
+        self.player = Worker(role)
 
     def call(self, name, *arguments):
         return getattr(self.player, name)(*arguments)
@@ -62,7 +62,7 @@ def source(**settings):
 def plays(line, policy):
     """Tasks come back as attempts, drawn with the weights that were sent."""
     home = TextWorld(policy, Arithmetic(), torch.Generator())
-    world = RemoteWorld(line, home)
+    world = RemoteRolloutEnv(line, home)
     try:
         world.load(packed_weights(policy))
         attempts = world.play([Task(key, payload=key, temperature=0.8) for key in (5, 5, 6)])
@@ -84,7 +84,7 @@ def test_trees_of_tensors_survive_as_arrays():
 
 def test_a_process_plays_with_the_weights_it_was_sent():
     policy = small(seed=3)
-    plays(ProcessLine(Role.of(policy, "text/arithmetic", seed=1)), policy)
+    plays(ProcessHandle(WorkerSpec.of(policy, "text/arithmetic", seed=1)), policy)
 
 
 class FakeRay(SimpleNamespace):
@@ -125,14 +125,14 @@ class FakeRay(SimpleNamespace):
 def test_ray_is_asked_for_an_actor(monkeypatch):
     ray, policy = FakeRay(), small(seed=3)
     monkeypatch.setitem(sys.modules, "ray", ray)
-    plays(RayLine(Role.of(policy, "text/arithmetic", seed=1)), policy)
+    plays(RayHandle(WorkerSpec.of(policy, "text/arithmetic", seed=1)), policy)
     assert len(ray.started) == 1 == len(ray.killed)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed")
 def test_ray_plays_with_the_weights_it_was_sent():
     policy = small(seed=3)
-    plays(RayLine(Role.of(policy, "text/arithmetic", seed=1)), policy)
+    plays(RayHandle(WorkerSpec.of(policy, "text/arithmetic", seed=1)), policy)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed")
@@ -147,7 +147,7 @@ def test_players_are_on_different_nodes_of_a_cluster(monkeypatch):
             cluster.add_node(num_cpus=1, **store)
         cluster.wait_for_nodes()
         monkeypatch.setenv("RAY_ADDRESS", cluster.address)
-        lines = [RayLine(Role.of(policy, "text/arithmetic", seed=seed)) for seed in (1, 2)]
+        lines = [RayHandle(WorkerSpec.of(policy, "text/arithmetic", seed=seed)) for seed in (1, 2)]
         for line in lines:  # while the other one holds the core of its node
             line.call("load", packed_weights(policy))
         for line in lines:
@@ -160,11 +160,11 @@ def test_players_are_on_different_nodes_of_a_cluster(monkeypatch):
 @pytest.mark.skipif(importlib.util.find_spec("ray") is not None, reason="ray is installed")
 def test_without_ray_the_extra_is_named():
     with pytest.raises(UserError, match=r"pip install 'robopolicy\[ray\]'"):
-        RayLine(Role.of(small(), "text/arithmetic", seed=1))
+        RayHandle(WorkerSpec.of(small(), "text/arithmetic", seed=1))
 
 
 def test_two_players_share_the_groups_and_stay_within_the_bound(monkeypatch):
-    monkeypatch.setitem(LINES, "process", Here)
+    monkeypatch.setitem(WORKER_HANDLES, "process", Here)
     algorithm, feed = source(staleness=1, players=2)
     try:
         for _ in range(4):
@@ -185,7 +185,7 @@ class Continued(Flat):
 
 
 def test_what_players_cannot_do_is_said(monkeypatch):
-    monkeypatch.setitem(LINES, "process", Here)
+    monkeypatch.setitem(WORKER_HANDLES, "process", Here)
     monkeypatch.setitem(TOPOLOGIES._rows, "flat", Continued)
     algorithm, feed = source(players=1)
     with pytest.raises(UserError, match="ability 'branch', which RemoteWorld lacks"):

@@ -89,7 +89,7 @@ def test_rlpd_mixes_demonstrations_into_every_minibatch(
 
 def test_the_task_may_come_from_the_dataset(tmp_path: Path, demonstrations: Path) -> None:
     settings = [setting for setting in SAC_RUN if setting != "task=point_mass"]
-    chunk = ["chunk.horizon=4", "chunk.execute=2"]
+    chunk = ["chunk.horizon=4", "chunk.action_horizon=2"]
     assert main(["train", *settings, *chunk, f"dataset={demonstrations}", "budget.updates=2", f"out={tmp_path}"]) == 0
     assert (tmp_path / "point_mass_gaussian_sac_seed0").exists()
 
@@ -163,7 +163,7 @@ def test_only_a_collapse_at_the_end_restores_the_best_state(tmp_path: Path, monk
     settings = [setting for setting in SAC_RUN if "evaluation" not in setting]
     run = trainer(tmp_path, *settings, "budget.updates=3", "evaluation.every=1", "evaluation.episodes=1")
     report = run.train()
-    assert (report["restored"], report["best"]["update"], run.algorithm.updates) == (1, 1, 1)
+    assert (report["num_restores"], report["best"]["update"], run.algorithm.updates) == (1, 1, 1)
 
 
 # Refusals.
@@ -174,7 +174,7 @@ def test_only_a_collapse_at_the_end_restores_the_best_state(tmp_path: Path, monk
     [
         ([*RLPD_RUN, "budget.updates=1"], "learns from demonstrations as well; pass dataset=FOLDER"),
         ([*SAC_RUN, "budget.updates=1", "replay.offline_updates=1"], "offline_updates learns from a dataset"),
-        ([*SAC_RUN, "budget.env_steps=80"], "ends before learning starts, after replay.warmup_steps=100"),
+        ([*SAC_RUN, "budget.env_steps=80"], "ends before learning starts, after replay.learning_starts=100"),
         ([*SAC_RUN, "budget.updates=1", "algorithm.utd=1e30"], "algorithm.utd must lie in (0, 1000], got 1e+30"),
         ([*SAC_RUN, "budget.updates=1", "algorithm.utd=0.3"], "asks for 1.2 gradient steps"),
         ([*SAC_RUN, "budget.updates=1", "algorithm.utd=0.1"], "is a whole number"),

@@ -14,7 +14,7 @@ from robopolicy.training.loggers import read_jsonl
 COMMON = ["checkpoint_every=20", "logging.every=1", "evaluation.episodes=2", "evaluation.every=20", "sim.num_envs=4"]
 DSRL = [
     *COMMON,
-    "replay.warmup_steps=40",
+    "replay.learning_starts=40",
     "algorithm.batch_size=16",
     "algorithm.utd=0.5",
     "algorithm.actor.hidden=[16]",

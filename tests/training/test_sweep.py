@@ -9,7 +9,7 @@ import pytest
 from robopolicy.cli.main import main
 from robopolicy.sim.contract import TensorSpec
 from robopolicy.training import many_runs
-from robopolicy.training.build import Parts
+from robopolicy.training.build import RunComponents
 from robopolicy.training.config import TaskConfig
 from robopolicy.training.many_runs import combinations
 
@@ -71,12 +71,12 @@ def test_what_policy_and_algorithm_refuse_is_said_before_the_first_run(tmp_path,
 
 def test_a_rehearsal_builds_no_simulator_unless_the_stand_in_is_refused(monkeypatch):
     built = []
-    monkeypatch.setattr(many_runs, "build", lambda config: built.append(config) or Parts(*[Mock()] * 6))
-    settings = [*QUICK, "algorithm=ppo", "task.observe=[state]", "seed=0,1"]
+    monkeypatch.setattr(many_runs, "build", lambda config: built.append(config) or RunComponents(*[Mock()] * 6))
+    settings = [*QUICK, "algorithm=ppo", "task.obs_keys=[state]", "seed=0,1"]
     combinations(settings)
     assert not built
-    other = replace(many_runs.stand_in(TaskConfig()), observation={"other": TensorSpec((3,))})
-    monkeypatch.setattr(many_runs, "stand_in", lambda task: other)
+    other = replace(many_runs.dummy_spec(TaskConfig()), observation={"other": TensorSpec((3,))})
+    monkeypatch.setattr(many_runs, "dummy_spec", lambda task: other)
     configs, _ = combinations(settings)
     assert built == configs[:1]  # the seeds differ only
 
@@ -84,7 +84,7 @@ def test_a_rehearsal_builds_no_simulator_unless_the_stand_in_is_refused(monkeypa
 def test_a_sweep_that_is_stopped_says_how_to_go_on(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("robopolicy.training.many_runs.launch", Mock(side_effect=KeyboardInterrupt))
     assert main(["train", "--multirun", *QUICK, "algorithm=ppo", f"out={tmp_path}"]) == 130
-    assert "call the same command again to go on" in capsys.readouterr().err
+    assert "run the same command again to continue" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from test_diagnostics import TrueWorld
 from torch import Tensor
 
 from robopolicy.data.episodes import Episode, Episodes
-from robopolicy.data.support import SupportConfig, SupportGate, support_gate
+from robopolicy.data.ood_detector import OODDetector, OODDetectorConfig, fit_ood_detector
 from robopolicy.errors import UserError
 from robopolicy.evaluation.actors import ExpertActor, RandomActor
 from robopolicy.evaluation.harness import evaluate
@@ -19,10 +19,16 @@ from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
 from robopolicy.sim.checker import check_simulator
 from robopolicy.sim.registry import SimOptions, make_sim
-from robopolicy.training.world_sims import doubts
-from robopolicy.worldmodel.backend import Guard, LoggedStarts, SimStarts, WorldSim, WorldSimConfig
+from robopolicy.training.world_sims import abstention_notes
+from robopolicy.worldmodel.backend import (
+    LoggedInitialStates,
+    OODTermination,
+    SimInitialStates,
+    WorldSim,
+    WorldSimConfig,
+)
 from robopolicy.worldmodel.contract import Images, Judgement
-from robopolicy.worldmodel.videos import Films
+from robopolicy.worldmodel.videos import VideoDataset
 from robopolicy_tasks.toy.push import GOAL, RADIUS, PushExpert
 
 
@@ -36,7 +42,7 @@ class TrueJudge:
 
 
 @pytest.fixture(scope="module")
-def films() -> Films:
+def films() -> VideoDataset:
     return small_films()
 
 
@@ -45,10 +51,10 @@ def real(num_envs: int = 1):
     return make_sim("toy/push", SimOptions(num_envs=num_envs, cameras=("top",), image_size=16))
 
 
-def dream(films: Films, num_envs: int, model=None, judge=None, **config) -> WorldSim:
+def dream(films: VideoDataset, num_envs: int, model=None, judge=None, **config) -> WorldSim:
     """The toy inside a model of it."""
     model, task = model or TrueWorld(films.spec), real()
-    starts = SimStarts(task, films.spec)
+    starts = SimInitialStates(task, films.spec)
     rules = WorldSimConfig(**config)
     return WorldSim(model, judge or TrueJudge(), starts, task.spec, num_envs=num_envs, config=rules, rows=4)
 
@@ -70,13 +76,13 @@ def test_the_true_world_gives_the_true_result_start_by_start(films):
         assert found.returns.tolist() == expected.returns.tolist()
 
 
-def guarded(films: Films, gate: SupportGate, num_envs: int = 3, **config) -> WorldSim:
+def guarded(films: VideoDataset, gate: OODDetector, num_envs: int = 3, **config) -> WorldSim:
     task = real()
     rules = WorldSimConfig(**config)
-    starts = SimStarts(task, films.spec)
+    starts = SimInitialStates(task, films.spec)
     model = TrueWorld(films.spec)
     return WorldSim(
-        model, TrueJudge(), starts, task.spec, num_envs=num_envs, config=rules, rows=4, guard=Guard(gate, 7.0)
+        model, TrueJudge(), starts, task.spec, num_envs=num_envs, config=rules, rows=4, guard=OODTermination(gate, 7.0)
     )
 
 
@@ -92,7 +98,7 @@ def still_data() -> Episodes:
 
 
 def test_leaving_the_support_ends_the_episode_and_costs(films):
-    gate = support_gate(still_data(), SupportConfig(outside=0.0))
+    gate = fit_ood_detector(still_data(), OODDetectorConfig(outside=0.0))
     sim, free = guarded(films, gate), dream(films, 3)
     obs = sim.reset(0)
     free.reset(0)
@@ -110,13 +116,13 @@ def test_leaving_the_support_ends_the_episode_and_costs(films):
 
 
 def test_a_guarded_world_keeps_the_simulator_contract(films):
-    gate = support_gate(still_data(), SupportConfig(kind="neighbours"))
+    gate = fit_ood_detector(still_data(), OODDetectorConfig(kind="neighbours"))
     make = lambda count: guarded(films, gate, count, max_episode_steps=9)  # noqa: E731
     assert check_simulator(make(3), make) == []
 
 
 def test_a_guard_of_other_states_is_refused(films):
-    gate = support_gate(still_data(), keys=["gripper"])
+    gate = fit_ood_detector(still_data(), keys=["gripper"])
     assert guarded(films, gate, 1).guard is not None
     gate.keys = ("gripper", "elbow")
     with pytest.raises(UserError, match="'elbow' is not observed"):
@@ -124,7 +130,7 @@ def test_a_guard_of_other_states_is_refused(films):
 
 
 def test_a_search_evaluates_policies_inside_the_model(films):
-    spec = PolicySpec({"image.top": (3, 16, 16), "gripper": (2,)}, action_dim=2, horizon=4, execute=2)
+    spec = PolicySpec({"image.top": (3, 16, 16), "gripper": (2,)}, action_dim=2, horizon=4, action_horizon=2)
     policy = GaussianPolicy(GaussianConfig(normalization="identity", hidden=(8,)), spec)
     model = small_world(films)
     results = [
@@ -136,18 +142,18 @@ def test_a_search_evaluates_policies_inside_the_model(films):
 
 
 def test_logged_starts_are_those_of_their_seeds(films):
-    found = LoggedStarts(films.episodes, films.spec)([3, 1003])
+    found = LoggedInitialStates(films.episodes, films.spec)([3, 1003])
     start = int(films.episodes.starts[3])
     assert (found.images["top"][0] == films.images["top"][start]).all()  # every frame of the context
     assert (found.proprio[0] == films.proprio[start]).all() and not found.actions.any()
     assert torch.equal(found.proprio[1], found.proprio[0])  # 1003 modulo 8 episodes
-    simulated = SimStarts(real(), films.spec)([3])
+    simulated = SimInitialStates(real(), films.spec)([3])
     assert torch.equal(simulated.images["top"][0], found.images["top"][0])
     assert torch.equal(simulated.proprio[0], found.proprio[0])
 
 
 def test_starts_anywhere_go_on_where_a_film_was(films):
-    starts = LoggedStarts(films.episodes, films.spec, anywhere=True)
+    starts = LoggedInitialStates(films.episodes, films.spec, anywhere=True)
     found, again = starts(range(40)), starts([7])
     assert torch.equal(again.proprio[0], found.proprio[7])  # a function of the seed
     moved = (found.proprio[:, 1:] != found.proprio[:, :-1]).any(2)  # (40, C - 1)
@@ -188,10 +194,10 @@ def test_an_abstaining_judge_never_sees_success(films):
     result = evaluate(ExpertActor(PushExpert()), sim, episodes=4)
     assert result.success is not None and not result.success.any()
     assert sim.judged == sim.abstained == result.lengths.sum()
-    assert doubts("expert", sim) == [
+    assert abstention_notes("expert", sim) == [
         "expert: the judge abstained from 160 of 160 frames, none of which counts as success."
     ]
-    assert doubts("expert", dream(films, 4)) == []
+    assert abstention_notes("expert", dream(films, 4)) == []
 
 
 @pytest.mark.parametrize(
@@ -207,4 +213,4 @@ def test_an_abstaining_judge_never_sees_success(films):
 )
 def test_tasks_of_another_world_are_refused(films, change, message):
     with pytest.raises(UserError, match=message):
-        SimStarts(real(), replace(films.spec, **change))
+        SimInitialStates(real(), replace(films.spec, **change))

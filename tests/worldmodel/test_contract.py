@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from robopolicy.errors import UserError
-from robopolicy.schema import from_plain, to_plain
+from robopolicy.schema import from_dict, to_dict
 from robopolicy.worldmodel.contract import (
     WorldSpec,
     WorldState,
@@ -32,7 +32,7 @@ def frames(spec: WorldSpec, rows: int = 2) -> dict[str, torch.Tensor]:
 
 
 def test_a_spec_survives_json():
-    assert from_plain(WorldSpec, json.loads(json.dumps(to_plain(SPEC))), "spec") == SPEC
+    assert from_dict(WorldSpec, json.loads(json.dumps(to_dict(SPEC))), "spec") == SPEC
 
 
 @pytest.mark.parametrize(

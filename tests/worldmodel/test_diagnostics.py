@@ -7,9 +7,16 @@ from small_world import small_films
 from torch import Tensor
 
 from robopolicy.errors import UserError
-from robopolicy.worldmodel.action_following import effects, failure_share, follow, frame_psnr, judge, table
+from robopolicy.worldmodel.action_following import (
+    effects,
+    failure_share,
+    frame_psnr,
+    judge,
+    measure_action_following,
+    table,
+)
 from robopolicy.worldmodel.contract import Frames, Images, WorldSpec, WorldState
-from robopolicy.worldmodel.videos import Films, spec_of
+from robopolicy.worldmodel.videos import VideoDataset, spec_of
 from robopolicy_tasks.toy.push import draw, push
 
 
@@ -39,7 +46,7 @@ class TrueWorld:
 
 
 @pytest.fixture(scope="module")
-def films() -> Films:
+def films() -> VideoDataset:
     return small_films(16)
 
 
@@ -50,7 +57,7 @@ def test_psnr_is_that_of_the_definition():
 
 
 def test_the_true_world_passes(films):
-    following = follow(TrueWorld(films.spec), films, horizon=5, windows=16)
+    following = measure_action_following(TrueWorld(films.spec), films, horizon=5, windows=16)
     assert following.gap() > 10 and following.gap("zero") > 10
     assert following.directions == dict.fromkeys(ACTIONS, 1.0)
     assert judge(following, failures=failure_share(films)).passed
@@ -58,7 +65,7 @@ def test_the_true_world_passes(films):
 
 
 def test_a_model_that_ignores_actions_is_refused(films):
-    following = follow(TrueWorld(films.spec, hearing=0.0), films, horizon=5, windows=16)
+    following = measure_action_following(TrueWorld(films.spec, hearing=0.0), films, horizon=5, windows=16)
     assert following.gap() == following.gap("zero") == 0.0
     verdict = judge(following, failures=0.5)
     assert not verdict.passed
@@ -67,7 +74,7 @@ def test_a_model_that_ignores_actions_is_refused(films):
 
 
 def test_a_model_that_moves_the_wrong_way_is_refused(films):
-    following = follow(TrueWorld(films.spec, hearing=-1.0), films, horizon=5, windows=16)
+    following = measure_action_following(TrueWorld(films.spec, hearing=-1.0), films, horizon=5, windows=16)
     assert following.directions == dict.fromkeys(ACTIONS, 0.0)
     reasons = judge(following, failures=0.5).reasons
     assert any("'gripper_vx [m/s]' moves things the wrong way from 100% of the frames" in reason for reason in reasons)
@@ -85,9 +92,9 @@ def test_an_action_is_not_credited_with_what_another_does_at_the_same_time():
 
 def test_a_model_that_was_trained_on_successes_alone_is_refused(films):
     wins = push_films(6, size=16, failures=False)
-    share = failure_share(Films(spec_of(wins), wins))
+    share = failure_share(VideoDataset(spec_of(wins), wins))
     assert share == 0.0
-    verdict = judge(follow(TrueWorld(films.spec), films, horizon=5, windows=16), failures=share)
+    verdict = judge(measure_action_following(TrueWorld(films.spec), films, horizon=5, windows=16), failures=share)
     assert not verdict.passed and "trained on successes: 0% of its episodes failed" in verdict.reasons[0]
 
 
@@ -103,5 +110,5 @@ def test_worlds_without_a_state_vector_are_judged_by_their_frames(films):
             state = films.proprio[films.starts(5, 16)] if len(seeds) == 16 else torch.zeros(len(seeds), 4)
             return WorldState(seeds, torch.zeros_like(seeds), {"state": state})
 
-    following = follow(Blind(spec), Films(spec, episodes), horizon=5, windows=16)
+    following = measure_action_following(Blind(spec), VideoDataset(spec, episodes), horizon=5, windows=16)
     assert following.directions == {}

@@ -12,8 +12,8 @@ from robopolicy.data.formats.lerobot import read_lerobot, write_lerobot
 from robopolicy.data.formats.lerobot.layout import names_of
 from robopolicy.errors import UserError
 from robopolicy.sim.registry import SimOptions, make_sim
-from robopolicy.worldmodel.backend import SimStarts
-from robopolicy.worldmodel.videos import Films, FrameSampler, check_films, spec_of, split
+from robopolicy.worldmodel.backend import SimInitialStates
+from robopolicy.worldmodel.videos import FrameSampler, VideoDataset, check_videos, spec_of, split
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,7 @@ def test_the_spec_is_read_off_the_data(episodes):
     assert spec_of(episodes, proprio=("gripper",)).proprio_dim == 2
     with pytest.raises(UserError, match="Unknown camera 'wrist'"):
         spec_of(episodes, cameras=("wrist",))
-    with pytest.raises(UserError, match="no pictures"):
+    with pytest.raises(UserError, match="cannot render images"):
         spec_of(replace(episodes, arrays={k: v for k, v in episodes.arrays.items() if k != "image.top"}))
 
 
@@ -45,7 +45,7 @@ def test_the_spec_is_read_off_the_data(episodes):
 )
 def test_other_worlds_are_refused_with_what_was_expected(episodes, change, message):
     with pytest.raises(UserError, match=message):
-        check_films(replace(spec_of(episodes), **change), episodes, "DATA")
+        check_videos(replace(spec_of(episodes), **change), episodes, "DATA")
 
 
 def test_names_and_rate_are_those_of_the_dataset_and_others_are_refused(episodes, tmp_path):
@@ -57,12 +57,12 @@ def test_names_and_rate_are_those_of_the_dataset_and_others_are_refused(episodes
     assert Episodes.concat([again, again]).subset([0]).names == again.names
     swapped = replace(again, names={**names, "action": ACTIONS[::-1]})
     with pytest.raises(UserError, match=r"Actions of DATA are gripper_vy .*; expected gripper_vx .*, gripper_vy"):
-        check_films(spec, swapped, "DATA")
-    check_films(spec, replace(again, names={}), "DATA")  # where nothing is named, nothing contradicts
+        check_videos(spec, swapped, "DATA")
+    check_videos(spec, replace(again, names={}), "DATA")  # where nothing is named, nothing contradicts
     with pytest.raises(UserError, match="cannot be joined"):
         Episodes.concat([again, swapped])
     with pytest.raises(UserError, match="State vectors of toy/push are"):
-        SimStarts(make_sim("toy/push", SimOptions(num_envs=1, cameras=("top",), image_size=16)), spec)
+        SimInitialStates(make_sim("toy/push", SimOptions(num_envs=1, cameras=("top",), image_size=16)), spec)
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_a_split_holds_back_whole_episodes_and_whole_behaviours(episodes):
 
 
 def test_a_window_repeats_the_first_frame_with_zero_actions(episodes):
-    films = Films(spec_of(episodes), episodes)
+    films = VideoDataset(spec_of(episodes), episodes)
     start = int(episodes.starts[1])
     frames, actions, whole = films.window(torch.tensor([start + 2]), horizon=2)
     assert frames[0].tolist() == [start, start, start, start + 1, start + 2, start + 3]
@@ -112,7 +112,7 @@ def test_a_window_repeats_the_first_frame_with_zero_actions(episodes):
 
 
 def test_success_shows_in_the_frame_after_the_step(episodes):
-    films = Films(spec_of(episodes), episodes)
+    films = VideoDataset(spec_of(episodes), episodes)
     end = int(episodes.ends[0])
     assert episodes.success[0] and films.ends_on_success
     assert films.success[end - 1] == 1 and films.success[end - 2] == 0
@@ -121,7 +121,7 @@ def test_success_shows_in_the_frame_after_the_step(episodes):
 
 
 def test_sampling_goes_on_where_it_was(episodes):
-    films = Films(spec_of(episodes), episodes)
+    films = VideoDataset(spec_of(episodes), episodes)
     sampler = FrameSampler(films, seed=1)
     sampler.targets(8)
     state = sampler.state_dict()

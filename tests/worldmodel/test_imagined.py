@@ -12,9 +12,9 @@ from torch import Tensor
 
 from robopolicy.errors import UserError
 from robopolicy.policies.base import Policy, PolicySpec
-from robopolicy.policies.noise import Randomness, RowStreams, normal
+from robopolicy.policies.noise import PerRowGenerator, Randomness, normal
 from robopolicy.worldmodel.contract import Judgement
-from robopolicy.worldmodel.imagined import FilmDynamics, FunctionDynamics, ImaginedPolicy, Imagining
+from robopolicy.worldmodel.imagined import FunctionDynamics, ImaginedPolicy, ShootingConfig, VideoDynamics
 
 
 class Guessing(Policy):
@@ -22,9 +22,9 @@ class Guessing(Policy):
 
     name = "guessing"
 
-    def __init__(self, horizon: int = 2, execute: int = 2, **shapes: tuple[int, ...]) -> None:
+    def __init__(self, horizon: int = 2, action_horizon: int = 2, **shapes: tuple[int, ...]) -> None:
         super().__init__()
-        self.spec = PolicySpec(shapes or {"state": (1,)}, 1, horizon=horizon, execute=execute)
+        self.spec = PolicySpec(shapes or {"state": (1,)}, 1, horizon=horizon, action_horizon=action_horizon)
 
     def act(self, obs: dict[str, Tensor], *, deterministic: bool = False, generator: Randomness = None) -> Tensor:
         rows = len(next(iter(obs.values())))
@@ -44,7 +44,7 @@ def blind(obs: dict[str, Tensor], action: Tensor) -> tuple[dict[str, Tensor], Te
 
 
 def planner(function: Any = move, base: Policy | None = None, **settings: Any) -> ImaginedPolicy:
-    return ImaginedPolicy(base or Guessing(), FunctionDynamics(function), Imagining(**settings))
+    return ImaginedPolicy(base or Guessing(), FunctionDynamics(function), ShootingConfig(**settings))
 
 
 def states(rows: int) -> dict[str, Tensor]:
@@ -72,7 +72,7 @@ def test_with_the_true_model_the_best_candidate_is_played(depth):
 
 
 def test_discounts_and_executed_actions_alone_count():
-    policy = planner(base=Guessing(horizon=3, execute=2), candidates=2, discount=0.5)
+    policy = planner(base=Guessing(horizon=3, action_horizon=2), candidates=2, discount=0.5)
     value = policy.imagine({"state": torch.zeros(1, 1, 1)}, torch.tensor([[1.0, 2, 9], [0, 0, 5]]).view(1, 2, 3, 1))
     torch.testing.assert_close(value, torch.tensor([[-0.0 - 0.5 * 4, -1.0 - 0.5]]))
 
@@ -81,7 +81,7 @@ def test_later_decisions_are_discounted_by_the_steps_before_them():
     def paid(obs, action):
         return obs, torch.ones(len(action))
 
-    policy = planner(paid, base=Guessing(horizon=3, execute=2), candidates=1, depth=2, discount=0.5)
+    policy = planner(paid, base=Guessing(horizon=3, action_horizon=2), candidates=1, depth=2, discount=0.5)
     value = policy.imagine({"state": torch.zeros(1, 1, 1)}, torch.zeros(1, 1, 3, 1))
     assert value.item() == 1.0 + 0.5 + 0.25 + 0.125
 
@@ -120,8 +120,8 @@ def test_refined_chunks_stay_among_those_proposed():
 
 def test_a_row_has_its_own_noise():
     policy, obs = planner(candidates=4, rounds=1), states(3)
-    every = policy.act(obs, generator=RowStreams([5, 6, 7], [0, 0, 0]))
-    alone = policy.act({"state": obs["state"][1:2]}, generator=RowStreams([6], [0]))
+    every = policy.act(obs, generator=PerRowGenerator([5, 6, 7], [0, 0, 0]))
+    alone = policy.act({"state": obs["state"][1:2]}, generator=PerRowGenerator([6], [0]))
     torch.testing.assert_close(every[1:2], alone)
 
 
@@ -130,10 +130,10 @@ def test_films_are_imagined_and_judged():
     world = small_world(films)
     spec = world.spec
     shapes = {key: films.episodes.arrays[key].shape[1:] for key in spec.proprio}
-    dynamics = FilmDynamics(world, world.judge, shapes)
-    base = Guessing(horizon=2, execute=2)
+    dynamics = VideoDynamics(world, world.judge, shapes)
+    base = Guessing(horizon=2, action_horizon=2)
     base.spec = PolicySpec({f"image.{spec.cameras[0]}": (3, spec.size, spec.size)}, spec.action_dim, 2, 2)
-    policy = ImaginedPolicy(base, dynamics, Imagining(candidates=3, depth=2), dynamics.observation)
+    policy = ImaginedPolicy(base, dynamics, ShootingConfig(candidates=3, depth=2), dynamics.observation)
     frame = films.episodes
     obs = {key: torch.from_numpy(frame.arrays[key][:2])[:, None] for key in policy.spec.observation}
     found = policy.propose(obs, generator=seeded())
@@ -154,7 +154,7 @@ def test_a_film_pays_what_success_and_progress_have_gained():
         return Judgement(torch.tensor([success]), torch.tensor([progress]), torch.tensor([uncertain]))
 
     shapes = {key: films.episodes.arrays[key].shape[1:] for key in world.spec.proprio}
-    dynamics = FilmDynamics(world, judge, shapes)
+    dynamics = VideoDynamics(world, judge, shapes)
     state = dynamics.begin({key: torch.from_numpy(films.episodes.arrays[key][:1]) for key in dynamics.observation})
     paid = []
     for _ in range(3):
@@ -168,9 +168,9 @@ def test_a_film_pays_what_success_and_progress_have_gained():
 
 def test_what_cannot_be_imagined_is_refused():
     with pytest.raises(UserError, match="candidates must be at least 1"):
-        Imagining(candidates=0)
+        ShootingConfig(candidates=0)
     with pytest.raises(UserError, match=r"discount must lie in \(0, 1\]"):
-        Imagining(discount=0.0)
+        ShootingConfig(discount=0.0)
     with pytest.raises(UserError, match="does not predict 'state', which the policy sees; set depth 1"):
-        ImaginedPolicy(Guessing(), FunctionDynamics(move), Imagining(depth=2), {"image.top": (3, 8, 8)})
-    ImaginedPolicy(Guessing(), FunctionDynamics(move), Imagining(), {"image.top": (3, 8, 8)})
+        ImaginedPolicy(Guessing(), FunctionDynamics(move), ShootingConfig(depth=2), {"image.top": (3, 8, 8)})
+    ImaginedPolicy(Guessing(), FunctionDynamics(move), ShootingConfig(), {"image.top": (3, 8, 8)})

@@ -13,7 +13,7 @@ from small_world import small_films, small_world
 
 from robopolicy.errors import UserError
 from robopolicy.evaluation.judge_metrics import episode_confusions, frame_confusions
-from robopolicy.evaluation.video_metrics import compare_films
+from robopolicy.evaluation.video_metrics import compare_videos
 from robopolicy.nets.vision import VisionConfig
 from robopolicy.worldmodel.contract import Images
 from robopolicy.worldmodel.success_detectors.classifier import disagreement, fit_classifier, fit_probe
@@ -26,7 +26,7 @@ from robopolicy.worldmodel.success_detectors.clips import (
     reliability,
 )
 from robopolicy.worldmodel.success_detectors.store import load_classifier, load_probe, save_judge
-from robopolicy.worldmodel.videos import Films, spec_of, split
+from robopolicy.worldmodel.videos import VideoDataset, spec_of, split
 from robopolicy_tasks.toy.push import GOAL, RADIUS
 
 CONFIG = JudgeConfig(members=2, hidden=(32,), vision=VisionConfig(widths=(16, 32), keypoints=8, crop=1.0))
@@ -48,7 +48,7 @@ def examples() -> tuple[Examples, Examples]:
     """Films to learn from and held-out ones, as filmed and blurred."""
     episodes = push_films(60, size=24)
     spec = spec_of(episodes)
-    train, held_out = (Films(spec, part) for part in split(episodes, share=0.3))
+    train, held_out = (VideoDataset(spec, part) for part in split(episodes, share=0.3))
     return Examples.of(train, blurred), Examples.of(held_out, blurred)
 
 
@@ -158,7 +158,7 @@ def test_what_cannot_be_judged_is_refused(classifier, examples):
     with pytest.raises(UserError, match="no state 'drawer'"):
         fit_probe(*examples, ("drawer",), solved, config=CONFIG, fit=FIT)
     episodes = push_films(8, size=24)
-    losers = Films(spec_of(episodes), episodes.subset(~episodes.success))
+    losers = VideoDataset(spec_of(episodes), episodes.subset(~episodes.success))
     with pytest.raises(UserError, match="both kinds"):
         fit_classifier(Examples.of(losers), examples[1], CONFIG, FIT)
 
@@ -171,7 +171,7 @@ def test_a_world_model_is_judged_by_its_own_head_on_its_own_frames():
     assert shown.shape == (5, 3, 3, 16, 16) and shown.dtype == torch.uint8
     for confusion in frame_confusions(model.judge, examples).values():
         assert confusion.abstained == 0
-    found = compare_films(
+    found = compare_videos(
         examples.clips(torch.arange(20), 3, 1), examples.clips(torch.arange(20), 3), encode=model.encode
     )
     assert found.sets[1] > 0 and found.frames["SSIM"][1].estimate < 1

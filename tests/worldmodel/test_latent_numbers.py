@@ -6,25 +6,25 @@ import pytest
 import torch
 from small_world import small_films, small_world
 
-from robopolicy.policies.noise import RowStreams
+from robopolicy.policies.noise import PerRowGenerator
 from robopolicy.worldmodel.contract import WorldState, first_frames
 from robopolicy.worldmodel.latent import LatentConfig, LatentWorldModel
-from robopolicy.worldmodel.videos import Films
+from robopolicy.worldmodel.videos import VideoDataset
 
 CONTEXT, CELL = 4, (4, 2, 2)  # frames, and channels, height and width of a latent
 
 
 @pytest.fixture(scope="module")
-def films() -> Films:
+def films() -> VideoDataset:
     return small_films(4)
 
 
 @pytest.fixture
-def model(films: Films) -> LatentWorldModel:
+def model(films: VideoDataset) -> LatentWorldModel:
     return small_world(films)
 
 
-def begin(model: LatentWorldModel, films: Films, seeds: list[int]) -> WorldState:
+def begin(model: LatentWorldModel, films: VideoDataset, seeds: list[int]) -> WorldState:
     rows = list(range(len(seeds)))
     images, proprio = first_frames(films.spec, {"top": films.images["top"][rows]}, films.proprio[rows])
     return model.reset(images, proprio, seeds=torch.tensor(seeds))
@@ -63,13 +63,13 @@ def test_the_change_is_added_to_the_newest_frame_in_its_own_units(
     monkeypatch.setattr(model, "sample", lambda noise, *_: (torch.full_like(noise, 2.0), torch.full((1, 4), 3.0)))
     given = torch.arange(4.0)[None, :, None, None, None].expand(1, CONTEXT, *CELL)  # frames 0, 1, 2, 3
     proprio = 10 * torch.arange(4.0)[None, :, None].expand(1, CONTEXT, 4)
-    latent, after, spread = model.draw(RowStreams([0], [0]), given, proprio, torch.zeros(1, CONTEXT, 2))
+    latent, after, spread = model.draw(PerRowGenerator([0], [0]), given, proprio, torch.zeros(1, CONTEXT, 2))
     assert torch.allclose(latent, torch.full((1, 1, *CELL), 3.0 + 2.0 * 0.5))
     assert torch.allclose(after, torch.full((1, 1, 4), 30.0 + 3.0 * 0.1 + 0.01)) and not spread.any()
 
 
 def test_the_memory_holds_the_newest_frames_and_the_actions_between_them(
-    model: LatentWorldModel, films: Films, monkeypatch: pytest.MonkeyPatch
+    model: LatentWorldModel, films: VideoDataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[torch.Tensor] = []
     draw = model.draw
@@ -85,15 +85,15 @@ def test_the_memory_holds_the_newest_frames_and_the_actions_between_them(
 
 
 def test_a_film_has_other_noise_than_the_policy_that_plays_in_it(
-    model: LatentWorldModel, films: Films, monkeypatch: pytest.MonkeyPatch
+    model: LatentWorldModel, films: VideoDataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawn: list[torch.Tensor] = []
     sample = model.sample
     monkeypatch.setattr(model, "sample", lambda noise, *given: (drawn.append(noise[1]), sample(noise, *given))[1])
     model.step(begin(model, films, [5]), torch.zeros(1, 2, 2))
     for step, noise in enumerate(drawn):
-        assert torch.equal(noise, RowStreams([5], [step + (1 << 40)]).normal((1, *CELL))[0])
-        assert not torch.equal(noise, RowStreams([5], [step]).normal((1, *CELL))[0])
+        assert torch.equal(noise, PerRowGenerator([5], [step + (1 << 40)]).normal((1, *CELL))[0])
+        assert not torch.equal(noise, PerRowGenerator([5], [step]).normal((1, *CELL))[0])
 
 
 def test_what_never_changes_is_left_in_its_units(model: LatentWorldModel) -> None:

@@ -7,14 +7,14 @@ import torch
 from small_world import CONFIG, small_films, small_world
 
 from robopolicy.errors import UserError
-from robopolicy.policies.noise import seats
+from robopolicy.policies.noise import assign_slots
 from robopolicy.worldmodel.contract import WorldState, first_frames
 from robopolicy.worldmodel.latent import PRESETS, LatentConfig, LatentWorldModel, to_float, to_uint8
-from robopolicy.worldmodel.videos import Films
+from robopolicy.worldmodel.videos import VideoDataset
 
 
 @pytest.fixture(scope="module")
-def films() -> Films:
+def films() -> VideoDataset:
     return small_films()
 
 
@@ -27,7 +27,7 @@ def model(films) -> LatentWorldModel:
     return world
 
 
-def begin(model: LatentWorldModel, films: Films, rows: list[int], seeds: list[int]) -> WorldState:
+def begin(model: LatentWorldModel, films: VideoDataset, rows: list[int], seeds: list[int]) -> WorldState:
     """Films that start at the frames `rows`."""
     images, proprio = first_frames(films.spec, {"top": films.images["top"][rows]}, films.proprio[rows])
     return model.reset(images, proprio, seeds=torch.tensor(seeds))
@@ -91,7 +91,7 @@ def test_samples_measure_uncertainty_and_leave_the_film_alone(model, films):
 
 
 def test_places_are_those_of_the_seeds_and_rows_that_meet_take_turns():
-    calls = seats([5, 1, 2], 4)
+    calls = assign_slots([5, 1, 2], 4)
     assert [call.members for call in calls] == [[0, 0, 2, 0], [1, 1, 1, 1]]
     assert [call.places for call in calls] == [[1, 2], [1]]
     assert [call.seated for call in calls] == [[0, 2], [1]]

@@ -15,12 +15,12 @@ from robopolicy.errors import UserError
 from robopolicy.training.model_runs import resume_world, start_world, with_settings
 from robopolicy.training.world_sims import load_world
 from robopolicy.worldmodel.pretrained.codec import FrameCodec, cached_latents
-from robopolicy.worldmodel.pretrained.families import ToldTransformer
+from robopolicy.worldmodel.pretrained.families import ActionConditionedTransformer
 from robopolicy.worldmodel.pretrained.learner import (
-    FilmBatch,
     PretrainedLearner,
     PretrainedLearnerConfig,
     PretrainedTrainConfig,
+    VideoLatentBatch,
     flow_loss,
 )
 from robopolicy.worldmodel.pretrained.model import AdapterConfig, PretrainedWorldModel, open_pretrained
@@ -48,13 +48,13 @@ def world(folder) -> PretrainedWorldModel:
     return model
 
 
-def speak(told: ToldTransformer) -> None:
+def speak(told: ActionConditionedTransformer) -> None:
     nn.init.normal_(told.told[-1].weight, std=0.5)
 
 
-def transformer(name: str, how: str) -> ToldTransformer:
+def transformer(name: str, how: str) -> ActionConditionedTransformer:
     torch.manual_seed(0)
-    return ToldTransformer(tiny.build(tiny.TRANSFORMERS[name]), how, action_dim=2, width=16).eval()
+    return ActionConditionedTransformer(tiny.build(tiny.TRANSFORMERS[name]), how, action_dim=2, width=16).eval()
 
 
 def film() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -207,7 +207,7 @@ def test_latents_are_computed_once(tmp_path, monkeypatch):
         cached_latents(codecs[0], images, tmp_path / "kept")
 
 
-def batch(seed: int = 0, size: int = 8) -> FilmBatch:
+def batch(seed: int = 0, size: int = 8) -> VideoLatentBatch:
     """Films whose latents grow by the action: a model that ignores it cannot predict them."""
     generator = torch.Generator().manual_seed(seed)
     actions = torch.randn(size, 3, 2, generator=generator)
@@ -216,7 +216,7 @@ def batch(seed: int = 0, size: int = 8) -> FilmBatch:
     real = torch.ones(size, 2, dtype=torch.bool)
     real[0, 1] = False
     outcome = (latents[:, -1, :2, 0, 0] > 0).float()
-    return FilmBatch(latents, proprio, actions, real, latents[:, -1], proprio[:, -1], outcome)
+    return VideoLatentBatch(latents, proprio, actions, real, latents[:, -1], proprio[:, -1], outcome)
 
 
 @pytest.mark.parametrize("rank", [0, 2])
@@ -356,10 +356,10 @@ def test_what_does_not_fit_is_refused(tmp_path, folder, world):
         open_pretrained(other, SPEC)
     with pytest.raises(UserError, match="is Cosmos 1, trained with EDM"):
         old = {**tiny.TRANSFORMERS["cosmos"][1], "extra_pos_embed_type": "learnable"}
-        ToldTransformer(tiny.build(("CosmosTransformer3DModel", old)), "modulation", 2, 16)
+        ActionConditionedTransformer(tiny.build(("CosmosTransformer3DModel", old)), "modulation", 2, 16)
     with pytest.raises(UserError, match="reads 9 channels and predicts 4"):
         wide = {**tiny.TRANSFORMERS["wan"][1], "in_channels": 9}
-        ToldTransformer(tiny.build(("WanTransformer3DModel", wide)), "modulation", 2, 16)
+        ActionConditionedTransformer(tiny.build(("WanTransformer3DModel", wide)), "modulation", 2, 16)
     noisy = {**tiny.AUTOENCODERS["ltx"][1], "timestep_conditioning": True}
     with pytest.raises(UserError, match="decodes with noise of its own"):
         FrameCodec(tiny.build(("AutoencoderKLLTXVideo", noisy)), ("top",), 16)

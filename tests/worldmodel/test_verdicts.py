@@ -11,14 +11,14 @@ import torch
 from small_world import small_films
 from test_diagnostics import TrueWorld
 
-from robopolicy.worldmodel.action_following import Following, judge, sweep
-from robopolicy.worldmodel.videos import Films, spec_of
+from robopolicy.worldmodel.action_following import ActionFollowingReport, action_sweep, judge
+from robopolicy.worldmodel.videos import VideoDataset, spec_of
 
 
-def following(shuffled: float, zero: float, share: float = 1.0) -> Following:
+def following(shuffled: float, zero: float, share: float = 1.0) -> ActionFollowingReport:
     """Of a model that predicts true actions at 20 dB."""
     psnr = {"true": {1: 20.0}, "shuffled": {1: 20.0 - shuffled}, "zero": {1: 20.0 - zero}}
-    return Following(psnr, {"x": share}, 16)
+    return ActionFollowingReport(psnr, {"x": share}, 16)
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ def following(shuffled: float, zero: float, share: float = 1.0) -> Following:
         (following(5.0, 5.0), None, True),  # a task without success
     ],
 )
-def test_every_demand_is_met_to_the_full(found: Following, failures: float | None, passed: bool) -> None:
+def test_every_demand_is_met_to_the_full(found: ActionFollowingReport, failures: float | None, passed: bool) -> None:
     verdict = judge(found, failures=failures)
     assert verdict.passed == passed and len(verdict.reasons) == (not passed)
 
@@ -55,9 +55,9 @@ def test_the_way_that_an_action_moves_things_is_that_of_the_data() -> None:
     films = small_films(16)
     arrays = films.episodes.arrays
     episodes = replace(films.episodes, arrays=arrays | {key: -arrays[key] for key in films.spec.proprio})
-    mirrored = Films(spec_of(episodes), episodes)
-    assert set(sweep(Mirrored(mirrored.spec), mirrored).values()) == {1.0}
-    assert set(sweep(TrueWorld(mirrored.spec), mirrored).values()) == {0.0}
+    mirrored = VideoDataset(spec_of(episodes), episodes)
+    assert set(action_sweep(Mirrored(mirrored.spec), mirrored).values()) == {1.0}
+    assert set(action_sweep(TrueWorld(mirrored.spec), mirrored).values()) == {0.0}
 
 
 def test_an_action_without_an_effect_in_the_data_is_left_out() -> None:
@@ -65,11 +65,11 @@ def test_an_action_without_an_effect_in_the_data_is_left_out() -> None:
     idle = np.random.default_rng(0).normal(size=(len(episodes), 1)).astype(np.float32)
     action = np.concatenate([episodes.arrays["action"], idle], 1)
     wider = replace(episodes, arrays=episodes.arrays | {"action": action}, names={})
-    films = Films(spec_of(wider), wider)
+    films = VideoDataset(spec_of(wider), wider)
 
     class Deaf(TrueWorld):
         def step(self, state, actions):
             return super().step(state, actions[..., :2])
 
-    assert sweep(Deaf(films.spec), films) == {"action 0": 1.0, "action 1": 1.0}
+    assert action_sweep(Deaf(films.spec), films) == {"action 0": 1.0, "action 1": 1.0}
     assert torch.equal(films.actions[:, 2], torch.from_numpy(idle[:, 0]))

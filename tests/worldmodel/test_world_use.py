@@ -10,9 +10,9 @@ from robopolicy.algorithms.bc import BCConfig
 from robopolicy.cli.main import main
 from robopolicy.errors import UserError
 from robopolicy.policies.heads.flow import FlowConfig
-from robopolicy.schema import from_plain, to_plain
+from robopolicy.schema import from_dict, to_dict
 from robopolicy.sim.registry import SimOptions, WorldOptions, make_sim
-from robopolicy.training.build import complete
+from robopolicy.training.build import resolve_config
 from robopolicy.training.config import BudgetConfig, TrainConfig
 from robopolicy.training.world_sims import load_worlds
 from robopolicy.worldmodel.latent import EnsembleWorldModel, LatentWorldModel
@@ -102,21 +102,21 @@ def test_settings_that_cannot_be_are_refused(folder, settings, message):
 
 
 def test_a_judge_without_a_world_model_is_refused(folder, refused):
-    assert "belong to --backend worldmodel:FOLDER" in refused(
+    assert "need --backend worldmodel:FOLDER" in refused(
         "eval", "random", "--task", "push", "--judge", "x", "--out", folder / "no"
     )
     settings = TrainConfig(
-        policy={**to_plain(FlowConfig()), "name": "flow"},
-        algorithm={**to_plain(BCConfig()), "name": "bc"},
+        policy={**to_dict(FlowConfig()), "name": "flow"},
+        algorithm={**to_dict(BCConfig()), "name": "bc"},
         budget=BudgetConfig(updates=1),
-        world=WorldOptions(steps=3),
+        worldmodel=WorldOptions(steps=3),
     )
     with pytest.raises(UserError, match=r"Settings of world\.\* belong to a world model"):
-        complete(settings)
-    plain = to_plain(settings)
+        resolve_config(settings)
+    plain = to_dict(settings)
     plain["world"]["penalty"] = -1.0
     with pytest.raises(UserError, match=r"world\.penalty must not be negative, got -1\.0"):
-        from_plain(TrainConfig, plain, "")
+        from_dict(TrainConfig, plain, "")
 
 
 def test_weights_found_in_a_world_model_are_reported_on_in_the_simulator(folder, capsys):
@@ -144,8 +144,14 @@ def rate(result: dict) -> float:
 
 def test_fine_tuning_in_a_world_model_is_judged_by_the_simulator(folder, capsys):
     algorithm = ["algorithm=reinflow", "algorithm.num_steps=4", "algorithm.epochs=1", "algorithm.batch_size=16"]
-    settings = ["sim.num_envs=4", "world.samples=2", "world.penalty=0.1", "world.steps=6", "budget.updates=2"]
-    place = [f"world.films={folder / 'films'}", f"sim.backend=worldmodel:{folder / 'world0'}", f"out={folder}"]
+    settings = [
+        "sim.num_envs=4",
+        "worldmodel.samples=2",
+        "worldmodel.penalty=0.1",
+        "worldmodel.steps=6",
+        "budget.updates=2",
+    ]
+    place = [f"worldmodel.films={folder / 'films'}", f"sim.backend=worldmodel:{folder / 'world0'}", f"out={folder}"]
     rest = ["evaluation.episodes=4", "evaluation.every=2", f"init_from={folder / 'policy0'}", "name=tuned"]
     assert main(["train", *algorithm, *settings, *place, *rest]) == 0
     capsys.readouterr()

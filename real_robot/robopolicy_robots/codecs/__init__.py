@@ -1,7 +1,7 @@
 """Messages as bytes, JSON and objects of ROS; each module has `encode(message)` and `decode(kind, data)`.
 
-`cdr` is what ROS 2 sends, `ros1` what ROS 1 sends, `json` what rosbridge sends, `native` copies to classes of rclpy.
-Whatever cannot be read raises `CodecError`, and nothing else.
+`cdr` is the format of ROS 2, `ros1` of ROS 1, `json` of rosbridge; `native` converts to classes of rclpy.
+Invalid data raises `CodecError` and no other exception.
 """
 
 from robopolicy_robots.codecs.definitions import CodecError, message_type, register

@@ -11,10 +11,10 @@ M = TypeVar("M", bound=Message)
 
 
 def encode(message: Message) -> bytes:
-    """Bytes of a message, with the four of encapsulation in front.
+    """Encode a message, with the encapsulation header of four bytes.
 
     Raises:
-        CodecError: A field holds what its type cannot.
+        CodecError: A field has an invalid value.
     """
     kind = type(message)
     with reading(kind):
@@ -25,7 +25,7 @@ def decode(kind: type[M], data: bytes | memoryview) -> M:
     """Read a message, of either byte order.
 
     Raises:
-        CodecError: `data` is none.
+        CodecError: `data` is invalid.
     """
     with reading(kind):
         return prepare(kind).deserialize_cdr(memoryview(data), kind.ros_name)

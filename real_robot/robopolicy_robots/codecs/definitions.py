@@ -1,4 +1,4 @@
-"""Definitions of message types, from rosbags: what their fields are, their hash, and types from `.msg` text.
+"""Definitions of message types from rosbags: fields, hashes, and types from `.msg` text.
 
 The typestore holds the definitions of ROS 2 Jazzy. Those of our types are the same in every release since Foxy, and
 in ROS 1 but for the sequence number of a header, which its codec adds.
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from robopolicy.errors import UserError
-from robopolicy.optional import need
+from robopolicy.optional import require
 from robopolicy_robots.message import CATALOGUE, Message, array
 
 _SCALARS = {"bool": False, "string": "", "float32": 0.0, "float64": 0.0}  # all others are integers
@@ -24,7 +24,7 @@ _DTYPES = {"bool": np.bool_, "byte": np.uint8, "char": np.uint8}  # the others a
 
 
 class CodecError(ValueError):
-    """Data that is no message of its type, or a message that its type cannot hold; one line."""
+    """Invalid data for a message type, or a message with invalid values; one line."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class FieldType:
 
 @cache
 def _store() -> Any:
-    typesys = need("rosbags.typesys", "ros")
+    typesys = require("rosbags.typesys", "ros")
     return typesys.get_typestore(typesys.Stores.ROS2_JAZZY)
 
 
@@ -106,9 +106,9 @@ def register(name: str, text: str) -> type[Message]:
         text: Its `.msg` file; types it names have to be known or registered before.
 
     Raises:
-        UserError: The text is no definition, or another one of that name is known.
+        UserError: The text is not a definition, or another one has the same name.
     """
-    typesys = need("rosbags.typesys", "ros")
+    typesys = require("rosbags.typesys", "ros")
     if name.count("/") != 2 or name.split("/")[1] != "msg":
         raise UserError(f"Expected a name like 'package/msg/Type', found '{name}'.")
     try:
@@ -121,12 +121,12 @@ def register(name: str, text: str) -> type[Message]:
 
 @contextmanager
 def reading(kind: type[Message]) -> Iterator[None]:
-    """Turn whatever goes wrong with foreign data into a `CodecError`."""
+    """Convert every exception from received data to a `CodecError`."""
     try:
         yield
     except CodecError:
         raise
-    except Exception as error:  # of whatever type: what arrives from a network must not stop its reader
+    except Exception as error:  # of any type: received data must not stop the reader
         reason = " ".join(f"{error}".split()) or type(error).__name__
         raise CodecError(f"No {kind.ros_name}: {reason[:200]}") from error
 
@@ -141,7 +141,7 @@ def _defined(name: str) -> tuple[FieldType, ...]:
 
 def _field(name: str, description: Any) -> FieldType:
     kind, detail = description
-    node = need("rosbags.interfaces", "ros").Nodetype
+    node = require("rosbags.interfaces", "ros").Nodetype
     name += "_" if keyword.iskeyword(name) else ""
     if kind == node.BASE:
         return FieldType(name, detail[0])

@@ -1,4 +1,4 @@
-"""Messages as the values of JSON, the way rosbridge writes them.
+"""Messages as JSON values in the format of rosbridge.
 
 Bytes are base64, NaN and infinities are null (which reads as NaN), and ROS 1 spells times `secs` and `nsecs`.
 Keys that a type does not have (`seq` of a ROS 1 header) are ignored; missing ones are an error.
@@ -42,7 +42,7 @@ def decode(kind: type[M], data: Any) -> M:
     """Read a message, in the spelling of ROS 1 or ROS 2.
 
     Raises:
-        CodecError: `data` is none.
+        CodecError: `data` is invalid.
     """
     with reading(kind):
         if not isinstance(data, dict):

@@ -1,11 +1,11 @@
-"""Messages as ROS 1 sends them: packed, little endian, headers with a sequence number (0 here, ignored when read)."""
+"""Messages in the format of ROS 1: packed, little endian, with sequence numbers in headers (written as 0)."""
 
 from __future__ import annotations
 
 from functools import cache
 from typing import TypeVar
 
-from robopolicy.optional import need
+from robopolicy.optional import require
 from robopolicy_robots.codecs import cdr
 from robopolicy_robots.codecs.definitions import prepare, reading
 from robopolicy_robots.message import Message
@@ -17,7 +17,7 @@ def encode(message: Message) -> bytes:
     """Bytes of a message.
 
     Raises:
-        CodecError: A field holds what its type cannot.
+        CodecError: A field has an invalid value.
     """
     kind = type(message)
     with reading(kind):
@@ -28,7 +28,7 @@ def decode(kind: type[M], data: bytes) -> M:
     """Read a message.
 
     Raises:
-        CodecError: `data` is none.
+        CodecError: `data` is invalid.
     """
     with reading(kind):
         return cdr.decode(kind, prepare(kind).ros1_to_cdr(memoryview(data), kind.ros_name))
@@ -41,6 +41,6 @@ def definition(kind: type[Message]) -> tuple[str, str]:
     Raises:
         CodecError: ROS 1 (Noetic) has no such type.
     """
-    typesys = need("rosbags.typesys", "ros")
+    typesys = require("rosbags.typesys", "ros")
     with reading(kind):
         return typesys.get_typestore(typesys.Stores.ROS1_NOETIC).generate_msgdef(kind.ros_name)

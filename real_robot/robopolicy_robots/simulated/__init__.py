@@ -1,7 +1,7 @@
-"""A simulated robot in a process of its own: MuJoCo behind the topics of the real one.
+"""Simulated robot in its own process: MuJoCo behind the topics of the real robot.
 
-robot     the physics: delayed motors, noise, encoders, and holding still when commands stop
-node      the process around it: `python -m robopolicy_robots.simulated.node`
-topics    what it says and hears beside the topics of the real one: episodes, faults
-client    the other end of those: start it, start its episodes, make it fail, keep time with it in lockstep
+robot     the physics: delayed motors, noise, encoders, and a hold when commands stop
+node      the process: `python -m robopolicy_robots.simulated.node`
+topics    additional topics: episodes, faults
+client    client of these topics: start, episodes, faults, lockstep
 """

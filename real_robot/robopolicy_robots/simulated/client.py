@@ -1,4 +1,4 @@
-"""The other end of a simulated robot's own topics: start it, start its episodes, make it fail, keep time with it."""
+"""Client of a simulated robot: start the process, start episodes, inject faults, run in lockstep."""
 
 from __future__ import annotations
 
@@ -16,35 +16,35 @@ from robopolicy_robots.simulated.topics import EPISODE, FAULT, LOCKSTEP_ORIGIN, 
 from robopolicy_robots.transports.base import COMMAND, LATCHED, Arrival, M, QoS, Subscription, Transport
 from robopolicy_robots.transports.wrapped import WrappedSubscription, WrappedTransport
 
-NODE = "robopolicy_robots.simulated.node"  # module that is the process
-PATIENCE = 30.0  # [s] for a process to start and answer; importing MuJoCo takes a few on a busy machine
+NODE = "robopolicy_robots.simulated.node"  # module of the process
+START_TIMEOUT = 30.0  # [s] for a process to start and answer; importing MuJoCo takes a few on a busy machine
 _POLL = 5e-5  # [s]
-AGAIN = 0.5  # [s] after which a reset that was not answered is asked for again
+AGAIN = 0.5  # [s] after which an unanswered reset is repeated
 
 
 class Simulation:
-    """Asks a simulated robot for episodes."""
+    """Client of the topics of a simulated robot."""
 
     def __init__(self, transport: Transport) -> None:
         self._reset = transport.advertise(RESET, String, COMMAND)
         self._fault = transport.advertise(FAULT, String, COMMAND)
         self._episode = transport.subscribe(EPISODE, String, LATCHED)
-        self._request = time.time_ns() % 2**31  # so that a controller that is started again is another asker
+        self._request = time.time_ns() % 2**31  # so that a restarted controller has other request numbers
 
     @property
     def status(self) -> Status:
-        """How the episode stands."""
+        """Status of the current episode."""
         received = self._episode.latest()
         return Status() if received is None else Status.read(received.message)
 
     def reset(self, seed: int) -> None:
-        """Start episode `seed` and wait until the robot says so.
+        """Start episode `seed` and wait for the confirmation.
 
         Raises:
-            UserError: There is no answer.
+            UserError: The robot does not answer.
         """
         self._request += 1
-        asked, until = -AGAIN, time.monotonic() + PATIENCE
+        asked, until = -AGAIN, time.monotonic() + START_TIMEOUT
         while self.status.request != self._request:
             now = time.monotonic()
             if now > until:
@@ -55,7 +55,7 @@ class Simulation:
             time.sleep(_POLL)
 
     def fail(self, fault: str) -> None:
-        """Make the robot fail, see `robopolicy_robots.simulated.node`."""
+        """Inject a fault, see `robopolicy_robots.simulated.topics`."""
         self._fault.publish(String(fault))
 
 
@@ -63,10 +63,10 @@ class Simulation:
 def simulated(
     arguments: Sequence[str], environment: Mapping[str, str] | None = None
 ) -> Iterator[subprocess.Popen[str]]:
-    """A simulated robot in a process of its own, `arguments` being those of its node; ended on leaving.
+    """Run a simulated robot in its own process with the `arguments` of its node; the process ends with the context.
 
     Raises:
-        UserError: It does not start; with what it says.
+        UserError: It does not start; with its output.
     """
     command = [sys.executable, "-m", NODE, *arguments]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
@@ -87,9 +87,9 @@ def simulated(
 
 
 class SimulatedTime(WrappedTransport):
-    """Another transport, whose messages arrive in simulated time: a robot in lockstep keeps the clock.
+    """Transport wrapper with simulated arrival times, for a robot in lockstep.
 
-    `now` moves on with `catch_up`, which waits until every sensor has reported the state after a command.
+    `now` advances with `catch_up`, which waits until every sensor has reported the state after a command.
     """
 
     def __init__(self, inner: Transport) -> None:
@@ -97,16 +97,18 @@ class SimulatedTime(WrappedTransport):
         self.now = 0.0  # [s] simulated
         self._timed: list[_TimedSubscription[Any]] = []
 
-    def catch_up(self, until: float, patience: float = PATIENCE) -> None:
-        """Wait until all that was reported is from `until` [s simulated] or later, and let it be that time.
+    def catch_up(self, until: float, timeout: float = START_TIMEOUT) -> None:
+        """Wait until all sensors have reported a time of `until` [s simulated] or later, and set the clock to it.
 
         Raises:
-            UserError: The robot does not get there.
+            UserError: The robot does not reach that time.
         """
-        deadline = time.monotonic() + patience
+        deadline = time.monotonic() + timeout
         while any(subscription.behind(until) for subscription in self._timed):
             if time.monotonic() > deadline:
-                raise UserError(f"The simulated robot stays behind {until:.3f} s; it waits for a command, or has died.")
+                raise UserError(
+                    f"The simulated robot does not reach {until:.3f} s; it waits for a command, or has died."
+                )
             time.sleep(_POLL)
         self.now = until
 
@@ -117,14 +119,14 @@ class SimulatedTime(WrappedTransport):
 
 
 class _TimedSubscription(WrappedSubscription[M]):
-    """Messages arrive when they are first asked for."""
+    """Subscription whose messages arrive at the simulated time of the first read."""
 
     def __init__(self, inner: Subscription[M], clock: SimulatedTime) -> None:
         super().__init__(inner)
         self._clock = clock
 
     def behind(self, until: float) -> bool:
-        """Whether it reports with stamps, and nothing as late as `until` [s simulated] yet."""
+        """Whether messages have stamps, and none has reached `until` [s simulated] yet."""
         received = self._inner.latest()
         if received is None or received.stamp is None:
             return False

@@ -1,8 +1,8 @@
-"""A simulated robot in a process of its own: MuJoCo in real time behind the topics of the real one.
+"""Process of a simulated robot: MuJoCo in real time behind the topics of the real robot.
 
     python -m robopolicy_robots.simulated.node --robot sim_panda --task manipulation/lift --transport dds
 
-Its own topics, by which episodes are started and faults are made, are in `robopolicy_robots.simulated.topics`. With
+Additional topics for episodes and faults are in `robopolicy_robots.simulated.topics`. With
 `--lockstep` time passes only when a command arrives, one period for each, so that an episode does not depend on how
 fast anybody computes.
 """
@@ -29,20 +29,20 @@ from robopolicy.sim.backends.mujoco.task import MujocoTask
 from robopolicy.sim.registry import SimOptions, get_task, make_sim
 from robopolicy_robots.codecs.definitions import message_type
 from robopolicy_robots.commands import targets_of
+from robopolicy_robots.connection import add_options, connect
 from robopolicy_robots.message import Message
 from robopolicy_robots.messages import CompressedImage, Header, Image, JointState, JointTrajectory, String, Time
-from robopolicy_robots.reach import add_options, connect
+from robopolicy_robots.mujoco_topics import prefix_of
 from robopolicy_robots.robot import JOINTS, load_robot
 from robopolicy_robots.simulated.client import NODE
-from robopolicy_robots.simulated.robot import Imperfections, SimulatedRobot
+from robopolicy_robots.simulated.robot import SensorNoise, SimulatedRobot
 from robopolicy_robots.simulated.topics import EPISODE, FAULT, LOCKSTEP_ORIGIN, READY, RESET, Reset, Status
 from robopolicy_robots.transports.base import COMMAND, IMAGE, LATCHED, SENSOR, Publisher, Transport
 from robopolicy_robots.transports.faults import Faults, FaultTransport
-from robopolicy_robots.wiring import prefix_of
 
 STATUS_PERIOD = 0.05  # [s]
-_POLL = 1e-4  # [s] between looks for a command in lockstep
-_LATE = 5  # periods behind which the robot gives up catching up: its time then passes slower
+_POLL = 1e-4  # [s] polling interval for a command in lockstep
+_LATE = 5  # periods of delay after which the robot slows down instead of catching up
 
 
 class SimNode:
@@ -50,16 +50,16 @@ class SimNode:
 
     Args:
         robot: The robot.
-        transport: How it is reached.
-        topics: Where each source is published `{source: topic}`; sources without a topic are not.
+        transport: Connection of the robot.
+        topics: Topic of each published source `{source: topic}`.
         command: Topic of the joint targets.
         kind: Their type: JointTrajectory (its last point counts), JointState, or Float64MultiArray in the order of
-            `robot.wiring.commanded`.
+            `robot.topics.commanded`.
         cameras: Cameras that are rendered and published, `{camera: topic}`.
-        compressed: Those of them that send PNG files instead of pixels.
+        compressed: Cameras that send PNG files instead of pixels.
         image_size: Their height and width [pixels].
-        camera_period: Seconds between two pictures.
-        lockstep: Whether time waits for commands.
+        camera_period: Seconds between two images.
+        lockstep: Advance time only with commands.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class SimNode:
             time.sleep(max(rest, 0.0))
 
     def tick(self) -> bool:
-        """One period: obey, let time pass, report. In lockstep without a command, time does not pass; False then."""
+        """Run one period: read a command, step, publish. Returns False in lockstep without a command."""
         self._fail()
         started, commanded = self._start_episode(), self._obey()
         if commanded or not self.lockstep:
@@ -123,7 +123,7 @@ class SimNode:
         return started or commanded
 
     def close(self) -> None:
-        """Leave the transport and free the robot."""
+        """Close the transport and free the robot."""
         self._transport.close()
         self.robot.close()
 
@@ -147,7 +147,7 @@ class SimNode:
         except UserError:
             self.status = replace(self.status, refused=self.status.refused + 1)
             return False
-        self._new(self._command)  # one of the last episode is none of this
+        self._new(self._command)  # drop a command of the last episode
         self.status = replace(self.status, request=reset.request)
         return True
 
@@ -156,7 +156,7 @@ class SimNode:
         if message is None:
             return False
         try:
-            self.robot.command(*targets_of(message, self.robot.wiring.commanded))
+            self.robot.command(*targets_of(message, self.robot.topics.commanded))
         except UserError:
             self.status = replace(self.status, refused=self.status.refused + 1)
             return False
@@ -189,9 +189,11 @@ class SimNode:
                 header = Header(stamp, camera)
                 packed = publisher.kind is CompressedImage
                 publisher.publish(png(pixels, header) if packed else Image.from_pixels(pixels, header))
-        for key in sorted(self._sources, key=lambda key: key == JOINTS):  # joints last: they say that all is there
+        for key in sorted(
+            self._sources, key=lambda key: key == JOINTS
+        ):  # joints last: they complete the set of sources
             self._sources[key].publish(messages[key])
-        # The status follows the state it speaks of: whoever hears that an episode has begun has seen its start.
+        # The status follows its state, so that clients have the initial state when an episode begins.
         if self.lockstep or self.status.changed(self._announced) or now - self._told >= STATUS_PERIOD:
             self._episode.publish(self.status.message())
             self._told, self._announced = now, self.status
@@ -214,7 +216,7 @@ class SimNode:
 
 
 def png(pixels: np.ndarray, header: Header) -> CompressedImage:
-    """A picture `(height, width, 3)` uint8 as a file, without loss."""
+    """Lossless PNG message of an image `(height, width, 3)` uint8."""
     from PIL import Image as pillow
 
     file = BytesIO()
@@ -226,12 +228,14 @@ def task_of(name: str) -> MujocoTask:
     """The task with a registered name, without its simulator.
 
     Raises:
-        UserError: It is unknown, or does not run on the native MuJoCo backend.
+        UserError: The task is unknown, or does not run on the native MuJoCo backend.
     """
     entry = get_task(name)
     sim = make_sim(name, SimOptions(num_envs=1, backend="mujoco", threads=1)) if "mujoco" in entry.backends else None
     if not isinstance(sim, MujocoSim):
-        raise UserError(f"Task {entry.name} has no robot to drive: it is no task of this project on native MuJoCo.")
+        raise UserError(
+            f"Task {entry.name} has no robot for deployment: it is not a task of this project on native MuJoCo."
+        )
     sim.close()
     return sim.task
 
@@ -251,7 +255,7 @@ def build(args: argparse.Namespace) -> SimNode:
         prefix_of(task.model, robot.names),
         period=1.0 / args.rate,
         timeout=robot.command_timeout or np.inf,
-        imperfections=Imperfections(**{name: getattr(args, name) for name in Imperfections.__dataclass_fields__}),
+        sensor_noise=SensorNoise(**{name: getattr(args, name) for name in SensorNoise.__dataclass_fields__}),
         seed=args.seed,
     )
     transport = connect(args, robot)
@@ -261,13 +265,13 @@ def build(args: argparse.Namespace) -> SimNode:
     return SimNode(
         simulated,
         transport,
-        {key: topic.topic for key, topic in robot.heard.items()},
+        {key: topic.topic for key, topic in robot.readable_topics.items()},
         robot.command.topic,
-        message_type(robot.command.kind),
+        message_type(robot.command.type),
         cameras={name: camera.topic for name, camera in cameras.items()},
-        compressed=[name for name, camera in cameras.items() if camera.kind == CompressedImage.ros_name],
+        compressed=[name for name, camera in cameras.items() if camera.type == CompressedImage.ros_name],
         image_size=max((camera.height for camera in cameras.values()), default=0),
-        camera_period=0.0 if args.lockstep else 0.05,  # in lockstep everything that is reported is of one moment
+        camera_period=0.0 if args.lockstep else 0.05,  # in lockstep all sensors report the same time
         lockstep=args.lockstep,
     )
 
@@ -279,7 +283,7 @@ def node_parser() -> argparse.ArgumentParser:
     parser.add_argument("--task", default="manipulation/lift", help="MuJoCo task (default: manipulation/lift)")
     add_options(parser)
     parser.add_argument("--rate", type=float, default=100.0, help="states per second (default: 100)")
-    parser.add_argument("--lockstep", action="store_true", help="time passes with commands, 1 / rate for each")
+    parser.add_argument("--lockstep", action="store_true", help="advance time only with commands, 1 / rate for each")
     parser.add_argument("--cameras", nargs="*", default=[], help="cameras to publish")
     parser.add_argument("--seed", type=int, default=0, help="seed of noise and faults (default: 0)")
     for name, unit in (
@@ -287,7 +291,7 @@ def node_parser() -> argparse.ArgumentParser:
         ("encoder_step", "rad or m, resolution of joint positions"),
         ("position_noise", "rad or m, of joint positions"),
         ("velocity_noise", "rad/s or m/s, of joint velocities"),
-        ("pose_noise", "m, of where objects are seen"),
+        ("pose_noise", "m, of object positions"),
         ("drop", "probability that a message is lost"),
         ("reorder", "probability that a message arrives after the next one"),
     ):
@@ -296,7 +300,7 @@ def node_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the node; 0 when it is told to stop, 2 for wrong arguments."""
+    """Run the node; exit code 0 after a stop signal, 2 for wrong arguments."""
     args = node_parser().parse_args(argv)
     stopped: list[int] = []
     for number in stop_signals():

@@ -1,7 +1,7 @@
-"""The physics behind a simulated robot: one environment of a task that is driven by joint targets.
+"""Physics of a simulated robot: one environment of a task, controlled by joint targets.
 
-Episode i starts in the very state of episode i of an evaluation (`task.initial` with the same seed), is stepped by the
-same engine and judged by the task's own `outcome`, so successes through messages and in process are paired.
+Episode i has the initial state of episode i of an evaluation (`task.initial` with the same seed), is stepped by the
+same engine and scored by `outcome` of the task, so successes through messages and in process are paired.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from robopolicy.sim.backends.mujoco.render import Renderer
 from robopolicy.sim.backends.mujoco.task import BatchState, MujocoTask
 from robopolicy_robots.message import Message
 from robopolicy_robots.messages import Time
-from robopolicy_robots.wiring import OPERATOR, Wiring, twist_of
+from robopolicy_robots.mujoco_topics import OPERATOR, MujocoTopics, to_twist
 
 Array = NDArray[np.float64]
 _ROUNDING = 1e-9  # [s]
 
 
 @dataclass(frozen=True)
-class Imperfections:
-    """What a real robot adds to the simulator; all zero is none of it."""
+class SensorNoise:
+    """Delay and sensor noise of a simulated robot; zero by default."""
 
     delay: float = 0.0  # [s] from a command to the motors
     encoder_step: float = 0.0  # [rad, m] resolution of joint positions
     position_noise: float = 0.0  # [rad, m] standard deviation of joint positions, before the encoder
     velocity_noise: float = 0.0  # [rad/s, m/s] standard deviation of joint velocities
-    pose_noise: float = 0.0  # [m] standard deviation of where objects are seen
+    pose_noise: float = 0.0  # [m] standard deviation of object positions
 
     def __post_init__(self) -> None:
         wrong = [name for name, value in vars(self).items() if not 0 <= value < np.inf]
@@ -42,13 +42,13 @@ class Imperfections:
 
 
 @dataclass(frozen=True)
-class Episode:
-    """How the running episode stands."""
+class EpisodeState:
+    """State of the current episode."""
 
     seed: int
     steps: int = 0  # control steps since the first command
     success: bool = False
-    done: bool = False  # solved, failed or out of time; the robot goes on listening
+    done: bool = False  # success, failure or time limit; the robot still accepts commands
 
     @property
     def waits(self) -> bool:
@@ -57,15 +57,15 @@ class Episode:
 
 
 class SimulatedRobot:
-    """Joint targets in, measurements out; time passes only in `advance`.
+    """Simulated robot with joint targets as input and measurements as output; time passes only in `advance`.
 
     Args:
-        task: What is simulated.
-        prefix: What messages put before the model's names of the robot's joints.
+        task: Task to simulate.
+        prefix: Prefix of joint names in messages.
         period: Seconds of one `advance`, a whole number of physics steps.
-        timeout: Seconds without a command after which the robot holds: joints stay where they are measured, and a
+        timeout: Seconds without a command after which the robot holds: joints stay at their measured positions, and a
             gripper keeps its grip. This is the robot's own protection against a controller that dies.
-        imperfections: What is added to the simulator.
+        imperfections: Delay and sensor noise.
         seed: Of the noise.
     """
 
@@ -76,21 +76,21 @@ class SimulatedRobot:
         *,
         period: float = 0.01,
         timeout: float = 0.25,
-        imperfections: Imperfections | None = None,
+        sensor_noise: SensorNoise | None = None,
         seed: int = 0,
     ) -> None:
         physics = float(task.model.opt.timestep)
         steps = round(period / physics)
         if steps < 1 or abs(steps * physics - period) > _ROUNDING:
-            raise UserError(f"A period of {period:g} s is no multiple of the physics step of {physics:g} s.")
+            raise UserError(f"A period of {period:g} s is not a multiple of the physics step of {physics:g} s.")
         # Control steps end between parts, and one that is a single part is stepped as in an evaluation.
         part = math.gcd(steps, task.frame_skip)
         self._parts, self._parts_of_a_step, self._part = steps // part, task.frame_skip // part, part * physics
         self.task = task
-        self.wiring = Wiring(task.model, prefix)
+        self.topics = MujocoTopics(task.model, prefix)
         self.period, self.timeout = period, timeout
-        self.imperfections = imperfections or Imperfections()
-        self.time = -period  # [s] simulated since the robot was made
+        self.sensor_noise = sensor_noise or SensorNoise()
+        self.time = -period  # [s] simulated since the creation of the robot
         self.holding = False  # by the robot's own timeout
         self._engine = RolloutEngine(task.model, 1, part)
         self._rng = np.random.default_rng(seed)
@@ -98,16 +98,16 @@ class SimulatedRobot:
         self.reset(0)
 
     def reset(self, seed: int) -> None:
-        """Start episode `seed`; it takes a period, so that times tell old states from new ones."""
+        """Start episode `seed`; takes one period, so that old and new states have different times."""
         if seed < 0:
             raise UserError(f"Seeds must be 0 or larger, got {seed}.")
         initial = self.task.initial(np.random.default_rng(seed))
         self._engine.edit(0, initial.model)
         self._engine.place(0, initial.qpos, initial.qvel)
         self._count = 0  # parts simulated since the first command
-        self.episode = Episode(seed)
+        self.episode = EpisodeState(seed)
         self._before = self._state({key: np.asarray(value)[None] for key, value in initial.memory.items()})
-        self._control = self._standing(np.zeros(self.task.model.nu), np.ones_like(self.wiring.grips))
+        self._control = self._standing(np.zeros(self.task.model.nu), np.ones_like(self.topics.is_gripper))
         self._queue: deque[tuple[float, Array]] = deque()  # commands on their way to the motors
         self._commanded: float | None = None  # time of the newest command
         self.time += self.period
@@ -119,18 +119,18 @@ class SimulatedRobot:
         Raises:
             UserError: A joint is unknown, or a number is not finite; the robot ignores the command.
         """
-        place = {name: i for i, name in enumerate(self.wiring.commanded)}
+        place = {name: i for i, name in enumerate(self.topics.commanded)}
         unknown = [name for name in joints if name not in place]
         if unknown or not joints or len(joints) != len(targets) or not np.isfinite(targets).all():
             named = ", ".join(joints) or "no joint"
             raise UserError(f"Not a command of this robot: {len(targets)} targets for {named}.")
         wanted = self._queue[-1][1].copy() if self._queue else self._control.copy()
-        wanted[self.wiring.actuators[[place[name] for name in joints]]] = targets
-        self._queue.append((self.time + self.imperfections.delay, wanted))
+        wanted[self.topics.actuators[[place[name] for name in joints]]] = targets
+        self._queue.append((self.time + self.sensor_noise.delay, wanted))
         self._commanded = self.time
 
     def advance(self) -> None:
-        """Let one `period` pass."""
+        """Advance the simulation by one `period`."""
         for _ in range(self._parts):
             self._steer()
             states, sensors = self._engine.advance(self._control[None], None)
@@ -139,13 +139,13 @@ class SimulatedRobot:
             if self._commanded is not None:
                 self._count += 1
                 if self._count % self._parts_of_a_step == 0 and not self.episode.done:
-                    self._judge()
+                    self._end_control_step()
 
     def messages(self, stamp: Time) -> dict[str, Message]:
-        """What is measured now, by source; see `robopolicy_robots.wiring`."""
-        state, off = self._state(), self.imperfections
+        """Current measurements by source; see `robopolicy_robots.mujoco_topics`."""
+        state, off = self._state(), self.sensor_noise
         qpos, qvel = state.qpos[0].copy(), state.qvel[0].copy()
-        robot = self.wiring.robot
+        robot = self.topics.robot
         if off.position_noise:
             qpos[robot.qpos] += off.position_noise * self._rng.standard_normal(len(robot.qpos))
         if off.encoder_step:
@@ -153,15 +153,15 @@ class SimulatedRobot:
         if off.velocity_noise:
             qvel[robot.qvel] += off.velocity_noise * self._rng.standard_normal(len(robot.qvel))
         if off.pose_noise:
-            for place in self.wiring.objects.values():
+            for place in self.topics.objects.values():
                 qpos[place.place] += off.pose_noise * self._rng.standard_normal(3)
-        found = self.wiring.messages(qpos, qvel, stamp)
-        if self.task.steered:  # the operator of an evaluation is in the task
-            found[OPERATOR] = twist_of(self.task.wanted(self._state(self._before.memory))[0], stamp)
+        found = self.topics.messages(qpos, qvel, stamp)
+        if self.task.has_velocity_command:  # the task generates the commands of an operator
+            found[OPERATOR] = to_twist(self.task.velocity_command(self._state(self._before.memory))[0], stamp)
         return found
 
     def picture(self, camera: str, height: int, width: int) -> NDArray[np.uint8]:
-        """Pixels `(height, width, 3)` of what `camera` sees now."""
+        """Current image `(height, width, 3)` of `camera`."""
         camera = self.task.shown_camera(camera) or camera
         if (height, width) not in self._renderers:
             self._renderers[height, width] = Renderer(self.task.model, height, width)
@@ -177,19 +177,19 @@ class SimulatedRobot:
         self._renderers.clear()
 
     def _steer(self) -> None:
-        """Hand the motors the commands that have reached them, or hold where none has come for too long."""
+        """Apply delayed commands to the motors, or hold after the timeout."""
         while self._queue and self._queue[0][0] <= self.time + _ROUNDING:
             self._control = self._queue.popleft()[1]
             self.holding = False
         silent = self._commanded is not None and self.time - self._commanded >= self.timeout - _ROUNDING
         if silent and not self.holding:
             self._queue.clear()
-            self._control, self.holding = self._standing(self._control, ~self.wiring.grips), True
+            self._control, self.holding = self._standing(self._control, ~self.topics.is_gripper), True
 
-    def _judge(self) -> None:
-        """A control step is over: ask the task how it went."""
+    def _end_control_step(self) -> None:
+        """Evaluate the task after a control step."""
         task, before = self.task, self._before
-        # The task's memory counts along in `control`. Which action it is shown there decides rewards, not success.
+        # `control` updates the memory of the task. Its action argument affects rewards, not success.
         idle = np.zeros((1, len(task.action_low)))
         task.control(idle, before)
         self._before = after = self._state(before.memory)
@@ -197,16 +197,16 @@ class SimulatedRobot:
         success = bool(outcome.info["success"][0]) if "success" in outcome.info else False
         steps = self.episode.steps + 1
         over = bool(outcome.terminated[0]) or steps >= task.max_episode_steps
-        self.episode = Episode(self.episode.seed, steps, success, over)
+        self.episode = EpisodeState(self.episode.seed, steps, success, over)
 
     def _standing(self, control: Array, joints: NDArray[np.bool_]) -> Array:
-        """`control` with the targets of `joints` `(J,)` bool where those joints are."""
-        standing, wiring = control.copy(), self.wiring
-        standing[wiring.actuators[joints]] = self._state().qpos[0, wiring.targets[joints]]
+        """`control` with the targets of `joints` `(J,)` bool set to their present positions."""
+        standing, topics = control.copy(), self.topics
+        standing[topics.actuators[joints]] = self._state().qpos[0, topics.targets[joints]]
         return standing
 
     def _state(self, memory: dict[str, NDArray[np.generic]] | None = None) -> BatchState:
         model, states = self.task.model, self._engine.states.copy()
         qpos, qvel = states[:, 1 : 1 + model.nq], states[:, 1 + model.nq : 1 + model.nq + model.nv]
-        time = np.full(1, self._count * self._part)  # of an episode, which begins with the first command
+        time = np.full(1, self._count * self._part)  # an episode begins with the first command
         return BatchState(model, qpos, qvel, time, self._engine.sensors.copy(), memory or {})

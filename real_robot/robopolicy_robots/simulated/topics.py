@@ -1,10 +1,10 @@
-"""What a simulated robot says beside the topics of the real one: how episodes start, how they stand, and faults.
+"""Additional topics of a simulated robot: reset, episode status and faults.
 
-`/sim/fault` (text) makes the robot fail on purpose:
+`/sim/fault` (text) injects a fault:
 
     exit              end the process at once
-    freeze SECONDS    do nothing at all, like a process that is stopped
-    mute SECONDS      live on and obey, but publish nothing
+    freeze SECONDS    do nothing, like a stopped process
+    mute SECONDS      obey commands, but publish nothing
     nan SECONDS       report joint positions that are not numbers
 """
 
@@ -19,7 +19,7 @@ from robopolicy.files import parse_json
 from robopolicy_robots.messages import String
 
 RESET, EPISODE, FAULT = "/sim/reset", "/sim/episode", "/sim/fault"
-READY = "ready"  # line that the process prints once its topics are there
+READY = "ready"  # line that the process prints once its topics exist
 LOCKSTEP_ORIGIN = 1.0  # [s] stamp of simulated time 0 in lockstep; a stamp of 0 would mean "not given"
 
 
@@ -27,15 +27,15 @@ class _Json:
     """A flat dataclass as JSON text."""
 
     def message(self) -> String:
-        """As it is sent."""
+        """Convert to a message."""
         return String(json.dumps(asdict(self)))  # type: ignore[call-overload]
 
     @classmethod
     def read(cls, message: String) -> Self:
-        """From a message.
+        """Parse a message.
 
         Raises:
-            UserError: It is none.
+            UserError: The message is invalid.
         """
         try:
             data = parse_json(message.data)
@@ -52,23 +52,23 @@ class Reset(_Json):
     """Start an episode, on `/sim/reset`."""
 
     seed: int = 0
-    request: int = 0  # a number of the asker's; asking again with the same one changes nothing
+    request: int = 0  # request number of the client; a repeated number has no effect
 
 
 @dataclass(frozen=True)
 class Status(_Json):
-    """How the episode stands, on `/sim/episode`."""
+    """Status of the episode, on `/sim/episode`."""
 
     seed: int = 0
     request: int = -1  # of the reset that started it
     steps: int = 0  # control steps since the first command
     success: bool = False
     done: bool = False
-    holding: bool = False  # the robot has heard nothing for longer than its time-out
-    refused: int = 0  # commands that were none of this robot
-    late: int = 0  # times that it could not keep up with real time
-    time: float = 0.0  # [s] simulated since the robot was started
+    holding: bool = False  # no command for longer than the timeout
+    refused: int = 0  # commands for another robot
+    late: int = 0  # number of delays behind real time
+    time: float = 0.0  # [s] simulated since the start of the robot
 
     def changed(self, since: Status) -> bool:
-        """Whether more than time has passed."""
+        """Whether more than the time differs from `since`."""
         return replace(self, time=since.time) != since

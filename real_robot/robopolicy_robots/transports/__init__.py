@@ -1,1 +1,1 @@
-"""Ways to reach a robot, behind the one interface of `base`; a module each, imported when it is opened."""
+"""Transports to a robot with the interface of `base`; one module each, imported on use."""

@@ -1,7 +1,7 @@
-"""The one interface of every transport: publish, ask for the newest message, see who is there.
+"""Interface of transports: publish, poll the newest message, list peers.
 
-Nothing here calls back: a control loop asks when it wants to know, and neither `publish` nor `latest` makes it wait for
-a peer. What arrives malformed is counted and otherwise ignored, so that the watchdog sees silence, not an exception.
+There are no callbacks: a control loop polls, and neither `publish` nor `latest` waits for
+a peer. Malformed messages are counted and ignored, so that the watchdog sees silence, not an exception.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from robopolicy_robots.message import Message
 
 M = TypeVar("M", bound=Message)
 Item = TypeVar("Item")
-TOPIC = re.compile(r"(/[A-Za-z_][A-Za-z0-9_]*)+")  # names that every kind of ROS allows
-BLOCKING = 0.010  # most seconds that publishing may wait
-LARGEST_DOMAIN = 232  # largest ROS_DOMAIN_ID; beyond it DDS has no ports
+TOPIC = re.compile(r"(/[A-Za-z_][A-Za-z0-9_]*)+")  # names valid in ROS 1 and ROS 2
+BLOCKING = 0.010  # [s] maximum wait of publishing
+MAX_DOMAIN = 232  # largest ROS_DOMAIN_ID; beyond it DDS has no ports
 TRANSPORTS = (
     "loopback",
     "dds",
@@ -43,19 +43,19 @@ class TransportError(UserError):
 
 @dataclass(frozen=True)
 class QoS:
-    """What is promised about delivery, in the terms of ROS 2. Publishers keep only the newest message.
+    """Quality of service, in the terms of ROS 2. Publishers keep only the newest message.
 
-    A publisher offers and a subscription asks; they match if no more is asked than is offered. Deadline, lifespan and
-    liveliness are never asked for: publishers with ROS's defaults offer none, and would never match.
+    A publisher offers and a subscription requests; they match if the offer includes the request. Deadline, lifespan and
+    liveliness are never requested, since publishers with the defaults of ROS offer none and would not match.
     """
 
     offers_reliable: bool  # our publishers send lost messages again
     asks_reliable: bool  # our subscriptions take only from publishers that do
-    latched: bool = False  # who subscribes later still gets the newest message ("transient local")
-    depth: int = 1  # messages that a subscription keeps until it is asked
+    latched: bool = False  # late subscribers get the newest message ("transient local")
+    depth: int = 1  # messages kept until read
 
 
-SENSOR = QoS(offers_reliable=True, asks_reliable=False)  # joint states, odometry: matches whoever publishes
+SENSOR = QoS(offers_reliable=True, asks_reliable=False)  # joint states, odometry: matches every publisher
 IMAGE = QoS(offers_reliable=False, asks_reliable=False)
 COMMAND = QoS(offers_reliable=True, asks_reliable=True)
 LATCHED = QoS(offers_reliable=True, asks_reliable=True, latched=True, depth=16)  # emergency stop, status, description
@@ -69,24 +69,26 @@ def unmet(asks: QoS, offers: QoS) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Received(Generic[M]):
-    """A message and how it came."""
+    """A received message with its metadata."""
 
     message: M
     received: float  # on the monotonic clock [s]: when it arrived, or was taken where the transport is polled
     stamp: float | None  # time in its header [s since the epoch]; None without a header or with a stamp of zero
-    publisher: str  # who sent it; a publisher that is started again is another one
-    sequence: int  # counts the messages this subscription has taken; a new number is a new message
+    publisher: str  # identity of the sender; a restarted publisher has a new one
+    sequence: int  # number of the message within this subscription
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """One of our publishers or subscriptions, and who is at the other end."""
+    """One of our publishers or subscriptions, and its peers."""
 
     topic: str
-    kind: str  # ROS name of the message type
+    type: str  # ROS name of the message type
     publishes: bool
-    matched: tuple[str, ...]  # identities of the peers, where the transport tells; else numbered
-    unmet: tuple[str, ...] = ()  # what kept peers from matching, each once: "reliability", "durability", "type", ...
+    matched: tuple[str, ...]  # identities of the peers if known, else numbers
+    unmet: tuple[
+        str, ...
+    ] = ()  # incompatible policies of other peers, each once: "reliability", "durability", "type", ...
     malformed: int = 0  # messages that could not be read
 
 
@@ -98,7 +100,7 @@ class Graph:
 
 
 class _End(ABC, Generic[M]):
-    """Our end of a topic: what publishers and subscriptions share."""
+    """Base class of publishers and subscriptions."""
 
     publishes: bool
 
@@ -108,12 +110,12 @@ class _End(ABC, Generic[M]):
         self._closed = False
 
     def describe(self) -> Endpoint:
-        """Who is at the other end, and who could not be."""
+        """Peers, and incompatible policies of others."""
         ends = self._others()
         return Endpoint(self.topic, self.kind.ros_name, self.publishes, ends, self._unmet(), self.malformed)
 
     def close(self) -> None:
-        """Leave; may be called twice."""
+        """Close; safe to call twice."""
         if not self._closed:
             self._closed = True
             self._leave()
@@ -132,20 +134,20 @@ class _End(ABC, Generic[M]):
 
     @abstractmethod
     def _leave(self) -> None:
-        """Free what is held."""
+        """Free resources."""
 
 
 class Publisher(_End[M]):
-    """Sends the messages of one topic."""
+    """Publisher of one topic."""
 
     publishes = True
 
     def publish(self, message: M) -> None:
-        """Send; waits at most `BLOCKING` seconds, and gives the message up rather than wait longer.
+        """Send a message; waits at most `BLOCKING` seconds and then drops it.
 
         Raises:
             TransportError: The transport is closed, or the message is of another type than the topic.
-            CodecError: The message holds what its type cannot.
+            CodecError: The message has invalid values.
         """
         if self._closed:
             raise TransportError("The transport is closed.")
@@ -155,7 +157,7 @@ class Publisher(_End[M]):
 
     @property
     def matched(self) -> int:
-        """Subscriptions at the other end; where the transport cannot tell, 1 while connected."""
+        """Number of matched subscriptions; 1 while connected if the transport cannot count them."""
         return len(self._others())
 
     @abstractmethod
@@ -164,7 +166,7 @@ class Publisher(_End[M]):
 
 
 class Subscription(_End[M]):
-    """Holds the newest message of one topic, and the last `depth` that nobody has read."""
+    """Subscription with the newest message of one topic and the last `depth` unread ones."""
 
     publishes = False
 
@@ -191,7 +193,7 @@ class Subscription(_End[M]):
         return self._received
 
     def unread(self) -> tuple[Received[M], ...]:
-        """The messages since this was last asked, oldest first, at most `depth`; never waits."""
+        """Messages since the last call, oldest first, at most `depth`; never waits."""
         self.latest()
         found = tuple(self._unread)
         self._unread.clear()
@@ -199,21 +201,21 @@ class Subscription(_End[M]):
 
     @property
     def publishers(self) -> int:
-        """Publishers at the other end; where the transport cannot tell, those heard of within the last second."""
+        """Number of matched publishers; those of the last second if the transport cannot count them."""
         return len(self._others())
 
     @abstractmethod
     def _arrived(self) -> list[Arrival]:
-        """What arrived since this was last asked, oldest first; of more than `depth`, the last ones count."""
+        """Messages that arrived since the last call, oldest first; at most the last `depth` are used."""
 
     @abstractmethod
     def _read(self, data: Any) -> M:
-        """The message in what arrived; raises `CodecError` if it is none."""
+        """Decode received data; raises `CodecError` for invalid data."""
 
 
 @dataclass(frozen=True)
 class Arrival:
-    """What a transport took from its network."""
+    """Received data of a transport."""
 
     data: Any  # in the form of the transport
     received: float  # monotonic [s]
@@ -221,19 +223,19 @@ class Arrival:
 
 
 def drain(queue: deque[Item]) -> list[Item]:
-    """Take what a queue holds, oldest first, while another thread may append."""
+    """Remove and return all items of a queue, oldest first, while another thread may append."""
     return [queue.popleft() for _ in range(len(queue))]
 
 
 class Transport(ABC):
-    """A way to reach a robot; a context manager that closes it."""
+    """Connection to a robot; a context manager that closes it."""
 
     def __init__(self) -> None:
         self._ends: list[Publisher[Any] | Subscription[Any]] = []
         self._closed = False
 
     def advertise(self, topic: str, kind: type[M], qos: QoS) -> Publisher[M]:
-        """Announce that we publish `topic` ("/joint_states").
+        """Create a publisher of `topic` ("/joint_states").
 
         Raises:
             TransportError: The transport is closed, or the topic cannot be used.
@@ -243,7 +245,7 @@ class Transport(ABC):
         return publisher
 
     def subscribe(self, topic: str, kind: type[M], qos: QoS) -> Subscription[M]:
-        """Ask for what others publish on `topic`.
+        """Create a subscription of `topic`.
 
         Raises:
             TransportError: The transport is closed, or the topic cannot be used.
@@ -253,13 +255,13 @@ class Transport(ABC):
         return subscription
 
     def graph(self) -> Graph:
-        """Who is connected to what."""
+        """Connections of all endpoints."""
         if self._closed:
             raise TransportError("The transport is closed.")
         return Graph(tuple(end.describe() for end in self._ends))
 
     def close(self) -> None:
-        """Leave; may be called twice. Publishers and subscriptions are of no use afterwards."""
+        """Close the transport and all its endpoints; safe to call twice."""
         if not self._closed:
             self._closed = True
             for end in self._ends:
@@ -290,7 +292,7 @@ class Transport(ABC):
 
     @abstractmethod
     def _leave(self) -> None:
-        """Free what is held, after its publishers and subscriptions."""
+        """Free resources, after publishers and subscriptions."""
 
 
 def stamp_of(message: Message) -> float | None:
@@ -300,14 +302,14 @@ def stamp_of(message: Message) -> float | None:
 
 
 def ros_domain(domain: int | None) -> int:
-    """A domain of ROS 2: the one given, else that of the environment, else 0.
+    """ROS 2 domain: the given one, else the one of the environment, else 0.
 
     Raises:
-        TransportError: It is none.
+        TransportError: The number is invalid.
     """
     text = os.environ.get("ROS_DOMAIN_ID", "").strip() or "0" if domain is None else str(domain)
-    if not text.isdecimal() or int(text) > LARGEST_DOMAIN:
-        raise TransportError(f"A ROS_DOMAIN_ID is a number from 0 to {LARGEST_DOMAIN}, got '{text}'.")
+    if not text.isdecimal() or int(text) > MAX_DOMAIN:
+        raise TransportError(f"A ROS_DOMAIN_ID is a number from 0 to {MAX_DOMAIN}, got '{text}'.")
     return int(text)
 
 
@@ -315,13 +317,13 @@ def open_transport(name: str, **settings: Any) -> Transport:
     """Open a transport by its name.
 
     Args:
-        name: One of `TRANSPORTS`, or "auto" for `rclpy` where a ROS 2 environment is set up. It never falls back: a
-            robot must not hear from another network than its owner thinks.
+        name: One of `TRANSPORTS`, or "auto" for `rclpy` in a ROS 2 environment. There is no fallback: a
+            robot must not be controlled over another network than its owner expects.
         **settings: Arguments of its class.
 
     Raises:
         TransportError: It cannot be opened.
-        UserError: The name is unknown, a package is missing, or a setting is.
+        UserError: The name or a setting is unknown, or a package is missing.
     """
     if name == "auto":
         name = _ros_environment()

@@ -1,8 +1,8 @@
 """Transport to ROS 2 over DDS without ROS: Cyclone DDS with ROS 2's names, types and qualities of service.
 
 The names, type hashes and bytes are those of `rmw_cyclonedds` and `rmw_fastrtps`; node names, services and actions are
-not announced. Readers are polled and there are no listeners: a Python listener swallows its exceptions and may crash
-while it is taken down. `Received.received` is the time of the poll, so that ages are right to one control period.
+not announced. Readers are polled without listeners: a Python listener swallows its exceptions and may crash
+at shutdown. `Received.received` is the time of the poll, so that ages are exact to one control period.
 
 DDS notices only after its lease (10 s) that a peer died, and a new process on the same topic is just another publisher:
 watch ages and identities, not the count of publishers alone.
@@ -17,7 +17,7 @@ import weakref
 from functools import cache
 from typing import Any
 
-from robopolicy.optional import need
+from robopolicy.optional import require
 from robopolicy_robots.codecs import cdr
 from robopolicy_robots.codecs.definitions import describe, prepare, type_hash
 from robopolicy_robots.message import Message
@@ -63,10 +63,10 @@ def _settings(interface: str) -> str:
 
 
 class _Participant:
-    """This process in a domain; one for all transports, since more of them multiply the traffic of discovery."""
+    """DDS participant of this process in a domain; shared by all transports to limit discovery traffic."""
 
     def __init__(self, domain: int, interface: str) -> None:
-        dds, core = need("cyclonedds.domain", "ros"), need("cyclonedds.core", "ros")
+        dds, core = require("cyclonedds.domain", "ros"), require("cyclonedds.core", "ros")
         self.interface = interface
         decided = os.environ.get("CYCLONEDDS_URI")
         if not decided and interface not in (known := [name for _, name in socket.if_nameindex()]):
@@ -81,9 +81,9 @@ class _Participant:
         self.topics: dict[str, Any] = {}
 
     def topic(self, name: str, kind: type[Message]) -> Any:
-        """The topic, made when it is first asked for."""
+        """The topic, created on first use."""
         if name not in self.topics:
-            self.topics[name] = need("cyclonedds.topic", "ros").Topic(self.entity, dds_topic(name), idl_type(kind))
+            self.topics[name] = require("cyclonedds.topic", "ros").Topic(self.entity, dds_topic(name), idl_type(kind))
         if (topic := self.topics[name]).data_type is not idl_type(kind):
             raise TransportError(f"{name} carries {topic.data_type.ros_name} in this process, not {kind.ros_name}.")
         return topic
@@ -93,7 +93,7 @@ _participants: weakref.WeakValueDictionary[int, _Participant] = weakref.WeakValu
 
 
 class _Raw:
-    """What readers take: bytes, read only when they are asked for, and where they came from."""
+    """Raw sample: bytes that are decoded on reading, and their source."""
 
     sample_info: Any
 
@@ -109,8 +109,8 @@ class DdsPublisher(Publisher[M]):
         entity = participant.topic(topic, kind)
         self._sample = object.__new__(entity.data_type)
         settings = _quality(kind, qos.offers_reliable, qos.latched)
-        self._writer: Any = need("cyclonedds.pub", "ros").DataWriter(participant.entity, entity, qos=settings)
-        self._failure = need("cyclonedds.core", "ros").DDSException
+        self._writer: Any = require("cyclonedds.pub", "ros").DataWriter(participant.entity, entity, qos=settings)
+        self._failure = require("cyclonedds.core", "ros").DDSException
 
     def _send(self, message: M) -> None:
         self._sample.data = cdr.encode(message)
@@ -137,7 +137,7 @@ class DdsSubscription(Subscription[M]):
         super().__init__(topic, kind, qos.depth)
         settings = _quality(kind, qos.asks_reliable, qos.latched, qos.depth)
         entity = participant.topic(topic, kind)
-        self._reader: Any = need("cyclonedds.sub", "ros").DataReader(participant.entity, entity, qos=settings)
+        self._reader: Any = require("cyclonedds.sub", "ros").DataReader(participant.entity, entity, qos=settings)
 
     def _arrived(self) -> list[Arrival]:
         now = time.monotonic()
@@ -164,13 +164,13 @@ class DdsTransport(Transport):
     """ROS 2 over DDS.
 
     Args:
-        domain: As ROS_DOMAIN_ID, which it is by default, or 0.
-        interface: Of the network; by default this machine alone. `CYCLONEDDS_URI`, where set, decides instead.
+        domain: ROS_DOMAIN_ID; from the environment by default, or 0.
+        interface: Network interface; loopback by default. `CYCLONEDDS_URI` takes precedence.
     """
 
     def __init__(self, domain: int | None = None, interface: str = "lo") -> None:
         super().__init__()
-        need("rosbags.typesys", "ros")  # whose codecs every message needs
+        require("rosbags.typesys", "ros")  # whose codecs every message needs
         domain = ros_domain(domain)
         participant = _participants.get(domain) or _Participant(domain, interface)
         if participant.interface != interface:
@@ -197,7 +197,7 @@ def idl_type(kind: type[Message]) -> Any:
 
     Its extensibility is final, as ROS's: an appendable type would offer XCDR2, and never match.
     """
-    idl, annotations = need("cyclonedds.idl", "ros"), need("cyclonedds.idl.annotations", "ros")
+    idl, annotations = require("cyclonedds.idl", "ros"), require("cyclonedds.idl.annotations", "ros")
     prepare(kind)
     members = {each.name: _member(each) for each in describe(kind)}
     struct = annotations.final(idl.make_idl_struct(f"{kind.__name__}_", dds_type(kind), members))
@@ -209,7 +209,7 @@ def idl_type(kind: type[Message]) -> Any:
 
 
 def _member(each: Any) -> Any:
-    types = need("cyclonedds.idl.types", "ros")
+    types = require("cyclonedds.idl.types", "ros")
     if isinstance(each.base, type):
         base = idl_type(each.base)
     else:
@@ -221,7 +221,7 @@ def _member(each: Any) -> Any:
 
 
 def _quality(kind: type[Message], reliable: bool, latched: bool, depth: int = 1) -> Any:
-    core = need("cyclonedds.core", "ros")
+    core = require("cyclonedds.core", "ros")
     policy = core.Policy
     return core.Qos(
         policy.Reliability.Reliable(round(BLOCKING * NANO)) if reliable else policy.Reliability.BestEffort,

@@ -1,7 +1,7 @@
-"""A transport that misbehaves, for tests and rehearsals: it wraps another one and spoils what passes through it.
+"""Fault injection: a transport wrapper that disturbs messages, for tests.
 
 The faults of a message are drawn from a seeded generator of its topic, so that a run can be repeated. They may be
-changed while it runs (`transport.faults = Faults(drop=1.0)`). What is held back leaves when its topic is used next.
+changed while it runs (`transport.faults = Faults(drop=1.0)`). Delayed messages leave when their topic is used next.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from robopolicy_robots.transports.wrapped import WrappedPublisher, WrappedSubscr
 
 @dataclass(frozen=True)
 class Faults:
-    """What goes wrong, as probabilities of each message unless said otherwise."""
+    """Faults, as probabilities per message unless stated otherwise."""
 
     drop: float = 0.0  # lost
     delay: float = 0.0  # seconds that every message is late
     jitter: float = 0.0  # seconds that it is late beyond that, at most; messages may overtake each other
     duplicate: float = 0.0  # arrives twice
     reorder: float = 0.0  # arrives after the next one
-    corrupt: float = 0.0  # has one bit of its bytes turned over
-    nan: float = 0.0  # has one number of an array replaced by NaN
+    corrupt: float = 0.0  # one flipped bit
+    nan: float = 0.0  # one number of an array replaced by NaN
     freeze: bool = False  # the content stays what it was, stamp and all, while messages keep arriving
-    topics: tuple[str, ...] = ()  # that suffer; all if empty
+    topics: tuple[str, ...] = ()  # affected topics; all if empty
 
 
 _DRAWN = ("drop", "jitter", "duplicate", "reorder", "corrupt", "nan")
@@ -51,10 +51,10 @@ class _Stream:
         self._number = 0
 
     def put(self, message: Message, extra: Any = None) -> int:
-        """Let a message in.
+        """Add a message.
 
         Returns:
-            1 if it was corrupted so that it can no longer be read, else 0.
+            1 if it was corrupted and can no longer be read, else 0.
         """
         faults = self._transport.faults
         if faults.topics and self._topic not in faults.topics:
@@ -84,7 +84,7 @@ class _Stream:
         return 0
 
     def due(self) -> list[tuple[float, Message, Any]]:
-        """Messages whose time has come, and when it did, in that order."""
+        """Due messages with their times, in order."""
         now = self._clock()
         come = sorted((each for each in self._held if each[0] <= now), key=lambda each: each[:2])
         self._held = [each for each in self._held if each[0] > now]
@@ -124,7 +124,7 @@ class FaultSubscription(WrappedSubscription[M]):
 
 
 class FaultTransport(WrappedTransport):
-    """`inner`, misbehaving; it closes the inner one with itself."""
+    """Transport `inner` with faults; closing it also closes `inner`."""
 
     def __init__(
         self, inner: Transport, faults: Faults, seed: int = 0, clock: Callable[[], float] = time.monotonic
@@ -140,7 +140,7 @@ class FaultTransport(WrappedTransport):
 
 
 def _with_nan(message: Message, generator: np.random.Generator) -> Message:
-    """`message` with NaN in one of its arrays; as it is if it has none."""
+    """`message` with NaN in one of its arrays; unchanged without arrays."""
     arrays = {name: value for name, value in vars(message).items() if _floats(value)}
     if not arrays:
         for name, value in vars(message).items():  # the points of a trajectory, for instance
@@ -158,7 +158,7 @@ def _floats(value: Any) -> bool:
 
 
 def _with_flipped_bit(message: Message, generator: np.random.Generator) -> Message:
-    """What is read from the bytes of `message` after one bit of them was turned over."""
+    """Decode the bytes of `message` after one bit flip."""
     data = bytearray(cdr.encode(message))
     bit = int(generator.integers(8 * len(data)))
     data[bit // 8] ^= 1 << bit % 8

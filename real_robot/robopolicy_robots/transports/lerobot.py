@@ -1,7 +1,7 @@
-"""Transport to robots of LeRobot's `Robot` interface (SO-100, SO-101, Koch, OpenArm and others), which know no topics.
+"""Transport to robots with the `Robot` interface of LeRobot (SO-100, SO-101, Koch, OpenArm and others).
 
-A thread asks the robot for its observation at the control rate and publishes it in this process, on the topics that the
-robot's YAML names: joints as a JointState, cameras as Images. The newest command goes to `send_action`. LeRobot drivers
+A thread reads the observation of the robot at the control rate and publishes it in this process, on the topics of the
+YAML file: joints as a JointState, cameras as Images. The newest command goes to `send_action`. LeRobot drivers
 wait for their buses, so that thread may wait too; the control loop does not. A robot whose observation fails is silent,
 which the watchdog sees.
 
@@ -27,10 +27,10 @@ import numpy as np
 
 from robopolicy.deploy.safety.motion import Array
 from robopolicy.errors import UserError, unknown_name
-from robopolicy.optional import need
+from robopolicy.optional import require
 from robopolicy_robots.commands import targets_of
 from robopolicy_robots.messages import CATALOGUE, Header, Image, JointState, Time
-from robopolicy_robots.pace import beats
+from robopolicy_robots.rate import ticks
 from robopolicy_robots.robot import QUALITIES, RobotSpec
 from robopolicy_robots.transports.base import Publisher, TransportError
 from robopolicy_robots.transports.loopback import LoopbackTransport
@@ -38,22 +38,22 @@ from robopolicy_robots.transports.wrapped import WrappedTransport
 
 log = logging.getLogger(__name__)
 EXTRA = "lerobot"
-POSITION = ".pos"  # what LeRobot appends to a joint's name
-UNITS = ("degrees", "range", "radians")  # what LeRobot's numbers of joints mean
+POSITION = ".pos"  # suffix of joint names in LeRobot
+UNITS = ("degrees", "range", "radians")  # units of joint positions in LeRobot
 CLOSING = 5.0  # [s] that a bus may take to answer
-_domains = itertools.count(-1, -1)  # of this process, of which nobody else has one below zero
+_domains = itertools.count(-1, -1)  # private domains of this process are negative
 
 
 @dataclass(frozen=True)
-class Units:
-    """From LeRobot's numbers `(J,)` to SI units and back: `zero + scale * number`."""
+class JointUnits:
+    """Conversion of LeRobot joint numbers `(J,)` to SI units: `zero + scale * number`."""
 
     zero: Array
     scale: Array
 
     @classmethod
     def of(cls, robot: RobotSpec, units: str) -> Self:
-        """Those of `robot`'s joints.
+        """Conversion for the joints of `robot`.
 
         Raises:
             UserError: The units are unknown, or need a range that a joint lacks.
@@ -73,7 +73,7 @@ class Units:
                 )
             else:
                 raise UserError(
-                    f"{robot.name}: LeRobot counts parts of the range of '{joint.name}', which has to be known."
+                    f"{robot.name}: LeRobot uses fractions of the range of '{joint.name}', which must be given."
                 )
         zero, scale = np.array(rows).T
         return cls(zero, scale)
@@ -83,7 +83,7 @@ class Units:
         return self.zero + self.scale * numbers
 
     def lerobot(self, positions: Array) -> Array:
-        """LeRobot's numbers."""
+        """Joint numbers of LeRobot."""
         return (positions - self.zero) / self.scale
 
 
@@ -91,9 +91,9 @@ class LerobotTransport(WrappedTransport):
     """One robot, connected for as long as the transport is open.
 
     Args:
-        robot: Its description; joints are called as LeRobot calls their motors.
-        type: LeRobot's name of it, such as so101_follower.
-        units: What its numbers of joints mean: degrees, range (-100 to 100) or radians.
+        robot: Description with the joint names of LeRobot motors.
+        type: Robot type in LeRobot, such as so101_follower.
+        units: Units of its joint numbers: degrees, range (-100 to 100) or radians.
         **settings: Of LeRobot's configuration: port, id, cameras `{name: {type: opencv, index_or_path: 0, ...}}`, ...
 
     Raises:
@@ -104,7 +104,7 @@ class LerobotTransport(WrappedTransport):
     def __init__(self, robot: RobotSpec, type: str = "so101_follower", units: str = "degrees", **settings: Any) -> None:
         if robot.mode != "absolute":
             raise TransportError(f"LeRobot takes positions, and {robot.name} is driven by velocities.")
-        domain, numbers = next(_domains), Units.of(robot, units)
+        domain, numbers = next(_domains), JointUnits.of(robot, units)
         self._driver = _Driver(robot, numbers, _connected(robot, type, units, settings), domain)
         super().__init__(LoopbackTransport(domain))
 
@@ -117,18 +117,18 @@ TRANSPORT = LerobotTransport
 
 
 class _Driver:
-    """The robot's side of the topics, in a thread."""
+    """Driver thread of the robot."""
 
-    def __init__(self, robot: RobotSpec, units: Units, device: Any, domain: int) -> None:
+    def __init__(self, robot: RobotSpec, units: JointUnits, device: Any, domain: int) -> None:
         self._robot, self._units, self._device = robot, units, device
         self._side = LoopbackTransport(domain)
         state, command = robot.state, robot.command
         self._state = self._side.advertise(state.topic, JointState, QUALITIES[state.qos])
-        self._command = self._side.subscribe(command.topic, CATALOGUE[command.kind], QUALITIES[command.qos])
+        self._command = self._side.subscribe(command.topic, CATALOGUE[command.type], QUALITIES[command.qos])
         self._cameras: dict[str, Publisher[Image]] = {
             camera.name: self._side.advertise(camera.topic, Image, QUALITIES[camera.qos])
             for camera in robot.cameras
-            if camera.kind == Image.ros_name and camera.name in device.observation_features
+            if camera.type == Image.ros_name and camera.name in device.observation_features
         }
         self._frames: dict[str, Any] = {}  # the newest picture of each camera
         self._obeyed = 0  # sequence of the newest command sent
@@ -138,20 +138,20 @@ class _Driver:
         self._thread.start()
 
     def close(self) -> None:
-        """Disconnect. Unless its configuration says otherwise, LeRobot then takes the torque off."""
+        """Disconnect. LeRobot disables the torque unless configured otherwise."""
         self._stopping.set()
         self._thread.join(CLOSING)
-        with contextlib.suppress(Exception):  # a cable that is out
+        with contextlib.suppress(Exception):  # an unplugged cable
             self._device.disconnect()
         self._side.close()
 
     def _run(self) -> None:
-        for _ in beats(self._robot.dt, self._stopping, float("inf")):
+        for _ in ticks(self._robot.dt, self._stopping, float("inf")):
             try:
                 self._obey()
                 self._report(self._device.get_observation())
                 self._failing = False
-            except Exception as error:  # of a bus, a camera or LeRobot: silence, until it works again
+            except Exception as error:  # of a bus, a camera or LeRobot: publish nothing until it works again
                 if not self._failing:
                     log.warning("%s fails: %s", self._robot.name, error)
                 self._failing = True
@@ -174,7 +174,7 @@ class _Driver:
         stamp = Time.from_seconds(time.time())
         numbers = np.array([seen[name + POSITION] for name in self._robot.names], np.float64)
         for name, publisher in self._cameras.items():
-            if seen[name] is not self._frames.get(name):  # LeRobot hands out the last picture again until there is one
+            if seen[name] is not self._frames.get(name):  # LeRobot returns the last image until there is a new one
                 self._frames[name] = seen[name]
                 publisher.publish(Image.from_pixels(np.asarray(seen[name]), Header(stamp, name)))
         self._state.publish(JointState(Header(stamp), self._robot.names, self._units.si(numbers)))
@@ -182,19 +182,19 @@ class _Driver:
 
 def _connected(robot: RobotSpec, kind: str, units: str, settings: Mapping[str, Any]) -> Any:
     """LeRobot's robot, connected and calibrated."""
-    robots = need("lerobot.robots", EXTRA)
+    robots = require("lerobot.robots", EXTRA)
     config = _config(robots.RobotConfig, "lerobot.robots", "robot of LeRobot", kind, settings)
     degrees = getattr(config, "use_degrees", None)
     counted = units if degrees is None else "degrees" if degrees else "range"
-    if counted != units:  # numbers would be taken for others
-        raise TransportError(f"{kind} counts in {counted}, as use_degrees says, not in {units}; change one of them.")
+    if counted != units:  # the units would be wrong
+        raise TransportError(f"{kind} uses {counted}, as set by use_degrees, not {units}; change one of them.")
     try:
         device = robots.make_robot_from_config(config)
         lacking = [name for name in robot.names if name + POSITION not in device.action_features]
         if lacking:
             found = ", ".join(key.removesuffix(POSITION) for key in device.action_features)
             raise TransportError(f"{kind} has no {', '.join(lacking)} of {robot.name}; it has {found}.")
-        device.connect(calibrate=False)  # which would ask questions on the terminal
+        device.connect(calibrate=False)  # it would prompt on the terminal
     except TransportError:
         raise
     except Exception as error:
@@ -208,10 +208,10 @@ def _connected(robot: RobotSpec, kind: str, units: str, settings: Mapping[str, A
 
 
 def _config(base: Any, package: str, what: str, kind: str, settings: Mapping[str, Any]) -> Any:
-    """A configuration of LeRobot by the name that it has there.
+    """A configuration of LeRobot by its registered name.
 
     Raises:
-        UserError: There is none of that name, or a setting is unknown or missing.
+        UserError: The name is unknown, or a setting is unknown or missing.
     """
     known = _known(base, package, kind)
     if kind not in known:
@@ -223,7 +223,7 @@ def _config(base: Any, package: str, what: str, kind: str, settings: Mapping[str
             raise unknown_name("setting", setting, entries, f"of {kind}")
     values = dict(settings)
     if isinstance(values.get("cameras"), Mapping):
-        cameras = need("lerobot.cameras", EXTRA).CameraConfig
+        cameras = require("lerobot.cameras", EXTRA).CameraConfig
         values["cameras"] = {
             name: _config(cameras, "lerobot.cameras", "camera of LeRobot", *_named(name, camera))
             for name, camera in values["cameras"].items()
@@ -243,7 +243,7 @@ def _named(name: str, camera: Any) -> tuple[str, dict[str, Any]]:
 
 
 def _known(base: Any, package: str, kind: str) -> Mapping[str, Any]:
-    """Configurations by name. They register when their module is imported, which needs what they drive."""
+    """Configurations by name. They are registered on import of their module, which may need a driver package."""
     for module in pkgutil.iter_modules(importlib.import_module(package).__path__, f"{package}."):
         if kind in base.get_known_choices():
             break

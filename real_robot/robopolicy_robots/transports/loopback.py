@@ -1,4 +1,4 @@
-"""Transport within one process: for tests, and for a simulated robot that runs beside its controller.
+"""Transport within one process, for tests and for a simulated robot in the same process.
 
 Transports of the same `domain` see each other, as with ROS_DOMAIN_ID.
 """
@@ -30,7 +30,7 @@ _numbers = itertools.count(1)
 
 
 class LoopbackPublisher(Publisher[M]):
-    """Hands messages to the subscriptions of its bus."""
+    """Publisher to the subscriptions of a bus."""
 
     def __init__(self, bus: _Bus, topic: str, kind: type[M], qos: QoS) -> None:
         super().__init__(topic, kind)
@@ -63,7 +63,7 @@ class LoopbackPublisher(Publisher[M]):
 
 
 class LoopbackSubscription(Subscription[M]):
-    """Keeps the newest messages."""
+    """Subscription that keeps the newest messages."""
 
     def __init__(self, bus: _Bus, topic: str, kind: type[M], qos: QoS) -> None:
         super().__init__(topic, kind, qos.depth)
@@ -102,7 +102,7 @@ class LoopbackSubscription(Subscription[M]):
 
 
 class LoopbackTransport(Transport):
-    """Topics of this process; `domain` says which transports see each other."""
+    """Topics of this process; transports of the same `domain` are connected."""
 
     def __init__(self, domain: int = 0) -> None:
         super().__init__()
@@ -115,7 +115,7 @@ class LoopbackTransport(Transport):
         return LoopbackSubscription(self._bus, topic, kind, qos)
 
     def _leave(self) -> None:
-        pass  # the bus goes with its last transport
+        pass  # the bus is freed with its last transport
 
 
 TRANSPORT = LoopbackTransport

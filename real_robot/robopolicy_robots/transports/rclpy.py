@@ -1,7 +1,7 @@
-"""Transport to ROS 2 through `rclpy`, where ROS 2 is installed and its shell is set up.
+"""Transport to ROS 2 through `rclpy`, for a sourced ROS 2 installation.
 
-A thread spins the node and leaves the newest message of each topic where `latest` finds it, as an object of rclpy that
-is read only when it is asked for. Which middleware is used is ROS's affair (RMW_IMPLEMENTATION).
+A thread spins the node and stores the newest message of each topic for `latest`, as an object of rclpy that
+is converted on reading. ROS chooses the middleware (RMW_IMPLEMENTATION).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from robopolicy_robots.codecs import native
 from robopolicy_robots.codecs.definitions import prepare
 from robopolicy_robots.transports.base import Arrival, M, Publisher, QoS, Subscription, Transport, TransportError, drain
 
-SPIN = 0.1  # seconds after which the spinning thread looks whether it should end
+SPIN = 0.1  # [s] interval at which the spinning thread checks for its end
 
 
 class RclpyPublisher(Publisher[M]):
@@ -55,7 +55,7 @@ class RclpySubscription(Subscription[M]):
     def _arrived(self) -> list[Arrival]:
         if not self._kept:
             return []
-        peers = "+".join(self._peers())  # rclpy does not say which of several
+        peers = "+".join(self._peers())  # rclpy does not identify the sender
         return [Arrival(message, received, peers) for message, received in drain(self._kept)]
 
     def _read(self, data: Any) -> M:
@@ -76,7 +76,7 @@ class RclpyTransport(Transport):
 
     Args:
         domain: As ROS_DOMAIN_ID, which it is by default.
-        node: Name of ours.
+        node: Name of our node.
     """
 
     def __init__(self, domain: int | None = None, node: str = "robopolicy") -> None:

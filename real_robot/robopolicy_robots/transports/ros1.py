@@ -1,8 +1,8 @@
-"""Transport to ROS 1 through `rospy`, which Debian packages and ROS Noetic bring.
+"""Transport to ROS 1 through `rospy`, from Debian packages or ROS Noetic.
 
-rospy moves bytes alone: our codec reads and writes them, so message packages are not needed. Its threads leave the
-newest message of each topic where `latest` finds it. A node lives as long as its process, and ROS 1's master lists one
-that died until somebody cleans up: watch ages.
+rospy only transfers bytes, which our codec reads and writes, so message packages are not needed. Its threads store the
+newest message of each topic for `latest`. A node lives as long as its process, and the master of ROS 1 lists a node
+that died until a cleanup, so ages must be watched.
 """
 
 from __future__ import annotations
@@ -76,10 +76,10 @@ class Ros1Subscription(Subscription[M]):
 
 
 class Ros1Transport(Transport):
-    """ROS 1; where its master is and by which address it finds us say ROS_MASTER_URI and ROS_IP (this machine).
+    """ROS 1; ROS_MASTER_URI is the address of its master, ROS_IP our address (this machine by default).
 
     Args:
-        node: Name of ours, made unique; the first transport of a process chooses it.
+        node: Name of our node, made unique; set by the first transport of a process.
     """
 
     def __init__(self, node: str = "robopolicy") -> None:

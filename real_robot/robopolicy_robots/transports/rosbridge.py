@@ -1,8 +1,8 @@
 """Transport over rosbridge (protocol v2, JSON on a websocket), to ROS 1 or ROS 2.
 
-Two threads own the socket: one reads, and keeps the newest messages of each topic until they are asked for; one sends,
+Two threads own the socket: one receives and keeps the newest messages of each topic until they are read; one sends,
 so that publishing never waits. A lost connection is opened again, and its topics with it; what arrives then comes from
-another `publisher`. Who else is on a topic is asked of the services `/rosapi/publishers` and `/rosapi/subscribers` once
+another `publisher`. The peers of a topic are read from the services `/rosapi/publishers` and `/rosapi/subscribers` once
 a second; where that node does not run, a publisher is counted while messages arrive.
 
 rosbridge has no authentication of its own: reach one beyond this machine through a proxy with TLS (`wss://`) and a
@@ -20,16 +20,16 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from robopolicy.deploy.wire import is_loopback
-from robopolicy.optional import need
+from robopolicy.optional import require
 from robopolicy_robots.codecs import json
 from robopolicy_robots.codecs.definitions import prepare
 from robopolicy_robots.transports.base import Arrival, M, Publisher, QoS, Subscription, Transport, TransportError, drain
 from robopolicy_robots.transports.names import ros1_type
 
-CLOSING = 1.0  # seconds that saying goodbye may take
+CLOSING = 1.0  # [s] timeout of closing
 ALIVE = 1.0  # seconds after its last message for which a publisher is counted
-ASKING = 1.0  # seconds between questions to rosapi
-LARGEST = 64 * 2**20  # bytes of a message
+ASKING = 1.0  # [s] between requests to rosapi
+MAX_MESSAGE_BYTES = 64 * 2**20  # bytes of a message
 RETRY = 0.5  # seconds between attempts to connect again
 
 
@@ -38,7 +38,7 @@ class RosbridgePublisher(Publisher[M]):
 
     def __init__(self, link: _Link, topic: str, kind: type[M]) -> None:
         super().__init__(topic, kind)
-        self.peers: tuple[str, ...] | None = None  # None: rosapi does not tell
+        self.peers: tuple[str, ...] | None = None  # None: unknown
         self._link = link
         prepare(kind)
 
@@ -60,7 +60,7 @@ class RosbridgeSubscription(Subscription[M]):
 
     def __init__(self, link: _Link, topic: str, kind: type[M], qos: QoS) -> None:
         super().__init__(topic, kind, qos.depth)
-        self.peers: tuple[str, ...] | None = None  # None: rosapi does not tell
+        self.peers: tuple[str, ...] | None = None  # None: unknown
         self.kept: deque[Arrival] = deque(maxlen=qos.depth)
         self.heard = -math.inf  # when the last message arrived, monotonic [s]
         self._link = link
@@ -121,22 +121,27 @@ class _Link:
     """The connection and its two threads."""
 
     def __init__(self, url: str, ros1: bool, token: str | None, timeout: float) -> None:
-        client = need("websockets.sync.client", "ros")
+        client = require("websockets.sync.client", "ros")
         self.url, self.ros1 = url, ros1
         headers = {"Authorization": f"Bearer {token}"} if token else None
         address = urlsplit(url)
         if token and address.scheme != "wss" and not is_loopback(address.hostname or ""):
             raise TransportError(f"A token would cross the network in the clear; use wss:// instead of {url}.")
-        options: dict[str, Any] = {"compression": None, "max_size": LARGEST, "close_timeout": CLOSING, "proxy": None}
+        options: dict[str, Any] = {
+            "compression": None,
+            "max_size": MAX_MESSAGE_BYTES,
+            "close_timeout": CLOSING,
+            "proxy": None,
+        }
         self._dial = lambda: client.connect(url, additional_headers=headers, open_timeout=timeout, **options)
-        self._requests: list[tuple[Any, str]] = []  # our ends of topics and how they were asked for
+        self._requests: list[tuple[Any, str]] = []  # our endpoints and their requests
         self._outgoing: dict[str, str] = {}  # {topic: newest message, in JSON}
         self._controls: list[str] = []  # requests to send before those
         self._changed = threading.Condition()  # guards all of the above
         self._connection, self._closed = 1, False
         try:
             self._socket: Any = self._dial()
-        except (OSError, ValueError, need("websockets.exceptions", "ros").WebSocketException) as error:
+        except (OSError, ValueError, require("websockets.exceptions", "ros").WebSocketException) as error:
             reason = " ".join(str(error).split())
             raise TransportError(f"No rosbridge server at {url}: {reason}; start rosbridge_server.") from error
         self._threads = [threading.Thread(target=run, daemon=True) for run in (self._read, self._write)]
@@ -144,7 +149,7 @@ class _Link:
             thread.start()
 
     def add(self, end: Any, request: dict[str, Any]) -> None:
-        """Ask for a topic, now and after every new connection."""
+        """Subscribe to or advertise a topic, now and after every reconnection."""
         name = ros1_type(end.kind) if self.ros1 else end.kind.ros_name
         with self._changed:
             self._requests.append((end, text.dumps({**request, "topic": end.topic, "type": name})))
@@ -152,14 +157,14 @@ class _Link:
             self._changed.notify()
 
     def remove(self, end: Any, operation: str) -> None:
-        """Ask for a topic no longer."""
+        """Cancel a topic."""
         with self._changed:
             self._requests = [each for each in self._requests if each[0] is not end]
             self._controls.append(text.dumps({"op": operation, "topic": end.topic}))
             self._changed.notify()
 
     def send(self, topic: str, message: str) -> None:
-        """Send a message when the socket takes it, unless a newer one comes first."""
+        """Send a message when the socket is ready, unless a newer one replaces it."""
         with self._changed:
             self._outgoing[topic] = message
             self._changed.notify()

@@ -1,4 +1,4 @@
-"""A transport around another one, which everything passes unchanged: derive from it to watch or to alter."""
+"""Base class of transport wrappers, which passes all messages unchanged."""
 
 from __future__ import annotations
 

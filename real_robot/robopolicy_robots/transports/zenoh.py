@@ -1,6 +1,6 @@
 """Transport to ROS 2 over Zenoh without ROS: keys, attachments and liveliness tokens of `rmw_zenoh` (Jazzy and later).
 
-It connects to a Zenoh router (`rmw_zenohd` or `zenohd`), or is one itself, on this machine, where none runs (`listen`).
+It connects to a Zenoh router (`rmw_zenohd` or `zenohd`), or acts as one on this machine (`listen`).
 Subscriptions keep the newest sample in a ring that is polled: a session with Python callbacks hangs at the exit of the
 interpreter if it was not closed. `rmw_zenoh` matches any reliability and durability, and so does this: a subscription
 that asks for more is matched and gets what there is.
@@ -17,7 +17,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from robopolicy.deploy.wire import is_loopback
-from robopolicy.optional import need
+from robopolicy.optional import require
 from robopolicy_robots.codecs import CodecError, cdr
 from robopolicy_robots.codecs.definitions import prepare, type_hash
 from robopolicy_robots.message import Message
@@ -36,12 +36,12 @@ from robopolicy_robots.transports.names import dds_type
 
 ROUTER = "tcp/127.0.0.1:7447"  # where rmw_zenohd listens
 ATTACHMENT = struct.Struct("<QqB16s")  # sequence number, time of sending [ns], 16, identity of the publisher
-QUEUE = 16  # batches that wait to be sent (as many as Zenoh allows), so that few messages are given up
-TOKENS = 256  # changes of the graph that are kept until they are asked for
+QUEUE = 16  # batches that wait to be sent (the maximum of Zenoh), so that few messages are dropped
+TOKENS = 256  # changes of the graph kept until read
 
 
 class _ZenohEnd:
-    """What a publisher and a subscription share: what they declared, their token, and who is at the other end."""
+    """Common part of publishers and subscriptions: declaration, token and peers."""
 
     _declared: Any  # Zenoh's publisher or subscriber
     _token: Any
@@ -69,7 +69,7 @@ class ZenohPublisher(_ZenohEnd, Publisher[M]):
 
     def __init__(self, transport: ZenohTransport, topic: str, kind: type[M], qos: QoS) -> None:
         super().__init__(topic, kind)
-        zenoh, session = need("zenoh", "ros"), transport.session
+        zenoh, session = require("zenoh", "ros"), transport.session
         prepare(kind)
         self._numbers, self._identity = itertools.count(1), os.urandom(16)
         options = {
@@ -79,7 +79,7 @@ class ZenohPublisher(_ZenohEnd, Publisher[M]):
         }
         key = transport.key(topic, kind)
         if qos.latched:
-            extension = need("zenoh.ext", "ros")
+            extension = require("zenoh.ext", "ros")
             cache = extension.CacheConfig(1)
             declare = extension.declare_advanced_publisher
             self._declared = declare(session, key, cache=cache, publisher_detection=True, **options)
@@ -98,9 +98,9 @@ class ZenohSubscription(_ZenohEnd, Subscription[M]):
     def __init__(self, transport: ZenohTransport, topic: str, kind: type[M], qos: QoS) -> None:
         super().__init__(topic, kind, qos.depth)
         prepare(kind)
-        key, ring = transport.key(topic, kind), need("zenoh", "ros").handlers.RingChannel(qos.depth)
+        key, ring = transport.key(topic, kind), require("zenoh", "ros").handlers.RingChannel(qos.depth)
         if qos.latched:
-            extension = need("zenoh.ext", "ros")
+            extension = require("zenoh.ext", "ros")
             history = extension.HistoryConfig(detect_late_publishers=True, max_samples=1)
             declare = extension.declare_advanced_subscriber
             self._declared = declare(transport.session, key, ring, history=history)
@@ -125,18 +125,18 @@ class ZenohTransport(Transport):
     """ROS 2 over Zenoh.
 
     Args:
-        domain: As ROS_DOMAIN_ID, which it is by default, or 0.
+        domain: ROS_DOMAIN_ID; from the environment by default, or 0.
         router: Endpoint of the router to connect to.
-        listen: Be the router, at this endpoint of this machine ("tcp/127.0.0.1:7447"), instead.
-        node: Name under which ROS lists us.
+        listen: Act as the router at this endpoint of this machine ("tcp/127.0.0.1:7447") instead.
+        node: Name of our node in ROS.
     """
 
     def __init__(
         self, domain: int | None = None, router: str = ROUTER, listen: str | None = None, node: str = "robopolicy"
     ) -> None:
         super().__init__()
-        zenoh = need("zenoh", "ros")
-        need("rosbags.typesys", "ros")  # whose codecs every message needs
+        zenoh = require("zenoh", "ros")
+        require("rosbags.typesys", "ros")  # whose codecs every message needs
         self.domain = ros_domain(domain)
         self.node = node
         try:
@@ -152,7 +152,7 @@ class ZenohTransport(Transport):
         return f"{self.domain}/{topic[1:]}/{dds_type(kind)}/{type_hash(kind)}"
 
     def announce(self, role: str, topic: str, kind: type[Message], reliable: bool, latched: bool) -> Any:
-        """The token by which others learn of a publisher ("MP") or subscription ("MS")."""
+        """Liveliness token of a publisher ("MP") or subscription ("MS")."""
         start = f"@ros2_lv/{self.domain}/{self.session.zid()}/0/{next(self._numbers)}/{role}/%/%/{self.node}"
         # Numbers of rmw's enumerations where they differ from ROS's defaults, then a history of 1.
         quality = f"{'' if reliable else 2}:{1 if latched else ''}:,1:,:,:,,"
@@ -173,10 +173,10 @@ TRANSPORT = ZenohTransport
 
 
 class _Ends:
-    """The other ends of a topic, from their tokens; a ring of changes, since a full queue would stop the session."""
+    """Peers of a topic, from their tokens; a ring of changes, since a full queue would stop the session."""
 
     def __init__(self, transport: ZenohTransport, role: str, topic: str, kind: type[Message]) -> None:
-        zenoh = need("zenoh", "ros")
+        zenoh = require("zenoh", "ros")
         key = f"@ros2_lv/{transport.domain}/*/*/*/{role}/*/*/*/{topic.replace('/', '%')}/*/*/*"
         ring = zenoh.handlers.RingChannel(TOKENS)
         self._changes: Any = transport.session.liveliness().declare_subscriber(key, ring, history=True)
@@ -185,7 +185,7 @@ class _Ends:
         self._types: dict[str, list[str]] = {}
 
     def seen(self) -> tuple[str, ...]:
-        """Those of our type, as session, node and entity: another one after a restart."""
+        """Peers of our type, as session, node and entity; a restart gives a new identity."""
         while (change := self._changes.try_recv()) is not None:
             words = str(change.key_expr).split("/")
             peer = "/".join(words[2:5])
@@ -196,7 +196,7 @@ class _Ends:
         return tuple(sorted(peer for peer, name in self._types.items() if name == self._type))
 
     def unmet(self) -> tuple[str, ...]:
-        """What kept others from being among those."""
+        """Reasons why other peers do not match."""
         return ("type",) if len(self.seen()) < len(self._types) else ()
 
     def close(self) -> None:

@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 from robopolicy.errors import UserError
-from robopolicy.mirror_symmetry import Mirror
+from robopolicy.mirror_symmetry import MirrorSymmetry
 from robopolicy.policies.base import Observation, Policy, Sample
 from robopolicy.policies.noise import Randomness
 
@@ -130,7 +130,7 @@ class Algorithm(ABC):
         """Draw a chunk for exploration."""
         return self.policy.sample(obs, generator=generator)
 
-    def attach_symmetry(self, mirror: Mirror | None) -> None:  # noqa: B027 - an algorithm without symmetry ignores it
+    def attach_symmetry(self, mirror: MirrorSymmetry | None) -> None:  # noqa: B027 - an algorithm without symmetry ignores it
         """Learn from the task's mirror symmetry, where the settings ask for it; most algorithms have no such setting.
 
         Args:

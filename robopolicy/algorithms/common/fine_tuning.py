@@ -17,13 +17,13 @@ from torch import Tensor
 
 from robopolicy.algorithms.common.on_policy import OnPolicyConfig, parameters_of, prefixed
 from robopolicy.algorithms.common.rollout_batch import RolloutBatch
-from robopolicy.constraints import Count, Natural, NotNegative, Positive, Ranged, UpTo
+from robopolicy.constraints import AtMost, NonNegative, NonNegativeInt, Positive, PositiveInt, Validated
 from robopolicy.core.gradients import clip_gradients
 from robopolicy.core.returns import DISCOUNT_UNITS
 from robopolicy.critics.value import ValueConfig, ValueNet
 from robopolicy.errors import unknown_name
 from robopolicy.policies.base import Info, Observation, Policy, Sample
-from robopolicy.policies.exploration.chain import ChainPolicy, RecomputedChain, chain_dtype
+from robopolicy.policies.exploration.chain import RecomputedChain, StochasticSampler, chain_dtype
 from robopolicy.policies.exploration.sampled import SampledPolicy
 from robopolicy.policies.heads.generative import GenerativePolicy
 from robopolicy.policies.noise import Randomness
@@ -32,26 +32,26 @@ REDUCTIONS = ("mean", "sum")
 
 
 @dataclass(frozen=True)
-class PolicyGradientConfig(Ranged):
+class PolicyGradientConfig(Validated):
     """Settings of the actor's steps."""
 
-    epochs: Count = 5  # passes over each rollout
-    batch_size: Count = 1024  # chunk decisions per minibatch
+    epochs: PositiveInt = 5  # passes over each rollout
+    batch_size: PositiveInt = 1024  # chunk decisions per minibatch
     lr: Positive = 4.5e-5  # peak learning rate of the actor
-    lr_final: Annotated[NotNegative, UpTo("lr")] = 2e-5  # learning rate at the last update (cosine)
+    lr_final: Annotated[NonNegative, AtMost("lr")] = 2e-5  # learning rate at the last update (cosine)
     grad_clip: Positive = 25.0  # largest gradient norm of the actor
     target_kl: Positive | None = 0.01  # stop the epochs when the approximate KL exceeds this
-    seed: Natural = 0  # order of the minibatches
+    seed: NonNegativeInt = 0  # order of the minibatches
 
 
 @dataclass(frozen=True)
 class FineTuningConfig(PolicyGradientConfig, OnPolicyConfig):
     """Settings that every on-policy fine-tuner with a critic has."""
 
-    num_steps: Count = 50  # T, chunk decisions per environment and rollout
+    num_steps: PositiveInt = 50  # T, chunk decisions per environment and rollout
     discount_unit: str = "step"  # step: gamma per control step inside chunks too | chunk: once per chunk (papers)
     critic_lr: Positive = 6.5e-4  # learning rate of the critic
-    critic_warmup: Natural = 0  # first rollouts that train the critic alone
+    critic_warmup: NonNegativeInt = 0  # first rollouts that train the critic alone
     critic: ValueConfig = field(default_factory=lambda: ValueConfig(hidden=(256, 256, 256), activation="silu"))
 
     def __post_init__(self) -> None:
@@ -61,7 +61,7 @@ class FineTuningConfig(PolicyGradientConfig, OnPolicyConfig):
 
 
 @dataclass(frozen=True)
-class ChainConfig(Ranged):
+class ChainConfig(Validated):
     """Storage of the denoising chains of a rollout; `docs/guide.md` has the bytes."""
 
     chain_dtype: str = "float32"  # of recorded chains: float32 | bfloat16 (half the memory, ratios stay exact)
@@ -73,8 +73,8 @@ class FlowLossConfig(FineTuningConfig):
     """Settings of the fine-tuners on the training loss of the head."""
 
     target_kl: Positive | None = None  # stop the epochs when the approximate KL of these ratios exceeds this
-    num_mc_samples: Count = 8  # N, stored pairs of noise and time per chunk
-    exploration_std: NotNegative = 0.0  # noise added to sampled chunks, in normalised action units
+    num_mc_samples: PositiveInt = 8  # N, stored pairs of noise and time per chunk
+    exploration_std: NonNegative = 0.0  # noise added to sampled chunks, in normalised action units
     reduction: str = "mean"  # of the loss over the executed steps of a chunk: mean | sum
 
     def __post_init__(self) -> None:
@@ -125,7 +125,7 @@ class ChainRecorder:
         config: What to record.
     """
 
-    def __init__(self, policy: ChainPolicy, config: ChainConfig) -> None:
+    def __init__(self, policy: StochasticSampler, config: ChainConfig) -> None:
         policy.chain_dtype = chain_dtype(config.chain_dtype)
         self._policy = policy
         self._seeds = RecomputedChain(policy) if config.recompute_chains else None

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from robopolicy.algorithms.common.off_policy import OffPolicyConfig
-from robopolicy.constraints import Finite, NotNegative, Positive, Ratio
+from robopolicy.constraints import Finite, NonNegative, Positive, Ratio
 from robopolicy.critics.q import CriticConfig
 from robopolicy.errors import UserError
 from robopolicy.policies.base import Policy
@@ -29,7 +29,7 @@ class MaxEntropyConfig(OffPolicyConfig):
         default_factory=lambda: CriticConfig(hidden=(256, 256), activation="relu", layer_norm=False)
     )
     temperature: Positive = 1.0  # initial weight of the entropy
-    temperature_lr: NotNegative = 3e-4  # 0 keeps it fixed
+    temperature_lr: NonNegative = 3e-4  # 0 keeps it fixed
     target_entropy: Finite | None = None  # nats; None is minus the number of action dimensions that the entropy counts
     backup_entropy: bool = True  # entropy in the critic's target; false where success ends episodes and pays once
 
@@ -58,7 +58,7 @@ def target_entropy(config: MaxEntropyConfig, dims: int) -> float:
 
 def executed_dims(policy: Policy) -> int:
     """Numbers in the executed part of a chunk."""
-    return policy.spec.execute * policy.spec.action_dim
+    return policy.spec.action_horizon * policy.spec.action_dim
 
 
 def actor_optimizer(actor: nn.Module, temperature: Temperature, config: MaxEntropyConfig) -> torch.optim.Optimizer:
@@ -100,7 +100,7 @@ def make_latent_policy(policy: Policy, config: SteeringConfig, algorithm: str) -
             f"{algorithm} keeps the noise near what the base knows; set algorithm.noise_space.bound, e.g. to 1.5."
         )
     if not isinstance(policy, LatentPolicy):
-        return LatentPolicy.steer(policy, config.noise_space, config.actor)
+        return LatentPolicy.from_base(policy, config.noise_space, config.actor)
     if policy.config.space != config.noise_space:
         raise UserError(
             f"The policy is steered in {policy.config.space}, not in {config.noise_space}; set algorithm.noise_space "

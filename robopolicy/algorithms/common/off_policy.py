@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from robopolicy.algorithms.common.algorithm import Algorithm, Checkpointable, Metrics, Observer, frozen_copy
-from robopolicy.constraints import Count, Natural, Positive, PositiveShare, Ranged, Ratio, Share
+from robopolicy.constraints import Fraction, NonNegativeInt, Positive, PositiveFraction, PositiveInt, Ratio, Validated
 from robopolicy.core.gradients import clip_gradients
 from robopolicy.critics.q import CriticConfig, QEnsemble, TargetUpdate, random_members, random_subset_min
 from robopolicy.data.batches import ReplaySampleSpec, Transitions
@@ -34,22 +34,22 @@ PRECISIONS = ("float32", "bfloat16")
 
 
 @dataclass(frozen=True)
-class OffPolicyConfig(Ranged):
+class OffPolicyConfig(Validated):
     """Settings that every algorithm with a replay memory and a Q ensemble has."""
 
-    gamma: Share = 0.99  # discount per control step
-    batch_size: Count = 256  # windows per gradient step
+    gamma: Fraction = 0.99  # discount per control step
+    batch_size: PositiveInt = 256  # windows per gradient step
     utd: Ratio = 1.0  # critic steps per decision of one environment
-    policy_delay: Count = 1  # critic steps per actor step
-    n_step: Natural = 0  # control steps until the bootstrap; 0 is the executed part of one chunk
+    policy_delay: PositiveInt = 1  # critic steps per actor step
+    n_step: NonNegativeInt = 0  # control steps until the bootstrap; 0 is the executed part of one chunk
     lr: Positive = 3e-4  # learning rate of the actor
     critic_lr: Positive = 3e-4  # learning rate of the critic
-    tau: PositiveShare = 0.005  # share of the online critic that enters its target after every step
+    tau: PositiveFraction = 0.005  # share of the online critic that enters its target after every step
     critic: CriticConfig = field(default_factory=CriticConfig)  # Q ensemble
-    num_min_qs: Count = 2  # members of the ensemble, drawn at random, whose minimum is the target
-    num_steps: Count = 1  # chunk decisions per environment between updates
+    num_min_qs: PositiveInt = 2  # members of the ensemble, drawn at random, whose minimum is the target
+    num_steps: PositiveInt = 1  # chunk decisions per environment between updates
     precision: str = "float32"  # float32 | bfloat16, of the matrix products: faster where the processor has them
-    seed: Natural = 0  # of all random draws of the updates
+    seed: NonNegativeInt = 0  # of all random draws of the updates
 
 
 class UpdateStats:
@@ -90,10 +90,10 @@ class OffPolicy(Algorithm):
             )
         self.config = config
         self.critic = self.make_critic()
-        if 0 < config.n_step < min(self.critic.steps, policy.spec.execute):
+        if 0 < config.n_step < min(self.critic.steps, policy.spec.action_horizon):
             raise UserError(
-                f"The critic judges the {policy.spec.execute}-step-long chunk that is executed, so that a window of "
-                f"algorithm.n_step={config.n_step} ends too soon; set it to 0 for exactly that chunk, or higher."
+                f"algorithm.n_step={config.n_step} is less than the {policy.spec.action_horizon} executed steps of a "
+                "chunk; set it to 0 (the length of the chunk) or higher."
             )
         self.target_critic: QEnsemble = frozen_copy(self.critic)
         self.critic_optimizer = torch.optim.Adam(self.critic.parameters(), lr=config.critic_lr, fused=True)
@@ -132,7 +132,7 @@ class OffPolicy(Algorithm):
         return ReplaySampleSpec(
             batch_size=self.config.batch_size,
             horizon=spec.horizon,
-            steps=self.config.n_step or spec.execute,
+            steps=self.config.n_step or spec.action_horizon,
             gamma=self.config.gamma,
             obs_horizon=spec.obs_horizon,
             chunk_starts_only=self.chunk_starts_only,

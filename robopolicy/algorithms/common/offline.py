@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from robopolicy.algorithms.common.off_policy import OffPolicyConfig, td_loss
-from robopolicy.constraints import Count, InnerShare, NotNegative, Positive, Ranged
+from robopolicy.constraints import NonNegative, OpenFraction, Positive, PositiveInt, Validated
 from robopolicy.critics.q import CriticConfig, QEnsemble
 from robopolicy.critics.value import ValueConfig, ValueNet, conservative_penalty, expectile_loss
 from robopolicy.data.batches import Transitions
@@ -24,7 +24,7 @@ from robopolicy.errors import UserError
 from robopolicy.nets.module_state import training_mode
 from robopolicy.policies.base import Info, Observation, Policy
 from robopolicy.policies.noise import uniform
-from robopolicy.policies.wrappers.best_of_n import SelectedPolicy
+from robopolicy.policies.wrappers.best_of_n import BestOfNPolicy
 
 # Imitation.
 
@@ -44,7 +44,7 @@ def require_imitation(policy: Policy, algorithm: str) -> Policy:
     Raises:
         UserError: It has no `imitation_loss`.
     """
-    while isinstance(policy, SelectedPolicy):
+    while isinstance(policy, BestOfNPolicy):
         policy = policy.base
     if type(policy).imitation_loss is Policy.imitation_loss:
         raise UserError(
@@ -80,19 +80,19 @@ def imitation_loss(
 
 
 @dataclass(frozen=True)
-class ImplicitConfig(Ranged):
+class ImplicitConfig(Validated):
     """Settings of `ImplicitObjective`."""
 
-    expectile: InnerShare = 0.7  # 0.5 is the mean over the data's actions, towards 1 the best; 0.9 for stitching
+    expectile: OpenFraction = 0.7  # 0.5 is the mean over the data's actions, towards 1 the best; 0.9 for stitching
     value: ValueConfig = field(default_factory=lambda: ValueConfig(hidden=(256, 256), activation="relu"))
 
 
 @dataclass(frozen=True)
-class ConservativeConfig(Ranged):
+class ConservativeConfig(Validated):
     """Settings of `ConservativeObjective`."""
 
-    weight: NotNegative = 5.0  # of the penalty beside the temporal-difference loss; .005 beside HL-Gauss (PA-RL)
-    samples: Count = 10  # chunks drawn uniformly from the action space for every row
+    weight: NonNegative = 5.0  # of the penalty beside the temporal-difference loss; .005 beside HL-Gauss (PA-RL)
+    samples: PositiveInt = 10  # chunks drawn uniformly from the action space for every row
 
 
 class CriticObjective(nn.Module, ABC):
@@ -129,7 +129,7 @@ class ImplicitObjective(CriticObjective):
     def __init__(self, config: ImplicitConfig, policy: Policy) -> None:
         super().__init__()
         self.expectile = config.expectile
-        self.value = ValueNet.beside(config.value, policy)
+        self.value = ValueNet.for_policy(config.value, policy)
 
     def target(self, batch: Transitions, bootstrap: Callable[[], Tensor] | None = None) -> Tensor:
         """`reward + discount * V(next_obs)`."""
@@ -182,7 +182,7 @@ class ConservativeObjective(CriticObjective):
         """Calibrated penalty on chunks `(B, C, H, A)`, summed over the members as the temporal-difference loss is."""
         chunks = candidates[:, :, : critic.steps]
         shape = (len(chunks), self.config.samples, *chunks.shape[2:])
-        drawn = critic.action_normalizer.reach * (2 * uniform(shape, self.generator, chunks.device) - 1)
+        drawn = critic.action_normalizer.half_range * (2 * uniform(shape, self.generator, chunks.device) - 1)
         others = critic.action_normalizer.denormalize(drawn)
         everything = torch.cat([batch.chunk[:, None, : critic.steps], chunks, others], 1)
         with training_mode(critic):

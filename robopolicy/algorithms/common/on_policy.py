@@ -27,10 +27,10 @@ from robopolicy.algorithms.common.rollout_batch import (
     recurrent_minibatches,
 )
 from robopolicy.algorithms.common.symmetry import SymmetryConfig
-from robopolicy.constraints import Count, Natural, NotNegative, Positive, Ranged, Share
-from robopolicy.core.distributed import average_gradients, mean_over_ranks
+from robopolicy.constraints import Fraction, NonNegative, NonNegativeInt, Positive, PositiveInt, Validated
+from robopolicy.core.distributed import all_reduce_mean, average_gradients
 from robopolicy.core.gradients import clip_gradients
-from robopolicy.critics.q import borrow_statistics
+from robopolicy.critics.q import copy_statistics
 from robopolicy.critics.value import ValueConfig, ValueNet
 from robopolicy.data.batches import Rollout
 from robopolicy.errors import UserError, unknown_name
@@ -43,16 +43,16 @@ KL_EPS = 1e-8  # a KL below this is rounding
 
 
 @dataclass(frozen=True)
-class OnPolicyConfig(Ranged):
+class OnPolicyConfig(Validated):
     """Settings of every algorithm that learns from rollouts with a value network."""
 
-    num_steps: Count = 128  # T, chunk decisions per environment and rollout
-    gamma: Share = 0.99  # discount per control step
-    gae_lambda: Share = 0.95  # lambda of generalised advantage estimation
-    batch_size: Count = 256  # chunk decisions per minibatch
+    num_steps: PositiveInt = 128  # T, chunk decisions per environment and rollout
+    gamma: Fraction = 0.99  # discount per control step
+    gae_lambda: Fraction = 0.95  # lambda of generalised advantage estimation
+    batch_size: PositiveInt = 256  # chunk decisions per minibatch
     normalize_reward: bool = True  # divide rewards by the running standard deviation of the return
     critic: ValueConfig = field(default_factory=ValueConfig)  # value network
-    seed: Natural = 0  # order of the minibatches
+    seed: NonNegativeInt = 0  # order of the minibatches
     discount_unit: ClassVar[str] = "step"  # a setting of the fine-tuners
 
 
@@ -60,12 +60,12 @@ class OnPolicyConfig(Ranged):
 class ActorCriticConfig(OnPolicyConfig):
     """Settings of the algorithms with one optimiser for actor and critic."""
 
-    epochs: Count = 10  # passes over each rollout
+    epochs: PositiveInt = 10  # passes over each rollout
     lr: Positive = 3e-4  # Adam learning rate of actor and critic
     lr_schedule: str = "constant"  # constant | linear (to 0) | adaptive (keeps the KL of a step near target_kl)
-    entropy_coef: NotNegative = 0.0  # weight of the entropy bonus
-    value_coef: NotNegative = 0.5  # weight of the value loss
-    value_clip: NotNegative = 0.0  # largest change of a value that its loss rewards; 0 disables
+    entropy_coef: NonNegative = 0.0  # weight of the entropy bonus
+    value_coef: NonNegative = 0.5  # weight of the value loss
+    value_clip: NonNegative = 0.0  # largest change of a value that its loss rewards; 0 disables
     grad_clip: Positive = 0.5  # largest norm of the joint gradient
     target_kl: Positive | None = None  # stop the epochs when the approximate KL exceeds 1.5 times this
     symmetry: SymmetryConfig = field(default_factory=SymmetryConfig)  # use of the task's mirror symmetry
@@ -94,7 +94,7 @@ class OnPolicy(Algorithm):
         self.config = config
         self.step_discount = config.gamma if config.discount_unit == "step" else 1.0
         self.critic = self.make_critic()
-        borrow_statistics(self.critic.encoder, policy)
+        copy_statistics(self.critic.encoder, policy)
         self.reward_normalizer = RewardNormalizer()
         self.worker = BackgroundWorker(self.critics().values())
 
@@ -124,7 +124,7 @@ class OnPolicy(Algorithm):
 
     def minibatches(self, rows: RolloutBatch, shape: tuple[int, int]) -> Iterator[tuple[RolloutBatch, bool]]:
         """One pass over the rows of a rollout of `shape` (T, N): shuffled, or in whole columns if recurrent."""
-        if self.policy.spec.memory_dim:
+        if self.policy.spec.hidden_dim:
             return recurrent_minibatches(rows, shape, self.config.batch_size, self.generator)
         return minibatches(rows, self.config.batch_size, self.generator)
 
@@ -216,7 +216,7 @@ def kl_too_large(optimizer: torch.optim.Optimizer, config: ActorCriticConfig, in
     """Whether the epochs end before this step; the adaptive schedule changes the learning rate instead."""
     if config.target_kl is None:
         return False
-    kl = float(mean_over_ranks(info["approx_kl"]))
+    kl = float(all_reduce_mean(info["approx_kl"]))
     if config.lr_schedule == "adaptive":
         adapt_rate(optimizer, kl, config.target_kl)
         return False

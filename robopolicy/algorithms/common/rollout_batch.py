@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from robopolicy.core.distributed import mean_over_ranks, rank, world_size
+from robopolicy.core.distributed import all_reduce_mean, rank, world_size
 from robopolicy.core.returns import chunk_discount, gae, successor_values
 from robopolicy.core.trackers import RunningMoments
 from robopolicy.data.batches import Rollout
@@ -143,8 +143,8 @@ def normalize(advantage: Tensor) -> Tensor:
     exact = advantage.double()
     if world_size() > 1:
         rows = advantage.numel() * world_size()
-        centred = exact - mean_over_ranks(exact.mean())
-        std = (mean_over_ranks(centred.square().mean()) * rows / (rows - 1)).sqrt()
+        centred = exact - all_reduce_mean(exact.mean())
+        std = (all_reduce_mean(centred.square().mean()) * rows / (rows - 1)).sqrt()
         return (centred / (std + 1e-8)).to(advantage.dtype)
     if advantage.numel() < 2:
         return advantage

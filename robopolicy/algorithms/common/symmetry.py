@@ -14,21 +14,21 @@ import torch
 from torch import Tensor
 
 from robopolicy.algorithms.common.rollout_batch import RolloutBatch
-from robopolicy.constraints import NotNegative, Ranged
+from robopolicy.constraints import NonNegative, Validated
 from robopolicy.critics.value import ValueNet
 from robopolicy.errors import UserError
-from robopolicy.mirror_symmetry import Mirror
+from robopolicy.mirror_symmetry import MirrorSymmetry
 from robopolicy.policies.base import Info, Observation, Policy
 from robopolicy.policies.heads.explicit import ExplicitPolicy
 from robopolicy.policies.heads.gaussian import GaussianPolicy
 
 
 @dataclass(frozen=True)
-class SymmetryConfig(Ranged):
+class SymmetryConfig(Validated):
     """Use of the mirror symmetry that a task declares."""
 
     augment: bool = False  # actor and critic also learn from mirrored decisions
-    mirror_coef: NotNegative = 0.0  # weight of the squared distance to the mirrored mean in the mirrored state
+    mirror_coef: NonNegative = 0.0  # weight of the squared distance to the mirrored mean in the mirrored state
 
     @property
     def used(self) -> bool:
@@ -39,7 +39,9 @@ class SymmetryConfig(Ranged):
 class Symmetry:
     """Mirror that fits a policy and its critics, and what the settings make of it."""
 
-    def __init__(self, config: SymmetryConfig, mirror: Mirror | None, policy: Policy, critics: list[ValueNet]) -> None:
+    def __init__(
+        self, config: SymmetryConfig, mirror: MirrorSymmetry | None, policy: Policy, critics: list[ValueNet]
+    ) -> None:
         """Check that all observations and actions have an image.
 
         Raises:
@@ -73,7 +75,7 @@ class Symmetry:
         if not self.config.augment:
             return None
         record = rows.record | {"raw": self.mirror.action(rows.record["raw"])}
-        return replace(rows, obs=self.mirror.observe(rows.obs), record=record)
+        return replace(rows, obs=self.mirror.mirror_obs(rows.obs), record=record)
 
     def mirror_loss(self, obs: Observation) -> tuple[Tensor, Info]:
         """Weighted mean squared distance of the mean in the mirrored state to the mirrored mean, which is held fixed.
@@ -81,7 +83,7 @@ class Symmetry:
         The second value logs the distance without its weight.
         """
         assert isinstance(self.policy, GaussianPolicy)
-        mean, _ = self.policy.distribution(self.mirror.observe(obs))
+        mean, _ = self.policy.distribution(self.mirror.mirror_obs(obs))
         with torch.no_grad():
             image = self.mirror.action(self.policy.distribution(obs)[0])
         distance = (mean - image).square().mean()

@@ -28,7 +28,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from robopolicy.constraints import Count, Layers, Natural, Positive, Ranged
+from robopolicy.constraints import Layers, NonNegativeInt, Positive, PositiveInt, Validated
 from robopolicy.errors import UserError
 from robopolicy.text.rollouts.protocols import Part
 
@@ -59,13 +59,13 @@ def constrained_reward(reward: float, violated: bool, round_: int) -> float:
 
 
 @dataclass(frozen=True)
-class ControllersConfig(Ranged):
+class ControllersConfig(Validated):
     """Settings of the two stages."""
 
-    removal_rounds: Natural = 6  # rounds of the first stage
-    population: Count = 4  # students per round
+    removal_rounds: NonNegativeInt = 6  # rounds of the first stage
+    population: PositiveInt = 4  # students per round
     lr: Positive = 0.003  # of Adam
-    width: Count = 30  # hidden units of a controller, per direction
+    width: PositiveInt = 30  # hidden units of a controller, per direction
     layers: Layers = 2  # of a controller
 
 

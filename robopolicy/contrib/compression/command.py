@@ -9,12 +9,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from robopolicy.cli.options import add_overwrite_option, add_search_options, check_idle, check_numbers, check_search
+from robopolicy.cli.options import add_overwrite_option, add_search_options, check_numbers, check_search, reject_unused
 from robopolicy.errors import UserError
 
 if TYPE_CHECKING:
     from robopolicy.contrib.compression.architectures import ArchitectureSearch, Widths
-    from robopolicy.contrib.compression.compression import Seen
+    from robopolicy.contrib.compression.compression import TeacherData
     from robopolicy.evaluation.result import EvalResult
     from robopolicy.policies.base import Policy
     from robopolicy.sim.contract import VectorSim
@@ -43,19 +43,25 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument("checkpoint", type=Path, metavar="CKPT", help="checkpoint folder of the teacher")
     parser.add_argument("--out", type=Path, required=True, help="checkpoint folder to write")
-    parser.add_argument("--search", choices=("n2n", "random"), default="n2n", help="who draws widths (default: n2n)")
+    parser.add_argument("--search", choices=("n2n", "random"), default="n2n", help="search method (default: n2n)")
     parser.add_argument("--widths", nargs="+", type=int, metavar="W", help="train a student of these widths, no search")
     parser.add_argument("--removal-rounds", type=int, default=6, help="rounds that remove layers (default: 6)")
     parser.add_argument("--shrink-rounds", type=int, default=10, help="rounds that shrink the rest (default: 10)")
     parser.add_argument("--population", type=int, default=4, help="students per round (default: 4)")
     parser.add_argument("--updates", type=int, default=1000, help="gradient steps per student (default: 1000)")
-    parser.add_argument("--final-updates", type=int, default=5000, help="of the best (default: 5000)")
+    parser.add_argument(
+        "--final-updates", type=int, default=5000, help="gradient steps of the best student (default: 5000)"
+    )
     parser.add_argument("--max-parameters", type=int, default=0, help="most parameters of a student (default: any)")
-    parser.add_argument("--seen-episodes", type=int, default=100, help="of the teacher, to learn from (default: 100)")
-    parser.add_argument("--noise", type=float, default=0.1, help="disturbance meanwhile, of half the range (0.1)")
-    parser.add_argument("--episodes", type=int, default=32, help="per student of the search (default: 32)")
+    parser.add_argument(
+        "--teacher-episodes", type=int, default=100, help="teacher episodes to learn from (default: 100)"
+    )
+    parser.add_argument(
+        "--noise", type=float, default=0.1, help="action noise of the teacher, in half ranges (default: 0.1)"
+    )
+    parser.add_argument("--episodes", type=int, default=32, help="episodes per student of the search (default: 32)")
     parser.add_argument("--seed", type=int, default=20_000, help="first episode of the search (default: 20000)")
-    parser.add_argument("--seen-seed", type=int, default=40_000, help="first episode to learn from (default: 40000)")
+    parser.add_argument("--teacher-seed", type=int, default=40_000, help="first episode to learn from (default: 40000)")
     add_search_options(parser)
     add_overwrite_option(parser)
 
@@ -64,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
     """Compress; 0 when the checkpoint is written."""
     from contextlib import closing
 
-    from robopolicy.cli.policy_args import load_players, open_sim, sim_options
+    from robopolicy.cli.policy_args import load_policy_entries, open_sim, sim_options
     from robopolicy.cli.progress import progress_bars
     from robopolicy.contrib.compression.architectures import smallest
     from robopolicy.contrib.compression.compression import (
@@ -80,18 +86,18 @@ def run(args: argparse.Namespace) -> int:
     from robopolicy.policies.base import Policy
 
     _check(args)
-    players, entry = load_players([str(args.checkpoint)], None, args.device)
-    teacher = players[0].make()
+    policy_entries, entry = load_policy_entries([str(args.checkpoint)], None, args.device)
+    teacher = policy_entries[0].make()
     assert isinstance(teacher, Policy)
     narrow = {"removes": args.search == "random" or args.removal_rounds > 0}
     narrow["shrinks"] = args.search == "random" or args.shrink_rounds > 0
     check_reachable(teacher, smallest(widths_of(teacher), **narrow), args.max_parameters)
     if args.widths is not None:
         student_of(teacher, tuple(args.widths))  # refused before anything is played
-    with closing(open_sim(entry, sim_options(args, players, args.num_envs, args.device), players)) as sim:
+    with closing(open_sim(entry, sim_options(args, policy_entries, args.num_envs, args.device), policy_entries)) as sim:
         with progress_bars() as add_bar:
-            advance = add_bar("teacher", args.seen_episodes)
-            episodes = range(args.seen_seed, args.seen_seed + args.seen_episodes)
+            advance = add_bar("teacher", args.teacher_episodes)
+            episodes = range(args.teacher_seed, args.teacher_seed + args.teacher_episodes)
             seen = record(teacher, sim, episodes, noise=args.noise, progress=advance)
         scores: dict[Widths, float] = {}
         chosen = tuple(args.widths or ())
@@ -124,7 +130,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _search(
-    args: argparse.Namespace, sim: VectorSim, teacher: Policy, seen: Seen
+    args: argparse.Namespace, sim: VectorSim, teacher: Policy, seen: TeacherData
 ) -> tuple[Widths, dict[Widths, float], dict[Widths, float]]:
     """The best widths, the score of every student, and its reward without regard to the limit."""
     from robopolicy.cli.progress import progress_bars
@@ -183,7 +189,7 @@ def _request(args: argparse.Namespace) -> dict[str, Any]:
     from robopolicy.training.manifest import MANIFEST
     from robopolicy.versions import sha256
 
-    names = ("updates", "seen_episodes", "seen_seed", "noise", "episodes", "seed", "reward", "backend")
+    names = ("updates", "teacher_episodes", "teacher_seed", "noise", "episodes", "seed", "reward", "backend")
     return {"teacher": sha256(args.checkpoint / MANIFEST), **{name: getattr(args, name) for name in names}}
 
 
@@ -218,7 +224,7 @@ def _write(
     args: argparse.Namespace,
     task: str,
     student: Policy,
-    seen: Seen,
+    seen: TeacherData,
     widths: Widths,
     sizes: Mapping[str, int],
     results: Mapping[str, EvalResult],
@@ -251,13 +257,13 @@ def _check(args: argparse.Namespace) -> None:
     """Refuse numbers and places that make no sense."""
     from robopolicy.evaluation.search.weights import check_disjoint
 
-    counted = ("population", "updates", "final_updates", "seen_episodes", "episodes", "report_episodes", "num_envs")
-    others = ("removal_rounds", "shrink_rounds", "max_parameters", "seed", "report_seed", "seen_seed")
+    counted = ("population", "updates", "final_updates", "teacher_episodes", "episodes", "report_episodes", "num_envs")
+    others = ("removal_rounds", "shrink_rounds", "max_parameters", "seed", "report_seed", "teacher_seed")
     check_numbers(args, positive=counted, non_negative=others)
     if args.widths is not None:
         options = ("search", "removal-rounds", "shrink-rounds", "population", "updates", "max-parameters")
         options = (*options, "episodes", "seed", "resume")
-        check_idle(args, "with --widths, which leave nothing to search", *(f"--{option}" for option in options))
+        reject_unused(args, "with --widths, which leave nothing to search", *(f"--{option}" for option in options))
     if args.widths is None and not args.removal_rounds + args.shrink_rounds:
         raise UserError("A search needs rounds; pass --removal-rounds or --shrink-rounds, or the --widths themselves.")
     if not 0 <= args.noise < float("inf"):
@@ -267,7 +273,7 @@ def _check(args: argparse.Namespace) -> None:
         for start, count in (
             (args.seed, args.episodes),
             (args.report_seed, args.report_episodes),
-            (args.seen_seed, args.seen_episodes),
+            (args.teacher_seed, args.teacher_episodes),
         )
     ]
     check_disjoint(spans[0], spans[1])

@@ -25,7 +25,7 @@ from robopolicy.algorithms.bc import BC, BCConfig
 from robopolicy.contrib.compression.architectures import Widths
 from robopolicy.data.chunks import ChunkBatch
 from robopolicy.errors import UserError
-from robopolicy.evaluation.actors import DisturbedActor, PolicyActor, RandomActor
+from robopolicy.evaluation.actors import NoisyActor, PolicyActor, RandomActor
 from robopolicy.evaluation.harness import play
 from robopolicy.nets.module_state import evaluation_mode
 from robopolicy.nets.normalizer import Normalizer
@@ -36,7 +36,7 @@ from robopolicy.sim.contract import VectorSim
 
 
 @dataclass(frozen=True)
-class Seen:
+class TeacherData:
     """What a teacher saw and did."""
 
     obs: Observation  # {key: (N, To, ...)}
@@ -65,7 +65,7 @@ class Recorder(Policy):
         self._chunks.append(chunk.detach().clone())
         return chunk
 
-    def seen(self) -> Seen:
+    def seen(self) -> TeacherData:
         """Everything so far, equal rows once: simulators fill up calls with copies."""
         obs = {key: torch.cat([part[key] for part in self._obs]) for key in self._obs[0]}
         chunk = torch.cat(self._chunks)
@@ -73,7 +73,7 @@ class Recorder(Policy):
         _, group = flat.unique(dim=0, return_inverse=True)
         first = torch.full((int(group.max()) + 1,), len(chunk), device=group.device)
         first = first.scatter_reduce(0, group, torch.arange(len(chunk), device=group.device), "amin").sort().values
-        return Seen({key: value[first] for key, value in obs.items()}, chunk[first])
+        return TeacherData({key: value[first] for key, value in obs.items()}, chunk[first])
 
 
 def record(
@@ -83,7 +83,7 @@ def record(
     *,
     noise: float = 0.1,
     progress: Callable[[int], None] | None = None,
-) -> Seen:
+) -> TeacherData:
     """What `teacher` sees and answers in the episodes `seeds`, played with disturbed actions.
 
     Args:
@@ -96,11 +96,11 @@ def record(
     Raises:
         UserError: The teacher is recurrent, or there is nobody to learn from.
     """
-    if teacher.spec.memory_dim:
+    if teacher.spec.hidden_dim:
         raise UserError(f"Policy '{teacher.name}' remembers, and students do not; compress one without memory.")
     recorder = Recorder(teacher)
     with evaluation_mode(teacher):
-        play(DisturbedActor(PolicyActor(recorder), noise), sim, seeds, progress=progress)
+        play(NoisyActor(PolicyActor(recorder), noise), sim, seeds, progress=progress)
     return recorder.seen()
 
 
@@ -159,7 +159,7 @@ def student_of(teacher: Policy, widths: Widths, seed: int = 0) -> Policy:
 
 def distil(
     student: Policy,
-    seen: Seen,
+    seen: TeacherData,
     *,
     updates: int,
     batch: int = 256,

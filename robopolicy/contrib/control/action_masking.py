@@ -9,7 +9,7 @@ import torch
 from robopolicy.algorithms.common.algorithm import Metrics, frozen_copy
 from robopolicy.algorithms.sac import SAC
 from robopolicy.algorithms.td3 import TD3
-from robopolicy.constraints import Positive, Ranged
+from robopolicy.constraints import Positive, Validated
 from robopolicy.contrib.control.prior_mask import MaskSchedule, PriorMask
 from robopolicy.data.batches import Transitions
 from robopolicy.policies.base import Observation, Policy, Sample
@@ -19,7 +19,7 @@ from robopolicy.policies.wrappers.black_box import CallableConfig, CallablePolic
 
 
 @dataclass(frozen=True)
-class MaskConfig(Ranged):
+class MaskConfig(Validated):
     """The prior and its band."""
 
     prior: str = ""  # name of a provided function, obs -> (B, 1, A); empty: the policy it starts from, frozen
@@ -31,7 +31,7 @@ def make_mask(config: MaskConfig, policy: GaussianPolicy) -> PriorMask:
     """The mask around the prior of `config` for the actions of `policy`."""
     prior: Policy = frozen_copy(policy)
     if config.prior:
-        one = replace(policy.spec, horizon=1, execute=1)
+        one = replace(policy.spec, horizon=1, action_horizon=1)
         prior = CallablePolicy(CallableConfig(function=config.prior, noise=False), one)
     return PriorMask(prior, config.width, config.schedule, policy.action_normalizer)
 
@@ -57,5 +57,5 @@ def update_mask(mask: PriorMask, algorithm: SAC | TD3, batch: Transitions) -> Me
             own = algorithm.policy.mode(obs)
             better = algorithm.critic.min_q(obs, own) >= algorithm.critic.min_q(obs, mask.inside(obs, own))
             mask.observe(better.float().mean())
-        metrics["mask/preferred"] = float(better.float().mean())
+        metrics["mask/policy_preferred_fraction"] = float(better.float().mean())
     return metrics | {"mask/epsilon": float(mask.epsilon)}

@@ -26,11 +26,11 @@ from torch import Tensor, nn
 from robopolicy.algorithms.common.on_policy import ActorCriticConfig
 from robopolicy.algorithms.common.rollout_batch import RolloutBatch
 from robopolicy.algorithms.ppo import PPO
-from robopolicy.constraints import Count, InnerShare, Positive
-from robopolicy.core.distributed import mean_over_ranks
+from robopolicy.constraints import OpenFraction, Positive, PositiveInt
+from robopolicy.core.distributed import all_reduce_mean
 from robopolicy.core.regularizers import k3
 from robopolicy.core.surrogates import best_ratio
-from robopolicy.critics.q import borrow_statistics
+from robopolicy.critics.q import copy_statistics
 from robopolicy.critics.value import ValueConfig, ValueNet
 from robopolicy.policies.base import Info, Policy
 
@@ -39,10 +39,10 @@ from robopolicy.policies.base import Info, Policy
 class BPOConfig(ActorCriticConfig):
     """Settings of BPO; defaults are the public code's for MuJoCo unless noted here or in docs/methods.md."""
 
-    bound: InnerShare = 0.3  # eps: target ratios lie in [1 - eps, 1 + eps]
+    bound: OpenFraction = 0.3  # eps: target ratios lie in [1 - eps, 1 + eps]
     temperature: Positive = 0.001  # of the target, in units of the normalised return; towards 0 it is a step
     median_temperature: Positive = 0.03  # of the threshold, as a share of the spread of the returns in the minibatch
-    batch_size: Count = 64  # decisions per minibatch
+    batch_size: PositiveInt = 64  # decisions per minibatch
     grad_clip: Positive = 1.0  # largest norm of the joint gradient
     critic: ValueConfig = field(default_factory=lambda: ValueConfig(hidden=(256, 256), activation="relu"))
 
@@ -66,7 +66,7 @@ class BPO(PPO):
     def __init__(self, config: BPOConfig, policy: Policy, *, total_updates: int) -> None:
         """Prepare to train `policy` for `total_updates` rollouts."""
         self.median = ValueNet(config.critic, policy.spec)
-        borrow_statistics(self.median.encoder, policy)
+        copy_statistics(self.median.encoder, policy)
         super().__init__(config, policy, total_updates=total_updates)
 
     def critics(self) -> dict[str, ValueNet]:
@@ -76,7 +76,7 @@ class BPO(PPO):
     def critic_loss(self, rows: RolloutBatch) -> Tensor:
         """Regression of the value, and of the median."""
         returns = rows.value_target
-        spread = mean_over_ranks((returns - mean_over_ranks(returns.mean())).square().mean()).sqrt()
+        spread = all_reduce_mean((returns - all_reduce_mean(returns.mean())).square().mean()).sqrt()
         temperature = (self.config.median_temperature * spread).clamp(min=1e-6)
         return super().critic_loss(rows) + median_loss(returns - self.median(rows.obs), temperature).mean()
 

@@ -6,8 +6,8 @@ learner sees the executed actions and is otherwise SAC.
 
 Use it where plain exploration finds no reward, or would break something, and a few lines of code do better. With many
 demonstrations use rlpd. A prior that is wrong costs time, not the result: the mask fades in any case. The prior is a
-function known by name (`robopolicy.policies.wrappers.black_box.provide`, `algorithm.mask.prior=NAME`), or the policy of
-`init_from`; the paper lets a language model write it, which is not rebuilt.
+function known by name (`robopolicy.policies.wrappers.black_box.register_callable`, `algorithm.mask.prior=NAME`), or the
+policy of `init_from`; the paper lets a language model write it, which is not rebuilt.
 
 No public code was found. Reconstructed from the abstract; own choices are the band of fixed width, the map onto it and
 how epsilon adapts.

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from robopolicy.algorithms.common.algorithm import Checkpointable, Metrics, frozen_copy
 from robopolicy.algorithms.common.off_policy import UpdateStats, optimizer_step
 from robopolicy.algorithms.sac import SAC, SACConfig
-from robopolicy.constraints import Count, Positive
+from robopolicy.constraints import Positive, PositiveInt
 from robopolicy.contrib.control.gaussian_critic import GaussianQ
 from robopolicy.critics.q import CriticConfig, TargetUpdate
 from robopolicy.data.batches import Transitions
@@ -42,7 +42,7 @@ class DSACTConfig(SACConfig):
     )
     lr: Positive = 1e-4  # learning rate of the actor
     critic_lr: Positive = 1e-4  # learning rate of the critic
-    policy_delay: Count = 2  # critic steps per actor step
+    policy_delay: PositiveInt = 2  # critic steps per actor step
     spread_clip: Positive = 3.0  # sampled targets keep within so many average spreads of the mean
     huber: Positive = 50.0  # error of the mean beyond which its loss is linear
 

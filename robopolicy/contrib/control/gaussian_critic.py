@@ -6,14 +6,14 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
-from robopolicy.critics.q import CriticConfig, Judged, QEnsemble
+from robopolicy.critics.q import CriticConfig, CriticInput, QEnsemble
 from robopolicy.errors import UserError
 
 
 class GaussianQ(QEnsemble):
     """Mean and standard deviation of the return under each member; as a `QEnsemble` its values are the means."""
 
-    def __init__(self, config: CriticConfig, policy: Judged) -> None:
+    def __init__(self, config: CriticConfig, policy: CriticInput) -> None:
         """Build the critic of `policy`; it has no histogram."""
         if config.bins:
             raise UserError(f"This critic predicts a Gaussian, not a histogram; drop critic.bins={config.bins}.")

@@ -24,7 +24,7 @@ from torch import Tensor
 from robopolicy.algorithms.common.algorithm import Checkpointable, Metrics, frozen_copy
 from robopolicy.algorithms.common.rollout_batch import RolloutBatch, flatten, minibatches
 from robopolicy.algorithms.ppo import PPO, PPOConfig
-from robopolicy.constraints import Count, Positive
+from robopolicy.constraints import Positive, PositiveInt
 from robopolicy.contrib.control.hybrid_rollout import HybridRollout
 from robopolicy.contrib.control.props import joined
 from robopolicy.critics.q import CriticConfig, QEnsemble
@@ -37,11 +37,13 @@ from robopolicy.policies.noise import Randomness
 class HNPGConfig(PPOConfig):
     """Settings of HNPG; those of PPO hold for its updates."""
 
-    offline_batch: Count = 2048  # windows of the dataset per update
+    offline_batch: PositiveInt = 2048  # windows of the dataset per update
     q: CriticConfig = field(default_factory=CriticConfig)  # network that judges actions
     q_lr: Positive = 3e-4  # its Adam learning rate
-    q_epochs: Count = 4  # its passes over rollout and windows; each one is a step of value iteration on the dataset
-    value_samples: Count = 10  # actions whose mean Q is the value of a state of the dataset
+    q_epochs: PositiveInt = (
+        4  # its passes over rollout and windows; each one is a step of value iteration on the dataset
+    )
+    value_samples: PositiveInt = 10  # actions whose mean Q is the value of a state of the dataset
 
 
 class HNPG(PPO):
@@ -70,7 +72,7 @@ class HNPG(PPO):
         """Windows to draw from the dataset."""
         spec = self.policy.spec
         return ReplaySampleSpec(
-            self.config.offline_batch, spec.horizon, spec.execute, self.config.gamma, spec.obs_horizon
+            self.config.offline_batch, spec.horizon, spec.action_horizon, self.config.gamma, spec.obs_horizon
         )
 
     def act(self, obs: Observation, *, generator: Randomness = None) -> Sample:

@@ -22,7 +22,7 @@ from torch import Tensor
 from robopolicy.algorithms.common.algorithm import Checkpointable, Metrics, frozen_copy
 from robopolicy.algorithms.common.off_policy import UpdateStats, optimizer_step
 from robopolicy.algorithms.sac import SAC, SACConfig
-from robopolicy.constraints import Count, NotNegative, Positive
+from robopolicy.constraints import NonNegative, Positive, PositiveInt
 from robopolicy.data.batches import Transitions
 from robopolicy.policies.base import Info, Policy
 from robopolicy.policies.noise import normal
@@ -33,9 +33,9 @@ class MDPOOffConfig(SACConfig):
     """Settings of off-policy MDPO; defaults are the public code's."""
 
     temperature: Positive = 0.2  # lambda, weight of the entropy
-    temperature_lr: NotNegative = 0.0  # 0 keeps it fixed
+    temperature_lr: NonNegative = 0.0  # 0 keeps it fixed
     kl_coef: Positive = 1.0  # c, weight of log pi; log pi_k has lambda - c
-    target_update_interval: Count = 1000  # actor steps between renewals of pi_k
+    target_update_interval: PositiveInt = 1000  # actor steps between renewals of pi_k
 
 
 class MDPOOff(SAC):

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from robopolicy.critics.q import CriticConfig, Judged, QEnsemble
+from robopolicy.critics.q import CriticConfig, CriticInput, QEnsemble
 from robopolicy.errors import UserError
 from robopolicy.nets.mlp import MLP
 
@@ -18,12 +18,12 @@ class ModelBasedQ(QEnsemble):
     The model predicts the change in normalised units, from the whole history and one action.
     """
 
-    def __init__(self, config: CriticConfig, policy: Judged, *, model_hidden: Sequence[int]) -> None:
+    def __init__(self, config: CriticConfig, policy: CriticInput, *, model_hidden: Sequence[int]) -> None:
         """Build the critic of `policy`, whose observations must be vectors."""
         super().__init__(config, policy, steps=1)
         other = [key for encoder in self.encoder.encoders() for key in encoder.observations]
         if other:
-            raise UserError(f"A model predicts vectors alone, not {', '.join(other)}; name others in task.observe.")
+            raise UserError(f"A model predicts vectors alone, not {', '.join(other)}; name others in task.obs_keys.")
         spec = policy.spec
         in_dim = spec.obs_horizon * self.encoder.feature_dim + spec.action_dim
         self.model = MLP(in_dim, model_hidden, self.encoder.vector_dim, activation="relu")

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from robopolicy.constraints import Count, Ranged
+from robopolicy.constraints import PositiveInt, Validated
 from robopolicy.errors import UserError
 from robopolicy.nets.backbone import BackboneBuilder, BackboneConfig, NetworkSizes
 from robopolicy.nets.mlp import MLP
@@ -117,11 +117,11 @@ class ModularMLP(nn.Module):
 
 
 @dataclass(frozen=True)
-class ModularConfig(Ranged):
+class ModularConfig(Validated):
     """Settings of the backbone `modular`, besides `hidden` and `time_dim` of `BackboneConfig`."""
 
-    modules: Count = 8  # weight modules of every layer, which the features of the observation mix
-    context_width: Count = 64  # hidden units of the network that mixes them
+    modules: PositiveInt = 8  # weight modules of every layer, which the features of the observation mix
+    context_width: PositiveInt = 64  # hidden units of the network that mixes them
 
 
 class ModularBackbone(nn.Module):

@@ -17,7 +17,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from robopolicy.algorithms.common.algorithm import Checkpointable, Metrics, frozen_copy
 from robopolicy.algorithms.common.on_policy import OnPolicy, OnPolicyConfig
 from robopolicy.algorithms.common.rollout_batch import RolloutBatch, flatten, minibatches, normalize
-from robopolicy.constraints import Count, Positive, PositiveShare
+from robopolicy.constraints import Positive, PositiveFraction, PositiveInt
 from robopolicy.data.batches import Rollout
 from robopolicy.policies.base import Policy
 
@@ -27,10 +27,10 @@ class MomentumConfig(OnPolicyConfig):
     """Settings that both algorithms have; minibatches are the critic's alone."""
 
     step_size: Positive = 0.1  # first step; falls with 2 / (2 + t), or its root where steps are not normalised
-    momentum: PositiveShare = 1.0  # first weight of a new gradient; falls with 2 / (2 + t)
+    momentum: PositiveFraction = 1.0  # first weight of a new gradient; falls with 2 / (2 + t)
     normalize_step: bool = True  # steps have length step_size, whatever the gradient's
     critic_lr: Positive = 1e-3  # Adam learning rate of the value network, the baseline
-    critic_epochs: Count = 10  # its passes over each rollout
+    critic_epochs: PositiveInt = 10  # its passes over each rollout
 
 
 class MomentumState(nn.Module):

@@ -27,7 +27,14 @@ from torch import Tensor
 from robopolicy.algorithms.common.algorithm import Checkpointable, Metrics, frozen_copy
 from robopolicy.algorithms.common.off_policy import UpdateStats, optimizer_step
 from robopolicy.algorithms.sac import SAC, SACConfig
-from robopolicy.constraints import Count, Natural, NotNegative, PartialShare, Positive, PositiveShare
+from robopolicy.constraints import (
+    FractionBelowOne,
+    NonNegative,
+    NonNegativeInt,
+    Positive,
+    PositiveFraction,
+    PositiveInt,
+)
 from robopolicy.contrib.control.optimism import LazyUpdate, upper_value
 from robopolicy.critics.q import CriticConfig, QEnsemble
 from robopolicy.data.batches import Transitions
@@ -44,12 +51,12 @@ class OptimisticACConfig(SACConfig):
         default_factory=lambda: CriticConfig(members=5, hidden=(256, 256), activation="relu", layer_norm=True)
     )
     temperature: Positive = 0.1  # initial weight of the entropy
-    quantile: PositiveShare = 0.9  # of the ensemble, what the actor climbs; 1 is the highest member
-    candidates: Count = 8  # chunks drawn from the bounds for every target, beside one of the policy
+    quantile: PositiveFraction = 0.9  # of the ensemble, what the actor climbs; 1 is the highest member
+    candidates: PositiveInt = 8  # chunks drawn from the bounds for every target, beside one of the policy
     factor: Positive = 2.0  # Bellman error of the kept critic, relative to the current one's, at which it goes
-    switch_margin: NotNegative = 0.01  # excess that is allowed besides, squared units of value
-    memory: PartialShare = 0.99  # share of the averages of these errors that every actor step keeps
-    min_switch_interval: Natural = 1000  # actor steps at least between two switches
+    switch_margin: NonNegative = 0.01  # excess that is allowed besides, squared units of value
+    memory: FractionBelowOne = 0.99  # share of the averages of these errors that every actor step keeps
+    min_switch_interval: NonNegativeInt = 1000  # actor steps at least between two switches
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -33,7 +33,7 @@ from robopolicy.algorithms.common.max_entropy import (
 )
 from robopolicy.algorithms.common.off_policy import OffPolicy, UpdateStats, optimizer_step
 from robopolicy.algorithms.sac import soft_target
-from robopolicy.constraints import NotNegative
+from robopolicy.constraints import NonNegative
 from robopolicy.critics.q import QEnsemble
 from robopolicy.data.replay import Transitions
 from robopolicy.errors import UserError
@@ -47,7 +47,7 @@ from robopolicy.policies.noise import Randomness, uniform
 class PMOEConfig(MaxEntropyConfig):
     """Settings of PMOE: those of SAC, and the router."""
 
-    router_coef: NotNegative = 1.0  # weight of the frequency loss
+    router_coef: NonNegative = 1.0  # weight of the frequency loss
 
 
 def frequency_loss(log_weight: Tensor, best: Tensor) -> tuple[Tensor, Info]:

@@ -24,7 +24,7 @@ from torch import Tensor
 from robopolicy.algorithms.common.algorithm import Checkpointable, Metrics
 from robopolicy.algorithms.common.rollout_batch import RolloutBatch, flatten, minibatches
 from robopolicy.algorithms.ppo import PPO, PPOConfig
-from robopolicy.constraints import Count, NotNegative, Positive
+from robopolicy.constraints import NonNegative, Positive, PositiveInt
 from robopolicy.contrib.control.pmoe import frequency_loss
 from robopolicy.critics.q import CriticConfig, QEnsemble
 from robopolicy.data.batches import Rollout
@@ -38,12 +38,12 @@ from robopolicy.policies.noise import Randomness
 class PMOEPPOConfig(PPOConfig):
     """Settings of PPO, of the router and of the network that judges the experts, whose size is the public code's."""
 
-    router_coef: NotNegative = 1.0  # weight of the frequency loss
+    router_coef: NonNegative = 1.0  # weight of the frequency loss
     q: CriticConfig = field(
         default_factory=lambda: CriticConfig(members=1, hidden=(64, 64, 64), activation="relu", layer_norm=False)
     )
     q_lr: Positive = 3e-4  # its Adam learning rate
-    q_epochs: Count = 10  # its passes over each rollout
+    q_epochs: PositiveInt = 10  # its passes over each rollout
 
 
 class PMOEPPO(PPO):

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from robopolicy.algorithms.common.rollout_batch import RolloutBatch, normalize
 from robopolicy.algorithms.ppo import PPO, PPOConfig
-from robopolicy.constraints import Count, NotNegative, Several
+from robopolicy.constraints import AtLeastTwo, NonNegative, PositiveInt
 from robopolicy.contrib.control.positions import PositionConfig
 from robopolicy.contrib.control.props import joined
 from robopolicy.contrib.control.stages import set_advantage
@@ -44,12 +44,12 @@ MOST_SETS = 1000
 class PolychromicConfig(PPOConfig):
     """Settings of PPO, of the vines and of what makes two of them different."""
 
-    epochs: Count = 2  # passes over each rollout and its vines
-    branch_points: Count = 2  # moments of each rollout at which vines begin
-    branches: Count = 8  # V, vines from each state
-    set_size: Several = 4  # n, vines in a set, fewer than V
-    window: Count = 5  # W, decisions of a vine that learn from the set advantage
-    kl_coef: NotNegative = 0.01  # weight of the KL from the policy that played
+    epochs: PositiveInt = 2  # passes over each rollout and its vines
+    branch_points: PositiveInt = 2  # moments of each rollout at which vines begin
+    branches: PositiveInt = 8  # V, vines from each state
+    set_size: AtLeastTwo = 4  # n, vines in a set, fewer than V
+    window: PositiveInt = 5  # W, decisions of a vine that learn from the set advantage
+    kl_coef: NonNegative = 0.01  # weight of the KL from the policy that played
     place: PositionConfig = field(default_factory=lambda: PositionConfig(scale=0.5))  # ways are sets of its cells
 
     def __post_init__(self) -> None:
@@ -103,7 +103,7 @@ class Polychromic(PPO):
     def advantages(self, branches: tuple[GroupRollout, ...]) -> Tensor:
         """Set advantage of every vine, `(K, N)`."""
         places, count = [self.config.place.extract(vine.obs) for vine in branches], self.config.branches
-        ways = visited_sets(places, [vine.played for vine in branches])
+        ways = visited_sets(places, [vine.valid for vine in branches])
         returns = torch.stack([vine.returns for vine in branches])
 
         def grouped(values: Tensor) -> Tensor:  # (F V, N) -> (F N, V)
@@ -120,7 +120,7 @@ class Polychromic(PPO):
         parts, shared = [super().process_rollout(batch)], [torch.zeros(batch.shape, device=advantage.device).flatten()]
         early = [torch.zeros_like(shared[0], dtype=torch.bool)]
         for vine, own in zip(batch.branches, advantage, strict=True):
-            played, (steps, envs) = vine.played.flatten(), vine.shape
+            played, (steps, envs) = vine.valid.flatten(), vine.shape
             parts.append(super().process_rollout(vine)[played])
             shared.append(own.expand(steps, envs).flatten()[played])
             time = torch.arange(steps, device=played.device)[:, None].expand(steps, envs)

@@ -6,17 +6,17 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from robopolicy.constraints import Natural, Positive, Ranged
+from robopolicy.constraints import NonNegativeInt, Positive, Validated
 from robopolicy.errors import UserError
 from robopolicy.policies.base import Observation, Policy
 
 
 @dataclass(frozen=True)
-class PositionConfig(Ranged):
+class PositionConfig(Validated):
     """The part of an observation that is the place."""
 
     key: str = "state"  # observation that holds it
-    indices: tuple[Natural, ...] = (0, 1)  # its entries that are the place
+    indices: tuple[NonNegativeInt, ...] = (0, 1)  # its entries that are the place
     scale: Positive = 0.1  # side of a cell, and length over which places are alike, in units of those entries
 
     def __post_init__(self) -> None:

@@ -12,8 +12,8 @@ the episodes that ended in the rollout, added up without discount.
 
 Use it where a penalty has a meaning of its own (falls, joules, leaving the data) and weighing it against the reward
 would be guesswork: a limit has a unit. The limits hold on average and after a while, not in every episode, nor during
-learning. Without costs it is `ppo`. In a world model that is guarded (`world.support`), the part `outside` is the price
-of leaving the data's support, so `algorithm.costs=[outside]` bounds how often episodes do.
+learning. Without costs it is `ppo`. In a world model that is guarded (`worldmodel.support`), the part `outside` is the
+price of leaving the data's support, so `algorithm.costs=[outside]` bounds how often episodes do.
 
 Deviations from OGSRL: a Lagrangian (there: a CPO step with conjugate gradients); leaving the support ends the episode
 (there: the state freezes and the cost goes on). Its code records costs as -1 and compares normalised advantages with
@@ -32,7 +32,7 @@ from torch import Tensor
 from robopolicy.algorithms.common.algorithm import Checkpointable, Metrics
 from robopolicy.algorithms.common.rollout_batch import RolloutBatch
 from robopolicy.algorithms.ppo import PPOConfig
-from robopolicy.constraints import NotNegative, Positive
+from robopolicy.constraints import NonNegative, Positive
 from robopolicy.contrib.control.multi_reward_critic import MultiRewardCritic
 from robopolicy.contrib.control.vector_value import TermValues
 from robopolicy.core.regularizers import Dual
@@ -46,9 +46,9 @@ class PPOLagrangianConfig(PPOConfig):
     """Settings of PPO, and the constraints."""
 
     costs: tuple[str, ...] = ()  # parts of the reward that become costs, e.g. [outside] or [fall, energy]
-    limits: tuple[NotNegative, ...] = ()  # largest mean cost of an episode, one per cost, in its unit
+    limits: tuple[NonNegative, ...] = ()  # largest mean cost of an episode, one per cost, in its unit
     multiplier_lr: Positive = 0.05  # rise of a multiplier per rollout and unit of excess
-    multiplier_init: NotNegative = 0.0  # multipliers at the start
+    multiplier_init: NonNegative = 0.0  # multipliers at the start
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -156,7 +156,7 @@ class PPOLagrangian(MultiRewardCritic):
     def costs(self, batch: Rollout) -> Tensor:
         """What the decisions cost `(T, N, C)`, without discount within a chunk either."""
         self.rewards(batch)  # refuses costs that are not there
-        earned = batch.terms | batch.earned  # the same where a chunk is one action
+        earned = batch.terms | batch.undiscounted  # the same where a chunk is one action
         none = batch.reward.new_zeros(*batch.shape, 0)
         return torch.cat(
             [none, *(-earned[name].nan_to_num(0.0, 0.0, 0.0)[..., None] for name in self.config.costs)], -1

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from robopolicy.constraints import PartialShare, Ranged, Share
+from robopolicy.constraints import Fraction, FractionBelowOne, Validated
 from robopolicy.errors import UserError
 from robopolicy.nets.normalizer import Normalizer
 from robopolicy.policies.base import Observation, Policy
@@ -23,12 +23,12 @@ OVER = 1e-3  # a smaller epsilon ends the masking
 
 
 @dataclass(frozen=True)
-class MaskSchedule(Ranged):
+class MaskSchedule(Validated):
     """How the share of masked decisions falls."""
 
-    initial: Share = 1.0  # at the start; 0 masks nothing
-    decay: PartialShare = 1e-3  # relative fall per update where the policy is preferred everywhere
-    least: Share = 0.1  # share of that fall that happens in any case
+    initial: Fraction = 1.0  # at the start; 0 masks nothing
+    decay: FractionBelowOne = 1e-3  # relative fall per update where the policy is preferred everywhere
+    least: Fraction = 0.1  # share of that fall that happens in any case
 
     def after(self, epsilon: Tensor, preferred: Tensor) -> Tensor:
         """Next epsilon, given the share of observations at which the policy's own action is preferred."""

@@ -30,7 +30,7 @@ from torch import Tensor
 from robopolicy.algorithms.common.algorithm import Metrics, frozen_copy
 from robopolicy.algorithms.common.rollout_batch import RolloutBatch, flatten
 from robopolicy.algorithms.ppo import PPO, PPOConfig
-from robopolicy.constraints import Count, InnerShare, Positive, Ranged
+from robopolicy.constraints import OpenFraction, Positive, PositiveInt, Validated
 from robopolicy.core.regularizers import k3
 from robopolicy.data.batches import Rollout
 from robopolicy.device import move
@@ -39,22 +39,22 @@ from robopolicy.policies.noise import Randomness
 
 
 @dataclass(frozen=True)
-class BehaviourConfig(Ranged):
+class BehaviourConfig(Validated):
     """How far the behaviour policy is pushed."""
 
-    every: Count = 8  # decisions per environment between two pushes
-    bound: InnerShare = 0.3  # eps: actions are pushed down no further than to the ratio 1 - eps
+    every: PositiveInt = 8  # decisions per environment between two pushes
+    bound: OpenFraction = 0.3  # eps: actions are pushed down no further than to the ratio 1 - eps
     target_kl: Positive = 0.1  # stop when the approximate KL to the policy exceeds this
     kl_coef: Positive = 1.0  # weight of the KL of the policy to its copy, on top of m / n
     lr: Positive = 1e-3  # Adam learning rate
-    steps: Count = 16  # largest number of steps of a push
+    steps: PositiveInt = 16  # largest number of steps of a push
 
 
 @dataclass(frozen=True)
 class PROPSConfig(PPOConfig):
     """Settings of PROPS; those of PPO hold for its updates."""
 
-    num_kept_batches: Count = 2  # b, newest rollouts of which an update learns
+    num_kept_batches: PositiveInt = 2  # b, newest rollouts of which an update learns
     behaviour: BehaviourConfig = BehaviourConfig()  # the policy that plays
 
 

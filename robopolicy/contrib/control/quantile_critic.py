@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from robopolicy.critics.q import CriticConfig, Judged, QEnsemble
+from robopolicy.critics.q import CriticConfig, CriticInput, QEnsemble
 from robopolicy.errors import UserError
 
 
@@ -16,7 +16,7 @@ class QuantileQ(QEnsemble):
 
     levels: Tensor
 
-    def __init__(self, config: CriticConfig, policy: Judged, *, quantiles: int) -> None:
+    def __init__(self, config: CriticConfig, policy: CriticInput, *, quantiles: int) -> None:
         """Build the critic of `policy`; it has no histogram."""
         if config.bins:
             raise UserError(f"This critic predicts quantiles, not a histogram; drop critic.bins={config.bins}.")

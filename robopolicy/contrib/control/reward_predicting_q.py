@@ -6,13 +6,13 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from robopolicy.critics.q import CriticConfig, Judged, QEnsemble
+from robopolicy.critics.q import CriticConfig, CriticInput, QEnsemble
 
 
 class RewardPredictingQ(QEnsemble):
     """Values, scalar or as histograms, and one more output of every member for the reward of the window."""
 
-    def __init__(self, config: CriticConfig, policy: Judged) -> None:
+    def __init__(self, config: CriticConfig, policy: CriticInput) -> None:
         """Build the critic of `policy`."""
         super().__init__(config, policy, extra=1)
 

@@ -16,7 +16,7 @@ from typing import Annotated, ClassVar
 import torch
 from torch import Tensor, nn
 
-from robopolicy.constraints import Count, Finite, UpTo
+from robopolicy.constraints import AtMost, Finite, PositiveInt
 from robopolicy.errors import UserError
 from robopolicy.nets.mlp import MLP
 from robopolicy.policies.base import DecisionOutput, Info, Observation, PolicySpec, Record, Sample, chunk_mean
@@ -29,9 +29,9 @@ from robopolicy.policies.noise import Randomness, normal
 class SequenceConfig(ExplicitConfig):
     """Architecture of a `SequencePolicy`."""
 
-    hidden: tuple[Count, ...] = (256, 256)  # layers from the observation to the GRU, whose width is the last one's
+    hidden: tuple[PositiveInt, ...] = (256, 256)  # layers before the GRU, whose width is the last one's
     activation: str = "relu"
-    log_std_min: Annotated[Finite, UpTo("log_std_max", below=True)] = -5.0  # bounds of the logarithm, before tanh
+    log_std_min: Annotated[Finite, AtMost("log_std_max", exclusive=True)] = -5.0  # bounds of the logarithm, before tanh
     log_std_max: Finite = 2.0
 
     def __post_init__(self) -> None:

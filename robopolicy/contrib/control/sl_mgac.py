@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from robopolicy.algorithms.sac import SAC, SACConfig
-from robopolicy.constraints import NotNegative, Share
+from robopolicy.constraints import Fraction, NonNegative
 from robopolicy.contrib.control.reward_predicting_q import RewardPredictingQ
 from robopolicy.critics.q import CriticConfig
 from robopolicy.data.batches import Transitions
@@ -37,8 +37,8 @@ class SLMGACConfig(SACConfig):
     critic: CriticConfig = field(
         default_factory=lambda: CriticConfig(hidden=(256, 256), activation="relu", layer_norm=True)
     )
-    reward_coef: NotNegative = 1.0  # weight of the squared error of predicted rewards
-    reward_trust_coef: Share = 0.5  # share of the prediction in the reward of the target; 0 takes the seen reward
+    reward_coef: NonNegative = 1.0  # weight of the squared error of predicted rewards
+    reward_trust_coef: Fraction = 0.5  # share of the prediction in the reward of the target; 0 takes the seen reward
 
 
 def supervised_loss(prediction: Tensor, reward: Tensor) -> Tensor:

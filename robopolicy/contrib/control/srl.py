@@ -2,16 +2,16 @@
 
 The actor sees one observation and plays a sequence of primitive actions. Its critic judges single actions, as in SAC;
 a model, learned beside it, imagines the observations in between, so that every action of the sequence is judged where
-it will be played ("temporal recall"). Neither is needed at run time. `robopolicy eval --holds` shows what it is for:
-the score over the length of the hold.
+it will be played ("temporal recall"). Neither is needed at run time. `robopolicy eval --action-repeats` shows what it
+is for: the score over the length of the hold.
 
 Use it from scratch where the policy can decide only every few control steps, with `chunk.horizon` at the longest hold
-and `chunk.execute` at the usual one. Where a decision in every step is possible sac is cheaper. Observations must be
-vectors. Gradients do not flow through the model, so it may be rough; contacts far from its data mislead it.
+and `chunk.action_horizon` at the usual one. Where a decision in every step is possible sac is cheaper. Observations
+must be vectors. Gradients do not flow through the model, so it may be rough; contacts far from its data mislead it.
 
 Formulas are those of the public code. Deviations: the first action of a sequence does not see the one played before it,
-as policies here see observations alone, and play decides every `chunk.execute` steps instead of in every step; the
-model predicts the normalised change of the observation (there: the next one), from the batch of the critic.
+as policies here see observations alone, and play decides every `chunk.action_horizon` steps instead of in every step;
+the model predicts the normalised change of the observation (there: the next one), from the batch of the critic.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from robopolicy.algorithms.common.algorithm import Checkpointable, Metrics
 from robopolicy.algorithms.common.max_entropy import MaxEntropyConfig, Temperature, actor_optimizer, target_entropy
 from robopolicy.algorithms.common.off_policy import OffPolicy, UpdateStats, optimizer_step, td_loss
 from robopolicy.algorithms.sac import soft_target
-from robopolicy.constraints import Count, Finite
+from robopolicy.constraints import Finite, PositiveInt
 from robopolicy.contrib.control.model_based_q import ModelBasedQ
 from robopolicy.contrib.control.sequence import SequencePolicy
 from robopolicy.data.batches import ReplaySampleSpec, Transitions
@@ -39,7 +39,7 @@ from robopolicy.policies.noise import Randomness
 class SRLConfig(MaxEntropyConfig):
     """Settings of SRL: those of SAC, and the model."""
 
-    model_hidden: tuple[Count, ...] = (400, 300)  # layers of the model
+    model_hidden: tuple[PositiveInt, ...] = (400, 300)  # layers of the model
     target_entropy: Finite | None = None  # nats of a single action; None is minus its dimensions
 
     def __post_init__(self) -> None:
@@ -115,7 +115,7 @@ class SRL(OffPolicy):
         """Temporal-difference loss of single actions, and the loss of the model; they share no weights."""
         loss, info = td_loss(self.critic, batch, self.target)
         errors = self.critic.model_loss(batch.obs, batch.chunk, batch.next_obs)
-        model = (errors * batch.followed).sum() / batch.followed.sum().clamp(min=1)
+        model = (errors * batch.next_obs_valid).sum() / batch.next_obs_valid.sum().clamp(min=1)
         return loss + model, {**info, "model_loss": model}
 
     def update(self, batch: Transitions) -> Metrics:

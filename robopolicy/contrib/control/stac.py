@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from robopolicy.algorithms.sac import SAC, SACConfig, soft_target
-from robopolicy.constraints import NotNegative
+from robopolicy.constraints import NonNegative
 from robopolicy.contrib.control.gaussian_critic import GaussianQ
 from robopolicy.critics.q import CriticConfig
 from robopolicy.data.batches import Transitions
@@ -39,7 +39,7 @@ class STACConfig(SACConfig):
             members=1, hidden=(256, 256), activation="relu", layer_norm=False, dropout=0.01
         )
     )
-    pessimism: NotNegative = 0.25  # beta, standard deviations taken off every value
+    pessimism: NonNegative = 0.25  # beta, standard deviations taken off every value
 
 
 def likelihood_loss(mean: Tensor, std: Tensor, target: Tensor) -> Tensor:

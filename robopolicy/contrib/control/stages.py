@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from robopolicy.constraints import Count
+from robopolicy.constraints import PositiveInt
 from robopolicy.core.decisions import Decisions, by_trajectory, first_rows
 
 
@@ -44,13 +44,13 @@ class SetAdvantage:
     """
 
     centres: ClassVar[bool] = True
-    size: Count = 4  # at most one less than the group has
+    size: PositiveInt = 4  # at most one less than the group has
 
     def __call__(self, advantage: Tensor, decisions: Decisions) -> Tensor:
         """Mean score of the sets with a rollout minus that of the sets without it, (N, 1)."""
         first = first_rows(decisions)
-        group, reward = decisions.need("group")[first], advantage[first, 0]
-        signature = decisions.need_extra("signature")[first]
+        group, reward = decisions.require("group")[first], advantage[first, 0]
+        signature = decisions.require_extra("signature")[first]
         result = torch.zeros_like(reward)
         order = torch.argsort(group, stable=True)
         ends = torch.nonzero(torch.diff(group[order])).squeeze(1) + 1

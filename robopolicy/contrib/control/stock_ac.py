@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from robopolicy.algorithms.common.algorithm import Metrics
 from robopolicy.algorithms.common.off_policy import UpdateStats, optimizer_step
 from robopolicy.algorithms.td3 import TD3, TD3Config, smoothed_chunk
-from robopolicy.constraints import Count, Finite, Natural, Positive, PositiveShare, Share
+from robopolicy.constraints import Finite, Fraction, NonNegativeInt, Positive, PositiveFraction, PositiveInt
 from robopolicy.contrib.control.quantile_critic import QuantileQ, quantile_loss
 from robopolicy.contrib.control.stock_encoder import STOCK_PREFIX, StockEncoder
 from robopolicy.critics.q import CriticConfig
@@ -50,11 +50,11 @@ class StockACConfig(TD3Config):
         default_factory=lambda: CriticConfig(hidden=(256, 256), activation="relu", layer_norm=False)
     )
     functional: str = "cvar"  # mean | cvar | setpoint, of the distribution of the return
-    level: PositiveShare = 0.25  # cvar: share of the episodes, the worst ones, whose mean counts
+    level: PositiveFraction = 0.25  # cvar: share of the episodes, the worst ones, whose mean counts
     start: Finite = 0.0  # c_0: minus the total to meet (setpoint); where the search begins (cvar)
-    start_rate: Share = 0.01  # cvar: share of the way to the best c_0 of the batch that each update goes
-    augmentations: Natural = 3  # further stocks at which every row is learned from
-    quantiles: Count = 50  # of the return
+    start_rate: Fraction = 0.01  # cvar: share of the way to the best c_0 of the batch that each update goes
+    augmentations: NonNegativeInt = 3  # further stocks at which every row is learned from
+    quantiles: PositiveInt = 50  # of the return
     huber: Positive = 0.1  # error of a quantile up to which its loss is quadratic
 
     def __post_init__(self) -> None:

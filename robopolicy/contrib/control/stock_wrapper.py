@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from robopolicy.constraints import InnerShare, Ranged
+from robopolicy.constraints import OpenFraction, Validated
 from robopolicy.contrib.control.stock_encoder import STOCK_PREFIX
 from robopolicy.errors import UserError
 from robopolicy.sim.contract import Observation, SimSpec, Step, TensorSpec, VectorSim
@@ -25,10 +25,10 @@ LARGEST_GROWTH = 1e6  # beyond it the stock of an episode loses its digits
 
 
 @dataclass(frozen=True)
-class StockConfig(Ranged):
+class StockConfig(Validated):
     """Options of the wrapper `stock`."""
 
-    discount: InnerShare = 0.99  # gamma, equal to algorithm.gamma of stock_ac
+    discount: OpenFraction = 0.99  # gamma, equal to algorithm.gamma of stock_ac
 
 
 class StockSim(SimWrapper):

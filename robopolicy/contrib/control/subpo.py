@@ -25,7 +25,7 @@ from torch import Tensor
 
 from robopolicy.algorithms.common.algorithm import Checkpointable, Metrics
 from robopolicy.algorithms.ppo import PPO, PPOConfig
-from robopolicy.constraints import NotNegative
+from robopolicy.constraints import NonNegative
 from robopolicy.contrib.control.positions import PositionConfig
 from robopolicy.data.batches import Rollout
 from robopolicy.errors import unknown_name
@@ -74,7 +74,7 @@ class SubPOConfig(PPOConfig):
 
     objective: str = "coverage"  # coverage (of cells) | information (of a Gaussian process)
     place: PositionConfig = field(default_factory=PositionConfig)  # what an episode visits; its scale is a cell's side
-    task_coef: NotNegative = 0.0  # weight of the task's own reward beside the gains
+    task_coef: NonNegative = 0.0  # weight of the task's own reward beside the gains
 
     def __post_init__(self) -> None:
         super().__post_init__()

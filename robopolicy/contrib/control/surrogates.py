@@ -38,7 +38,7 @@ def drift(
     return SurrogateOut(discovered_drift(log_ratio, advantage, alpha, beta) - advantage * ratio, turned)
 
 
-def target_ratio(
+def bounded_ratio(
     log_ratio: Tensor, advantage: Tensor, low: Bound, high: Bound, temperature: Positive = 1e-3
 ) -> SurrogateOut:
     """Regression of the ratio onto the best one, `|A| |ratio - best|` (BPO, S002).

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from robopolicy.algorithms.common.algorithm import Checkpointable, Metrics
 from robopolicy.algorithms.common.off_policy import OffPolicy, OffPolicyConfig, UpdateStats, optimizer_step
-from robopolicy.constraints import Count, NotNegative, Positive, Ratio
+from robopolicy.constraints import NonNegative, Positive, PositiveInt, Ratio
 from robopolicy.contrib.control.symphony_policy import SwaddledPolicy
 from robopolicy.contrib.control.weighted_quantile_q import WeightedQuantileQ
 from robopolicy.critics.q import CriticConfig
@@ -49,13 +49,13 @@ class SymphonyConfig(OffPolicyConfig):
     """Settings of Symphony; defaults are the public code's, the actor's width excepted (docs/methods.md)."""
 
     critic: CriticConfig = field(default_factory=lambda: CriticConfig(members=3, hidden=(512, 512)))
-    batch_size: Count = 384  # windows per gradient step
+    batch_size: PositiveInt = 384  # windows per gradient step
     utd: Ratio = 3.0  # critic steps per decision of one environment
     lr: Positive = 1e-4  # learning rate of the actor
     critic_lr: Positive = 1e-4  # learning rate of the critic
-    nodes: Count = 128  # outputs of each critic
-    action_penalty: NotNegative = 1.0  # weight of the penalty on strength and tightness
-    weight_decay: NotNegative = 0.01  # of actor and critic
+    nodes: PositiveInt = 128  # outputs of each critic
+    action_penalty: NonNegative = 1.0  # weight of the penalty on strength and tightness
+    weight_decay: NonNegative = 0.01  # of actor and critic
     age_weighting: bool = True  # draw what was played long ago ever more rarely
 
 
@@ -169,7 +169,7 @@ class Symphony(OffPolicy):
         """Penalty minus the gain of the next observation's value over its average, and what to log."""
         chunk, strength, tightness = self.policy.rsample(batch.next_obs, generator=self.generator)
         gain = rising_gain(self.scaler.advantage(self.target_critic.min_q(batch.next_obs, chunk))).mean()
-        executed = slice(self.policy.spec.execute)
+        executed = slice(self.policy.spec.action_horizon)
         penalty = action_penalty_loss(strength[:, executed], tightness[:, executed]).mean()
         loss = self.config.action_penalty * penalty - gain
         return loss, {"gain": gain, "swaddling": penalty, "strength": strength.mean()}

@@ -17,7 +17,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from robopolicy.constraints import Count
+from robopolicy.constraints import PositiveInt
 from robopolicy.nets.backbone import BackboneConfig, make_direct
 from robopolicy.policies.base import Info, Observation, PolicySpec, Sample, chunk_mean
 from robopolicy.policies.heads.explicit import ExplicitConfig, ExplicitPolicy
@@ -30,7 +30,7 @@ EDGE = 1e-3  # strength and tightness keep so far from 0 and 1
 class SwaddledConfig(BackboneConfig, ExplicitConfig):
     """Architecture of a `SwaddledPolicy`."""
 
-    hidden: tuple[Count, ...] = (256, 256)
+    hidden: tuple[PositiveInt, ...] = (256, 256)
 
 
 class SwaddledPolicy(ExplicitPolicy):

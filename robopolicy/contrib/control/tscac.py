@@ -27,7 +27,7 @@ from torch import Tensor
 
 from robopolicy.algorithms.common.algorithm import Checkpointable, Metrics
 from robopolicy.algorithms.td3 import TD3, TD3Config, q1
-from robopolicy.constraints import InnerShare, NotNegative, Positive
+from robopolicy.constraints import NonNegative, OpenFraction, Positive
 from robopolicy.data.batches import Transitions
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.policies.base import Info, Observation, Policy, Sample, chunk_mean
@@ -37,7 +37,7 @@ from robopolicy.policies.noise import Randomness
 
 def control_cost(batch: Transitions, policy: GaussianPolicy) -> Tensor:
     """Minus the mean square `(B,)` of the executed actions, normalised."""
-    steps = policy.spec.execute
+    steps = policy.spec.action_horizon
     action = policy.action_normalizer.normalize(batch.chunk[:, :steps])
     return -chunk_mean(action.square().mean(-1), batch.mask[:, :steps])
 
@@ -46,7 +46,7 @@ def velocity_cost(batch: Transitions, policy: GaussianPolicy) -> Tensor:
     """Minus the mean square `(B,)` of the change of the observed vectors, normalised; 0 where it was not seen."""
     encoder = policy.encoder
     after, before = (encoder.normalizer.normalize(encoder.vectors(obs)[:, -1]) for obs in (batch.next_obs, batch.obs))
-    return -(after - before).square().mean(1) * batch.followed
+    return -(after - before).square().mean(1) * batch.next_obs_valid
 
 
 AUX_REWARDS: dict[str, Callable[[Transitions, GaussianPolicy], Tensor]] = {
@@ -61,9 +61,9 @@ class TSCACConfig(TD3Config):
     """Settings of the two stages: those of TD3, the teachers and how near them to stay."""
 
     aux_rewards: tuple[str, ...] = ("control_cost",)  # auxiliary rewards, one teacher each
-    stage1_fraction: InnerShare = 0.3  # share of the updates that train the teachers
-    constraint_coef: NotNegative = 0.3  # weight of the squared distance to the teachers' actions; 0 ignores them
-    data_coef: NotNegative = 0.0  # weight of the squared distance to the actions of the data; for learning offline
+    stage1_fraction: OpenFraction = 0.3  # share of the updates that train the teachers
+    constraint_coef: NonNegative = 0.3  # weight of the squared distance to the teachers' actions; 0 ignores them
+    data_coef: NonNegative = 0.0  # weight of the squared distance to the actions of the data; for learning offline
     spread: Positive = 30.0  # standard deviation, normalised, of the density that weighs values; large weighs none
 
     def __post_init__(self) -> None:
@@ -141,13 +141,13 @@ class TSCAC(TD3):
         with torch.no_grad():
             teachers = [teacher.policy.mode(batch.obs) for teacher in self.teachers.values()]
         distance = torch.stack([self._distance(chunk, teacher).mean(1) for teacher in teachers])
-        seen = chunk_mean(self._distance(chunk, batch.chunk), batch.mask[:, : self.policy.spec.execute])
+        seen = chunk_mean(self._distance(chunk, batch.chunk), batch.mask[:, : self.policy.spec.action_horizon])
         loss = main_loss(q1(self.critic, batch.obs, chunk), distance, seen, self.config)
         return loss, {"distance": distance.mean()}
 
     def _distance(self, chunk: Tensor, other: Tensor) -> Tensor:
         """Mean squared difference `(B, Ta)` of the executed actions, normalised."""
-        normalizer, executed = self.policy.action_normalizer, slice(self.policy.spec.execute)
+        normalizer, executed = self.policy.action_normalizer, slice(self.policy.spec.action_horizon)
         difference = normalizer.normalize(chunk[:, executed]) - normalizer.normalize(other[:, executed])
         return difference.square().mean(-1)
 

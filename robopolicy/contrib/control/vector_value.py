@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from robopolicy.constraints import Count
+from robopolicy.constraints import PositiveInt
 from robopolicy.contrib.control.modular import ModularMLP
 from robopolicy.critics.value import ValueConfig, ValueNet
 from robopolicy.nets.mlp import MLP
@@ -18,9 +18,9 @@ from robopolicy.spec import PolicySpec
 class VectorValueConfig(ValueConfig):
     """Architecture of a `VectorValueNet`; `activation` and `residual` are not used."""
 
-    hidden: tuple[Count, ...] = (256, 128, 128, 64)
-    modules: Count = 8  # weight modules of every layer
-    context_width: Count = 64  # hidden units of the network that mixes them
+    hidden: tuple[PositiveInt, ...] = (256, 128, 128, 64)
+    modules: PositiveInt = 8  # weight modules of every layer
+    context_width: PositiveInt = 64  # hidden units of the network that mixes them
 
 
 class TermValues(ValueNet):

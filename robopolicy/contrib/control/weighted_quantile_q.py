@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from robopolicy.critics.q import CriticConfig, Judged, QEnsemble
+from robopolicy.critics.q import CriticConfig, CriticInput, QEnsemble
 from robopolicy.errors import UserError
 
 
@@ -22,7 +22,7 @@ class WeightedQuantileQ(QEnsemble):
 
     weights: Tensor
 
-    def __init__(self, config: CriticConfig, policy: Judged, *, nodes: int) -> None:
+    def __init__(self, config: CriticConfig, policy: CriticInput, *, nodes: int) -> None:
         """Build the critic of `policy` with `nodes` outputs of each of `config.members` networks; no histogram."""
         if config.bins:
             raise UserError(f"This critic has nodes, not a histogram; drop critic.bins={config.bins}.")

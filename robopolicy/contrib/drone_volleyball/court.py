@@ -22,8 +22,8 @@ from robopolicy.contrib.drone_volleyball.scene import (
     Airframe,
     build_model,
 )
-from robopolicy.mirror_symmetry import Mirror, Reflection
-from robopolicy.sim.backends.mujoco.task import Array, BatchState, Initial, MujocoTask, Outcome
+from robopolicy.mirror_symmetry import MirrorSymmetry, SignedPermutation
+from robopolicy.sim.backends.mujoco.task import Array, BatchState, MujocoTask, ResetState, StepResult
 from robopolicy.sim.contract import TensorSpec
 
 SPREAD: Array = np.array([0.5, 0.5, 0.2])  # [m] a drone starts this far from its anchor along each axis at most
@@ -107,7 +107,7 @@ class VolleyTask(MujocoTask):
         self._hover = np.tile(np.sqrt(level), (self.drones, 1))  # (D, 4) throttles
 
     @abstractmethod
-    def judge(self, touch: Touch, action: Array, before: BatchState, after: BatchState) -> Outcome:
+    def judge(self, touch: Touch, action: Array, before: BatchState, after: BatchState) -> StepResult:
         """Reward, end and success of a step; `memory` of `after` already counts the touch."""
 
     @abstractmethod
@@ -146,7 +146,7 @@ class VolleyTask(MujocoTask):
         at, going = self._ball_pose, self._ball_motion
         return state.qpos[:, at : at + 3], state.qvel[:, going : going + 3]
 
-    def initial(self, rng: np.random.Generator) -> Initial:
+    def initial(self, rng: np.random.Generator) -> ResetState:
         """Draw the drones about their anchors; the ball hangs above the first one and falls."""
         qpos, qvel = self.model.qpos0.copy(), np.zeros(self.model.nv)
         for part, anchor in zip(self._poses, self.anchors, strict=True):
@@ -166,7 +166,7 @@ class VolleyTask(MujocoTask):
             "bumps": 0.0,
             "top": 0.0,  # [m] of the flight since the last bump; 0 before the first
         }
-        return Initial(qpos, qvel, memory)
+        return ResetState(qpos, qvel, memory)
 
     def control(self, action: Array, state: BatchState) -> Array:
         """Thrusts of the rotors `(N, 4 D)` [N] of throttles that follow `action` `(N, 4 D)`."""
@@ -175,7 +175,7 @@ class VolleyTask(MujocoTask):
         memory["throttle"] = memory["throttle"] + THROTTLE_STEP * (target - memory["throttle"])
         return self.frame.max_thrust * np.square(memory["throttle"]).reshape(len(state), -1)
 
-    def outcome(self, before: BatchState, action: Array, after: BatchState) -> Outcome:
+    def outcome(self, before: BatchState, action: Array, after: BatchState) -> StepResult:
         """Judge the step, and say how restless the rotors were."""
         outcome = self.judge(self._touch(before, after), action, before, after)
         memory = recall(after)
@@ -224,7 +224,7 @@ class VolleyTask(MujocoTask):
     def _prefixes(self) -> tuple[str, ...]:
         return ("",) if len(self.anchors) == 1 else tuple(f"drone{i} " for i in range(len(self.anchors)))
 
-    def _mirror(self) -> Mirror:
+    def _mirror(self) -> MirrorSymmetry:
         """Left and right exchanged: a drone's rotors with each other, and two drones as well."""
         vector, turning = [1, -1, 1], [-1, 1, -1]
         drone = [*vector, *vector, *turning, *vector, *turning, 1, 1, 1, 1, *vector]  # as in DRONE_NAMES
@@ -235,8 +235,8 @@ class VolleyTask(MujocoTask):
             size, partner = len(drone), {i: i for i in range(len(drone))} | {15: 17, 16: 18, 17: 15, 18: 16}
             exchanged = [(i, size + partner[i]) for i in range(size)] + [(2 * size, 2 * size + 1)]
             rotors = [(0, 6), (1, 7), (2, 4), (3, 5)]
-        state = Reflection.of([*signs, *self.extra_sign()], exchanged)
-        return Mirror({"state": state}, Reflection.of([1] * 4 * self.drones, rotors))
+        state = SignedPermutation.of([*signs, *self.extra_sign()], exchanged)
+        return MirrorSymmetry({"state": state}, SignedPermutation.of([1] * 4 * self.drones, rotors))
 
 
 def recall(state: BatchState) -> dict[str, Array]:

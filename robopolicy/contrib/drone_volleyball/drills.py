@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from robopolicy.contrib.drone_volleyball.court import FAULT, Touch, VolleyTask, recall
 from robopolicy.contrib.drone_volleyball.scene import BALL_RADIUS, NET_HEIGHT, PADDLE_TOP, UP
-from robopolicy.sim.backends.mujoco.task import Array, BatchState, Initial, Outcome
+from robopolicy.sim.backends.mujoco.task import Array, BatchState, ResetState, StepResult
 
 REACH = PADDLE_TOP + BALL_RADIUS  # [m] from a drone's centre to that of a ball on its paddle
 LOW_BUMP = 0.2  # reward of a bump; the first one, or after a flight that stayed low
@@ -21,7 +21,7 @@ MARK_RADIUS = 0.75  # [m]
 class Rally(VolleyTask):
     """Keep the ball in play for 10 s: 1 for a bump after a high flight, 0.2 for any other, and -1 for a fault."""
 
-    def judge(self, touch: Touch, action: Array, before: BatchState, after: BatchState) -> Outcome:
+    def judge(self, touch: Touch, action: Array, before: BatchState, after: BatchState) -> StepResult:
         """A fault, and a ball that lands or leaves the court, end the episode."""
         memory = recall(after)
         ended = touch.fault | touch.landed | touch.crashed | touch.outside
@@ -31,7 +31,7 @@ class Rally(VolleyTask):
             reward = reward + HINT * self.dt * self.hint(after)
         last = np.rint(after.time / self.dt) >= self.max_episode_steps
         success = last & ~ended & (memory["bumps"] >= GOOD_BUMPS)
-        return Outcome(reward, ended, {"success": success, "reward.bumps": bumps})
+        return StepResult(reward, ended, {"success": success, "reward.bumps": bumps})
 
     def hint(self, state: BatchState) -> Array:
         """How well the drone whose turn it is stands below the ball, and how high that is `(N,)`, from 0 to 1."""
@@ -91,7 +91,7 @@ class Hit(VolleyTask):
         x, y = rng.uniform(MARK_LOW, MARK_HIGH)
         return {"target_x": x, "target_y": y}
 
-    def initial(self, rng: np.random.Generator) -> Initial:
+    def initial(self, rng: np.random.Generator) -> ResetState:
         """As in every drill; remember that the ball did not cross the net."""
         first = super().initial(rng)
         first.memory["crossed"] = 0.0
@@ -111,7 +111,7 @@ class Hit(VolleyTask):
         start = int(self.model.joint("target_x").qposadr[0])
         return state.qpos[:, start : start + 2]
 
-    def judge(self, touch: Touch, action: Array, before: BatchState, after: BatchState) -> Outcome:
+    def judge(self, touch: Touch, action: Array, before: BatchState, after: BatchState) -> StepResult:
         """The ball's landing ends the episode; so do a second touch and a flight below the net."""
         memory, (old, _), (ball, _) = recall(after), self.ball(before), self.ball(after)
         crossing = (old[:, 0] > 0) & (ball[:, 0] <= 0)
@@ -124,4 +124,4 @@ class Hit(VolleyTask):
         if self.shaped:
             landed = touch.landed & ~fault & (memory["bumps"] == 1)
             reward = reward + LOW_BUMP * touch.bump + HINT * landed / (1 + miss)
-        return Outcome(reward, fault | touch.landed, {"success": success, "miss": np.where(touch.landed, miss, 0.0)})
+        return StepResult(reward, fault | touch.landed, {"success": success, "miss": np.where(touch.landed, miss, 0.0)})

@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
     import copy
     from contextlib import closing
 
-    from robopolicy.cli.policy_args import load_players, open_sim, sim_options
+    from robopolicy.cli.policy_args import load_policy_entries, open_sim, sim_options
     from robopolicy.cli.progress import progress_bars
     from robopolicy.contrib.evolution.evolution import evolve
     from robopolicy.evaluation.report import aligned, table
@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
     from robopolicy.policies.base import Policy
 
     _check(args)
-    players, entry = load_players([str(args.checkpoint)], None, args.device)
+    players, entry = load_policy_entries([str(args.checkpoint)], None, args.device)
     policy = players[0].make()
     assert isinstance(policy, Policy)
     before, space = copy.deepcopy(policy), _space(args, policy)
@@ -149,12 +149,12 @@ def _observed(policy: Policy, sim: VectorSim, seed: int) -> Observation:
     import torch
 
     from robopolicy.sim.chunk import ChunkedSim
-    from robopolicy.spec import MEMORY
+    from robopolicy.spec import HIDDEN_STATE
 
-    seen = ChunkedSim(sim, execute=policy.spec.execute, obs_horizon=policy.spec.obs_horizon).reset(seed)
+    seen = ChunkedSim(sim, action_horizon=policy.spec.action_horizon, obs_horizon=policy.spec.obs_horizon).reset(seed)
     obs = {key: value[:4] for key, value in seen.items() if key in policy.spec.observation}
-    if policy.spec.memory_dim:
-        obs[MEMORY] = torch.zeros(len(next(iter(obs.values()))), 1, policy.spec.memory_dim)
+    if policy.spec.hidden_dim:
+        obs[HIDDEN_STATE] = torch.zeros(len(next(iter(obs.values()))), 1, policy.spec.hidden_dim)
     return obs
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from robopolicy.optional import need
+from robopolicy.optional import require
 from robopolicy.text.rollouts.protocols import BlackBox
 
 Genome = tuple[int, ...]
@@ -195,7 +195,9 @@ class CMAES(BlackBox):
         generator = np.random.default_rng(self.seed)
         options = {"randn": lambda *shape: generator.standard_normal(shape), "seed": np.nan, "verbose": -9}
         options |= {} if self.population is None else {"popsize": self.population}
-        self._search = need("cma", "evolution").CMAEvolutionStrategy(self.start.double().numpy(), self.sigma, options)
+        self._search = require("cma", "evolution").CMAEvolutionStrategy(
+            self.start.double().numpy(), self.sigma, options
+        )
         self._asked: list[Any] = []
         self._told: list[Tensor] = []
 

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from robopolicy.errors import UserError
 from robopolicy.sim.contract import Observation, SimSpec, Step
-from robopolicy.sim.vector_env import RowSim
+from robopolicy.sim.vector_env import TorchVectorEnv
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Dynamics(ABC):
         return torch.stack([state for state, _ in drawn]), torch.stack([noise for _, noise in drawn])
 
 
-class DynamicsSim(RowSim):
+class DynamicsSim(TorchVectorEnv):
     """N rows of known dynamics as a simulator."""
 
     def __init__(self, dynamics: Dynamics, num_envs: int) -> None:
@@ -84,7 +84,7 @@ class DynamicsSim(RowSim):
     @torch.no_grad()
     def step(self, action: Tensor, active: Tensor | None = None) -> Step:
         """One control step of the rows where `active`."""
-        active, played = self.moving(active), self.played(action)
+        active, played = self.active_rows(active), self.clipped_action(action)
         noise = self._noise[torch.arange(self.num_envs), self.episode_step]
         outcome = self.dynamics.step(self._state, played, noise)
         sane = active & outcome.state.isfinite().all(1) & outcome.reward.isfinite()
@@ -120,7 +120,7 @@ class DynamicsSim(RowSim):
         """What is seen of all rows."""
         return {key: value.clone() for key, value in self.dynamics.observe(self._state).items()}
 
-    def begin(self, rows: Tensor, seeds: list[int]) -> None:
+    def start_episodes(self, rows: Tensor, seeds: list[int]) -> None:
         """Draw the scenarios of episodes that start."""
         state, noise = self._state.clone(), self._noise.clone()
         state[rows], noise[rows] = self.dynamics.scenarios(seeds)

@@ -47,6 +47,6 @@ class HDPO(Pathwise):
     def loss(self, batch: Scenarios) -> tuple[Tensor, Unrolled, Info]:
         """Minus the mean reward of the mode in `batch`."""
         spec = self.policy.spec
-        played = unroll(batch, self.policy.mode, execute=spec.execute, obs_horizon=spec.obs_horizon)
+        played = unroll(batch, self.policy.mode, action_horizon=spec.action_horizon, obs_horizon=spec.obs_horizon)
         loss, info = hdpo_loss(played.reward)
         return loss, played, info

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from robopolicy.algorithms.common.algorithm import Algorithm, Checkpointable, Metrics
-from robopolicy.constraints import Natural, Positive, Ranged
+from robopolicy.constraints import NonNegativeInt, Positive, Validated
 from robopolicy.contrib.known_dynamics.scenarios import Unrolled
 from robopolicy.core.gradients import clip_gradients
 from robopolicy.errors import UserError
@@ -20,12 +20,12 @@ from robopolicy.policies.heads.gaussian import GaussianPolicy
 
 
 @dataclass(frozen=True)
-class PathwiseConfig(Ranged):
+class PathwiseConfig(Validated):
     """Settings of every algorithm that learns through known dynamics; `sim.num_envs` scenarios make a batch."""
 
     lr: Positive = 3e-3  # learning rate of Adam
     grad_clip: Positive = 1.0  # largest gradient norm
-    scenarios: Natural = 8192  # episodes learnt from, again and again; 0 draws new ones for every update
+    scenarios: NonNegativeInt = 8192  # episodes learnt from, again and again; 0 draws new ones for every update
 
 
 class Pathwise(Algorithm):

@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from robopolicy.errors import UserError
-from robopolicy.optional import need
+from robopolicy.optional import require
 
 _SOLVED = ("Solved", "AlmostSolved")
 
@@ -44,7 +44,7 @@ class QuadraticProgram:
     def __init__(
         self, quadratic: ArrayLike, linear: ArrayLike, equal: ArrayLike, below: ArrayLike, bound: ArrayLike
     ) -> None:
-        clarabel, sparse = need("clarabel", "known_dynamics"), need("scipy.sparse", "known_dynamics")
+        clarabel, sparse = require("clarabel", "known_dynamics"), require("scipy.sparse", "known_dynamics")
         self._p, self._q, self._a, self._g, self._h = (
             np.asarray(value, np.float64) for value in (quadratic, linear, equal, below, bound)
         )

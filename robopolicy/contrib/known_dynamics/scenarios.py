@@ -49,7 +49,7 @@ def unroll(
     scenarios: Scenarios,
     decide: Decide,
     *,
-    execute: int = 1,
+    action_horizon: int = 1,
     obs_horizon: int = 1,
     step: Callable[[Tensor, Tensor, Tensor], Outcome] | None = None,
 ) -> Unrolled:
@@ -58,7 +58,7 @@ def unroll(
     Args:
         scenarios: What to play.
         decide: The policy.
-        execute: Control steps played of each chunk.
+        action_horizon: Control steps played of each chunk.
         obs_horizon: To, observations the policy sees; the first is repeated at the start.
         step: What a control step leads to; that of the dynamics by default.
     """
@@ -71,11 +71,11 @@ def unroll(
     chunk = state.new_zeros(0)
     for t in range(scenarios.noise.shape[1]):
         history.append(dynamics.observe(state))
-        if t % execute == 0:
+        if t % action_horizon == 0:
             recent = history[-obs_horizon:]
             recent = [recent[0]] * (obs_horizon - len(recent)) + recent
             chunk = decide({key: torch.stack([obs[key] for obs in recent], 1) for key in recent[0]})
-        actions.append(chunk[:, t % execute].clamp(low, high))
+        actions.append(chunk[:, t % action_horizon].clamp(low, high))
         outcome = step(state, actions[-1], scenarios.noise[:, t])
         rewards.append(outcome.reward)
         state = outcome.state

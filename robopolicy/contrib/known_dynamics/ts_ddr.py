@@ -51,7 +51,11 @@ class TSDDR(Pathwise):
         """Mean cost of the plans that follow the targets of the mode."""
         spec, dynamics = self.policy.spec, batch.dynamics
         supposed = unroll(
-            batch, self.policy.mode, execute=spec.execute, obs_horizon=spec.obs_horizon, step=dynamics.suppose
+            batch,
+            self.policy.mode,
+            action_horizon=spec.action_horizon,
+            obs_horizon=spec.obs_horizon,
+            step=dynamics.suppose,
         )
         cost = dynamics.plan(batch.state, supposed.action, batch.noise)
         loss, info = plan_loss(cost, supposed.action.shape[1])

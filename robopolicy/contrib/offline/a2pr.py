@@ -25,8 +25,8 @@ from robopolicy.algorithms.common.algorithm import Checkpointable, Metrics, Obse
 from robopolicy.algorithms.common.off_policy import UpdateStats, optimizer_step
 from robopolicy.algorithms.td3 import q1, smoothed_chunk
 from robopolicy.algorithms.td3_bc import TD3BC, TD3BCConfig, chunk_distance, executed
-from robopolicy.constraints import Count, Natural, NotNegative, Positive, Ranged
-from robopolicy.critics.q import CriticConfig, borrow_normalizers
+from robopolicy.constraints import NonNegative, NonNegativeInt, Positive, PositiveInt, Validated
+from robopolicy.critics.q import CriticConfig, copy_normalizers
 from robopolicy.critics.value import ValueConfig, ValueNet
 from robopolicy.data.batches import Transitions
 from robopolicy.nets.mlp import MLP
@@ -36,11 +36,11 @@ from robopolicy.policies.noise import Randomness, normal
 
 
 @dataclass(frozen=True)
-class ChunkVAEConfig(Ranged):
+class ChunkVAEConfig(Validated):
     """Settings of the VAE of good actions."""
 
-    hidden: tuple[Count, ...] = (750, 750)  # of encoder and decoder
-    latent: Natural = 0  # latent dimensions; 0 is two per executed number
+    hidden: tuple[PositiveInt, ...] = (750, 750)  # of encoder and decoder
+    latent: NonNegativeInt = 0  # latent dimensions; 0 is two per executed number
     lr: Positive = 1e-3  # learning rate
     weight: Positive = 1.5  # of the reconstruction beside half the KL; 1 for Hopper and HalfCheetah
     vision: VisionConfig = field(default_factory=VisionConfig)
@@ -57,7 +57,7 @@ class A2PRConfig(TD3BCConfig):
         default_factory=lambda: ValueConfig(hidden=(256, 256, 256, 256), activation="relu", orthogonal_init=False)
     )
     vae: ChunkVAEConfig = field(default_factory=ChunkVAEConfig)
-    reg_coef: NotNegative = 1.0  # weight of the regulariser; .4 for Hopper
+    reg_coef: NonNegative = 1.0  # weight of the regulariser; .4 for Hopper
 
 
 class ChunkVAE(nn.Module):
@@ -66,9 +66,9 @@ class ChunkVAE(nn.Module):
     def __init__(self, config: ChunkVAEConfig, policy: Policy) -> None:
         super().__init__()
         spec = policy.spec
-        self.shape = (spec.execute, spec.action_dim)
-        self.encoder, _ = borrow_normalizers(policy, config.vision)  # of observations
-        features, size = spec.obs_horizon * self.encoder.feature_dim, spec.execute * spec.action_dim
+        self.shape = (spec.action_horizon, spec.action_dim)
+        self.encoder, _ = copy_normalizers(policy, config.vision)  # of observations
+        features, size = spec.obs_horizon * self.encoder.feature_dim, spec.action_horizon * spec.action_dim
         self.latent = config.latent or 2 * size
         self.recognition = MLP(features + size, config.hidden, 2 * self.latent, activation="relu")
         self.decoder = MLP(features + self.latent, config.hidden, size, activation="relu")
@@ -117,7 +117,7 @@ class A2PR(TD3BC):
         """Build V and the VAE beside TD3's networks, for a squashed Gaussian `policy`."""
         super().__init__(config, policy, total_updates=total_updates)
         self.critic.eval()  # it is read as it stands, without dropout
-        self.value = ValueNet.beside(config.value, policy)
+        self.value = ValueNet.for_policy(config.value, policy)
         self.vae = ChunkVAE(config.vae, policy)
         self.value_optimizer = torch.optim.Adam(self.value.parameters(), lr=config.critic_lr, fused=True)
         self.vae_optimizer = torch.optim.Adam(self.vae.parameters(), lr=config.vae.lr, fused=True)
@@ -157,7 +157,7 @@ class A2PR(TD3BC):
     @torch.no_grad()
     def regularization_target(self, batch: Transitions, chunk: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Where `chunk` is pulled to: chunk `(B, n, A)` and mask `(B, n)`; and whether it is pulled at all `(B,)`."""
-        steps = self.policy.spec.execute
+        steps = self.policy.spec.action_horizon
         decoded, _, _ = self.vae(batch.obs, executed(self.policy, chunk), generator=self.generator)
         generated = self.policy.action_normalizer.denormalize(decoded)
         q_generated = q1(self.critic, batch.obs, generated)

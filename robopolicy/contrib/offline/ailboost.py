@@ -32,7 +32,7 @@ from torch import Tensor
 from robopolicy.algorithms.common.algorithm import Checkpointable, Metrics, frozen_copy
 from robopolicy.algorithms.common.off_policy import UpdateStats, optimizer_step
 from robopolicy.algorithms.sac import SAC, SACConfig
-from robopolicy.constraints import Count, InnerShare, Positive, PositiveShare, Ranged
+from robopolicy.constraints import OpenFraction, Positive, PositiveFraction, PositiveInt, Validated
 from robopolicy.contrib.offline.discriminator import (
     Discriminator,
     DiscriminatorConfig,
@@ -49,11 +49,11 @@ from robopolicy.policies.noise import uniform
 class AILBoostConfig(SACConfig):
     """Settings of AILBoost; those of discriminator and mixture are the public code's for states."""
 
-    mixture_rate: PositiveShare = 0.05  # eta, weight of a new learner in the mixture
-    learner_decisions: Count = 250  # decisions of an environment that make a learner; there 1000 of a single one
+    mixture_rate: PositiveFraction = 0.05  # eta, weight of a new learner in the mixture
+    learner_decisions: PositiveInt = 250  # decisions of an environment that make a learner; there 1000 of a single one
     discriminator: DiscriminatorConfig = field(default_factory=DiscriminatorConfig)
     discriminator_lr: Positive = 1e-4  # learning rate of the discriminator
-    discriminator_delay: Count = 10  # critic steps per discriminator step
+    discriminator_delay: PositiveInt = 10  # critic steps per discriminator step
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -64,7 +64,7 @@ class AILBoostConfig(SACConfig):
 
 
 @dataclass(frozen=True)
-class LearnerMixture(Ranged):
+class LearnerMixture(Validated):
     """What slots weigh if a memory is to stand for a mixture of the learners that filled it in turn.
 
     A new learner gets the share `mixture_rate` of the mass and leaves the rest to those before, as boosting mixes its
@@ -72,8 +72,8 @@ class LearnerMixture(Ranged):
     A memory of a single learner weighs all slots alike.
     """
 
-    mixture_rate: InnerShare  # eta, mass of the newest learner
-    block: Count  # slots of a lane
+    mixture_rate: OpenFraction  # eta, mass of the newest learner
+    block: PositiveInt  # slots of a lane
 
     def masses(self, learners: int) -> NDArray[np.float64]:
         """Weights `(K,)` of the learners, the newest first; their sum is 1."""
@@ -143,7 +143,7 @@ class AILBoost(SAC):
     def __init__(self, config: AILBoostConfig, policy: Policy, *, total_updates: int) -> None:
         """Prepare to train a squashed Gaussian `policy`."""
         super().__init__(config, policy, total_updates=total_updates)
-        self.mixture = LearnerMixture(config.mixture_rate, config.learner_decisions * self.policy.spec.execute)
+        self.mixture = LearnerMixture(config.mixture_rate, config.learner_decisions * self.policy.spec.action_horizon)
         self.discriminator = Discriminator(config.discriminator, self.policy)
         self.reward_discriminator: Discriminator = frozen_copy(self.discriminator)  # whose output is the reward
         self.discriminator_optimizer = torch.optim.Adam(
@@ -201,7 +201,7 @@ class AILBoost(SAC):
         """The windows with the discriminator's reward, all of one weight; an end is worth what it earns for ever."""
         critic = self.reward_discriminator
         reward = critic(critic.inputs(played.obs, played.chunk))
-        forever = critic(critic.ended(1)) / (1 - self.config.gamma**self.policy.spec.execute)
+        forever = critic(critic.ended(1)) / (1 - self.config.gamma**self.policy.spec.action_horizon)
         after = self.config.gamma**played.steps * forever
         reward = reward + torch.where(played.discount == 0, after, 0.0)
         return replace(played, reward=reward, weight=torch.ones_like(played.weight))

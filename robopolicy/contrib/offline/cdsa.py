@@ -24,7 +24,7 @@ from torch import Tensor
 from robopolicy.algorithms.bc import warmup_cosine
 from robopolicy.algorithms.common.algorithm import Algorithm, Checkpointable, Metrics, frozen_copy
 from robopolicy.algorithms.common.off_policy import optimizer_step
-from robopolicy.constraints import Count, Natural, Positive, Ranged
+from robopolicy.constraints import NonNegativeInt, Positive, PositiveInt, Validated
 from robopolicy.contrib.offline.corrected import (
     CorrectedPolicy,
     Correction,
@@ -39,24 +39,24 @@ from robopolicy.policies.base import Info, Policy
 
 
 @dataclass(frozen=True)
-class CDSAConfig(Ranged):
+class CDSAConfig(Validated):
     """Settings of CDSA."""
 
     model: DataModelConfig = field(default_factory=DataModelConfig)  # networks and noise levels
     correction: Correction = field(default_factory=Correction)  # of the deployed policy; training does not depend on it
     lr: Positive = 1e-3  # peak learning rate of Adam
-    warmup: Natural = 100  # updates of linear warm-up, followed by cosine decay to 0 at the last update
+    warmup: NonNegativeInt = 100  # updates of linear warm-up, followed by cosine decay to 0 at the last update
     grad_clip: Positive = 1.0  # largest gradient norm
-    batch_size: Count = 256  # chunks per update
-    seed: Natural = 0  # of the noise
+    batch_size: PositiveInt = 256  # chunks per update
+    seed: NonNegativeInt = 0  # of the noise
 
 
 def cdsa_loss(model: DataModel, batch: ChunkBatch, generator: torch.Generator | None = None) -> tuple[Tensor, Info]:
     """Sum of the four losses on a batch of chunks with their next observations."""
-    if batch.next_obs is None or batch.reached is None:
-        raise UserError("CDSA needs chunks with the observations after them; sample with reach=execute.")
+    if batch.next_obs is None or batch.next_obs_valid is None:
+        raise UserError("CDSA needs chunks with the observations after them; sample with reach=action_horizon.")
     return data_model_loss(
-        model, batch.obs, batch.chunk, batch.next_obs, batch.reached, generator, executed=batch.executed
+        model, batch.obs, batch.chunk, batch.next_obs, batch.next_obs_valid, generator, executed=batch.executed
     )
 
 
@@ -83,7 +83,7 @@ class CDSA(Algorithm):
         corrected = correct(frozen_copy(base), model, config.correction)
         super().__init__(corrected, total_updates=total_updates, seed=config.seed)
         self.config = config
-        self.lookahead_steps = base.spec.execute
+        self.lookahead_steps = base.spec.action_horizon
         self.optimizer = torch.optim.Adam(model.parameters(), lr=config.lr, fused=True)
 
     def update(self, batch: ChunkBatch) -> Metrics:

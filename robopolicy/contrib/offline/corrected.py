@@ -24,23 +24,23 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from robopolicy.constraints import Count, NotNegative, Positive, Ranged
-from robopolicy.critics.q import borrow_normalizers
+from robopolicy.constraints import NonNegative, Positive, PositiveInt, Validated
+from robopolicy.critics.q import copy_normalizers
 from robopolicy.errors import UserError
 from robopolicy.nets.mlp import MLP
 from robopolicy.nets.vision import VisionConfig
 from robopolicy.policies.base import Info, Observation, Policy, PolicySpec, Sample
 from robopolicy.policies.noise import Randomness, normal
 from robopolicy.policies.wrappers.best_of_n import within_bounds
-from robopolicy.policies.wrappers.nested import WrappingPolicy, alike, describe, rebuild
-from robopolicy.schema import from_plain, to_plain
+from robopolicy.policies.wrappers.nested import WrappingPolicy, describe, rebuild, same_policy
+from robopolicy.schema import from_dict, to_dict
 
 
 @dataclass(frozen=True)
-class DataModelConfig(Ranged):
+class DataModelConfig(Validated):
     """Architecture and noise levels of a `DataModel`."""
 
-    hidden: tuple[Count, ...] = (256, 256)
+    hidden: tuple[PositiveInt, ...] = (256, 256)
     activation: str = "silu"
     action_noise: Positive = 0.1  # standard deviation that blurs actions, normalised units; finer needs more data
     state_noise: Positive = 0.1  # standard deviation that blurs states, normalised units
@@ -48,12 +48,12 @@ class DataModelConfig(Ranged):
 
 
 @dataclass(frozen=True)
-class Correction(Ranged):
+class Correction(Validated):
     """How far actions are pulled."""
 
-    action_coef: NotNegative = 0.01  # c1; action_noise^2 moves an action to what data near it are like on average
-    state_coef: NotNegative = 0.5  # c2
-    state_step: NotNegative = 0.01  # h; state_noise^2 moves a state to what data near it are like on average
+    action_coef: NonNegative = 0.01  # c1; action_noise^2 moves an action to what data near it are like on average
+    state_coef: NonNegative = 0.5  # c2
+    state_step: NonNegative = 0.01  # h; state_noise^2 moves a state to what data near it are like on average
     limit: Positive = 0.2  # largest change of one action: norm over its dimensions, normalised units
 
 
@@ -68,8 +68,8 @@ class DataModel(nn.Module):
         """
         super().__init__()
         self.config = config
-        self.steps = base.spec.execute
-        self.encoder, self.action_normalizer = borrow_normalizers(base, config.vision)
+        self.steps = base.spec.action_horizon
+        self.encoder, self.action_normalizer = copy_normalizers(base, config.vision)
         state = self.encoder.vector_dim
         if not state:
             raise UserError(
@@ -192,9 +192,9 @@ class CorrectedPolicy(WrappingPolicy):
         self.config = config
 
     @property
-    def takes_noise(self) -> bool:
+    def is_steerable(self) -> bool:
         """Whether the base does."""
-        return self.base.takes_noise
+        return self.base.is_steerable
 
     @property
     def noise_shape(self) -> tuple[int, int]:
@@ -202,9 +202,9 @@ class CorrectedPolicy(WrappingPolicy):
         return self.base.noise_shape
 
     @property
-    def network_calls(self) -> int:
+    def nfe(self) -> int:
         """Those of the base, and five of the networks."""
-        return self.base.network_calls + 5
+        return self.base.nfe + 5
 
     def correct(self, obs: Observation, chunk: Tensor) -> Tensor:
         """`chunk` `(B, H, A)` with its executed actions pulled towards the data."""
@@ -259,11 +259,11 @@ def correct(base: Policy, model: DataModel, correction: Correction) -> Corrected
         UserError: The model knows other observations or actions.
     """
     fresh = DataModel(model.config, base)
-    if not alike(fresh, model) or fresh.steps != model.steps:
+    if not same_policy(fresh, model) or fresh.steps != model.steps:
         raise UserError(
             "The networks that correct know other observations or actions than the policy has; train them around one "
             f"that sees {base.spec.obs_horizon} step(s) of {sorted(base.spec.observation)} and plays "
-            f"{base.spec.execute} actions at a time."
+            f"{base.spec.action_horizon} actions at a time."
         )
     config = CorrectedConfig(base=describe(base), model=model.config, correction=correction)
     return CorrectedPolicy(config, base=base, model=model)
@@ -279,6 +279,6 @@ def correct_composition(policy: Policy, checkpoint: Policy, settings: Mapping[st
         raise UserError(
             f"A policy '{checkpoint.name}' knows no scores of its data; take a checkpoint of algorithm=cdsa."
         )
-    given = {**to_plain(Correction()), **settings}
-    correction = from_plain(Correction, given, "then.correct") if settings else checkpoint.config.correction
+    given = {**to_dict(Correction()), **settings}
+    correction = from_dict(Correction, given, "then.correct") if settings else checkpoint.config.correction
     return correct(policy, checkpoint.model, correction)

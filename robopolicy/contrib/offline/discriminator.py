@@ -8,19 +8,19 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from robopolicy.constraints import Count, NotNegative, Ranged
-from robopolicy.critics.q import Judged, borrow_normalizers
+from robopolicy.constraints import NonNegative, PositiveInt, Validated
+from robopolicy.critics.q import CriticInput, copy_normalizers
 from robopolicy.nets.mlp import MLP
 from robopolicy.nets.vision import VisionConfig
 
 
 @dataclass(frozen=True)
-class DiscriminatorConfig(Ranged):
+class DiscriminatorConfig(Validated):
     """Architecture of a `Discriminator`."""
 
-    hidden: tuple[Count, ...] = (64, 64)
+    hidden: tuple[PositiveInt, ...] = (64, 64)
     activation: str = "relu"
-    penalty: NotNegative = 10.0  # weight of the gradient penalty
+    penalty: NonNegative = 10.0  # weight of the gradient penalty
     vision: VisionConfig = field(default_factory=VisionConfig)
 
 
@@ -32,12 +32,12 @@ class Discriminator(nn.Module):
     to the sign of the reward alone.
     """
 
-    def __init__(self, config: DiscriminatorConfig, policy: Judged) -> None:
+    def __init__(self, config: DiscriminatorConfig, policy: CriticInput) -> None:
         """Build the discriminator of what `policy` sees and executes."""
         super().__init__()
         spec = policy.spec
-        self.steps = spec.execute
-        self.encoder, self.action_normalizer = borrow_normalizers(policy, config.vision)
+        self.steps = spec.action_horizon
+        self.encoder, self.action_normalizer = copy_normalizers(policy, config.vision)
         self.size = spec.obs_horizon * self.encoder.feature_dim + self.steps * spec.action_dim + 1
         self.body = MLP(self.size, config.hidden, 1, activation=config.activation)
 

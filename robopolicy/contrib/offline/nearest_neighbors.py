@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from robopolicy.errors import UserError
-from robopolicy.optional import need
+from robopolicy.optional import require
 
 Array = NDArray[Any]
 
@@ -45,7 +45,7 @@ class NearestPairs:
         self.beta, self.threads = beta, threads
         self.mean, std = state.mean(0, dtype=np.float64), state.std(0, dtype=np.float64)
         self.scale = np.where(std < MIN_STD, 1.0, std)
-        self._tree: Any = need("scipy.spatial", "offline").cKDTree(self._key(state, action))
+        self._tree: Any = require("scipy.spatial", "offline").cKDTree(self._key(state, action))
 
     def __len__(self) -> int:
         """Pairs."""

@@ -28,9 +28,9 @@ from torch import Tensor
 from robopolicy.algorithms.common.algorithm import Checkpointable, Metrics
 from robopolicy.algorithms.common.off_policy import OffPolicy, UpdateStats, optimizer_step
 from robopolicy.algorithms.common.offline import ImitationConfig, imitation_loss, require_imitation
-from robopolicy.constraints import InnerShare, NotNegative, Positive
+from robopolicy.constraints import NonNegative, OpenFraction, Positive
 from robopolicy.core.gradients import flat_gradient
-from robopolicy.critics.q import CriticConfig, Judged, QEnsemble
+from robopolicy.critics.q import CriticConfig, CriticInput, QEnsemble
 from robopolicy.data.batches import Transitions
 from robopolicy.data.episodes import Array, Episodes
 from robopolicy.errors import UserError
@@ -49,11 +49,11 @@ class ODICEConfig(ImitationConfig):
     )
     lr: Positive = 2e-4  # learning rate of the policy
     critic_lr: Positive = 2e-4  # learning rate of V
-    conservatism: InnerShare = 0.6  # lambda: towards 1 fewer pairs are imitated, the best ones
-    eta: NotNegative = 1.0  # weight of the gradient through the next state; 0 is the semi-gradient
-    largest_return: NotNegative = 100.0  # the dataset's largest return after scaling; 0 ignores rewards: imitation
+    conservatism: OpenFraction = 0.6  # lambda: towards 1 fewer pairs are imitated, the best ones
+    eta: NonNegative = 1.0  # weight of the gradient through the next state; 0 is the semi-gradient
+    largest_return: NonNegative = 100.0  # the dataset's largest return after scaling; 0 ignores rewards: imitation
     weight_max: Positive = 100.0  # bound on the weights
-    weight_decay: NotNegative = 1e-4  # of the policy
+    weight_decay: NonNegative = 1e-4  # of the policy
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -104,7 +104,7 @@ def orthogonal_sum(kept: Tensor, added: Tensor, parameters: Iterable[Tensor]) ->
 class StateValues(QEnsemble):
     """V_m(s), m = 1..M: an ensemble that sees no action."""
 
-    def __init__(self, config: CriticConfig, policy: Judged) -> None:
+    def __init__(self, config: CriticConfig, policy: CriticInput) -> None:
         super().__init__(config, policy, steps=0)
 
     def values(self, obs: Mapping[str, Tensor]) -> Tensor:

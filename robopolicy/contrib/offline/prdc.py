@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from robopolicy.algorithms.td3_bc import TD3BC, TD3BCConfig, chunk_distance, executed
-from robopolicy.constraints import NotNegative
+from robopolicy.constraints import NonNegative
 from robopolicy.contrib.offline.nearest_neighbors import NearestPairs
 from robopolicy.data.batches import Transitions
 from robopolicy.data.chunks import ChunkSampler
@@ -42,7 +42,7 @@ SLICE = 8192  # frames of the dataset that are read at a time
 class PRDCConfig(TD3BCConfig):
     """Settings of PRDC; defaults are the public code's for Hopper and Walker2d."""
 
-    beta: NotNegative = 2.0  # weight of the state in the distance; 7.5 for mazes
+    beta: NonNegative = 2.0  # weight of the state in the distance; 7.5 for mazes
 
 
 class PRDC(TD3BC):
@@ -67,7 +67,7 @@ class PRDC(TD3BC):
         if others:
             raise UserError(
                 f"PRDC measures distances between vectors, but '{policy.name}' sees {others}; name vectors in "
-                "task.observe, or use td3_bc or a2pr."
+                "task.obs_keys, or use td3_bc or a2pr."
             )
         self.pairs: NearestPairs | None = None
         self._chunks = torch.zeros(0)  # (N, n, A) the pairs' executed parts, in the units of the environment
@@ -76,7 +76,7 @@ class PRDC(TD3BC):
     def attach_dataset(self, episodes: Episodes) -> None:
         """Build the tree; a function of dataset and action normaliser, so a resumed run builds the same one."""
         spec = self.policy.spec
-        sampler = ChunkSampler(episodes, horizon=spec.execute, obs_horizon=spec.obs_horizon)
+        sampler = ChunkSampler(episodes, horizon=spec.action_horizon, obs_horizon=spec.obs_horizon)
         parts = [sampler.take(frames) for frames in torch.arange(len(episodes)).split(SLICE)]
         self._chunks = torch.cat([part.chunk for part in parts])
         self._masks = torch.cat([part.mask for part in parts])

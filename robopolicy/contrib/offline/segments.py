@@ -66,7 +66,7 @@ class TransitionLayout:
 
     def rows(self, episodes: Episodes) -> NDArray[np.float32]:
         """The dataset as a table `(F, D)`, with the actions that were played."""
-        arrays = episodes.executed().arrays
+        arrays = episodes.with_executed_actions().arrays
         columns = [arrays[key] for key in (*self.keys, "action", "reward", "terminated")]
         return np.concatenate([column.reshape(len(column), -1).astype(np.float32) for column in columns], 1)
 

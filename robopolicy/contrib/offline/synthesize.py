@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from robopolicy.cli.options import (
     add_model_options,
     add_overwrite_option,
-    check_idle,
     check_numbers,
     check_resume,
+    reject_unused,
     train_model,
 )
 
@@ -23,10 +23,10 @@ EXAMPLES = """\
 examples:
   robopolicy collect lift --policy runs/lift_flow_bc/checkpoints/best --stochastic --keep-failures --out data/mixed
   robopolicy synthesize train data/mixed --name mixed_trajectories
-  robopolicy synthesize train data/mixed --set updates=50000 model.length=16 --device cuda
+  robopolicy synthesize train data/mixed --override updates=50000 model.length=16 --device cuda
   robopolicy synthesize train --resume runs/mixed_trajectories
   robopolicy synthesize write runs/mixed_trajectories/checkpoints/best --episodes 2000 --out data/more
-  robopolicy synthesize write MODEL --policy runs/lift_iql/checkpoints/best --keep data/mixed --out data/guided
+  robopolicy synthesize write MODEL --policy runs/lift_iql/checkpoints/best --append-dataset data/mixed --out data/new
 
 After another round of training on what was written the policy is another one: write again, guided by it.
 """
@@ -48,24 +48,31 @@ def add_parser(subparsers: Any) -> None:
     write.add_argument("model", type=Path, metavar="MODEL", help="checkpoint of a trajectory model")
     write.add_argument("--out", type=Path, required=True, help="dataset folder to write")
     write.add_argument("--episodes", type=int, default=1000, help="synthetic episodes (default: 1000)")
-    write.add_argument("--policy", type=Path, metavar="CKPT", help="policy that guides them (default: nobody)")
-    write.add_argument("--strength", type=float, default=1.0, help="power of the policy's density (default: 1)")
+    write.add_argument("--policy", type=Path, metavar="CKPT", help="policy that guides the samples (default: none)")
+    write.add_argument(
+        "--guidance-scale",
+        type=float,
+        default=1.0,
+        help="guidance scale: exponent of the policy's density (default: 1)",
+    )
     write.add_argument(
         "--std",
         type=float,
         default=0.5,
         help="spread of policies without a density, in standard deviations of the data's actions (default: 0.5)",
     )
-    write.add_argument("--keep", metavar="DATASET", help="dataset whose episodes are written as well (default: none)")
+    write.add_argument(
+        "--append-dataset", metavar="DATASET", help="dataset whose episodes are appended (default: none)"
+    )
     write.add_argument("--batch", type=int, default=64, help="segments drawn together (default: 64)")
     write.add_argument("--seed", type=int, default=0, help="seed of the noise (default: 0)")
     add_overwrite_option(write)
     write.add_argument("--json", action="store_true", help="print one JSON object")
-    write.add_argument("--device", default="cpu", help="where it computes (default: cpu)")
+    write.add_argument("--device", default="cpu", help="device (default: cpu)")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Do what was asked for; 0 when it is done, 130 after Ctrl-C in training."""
+    """Run the chosen action; return 0, or 130 after Ctrl-C in training."""
     return {"train": _train, "write": _write}[args.action](args)
 
 
@@ -80,7 +87,7 @@ def _train(args: argparse.Namespace) -> int:
     check_resume(args)
 
     def start(fields: dict[str, Any]) -> Trainer:
-        return start_trajectories(with_settings(TrajectoryTrainConfig(**fields), args.set))
+        return start_trajectories(with_settings(TrajectoryTrainConfig(**fields), args.override))
 
     return train_model(args, start, resume_trajectories)[0]
 
@@ -101,9 +108,9 @@ def _write(args: argparse.Namespace) -> int:
     from robopolicy.training.checkpoint import load_policy
 
     check_numbers(args, positive=("episodes", "batch"), non_negative=("seed",))
-    guidance = PolicyGuidance(args.strength, args.std)
+    guidance = PolicyGuidance(args.guidance_scale, args.std)
     if args.policy is None:
-        check_idle(args, "without --policy", "--strength", "--std")
+        reject_unused(args, "without --policy", "--guidance-scale", "--std")
     model, manifest = load_trajectories(args.model, args.device)
     pull = None
     if args.policy is not None:
@@ -111,7 +118,7 @@ def _write(args: argparse.Namespace) -> int:
         if parent.task != manifest.task:
             raise UserError(f"The policy was trained on {parent.task}, but the trajectories are of {manifest.task}.")
         pull = PolicyPull(model, policy, guidance)
-    kept = kept_episodes(args.keep, model.layout, manifest) if args.keep else []
+    kept = kept_episodes(args.append_dataset, model.layout, manifest) if args.append_dataset else []
     frames, far = 0, list[torch.Tensor]()
     options = {"overwrite": args.overwrite, "names": manifest.names}
     with (
@@ -136,7 +143,7 @@ def _write(args: argparse.Namespace) -> int:
         counts = {"episodes": args.episodes, "frames": frames, "kept": len(kept)}
         print(json.dumps({"out": str(args.out), **counts, "distance": distance}))
         return 0
-    also = f", and {len(kept)} of {args.keep}" if kept else ""
+    also = f", and {len(kept)} of {args.append_dataset}" if kept else ""
     print(f"{args.out}: {args.episodes} synthetic episodes ({frames} frames){also}")
     if distance is not None:
         print(f"Actions lie {distance:.3g} standard deviations of the data from the mean ones of the policy.")

@@ -28,7 +28,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from robopolicy.constraints import NotNegative, Positive, Ranged, Several
+from robopolicy.constraints import AtLeastTwo, NonNegative, Positive, Validated
 from robopolicy.contrib.offline.posterior_mean import expected_chunk
 from robopolicy.contrib.offline.segments import NOTHING, TransitionLayout, nothing
 from robopolicy.errors import UserError
@@ -53,14 +53,14 @@ def _head() -> EDMConfig:
 
 
 @dataclass(frozen=True)
-class TrajectoryConfig(Ranged):
+class TrajectoryConfig(Validated):
     """Sizes of a `TrajectoryModel` and its sampler."""
 
-    length: Several = 32  # L, transitions per segment
+    length: AtLeastTwo = 32  # L, transitions per segment
     head: EDMConfig = field(default_factory=_head)  # network, noise levels and solver
-    churn: NotNegative = 80.0  # noise added again while sampling, which corrects errors; 0 samples deterministically
-    churn_min: NotNegative = 0.05  # lowest noise level at which it is added
-    churn_max: NotNegative = 50.0  # highest
+    churn: NonNegative = 80.0  # noise added again while sampling, which corrects errors; 0 samples deterministically
+    churn_min: NonNegative = 0.05  # lowest noise level at which it is added
+    churn_max: NonNegative = 50.0  # highest
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -71,10 +71,12 @@ class TrajectoryConfig(Ranged):
 
 
 @dataclass(frozen=True)
-class PolicyGuidance(Ranged):
+class PolicyGuidance(Validated):
     """Pull of a policy on the actions of synthetic segments."""
 
-    strength: NotNegative = 1.0  # w, power of the policy's density; 0 draws from the behaviour policy
+    strength: NonNegative = (
+        1.0  # w, guidance scale: exponent of the policy's density; 0 draws from the behaviour policy
+    )
     std: Positive = 0.5  # of policies without a density, around their action, in those of the data's actions
 
 
@@ -87,7 +89,7 @@ class TrajectoryModel(nn.Module):
     def __init__(self, config: TrajectoryConfig, layout: TransitionLayout) -> None:
         super().__init__()
         self.config, self.layout = config, layout
-        spec = PolicySpec({NOTHING: (1,)}, layout.size, horizon=config.length, execute=config.length)
+        spec = PolicySpec({NOTHING: (1,)}, layout.size, horizon=config.length, action_horizon=config.length)
         self.head = EDMPolicy(config.head, spec)
         self.register_buffer("low", torch.full((layout.action_dim,), -math.inf))
         self.register_buffer("high", torch.full((layout.action_dim,), math.inf))
@@ -113,7 +115,7 @@ class TrajectoryModel(nn.Module):
                 data = pull(data, sigma**2 / (1 + sigma**2))
             return (x - data) / sigma
 
-        x = head.begin(normal(shape, generator, device))
+        x = head.init_sample(normal(shape, generator, device))
         levels = head.sigmas.tolist()
         for sigma, following in pairwise(levels):
             higher = sigma * (1 + self._churn(sigma))
@@ -153,10 +155,10 @@ class PolicyPull:
                 raise UserError(f"The policy sees '{key}' of shape {tuple(shape)}, but segments hold {found} there.")
         if spec.action_dim != layout.action_dim:
             raise UserError(f"The policy plays {spec.action_dim} numbers, but segments have {layout.action_dim}.")
-        if spec.memory_dim:
+        if spec.hidden_dim:
             raise UserError("A recurrent policy cannot guide: segments begin in the middle of episodes.")
         self.model, self.policy, self.guidance = model, policy.eval(), guidance
-        starts = torch.arange(0, model.config.length, spec.execute)  # frames at which the policy decides
+        starts = torch.arange(0, model.config.length, spec.action_horizon)  # frames at which the policy decides
         self._history = (starts[:, None] + torch.arange(1 - spec.obs_horizon, 1)).clamp(min=0)  # (N, To)
         ahead = starts[:, None] + torch.arange(spec.horizon)
         self._future = ahead.clamp(max=model.config.length - 1)  # (N, H)
@@ -188,5 +190,5 @@ class PolicyPull:
         seen = layout.observations(rows[:, self._history].flatten(0, 1))  # {key: (B N, To, n)}
         obs = {key: seen[key] for key in spec.observation}
         chunk = rows[:, self._future][..., layout.actions].flatten(0, 1)  # (B N, H, A)
-        found = expected_chunk(self.policy, obs, chunk, variance, std)[:, : spec.execute]
+        found = expected_chunk(self.policy, obs, chunk, variance, std)[:, : spec.action_horizon]
         return found.unflatten(0, (batch, -1)).flatten(1, 2)[:, : rows.shape[1]]

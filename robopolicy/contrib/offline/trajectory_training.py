@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from robopolicy.algorithms.bc import BC, BCConfig
-from robopolicy.constraints import Count, Natural, Ranged
+from robopolicy.constraints import NonNegativeInt, PositiveInt, Validated
 from robopolicy.contrib.offline.segments import SegmentSampler, TransitionLayout
 from robopolicy.contrib.offline.trajectory_diffusion import Pull, TrajectoryConfig, TrajectoryModel
 from robopolicy.data.episodes import Episode, Episodes
@@ -20,13 +20,13 @@ from robopolicy.data.formats.lerobot import read_lerobot
 from robopolicy.device import move, usable_device
 from robopolicy.errors import UserError
 from robopolicy.policies.migration import migrate
-from robopolicy.schema import from_plain, to_plain
+from robopolicy.schema import from_dict, to_dict
 from robopolicy.training.build import seed_everything
 from robopolicy.training.checkpoint import load_model, save_model
 from robopolicy.training.guards import Summary
 from robopolicy.training.loop import Trainer
 from robopolicy.training.manifest import MANIFEST, Kind, git_commit, manifest_content, versions
-from robopolicy.training.model_runs import ModelParts, ModelRunConfig, resume_model, start_model
+from robopolicy.training.model_runs import ModelRunComponents, ModelRunConfig, resume_model, start_model
 from robopolicy.training.sources import DatasetSource
 from robopolicy.worldmodel.videos import split
 
@@ -36,11 +36,11 @@ SYNTHETIC = "synthetic"  # behaviour of generated episodes
 
 
 @dataclass(frozen=True)
-class TrajectoryEvaluationConfig(Ranged):
+class TrajectoryEvaluationConfig(Validated):
     """Periodic tests on the episodes held back."""
 
-    every: Natural = 0  # updates between tests; 0 is a tenth of the budget
-    segments: Count = 512  # segments whose loss is measured
+    every: NonNegativeInt = 0  # updates between tests; 0 is a tenth of the budget
+    segments: PositiveInt = 512  # segments whose loss is measured
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class TrajectoryTrainConfig(ModelRunConfig):
 
     model: TrajectoryConfig = field(default_factory=TrajectoryConfig)
     learner: BCConfig = field(default_factory=BCConfig)
-    updates: Count = 20_000  # gradient steps
+    updates: PositiveInt = 20_000  # gradient steps
     evaluation: TrajectoryEvaluationConfig = field(default_factory=TrajectoryEvaluationConfig)
 
 
@@ -87,7 +87,7 @@ def read_trajectory_manifest(folder: Path) -> TrajectoryManifest:
         UserError: Not a trajectory model, unreadable, or written by a newer schema.
     """
     data = manifest_content(folder, SCHEMA, "trajectories")
-    manifest = from_plain(TrajectoryManifest, data, str(folder / MANIFEST))
+    manifest = from_dict(TrajectoryManifest, data, str(folder / MANIFEST))
     return replace(manifest, config=migrate(manifest.config))
 
 
@@ -103,12 +103,12 @@ def load_trajectories(
 
 
 def _described(manifest: TrajectoryManifest, folder: Path) -> TrajectoryModel:
-    config = from_plain(TrajectoryConfig, manifest.config, f"model config of {folder}")
-    return TrajectoryModel(config, from_plain(TransitionLayout, manifest.trajectories, f"layout of {folder}"))
+    config = from_dict(TrajectoryConfig, manifest.config, f"model config of {folder}")
+    return TrajectoryModel(config, from_dict(TransitionLayout, manifest.trajectories, f"layout of {folder}"))
 
 
 @dataclass
-class TrajectoryParts(ModelParts):
+class TrajectoryRunComponents(ModelRunComponents):
     """Everything a run consists of."""
 
     config: TrajectoryTrainConfig
@@ -124,7 +124,7 @@ class TrajectoryParts(ModelParts):
         return self.config.updates
 
 
-def build(config: TrajectoryTrainConfig) -> TrajectoryParts:
+def build(config: TrajectoryTrainConfig) -> TrajectoryRunComponents:
     """Read the dataset and build what learns from it.
 
     Raises:
@@ -132,7 +132,7 @@ def build(config: TrajectoryTrainConfig) -> TrajectoryParts:
     """
     seed_everything(cast(Any, config))
     device = usable_device(config.device)
-    episodes = read_lerobot(config.dataset).played()
+    episodes = read_lerobot(config.dataset).without_closing_frames()
     layout = TransitionLayout.of(episodes)
     train, validation = split(episodes, share=config.validation, seed=config.seed)
     length = config.model.length
@@ -142,7 +142,7 @@ def build(config: TrajectoryTrainConfig) -> TrajectoryParts:
         model = TrajectoryModel(config.model, layout)
         model.fit(torch.from_numpy(layout.rows(train)).to(device))
         algorithm = BC(config.learner, model.head, total_updates=config.updates)
-    return TrajectoryParts(config, model, algorithm, DatasetSource(sampler, device), tests, episodes)
+    return TrajectoryRunComponents(config, model, algorithm, DatasetSource(sampler, device), tests, episodes)
 
 
 def start_trajectories(config: TrajectoryTrainConfig) -> TrajectoryTrainer:
@@ -158,7 +158,7 @@ def start_trajectories(config: TrajectoryTrainConfig) -> TrajectoryTrainer:
 
 
 def resume_trajectories(folder: Path) -> TrajectoryTrainer:
-    """Prepare to go on from the last resume point of a run.
+    """Prepare to resume a run from its last resume point.
 
     Raises:
         UserError: The folder is no run of a trajectory model, or it has ended.
@@ -169,7 +169,7 @@ def resume_trajectories(folder: Path) -> TrajectoryTrainer:
 class TrajectoryTrainer(Trainer):
     """The training loop, with the loss on segments held back in place of played episodes."""
 
-    def __init__(self, parts: TrajectoryParts, folder: Path, resume_at: int = 0) -> None:
+    def __init__(self, parts: TrajectoryRunComponents, folder: Path, resume_at: int = 0) -> None:
         self.trajectories = parts
         super().__init__(cast(Any, parts), folder, resume_at)
 
@@ -194,8 +194,8 @@ class TrajectoryTrainer(Trainer):
         model.head.load_state_dict(self.algorithm.inference_policy().state_dict())
         manifest = TrajectoryManifest(
             schema=SCHEMA,
-            trajectories=to_plain(model.layout),
-            config=to_plain(model.config),
+            trajectories=to_dict(model.layout),
+            config=to_dict(model.config),
             task=parts.episodes.tasks[0],
             control_dt=parts.episodes.control_dt,
             names={key: tuple(names) for key, names in parts.episodes.names.items()},
@@ -205,7 +205,7 @@ class TrajectoryTrainer(Trainer):
         )
         save_trajectories(self._checkpoint(name), model, manifest, state or None)
 
-    def _about(self) -> dict[str, Any]:
+    def _run_facts(self) -> dict[str, Any]:
         return {"run": self.config.name, "task": self.trajectories.episodes.tasks[0], "trajectories": "edm"}
 
 
@@ -224,7 +224,7 @@ def kept_episodes(folder: str, layout: TransitionLayout, manifest: TrajectoryMan
     Raises:
         UserError: The dataset is not like that of the trajectories.
     """
-    episodes = read_lerobot(folder).played()
+    episodes = read_lerobot(folder).without_closing_frames()
     if TransitionLayout.of(episodes) != layout or episodes.control_dt != manifest.control_dt:
         raise UserError(f"{folder} has other observations, actions or control steps than the trajectory model.")
     keys = (*layout.keys, "action", "reward", "terminated")

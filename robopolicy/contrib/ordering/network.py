@@ -17,24 +17,24 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from robopolicy.constraints import Count, Layers, Ranged
+from robopolicy.constraints import Layers, PositiveInt, Validated
 from robopolicy.errors import UserError
-from robopolicy.files import atomic_folder, parse_json, refuse_foreign
+from robopolicy.files import atomic_folder, check_owned, parse_json
 from robopolicy.nets.transformer import AttentionBlock
-from robopolicy.schema import from_plain, to_plain
+from robopolicy.schema import from_dict, to_dict
 
 MODEL, FACTS = "model.safetensors", "visits.json"
 VERSION = 1
 
 
 @dataclass(frozen=True)
-class VisitConfig(Ranged):
+class VisitConfig(Validated):
     """Size of a `VisitPolicy`; published: width 192, 9 layers, 12 heads."""
 
-    dim: Count = 2  # d, coordinates of a point
-    width: Count = 64
+    dim: PositiveInt = 2  # d, coordinates of a point
+    width: PositiveInt = 64
     layers: Layers = 3
-    heads: Count = 4
+    heads: PositiveInt = 4
 
 
 class VisitPolicy(nn.Module):
@@ -77,10 +77,10 @@ def save_visits(policy: VisitPolicy, folder: str | Path) -> None:
         UserError: Something else is there.
     """
     place = Path(folder)
-    refuse_foreign(place, FACTS, "a network for visits")
+    check_owned(place, FACTS, "a network for visits")
     with atomic_folder(place) as temporary:
         save_file({key: value.cpu().contiguous() for key, value in policy.state_dict().items()}, temporary / MODEL)
-        facts = {"version": VERSION, "config": to_plain(policy.config)}
+        facts = {"version": VERSION, "config": to_dict(policy.config)}
         (temporary / FACTS).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
 
 
@@ -95,7 +95,7 @@ def load_visits(folder: str | Path) -> VisitPolicy:
         facts = parse_json((place / FACTS).read_text(encoding="utf-8"))
         if facts["version"] != VERSION:
             raise UserError(f"{place} has version {facts['version']!r}, this robopolicy reads {VERSION}; train anew.")
-        policy = VisitPolicy(from_plain(VisitConfig, facts["config"], str(place / FACTS)))
+        policy = VisitPolicy(from_dict(VisitConfig, facts["config"], str(place / FACTS)))
         policy.load_state_dict(load_file(place / MODEL), strict=True)
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
         reason = str(error).splitlines()[0]

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from robopolicy.constraints import Count, Ranged
+from robopolicy.constraints import PositiveInt, Validated
 from robopolicy.nets.augmentation import Augmentation
 
 BLUR = 1.0  # [cells] standard deviation of the blur
@@ -29,10 +29,10 @@ SHARE = 0.5  # of the updates, the first ones, in which images are seen through 
 
 
 @dataclass(frozen=True)
-class NoiseMaskConfig(Ranged):
+class NoiseMaskConfig(Validated):
     """Settings of a learned noise mask."""
 
-    cells: Count = 8  # cells a side
+    cells: PositiveInt = 8  # cells a side
 
 
 class NoiseMask(Augmentation):

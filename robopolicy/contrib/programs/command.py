@@ -26,7 +26,7 @@ examples:
   robopolicy program stages.json --skills reach=runs/reach/checkpoints/best put=runs/put/checkpoints/best --out runs/x
   robopolicy program brake.json --task toy/point_mass --out runs/better --rounds 20 --episodes 32
   robopolicy program brake.json --task toy/point_mass --out runs/better --rounds 40 --episodes 32 --resume
-  robopolicy program walk.py --task text/grid --out runs/walk --rounds 10 --author coder@http://127.0.0.1:8000/v1
+  robopolicy program walk.py --task text/grid --out runs/walk --rounds 10 --llm coder@http://127.0.0.1:8000/v1
   robopolicy eval runs/better
 
 a behaviour tree, FILE.json:
@@ -57,23 +57,34 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument("program", type=Path, metavar="FILE", help="behaviour tree (.json) or Python program (.py)")
     parser.add_argument("--skills", nargs="+", default=[], metavar="NAME=CKPT", help="policies that a tree calls")
-    parser.add_argument("--rest", nargs="+", type=float, default=[], metavar="A", help="action where no node acts (0)")
+    parser.add_argument(
+        "--default-action",
+        nargs="+",
+        type=float,
+        default=[],
+        metavar="A",
+        help="action where no node acts (default: 0)",
+    )
     parser.add_argument("--out", type=Path, required=True, help="checkpoint folder to write")
     parser.add_argument("--task", help="task to play (default: the one the skills were trained on)")
     parser.add_argument("--rounds", type=int, default=0, help="rounds of changes in all (default: 0, leave it alone)")
     parser.add_argument("--population", type=int, default=8, help="changed programs per round (default: 8)")
     parser.add_argument("--parents", type=int, default=4, help="best programs that are changed (default: 4)")
     parser.add_argument(
-        "--author", metavar="WHO", help="MODEL@URL or checkpoint of a text policy that writes them (default: chance)"
+        "--llm",
+        metavar="WHO",
+        help="MODEL@URL or text-policy checkpoint that writes the programs (default: random changes)",
     )
-    parser.add_argument("--strategy", default="direct", help="of an author: direct or pseudocode (default: direct)")
+    parser.add_argument(
+        "--strategy", default="direct", help="prompting strategy of --llm: direct or pseudocode (default: direct)"
+    )
     parser.add_argument("--episodes", type=int, default=32, help="per program (default: 32)")
     parser.add_argument("--seed", type=int, default=20_000, help="first episode, and seed of chance (default: 20000)")
     parser.add_argument(
-        "--maximize",
+        "--objective",
         choices=("success", "return"),
         default="success",
-        help="what to improve; return where success is rare (default: success, where the task defines it)",
+        help="objective; use return where success is rare (default: success where the task defines it)",
     )
     add_search_options(parser)
     add_overwrite_option(parser)
@@ -83,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
     """Make the policy; 0 when the checkpoint is written."""
     from contextlib import closing
 
-    from robopolicy.cli.policy_args import Player, open_sim, sim_options
+    from robopolicy.cli.policy_args import PolicyEntry, open_sim, sim_options
     from robopolicy.evaluation.report import aligned, table
     from robopolicy.evaluation.search.weights import check_disjoint
 
@@ -97,8 +108,8 @@ def run(args: argparse.Namespace) -> int:
     if args.resume and not args.rounds:
         raise UserError("A search that goes on needs its rounds; pass --rounds, or leave --resume out.")
     skills, entry = _loaded(places, args)
-    players = [Player(name, lambda skill=skill: skill, skill.spec) for name, skill in skills.items()]
-    with closing(open_sim(entry, sim_options(args, players, args.num_envs, args.device), players)) as sim:
+    policy_entries = [PolicyEntry(name, lambda skill=skill: skill, skill.spec) for name, skill in skills.items()]
+    with closing(open_sim(entry, sim_options(args, policy_entries, args.num_envs, args.device), policy_entries)) as sim:
         language = _language(args, sim, skills)
         policy, best, results = language.policy(text), None, {}
         if args.rounds:
@@ -125,11 +136,11 @@ def _language(args: argparse.Namespace, sim: VectorSim, skills: Mapping[str, Pol
     from robopolicy.contrib.programs.program_backends import Python, Trees
 
     if args.program.suffix == ".json":
-        return Trees(sim.spec, skills, tuple(args.rest))
+        return Trees(sim.spec, skills, tuple(args.default_action))
     if args.program.suffix != ".py":
         raise UserError(f"A program is a behaviour tree (.json) or Python (.py), got {args.program}.")
-    if skills or args.rest:
-        raise UserError("--skills and --rest are for behaviour trees; a Python program calls no policies.")
+    if skills or args.default_action:
+        raise UserError("--skills and --default-action are for behaviour trees; a Python program calls no policies.")
     return Python(sim.spec)
 
 
@@ -145,19 +156,19 @@ def _improve(
     args.out.mkdir(parents=True, exist_ok=True)
     if not args.resume:
         (args.out / RECORD).unlink(missing_ok=True)  # that of a search which is to be replaced
-    settings = ("seed", "episodes", "population", "parents", "maximize", "reward", "backend", "author", "strategy")
+    settings = ("seed", "episodes", "population", "parents", "objective", "reward", "backend", "llm", "strategy")
     request = {
         "program": start,
         "skills": dict(_named_texts(args.skills)),
         "task": sim.spec.task,
         **{name: getattr(args, name) for name in settings},
     }
-    write = None if args.author is None else author(args.author, args.device)
+    write = None if args.llm is None else author(args.llm, args.device)
     proposer = language.proposer(write, args.strategy)
     numbers = {"population": args.population, "parents": args.parents, "seed": args.seed}
     refusals = 50 if write is None else args.population  # an answer of a model costs more than a throw of dice
     search = ProgramSearch([start], proposer, refusals=refusals, **numbers)
-    evaluator = SimEvaluator(sim, measure=args.maximize)
+    evaluator = SimEvaluator(sim, measure=args.objective)
     seeds = range(args.seed, args.seed + args.episodes)
     with progress_bars() as add_bar:
         advance = add_bar("program", 1 + args.rounds * args.population)
@@ -192,15 +203,15 @@ def _write(
     import torch
 
     from robopolicy.files import atomic_folder
-    from robopolicy.spec import MEMORY
+    from robopolicy.spec import HIDDEN_STATE
     from robopolicy.training.checkpoint import save_checkpoint
     from robopolicy.training.manifest import record_parent
 
     spec, first = policy.spec, sim.reset(args.seed)
-    shown = [key for key in spec.observation if key != MEMORY]
+    shown = [key for key in spec.observation if key != HIDDEN_STATE]
     sample = {key: first[key].cpu()[:, None].repeat_interleave(spec.obs_horizon, 1) for key in shown}
-    if spec.memory_dim:
-        sample[MEMORY] = torch.zeros(sim.num_envs, 1, spec.memory_dim)
+    if spec.hidden_dim:
+        sample[HIDDEN_STATE] = torch.zeros(sim.num_envs, 1, spec.hidden_dim)
     training: dict[str, Any] = {"program": args.program.name}
     if best is not None:
         training["search"] = {"score": best.score, "round": best.round, "rounds": args.rounds}

@@ -25,7 +25,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from robopolicy.constraints import Count, Positive
+from robopolicy.constraints import Positive, PositiveInt
 from robopolicy.contrib.programs.sandbox import IMPORTS, Answerer
 from robopolicy.errors import UserError
 from robopolicy.policies.base import Observation, PolicySpec
@@ -41,10 +41,10 @@ class ProgramConfig(BlackBoxConfig):
     """What a program is and may use."""
 
     noise: bool = False  # programs are functions of the observation
-    network_calls: Count = 1  # calls per decision
+    network_calls: PositiveInt = 1  # calls per decision
     source: str = ""  # Python text with a function `act`
     seconds: Positive = 2.0  # of wall time for all rows of a decision
-    memory_mib: Count = 256  # address space of the process
+    memory_mib: PositiveInt = 256  # address space of the process
 
 
 class ProgramPolicy(BlackBoxPolicy):
@@ -78,7 +78,7 @@ class ProgramPolicy(BlackBoxPolicy):
         """As all programs."""
         return "The program"
 
-    def answer(self, obs: Observation, noise: Tensor | None) -> Any:
+    def call(self, obs: Observation, noise: Tensor | None) -> Any:
         """Actions of all rows, in one process."""
         if KEY in self.spec.observation:
             texts = [self._text(said) for said in self._run([messages(text) for text in unpack(obs[KEY][:, 0])])]

@@ -69,8 +69,8 @@ class Trees(Language):
         self.sim, self.skills, self.rest = sim, skills, rest
         specs = [skill.spec for skill in skills.values()]
         horizon = min([spec.horizon for spec in specs], default=1)
-        execute = min([horizon, *(spec.execute for spec in specs)])
-        self.spec = PolicySpec(_shown(sim), sim.action_dim, horizon, execute)
+        action_horizon = min([horizon, *(spec.action_horizon for spec in specs)])
+        self.spec = PolicySpec(_shown(sim), sim.action_dim, horizon, action_horizon)
 
     def policy(self, text: str) -> TreePolicy:
         """The tree, with the skills that it calls."""

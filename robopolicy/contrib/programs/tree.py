@@ -30,18 +30,18 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor, nn
 
-from robopolicy.constraints import Finite, Ranged
+from robopolicy.constraints import Finite, Validated
 from robopolicy.contrib.programs.trees.nodes import Node, Tick, Tree, read_tree
 from robopolicy.errors import UserError
 from robopolicy.policies.base import Observation, Policy, PolicySpec, Sample
 from robopolicy.policies.composition.alignment import part_of
 from robopolicy.policies.noise import Randomness
 from robopolicy.policies.wrappers.nested import describe, rebuild
-from robopolicy.spec import IMAGE_PREFIX, MEMORY
+from robopolicy.spec import HIDDEN_STATE, IMAGE_PREFIX
 
 
 @dataclass(frozen=True)
-class TreeConfig(Ranged):
+class TreeConfig(Validated):
     """What a `TreePolicy` consists of; `grow` fills it in."""
 
     tree: dict[str, Any] = field(default_factory=dict[str, Any])  # nodes as plain JSON values, see `trees/nodes.py`
@@ -50,7 +50,7 @@ class TreeConfig(Ranged):
 
 
 class TreePolicy(Policy):
-    """A behaviour tree; verbs `act`, `sample` and, where it remembers, `remember`."""
+    """A behaviour tree; verbs `act`, `sample` and, where it remembers, `next_hidden`."""
 
     name: ClassVar[str] = "tree"
     config_class = TreeConfig
@@ -98,7 +98,7 @@ class TreePolicy(Policy):
         end = len(self.tree.slots)
         found: dict[int, slice] = {}
         for node in self.tree.actions:
-            size = self._skill(node.skill).spec.memory_dim if node.skill else 0
+            size = self._skill(node.skill).spec.hidden_dim if node.skill else 0
             if size:
                 found[node.index] = slice(end, end + size)
                 end += size
@@ -113,20 +113,20 @@ class TreePolicy(Policy):
         observation: dict[str, tuple[int, ...]] = {}
         wanted = self.tree.reads.union(*(spec.observation for spec in specs))
         for spec in [*specs, *([given] if given is not None else [])]:
-            shown = {key: tuple(shape) for key, shape in spec.observation.items() if key != MEMORY}
+            shown = {key: tuple(shape) for key, shape in spec.observation.items() if key != HIDDEN_STATE}
             shown = {key: shape for key, shape in shown.items() if key in wanted} or shown  # something to count rows
             differing = [key for key in shown if observation.setdefault(key, shown[key]) != shown[key]]
             if differing or spec.action_dim != (specs or [spec])[0].action_dim:
                 what = f"'{differing[0]}'" if differing else "the number of actions"
                 raise UserError(f"The skills of a tree must agree about {what}; take policies of one task.")
         if self._memory_dim:
-            observation[MEMORY] = (self._memory_dim,)
+            observation[HIDDEN_STATE] = (self._memory_dim,)
         last = given if given is not None else specs[0]
         horizon = min([spec.horizon for spec in specs] or [last.horizon])
-        cautious = min([horizon, *(spec.execute for spec in specs)])
-        execute = cautious if given is None else min(given.execute, horizon)
+        cautious = min([horizon, *(spec.action_horizon for spec in specs)])
+        action_horizon = cautious if given is None else min(given.action_horizon, horizon)
         history = max([spec.obs_horizon for spec in specs] or [1])
-        return PolicySpec(observation, last.action_dim, horizon, execute, history)
+        return PolicySpec(observation, last.action_dim, horizon, action_horizon, history)
 
     def _skill(self, name: str) -> Policy:
         return cast(Policy, self.skills[name])
@@ -137,9 +137,9 @@ class TreePolicy(Policy):
         """Tick the tree for observations `{key: (B, To, ...)}`, of which it reads the newest."""
         reference = next(iter(obs.values()))
         slots = len(self.tree.slots)
-        if self._memory_dim and MEMORY not in obs:
-            raise UserError(f"This tree remembers: hand it '{MEMORY}', as rollouts and evaluation do.")
-        memory = obs[MEMORY][:, -1, :slots] if self._memory_dim else self.rest.new_zeros(len(reference), 0)
+        if self._memory_dim and HIDDEN_STATE not in obs:
+            raise UserError(f"This tree remembers: hand it '{HIDDEN_STATE}', as rollouts and evaluation do.")
+        memory = obs[HIDDEN_STATE][:, -1, :slots] if self._memory_dim else self.rest.new_zeros(len(reference), 0)
         return self.tree.tick({key: obs[key][:, -1].float() for key in self._read}, memory.to(self.rest))
 
     @torch.no_grad()
@@ -166,15 +166,15 @@ class TreePolicy(Policy):
         return chunk
 
     @torch.no_grad()
-    def remember(self, obs: Observation) -> Tensor:
+    def next_hidden(self, obs: Observation) -> Tensor:
         """Memory `(B, 1, M)` after `obs`: the nodes' own, then those of recurrent skills, 0 where they do not run."""
         if not self._memory_dim:
-            raise self._lacks("remember")
+            raise self._lacks("next_hidden")
         found = self.tick(obs)
         parts = [found.memory]
         for node in self.tree.actions:
             if node.index in self._memories:
-                after = self._skill(node.skill).remember(self._seen(node, obs))[:, -1]
+                after = self._skill(node.skill).next_hidden(self._seen(node, obs))[:, -1]
                 runs = (found.action == self.tree.places[node.index]) & found.running
                 parts.append(torch.where(runs[:, None], after, torch.zeros_like(after)))
         return torch.cat(parts, 1)[:, None]
@@ -183,7 +183,7 @@ class TreePolicy(Policy):
         """What the skill of an action sees of `obs`, its own memory included."""
         spec = self._skill(node.skill).spec
         if node.index in self._memories:
-            obs = {**obs, MEMORY: obs[MEMORY][..., self._memories[node.index]]}
+            obs = {**obs, HIDDEN_STATE: obs[HIDDEN_STATE][..., self._memories[node.index]]}
         return part_of(obs, spec)
 
     def sample(self, obs: Observation, *, generator: Randomness = None) -> Sample:
@@ -194,9 +194,9 @@ class TreePolicy(Policy):
         """Nothing: skills keep the statistics they were trained with."""
 
     @property
-    def network_calls(self) -> int:
+    def nfe(self) -> int:
         """Those of all skills, as all are asked."""
-        return sum(self._skill(name).network_calls for name in self.skills)
+        return sum(self._skill(name).nfe for name in self.skills)
 
     def with_skill(self, name: str, skill: Policy) -> TreePolicy:
         """The same tree with another policy behind the name of a skill.
@@ -207,7 +207,7 @@ class TreePolicy(Policy):
         if name not in self.skills:
             raise UserError(f"The tree has no skill '{name}', only {', '.join(self.skills) or 'none'}.")
         skills = {known: self._skill(known) for known in self.skills} | {name: skill}
-        shown = {key: shape for key, shape in self.spec.observation.items() if key != MEMORY}
+        shown = {key: shape for key, shape in self.spec.observation.items() if key != HIDDEN_STATE}
         return grow(self.tree, skills, replace(self.spec, observation=shown), rest=self.config.rest)
 
     def train(self, mode: bool = True) -> TreePolicy:
@@ -237,4 +237,4 @@ def grow(
 
 def _is_vector(key: str, shape: tuple[int, ...]) -> bool:
     """Whether formulas can read an observation: a plain vector whose name is a word."""
-    return len(shape) == 1 and key != MEMORY and key.isidentifier() and not key.startswith(IMAGE_PREFIX)
+    return len(shape) == 1 and key != HIDDEN_STATE and key.isidentifier() and not key.startswith(IMAGE_PREFIX)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from robopolicy.sim.contract import Observation, SimSpec, Step, TensorSpec
 from robopolicy.sim.registry import SimOptions
-from robopolicy.sim.vector_env import RowSim
+from robopolicy.sim.vector_env import TorchVectorEnv
 
 LINKS = 8
 DT = 0.1  # seconds per control step
@@ -24,7 +24,7 @@ NOISE = 0.01  # [rad], half width of the uniform start noise
 STEPS = 20  # control steps per episode
 
 
-class ArmSim(RowSim):
+class ArmSim(TorchVectorEnv):
     """N arms, stepped in torch."""
 
     def __init__(self, options: SimOptions) -> None:
@@ -45,8 +45,8 @@ class ArmSim(RowSim):
 
     def step(self, action: Tensor, active: Tensor | None = None) -> Step:
         """Turn the joints for one control step."""
-        active = self.moving(active)
-        action = self.played(action)
+        active = self.active_rows(active)
+        action = self.clipped_action(action)
         self._angles = torch.where(active[:, None], self._angles + DT * action, self._angles)
         self.episode_step = self.episode_step + active
         truncated = active & (self.episode_step >= self.spec.max_episode_steps)
@@ -65,7 +65,7 @@ class ArmSim(RowSim):
         passed = self.episode_step[:, None] / self.spec.max_episode_steps
         return {"state": torch.cat([self._angles, passed], 1)}
 
-    def begin(self, rows: Tensor, seeds: list[int]) -> None:
+    def start_episodes(self, rows: Tensor, seeds: list[int]) -> None:
         """Stretch the arms out again."""
         angles = self._angles.clone()
         for row, seed in zip(rows.tolist(), seeds, strict=True):

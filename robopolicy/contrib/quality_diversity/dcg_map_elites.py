@@ -35,7 +35,7 @@ from torch import Tensor, nn
 from robopolicy.algorithms.common.algorithm import Checkpointable, Metrics
 from robopolicy.algorithms.common.off_policy import optimizer_step
 from robopolicy.algorithms.td3 import TD3, TD3Config, q1
-from robopolicy.constraints import Count, Finite, Natural, NotNegative, Positive
+from robopolicy.constraints import Finite, NonNegative, NonNegativeInt, Positive, PositiveInt
 from robopolicy.contrib.quality_diversity.behavior import DESCRIPTOR
 from robopolicy.contrib.quality_diversity.elites import EliteArchive, Elites
 from robopolicy.contrib.quality_diversity.generation import Candidates, Generation
@@ -52,21 +52,21 @@ from robopolicy.policies.heads.gaussian import GaussianPolicy
 class DCGMAPElitesConfig(TD3Config):
     """Settings of DCG-MAP-Elites; defaults are the public code's, which ran on a GPU."""
 
-    batch_size: Count = 100  # windows per gradient step
+    batch_size: PositiveInt = 100  # windows per gradient step
     critic: CriticConfig = field(
         default_factory=lambda: CriticConfig(hidden=(256, 256), activation="relu", layer_norm=False)
     )
-    policy_delay: Count = 2  # critic steps per actor step
-    cells: Count = 1024  # of the archive
+    policy_delay: PositiveInt = 2  # critic steps per actor step
+    cells: PositiveInt = 1024  # of the archive
     fitness_floor: Finite = 0.0  # return that counts as nothing in the QD score
-    ga_offspring: Natural = 128  # candidates of a generation by mutation
-    pg_offspring: Natural = 128  # by gradient steps
-    actors: Natural = 64  # by asking the actor
-    critic_steps: Count = 3000  # per generation
-    pg_steps: Natural = 150  # of every climber
+    ga_offspring: NonNegativeInt = 128  # candidates of a generation by mutation
+    pg_offspring: NonNegativeInt = 128  # by gradient steps
+    actors: NonNegativeInt = 64  # by asking the actor
+    critic_steps: PositiveInt = 3000  # per generation
+    pg_steps: NonNegativeInt = 150  # of every climber
     pg_lr: Positive = 5e-3  # their learning rate
-    iso: NotNegative = 0.005  # standard deviation of the mutation of every weight
-    line: NotNegative = 0.05  # standard deviation of the step along the line to another elite
+    iso: NonNegative = 0.005  # standard deviation of the mutation of every weight
+    line: NonNegative = 0.05  # standard deviation of the step along the line to another elite
     length: Positive = 0.1  # distance of descriptors, from 0 to 1 each, at which the reward has fallen to 1 / e
 
     def __post_init__(self) -> None:

@@ -20,7 +20,7 @@ from robopolicy.contrib.quality_diversity.behaviors import BEHAVIORS
 from robopolicy.errors import UserError
 from robopolicy.sim.backends.mujoco.backend import MujocoSim
 from robopolicy.sim.contract import LOG_PREFIX, Observation, SimSpec, Step, TensorSpec, VectorSim
-from robopolicy.sim.wrappers.base import SimWrapper, innermost
+from robopolicy.sim.wrappers.base import SimWrapper, unwrapped
 
 FEATURES = "behavior"
 """Key of `Step.info` with the features `(N, D)` of a control step, where MuJoCo's state tells them."""
@@ -47,7 +47,7 @@ class DescriptorSim(SimWrapper):
             UserError: Nothing measures the behavior of its task, or nothing does on its backend.
         """
         super().__init__(sim, config)
-        behavior, inner = BEHAVIORS[sim.spec.task], innermost(sim)
+        behavior, inner = BEHAVIORS[sim.spec.task], unwrapped(sim)
         self.behavior, self._of_step = behavior.descriptor, behavior.of_step
         if behavior.of_state is not None:
             if not isinstance(inner, MujocoSim):

@@ -16,7 +16,7 @@ from robopolicy.data.replay import Replay
 from robopolicy.policies.base import Observation
 from robopolicy.rollout.off_policy import remember
 from robopolicy.rollout.on_policy import EpisodeTally
-from robopolicy.sim.chunk import ChunkedSim, ChunkStep, PlayedStep
+from robopolicy.sim.chunk import ChunkedSim, ChunkStep, StepTrace
 
 PlayMembers = Callable[[Tensor, Observation], Tensor]
 """Chunks `(N, H, A)` of members `(N, D)`, one observation `{key: (N, To, ...)}` each."""
@@ -40,7 +40,7 @@ class Rounds:
         fitness = torch.zeros(count, device=device)
         self._begin(obs)
         while bool(running.any()):
-            trace: list[PlayedStep] = []
+            trace: list[StepTrace] = []
             before = {key: value[:, -1] for key, value in obs.items()}
             step = self.sim.step(act(shown, obs).to(device), trace)
             for number, control in enumerate(trace):
@@ -54,7 +54,7 @@ class Rounds:
                 replace(
                     step,
                     reward=torch.where(running, step.reward, 0.0),
-                    earned=torch.where(running, step.earned, 0.0),
+                    earned=torch.where(running, step.undiscounted, 0.0),
                     steps=torch.where(running, step.steps, 0),
                     terminated=step.terminated & running,
                     truncated=step.truncated & running,
@@ -67,7 +67,7 @@ class Rounds:
     def _begin(self, obs: Observation) -> None:
         """A round begins with `obs` `{key: (N, To, ...)}`."""
 
-    def _see(self, before: Observation, control: PlayedStep, rows: Tensor, decision: bool) -> None:
+    def _see(self, before: Observation, control: StepTrace, rows: Tensor, decision: bool) -> None:
         """One control step of the environments `rows` `(N,)` bool, after `before` `{key: (N, ...)}`."""
 
     def _end(self, step: ChunkStep, ended: Tensor) -> None:
@@ -105,7 +105,7 @@ class PopulationSampler(Rounds):
         super().__init__(sim)
         self.replay = replay
         self._seed = seed  # of the next round
-        self._played: list[tuple[Observation, PlayedStep, Tensor, bool]] = []
+        self._played: list[tuple[Observation, StepTrace, Tensor, bool]] = []
         self._found = torch.zeros(0)  # (N, C) descriptors of the episodes that are over
 
     def play(self, act: PlayMembers, candidates: Candidates) -> Scores:
@@ -133,7 +133,7 @@ class PopulationSampler(Rounds):
     def _begin(self, obs: Observation) -> None:
         self._found = torch.zeros_like(obs[DESCRIPTOR][:, 0])
 
-    def _see(self, before: Observation, control: PlayedStep, rows: Tensor, decision: bool) -> None:
+    def _see(self, before: Observation, control: StepTrace, rows: Tensor, decision: bool) -> None:
         self._played.append((before, control, rows, decision))
 
     def _end(self, step: ChunkStep, ended: Tensor) -> None:
@@ -182,7 +182,7 @@ class ViewSampler(Rounds):
     def _begin(self, obs: Observation) -> None:
         self._seen.clear()
 
-    def _see(self, before: Observation, control: PlayedStep, rows: Tensor, decision: bool) -> None:
+    def _see(self, before: Observation, control: StepTrace, rows: Tensor, decision: bool) -> None:
         self._seen.append((view_of(control.step.final_obs).cpu(), rows.cpu()))
 
     def _kept(self) -> Tensor:

@@ -35,7 +35,7 @@ import torch
 from torch import Tensor
 
 from robopolicy.algorithms.common.algorithm import Algorithm, Checkpointable, Metrics
-from robopolicy.constraints import Count, Finite, Natural, Positive, Ranged
+from robopolicy.constraints import Finite, NonNegativeInt, Positive, PositiveInt, Validated
 from robopolicy.contrib.quality_diversity.autoencoder import Autoencoder
 from robopolicy.contrib.quality_diversity.behavior import DESCRIPTOR
 from robopolicy.contrib.quality_diversity.elites import Elites
@@ -52,29 +52,29 @@ NEAR = 3.0  # steps of an emitter to the nearest other policy
 
 
 @dataclass(frozen=True)
-class STAXConfig(Ranged):
+class STAXConfig(Validated):
     """Settings of STAX; defaults are the public code's."""
 
-    population: Count = 100  # policies that are varied in exploration
-    offspring: Count = 2  # of each of them per generation
+    population: PositiveInt = 100  # policies that are varied in exploration
+    offspring: PositiveInt = 2  # of each of them per generation
     sigma: Positive = 0.05  # standard deviation of the mutation of every weight
     limit: Positive = 5.0  # largest absolute weight
-    neighbours: Count = 15  # nearest behaviours that novelty looks at
+    neighbours: PositiveInt = 15  # nearest behaviours that novelty looks at
     selection: str = "alternate"  # novelty or surprise, drawn every generation; pareto: both
-    archived: Natural = 5  # policies of a generation that go into the archive
-    chunk: Count = 1000  # policies played in one turn of exploration or exploitation
-    emitter: Count = 6  # members of an emitter
-    together: Count = 1  # emitters that step at once; more fill simulators of many environments
-    patience: Natural = 120  # generations without progress after which an emitter ends
+    archived: NonNegativeInt = 5  # policies of a generation that go into the archive
+    chunk: PositiveInt = 1000  # policies played in one turn of exploration or exploitation
+    emitter: PositiveInt = 6  # members of an emitter
+    together: PositiveInt = 1  # emitters that step at once; more fill simulators of many environments
+    patience: NonNegativeInt = 120  # generations without progress after which an emitter ends
     floor: Finite = 0.0  # return above which a policy counts as paid
-    starts: Count = 1  # episodes that every policy plays, the same for all
-    views: Count = 5  # moments of an episode that are looked at, evenly spaced, the last included
-    code: Count = 10  # numbers per moment that the autoencoder makes of them
-    hidden: tuple[Count, ...] = (64, 32)  # layers of its encoder
-    epochs: Natural = 100  # of its training, at most
+    starts: PositiveInt = 1  # episodes that every policy plays, the same for all
+    views: PositiveInt = 5  # moments of an episode that are looked at, evenly spaced, the last included
+    code: PositiveInt = 10  # numbers per moment that the autoencoder makes of them
+    hidden: tuple[PositiveInt, ...] = (64, 32)  # layers of its encoder
+    epochs: NonNegativeInt = 100  # of its training, at most
     autoencoder_lr: Positive = 1e-3  # its learning rate
-    batch_size: Count = 128  # its batches
-    seed: Natural = 0  # of all that is drawn
+    batch_size: PositiveInt = 128  # its batches
+    seed: NonNegativeInt = 0  # of all that is drawn
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -129,7 +129,7 @@ class STAX(Algorithm):
         best = float(torch.cat([self.paid.fitness, self.parents.fitness]).max())
         return metrics | {
             "archive/size": float(len(self.archive)),
-            "archive/paid": float(len(self.paid)),
+            "archive/rewarded": float(len(self.paid)),
             "archive/max_fitness": best,
             "search/emitters": float(len(self.emitters)),
             "search/exploring": float(self.exploring),

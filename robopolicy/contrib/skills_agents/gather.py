@@ -21,7 +21,7 @@ from torch import Tensor
 
 from robopolicy.sim.contract import Observation, SimSpec, Step, TensorSpec, VectorSim
 from robopolicy.sim.registry import SimOptions
-from robopolicy.sim.vector_env import RowSim
+from robopolicy.sim.vector_env import TorchVectorEnv
 
 DT = 0.1  # [s] per control step
 RADIUS = 0.15  # [m] of the circle in which they meet
@@ -30,7 +30,7 @@ SIZES = {"toy/gather": (2, 3, 4), "toy/gather_more": (6,)}
 OTHERS = "entities.others"
 
 
-class GatherSim(RowSim):
+class GatherSim(TorchVectorEnv):
     """Worlds of point masses, one row per agent, stepped in torch."""
 
     def __init__(self, task: str, options: SimOptions) -> None:
@@ -48,7 +48,7 @@ class GatherSim(RowSim):
             max_episode_steps=60,
             action_names=("ax [m/s^2]", "ay [m/s^2]"),
             seeded_episodes=False,
-            partial_steps=False,
+            supports_masked_step=False,
         )
         super().__init__(spec, options.num_envs)
         self.world = worlds(self.num_envs, SIZES[task])  # (N,) of each agent
@@ -59,7 +59,7 @@ class GatherSim(RowSim):
     def step(self, action: Tensor, active: Tensor | None = None) -> Step:
         """Accelerate the masses for one control step; all rows move."""
         position, velocity = self._state.split(2, 1)
-        velocity = 0.9 * velocity + DT * 4.0 * self.played(action)
+        velocity = 0.9 * velocity + DT * 4.0 * self.clipped_action(action)
         self._state = torch.cat([position + DT * velocity, velocity], 1)
         self.episode_step = self.episode_step + 1
         distance = (self._state[:, :2] - self._mean(self._state[:, :2])).norm(dim=1)
@@ -81,7 +81,7 @@ class GatherSim(RowSim):
             others[row, : len(relative)] = relative
         return {"velocity": self._state[:, 2:].clone(), OTHERS: others}
 
-    def begin(self, rows: Tensor, seeds: list[int]) -> None:
+    def start_episodes(self, rows: Tensor, seeds: list[int]) -> None:
         """Draw where masses are; they rest."""
         state = self._state.clone()
         for row, seed in zip(rows.tolist(), seeds, strict=True):

@@ -23,7 +23,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from robopolicy.constraints import Count, Ranged
+from robopolicy.constraints import PositiveInt, Validated
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.nets.encoder import CLOUD_PREFIX, IMAGE_PREFIX
 from robopolicy.sim.contract import Observation, SimSpec, Step, TensorSpec, VectorSim
@@ -37,11 +37,11 @@ SEED = 171  # of the networks: every run with a kind, a size and an observation 
 
 
 @dataclass(frozen=True)
-class MessageConfig(Ranged):
+class MessageConfig(Validated):
     """Options of the wrapper `message`."""
 
     kind: str = "random"  # constant | random | high_frequency
-    size: Count = 2  # numbers per message
+    size: PositiveInt = 2  # numbers per message
 
     def __post_init__(self) -> None:
         super().__post_init__()

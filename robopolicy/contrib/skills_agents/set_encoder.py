@@ -14,7 +14,7 @@ from typing import Annotated, cast
 import torch
 from torch import Tensor, nn
 
-from robopolicy.constraints import Count, Range, Ranged
+from robopolicy.constraints import PositiveInt, Range, Validated
 from robopolicy.errors import UserError
 from robopolicy.nets.modality import ModalityEncoder
 from robopolicy.nets.normalizer import MIN_RANGE
@@ -22,13 +22,13 @@ from robopolicy.nets.transformer import AttentionBlock
 
 
 @dataclass(frozen=True)
-class EntityConfig(Ranged):
+class EntityConfig(Validated):
     """Sizes of one network for entities (one network per key `entities.*`)."""
 
-    width: Count = 64  # of an entity's embedding
-    heads: Count = 4
+    width: PositiveInt = 64  # of an entity's embedding
+    heads: PositiveInt = 4
     layers: Annotated[int, Range(0, 1000)] = 1  # of self-attention; 0: entities do not see each other
-    features: Count = 64  # size of the projection of what is gathered
+    features: PositiveInt = 64  # size of the projection of what is gathered
 
     def __post_init__(self) -> None:
         super().__post_init__()

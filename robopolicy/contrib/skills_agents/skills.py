@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from robopolicy.constraints import NotNegative, Ranged, Several
+from robopolicy.constraints import AtLeastTwo, NonNegative, Validated
 from robopolicy.contrib.skills_agents.skill_discriminator import SkillDecoder
 from robopolicy.errors import UserError
 from robopolicy.nets.encoder import CLOUD_PREFIX, EMBEDDING_PREFIX, IMAGE_PREFIX
@@ -33,11 +33,11 @@ _LR = 1e-3  # of the decoder
 
 
 @dataclass(frozen=True)
-class SkillConfig(Ranged):
+class SkillConfig(Validated):
     """Options of the wrapper `skills`."""
 
-    count: Several = 4  # K, codes of which each episode shows one
-    bonus: NotNegative = 0.0  # reward per control step for telling the code from observation and action, in training
+    count: AtLeastTwo = 4  # K, codes of which each episode shows one
+    bonus: NonNegative = 0.0  # reward per control step for telling the code from observation and action, in training
 
 
 class SkillSim(SimWrapper):

@@ -1,4 +1,4 @@
-"""What further recipes read beside the attempts they learn from.
+"""Annotators of single recipes: further measurements of rollouts.
 
 extra["mean_ref"] (N,)          mean reward of attempts of the start of the run at the task (S182)
 extra["value_ref"] (N,)         best value of the task, beta log mean exp(R / beta), by the start of the run (A*-PO)
@@ -36,12 +36,12 @@ ROLLOUTS = 4  # from each message
 
 
 class MeanValue(PerTask):
-    """What the policy earns at the start of the run, on average."""
+    """Mean return of the initial policy."""
 
     key, begins = "mean_ref", True
 
     def ask(self, worlds: Worlds, tasks: Sequence[Task]) -> list[float]:
-        """Play every task several times."""
+        """Roll out every task several times."""
         found = torch.tensor(rewards(worlds.start.play([task for task in tasks for _ in range(SAMPLES)])))
         return self.value(found.view(-1, SAMPLES)).tolist()
 
@@ -51,7 +51,7 @@ class MeanValue(PerTask):
 
 
 class BestValue(MeanValue):
-    """What the best policy near the start of the run would earn."""
+    """Return of the best policy near the initial policy."""
 
     key = "value_ref"
 
@@ -86,8 +86,8 @@ class RolloutValue(Aside):
 
     def __call__(self, worlds: Worlds, attempts: Sequence[Attempt], rows: Decisions) -> Decisions:
         """Play on from every message; the first ones of a task are the same moment."""
-        moments, places = moments_of(worlds.own, attempts)
-        value = spread(mean_return(worlds.own, moments, self.gamma), places, rows)
+        moments, places = cut_points(worlds.own, attempts)
+        value = broadcast_values(mean_return(worlds.own, moments, self.gamma), places, rows)
         return rows.with_fields(value=value) if self.key == "value" else with_extra(rows, **{self.key: value})
 
 
@@ -108,11 +108,11 @@ class SegmentValue(Aside):
 
     def __call__(self, worlds: Worlds, attempts: Sequence[Attempt], rows: Decisions) -> Decisions:
         """Play on from every cut and message."""
-        begins = beginnings(rows, self.every, self.below)
+        begins = segment_starts(rows, self.every, self.below)
         columns = [row.nonzero()[1:, 0].tolist() for row in begins]
         rows = rows.with_fields(unit=(begins.cumsum(1) - 1).clamp(min=0))
-        moments, places = moments_of(worlds.own, attempts, columns)
-        return rows.with_fields(value=spread(mean_return(worlds.own, moments), places, rows))
+        moments, places = cut_points(worlds.own, attempts, columns)
+        return rows.with_fields(value=broadcast_values(mean_return(worlds.own, moments), places, rows))
 
 
 class Probe(Aside):
@@ -120,8 +120,8 @@ class Probe(Aside):
 
     def __call__(self, worlds: Worlds, attempts: Sequence[Attempt], rows: Decisions) -> Decisions:
         """Score the solution at all moments."""
-        moments, places = moments_of(worlds.own, attempts)
-        accuracy, sure = (spread(value, places, rows) for value in solutions(worlds.own, moments))
+        moments, places = cut_points(worlds.own, attempts)
+        accuracy, sure = (broadcast_values(value, places, rows) for value in solutions(worlds.own, moments))
         return with_extra(rows, probe_accuracy=accuracy, probe_confidence=sure)
 
 
@@ -131,31 +131,31 @@ class Duration(Aside):
     def __call__(self, worlds: Worlds, attempts: Sequence[Attempt], rows: Decisions) -> Decisions:
         """Count them."""
         row = torch.arange(len(rows))[:, None]
-        messages = Segments(row * (int(rows.need("unit").max()) + 1) + rows.need("unit"), rows.valid())
-        return with_extra(rows, duration=messages.spread(messages.count).to(rows.logp_old.dtype))
+        messages = Segments(row * (int(rows.require("unit").max()) + 1) + rows.require("unit"), rows.valid())
+        return with_extra(rows, duration=messages.broadcast(messages.count).to(rows.logp_old.dtype))
 
 
 def mean_return(world: TextWorld, moments: Sequence[Task], gamma: float = 1.0) -> Tensor:
     """What attempts that go on from each moment earn on average `(M,)`."""
     played = world.play([task for task in moments for _ in range(ROLLOUTS)])
-    return torch.tensor([to_come(attempt, gamma) for attempt in played]).view(-1, ROLLOUTS).mean(1)
+    return torch.tensor([return_to_go(attempt, gamma) for attempt in played]).view(-1, ROLLOUTS).mean(1)
 
 
-def to_come(attempt: Attempt, gamma: float = 1.0) -> float:
-    """Return of the turns that were played behind the beginning of the task, 0 where they could not be judged."""
+def return_to_go(attempt: Attempt, gamma: float = 1.0) -> float:
+    """Return of the turns after the beginning of the task, 0 where they have no reward."""
     if attempt.record.fault:
         return 0.0
     before = len(attempt.task.prefix["said"]) if attempt.task.prefix is not None else 0
     return sum(gamma**turn * reward for turn, reward in enumerate(attempt.record.paid[before:]))
 
 
-def beginnings(rows: Decisions, every: int, below: float) -> Tensor:
+def segment_starts(rows: Decisions, every: int, below: float) -> Tensor:
     """Bool `(N, T)`: begins a message, or follows every so many tokens of one that were less likely than `below`."""
 
     def before(values: Tensor) -> Tensor:
         return torch.cat([torch.zeros_like(values[:, :1]), values[:, :-1]], 1)
 
-    unit, own = rows.need("unit"), rows.valid()
+    unit, own = rows.require("unit"), rows.valid()
     first = own & ~(before(own) & (before(unit) == unit))
     unsure = own & (rows.logp_old < math.log(below))
     count = unsure.long().cumsum(1)
@@ -163,7 +163,7 @@ def beginnings(rows: Decisions, every: int, below: float) -> Tensor:
     return first | (own & before(unsure & ((count - earlier) % every == 0)))
 
 
-def moments_of(
+def cut_points(
     world: TextWorld, attempts: Sequence[Attempt], columns: Sequence[Sequence[int]] | None = None
 ) -> tuple[list[Task], list[list[int]]]:
     """Tasks that go on from before each message, equal first ones once, and their numbers for each attempt.
@@ -175,7 +175,7 @@ def moments_of(
     places: list[list[int]] = []
     for row, attempt in enumerate(attempts):
         if attempt.record is None:
-            raise UserError("This recipe goes on from the middle of attempts, which needs players=0.")
+            raise UserError("This recipe continues from the middle of rollouts, which needs players=0.")
         begin = first.setdefault(attempt.task.key, len(moments))
         later = attempt.record.starts[1 : int(attempt.metrics["turns"])] if columns is None else columns[row]
         if begin == len(moments):
@@ -185,9 +185,9 @@ def moments_of(
     return moments, places
 
 
-def spread(values: Tensor, places: Sequence[Sequence[int]], rows: Decisions) -> Tensor:
+def broadcast_values(values: Tensor, places: Sequence[Sequence[int]], rows: Decisions) -> Tensor:
     """Values `(M,)` of moments at the decisions `(N, T)` of the messages that follow them."""
-    unit, result = rows.need("unit"), torch.zeros_like(rows.logp_old)
+    unit, result = rows.require("unit"), torch.zeros_like(rows.logp_old)
     for row, numbers in enumerate(places):
         result[row] = values[torch.tensor(numbers)][unit[row].clamp(max=len(numbers) - 1)].to(result)
     return result

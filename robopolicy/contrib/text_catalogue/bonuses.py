@@ -1,4 +1,4 @@
-"""Bonuses for `Shape`: what is added to the advantage of a row or decision."""
+"""Bonuses for `Shape`, added to the advantage of a row or decision."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from robopolicy.constraints import Share
+from robopolicy.constraints import Fraction
 from robopolicy.contrib.text_catalogue.comparisons import lengths
 from robopolicy.contrib.text_catalogue.factors import potential, scaled_unit_entropy
 from robopolicy.core.advantage import outcome
-from robopolicy.core.advantage_sources import Timeline, Units, following
+from robopolicy.core.advantage_sources import TrajectoryView, UnitView, next_entries
 from robopolicy.core.decisions import Decisions, by_group
 from robopolicy.core.group_statistics import ROLLOUTS
 from robopolicy.core.ratios import log_ratio
@@ -26,7 +26,7 @@ class ReferencePenalty:
 
     def __call__(self, decisions: Decisions) -> Tensor:
         """Bonus `(N, 1)`."""
-        return -self.coef * log_ratio(decisions.logp_old, decisions.need("logp_ref"), decisions, "sequence")[:, :1]
+        return -self.coef * log_ratio(decisions.logp_old, decisions.require("logp_ref"), decisions, "sequence")[:, :1]
 
 
 @dataclass(frozen=True)
@@ -38,9 +38,9 @@ class FutureClarity:
 
     def __call__(self, decisions: Decisions) -> Tensor:
         """Bonus `(N, T)`, 0 in the last unit of a trajectory."""
-        units = Units(decisions)
-        clarity = units.at(self.scale * torch.exp(-self.sharpness * scaled_unit_entropy(decisions)))
-        return units.spread(following(clarity.masked_fill(~units.valid, 0.0)))
+        units = UnitView(decisions)
+        clarity = units.gather(self.scale * torch.exp(-self.sharpness * scaled_unit_entropy(decisions)))
+        return units.broadcast(next_entries(clarity.masked_fill(~units.valid, 0.0)))
 
 
 @dataclass(frozen=True)
@@ -51,14 +51,14 @@ class PotentialGain:
 
     def __call__(self, decisions: Decisions) -> Tensor:
         """Bonus `(N, T)`; over the units of a trajectory it telescopes to the last potential minus the first."""
-        units = Units(decisions)
-        value = units.at(potential(decisions))
-        last = ~following(units.valid)
-        return units.spread(self.scale * (following(value) - value).masked_fill(last, 0.0))
+        units = UnitView(decisions)
+        value = units.gather(potential(decisions))
+        last = ~next_entries(units.valid)
+        return units.broadcast(self.scale * (next_entries(value) - value).masked_fill(last, 0.0))
 
 
 @dataclass(frozen=True)
-class Earliness:
+class EarlyBonus:
     """`slope` times how much later than its group a success met its first event, in mean lengths (ASPO, S011).
 
     Positions are `extra[key]` (N,), negative where the event did not happen; only successes with the event get a bonus.
@@ -70,31 +70,31 @@ class Earliness:
 
     def __call__(self, decisions: Decisions) -> Tensor:
         """Bonus `(N, 1)`."""
-        position = decisions.need_extra(self.key, per_decision=True).to(decisions.logp_old.dtype)
+        position = decisions.require_extra(self.key, per_decision=True).to(decisions.logp_old.dtype)
         chosen = (position >= 0) & (outcome(decisions) > self.success)
         rollouts = ROLLOUTS.segments(position, decisions)
         segments = Segments(by_group(decisions), rollouts.weight * chosen)
-        length = rollouts.spread(rollouts.mean(lengths(decisions)))
-        bonus = self.slope * (position - segments.spread(segments.mean(position))) / length
+        length = rollouts.broadcast(rollouts.mean(lengths(decisions)))
+        bonus = self.slope * (position - segments.broadcast(segments.mean(position))) / length
         return torch.where(chosen, bonus, 0.0)
 
 
 @dataclass(frozen=True)
-class Rarity:
+class NoveltyBonus:
     """`scale * (c(prompt) - c(rollout))`, c the probability of the least likely decisions (ProGRPO, S158).
 
     c is their geometric mean; `extra["prompt_confidence"]` (N,) is that of the prompt. Only mixed groups get it.
     """
 
     scale: float = 0.3
-    share: Share = 0.2  # of the decisions of a trajectory
+    share: Fraction = 0.2  # of the decisions of a trajectory
 
     def __call__(self, decisions: Decisions) -> Tensor:
         """Bonus `(N, 1)`."""
         reward = outcome(decisions)
         groups = ROLLOUTS.segments(reward, decisions)
-        mixed = groups.spread(groups.differs(reward))
-        prompt = decisions.need_extra("prompt_confidence", per_decision=True)
+        mixed = groups.broadcast(groups.differs(reward))
+        prompt = decisions.require_extra("prompt_confidence", per_decision=True)
         return torch.where(mixed, self.scale * (prompt - confidence(decisions, self.share)), 0.0)
 
 
@@ -110,32 +110,32 @@ class PrefixGain:
         reward = outcome(decisions)
         value = prefix_values(decisions, reward)
         rollouts = ROLLOUTS.segments(reward, decisions)
-        root = rollouts.spread(rollouts.mean(reward))
+        root = rollouts.broadcast(rollouts.mean(reward))
         before = torch.cat([root, value[:, :-1]], 1)
         return (value - before).masked_fill(~decisions.valid(), 0.0)
 
 
 def confidence(decisions: Decisions, share: float) -> Tensor:
     """Geometric mean probability of the `share` least likely decisions of each row's trajectory `(N, 1)`."""
-    line = Timeline(decisions)
-    logp = line.lay(decisions.logp_old.masked_fill(~decisions.valid(), 0.0))
+    line = TrajectoryView(decisions)
+    logp = line.flatten(decisions.logp_old.masked_fill(~decisions.valid(), 0.0))
     order = torch.sort(logp.masked_fill(~line.valid, torch.inf), dim=1)[0]
     wanted = (line.valid.sum(1, keepdim=True) * share).ceil().clamp(min=1)
     chosen = torch.arange(order.shape[1], device=order.device) < wanted
     mean = order.masked_fill(~chosen | order.isinf(), 0.0).sum(1, keepdim=True) / wanted
-    return line.back(mean.exp().expand(line.shape))[:, :1]
+    return line.unflatten(mean.exp().expand(line.shape))[:, :1]
 
 
 def prefix_values(decisions: Decisions, value: Tensor) -> Tensor:
     """Mean of `value` (N, 1) over the rows of the group that agree up to and with each decision `(N, T)`."""
-    tokens = decisions.need_extra("chosen")
+    tokens = decisions.require_extra("chosen")
     ids = by_group(decisions)
     columns: list[Tensor] = []
     for t in range(decisions.shape[1]):
         moved = decisions.valid()[:, t : t + 1]
         ids = _renumbered(torch.where(moved, 2 * _joined(ids, tokens[:, t : t + 1]), 2 * _renumbered(ids) + 1))
         segments = Segments(ids, torch.ones_like(ids, dtype=value.dtype))
-        columns.append(segments.spread(segments.mean(value)))
+        columns.append(segments.broadcast(segments.mean(value)))
     return torch.cat(columns, 1)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from robopolicy.constraints import Count, NotNegative, Share
+from robopolicy.constraints import Fraction, NonNegative, PositiveInt
 from robopolicy.core.decisions import Decisions
 from robopolicy.core.ratios import Bound
 
@@ -21,7 +21,7 @@ def relative_entropy(decisions: Decisions, quantile: float = 0.8, *, logarithm: 
         logarithm: Compare logarithms, for entropies of discrete choices. Those of densities, which may be negative, are
             logarithms of a width already: False takes them as they are.
     """
-    mask, entropy = decisions.valid(), decisions.need("entropy")
+    mask, entropy = decisions.valid(), decisions.require("entropy")
     level = entropy.clamp(min=1e-6).log() if logarithm else entropy
     if not bool(mask.any()):
         return torch.zeros_like(level)
@@ -38,10 +38,10 @@ class ProbabilityBounds:
     times the ratio stays within the width. A density is first brought to one dimension, and counts as 1 above 1.
     """
 
-    low: NotNegative = 0.16
-    high: NotNegative = 0.2
-    limit: NotNegative = 10.0  # highest upper bound
-    dims: Count = 1  # dimensions of a decision
+    low: NonNegative = 0.16
+    high: NonNegative = 0.2
+    limit: NonNegative = 10.0  # highest upper bound
+    dims: PositiveInt = 1  # dimensions of a decision
 
     def __call__(self, decisions: Decisions) -> tuple[Bound, Bound]:
         """Bounds `(N, T)` from the recorded log-probabilities."""
@@ -57,9 +57,9 @@ class EntropyBounds:
     Certain decisions (h < 0) may lose more probability, `low (1 - h)`; uncertain ones may gain more, `high (1 + h)`.
     """
 
-    low: NotNegative = 0.2
-    high: NotNegative = 0.2
-    quantile: Share = 0.8
+    low: NonNegative = 0.2
+    high: NonNegative = 0.2
+    quantile: Fraction = 0.8
     logarithm: bool = True  # see `relative_entropy`
 
     def __call__(self, decisions: Decisions) -> tuple[Bound, Bound]:

@@ -9,10 +9,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from robopolicy.constraints import Count, Natural, NotNegative, Positive
+from robopolicy.constraints import NonNegative, NonNegativeInt, Positive, PositiveInt
 from robopolicy.contrib.text_catalogue.partitions import by_group_source
 from robopolicy.core.advantage import Scope, outcome, valid_entries
-from robopolicy.core.advantage_sources import Units
+from robopolicy.core.advantage_sources import UnitView
 from robopolicy.core.decisions import Decisions, by_group, by_trajectory, first_rows, pair
 from robopolicy.core.group_statistics import ROLLOUTS, dense_ids
 from robopolicy.core.segments import Segments
@@ -29,7 +29,7 @@ class Pool:
     def __call__(self, advantage: Tensor, decisions: Decisions) -> Tensor:
         """Pool the advantage."""
         segments = self.scope.segments(advantage, decisions)
-        return segments.spread(segments.mean(advantage)).masked_fill(~valid_entries(advantage, decisions), 0.0)
+        return segments.broadcast(segments.mean(advantage)).masked_fill(~valid_entries(advantage, decisions), 0.0)
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class BetaScale:
             spread = mean * (1.0 - mean) / rates.var().clamp(min=LEAST_VARIANCE) - 1.0
             alpha, beta = (1.0 + spread * side / 3.0 for side in (mean, 1.0 - mean))
             alpha, beta = alpha.clamp(min=1.0), beta.clamp(min=1.0)
-        own = segments.spread(segments.mean(rate)).clamp(0.0, 1.0)
+        own = segments.broadcast(segments.mean(rate)).clamp(0.0, 1.0)
         constant = torch.lgamma(alpha + beta) - torch.lgamma(alpha) - torch.lgamma(beta)
         density = torch.exp(constant + torch.xlogy(alpha - 1.0, own) + torch.xlogy(beta - 1.0, 1.0 - own))
         return advantage / (self.high - self.low) / density.clamp(min=1.0 / self.cap)
@@ -77,8 +77,8 @@ class SplitBaseline:
     centres: ClassVar[bool] = True
     metric: str = "entropy"  # mean entropy of a trajectory | length, its decisions | another: extra[metric] (N,)
     inter: float = 1.0  # weight of the comparison between the halves; the rest goes to the one within
-    alpha: NotNegative = 1.0  # below 1 favours the high half
-    beta: NotNegative = 0.0  # above 0 too
+    alpha: NonNegative = 1.0  # below 1 favours the high half
+    beta: NonNegative = 0.0  # coefficient for advantages above 0
 
     def __call__(self, advantage: Tensor, decisions: Decisions) -> Tensor:
         """Centre the advantage, (N, 1)."""
@@ -88,7 +88,7 @@ class SplitBaseline:
         every, upper, lower = (Segments(by_group(decisions), share * rows) for rows in (enters, high, ~high))
         mean = every.mean(advantage)
         mean_high, mean_low = (
-            every.spread(torch.where(half.count > 0, half.mean(advantage), mean)) for half in (upper, lower)
+            every.broadcast(torch.where(half.count > 0, half.mean(advantage), mean)) for half in (upper, lower)
         )
         between = torch.where(
             high, advantage - self.alpha * mean_low + self.beta, self.alpha * advantage - mean_high - self.beta
@@ -98,19 +98,19 @@ class SplitBaseline:
 
 
 @dataclass(frozen=True)
-class RequireCompany:
+class MinGroupSize:
     """0 where fewer than `least` entries share the scope: too few for a comparison (CM2, S172)."""
 
     scope: Scope
-    least: Natural = 5
+    least: NonNegativeInt = 5
 
     def __call__(self, advantage: Tensor, decisions: Decisions) -> Tensor:
         """Mask the advantage."""
         segments = self.scope.segments(advantage, decisions)
-        return advantage.masked_fill(segments.spread(segments.count) < self.least - 0.5, 0.0)
+        return advantage.masked_fill(segments.broadcast(segments.count) < self.least - 0.5, 0.0)
 
 
-class Retrospective:
+class ImprovementBaseline:
     """Judge the last batch once more by whether its update helped (PIPO, S014).
 
     Rows of source `replayed` are those of the last batch. Their advantage, divided by its mean size in the group, is
@@ -119,7 +119,11 @@ class Retrospective:
     """
 
     def __init__(
-        self, window: Count = 8, limit: NotNegative = 10.0, loss_weight: NotNegative = 0.0, replayed: Natural = 1
+        self,
+        window: PositiveInt = 8,
+        limit: NonNegative = 10.0,
+        loss_weight: NonNegative = 0.0,
+        replayed: NonNegativeInt = 1,
     ) -> None:
         self.window, self.limit, self.loss_weight, self.replayed = window, limit, loss_weight, replayed
         self.rewards: list[float] = []
@@ -134,9 +138,9 @@ class Retrospective:
 
     def __call__(self, advantage: Tensor, decisions: Decisions) -> Tensor:
         """Replace the advantage of the replayed rows, (N, 1)."""
-        again = (decisions.need("source") == self.replayed).unsqueeze(1)
-        segments = Scope(by_group_source, per=by_trajectory).segments(advantage, decisions)
-        size = segments.spread(segments.mean(advantage.abs())).clamp(min=1e-8)
+        again = (decisions.require("source") == self.replayed).unsqueeze(1)
+        segments = Scope(by_group_source, reduce_over=by_trajectory).segments(advantage, decisions)
+        size = segments.broadcast(segments.mean(advantage.abs())).clamp(min=1e-8)
         gain = self.gain(decisions)
         judged = (advantage / size * gain).clamp(-self.limit, self.limit) * (1.0 if gain >= 0 else self.loss_weight)
         return torch.where(again, judged, advantage)
@@ -147,7 +151,7 @@ class Retrospective:
 
     def _mean_reward(self, decisions: Decisions) -> float:
         first = first_rows(decisions)
-        fresh = first[decisions.need("source")[first] != self.replayed]
+        fresh = first[decisions.require("source")[first] != self.replayed]
         return float(outcome(decisions)[fresh].double().mean())
 
     def state_dict(self) -> dict[str, Any]:
@@ -164,15 +168,15 @@ def metric_of(decisions: Decisions, metric: str) -> Tensor:
     if metric in ("entropy", "length"):
         segments = Segments(by_trajectory(decisions), decisions.valid())
         if metric == "length":
-            return segments.spread(segments.count)[:, :1].to(decisions.logp_old.dtype)
-        return segments.spread(segments.mean(decisions.need("entropy")))[:, :1]
-    return decisions.need_extra(metric, per_decision=True)[:, :1]
+            return segments.broadcast(segments.count)[:, :1].to(decisions.logp_old.dtype)
+        return segments.broadcast(segments.mean(decisions.require("entropy")))[:, :1]
+    return decisions.require_extra(metric, per_decision=True)[:, :1]
 
 
 def upper_half(values: Tensor, decisions: Decisions) -> Tensor:
     """Bool `(N, 1)`: in the upper half of the rollouts of the group; of equal ones the later, and the odd one too."""
     first = first_rows(decisions)
-    group = decisions.need("group")[first]
+    group = decisions.require("group")[first]
     order = torch.argsort(values[first, 0], stable=True)
     order = order[torch.argsort(group[order], stable=True)]  # by group, then by value
     ordered = group[order]
@@ -205,16 +209,17 @@ class SharedSteps:
 
     def __call__(self, advantage: Tensor, decisions: Decisions) -> Tensor:
         """Advantages `(N, T)`."""
-        units = Units(decisions)
+        units = UnitView(decisions)
         observation, action = (
-            units.at(decisions.need_extra(name).expand(decisions.shape).long()) for name in ("observation", "action")
+            units.gather(decisions.require_extra(name).expand(decisions.shape).long())
+            for name in ("observation", "action")
         )
         group, trajectory = (
-            units.at(ids.expand(decisions.shape).long()) for ids in (by_group(decisions), by_trajectory(decisions))
+            units.gather(ids.expand(decisions.shape).long()) for ids in (by_group(decisions), by_trajectory(decisions))
         )
-        own = units.at(advantage.expand(decisions.shape))
+        own = units.gather(advantage.expand(decisions.shape))
         step = dense_ids(pair(dense_ids(pair(group, observation)), action))
         again = Segments(pair(step, trajectory), units.valid)  # a rollout counts once, however often it took the step
-        share = units.valid.to(own.dtype) / again.spread(again.count.clamp(min=1)).to(own.dtype)
+        share = units.valid.to(own.dtype) / again.broadcast(again.count.clamp(min=1)).to(own.dtype)
         segments = Segments(step, share)
-        return units.spread(segments.spread(segments.mean(own)))
+        return units.broadcast(segments.broadcast(segments.mean(own)))

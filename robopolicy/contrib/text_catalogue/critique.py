@@ -21,7 +21,7 @@ LIMIT = 10
 
 
 @dataclass(frozen=True)
-class Claimed:
+class CritiqueProblem:
     """A sum with somebody's answer to it."""
 
     sum: str  # "7+8="
@@ -31,11 +31,11 @@ class Claimed:
 
     @property
     def verdict(self) -> str:
-        """What is to be said of it."""
+        """The expected verdict."""
         return VERDICTS[self.right]
 
     @classmethod
-    def draw(cls, seed: int) -> Claimed:
+    def draw(cls, seed: int) -> CritiqueProblem:
         """Two digits, and an answer that is wrong in one of two cases."""
         return _problem(seed)[1]
 
@@ -67,12 +67,12 @@ class Critique(TextTask):
         return float(_problem(seed)[1].answer)
 
     def inquiry(self, seed: int, said: Sequence[str]) -> Inquiry | None:
-        """Ask about an answer to a sum as the task itself asks about those of others."""
+        """Prompt for a judge of an answer to a sum."""
         judges, claimed = _problem(seed)
         return None if judges else Inquiry(f"{claimed.sum}{said[-1].strip()}?", *reversed(VERDICTS))
 
 
-def _problem(seed: int) -> tuple[bool, Claimed]:
+def _problem(seed: int) -> tuple[bool, CritiqueProblem]:
     """Whether to judge, and a sum with somebody's answer."""
     draw = np.random.default_rng(seed)
     judges, wrong = draw.integers(0, 2, 2).astype(bool).tolist()
@@ -80,4 +80,4 @@ def _problem(seed: int) -> tuple[bool, Claimed]:
     errors = [error for error in ERRORS if first + second + error >= 0]
     error = int(draw.choice(errors)) if wrong else 0
     total = first + second
-    return judges, Claimed(f"{first}+{second}=", str(total), f"{first}+{second}={total + error}?", error == 0)
+    return judges, CritiqueProblem(f"{first}+{second}=", str(total), f"{first}+{second}={total + error}?", error == 0)

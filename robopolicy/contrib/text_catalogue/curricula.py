@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from robopolicy.constraints import Count, Natural, NotNegative, Positive, Share
+from robopolicy.constraints import Fraction, NonNegative, NonNegativeInt, Positive, PositiveInt
 from robopolicy.core.trackers import Tracker, floats, integers
 from robopolicy.errors import UserError
 from robopolicy.text.rollouts.prompt_samplers import Tracked, Uniform
@@ -19,7 +19,7 @@ from robopolicy.text.rollouts.protocols import Pool, Task
 class MeanTracker(Tracker):
     """Exponential moving average per key; the first observation of a key replaces the prior."""
 
-    def __init__(self, decay: Share = 0.9, prior: float = 0.0) -> None:
+    def __init__(self, decay: Fraction = 0.9, prior: float = 0.0) -> None:
         self.decay, self.prior = decay, prior
         self._mean: dict[int, float] = {}
 
@@ -53,13 +53,13 @@ class CategoryBandit(Uniform):
     categories. A category may run out within a proposal; others then take its place.
     """
 
-    def __init__(self, temperature: Positive = 1.0, rate: NotNegative = 0.1) -> None:
+    def __init__(self, temperature: Positive = 1.0, rate: NonNegative = 0.1) -> None:
         self.temperature, self.rate = temperature, rate
 
     def begin(self, pool: Pool, seed: int) -> None:
-        """Get to know the categories."""
+        """Initialise for the categories of the pool."""
         super().begin(pool, seed)
-        self._category = pool.need("category").long()
+        self._category = pool.require("category").long()
         self.value = torch.zeros(int(self._category.max()) + 1, dtype=torch.float64)  # Q
 
     def propose(self, n: int) -> list[Task]:
@@ -69,7 +69,7 @@ class CategoryBandit(Uniform):
         return [self.pool.tasks[place] for place in self.weighted(chance / size, n)]
 
     def observe(self, keys: Tensor, rewards: Tensor, advantage: Tensor) -> None:
-        """Move the values of the categories that were played."""
+        """Update the values of the sampled categories."""
         places = torch.tensor([self._places.get(key, -1) for key in keys.tolist()])
         known = places >= 0
         category = self._category[places[known]]
@@ -90,11 +90,11 @@ class CategoryBandit(Uniform):
 class Frontier(Tracked):
     """Prompt curriculum (PCL, S131): of `factor` times as many candidates, those with success rates nearest `target`.
 
-    The rate of a task that was never played counts as the target itself, so that it is tried. `factor = 1` is uniform.
+    The rate of a task without rollouts counts as the target itself, so that it is sampled. `factor = 1` is uniform.
     """
 
-    def __init__(self, factor: Count = 4, target: float = 0.5, decay: Share = 0.5) -> None:
-        """Get ready.
+    def __init__(self, factor: PositiveInt = 4, target: float = 0.5, decay: Fraction = 0.5) -> None:
+        """Validate and store the options.
 
         Args:
             factor: k, candidates per task.
@@ -113,21 +113,21 @@ class Frontier(Tracked):
 
 
 class Regret(Tracked):
-    """Tasks on which the policy lags behind the best attempt ever seen there are played again (GROOVE, S069).
+    """Resampling of tasks on which the policy is worse than the best rollout so far (GROOVE, S069).
 
     The regret of a task is the best reward of all attempts at it minus the running mean. Each task of a proposal is,
     with chance `replay`, a known one drawn with weight `rank^(-1 / temperature)`, rank 1 (shared where regrets are
     equal) being the largest regret. The others are the next of the epoch.
     """
 
-    def __init__(self, replay: Share = 0.5, temperature: Positive = 0.3, decay: Share = 0.5) -> None:
+    def __init__(self, replay: Fraction = 0.5, temperature: Positive = 0.3, decay: Fraction = 0.5) -> None:
         if not 0 <= replay <= 1 or temperature <= 0:
             raise UserError(f"regret needs replay in [0, 1] and temperature > 0, got {replay} and {temperature}.")
         super().__init__(MeanTracker(decay))
         self.replay, self.temperature = replay, temperature
 
     def begin(self, pool: Pool, seed: int) -> None:
-        """Get to know the tasks."""
+        """Initialise for the tasks of the pool."""
         super().begin(pool, seed)
         self.best = torch.full((len(pool.tasks),), -torch.inf, dtype=torch.float64)  # no attempt yet
 
@@ -140,7 +140,7 @@ class Regret(Tracked):
         return [self.pool.tasks[place] for place in (*again, *fresh[: n - known])]
 
     def weight(self) -> Tensor:
-        """(K,) of being played again; 0 where nothing was played."""
+        """Weight (K,) of sampling each task again; 0 for tasks without rollouts."""
         regret = self.best - self.tracker.read(self.keys())
         rank = 1 + len(regret) - torch.searchsorted(regret.sort().values, regret, right=True)
         return torch.where(self.best.isfinite(), rank.double() ** (-1 / self.temperature), 0.0)
@@ -162,14 +162,14 @@ class Regret(Tracked):
         self.best = state["best"].clone()
 
 
-class Staged(Uniform):
+class StageCurriculum(Uniform):
     """Stages of rising difficulty (CRAFT-GUI, S001): the next opens when the mean reward reaches `threshold`.
 
     Tasks of open stages are drawn uniformly. One stage is the uniform sampler.
     """
 
-    def __init__(self, stages: Count = 3, threshold: float = 0.7, rate: NotNegative = 0.1) -> None:
-        """Get ready.
+    def __init__(self, stages: PositiveInt = 3, threshold: float = 0.7, rate: NonNegative = 0.1) -> None:
+        """Validate and store the options.
 
         Args:
             stages: Number of equal parts of the pool, by difficulty.
@@ -183,7 +183,7 @@ class Staged(Uniform):
         """Sort the tasks into stages."""
         super().begin(pool, seed)
         order = (
-            torch.argsort(pool.need("difficulty"), stable=True) if self.stages > 1 else torch.arange(len(pool.tasks))
+            torch.argsort(pool.require("difficulty"), stable=True) if self.stages > 1 else torch.arange(len(pool.tasks))
         )
         self._stage = torch.empty_like(order)
         self._stage[order] = torch.arange(len(order)) * self.stages // len(order)
@@ -213,11 +213,11 @@ class Staged(Uniform):
         self.stage, self.mean = int(state["stage"]), float(state["mean"])
 
 
-class Shares(Uniform):
+class MixtureSampler(Uniform):
     """Fixed shares of categories, e.g. a fifth of critique tasks among the problems (Critique-Coder, S177)."""
 
-    def __init__(self, shares: Sequence[NotNegative]) -> None:
-        """Get ready.
+    def __init__(self, shares: Sequence[NonNegative]) -> None:
+        """Validate and store the options.
 
         Args:
             shares: Of categories 0, 1, ...; they sum to 1.
@@ -227,16 +227,16 @@ class Shares(Uniform):
         self.shares = tuple(shares)
 
     def begin(self, pool: Pool, seed: int) -> None:
-        """Get to know the categories."""
+        """Initialise for the categories of the pool."""
         super().begin(pool, seed)
-        self._category = pool.need("category").long()
+        self._category = pool.require("category").long()
         if (found := int(self._category.max()) + 1) > len(self.shares):
             raise UserError(f"These tasks have {found} categories, but there are shares of {len(self.shares)}.")
 
     def propose(self, n: int) -> list[Task]:
         """The share of each category, up to rounding by largest remainder."""
         places: list[int] = []
-        for category, count in enumerate(shared_out(torch.tensor(self.shares), n)):
+        for category, count in enumerate(allocate(torch.tensor(self.shares), n)):
             own = (self._category == category).nonzero().flatten()
             if count > len(own):
                 raise UserError(f"Category {category} has {len(own)} tasks, fewer than its share of {count}.")
@@ -245,14 +245,14 @@ class Shares(Uniform):
 
 
 class Instructions(Uniform):
-    """A population of instructions beside the policy (INSPO, S118): each task is attempted under one of them.
+    """A population of instructions (INSPO, S118): each task is attempted with one of them.
 
     An instruction is drawn with `softmax(mean reward / temperature)`, those with fewer than `trial` uses first. When
     there are more than `most`, the worst tried one is dropped. New ones come by `admit`.
     """
 
     def __init__(
-        self, instructions: Sequence[str], temperature: Positive = 0.1, most: Natural = 8, trial: Count = 4
+        self, instructions: Sequence[str], temperature: Positive = 0.1, most: NonNegativeInt = 8, trial: PositiveInt = 4
     ) -> None:
         self.temperature, self.most, self.trial = temperature, most, trial
         self.population: dict[str, tuple[float, int]] = dict.fromkeys(instructions, (0.0, 0))  # sum, uses
@@ -297,7 +297,7 @@ class Instructions(Uniform):
         self._given = {int(key): name for key, name in state["given"].items()}
 
 
-def shared_out(weight: Tensor, total: int) -> list[int]:
+def allocate(weight: Tensor, total: int) -> list[int]:
     """Whole numbers in proportion to weights `(K,)` that sum to `total`, by largest remainder."""
     ideal = weight.double() / weight.double().sum() * total
     share = (ideal + 1e-6).floor().long()

@@ -1,4 +1,4 @@
-"""Plans for a solver that can do one thing at a time: `7-2*3=` wants `2*3 7-a`.
+"""Plans for a solver that executes one operation at a time: `7-2*3=` wants `2*3 7-a`.
 
 Every step takes two numbers; `a` stands for what the first step gave. The solver is not trained: it does what it is
 told, and verified is whether its last result is right. `consistency` grades the share of steps that take what there is
@@ -52,7 +52,7 @@ def plan(numbers: list[str], signs: list[str]) -> str:
 
 
 def solved(steps: str) -> int | None:
-    """The solver's last result; None where it cannot do what it is told."""
+    """The solver's last result; None where a step is invalid."""
     result: int | None = None
     for step in steps.split():
         match = STEP.fullmatch(step)

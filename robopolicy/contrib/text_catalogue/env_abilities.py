@@ -1,4 +1,4 @@
-"""What recipes ask of a text environment beside playing: hints, beginnings, demonstrations, repairs and summaries.
+"""Capabilities of a text environment besides rollouts: hints, prefixes, demonstrations, repairs and summaries.
 
 `TextWorld.abilities` finds these functions by name (`robopolicy.text.rollouts.protocols.able`).
 """

@@ -1,4 +1,4 @@
-"""Factors for `Modulate`: what the advantage of a row or decision is multiplied by."""
+"""Factors for `Modulate`, which multiply the advantage of a row or decision."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from robopolicy.constraints import NotNegative, Share
+from robopolicy.constraints import Fraction, NonNegative
 from robopolicy.contrib.text_catalogue.comparisons import lengths
 from robopolicy.core.advantage import outcome
-from robopolicy.core.advantage_sources import Units
+from robopolicy.core.advantage_sources import UnitView
 from robopolicy.core.decisions import Decisions, by_group, pair
 from robopolicy.core.group_statistics import ROLLOUTS
 from robopolicy.core.segments import Segments
@@ -23,7 +23,7 @@ class LongestSuccess:
     Failures of `overlong` or more decisions do not count. A group without successes has `low`, one without failures 1.
     """
 
-    low: NotNegative = 0.1
+    low: NonNegative = 0.1
     overlong: float = 4054.0  # decisions
     success: float = 0.5  # rewards above this are successes
 
@@ -35,7 +35,7 @@ class LongestSuccess:
         counted = ~won & (length < self.overlong)
         failures = Segments(by_group(decisions), segments.weight * counted)
         typical = failures.mean(length).masked_fill(failures.count == 0, -torch.inf)
-        return segments.spread(torch.where(longest > typical, 1.0, self.low)).to(length.dtype)
+        return segments.broadcast(torch.where(longest > typical, 1.0, self.low)).to(length.dtype)
 
 
 @dataclass(frozen=True)
@@ -54,13 +54,13 @@ class OutcomeEntropy:
         """Factor `(N, 1)`."""
         reward = outcome(decisions)
         groups = ROLLOUTS.segments(reward, decisions)
-        answer = decisions.need_extra("answer", per_decision=True)
+        answer = decisions.require_extra("answer", per_decision=True)
         same = Segments(pair(by_group(decisions), answer), groups.weight)
-        share = (same.spread(same.count) / groups.spread(groups.count).clamp(min=1e-12)).clamp(min=1e-12)
-        entropy = groups.spread(groups.mean(-share.log2()))
+        share = (same.broadcast(same.count) / groups.broadcast(groups.count).clamp(min=1e-12)).clamp(min=1e-12)
+        entropy = groups.broadcast(groups.mean(-share.log2()))
         weight = torch.sigmoid(self.sharpness * (entropy - self.middle))
         if self.forced:
-            weight = weight.masked_fill(~groups.spread(groups.differs(reward)), 0.0)
+            weight = weight.masked_fill(~groups.broadcast(groups.differs(reward)), 0.0)
         return 1.0 - weight if self.complement else weight
 
 
@@ -77,7 +77,7 @@ class UnitEntropy:
 
 
 @dataclass(frozen=True)
-class Rhythm:
+class AttentionRhythm:
     """`1 + gain` on decisions where attention plans and on those that later ones look back to (S130).
 
     `extra["waad"]` (N, T) is the mean distance that a decision attends to, `extra["fai"]` (N, T) the attention it
@@ -86,7 +86,7 @@ class Rhythm:
 
     rule: str = "local"  # local: steps of waad | global: fai | coupled: global, moved to the local peak before
     gain: float = 0.5
-    share: Share = 0.4  # of the decisions of a row
+    share: Fraction = 0.4  # of the decisions of a row
     moved: float = 0.5  # share of the bonus that "coupled" moves from anchors with low waad
 
     def __post_init__(self) -> None:
@@ -96,16 +96,16 @@ class Rhythm:
     def __call__(self, decisions: Decisions) -> Tensor:
         """Factor `(N, T)`."""
         valid = decisions.valid()
-        distance = decisions.need_extra("waad")
+        distance = decisions.require_extra("waad")
         step = (distance - next_valid(distance, valid)).abs()
         peaks = top_share(step, valid, self.share)
         if self.rule == "local":
             return 1.0 + self.gain * peaks.to(step.dtype)
-        anchors = top_share(decisions.need_extra("fai"), valid, self.share)
+        anchors = top_share(decisions.require_extra("fai"), valid, self.share)
         bonus = anchors.to(step.dtype)
         if self.rule == "coupled":
             segments = Segments(torch.arange(len(valid), device=valid.device).unsqueeze(1), valid)
-            low = distance < segments.spread(segments.median(distance))
+            low = distance < segments.broadcast(segments.median(distance))
             places = torch.arange(valid.shape[1], device=valid.device).expand_as(valid)
             last = torch.cummax(torch.where(peaks, places, -1), 1)[0]  # the peak at or before each decision
             moves = anchors & low & ~peaks & (last >= 0)
@@ -116,38 +116,38 @@ class Rhythm:
 
 @dataclass(frozen=True)
 class Duration:
-    """Time that a decision took over the mean: asynchronous workers sample quick ones too often (S062).
+    """Time that a decision took over the mean: asynchronous workers oversample fast ones (S062).
 
     Times are `extra["duration"]` (N,) or (N, T) [s].
     """
 
     def __call__(self, decisions: Decisions) -> Tensor:
         """Factor `(N, 1)` or `(N, T)`."""
-        times = decisions.need_extra("duration", per_decision=True)
+        times = decisions.require_extra("duration", per_decision=True)
         valid = decisions.valid() if times.shape == decisions.shape else decisions.valid().any(1, keepdim=True)
         return times / times[valid].mean()
 
 
 @dataclass(frozen=True)
-class AfterSaturation:
+class SaturationGate:
     """`low` in the units behind the first whose potential exceeds `limit`, 1 up to it (SPAE, S149); see `potential`."""
 
-    low: NotNegative = 0.5
-    limit: NotNegative = 0.9
+    low: NonNegative = 0.5
+    limit: NonNegative = 0.9
 
     def __call__(self, decisions: Decisions) -> Tensor:
         """Factor `(N, T)`."""
-        units = Units(decisions)
-        reached = (units.at(potential(decisions)) > self.limit).long()
+        units = UnitView(decisions)
+        reached = (units.gather(potential(decisions)) > self.limit).long()
         before = torch.cumsum(reached, 1) - reached
-        return torch.where(units.spread(before) > 0, self.low, 1.0).to(decisions.logp_old.dtype)
+        return torch.where(units.broadcast(before) > 0, self.low, 1.0).to(decisions.logp_old.dtype)
 
 
 def scaled_unit_entropy(decisions: Decisions) -> Tensor:
     """Mean entropy of each decision's unit `(N, T)`, scaled to [0, 1] over the batch."""
-    units = Units(decisions)
+    units = UnitView(decisions)
     ones = torch.ones_like(decisions.logp_old)
-    mean = units.spread(units.sums(decisions.need("entropy")) / units.sums(ones).clamp(min=1.0))
+    mean = units.broadcast(units.sums(decisions.require("entropy")) / units.sums(ones).clamp(min=1.0))
     kept = mean[decisions.valid()]
     return (mean - kept.min()) / (kept.max() - kept.min()).clamp(min=1e-8)
 
@@ -158,7 +158,7 @@ def potential(decisions: Decisions) -> Tensor:
     `extra["probe_accuracy"]` (N, T) is exp of the mean log-probability of the true answer, `extra["probe_confidence"]`
     (N, T) is exp of minus the entropy of the answer: sure and wrong is -1, sure and right 1.
     """
-    accuracy, confidence = decisions.need_extra("probe_accuracy"), decisions.need_extra("probe_confidence")
+    accuracy, confidence = decisions.require_extra("probe_accuracy"), decisions.require_extra("probe_confidence")
     return 1.5 * accuracy * confidence + 0.5 * accuracy - confidence
 
 

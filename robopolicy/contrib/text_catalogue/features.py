@@ -1,4 +1,4 @@
-"""What further recipes read in a causal model.
+"""Features of a causal model for single recipes.
 
     features (N, D + 2)                of what was written: mean last hidden state, mean and largest entropy (S030)
     prompt_features (N, D)             mean last hidden state over the first prompt (S004)
@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from robopolicy.contrib.text_catalogue.bonuses import Rarity, confidence
+from robopolicy.contrib.text_catalogue.bonuses import NoveltyBonus, confidence
 from robopolicy.contrib.text_catalogue.factors import attention_distance, future_attention
 from robopolicy.core.decisions import Decisions
 from robopolicy.text.annotators import Options, Summary, choice_norms, conversations_of
@@ -32,7 +32,7 @@ def attention(policy: TextPolicy, tokens: Tensor) -> Tensor:
     """Attention `(N, L, L)` of later to earlier tokens of conversations `(N, L)`, mean over heads and layers."""
     model: Any = policy.model
     usual = model.config._attn_implementation
-    model.set_attn_implementation("eager")  # the others do not say what they attend to
+    model.set_attn_implementation("eager")  # the others do not return attention weights
     try:
         out = body_of(model)(input_ids=tokens, output_attentions=True, use_cache=False)
         return torch.stack([layer.float().mean(1) for layer in out.attentions]).mean(0)
@@ -59,7 +59,7 @@ def prompt_features(policy: TextPolicy, tokens: Tensor, start: Tensor, mask: Ten
 def probe_features(policy: TextPolicy, rows: Decisions) -> dict[str, Tensor]:
     """`features`, with the entropies that the rows recorded."""
     hidden = written_features(policy, *conversations_of(rows))
-    entropy, mask = rows.need("entropy").masked_fill(~rows.valid(), 0.0), rows.valid()
+    entropy, mask = rows.require("entropy").masked_fill(~rows.valid(), 0.0), rows.valid()
     sizes = torch.stack([entropy.sum(1) / mask.sum(1).clamp(min=1), entropy.amax(1)], 1)
     return {"features": torch.cat([hidden, sizes.to(hidden)], 1)}
 
@@ -73,7 +73,7 @@ def attention_summary(policy: TextPolicy, tokens: Tensor, start: Tensor, mask: T
     columns = torch.arange(mask.shape[1], device=mask.device)
     end = start + torch.where(mask, columns + 1, 0).amax(1)
     places = torch.arange(tokens.shape[1], device=tokens.device)
-    found = found * (places < end[:, None])[..., None]  # nobody looks from behind the end
+    found = found * (places < end[:, None])[..., None]  # no attention from positions after the end
     blank = found.new_zeros(mask.shape)
     return {
         "waad": blank.masked_scatter(mask, attention_distance(found)[row, place - 1]),  # of the state that chose
@@ -93,9 +93,9 @@ def prompt_confidence(policy: TextPolicy, rows: Decisions, share: float) -> dict
 
 @torch.no_grad()
 def clustered(policy: TextPolicy, rows: Decisions) -> dict[str, Tensor]:
-    """`cluster`, told apart within each group, whose attempts have to be among the rows."""
+    """`cluster` ids within each group, whose rollouts must all be among the rows."""
     features = written_features(policy, *conversations_of(rows))
-    group, result = rows.need("group"), torch.zeros(len(rows), dtype=torch.int64, device=features.device)
+    group, result = rows.require("group"), torch.zeros(len(rows), dtype=torch.int64, device=features.device)
     for number, key in enumerate(group.unique().tolist()):
         members = (group == key).nonzero()[:, 0]
         result[members] = number * CLUSTERS + k_means(features[members], CLUSTERS)
@@ -158,7 +158,7 @@ class PromptConfidence(Summary):
 
     def __call__(self, policy: TextPolicy, rows: Decisions, options: Options) -> dict[str, Tensor]:
         """See the top of this module."""
-        return prompt_confidence(policy, rows, options.get("share", Rarity.share))
+        return prompt_confidence(policy, rows, options.get("share", NoveltyBonus.share))
 
 
 class Clusters(Summary):

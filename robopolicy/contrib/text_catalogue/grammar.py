@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from robopolicy.errors import UserError
-from robopolicy.optional import need
+from robopolicy.optional import require
 from robopolicy.text.recipe_trainer import TextRecipe
 from robopolicy.text.scoring_options import ScoringOption
 from robopolicy.text.text_env import TextWorld
@@ -27,7 +27,7 @@ class Grammar:
     """
 
     def __init__(self, form: str, tokenizer: Tokenizer) -> None:
-        """Get ready.
+        """Validate and store the options.
 
         Args:
             form: Regular expression of the package `regex`, which can match beginnings.
@@ -36,7 +36,7 @@ class Grammar:
         Raises:
             UserError: The expression cannot be read, or `regex` is not installed.
         """
-        package: Any = need("regex", "text")
+        package: Any = require("regex", "text")
         try:
             self._form = package.compile(form)
         except package.error as error:

@@ -1,4 +1,4 @@
-"""P14, what is done about groups that teach nothing: hints, teachers, replays, repairs, or leaving them out.
+"""Interventions on groups without a training signal: hints, teachers, replays, repairs, or dropping them.
 
 Rewards are the verdicts of the world, before any composition. A group that is not triggered stays untouched, as does
 every attempt that is not replaced. What is put in its place says so by its `source`, keeps the task it was played under
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from robopolicy.constraints import Count, Natural, NotNegative, Seed
+from robopolicy.constraints import NonNegative, NonNegativeInt, PositiveInt, Seed
 from robopolicy.text.rollouts.protocols import (
     HINTED,
     REPAIRED,
@@ -28,11 +28,11 @@ from robopolicy.text.rollouts.protocols import (
     need_metric,
     rewards_of,
 )
-from robopolicy.text.rollouts.trajectories import from_plain, to_plain
+from robopolicy.text.rollouts.trajectories import from_dict, to_dict
 
 
 class WhenFailed(Intervention):
-    """Base of the interventions that wait for a group without any success."""
+    """Base of the interventions on groups without any success."""
 
     def triggered(self, rewards: Tensor) -> bool:
         """All attempts failed."""
@@ -40,7 +40,7 @@ class WhenFailed(Intervention):
 
 
 class Drop(Intervention):
-    """Groups of equal rewards are left out (DAPO); with `refill` the collector plays others in their place."""
+    """Drops groups of equal rewards (DAPO); with `refill` the collector samples others in their place."""
 
     def triggered(self, rewards: Tensor) -> bool:
         """All rewards are equal."""
@@ -52,14 +52,14 @@ class Drop(Intervention):
 
 
 class Hint(WhenFailed):
-    """The whole group is played again with ever more of the reference solution (GHPO, S099), and trained with it."""
+    """Resamples the whole group with a growing part of the reference solution (GHPO, S099)."""
 
-    def __init__(self, shares: Sequence[NotNegative] = (0.25, 0.5, 0.75), kind: str = "solution") -> None:
-        """Get ready.
+    def __init__(self, shares: Sequence[NonNegative] = (0.25, 0.5, 0.75), kind: str = "solution") -> None:
+        """Validate and store the options.
 
         Args:
             shares: Of the hint, tried in order until an attempt succeeds; the last one is kept in any case.
-            kind: Of hint that the world is asked for.
+            kind: Kind of hint.
         """
         self.shares, self.kind = tuple(shares), kind
 
@@ -76,8 +76,8 @@ class Hint(WhenFailed):
         return played
 
 
-class Scaffold(WhenFailed):
-    """The least hint that solves: one failed attempt gives way to one made with it (Scaf-GRPO, S063).
+class GradedHints(WhenFailed):
+    """Replaces one failed rollout by one made with the smallest hint that solves the task (Scaf-GRPO, S063).
 
     Hints grow kind by kind and level by level. The attempt is kept under its hint, or with `relabel` under the plain
     task, scored without the hint.
@@ -86,11 +86,11 @@ class Scaffold(WhenFailed):
     def __init__(
         self,
         kinds: Sequence[str] = ("knowledge", "plan", "solution"),
-        levels: Count = 4,
-        warmup: Natural = 50,
+        levels: PositiveInt = 4,
+        warmup: NonNegativeInt = 50,
         relabel: bool = False,
     ) -> None:
-        """Get ready.
+        """Validate and store the options.
 
         Args:
             kinds: Of hints, least first.
@@ -134,9 +134,9 @@ class Scaffold(WhenFailed):
 
 
 class Teacher(WhenFailed):
-    """Failed attempts give way to those of teachers (AMPO, S119), as many as the world knows, up to `count`."""
+    """Replaces failed rollouts by up to `count` teacher rollouts (AMPO, S119)."""
 
-    def __init__(self, count: Count = 2) -> None:
+    def __init__(self, count: PositiveInt = 2) -> None:
         self.count = count
 
     def rows(self, group: Sequence[Attempt], world: World) -> list[Attempt]:
@@ -151,7 +151,7 @@ class Demonstration(Intervention):
     A gate of -1 is RL alone, one of the size of the group imitation alone.
     """
 
-    def __init__(self, gate: Natural = 0, count: Count = 1) -> None:
+    def __init__(self, gate: NonNegativeInt = 0, count: PositiveInt = 1) -> None:
         self.gate, self.count = gate, count
 
     def triggered(self, rewards: Tensor) -> bool:
@@ -163,15 +163,15 @@ class Demonstration(Intervention):
         return able(world, "teach")(group[0].task, self.count) or list(group)
 
 
-class Repair(Intervention):
-    """Failed attempts are looked at and tried again (FATE, S020; Search-R2, S181; reflection of R3, S174).
+class SelfCorrect(Intervention):
+    """Replaces failed rollouts by self-corrected ones (FATE, S020; Search-R2, S181; reflection of R3, S174).
 
     A repair takes the place of its failure where it is better in one of the `objectives` and the failure does not
     dominate it. It keeps the task it was played under, with what went wrong in its context.
     """
 
-    def __init__(self, count: Count = 1, objectives: Sequence[str] = ()) -> None:
-        """Get ready.
+    def __init__(self, count: PositiveInt = 1, objectives: Sequence[str] = ()) -> None:
+        """Validate and store the options.
 
         Args:
             count: Attempts per group that are repaired.
@@ -205,10 +205,10 @@ class Repair(Intervention):
 
 
 class Replay(Intervention):
-    """A stored success of the same task takes the place of one failure (ARPO for GUIs, S005)."""
+    """Replaces one failure by a stored success of the same task (ARPO for GUIs, S005)."""
 
-    def __init__(self, size: Count = 8, keep: float = 0.1, spread: NotNegative = 0.05, mean: float = 0.2) -> None:
-        """Get ready.
+    def __init__(self, size: PositiveInt = 8, keep: float = 0.1, spread: NonNegative = 0.05, mean: float = 0.2) -> None:
+        """Validate and store the options.
 
         Args:
             size: Stored attempts per task, first in first out.
@@ -239,22 +239,22 @@ class Replay(Intervention):
 
     def state_dict(self) -> dict[str, Any]:
         """What is stored."""
-        return {"stored": [[to_plain(attempt) for attempt in stored] for stored in self._stored.values()]}
+        return {"stored": [[to_dict(attempt) for attempt in stored] for stored in self._stored.values()]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore `state_dict`."""
-        groups = [[from_plain(item) for item in stored] for stored in state["stored"]]
+        groups = [[from_dict(item) for item in stored] for stored in state["stored"]]
         self._stored = {group[0].task.key: deque(group, maxlen=self.size) for group in groups}
 
 
 class SampleBuffer(Intervention):
-    """Groups of equal rewards give way to earlier ones that taught something (Skywork R1V2, S167).
+    """Replaces groups of equal rewards by earlier informative ones (Skywork R1V2, S167).
 
     A stored group is drawn in proportion to its mean |reward - mean|, at most `age` batches old, and goes when drawn.
     """
 
-    def __init__(self, size: Count = 256, age: Count = 8, seed: Seed = 0) -> None:
-        """Get ready.
+    def __init__(self, size: PositiveInt = 256, age: PositiveInt = 8, seed: Seed = 0) -> None:
+        """Validate and store the options.
 
         Args:
             size: Stored groups, first in first out.
@@ -291,12 +291,12 @@ class SampleBuffer(Intervention):
 
     def state_dict(self) -> dict[str, Any]:
         """What is stored, its age, and the generator."""
-        stored = [[batch, [to_plain(attempt) for attempt in group]] for batch, group in self._stored]
+        stored = [[batch, [to_dict(attempt) for attempt in group]] for batch, group in self._stored]
         return {"stored": stored, "batches": self.batches, "generator": self._generator.get_state()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore `state_dict`."""
-        self._stored = [(int(batch), [from_plain(item) for item in group]) for batch, group in state["stored"]]
+        self._stored = [(int(batch), [from_dict(item) for item in group]) for batch, group in state["stored"]]
         self.batches = int(state["batches"])
         self._generator.set_state(state["generator"])
 

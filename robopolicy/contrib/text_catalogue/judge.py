@@ -1,4 +1,4 @@
-"""A policy as a judge of answers: how likely it says that they are right, asked as the task says.
+"""A policy as a judge of answers: its probability that they are correct, for the prompt of the task.
 
 judge: policy       key of `rollout` in a recipe: who plays also judges what is said
 judge: companion    the second policy does
@@ -23,7 +23,7 @@ from robopolicy.text.text_env import TextWorld, score, with_choices
 
 @dataclass(frozen=True)
 class Judge:
-    """Asks a policy, with the weights that it has when it is asked."""
+    """Judge with the current weights of a policy."""
 
     policy: TextPolicy
     generator: torch.Generator  # of families whose likelihoods are estimates
@@ -48,7 +48,7 @@ class Judge:
 
 @dataclass(frozen=True)
 class JudgeOption(ScoringOption):
-    """Lets one of the two policies judge what is said."""
+    """Judge by one of the two policies."""
 
     who: str  # policy | companion
 
@@ -61,15 +61,15 @@ class JudgeOption(ScoringOption):
 
     @property
     def needs(self) -> Collection[str]:  # type: ignore[override]
-        """Attempts are judged where they are played."""
+        """Rollouts are judged in the same process."""
         return ("players", "companion") if self.who == "companion" else ("players",)
 
     def prepare(self, env: TextWorld, learner: TextRecipe) -> None:
         """Give the environment its judge, which draws from the generator of the environment."""
         if type(env.task).inquiry is TextTask.inquiry:
             raise UserError(
-                f"Recipe '{learner.config.recipe}' has a judge, and task {env.task.name} does not say how "
-                "to ask one (`TextTask.inquiry`); choose another recipe or task."
+                f"Recipe '{learner.config.recipe}' has a judge, but task {env.task.name} has no judge "
+                "prompt (`TextTask.inquiry`); choose another recipe or task."
             )
         judge = env.policy if self.who == "policy" else learner.companion
         assert judge is not None  # `text_source` has seen to that

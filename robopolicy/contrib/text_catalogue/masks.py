@@ -1,4 +1,4 @@
-"""Mask rules of single methods: which decisions enter the loss."""
+"""Mask rules of single methods for the decisions that enter the loss."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from robopolicy.constraints import Count, Natural, NotNegative, Positive, PositiveShare, Share
+from robopolicy.constraints import Fraction, NonNegative, NonNegativeInt, Positive, PositiveFraction, PositiveInt
 from robopolicy.core.advantage import outcome
 from robopolicy.core.decisions import Decisions, by_trajectory, unit_numbers
-from robopolicy.core.ratios import highest, share_count
+from robopolicy.core.ratios import count_for_fraction, topk_mask
 from robopolicy.core.segments import Segments
 
 
@@ -19,7 +19,7 @@ from robopolicy.core.segments import Segments
 class FirstUnits:
     """Keep the first units of trajectories: what follows a reflection or a critique is another's (S064, S145)."""
 
-    count: Count = 1
+    count: PositiveInt = 1
 
     def __call__(self, decisions: Decisions, advantage: Tensor, log_ratio: Tensor) -> Tensor:
         """Bool `(N, T)`."""
@@ -27,29 +27,29 @@ class FirstUnits:
 
 
 @dataclass(frozen=True)
-class Unmarked:
+class KeyMask:
     """Drop decisions marked in `extra[key]`, bool (N, T): e.g. the choice of a mode while its skills are refined."""
 
     key: str
 
     def __call__(self, decisions: Decisions, advantage: Tensor, log_ratio: Tensor) -> Tensor:
         """Bool `(N, T)`."""
-        return ~decisions.need_extra(self.key, per_decision=True)
+        return ~decisions.require_extra(self.key, per_decision=True)
 
 
 @dataclass(frozen=True)
 class Source:
     """Keep rows of one source, e.g. 0 for those the policy itself drew."""
 
-    source: Natural
+    source: NonNegativeInt
 
     def __call__(self, decisions: Decisions, advantage: Tensor, log_ratio: Tensor) -> Tensor:
         """Bool `(N, T)`."""
-        return (decisions.need("source") == self.source).unsqueeze(1).expand(decisions.shape)
+        return (decisions.require("source") == self.source).unsqueeze(1).expand(decisions.shape)
 
 
 @dataclass(frozen=True)
-class Shielded:
+class ProtectedTokens:
     """Drop decisions marked in `extra[key]`, bool (N, T), where the advantage is negative (DialTree, S120).
 
     A marker of structure (a format token, the choice of a skill) is then never unlearned for what came after it.
@@ -59,11 +59,11 @@ class Shielded:
 
     def __call__(self, decisions: Decisions, advantage: Tensor, log_ratio: Tensor) -> Tensor:
         """Bool `(N, T)`."""
-        return ~(decisions.need_extra(self.key, per_decision=True) & (advantage < 0)).expand(decisions.shape)
+        return ~(decisions.require_extra(self.key, per_decision=True) & (advantage < 0)).expand(decisions.shape)
 
 
 @dataclass(frozen=True)
-class Blamed:
+class BlamedTurn:
     """Of a failed trajectory keep only the unit that a judge blames (A2P, S179): `extra[key]` int (N,), -1 for all.
 
     It reads outcomes, and therefore stands before rules that drop single decisions.
@@ -73,18 +73,18 @@ class Blamed:
 
     def __call__(self, decisions: Decisions, advantage: Tensor, log_ratio: Tensor) -> Tensor:
         """Bool `(N, T)`."""
-        blamed = decisions.need_extra(self.key, per_decision=True)
-        return (decisions.need("unit") == blamed) | (blamed < 0) | (outcome(decisions) > 0)
+        blamed = decisions.require_extra(self.key, per_decision=True)
+        return (decisions.require("unit") == blamed) | (blamed < 0) | (outcome(decisions) > 0)
 
 
 @dataclass(frozen=True)
-class Spread:
+class HighVarianceRows:
     """Keep the share of all trajectories whose advantages vary most: some of the best, some of the worst (D3S, S012).
 
     Each counts with the mean over its decisions. The advantages themselves stay those of the whole groups.
     """
 
-    share: Share = 0.5
+    share: Fraction = 0.5
 
     def __call__(self, decisions: Decisions, advantage: Tensor, log_ratio: Tensor) -> Tensor:
         """Bool `(N, T)`."""
@@ -95,7 +95,7 @@ class Spread:
         count = max(int(self.share * len(worth)), min(2, len(worth)))
         kept = torch.zeros(segments.size, dtype=torch.bool, device=mask.device)
         kept[playing[most_varied(worth, count)]] = True
-        return segments.spread(kept) & mask
+        return segments.broadcast(kept) & mask
 
 
 def most_varied(values: Tensor, count: int) -> Tensor:
@@ -118,20 +118,20 @@ def most_varied(values: Tensor, count: int) -> Tensor:
 class Informative:
     """Keep the share of decisions with the largest `|A| H`: uncertain, and with something at stake (D3S, S012)."""
 
-    share: Share = 1.0
+    share: Fraction = 1.0
 
     def __call__(self, decisions: Decisions, advantage: Tensor, log_ratio: Tensor) -> Tensor:
         """Bool `(N, T)`."""
-        stake = advantage.abs() * decisions.need("entropy")
+        stake = advantage.abs() * decisions.require("entropy")
         mask = decisions.valid()
-        return highest(stake.expand(decisions.shape), mask, share_count(mask, self.share))
+        return topk_mask(stake.expand(decisions.shape), mask, count_for_fraction(mask, self.share))
 
 
 @dataclass(frozen=True)
 class Uncertain:
     """Keep decisions whose probability was below `below` when sampled: the others leave little to choose (S013)."""
 
-    below: PositiveShare = 0.9
+    below: PositiveFraction = 0.9
 
     def __post_init__(self) -> None:
         if not 0.0 < self.below <= 1.0:
@@ -143,7 +143,7 @@ class Uncertain:
 
 
 @dataclass(frozen=True)
-class PredictedStep:
+class PredictedKL:
     """Drop decisions whose own gradient step is predicted to move the policy too far or to lose (CAPO, S052).
 
     The model of the step is of second order and knows the logits alone. With d = A (onehot(a) - p), the gradient of
@@ -152,17 +152,17 @@ class PredictedStep:
     """
 
     rate: Positive = 1.0
-    shift: NotNegative = math.inf  # largest KL [nats]
+    shift: NonNegative = math.inf  # largest KL [nats]
     gain: float = -math.inf  # smallest change
-    share: Share = 1.0  # of the decisions, at most; those with the largest shifts are dropped
+    share: Fraction = 1.0  # of the decisions, at most; those with the largest shifts are dropped
 
     def __call__(self, decisions: Decisions, advantage: Tensor, log_ratio: Tensor) -> Tensor:
         """Bool `(N, T)`."""
         p, valid = decisions.logp_old.exp(), decisions.valid()
-        squares, cubes = decisions.need_extra("collision"), decisions.need_extra("collision3")
+        squares, cubes = decisions.require_extra("collision"), decisions.require_extra("collision3")
         norm = advantage.square() * (1.0 - 2.0 * p + squares)
         curvature = advantage.square() * (p - 2.0 * p.square() + cubes - (p - squares).square())
         shift = 0.5 * self.rate**2 * curvature
         unstable = (shift > self.shift) | (self.rate * norm - advantage * shift < self.gain)
         ranked = torch.where(unstable, shift, -torch.inf)
-        return ~(unstable & highest(ranked, valid, share_count(valid, self.share)))
+        return ~(unstable & topk_mask(ranked, valid, count_for_fraction(valid, self.share)))

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from robopolicy.constraints import Natural, NotNegative, Positive
+from robopolicy.constraints import NonNegative, NonNegativeInt, Positive
 from robopolicy.contrib.text_catalogue.pair_objectives import group_pairs, squared_difference
 from robopolicy.contrib.text_catalogue.targets import DIVERGENCES
-from robopolicy.core.aggregate import masked_mean, seq_mean
+from robopolicy.core.aggregate import masked_mean, sequence_mean
 from robopolicy.core.decisions import Decisions, Partition, by_group, by_trajectory, by_unit, first_rows
 from robopolicy.core.objectives import preference_pairs, scores
 from robopolicy.core.ratios import log_ratio
@@ -29,7 +29,7 @@ class PairRegression:
     IPO. On policy its gradient is that of RLOO with the penalised reward.
     """
 
-    beta: NotNegative = 0.1
+    beta: NonNegative = 0.1
 
     def __call__(self, decisions: Decisions, advantage: Tensor, logp: Tensor) -> tuple[Tensor, Info]:
         """Mean over the trajectories of the mean over the others of their group, each pair counted once."""
@@ -50,7 +50,7 @@ class StepRegression:
     "trajectory" whole rollouts are regressed (A*-PO).
     """
 
-    beta: NotNegative = 0.1
+    beta: NonNegative = 0.1
     level: str = "unit"  # unit | trajectory
 
     def __post_init__(self) -> None:
@@ -61,7 +61,7 @@ class StepRegression:
         """Mean over the units or trajectories."""
         segments = Segments(REGRESSED[self.level](decisions), decisions.valid())
         gain = segments.mean(advantage.expand_as(logp))
-        change = segments.sum(log_ratio(logp, decisions.need("logp_ref"), decisions))
+        change = segments.sum(log_ratio(logp, decisions.require("logp_ref"), decisions))
         error = squared_difference(self.beta * change, gain, 0.0)
         loss = error.sum() / (segments.count > 0).sum().clamp(min=1)
         return loss, {"residual": loss.detach()}
@@ -89,7 +89,7 @@ class Discriminative:
         value = change.exp() if self.score == "ratio" else logp
         first = first_rows(decisions)
         rows = Segments(by_trajectory(decisions), decisions.valid())
-        mean = rows.spread(rows.mean(value))[first, :1]  # (S, 1)
+        mean = rows.broadcast(rows.mean(value))[first, :1]  # (S, 1)
         good = advantage[first, :1] > 0
         ids = by_group(decisions)[first]
         winners, losers = Segments(ids, good), Segments(ids, ~good)
@@ -97,7 +97,7 @@ class Discriminative:
             beaten = losers.mean(mean)
         else:
             top = losers.largest(mean).detach().clamp(min=-1e30)  # keeps the exponentials in range
-            share = losers.mean(((mean - losers.spread(top)) / self.temperature).clamp(max=0.0).exp())
+            share = losers.mean(((mean - losers.broadcast(top)) / self.temperature).clamp(max=0.0).exp())
             beaten = top + self.temperature * share.clamp(min=1e-30).log()
         both = (winners.count > 0) & (losers.count > 0)
         margin = (winners.mean(mean) - beaten).masked_fill(~both, 0.0)
@@ -114,7 +114,7 @@ class SetPreference:
     term keeps the winners alike. One winner and one loser: DPO.
     """
 
-    beta: NotNegative = 0.1
+    beta: NonNegative = 0.1
     variance: Positive = 1.0
 
     def __call__(self, decisions: Decisions, advantage: Tensor, logp: Tensor) -> tuple[Tensor, Info]:
@@ -123,10 +123,10 @@ class SetPreference:
         score, value = scores(logp, decisions)[first].unsqueeze(1), advantage[first, :1]
         ids = by_group(decisions)[first]
         everyone = Segments(ids, torch.ones_like(value, dtype=torch.bool))
-        best = value >= everyone.spread(everyone.largest(value))
+        best = value >= everyone.broadcast(everyone.largest(value))
         winners, losers = Segments(ids, best), Segments(ids, ~best)
         loss = -functional.logsigmoid(self.beta * (winners.mean(score) - losers.mean(score)))
-        loss = loss + self.variance * winners.mean((score - winners.spread(winners.mean(score))) ** 2)
+        loss = loss + self.variance * winners.mean((score - winners.broadcast(winners.mean(score))) ** 2)
         both = losers.count > 0
         return loss.masked_fill(~both, 0.0).sum() / both.sum().clamp(min=1), {"mixed_groups": both.to(score).mean()}
 
@@ -141,12 +141,12 @@ class EmbeddingTriplet:
     `max(0, |best - z+|^2 - |best - z-|^2 + margin) + norm (|z| - 1)^2`.
     """
 
-    margin: NotNegative = 1.0
+    margin: NonNegative = 1.0
     norm: Positive = 1.0  # weight of the unit length of the embeddings
 
     def __call__(self, decisions: Decisions, advantage: Tensor, logp: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """Mean over all ordered pairs of a group, and over the embeddings of all rows."""
-        embedding, best = decisions.need_extra("embedding"), decisions.need_extra("best")
+        embedding, best = decisions.require_extra("embedding"), decisions.require_extra("best")
         chosen, rejected = preference_pairs(decisions, advantage[:, 0])
         near = (best[chosen] - embedding[chosen]).square().sum(1)
         far = (best[chosen] - embedding[rejected]).square().sum(1)
@@ -175,45 +175,45 @@ class DivergenceImitation:
 
     def __call__(self, decisions: Decisions, advantage: Tensor, logp: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """Mean over the decisions."""
-        mask, change = decisions.valid(), log_ratio(logp, decisions.need("logp_ref"), decisions)
+        mask, change = decisions.valid(), log_ratio(logp, decisions.require("logp_ref"), decisions)
         return masked_mean(-DIVERGENCES[self.divergence](change), mask), {"kl_ref": masked_mean(change.detach(), mask)}
 
 
 @dataclass(frozen=True)
-class Taught:
+class OffPolicyRows:
     """`-A p / (p + shape)` with the current probability p of each decision of a teacher's rows (AMPO, S119).
 
     No ratio to a behaviour that is unknown, and none that is clipped: unlikely decisions learn most, likely ones hardly
-    any more. The mean is over all decisions of the batch, so that beside an estimator with the weight `from_source` and
-    the aggregation "tok" it is one mean over both kinds of rows.
+    any more. The mean is over all decisions of the batch, so that beside an estimator with the weight `source_weight`
+    and the aggregation "token_mean" it is one mean over both kinds of rows.
     """
 
-    source: Natural = 2  # of the teacher's rows
+    source: NonNegativeInt = 2  # of the teacher's rows
     shape: float = 0.1
 
     def __call__(self, decisions: Decisions, advantage: Tensor, logp: Tensor) -> tuple[Tensor, Info]:
         """Loss, and the mean probability of what was taught; 0 where nothing was."""
         valid = decisions.valid()
-        taught = valid & (decisions.need("source") == self.source).unsqueeze(1)
+        taught = valid & (decisions.require("source") == self.source).unsqueeze(1)
         chance = logp.clamp(max=0.0).exp()  # a density may exceed 1
         losses = (-advantage * chance / (chance + self.shape)).masked_fill(~taught, 0.0)
         return masked_mean(losses, valid), {"taught_probability": masked_mean(chance.detach(), taught)}
 
 
 @dataclass(frozen=True)
-class Repeated:
+class ReplayedRows:
     """`-A min(ratio, 1 + high)` of the rows of an earlier batch, beside the loss of the new ones (PIPO, S014).
 
     The ratio is bounded above alone, whatever the sign of A. Beside an estimator with the mask `source` a batch that is
     not judged, A = 0 everywhere, changes nothing.
     """
 
-    source: Natural = 1  # of the rows
-    high: NotNegative = 0.2
+    source: NonNegativeInt = 1  # of the rows
+    high: NonNegative = 0.2
 
     def __call__(self, decisions: Decisions, advantage: Tensor, logp: Tensor) -> tuple[Tensor, Info]:
         """Mean over the trajectories of the mean over their decisions; 0 where there are none."""
-        rows = decisions.valid() & (decisions.need("source") == self.source).unsqueeze(1)
+        rows = decisions.valid() & (decisions.require("source") == self.source).unsqueeze(1)
         ratio = log_ratio(logp, decisions.logp_old, decisions).exp()
-        loss = seq_mean(-advantage * ratio.clamp(max=1.0 + self.high), rows, decisions)
+        loss = sequence_mean(-advantage * ratio.clamp(max=1.0 + self.high), rows, decisions)
         return loss, {"repeated_ratio": masked_mean(ratio.detach(), rows)}

@@ -1,4 +1,4 @@
-"""Objectives on preference pairs beside DPO, and what they are made of."""
+"""Objectives on preference pairs, and their helper functions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from robopolicy.constraints import NotNegative, Positive, Share
+from robopolicy.constraints import Fraction, NonNegative, Positive
 from robopolicy.core.decisions import Decisions, by_group, by_trajectory, first_rows
 from robopolicy.core.objectives import Info, agreement, logistic_pair, mean_or_zero, preference_pairs, scores
 from robopolicy.core.ratios import log_ratio
@@ -23,15 +23,15 @@ class Contrastive:
     below 1 the losing segment is not pushed out of the policy.
     """
 
-    alpha: NotNegative = 0.1
-    penalty: NotNegative = 0.5  # lambda_b in (0, 1]
-    gamma: Share = 1.0  # per unit
+    alpha: NonNegative = 0.1
+    penalty: NonNegative = 0.5  # lambda_b in (0, 1]
+    gamma: Fraction = 1.0  # per unit
 
     def __call__(self, decisions: Decisions, advantage: Tensor, logp: Tensor) -> tuple[Tensor, Info]:
         """Mean over the pairs."""
         segments = Segments(by_trajectory(decisions), decisions.valid())
         time = decisions.unit if decisions.unit is not None else torch.zeros_like(decisions.depths())
-        score = segments.spread(segments.sum(logp * torch.pow(self.gamma, time.to(logp.dtype))))[:, 0]
+        score = segments.broadcast(segments.sum(logp * torch.pow(self.gamma, time.to(logp.dtype))))[:, 0]
         chosen, rejected = preference_pairs(decisions, advantage[:, 0])
         loss = logistic_pair(score[chosen], self.penalty * score[rejected], self.alpha)
         return mean_or_zero(loss), agreement(score, chosen, rejected)
@@ -67,13 +67,13 @@ class NashPair:
     its group. Opponents are of the same batch; draw them from an averaged or mixed policy for the mirror-prox step.
     """
 
-    beta: NotNegative = 0.1
+    beta: NonNegative = 0.1
 
     def __call__(self, decisions: Decisions, advantage: Tensor, logp: Tensor) -> tuple[Tensor, Info]:
         """Mean over the trajectories."""
         first = first_rows(decisions)
         segments = Segments(by_trajectory(decisions), decisions.valid())
-        total = segments.spread(segments.sum(logp))[first, 0]
+        total = segments.broadcast(segments.sum(logp))[first, 0]
         pull = scores(logp, decisions).detach()[first]
         wins = win_rate(decisions, advantage[:, 0])[first]
         return ((self.beta * pull - (wins - 0.5)) * total).mean(), {"kl_ref": pull.mean()}
@@ -88,7 +88,7 @@ class AnchoredPair:
     as worse and is pushed away, else it is imitated too: `-log sigmoid(beta (r+ -+ r-))`.
     """
 
-    beta: NotNegative = 0.1
+    beta: NonNegative = 0.1
 
     def __call__(self, decisions: Decisions, advantage: Tensor, logp: Tensor) -> tuple[Tensor, Info]:
         """Mean over the pairs; 0 where no two outcomes differ."""

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from robopolicy.core.aggregate import weights_of
+from robopolicy.core.aggregate import mask_weights
 from robopolicy.core.decisions import Decisions, by_group, by_unit, pair, unit_numbers
 from robopolicy.core.segments import Segments
 
 
 def unit_mean(loss: Tensor, mask: Tensor | None, decisions: Decisions, length: float = 1.0) -> Tensor:
     """Mean over units of the mean over their decisions."""
-    segments = Segments(by_unit(decisions), weights_of(loss, mask))
+    segments = Segments(by_unit(decisions), mask_weights(loss, mask))
     return segments.mean(loss).sum() / (segments.count > 0).sum().clamp(min=1)
 
 
 def by_key(decisions: Decisions, *, key: str) -> Tensor:
     """Entries with the same recorded id, `extra[key]` int (N,) or (N, T), e.g. a cluster."""
-    return decisions.need_extra(key, per_decision=True)
+    return decisions.require_extra(key, per_decision=True)
 
 
 def by_group_unit(decisions: Decisions) -> Tensor:
@@ -27,4 +27,4 @@ def by_group_unit(decisions: Decisions) -> Tensor:
 
 def by_group_source(decisions: Decisions) -> Tensor:
     """Rows of one group and one source."""
-    return pair(by_group(decisions), decisions.need("source").unsqueeze(1))
+    return pair(by_group(decisions), decisions.require("source").unsqueeze(1))

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from robopolicy.constraints import Count, NotNegative, Positive
+from robopolicy.constraints import NonNegative, Positive, PositiveInt
 from robopolicy.core.advantage import outcome
 from robopolicy.core.decisions import Decisions, first_rows
 from robopolicy.core.group_statistics import ROLLOUTS
@@ -70,12 +70,12 @@ class ProbeBaseline:
 
     centres: ClassVar[bool] = True
 
-    def __init__(self, components: Count = 32, ridge: NotNegative = 1.0, size: Count = 4096) -> None:
+    def __init__(self, components: PositiveInt = 32, ridge: NonNegative = 1.0, size: PositiveInt = 4096) -> None:
         self.probe = RidgeProbe(components, ridge, size)
 
     def __call__(self, advantage: Tensor, decisions: Decisions) -> Tensor:
         """Centre the advantage."""
-        predicted = self.probe.predict(decisions.need_extra("features")).to(advantage).unsqueeze(1)
+        predicted = self.probe.predict(decisions.require_extra("features")).to(advantage).unsqueeze(1)
         return advantage - siblings(predicted, decisions)
 
     def observe(self, decisions: Decisions) -> None:
@@ -83,9 +83,9 @@ class ProbeBaseline:
         first = first_rows(decisions)
         reward = outcome(decisions)
         segments = ROLLOUTS.segments(reward, decisions)
-        alone = segments.spread(segments.count) < 1.5
+        alone = segments.broadcast(segments.count) < 1.5
         targets = torch.where(alone, reward, siblings(reward, decisions))[first, 0]
-        self.probe.observe(decisions.need_extra("features")[first], targets)
+        self.probe.observe(decisions.require_extra("features")[first], targets)
 
     def state_dict(self) -> dict[str, Any]:
         """State of the probe."""
@@ -105,7 +105,7 @@ class ContextBaseline:
 
     centres: ClassVar[bool] = True
 
-    def __init__(self, width: Positive = 1.0, size: Count = 4096, prior: NotNegative = 0.5) -> None:
+    def __init__(self, width: Positive = 1.0, size: PositiveInt = 4096, prior: NonNegative = 0.5) -> None:
         self.width, self.size, self.prior = width, size, prior
         self.features: Tensor | None = None  # (M, D)
         self.outcomes: Tensor | None = None  # (M,)
@@ -120,12 +120,12 @@ class ContextBaseline:
 
     def __call__(self, advantage: Tensor, decisions: Decisions) -> Tensor:
         """Centre the advantage."""
-        return advantage - self.predict(decisions.need_extra("prompt_features")).to(advantage).unsqueeze(1)
+        return advantage - self.predict(decisions.require_extra("prompt_features")).to(advantage).unsqueeze(1)
 
     def observe(self, decisions: Decisions) -> None:
         """Remember prompts and outcomes."""
         first = first_rows(decisions)
-        features = decisions.need_extra("prompt_features")[first].double().cpu()
+        features = decisions.require_extra("prompt_features")[first].double().cpu()
         outcomes = outcome(decisions)[first, 0].double().cpu()
         if self.features is not None and self.outcomes is not None:
             features, outcomes = torch.cat([self.features, features]), torch.cat([self.outcomes, outcomes])
@@ -143,6 +143,6 @@ class ContextBaseline:
 def siblings(values: Tensor, decisions: Decisions) -> Tensor:
     """Mean of `values` (N, 1) over the other rollouts of the group; 0 where there is none."""
     segments = ROLLOUTS.segments(values, decisions)
-    count = segments.spread(segments.count)
-    total = segments.spread(segments.sum(values))
+    count = segments.broadcast(segments.count)
+    total = segments.broadcast(segments.sum(values))
     return torch.where(count > 1.5, (total - values) / (count - 1.0).clamp(min=1.0), 0.0)

@@ -1,4 +1,4 @@
-"""Diagnostics of a run: coverage, entropy, whom an update hurts. None has a gradient."""
+"""Diagnostics of a run: coverage, entropy, interference. None has a gradient."""
 
 from __future__ import annotations
 

@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 
 
-def soup(states: Sequence[Mapping[str, Tensor]], weights: Sequence[float] | None = None) -> dict[str, Tensor]:
+def average_weights(
+    states: Sequence[Mapping[str, Tensor]], weights: Sequence[float] | None = None
+) -> dict[str, Tensor]:
     """Weighted mean of the parameters of several policies (SALSA, S104); integers are those of the first.
 
     Args:

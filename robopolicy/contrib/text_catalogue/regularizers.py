@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from robopolicy.constraints import Count, NotNegative, Positive
+from robopolicy.constraints import NonNegative, Positive, PositiveInt
 from robopolicy.core.advantage import outcome
 from robopolicy.core.aggregate import masked_mean
 from robopolicy.core.decisions import Decisions, by_group
@@ -29,11 +29,11 @@ class Imitation:
         """Penalty, a scalar."""
         keep = decisions.valid()
         if self.rows == "shown":
-            keep = keep & (decisions.need("source") != 0).unsqueeze(1)
+            keep = keep & (decisions.require("source") != 0).unsqueeze(1)
         elif self.rows == "best":
             reward = outcome(decisions)
             group = Segments(by_group(decisions), torch.ones_like(reward, dtype=torch.bool))
-            keep = keep & group.spread(group.differs(reward)) & (reward >= group.spread(group.largest(reward)))
+            keep = keep & group.broadcast(group.differs(reward)) & (reward >= group.broadcast(group.largest(reward)))
         return masked_mean(-logp, keep)
 
 
@@ -44,7 +44,7 @@ class KLBarrier:
     Within the limit there is no penalty and no gradient (DisCO, S103).
     """
 
-    limit: NotNegative = 1e-4  # nats per decision
+    limit: NonNegative = 1e-4  # nats per decision
     slope: float = 1e3
 
     def __call__(self, decisions: Decisions, advantage: Tensor, logp: Tensor, entropy: Tensor | None) -> Tensor:
@@ -59,7 +59,7 @@ class Adaptive(Controller):
     `count` is the number of trajectories; batches of more than `horizon` count as that many, so the factor is positive.
     """
 
-    def __init__(self, value: float, target: Positive, horizon: Count) -> None:
+    def __init__(self, value: float, target: Positive, horizon: PositiveInt) -> None:
         self.value, self.target, self.horizon = value, target, horizon
 
     def update(self, measured: float, count: int = 1) -> None:

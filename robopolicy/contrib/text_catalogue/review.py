@@ -6,19 +6,19 @@ Verified is the answer. Graded beside it are `verdict` (of the first message), `
 
 from __future__ import annotations
 
-from robopolicy.contrib.text_catalogue.critique import VERDICTS, Claimed
+from robopolicy.contrib.text_catalogue.critique import VERDICTS, CritiqueProblem
 from robopolicy.text.task import FORMAT, Episode, TextTask, Turn
 
 
-class Second(Episode):
+class ReviewEpisode(Episode):
     """A verdict, and then an answer of one's own."""
 
-    def __init__(self, claimed: Claimed) -> None:
+    def __init__(self, claimed: CritiqueProblem) -> None:
         self.claimed, self._judged = claimed, False
         self.prompt = claimed.question
 
     def step(self, completion: str) -> Turn:
-        """Hear the verdict, then the answer."""
+        """Receive the verdict, then the answer."""
         said, claimed = completion.strip(), self.claimed
         if not self._judged:
             self._judged = True
@@ -31,7 +31,7 @@ class Second(Episode):
         )
 
     def demonstration(self) -> list[str]:
-        """What is still to be said."""
+        """The remaining messages of the demonstration."""
         return [self.claimed.answer] if self._judged else [self.claimed.verdict, self.claimed.answer]
 
 
@@ -41,6 +41,6 @@ class Review(TextTask):
     name = "text/review"
     prompt_bytes, completion_bytes, max_turns = 32, 6, 2
 
-    def episode(self, seed: int) -> Second:
+    def episode(self, seed: int) -> ReviewEpisode:
         """Another's sum of two digits."""
-        return Second(Claimed.draw(seed))
+        return ReviewEpisode(CritiqueProblem.draw(seed))

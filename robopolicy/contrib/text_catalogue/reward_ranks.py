@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from robopolicy.constraints import Share
+from robopolicy.constraints import Fraction
 from robopolicy.text.rollouts.protocols import Outcomes, Reward
 
 
@@ -24,8 +24,8 @@ class Rank(Reward):
 
     def __call__(self, outcomes: Outcomes) -> Tensor:
         """Rewards `(M,)`."""
-        ranked = in_groups(outcomes.key, outcomes.need(self.metric), ranks)
-        return ranked if self.where is None else torch.where(outcomes.need(self.where) > 0, ranked, outcomes.reward)
+        ranked = in_groups(outcomes.key, outcomes.require(self.metric), ranks)
+        return ranked if self.where is None else torch.where(outcomes.require(self.where) > 0, ranked, outcomes.reward)
 
 
 @dataclass(frozen=True)
@@ -36,13 +36,13 @@ class RankFailures(Reward):
     """
 
     metric: str = "progress"
-    share: Share = 0.1
+    share: Fraction = 0.1
 
     def __call__(self, outcomes: Outcomes) -> Tensor:
         """Rewards `(M,)`."""
         failed = outcomes.reward <= 0.5
         reward = outcomes.reward.clone()
-        metric = outcomes.need(self.metric)[failed]
+        metric = outcomes.require(self.metric)[failed]
         reward[failed] += self.share * in_groups(outcomes.key[failed], metric, ranks)
         return reward
 
@@ -58,7 +58,9 @@ class ParetoRank(Reward):
 
     def __call__(self, outcomes: Outcomes) -> Tensor:
         """Rewards `(M,)`."""
-        return in_groups(outcomes.key, torch.stack([outcomes.need(name) for name in self.objectives], 1), fronts)
+        return in_groups(
+            outcomes.key, torch.stack([outcomes.require(name) for name in self.objectives], 1), pareto_ranks
+        )
 
 
 def in_groups(key: Tensor, values: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
@@ -72,19 +74,19 @@ def in_groups(key: Tensor, values: Tensor, function: Callable[[Tensor], Tensor])
 
 def ranks(values: Tensor) -> Tensor:
     """Ranks `(G,)` from 0 to 1 of values `(G,)`; one alone gets 0.5."""
-    return fronts(values.unsqueeze(1))
+    return pareto_ranks(values.unsqueeze(1))
 
 
-def fronts(values: Tensor) -> Tensor:
+def pareto_ranks(values: Tensor) -> Tensor:
     """Share `(G,)` of the others by which each of `(G, O)` is not dominated, equal ones counting half."""
     if len(values) == 1:
         return torch.full((1,), 0.5, dtype=torch.float64)
     equal = (values[:, None] == values).all(2)
-    dominated = beats(values).double().sum(0) + 0.5 * (equal.double().sum(1) - 1.0)
+    dominated = dominance_matrix(values).double().sum(0) + 0.5 * (equal.double().sum(1) - 1.0)
     return 1.0 - dominated / (len(values) - 1)
 
 
-def beats(values: Tensor) -> Tensor:
+def dominance_matrix(values: Tensor) -> Tensor:
     """Whether `[i, j]` row i of objectives `(K, O)`, higher is better, is nowhere worse than j and somewhere better."""
     mine, other = values[:, None], values
     return (mine >= other).all(2) & (mine > other).any(2)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from robopolicy.constraints import NotNegative, Share
+from robopolicy.constraints import Fraction, NonNegative
 from robopolicy.text.rollouts.protocols import Outcomes, Reward
 
 
@@ -24,7 +24,7 @@ class Sum(Reward):
 
     def __call__(self, outcomes: Outcomes) -> Tensor:
         """Rewards `(M,)`."""
-        return sum((weight * outcomes.need(name) for name, weight in self.terms.items()), 0.0 * outcomes.reward)
+        return sum((weight * outcomes.require(name) for name, weight in self.terms.items()), 0.0 * outcomes.reward)
 
 
 @dataclass(frozen=True)
@@ -46,25 +46,25 @@ class Gated(Reward):
         """Rewards `(M,)`."""
         total, opened = torch.zeros_like(outcomes.reward), torch.ones_like(outcomes.reward)
         for name, weight in zip(self.levels, self.weights, strict=True):
-            score = outcomes.need(name)
+            score = outcomes.require(name)
             total = total + weight * score * opened
             opened = opened * (score >= self.threshold)
         return total
 
 
 @dataclass(frozen=True)
-class Least(Reward):
-    """The smallest of some criteria: what a perfect adversary would point at (RLAC, S173)."""
+class Minimum(Reward):
+    """The minimum of some criteria: the choice of a perfect adversary (RLAC, S173)."""
 
     criteria: Sequence[str]
 
     def __call__(self, outcomes: Outcomes) -> Tensor:
         """Rewards `(M,)`."""
-        return torch.stack([outcomes.need(name) for name in self.criteria]).amin(0)
+        return torch.stack([outcomes.require(name) for name in self.criteria]).amin(0)
 
 
 @dataclass(frozen=True)
-class Criterion(Reward):
+class ChosenCriterion(Reward):
     """The one criterion that a critic chose for each attempt (RLAC, S173), who earns the rest (`ZeroSum`)."""
 
     criteria: Sequence[str]
@@ -72,32 +72,32 @@ class Criterion(Reward):
 
     def __call__(self, outcomes: Outcomes) -> Tensor:
         """Rewards `(M,)`."""
-        scores = torch.stack([outcomes.need(name) for name in self.criteria], 1)  # (M, C)
-        return scores.gather(1, outcomes.need(self.choice).long().unsqueeze(1)).squeeze(1)
+        scores = torch.stack([outcomes.require(name) for name in self.criteria], 1)  # (M, C)
+        return scores.gather(1, outcomes.require(self.choice).long().unsqueeze(1)).squeeze(1)
 
 
 @dataclass(frozen=True)
 class ZeroSum(Reward):
-    """Of two players one earns the reward and the other what is missing from `total` (RLAC: 1; SPC, S155: 0)."""
+    """Zero-sum reward of two roles: one earns the reward, the other `total` minus it (RLAC: 1; SPC, S155: 0)."""
 
     role: str = "role"  # metric: 0 for the player who earns the reward, 1 for its adversary
     total: float = 1.0
 
     def __call__(self, outcomes: Outcomes) -> Tensor:
         """Rewards `(M,)`."""
-        return torch.where(outcomes.need(self.role) > 0.5, self.total - outcomes.reward, outcomes.reward)
+        return torch.where(outcomes.require(self.role) > 0.5, self.total - outcomes.reward, outcomes.reward)
 
 
 @dataclass(frozen=True)
 class Debate(Reward):
     """`(1 - share)` of the reward and `share` of a judge's verdict on a debate about it (S141)."""
 
-    share: Share = 0.5
+    share: Fraction = 0.5
     verdict: str = "verdict"
 
     def __call__(self, outcomes: Outcomes) -> Tensor:
         """Rewards `(M,)`."""
-        return (1.0 - self.share) * outcomes.reward + self.share * outcomes.need(self.verdict)
+        return (1.0 - self.share) * outcomes.reward + self.share * outcomes.require(self.verdict)
 
 
 class Refinement(Reward):
@@ -107,9 +107,9 @@ class Refinement(Reward):
     """
 
     def __init__(
-        self, first: NotNegative = 200, bonus: float = 0.2, right: str = "verdict", refined: str = "refined"
+        self, first: NonNegative = 200, bonus: float = 0.2, right: str = "verdict", refined: str = "refined"
     ) -> None:
-        """Get ready.
+        """Validate and store the options.
 
         Args:
             first: Batches of the first stage; .inf: it does not end.
@@ -122,8 +122,8 @@ class Refinement(Reward):
 
     def __call__(self, outcomes: Outcomes) -> Tensor:
         """Rewards `(M,)`."""
-        right = outcomes.need(self.right) > 0.5
-        earned = 1.0 if self.batches < self.first else outcomes.need(self.refined) + self.bonus
+        right = outcomes.require(self.right) > 0.5
+        earned = 1.0 if self.batches < self.first else outcomes.require(self.refined) + self.bonus
         self.batches += 1
         return torch.where(right, earned, -torch.ones_like(outcomes.reward))
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from robopolicy.constraints import NotNegative
+from robopolicy.constraints import NonNegative
 from robopolicy.contrib.text_catalogue.reward_terms import cosine_calls
 from robopolicy.text.rollouts.protocols import Outcomes, Reward
 
@@ -21,7 +21,7 @@ class ToolCalls(Reward):
     """
 
     def __init__(self, calls: str = "calls", scale: float = 4.0, weight: float = 1.0) -> None:
-        """Get ready.
+        """Validate and store the options.
 
         Args:
             calls: Metric that counts them (steps, contacts and interventions are counted alike).
@@ -33,7 +33,7 @@ class ToolCalls(Reward):
 
     def __call__(self, outcomes: Outcomes) -> Tensor:
         """Rewards `(M,)`."""
-        calls = outcomes.need(self.calls)
+        calls = outcomes.require(self.calls)
         for key, count, reward in zip(outcomes.key.tolist(), calls.tolist(), outcomes.reward.tolist(), strict=True):
             if reward > 0.5:
                 self._fewest[key] = min(count, self._fewest.get(key, math.inf))
@@ -58,7 +58,7 @@ class HypervolumeFactor(Reward):
     """
 
     def __init__(self, metrics: Sequence[str], reference: Sequence[float]) -> None:
-        """Get ready.
+        """Validate and store the options.
 
         Args:
             metrics: Objectives, higher is better.
@@ -73,7 +73,7 @@ class HypervolumeFactor(Reward):
         self.front: list[tuple[float, ...]] = []
         self.gain = 0.0
 
-    def reached(self, point: Sequence[float]) -> None:
+    def update_front(self, point: Sequence[float]) -> None:
         """Compare the objectives of a batch with the front, and put them on it where nothing beats them."""
         added = tuple(point)
         whole = hypervolume([*self.front, added], self.reference)
@@ -83,7 +83,7 @@ class HypervolumeFactor(Reward):
 
     def __call__(self, outcomes: Outcomes) -> Tensor:
         """Rewards `(M,)`."""
-        self.reached([float(outcomes.need(name).mean()) for name in self.metrics])
+        self.update_front([float(outcomes.require(name).mean()) for name in self.metrics])
         return outcomes.reward * (0.5 + 1.5 * math.tanh(self.gain))
 
     def state_dict(self) -> dict[str, Any]:
@@ -102,8 +102,8 @@ class GradientWeights(Reward):
     `w <- softmax(log w + rate <g_i, sum_j g_j> / mu)` stays on the simplex; a rate of 0 keeps it.
     """
 
-    def __init__(self, objectives: Sequence[str], rate: NotNegative = 1.0, regularization: NotNegative = 1.0) -> None:
-        """Get ready.
+    def __init__(self, objectives: Sequence[str], rate: NonNegative = 1.0, regularization: NonNegative = 1.0) -> None:
+        """Validate and store the options.
 
         Args:
             objectives: Metrics.
@@ -120,7 +120,7 @@ class GradientWeights(Reward):
 
     def __call__(self, outcomes: Outcomes) -> Tensor:
         """Rewards `(M,)`."""
-        return torch.stack([outcomes.need(name) for name in self.followed], 1).double() @ self.weight
+        return torch.stack([outcomes.require(name) for name in self.followed], 1).double() @ self.weight
 
     def state_dict(self) -> dict[str, Any]:
         """The weights."""

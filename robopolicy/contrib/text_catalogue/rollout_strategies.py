@@ -1,4 +1,4 @@
-"""How the attempts at a task hang together: trees, beginnings from data, hints, restated tasks, modes."""
+"""Rollout strategies: trees, prefixes from data, hints, rewritten tasks, modes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from robopolicy.constraints import Count, NotNegative, Seed, Share
+from robopolicy.constraints import Fraction, NonNegative, PositiveInt, Seed
 from robopolicy.text.rollouts.protocols import HINTED, Attempt, Task, Topology, World, able, need_metric
 from robopolicy.text.rollouts.strategies import Flat, Random
 from robopolicy.text.rollouts.trajectories import groups_of
@@ -22,8 +22,10 @@ class Tree(Random):
     leaves than the budget are thinned at random, missing ones are played from the start. One branch per unit is flat.
     """
 
-    def __init__(self, width: Count = 4, depth: Count = 5, prune: str | None = None, seed: Seed = 0) -> None:
-        """Get ready.
+    def __init__(
+        self, width: PositiveInt = 4, depth: PositiveInt = 5, prune: str | None = None, seed: Seed = 0
+    ) -> None:
+        """Validate and store the options.
 
         Args:
             width: Continuations of each unit.
@@ -68,7 +70,7 @@ class ResetFromData(Random):
     decision of the policy. A share of 0 is flat.
     """
 
-    def __init__(self, share: Share = 1.0, seed: Seed = 0) -> None:
+    def __init__(self, share: Fraction = 1.0, seed: Seed = 0) -> None:
         super().__init__(seed)
         self.share = share
 
@@ -90,9 +92,9 @@ class AdaptiveHints(Random):
     """
 
     def __init__(
-        self, low: NotNegative = 0.0, high: NotNegative = 0.8, noise: NotNegative = 0.05, seed: Seed = 0
+        self, low: NonNegative = 0.0, high: NonNegative = 0.8, noise: NonNegative = 0.05, seed: Seed = 0
     ) -> None:
-        """Get ready.
+        """Validate and store the options.
 
         Args:
             low: Share of the solution given where the plain half succeeds.
@@ -104,7 +106,7 @@ class AdaptiveHints(Random):
         self.low, self.high, self.noise = low, high, noise
 
     def rollout(self, world: World, tasks: Sequence[Task]) -> list[Attempt]:
-        """The plain halves first, as they decide how much is told."""
+        """Roll out the plain halves first, because they determine the length of the hints."""
         plain = Flat().rollout(world, [replace(task, budget=task.budget - task.budget // 2) for task in tasks])
         helped: list[Task] = []
         for task, group in zip(tasks, groups_of(plain), strict=True):
@@ -120,14 +122,14 @@ class AdaptiveHints(Random):
 
 
 class Rewritten(Topology):
-    """Tasks restated by how they went (CLPO, S070): failed ones simpler, half-solved ones varied, beside the originals.
+    """Tasks restated by how they went (CLPO, S070): failed ones simpler, half-solved ones varied, plus the originals.
 
     The restatements have keys, and so groups, of their own and come on top of the budget. With `hard` below 0 and an
     empty middle nothing is restated.
     """
 
-    def __init__(self, hard: Share = 0.3, easy: Share = 0.7) -> None:
-        """Get ready.
+    def __init__(self, hard: Fraction = 0.3, easy: Fraction = 0.7) -> None:
+        """Validate and store the options.
 
         Args:
             hard: Success rate up to which a task is restated simpler.
@@ -152,23 +154,23 @@ class Rewritten(Topology):
 
 
 class Privileged(Topology):
-    """Part of a group is played with a document that the policy is to do without (TriMPI, S029).
+    """Rolls out part of a group with a document that the policy will not have later (TriMPI, S029).
 
     Its attempts join the group as answers to the plain task: scored without the document, `logp_behaviour` with it. A
     share of 0 is flat.
     """
 
-    def __init__(self, share: Share = 0.5, kind: str = "document") -> None:
-        """Get ready.
+    def __init__(self, share: Fraction = 0.5, kind: str = "document") -> None:
+        """Validate and store the options.
 
         Args:
-            share: Of the budget, played with the document.
-            kind: Of hint that the world is asked for.
+            share: Fraction of the budget with the document.
+            kind: Kind of hint.
         """
         self.share, self.kind = share, kind
 
     def rollout(self, world: World, tasks: Sequence[Task]) -> list[Attempt]:
-        """The plain ones, then those that were told."""
+        """Roll out the plain ones, then those with the document."""
         counts = [round(self.share * task.budget) for task in tasks]
         plain = Flat().rollout(world, [replace(t, budget=t.budget - n) for t, n in zip(tasks, counts, strict=True)])
         asked = [task for task, count in zip(tasks, counts, strict=True) for _ in range(count)]
@@ -179,8 +181,8 @@ class Privileged(Topology):
         return side_by_side(plain, [replace(attempt, source=HINTED) for attempt in helped])
 
 
-class Modes(Topology):
-    """A fixed share of every group in each mode (A2FM, S046), told by the context; costs are a matter of the reward."""
+class PromptModes(Topology):
+    """A fixed fraction of every group in each mode (A2FM, S046), given in the context; the reward has the costs."""
 
     def __init__(self, modes: Sequence[str]) -> None:
         self.modes = tuple(modes)
@@ -196,14 +198,14 @@ class Modes(Topology):
         )
 
 
-class Requery(Topology):
-    """Attempts that a critic does not think good enough are asked for again (ReAd, S144), the best one is kept.
+class Resample(Topology):
+    """Resamples rollouts with low critic values (ReAd, S144) and keeps the best one.
 
     The critic is a metric of the world. The cost is up to `queries` attempts for each that is returned.
     """
 
-    def __init__(self, metric: str = "advantage", threshold: float = 0.0, queries: Count = 3) -> None:
-        """Get ready.
+    def __init__(self, metric: str = "advantage", threshold: float = 0.0, queries: PositiveInt = 3) -> None:
+        """Validate and store the options.
 
         Args:
             metric: What the critic says of an attempt.

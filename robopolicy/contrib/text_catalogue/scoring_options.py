@@ -1,4 +1,4 @@
-"""Further ways of scoring rows, each a key of `rollout` in a recipe.
+"""Scoring options of single recipes, each a key of `rollout`.
 
 score_temperatures: {KEY: FACTOR}   extra[KEY] (N, T): log-probabilities at FACTOR times the temperature of the row
 reference: soup                     the reference is the mean of the weights of the start and of the companion
@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 from robopolicy.algorithms.common.algorithm import Checkpointable, frozen_copy
-from robopolicy.constraints import Count, Natural, Positive, PositiveShare
+from robopolicy.constraints import NonNegativeInt, Positive, PositiveFraction, PositiveInt
 from robopolicy.contrib.text_catalogue.annotators import SegmentValue
-from robopolicy.contrib.text_catalogue.references import soup
+from robopolicy.contrib.text_catalogue.references import average_weights
 from robopolicy.core.decisions import Decisions
-from robopolicy.core.options import checked
+from robopolicy.core.options import validate_option
 from robopolicy.errors import UserError
 from robopolicy.text.annotators import Aside
 from robopolicy.text.policy import TextPolicy
@@ -37,19 +37,19 @@ def entries(key: str, value: Any, hints: Mapping[str, Any]) -> dict[str, Any]:
         raise ValueError(f"rollout.{key} must be a mapping, got {value!r}.")
     if value.keys() != hints.keys():
         raise ValueError(f"rollout.{key} takes {' and '.join(hints)}, got {dict(value)}.")
-    return {name: checked(f"rollout.{key}.{name}", hint, value[name]) for name, hint in hints.items()}
+    return {name: validate_option(f"rollout.{key}.{name}", hint, value[name]) for name, hint in hints.items()}
 
 
 @dataclass(frozen=True)
 class Temperatures(ScoringOption):
-    """What was written, scored at other temperatures (S007)."""
+    """Scores of the responses at other temperatures (S007)."""
 
     factors: Mapping[str, float]  # of the temperature of each row, by key of `extra`
 
     @classmethod
     def parse(cls, value: Any) -> Self:
         """See the top of this module."""
-        return cls(checked("rollout.score_temperatures", Mapping[str, Positive], value))
+        return cls(validate_option("rollout.score_temperatures", Mapping[str, Positive], value))
 
     def score(self, rows: Decisions, learner: TextRecipe) -> Decisions:
         """Score at every temperature."""
@@ -63,7 +63,7 @@ class Temperatures(ScoringOption):
 
 @dataclass(frozen=True)
 class SoupReference(ScoringOption):
-    """A reference between the start of the run and the companion (SALSA, S104)."""
+    """A reference that averages the initial policy and the companion (SALSA, S104)."""
 
     needs: ClassVar[Collection[str]] = ("companion",)
 
@@ -79,14 +79,14 @@ class SoupReference(ScoringOption):
         if learner.companion is None:
             return
         try:
-            start.load_state_dict(soup([start.state_dict(), learner.companion.state_dict()]))
+            start.load_state_dict(average_weights([start.state_dict(), learner.companion.state_dict()]))
         except (RuntimeError, ValueError) as error:
             raise UserError(f"algorithm.companion is of another architecture than the policy: {error}") from error
 
 
 @dataclass(frozen=True)
 class HiddenLayer(ScoringOption):
-    """First a hidden layer is learned, then the policy (BuPO, S036)."""
+    """Trains a hidden layer first, then the policy (BuPO, S036)."""
 
     number: int  # of the hidden layer
     updates: int  # of the recipe, which learn it
@@ -95,7 +95,7 @@ class HiddenLayer(ScoringOption):
     @classmethod
     def parse(cls, value: Any) -> Self:
         """See the top of this module."""
-        return cls(**entries("layer", value, {"number": Natural, "updates": Natural}))
+        return cls(**entries("layer", value, {"number": NonNegativeInt, "updates": NonNegativeInt}))
 
     def settings(self, update: int) -> dict[str, Any]:
         """The hidden layer, in the first updates."""
@@ -103,12 +103,12 @@ class HiddenLayer(ScoringOption):
 
 
 class LikelySupport(ScoringOption):
-    """Only what a copy of the policy finds likely is chosen, and scored (NLPO, S083)."""
+    """Restricts sampling to likely tokens of a copy of the policy (NLPO, S083)."""
 
     needs = ("causal", "engine", "players", "vocabulary")
 
     def __init__(self, top_p: float, refresh: int) -> None:
-        """Get ready.
+        """Validate and store the options.
 
         Args:
             top_p: Probability of what may be chosen.
@@ -120,7 +120,7 @@ class LikelySupport(ScoringOption):
     @classmethod
     def parse(cls, value: Any) -> Self:
         """See the top of this module."""
-        return cls(**entries("support", value, {"top_p": PositiveShare, "refresh": Count}))
+        return cls(**entries("support", value, {"top_p": PositiveFraction, "refresh": PositiveInt}))
 
     def begin(self, learner: TextRecipe) -> None:
         """Copy the policy."""
@@ -131,7 +131,7 @@ class LikelySupport(ScoringOption):
         env.limits |= {"guide": self.guide, "top_p": self.top_p}
 
     def after_update(self, learner: TextRecipe) -> None:
-        """Renew the copy, where it is time and after imitation."""
+        """Update the copy, at its interval and after imitation."""
         assert self.guide is not None
         if learner.updates == learner.config.imitation or learner.updates % self.refresh == 0:
             self.guide.load_state_dict(learner.policy.state_dict())
@@ -143,7 +143,7 @@ class LikelySupport(ScoringOption):
 
 @dataclass(frozen=True)
 class SegmentValues(ScoringOption):
-    """Messages are cut where the policy is unsure, and valued at the cuts (S013)."""
+    """Splits messages where the policy is uncertain, with values at the splits (S013)."""
 
     every: int
     below: float
@@ -152,7 +152,7 @@ class SegmentValues(ScoringOption):
     @classmethod
     def parse(cls, value: Any) -> Self:
         """See the top of this module."""
-        return cls(**entries("segments", value, {"every": Count, "below": PositiveShare}))
+        return cls(**entries("segments", value, {"every": PositiveInt, "below": PositiveFraction}))
 
     def asides(self) -> Mapping[str, Aside]:
         """Values at the cuts."""

@@ -1,4 +1,4 @@
-"""Selectors of single methods: which rows of a batch are learned from."""
+"""Selectors of single methods for the rows of a batch to train on."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from robopolicy.constraints import Count, Share
+from robopolicy.constraints import Fraction, PositiveInt
 from robopolicy.core.advantage import outcome
 from robopolicy.core.decisions import Decisions, by_group, by_trajectory, first_rows
 from robopolicy.core.segments import Segments
 
 
 def positive(
-    decisions: Decisions, generator: torch.Generator | None, *, key: str = "mean_ref", share: Share = 1.0
+    decisions: Decisions, generator: torch.Generator | None, *, key: str = "mean_ref", share: Fraction = 1.0
 ) -> Tensor:
     """Trajectories better than the reference policy does on average, those by most more often (A-LoL, S182).
 
@@ -23,7 +23,7 @@ def positive(
     a probability in proportion to the advantage, none twice; 1 takes all.
     """
     first = first_rows(decisions)
-    advantage = (outcome(decisions) - decisions.need_extra(key, per_decision=True))[first, 0].clamp(min=0.0)
+    advantage = (outcome(decisions) - decisions.require_extra(key, per_decision=True))[first, 0].clamp(min=0.0)
     count = int((advantage > 0).sum())
     if count == 0:
         return first[:0]
@@ -36,7 +36,7 @@ def unlikely(
     decisions: Decisions, generator: torch.Generator | None, *, key: str = "likelihood", below: float = 1.0
 ) -> Tensor:
     """Groups whose known answer the base policy finds unlikely, `extra[key]` (N,) in [0, 1] (SELF, S122)."""
-    return torch.nonzero(decisions.need_extra(key) <= below).squeeze(1)
+    return torch.nonzero(decisions.require_extra(key) <= below).squeeze(1)
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Diverse:
     them has. The first one is taken, then always the one that is farthest from all that were.
     """
 
-    keep: Count = 2  # of a group
+    keep: PositiveInt = 2  # of a group
 
     def __post_init__(self) -> None:
         if self.keep < 1:
@@ -55,14 +55,14 @@ class Diverse:
 
     def __call__(self, decisions: Decisions, generator: torch.Generator | None) -> Tensor:
         """Row indices (M,)."""
-        chosen = decisions.need_extra("chosen")
+        chosen = decisions.require_extra("chosen")
         ids = _integers(by_trajectory(decisions).squeeze(1))
         seen: dict[int, set[tuple[int, int]]] = {}
         for owner, row, valid in zip(ids, chosen, decisions.valid(), strict=True):
             seen.setdefault(owner, set()).update(pairwise(_integers(row[valid])))
         first = first_rows(decisions)
         groups: dict[int, list[int]] = {}
-        for place, group in zip(_integers(first), _integers(decisions.need("group")[first]), strict=True):
+        for place, group in zip(_integers(first), _integers(decisions.require("group")[first]), strict=True):
             groups.setdefault(group, []).append(place)
         kept = [place for places in groups.values() for place in self._farthest(places, [seen[ids[p]] for p in places])]
         return _with_all_rows(decisions, torch.tensor(sorted(kept), dtype=torch.int64, device=first.device))
@@ -90,7 +90,7 @@ class Extremes:
     `rest` of the others, drawn at random, come along; with all of them it is no filter.
     """
 
-    rest: Share = 0.0  # share in [0, 1]
+    rest: Fraction = 0.0  # share in [0, 1]
 
     def __call__(self, decisions: Decisions, generator: torch.Generator | None) -> Tensor:
         """Row indices."""
@@ -111,12 +111,12 @@ class Contrast:
     Among equal outcomes, shorter trajectories count as better.
     """
 
-    keep: Count = 4
+    keep: PositiveInt = 4
 
     def __call__(self, decisions: Decisions, generator: torch.Generator | None) -> Tensor:
         """Row indices."""
         length = Segments(by_trajectory(decisions), decisions.valid())
-        steps = length.spread(length.count)[:, 0]
+        steps = length.broadcast(length.count)[:, 0]
         chosen: list[Tensor] = []
         for rows, reward in _groups(decisions):
             order = torch.argsort(steps[rows], descending=True, stable=True)
@@ -139,13 +139,13 @@ class DemonstrationSwitch:
 
     def __call__(self, decisions: Decisions, generator: torch.Generator | None) -> Tensor:
         """Row indices."""
-        group, own = by_group(decisions), (decisions.need("source") == 0).unsqueeze(1)
+        group, own = by_group(decisions), (decisions.require("source") == 0).unsqueeze(1)
         first = torch.zeros_like(own)
         first[first_rows(decisions)] = True
         successes = Segments(group, first & own)
-        solved = successes.spread(successes.sum((outcome(decisions) > self.above).to(decisions.logp_old.dtype)))
+        solved = successes.broadcast(successes.sum((outcome(decisions) > self.above).to(decisions.logp_old.dtype)))
         shown = Segments(group, ~own)
-        imitate = (solved <= self.gate) & (shown.spread(shown.count) > 0)
+        imitate = (solved <= self.gate) & (shown.broadcast(shown.count) > 0)
         return torch.nonzero((imitate != own).squeeze(1)).squeeze(1)
 
 

@@ -9,12 +9,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from robopolicy.constraints import NotNegative
+from robopolicy.constraints import NonNegative
 from robopolicy.core.advantage import Scope, outcome
 from robopolicy.core.decisions import Decisions, by_group, by_trajectory
 from robopolicy.core.trackers import integers
 
-SCOPE = Scope(by_group, per=by_trajectory)
+SCOPE = Scope(by_group, reduce_over=by_trajectory)
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class SmoothStandardize:
     """
 
     centres: ClassVar[bool] = True
-    eps: NotNegative = 1e-6
+    eps: NonNegative = 1e-6
     seen: dict[int, Tensor] = field(default_factory=dict[int, Tensor])  # prompt -> visits, count, mean, squares (4,)
 
     def __call__(self, advantage: Tensor, decisions: Decisions) -> Tensor:
@@ -43,7 +43,7 @@ class SmoothStandardize:
         """Add the outcomes of the batch to those of their prompts."""
         reward = outcome(decisions)
         total = _merged(self._before(decisions).to(reward), _moments(reward, decisions)).double().cpu()
-        self.seen.update(zip(integers(decisions.need("group")), total.unbind(0), strict=True))
+        self.seen.update(zip(integers(decisions.require("group")), total.unbind(0), strict=True))
 
     def state_dict(self) -> dict[str, Any]:
         """Prompts (M,) and moments (M, 4)."""
@@ -61,7 +61,7 @@ class SmoothStandardize:
     def _before(self, decisions: Decisions) -> Tensor:
         """Moments (N, 4) of the earlier visits of each row's prompt."""
         nothing = torch.zeros(4, dtype=torch.float64)
-        return torch.stack([self.seen.get(key, nothing) for key in integers(decisions.need("group"))])
+        return torch.stack([self.seen.get(key, nothing) for key in integers(decisions.require("group"))])
 
     def _standardized(self, value: Tensor, moments: Tensor) -> Tensor:
         _, count, mean, squares = moments.unsqueeze(2).unbind(1)
@@ -72,9 +72,9 @@ def _moments(value: Tensor, decisions: Decisions) -> Tensor:
     """One visit, and the count, mean and sum of squared deviations of the row's group, (N, 4)."""
     segments = SCOPE.segments(value, decisions)
     mean = segments.mean(value)
-    squares = segments.sum((value - segments.spread(mean)) ** 2)
+    squares = segments.sum((value - segments.broadcast(mean)) ** 2)
     moments = [torch.ones_like(mean), segments.count.to(mean), mean, squares]
-    return torch.cat([segments.spread(moment) for moment in moments], 1)
+    return torch.cat([segments.broadcast(moment) for moment in moments], 1)
 
 
 def _merged(before: Tensor, now: Tensor) -> Tensor:

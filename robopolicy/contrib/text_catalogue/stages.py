@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from robopolicy.constraints import NotNegative, PartialShare
+from robopolicy.constraints import FractionBelowOne, NonNegative
 from robopolicy.core.advantage import valid_entries
 from robopolicy.core.decisions import Decisions
 
@@ -41,8 +41,8 @@ class Shape:
     """
 
     bonus: Callable[[Decisions], Tensor]  # -> (N, 1) or (N, T)
-    limit: NotNegative | None = None
-    fraction: PartialShare | None = None  # in [0, 1)
+    limit: NonNegative | None = None
+    fraction: FractionBelowOne | None = None  # in [0, 1)
 
     def __post_init__(self) -> None:
         if self.fraction is not None and not 0.0 <= self.fraction < 1.0:

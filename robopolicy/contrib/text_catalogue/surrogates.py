@@ -5,18 +5,18 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from robopolicy.constraints import NotNegative, Positive
+from robopolicy.constraints import NonNegative, Positive
 from robopolicy.core.ratios import Bound
 from robopolicy.core.surrogates import SurrogateOut, clamp_ratio, dual_clip
 
 
-def preserve(
+def gradient_preserving(
     log_ratio: Tensor,
     advantage: Tensor,
     low: Bound,
     high: Bound,
-    low_gain: NotNegative = 1.0,
-    high_gain: NotNegative = 1.0,
+    low_gain: NonNegative = 1.0,
+    high_gain: NonNegative = 1.0,
     cap: Positive = 3.0,
 ) -> SurrogateOut:
     """Value of the dual clip, but clipped decisions keep the gradient they had at the bound (GPPO, S086).

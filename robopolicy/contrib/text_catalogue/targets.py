@@ -1,4 +1,4 @@
-"""Advantages that point at a target distribution: the tempered policy (S007), a reward-tilted reference (S077)."""
+"""Advantages towards a target distribution: the tempered policy (S007), a reward-tilted reference (S077)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from robopolicy.constraints import NotNegative, Positive
+from robopolicy.constraints import NonNegative, Positive
 from robopolicy.core.advantage import Scope, outcome
 from robopolicy.core.aggregate import masked_mean
 from robopolicy.core.decisions import Decisions, by_group, by_trajectory
@@ -27,17 +27,17 @@ class TemperedTarget:
     """
 
     entropy: float = 0.5  # nats
-    most: NotNegative = 0.1
+    most: NonNegative = 0.1
     above: float = 0.05
 
     def __call__(self, advantage: Tensor, decisions: Decisions) -> Tensor:
         """Advantage `(N, T)`."""
         mask = decisions.valid()
-        level = float(masked_mean(decisions.need("entropy"), mask))
+        level = float(masked_mean(decisions.require("entropy"), mask))
         success = (outcome(decisions) > self.above).to(decisions.logp_old.dtype)
         strength = min(abs(self.entropy - level), self.most) / max(float(success.mean()), 1e-6)
         share = strength / (1.0 + strength) if bool(success.any()) else 0.0
-        other = decisions.need_extra("logp_warm" if level <= self.entropy else "logp_cool")
+        other = decisions.require_extra("logp_warm" if level <= self.entropy else "logp_cool")
         weight = log_ratio(other, decisions.logp_old, decisions).exp()
         return ((1.0 - share) * advantage + share * success * weight).masked_fill(~mask, 0.0)
 
@@ -86,7 +86,7 @@ class TargetDivergence:
 
     divergence: str = "jensen_shannon"
     beta: Positive = 0.1
-    limit: NotNegative = 20.0  # log(pi / p) is held within +- this many nats
+    limit: NonNegative = 20.0  # log(pi / p) is held within +- this many nats
 
     def __post_init__(self) -> None:
         if self.divergence not in DIVERGENCES:
@@ -94,9 +94,9 @@ class TargetDivergence:
 
     def __call__(self, advantage: Tensor, decisions: Decisions) -> Tensor:
         """Advantage `(N, 1)` from outcomes `(N, 1)`."""
-        change = log_ratio(decisions.logp_old, decisions.need("logp_ref"), decisions, "sequence")[:, :1]
+        change = log_ratio(decisions.logp_old, decisions.require("logp_ref"), decisions, "sequence")[:, :1]
         weight = advantage / self.beta - change  # log p / pi up to log Z
-        segments = Scope(by_group, per=by_trajectory).segments(advantage, decisions)
+        segments = Scope(by_group, reduce_over=by_trajectory).segments(advantage, decisions)
         top = segments.largest(weight).clamp(min=-1e30)
-        norm = segments.spread(top + segments.mean((weight - segments.spread(top)).exp()).clamp(min=1e-30).log())
+        norm = segments.broadcast(top + segments.mean((weight - segments.broadcast(top)).exp()).clamp(min=1e-30).log())
         return -DIVERGENCES[self.divergence]((norm - weight).clamp(-self.limit, self.limit))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from robopolicy.constraints import Natural, NotNegative
+from robopolicy.constraints import NonNegative, NonNegativeInt
 from robopolicy.contrib.text_catalogue.bounds import EntropyBounds, relative_entropy
 from robopolicy.core.decisions import Decisions
 
@@ -20,7 +20,7 @@ class EntropyGate:
     only within. The clipped surrogates grow in proportion to the advantage, so the factor may stand outside of them.
     """
 
-    beta: NotNegative = 1.0
+    beta: NonNegative = 1.0
     bounds: EntropyBounds = field(default_factory=EntropyBounds)  # those of the surrogate
 
     def __call__(self, decisions: Decisions, advantage: Tensor, log_ratio: Tensor) -> Tensor:
@@ -33,14 +33,14 @@ class EntropyGate:
 
 
 @dataclass(frozen=True)
-class FromSource:
+class SourceWeight:
     """1 for the rows of one source, 0 for others, which still count in the denominator of the aggregation."""
 
-    source: Natural = 0
+    source: NonNegativeInt = 0
 
     def __call__(self, decisions: Decisions, advantage: Tensor, log_ratio: Tensor) -> Tensor:
         """Factor `(N, 1)`."""
-        return (decisions.need("source") == self.source).to(log_ratio.dtype).unsqueeze(1)
+        return (decisions.require("source") == self.source).to(log_ratio.dtype).unsqueeze(1)
 
 
 def confidence(decisions: Decisions, advantage: Tensor, log_ratio: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Attempts played in pieces: in context windows, unit by unit, and over several batches."""
+"""Rollouts in parts: in context windows, per unit, and over several batches."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from robopolicy.constraints import Count, Natural
+from robopolicy.constraints import NonNegativeInt, PositiveInt
 from robopolicy.core.decisions import Decisions
 from robopolicy.text.rollouts.protocols import Attempt, Task, Topology, World, able
 from robopolicy.text.rollouts.strategies import Flat
@@ -16,14 +16,14 @@ from robopolicy.text.rollouts.trajectories import joined
 
 
 class Segments(Topology):
-    """Long attempts in context windows (SUPO, S057): at the limit the policy sums up, and goes on from its summary.
+    """Long attempts in context windows (SUPO, S057): at the limit the policy writes a summary and continues from it.
 
     Each window is a row of the attempt, and all share its advantage. What is unfinished after the last window is
     masked: it enters neither loss nor statistics.
     """
 
-    def __init__(self, units: Count, summaries: Natural = 2) -> None:
-        """Get ready.
+    def __init__(self, units: PositiveInt, summaries: NonNegativeInt = 2) -> None:
+        """Validate and store the options.
 
         Args:
             units: Of one window, behind which the policy sums up if it has not finished.
@@ -40,7 +40,7 @@ class Segments(Topology):
             )
 
     def rollout(self, world: World, tasks: Sequence[Task]) -> list[Attempt]:
-        """A window of all unfinished attempts at a time, each behind the summary of what came before."""
+        """Roll out one window of all unfinished rollouts at a time, each after the summary of the earlier ones."""
         asked = [task for task in tasks for _ in range(task.budget)]
         attempts = world.play(asked, units=self.units)
         rows: list[list[Decisions]] = [[] for _ in asked]  # of windows that have ended with a summary
@@ -60,7 +60,7 @@ class Segments(Topology):
         return [attempt if attempt.finished else without_decisions(attempt) for attempt in whole]
 
 
-class Turns(Topology):
+class PerTurn(Topology):
     """Every unit becomes a row (AgentFlow, S059), each with the reward of the whole.
 
     Statistics over rows then count long attempts more often: pitfall (a), wanted by this method.
@@ -75,16 +75,16 @@ class Turns(Topology):
         return [replace(attempt, decisions=rows_of_units(attempt.decisions)) for attempt in attempts]
 
 
-class Windows(Topology):
-    """Attempts that may take several batches (T-PPO, S000): at the end of a window all are learned from as they stand.
+class PartialRollout(Topology):
+    """Rollouts over several batches (T-PPO, S000): at the end of a window unfinished ones are trained on.
 
     Unfinished ones go on in the next batch, in the place of fresh ones, and mark what was learned from before in
     `extra["seen"]` bool (n, T). For methods that value decisions, as there are no whole groups, and for one player.
     """
 
-    def __init__(self, units: Count) -> None:
+    def __init__(self, units: PositiveInt) -> None:
         self.units = units
-        self._open: list[tuple[Task, int]] = []  # what goes on, and the units it has
+        self._open: list[tuple[Task, int]] = []  # unfinished rollouts and their number of units
 
     def rollout(self, world: World, tasks: Sequence[Task]) -> list[Attempt]:
         """As many attempts as the budgets sum to."""
@@ -94,7 +94,7 @@ class Windows(Topology):
         played = world.play([task for task, _ in asked], units=self.units)
         attempts: list[Attempt] = []
         for attempt, (_, before) in zip(played, asked, strict=True):
-            unit = attempt.decisions.need("unit")
+            unit = attempt.decisions.require("unit")
             extra = {**attempt.decisions.extra, "seen": unit < before}
             attempts.append(replace(attempt, decisions=attempt.decisions.with_fields(extra=extra)))
             if not attempt.finished:
@@ -104,7 +104,7 @@ class Windows(Topology):
         return attempts
 
     def state_dict(self) -> dict[str, Any]:
-        """What goes on."""
+        """Unfinished rollouts."""
         return {"open": [[vars(task), units] for task, units in self._open]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -114,12 +114,12 @@ class Windows(Topology):
 
 def rows_of_units(decisions: Decisions) -> Decisions:
     """Each row repeated for each of its units, with the others masked there."""
-    unit, valid = decisions.need("unit"), decisions.valid()
+    unit, valid = decisions.require("unit"), decisions.valid()
     pieces: list[Decisions] = []
     for row in range(len(decisions)):
         for number in unit[row][valid[row]].unique().tolist():
             own = decisions.select(slice(row, row + 1))
-            pieces.append(own.with_fields(mask=own.valid() & (own.need("unit") == number)))
+            pieces.append(own.with_fields(mask=own.valid() & (own.require("unit") == number)))
     return cat(pieces) if pieces else decisions
 
 

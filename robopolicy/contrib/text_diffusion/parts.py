@@ -9,34 +9,36 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from robopolicy.constraints import Count, NotNegative, Seed, Share
+from robopolicy.constraints import Fraction, NonNegative, PositiveInt, Seed
 from robopolicy.core.decisions import Decisions
-from robopolicy.core.ratios import Bound, highest, share_count
-from robopolicy.core.surrogates import SurrogateOut, nowhere
+from robopolicy.core.ratios import Bound, count_for_fraction, topk_mask
+from robopolicy.core.surrogates import SurrogateOut, none_clipped
 from robopolicy.text.rollouts.protocols import HINTED, Attempt, Intervention, World, able
 
 
 @dataclass(frozen=True)
-class UncertainGiven:
+class UncertainPrefix:
     """Of decisions that were given, `extra[key]` bool (N, T), keep the share with the highest entropy (IGPO, S100)."""
 
     key: str
-    share: Share = 0.2
+    share: Fraction = 0.2
 
     def __call__(self, decisions: Decisions, advantage: Tensor, log_ratio: Tensor) -> Tensor:
         """Bool `(N, T)`."""
-        given = decisions.need_extra(self.key, per_decision=True).expand(decisions.shape) & decisions.valid()
-        return ~given | highest(decisions.need("entropy"), given, share_count(given, self.share))
+        given = decisions.require_extra(self.key, per_decision=True).expand(decisions.shape) & decisions.valid()
+        return ~given | topk_mask(decisions.require("entropy"), given, count_for_fraction(given, self.share))
 
 
 def linear_bound(log_ratio: Tensor, advantage: Tensor, low: Bound, high: Bound) -> SurrogateOut:
     """Lower bound of the importance-weighted objective for log-ratios that are averages of samples (BGPO, S015).
 
     For policies whose log-likelihood is an expectation (diffusion losses): columns are samples of it, at noise and time
-    shared by both policies, and `seq_mean` aggregates. By Jensen `exp(mean)` lies above `1 + mean`, which bounds
+    shared by both policies, and `sequence_mean` aggregates. By Jensen `exp(mean)` lies above `1 + mean`, which bounds
     positive advantages, and below the mean of `exp`, which bounds negative ones. Ignores the bounds of the ratio.
     """
-    return SurrogateOut(-advantage * torch.where(advantage < 0, log_ratio.exp(), 1.0 + log_ratio), nowhere(log_ratio))
+    return SurrogateOut(
+        -advantage * torch.where(advantage < 0, log_ratio.exp(), 1.0 + log_ratio), none_clipped(log_ratio)
+    )
 
 
 class Inpaint(Intervention):
@@ -45,8 +47,8 @@ class Inpaint(Intervention):
     Only masked-diffusion texts and denoised chunks can be filled so.
     """
 
-    def __init__(self, low: NotNegative = 0.2, high: NotNegative = 0.6, count: Count = 4, seed: Seed = 0) -> None:
-        """Get ready.
+    def __init__(self, low: NonNegative = 0.2, high: NonNegative = 0.6, count: PositiveInt = 4, seed: Seed = 0) -> None:
+        """Validate and store the options.
 
         Args:
             low: Smallest share that is given.

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Tensor
 
-from robopolicy.constraints import Count
+from robopolicy.constraints import PositiveInt
 from robopolicy.core.decisions import PER_ROW, Decisions
 from robopolicy.errors import UserError
 from robopolicy.policies.base import DecisionOutput, Info, Observation, Record, Sample
@@ -43,10 +43,10 @@ LIKELIHOODS = ("chain", "elbo")
 class DiffusionTextConfig(TextConfig):
     """Settings of a masked-diffusion text policy, trained from scratch."""
 
-    steps: Count = 8  # in which a message is filled; at least as many as tokens fills them one by one
+    steps: PositiveInt = 8  # in which a message is filled; at least as many as tokens fills one token per step
     order: str = "random"  # random | confident, which tokens of a message are filled first
     likelihood: str = "chain"  # chain | elbo, what a decision is
-    samples: Count = 4  # of the bound, per conversation
+    samples: PositiveInt = 4  # of the bound, per conversation
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -75,7 +75,7 @@ class DiffusionTextPolicy(TextPolicy):
 
     @property
     def recorded(self) -> tuple[str, ...]:  # type: ignore[override]
-        """What `score` needs beside the mask of the decisions."""
+        """Fields that `score` needs in addition to the mask of the decisions."""
         drawn = ("masked",) if self.config.likelihood == "elbo" else ()
         return (*super().recorded, "order", *drawn)
 
@@ -221,7 +221,7 @@ class DiffusionTextPolicy(TextPolicy):
         place = {name: extra[name].to(self.device) for name in self.recorded}
         logp = self.score(mask=mask.to(self.device), **place).logp.to(mask.device)
         reward = torch.zeros_like(logp)
-        reward[:, -1] = rows.need("reward").sum(1)
+        reward[:, -1] = rows.require("reward").sum(1)
         ids = {name: getattr(rows, name) for name in PER_ROW}
         return Decisions(logp, logp_behaviour=logp, mask=mask, reward=reward, **ids, extra=extra)
 
@@ -238,7 +238,7 @@ class DiffusionTextPolicy(TextPolicy):
         return {**record, "order": order}, turns
 
     def check_written(self, said: Sequence[str], what: str) -> None:
-        """As of the base; messages must fit into a canvas, too."""
+        """As of the base; messages must also fit into a canvas."""
         for message in said[1::2]:
             size = len(self.tokenizer.encode(message))
             if size > self.budget:
@@ -280,7 +280,7 @@ class DiffusionTextPolicy(TextPolicy):
         return (self._steps_of(draws, torch.ones_like(draws, dtype=torch.bool))[0] + 1).tolist()
 
     @property
-    def network_calls(self) -> int:
+    def nfe(self) -> int:
         """One per step."""
         return self.config.steps
 

@@ -41,14 +41,14 @@ class DiffusionWorld(TextWorld):
         return self.policy.write(seen, self.generator, given=given, **settings)
 
     def attempts_of(self, talks: Sequence[Talk]) -> list[Attempt]:
-        """As of the base, with what was given told apart."""
+        """Like the base, with the given tokens marked."""
         return [self._told(attempt) for attempt in super().attempts_of(talks)]
 
     @torch.no_grad()
     def _told(self, attempt: Attempt) -> Attempt:
         """The attempt; what was given counts as written in a random order, and `extra["injected"]` tells it apart."""
         old = attempt.decisions
-        order, first = old.extra["order"].clone(), old.valid() & (old.need("unit") == 0)
+        order, first = old.extra["order"].clone(), old.valid() & (old.require("unit") == 0)
         injected = old.valid() & (order == 0)
         extra = {**old.extra, "injected": injected}
         if not injected.any():

@@ -1,4 +1,4 @@
-"""The record of everything that the safety layer did: counted, logged and kept."""
+"""Record of the interventions of the safety layer: counted, logged and kept."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Intervention:
-    """One thing that the safety layer did."""
+    """One intervention of the safety layer."""
 
     kind: str  # position | velocity | acceleration | ... | stale | gate | estop | ...
-    joint: str  # name of the joint, camera or observation; empty where it concerns all of them
-    value: float  # what was asked for or found
-    limit: float  # what is allowed
+    joint: str  # name of the joint, camera or observation; empty for all
+    value: float  # requested or measured value
+    limit: float  # allowed value
     time: float  # [s] on the monotonic clock
 
     def __str__(self) -> str:
@@ -29,11 +29,11 @@ class Intervention:
 
 
 class InterventionLog:
-    """Counts interventions, logs the first of each kind and place within a second, and says how often ticks were bent.
+    """Counter of interventions, which logs the first of each kind and joint within a second.
 
     Args:
-        window: Ticks over which `share` looks back.
-        keep: Most records kept in `recent`.
+        window: Ticks of `limited_fraction`.
+        keep: Maximum number of records in `recent`.
     """
 
     def __init__(self, window: int = 100, keep: int = 1000) -> None:
@@ -45,7 +45,7 @@ class InterventionLog:
         self._logged: dict[tuple[str, str], float] = {}
 
     def tick(self, interventions: Iterable[Intervention]) -> None:
-        """Record what the filter did in one tick."""
+        """Record the interventions of the filter in one tick."""
         found = tuple(interventions)
         self.ticks += 1
         self._bent.append(bool(found))
@@ -53,7 +53,7 @@ class InterventionLog:
             self.add(intervention)
 
     def add(self, intervention: Intervention) -> None:
-        """Record one intervention outside the count of ticks."""
+        """Record one intervention outside of a tick."""
         self.counts[intervention.kind] += 1
         self.recent.append(intervention)
         key = (intervention.kind, intervention.joint)
@@ -62,10 +62,10 @@ class InterventionLog:
             log.warning("%s (number %d of its kind)", intervention, self.counts[intervention.kind])
 
     @property
-    def share(self) -> float:
-        """Part of the last `window` ticks in which the filter changed a command; 0 until there were as many."""
+    def limited_fraction(self) -> float:
+        """Fraction of the last `window` ticks in which the filter changed a command; 0 for fewer ticks."""
         return sum(self._bent) / self._window if len(self._bent) == self._window else 0.0
 
-    def forget_window(self) -> None:
-        """Start the window of `share` anew, after a pause."""
+    def reset_window(self) -> None:
+        """Clear the window of `limited_fraction`, after a pause."""
         self._bent.clear()

@@ -1,4 +1,4 @@
-"""What the joints of a robot may do."""
+"""Joint limits of a robot, fastest stops within them, and fallback motions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Array = NDArray[np.float64]
 class JointLimits:
     """Limits of J joints, arrays `(J,)` in SI units: rad for revolute joints, m for prismatic ones, inf where unknown.
 
-    A joint without a velocity limit is refused: nothing could be promised about it. Coordinates without end, such as
+    A joint needs a velocity limit, since no guarantee is possible without one. Unbounded coordinates, such as
     the pose of a base, have infinite position limits.
 
     Raises:
@@ -58,7 +58,7 @@ class JointLimits:
         return len(self.names)
 
     def inside(self, position: Array, slack: float = 0.0) -> NDArray[np.bool_]:
-        """Which of the positions `(J,)` lie within their range, give or take `slack`; NaN does not."""
+        """Mask of the positions `(J,)` within their range plus a tolerance `slack`; False for NaN."""
         return (position >= self.position_low - slack) & (position <= self.position_high + slack)
 
     def _error(self, wrong: NDArray[np.bool_], what: str, value: Array) -> UserError:
@@ -69,15 +69,15 @@ class JointLimits:
 class Bounds(NamedTuple):
     """Limits in units of one control period, arrays `(J,)` [rad or m], all finite and positive."""
 
-    step: Array
-    bend: Array
-    snap: Array
+    velocity: Array
+    acceleration: Array
+    jerk: Array
 
     @classmethod
     def of(cls, limits: JointLimits, dt: float, step: float = np.inf) -> Bounds:
-        """Those of `limits` at a control period of `dt` seconds and at most `step` per period.
+        """Convert `limits` for a control period of `dt` seconds and at most `step` of motion per period.
 
-        What is not limited gets the least bound that cannot matter.
+        An infinite limit becomes the smallest bound without effect.
 
         Raises:
             UserError: `dt` is not a positive number.
@@ -85,48 +85,48 @@ class Bounds(NamedTuple):
         if not 0.0 < dt < np.inf:
             raise UserError(f"A control period must be a positive number of seconds, got {dt:g}.")
         steps = np.minimum(limits.velocity * dt, step)
-        bend = np.minimum(limits.acceleration * dt**2, 2.0 * steps)
-        return cls(steps, bend, np.minimum(limits.jerk * dt**3, 2.0 * bend))
+        acceleration = np.minimum(limits.acceleration * dt**2, 2.0 * steps)
+        return cls(steps, acceleration, np.minimum(limits.jerk * dt**3, 2.0 * acceleration))
 
     @property
     def duration(self) -> Array:
-        """Control periods `(J,)` within which the brake ends from any allowed step and bend."""
-        return self.step / self.bend + 5.0 * self.bend / self.snap + 8.0
+        """Upper bound of the control periods `(J,)` of a stop from any allowed velocity and acceleration."""
+        return self.velocity / self.acceleration + 5.0 * self.acceleration / self.jerk + 8.0
 
 
 class Motion(NamedTuple):
     """A motion at one instant, arrays `(..., J)` in units of one control period."""
 
     position: Array
-    step: Array
-    bend: Array
+    velocity: Array
+    acceleration: Array
 
-    def advance(self, bend: Array) -> Motion:
-        """One period later, if the step changes by `bend`."""
-        step = self.step + bend
-        return Motion(self.position + step, step, bend)
+    def advance(self, acceleration: Array) -> Motion:
+        """Motion after one period in which the velocity changes by `acceleration`."""
+        step = self.velocity + acceleration
+        return Motion(self.position + step, step, acceleration)
 
     @property
     def at_rest(self) -> bool:
-        """Whether nothing moves any more."""
-        return not (np.any(self.step) or np.any(self.bend))
+        """Whether all velocities and accelerations are zero."""
+        return not (np.any(self.velocity) or np.any(self.acceleration))
 
 
-def settle(step: Array, bend: Array, bounds: Bounds) -> Array:
-    """The next bend on the fastest way to step = 0 and bend = 0 `(..., J)`."""
+def stopping_acceleration(step: Array, acceleration: Array, bounds: Bounds) -> Array:
+    """Next acceleration `(..., J)` of the fastest stop, to zero velocity and acceleration."""
     size = np.abs(step)
-    terms = np.floor(0.5 * (np.sqrt(1.0 + 8.0 * size / bounds.snap) - 1.0))  # of T(x) behind the first
-    wanted = np.minimum((size + 0.5 * bounds.snap * terms * (terms + 1.0)) / (terms + 1.0), bounds.bend)
+    terms = np.floor(0.5 * (np.sqrt(1.0 + 8.0 * size / bounds.jerk) - 1.0))  # of T(x) behind the first
+    wanted = np.minimum((size + 0.5 * bounds.jerk * terms * (terms + 1.0)) / (terms + 1.0), bounds.acceleration)
     wanted = np.copysign(wanted, -step)
-    return np.minimum(np.maximum(wanted, bend - bounds.snap), bend + bounds.snap)
+    return np.minimum(np.maximum(wanted, acceleration - bounds.jerk), acceleration + bounds.jerk)
 
 
-def brake(motion: Motion, bounds: Bounds) -> list[Motion]:
-    """The motion from the next period on until rest."""
+def braking_path(motion: Motion, bounds: Bounds) -> list[Motion]:
+    """Motion of the fastest stop, from the next period until rest."""
     path = []
     periods = int(np.max(bounds.duration))
     while not motion.at_rest and len(path) < periods:
-        motion = motion.advance(settle(motion.step, motion.bend, bounds))
+        motion = motion.advance(stopping_acceleration(motion.velocity, motion.acceleration, bounds))
         path.append(motion)
     return path
 
@@ -138,14 +138,14 @@ def safe_stop(position: Array, velocity: Array, acceleration: Array, limits: Joi
         position: Where the joints are `(J,)` [rad or m].
         velocity: Their velocity `(J,)`, at most that of the limits.
         acceleration: Their acceleration `(J,)`, at most that of the limits.
-        limits: Of the joints; position limits play no part, since a stop has no choice of path.
+        limits: Limits of the joints; position limits are not used, since the path of a stop is fixed.
         dt: Control period [s].
 
     Returns:
         At least one row; the last is where the joints rest.
     """
     bounds = Bounds.of(limits, dt)
-    path = brake(Motion(position, velocity * dt, acceleration * dt**2), bounds)
+    path = braking_path(Motion(position, velocity * dt, acceleration * dt**2), bounds)
     return np.stack([motion.position for motion in path] or [position])
 
 
@@ -159,7 +159,7 @@ def hold(position: Array, dt: float) -> Array | None:
 
 
 def go_home(limits: JointLimits, home: Array, speed: float = 0.1) -> Fallback:
-    """Move to `home` `(J,)`, all joints arriving together, at `speed` of what the slowest may; then stand still.
+    """Move to `home` `(J,)` with all joints arriving together, at the fraction `speed` of the velocity limits.
 
     Raises:
         UserError: `home` lies outside the limits, or `speed` outside (0, 1].

@@ -1,4 +1,4 @@
-"""Does an observation look like those the policy learned from? If not, its actions mean nothing."""
+"""Out-of-distribution checks of observations and actions during deployment."""
 
 from __future__ import annotations
 
@@ -10,56 +10,58 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from robopolicy.constraints import Count, InnerShare, Ranged
-from robopolicy.data.support import SupportGate
+from robopolicy.constraints import OpenFraction, PositiveInt, Validated
+from robopolicy.data.ood_detector import OODDetector
 from robopolicy.errors import UserError, unknown_name
 
-DEVIATIONS = 3.0  # standard deviations about the mean, where quantiles are not known
-LEAST_RANGE = 1e-3  # [units of the observation] ranges below this are sensors that stood still
+DEVIATIONS = 3.0  # standard deviations about the mean, if quantiles are unknown
+LEAST_RANGE = 1e-3  # [units of the observation] minimum range, for constant sensors
 
 
-class Familiar(NamedTuple):
-    """What the data of one observation covered."""
+class ObservationRange(NamedTuple):
+    """Range of one observation in the training data."""
 
     low: NDArray[np.float64]  # (D,)
     high: NDArray[np.float64]  # (D,)
 
 
 @dataclass(frozen=True)
-class GateConfig:
-    """When the gate closes and opens; excess is how far outside the data, in ranges of the data."""
+class ObservationGateConfig:
+    """Hysteresis of the gate; excess is the distance from the data range, in units of the range."""
 
-    close: float = 0.5  # excess from which an observation is strange
-    open: float = 0.25  # excess up to which it is familiar
-    close_after: int = 3  # strange observations in a row that close the gate
-    open_after: int = 10  # familiar ones in a row that open it
+    close: float = 0.5  # excess above which an observation is out of distribution
+    open: float = 0.25  # excess up to which it is in distribution
+    close_after: int = 3  # consecutive observations out of distribution that close the gate
+    open_after: int = 10  # consecutive observations in distribution that open it
 
     def __post_init__(self) -> None:
         if not (0.0 <= self.open <= self.close and self.close_after >= 1 and self.open_after >= 1):
             raise UserError("The observation gate needs 0 <= open <= close and at least one observation for either.")
 
 
-class Finding(NamedTuple):
-    """The strangest number of an observation."""
+class RangeViolation(NamedTuple):
+    """Entry of an observation with the largest excess."""
 
     key: str  # "state[3]"
     value: float
-    limit: float  # nearest value that the data covered
-    excess: float  # in ranges of the data; inf for what is no number
+    limit: float  # nearest value in the data range
+    excess: float  # in units of the data range; inf for NaN
 
 
 class ObservationGate:
-    """Closed while observations lie far outside what the data covered, with hysteresis in size and in time."""
+    """Gate that closes for observations far outside of the data range, with hysteresis in value and time."""
 
-    def __init__(self, familiar: Mapping[str, Familiar], config: GateConfig | None = None) -> None:
-        self.familiar, self.config = dict(familiar), config or GateConfig()
+    def __init__(self, ranges: Mapping[str, ObservationRange], config: ObservationGateConfig | None = None) -> None:
+        self.ranges, self.config = dict(ranges), config or ObservationGateConfig()
         self.closed = False
-        self._run = 0  # observations in a row that speak for the other position
+        self._run = 0  # consecutive observations for the other state
 
     @classmethod
-    def from_statistics(cls, statistics: Mapping[str, Mapping[str, Any]], config: GateConfig | None = None) -> Self:
-        """From statistics per observation: `q01` and `q99`, or `mean` and `std`, each `(D,)`; cameras are left out."""
-        familiar = {}
+    def from_statistics(
+        cls, statistics: Mapping[str, Mapping[str, Any]], config: ObservationGateConfig | None = None
+    ) -> Self:
+        """Create a gate from statistics per observation: `q01` and `q99`, or `mean` and `std` `(D,)`; no cameras."""
+        ranges = {}
         for key, stats in statistics.items():
             if key.startswith("image"):
                 continue
@@ -70,13 +72,13 @@ class ObservationGate:
                 low, high = mean - DEVIATIONS * std, mean + DEVIATIONS * std
             else:
                 raise UserError(f"Statistics of '{key}' have neither q01 and q99 nor mean and std.")
-            familiar[key] = Familiar(low, high)
-        return cls(familiar, config)
+            ranges[key] = ObservationRange(low, high)
+        return cls(ranges, config)
 
-    def judge(self, obs: Mapping[str, NDArray[Any]]) -> Finding:
-        """Take in an observation `{key: (..., D)}`, move the gate, and say what was strangest."""
-        found = [self._excess(key, familiar, obs) for key, familiar in self.familiar.items()]
-        worst = max(found, key=lambda finding: finding.excess, default=Finding("", 0.0, 0.0, 0.0))
+    def update(self, obs: Mapping[str, NDArray[Any]]) -> RangeViolation:
+        """Update the gate with an observation `{key: (..., D)}` and return the entry with the largest excess."""
+        found = [self._excess(key, ranges, obs) for key, ranges in self.ranges.items()]
+        worst = max(found, key=lambda finding: finding.excess, default=RangeViolation("", 0.0, 0.0, 0.0))
         against = worst.excess <= self.config.open if self.closed else worst.excess > self.config.close
         self._run = self._run + 1 if against else 0
         needed = self.config.open_after if self.closed else self.config.close_after
@@ -85,31 +87,29 @@ class ObservationGate:
         return worst
 
     @staticmethod
-    def _excess(key: str, familiar: Familiar, obs: Mapping[str, NDArray[Any]]) -> Finding:
+    def _excess(key: str, ranges: ObservationRange, obs: Mapping[str, NDArray[Any]]) -> RangeViolation:
         value = np.asarray(obs.get(key, np.nan), np.float64)
-        if value.shape[-1:] != familiar.low.shape or not np.isfinite(value).all():
-            return Finding(key, np.nan, np.nan, np.inf)
-        value = value.reshape(-1, len(familiar.low))
-        width = np.maximum(familiar.high - familiar.low, LEAST_RANGE)
-        excess = np.maximum(familiar.low - value, value - familiar.high) / width
+        if value.shape[-1:] != ranges.low.shape or not np.isfinite(value).all():
+            return RangeViolation(key, np.nan, np.nan, np.inf)
+        value = value.reshape(-1, len(ranges.low))
+        width = np.maximum(ranges.high - ranges.low, LEAST_RANGE)
+        excess = np.maximum(ranges.low - value, value - ranges.high) / width
         row, column = np.unravel_index(int(np.argmax(excess)), excess.shape)
         worst = float(value[row, column])
-        limit = float(np.clip(worst, familiar.low[column], familiar.high[column]))
-        return Finding(f"{key}[{column}]", worst, limit, max(0.0, float(excess[row, column])))
+        limit = float(np.clip(worst, ranges.low[column], ranges.high[column]))
+        return RangeViolation(f"{key}[{column}]", worst, limit, max(0.0, float(excess[row, column])))
 
 
 RESPONSES = ("hold", "slow", "refuse")
 
 
 @dataclass(frozen=True)
-class SupportCheckConfig(Ranged):
-    """What is done about actions without support."""
+class ActionOODConfig(Validated):
+    """Response to out-of-distribution actions."""
 
-    response: str = (
-        "hold"  # hold (play them until too many come in a row) | slow (go a share of the way) | refuse (none)
-    )
-    share: InnerShare = 0.3  # of the way that `slow` goes
-    patience: Count = 3  # actions without support in a row after which the robot is held, whatever the response
+    response: str = "hold"  # hold (after too many in a row) | slow (go a fraction of the way) | refuse (hold at once)
+    slow_fraction: OpenFraction = 0.3  # fraction of the way with `slow`
+    max_consecutive: PositiveInt = 3  # consecutive out-of-distribution actions that hold the robot with any response
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -117,34 +117,34 @@ class SupportCheckConfig(Ranged):
             raise unknown_name("response", self.response, RESPONSES)
 
 
-class Support(NamedTuple):
-    """What the check says about one action."""
+class ActionOODResult(NamedTuple):
+    """Result of the check of one action."""
 
-    share: float  # of the way to go: 1 is all of it
-    held: bool  # the robot has to be held
+    fraction: float  # of the way to action_horizon: 1 is all of it
+    held: bool  # whether to hold the robot
     score: float  # log-density, or minus a distance
-    threshold: float  # least score that has support
+    threshold: float  # minimum score of actions inside of the data
 
 
-class SupportCheck:
-    """Judges actions one by one; remembers how many in a row had no support, also while the robot is held."""
+class ActionOODCheck:
+    """Check of actions against the data, with a count of consecutive out-of-distribution actions."""
 
-    def __init__(self, gate: SupportGate, config: SupportCheckConfig | None = None) -> None:
-        self.gate, self.config = gate, config or SupportCheckConfig()
+    def __init__(self, gate: OODDetector, config: ActionOODConfig | None = None) -> None:
+        self.gate, self.config = gate, config or ActionOODConfig()
         self._run = 0
 
-    def judge(self, obs: Mapping[str, NDArray[Any]], action: NDArray[Any]) -> Support:
-        """Judge an action `(A,)` in what was observed last, `{key: (...)}`.
+    def check(self, obs: Mapping[str, NDArray[Any]], action: NDArray[Any]) -> ActionOODResult:
+        """Check an action `(A,)` for the last observation `{key: (...)}`.
 
         Raises:
-            UserError: They are not those of the data.
+            UserError: Keys or sizes differ from the data.
         """
         shown = {key: torch.from_numpy(np.asarray(obs[key], np.float32))[None] for key in self.gate.keys if key in obs}
         point = self.gate.point(shown, torch.from_numpy(np.asarray(action, np.float32))[None])
         score, threshold = float(self.gate.score(point)), self.gate.threshold
         if score >= threshold:
             self._run = 0
-            return Support(1.0, False, score, threshold)
+            return ActionOODResult(1.0, False, score, threshold)
         self._run += 1
-        share = {"hold": 1.0, "slow": self.config.share, "refuse": 0.0}[self.config.response]
-        return Support(share, self._run >= self.config.patience, score, threshold)
+        share = {"hold": 1.0, "slow": self.config.slow_fraction, "refuse": 0.0}[self.config.response]
+        return ActionOODResult(share, self._run >= self.config.max_consecutive, score, threshold)

@@ -1,8 +1,8 @@
-"""How old is what we know? Judged so that the robot's clock need not agree with ours, and a backlog shows.
+"""Watchdog of message ages, without synchronised clocks, and emergency stop.
 
-Age of a stream = now - time of receipt + lateness, all on our monotonic clock. Lateness is how much later than usual
-the newest message came after its own stamp: its offset (receipt - stamp) above the least offset of the last minute or
-so. A constant difference of the clocks cancels, messages that queued up do not, and stamps that stand still are old.
+Age of a stream = now - time of receipt + lateness, on our monotonic clock. Lateness is the delay beyond the usual of
+the newest message after its stamp: its offset (receipt - stamp) above the smallest offset of the last minute or
+so. A constant difference of the clocks cancels, a backlog of messages does not, and constant stamps grow old.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from typing import Any
 
 from robopolicy.errors import UserError
 
-WINDOW = 30.0  # [s] least offsets are forgotten after one to two of these, so that drifting clocks do no harm
+WINDOW = 30.0  # [s] minimum offsets expire after one to two windows, so that clock drift does not matter
 JUMP = 1.0  # [s] a stamp this much earlier after its receipt than ever before belongs to a clock that jumped ahead
-AGREE = 3  # messages in a row that have to agree before we believe that a clock jumped
+AGREE = 3  # consecutive messages that confirm a jump of the clock
 
 
 @dataclass
 class Stream:
-    """What is known of the arrival of one kind of message."""
+    """Arrival times of one kind of message."""
 
     deadline: float  # [s] largest age that is fresh
     sequence: int = -1
@@ -35,10 +35,10 @@ class Stream:
     _usable: bool = True  # the message of `sequence`
     _least: tuple[float, float] = (math.inf, math.inf)  # offsets [s] of the window before and of this one
     _window_end: float = math.inf
-    _odd: list[float] = field(default_factory=list)  # stamps in a row that do not go with those before
+    _odd: list[float] = field(default_factory=list)  # consecutive stamps that differ from the earlier ones
 
-    def see(self, received: float, stamp: float | None, sequence: int) -> bool:
-        """Take note of the newest message; False if its stamp says that it must not be used."""
+    def update(self, received: float, stamp: float | None, sequence: int) -> bool:
+        """Record the newest message; False if its stamp is out of order and it must not be used."""
         if sequence == self.sequence:
             return self._usable
         self.sequence = sequence
@@ -66,7 +66,7 @@ class Stream:
         return True
 
     def _jumped(self, stamp: float) -> bool:
-        """Whether enough messages in a row tell of another clock: one alone was damaged, or overtaken on the way."""
+        """Whether enough consecutive messages show another clock; a single one was damaged or reordered."""
         if self._odd and not 0.0 < stamp - self._odd[-1] < JUMP:
             self._odd.clear()
         self._odd.append(stamp)
@@ -80,7 +80,7 @@ class Stream:
 
 
 class Watchdog:
-    """The ages of all streams against their deadlines.
+    """Ages of all streams, compared with their deadlines.
 
     Args:
         deadlines: {stream: largest age [s] that is fresh}.
@@ -91,9 +91,9 @@ class Watchdog:
             raise UserError(f"Every deadline of the watchdog must be positive, got {dict(deadlines)}.")
         self.streams = {name: Stream(deadline) for name, deadline in deadlines.items()}
 
-    def see(self, name: str, received: float, stamp: float | None, sequence: int) -> bool:
-        """Take note of the newest message of a stream; False if its stamp says that it must not be used."""
-        return self.streams[name].see(received, stamp, sequence)
+    def update(self, name: str, received: float, stamp: float | None, sequence: int) -> bool:
+        """Record the newest message of a stream; False if its stamp is out of order and it must not be used."""
+        return self.streams[name].update(received, stamp, sequence)
 
     def oldest(self, now: float) -> tuple[str, float, float] | None:
         """The stream furthest beyond its deadline: name, age [s] and deadline [s]; None if all are fresh."""
@@ -101,8 +101,8 @@ class Watchdog:
         late = [row for row in late if not row[1] <= row[2]]
         return max(late, key=lambda row: row[1] - row[2], default=None)
 
-    def forget(self) -> None:
-        """Start anew, e.g. when another publisher has taken over."""
+    def reset(self) -> None:
+        """Clear all streams, e.g. after a change of publisher."""
         self.streams = {name: Stream(stream.deadline) for name, stream in self.streams.items()}
 
 
@@ -110,16 +110,16 @@ log = logging.getLogger(__name__)
 
 
 class EStop:
-    """A latch with several sources.
+    """Emergency stop: a latch with several sources.
 
     Args:
-        heartbeat: Seconds within which an operator's heartbeat has to be heard, once the first was; 0 for none.
+        heartbeat: Timeout [s] of the heartbeat of an operator, after the first one; 0 for none.
     """
 
     def __init__(self, heartbeat: float = 0.0) -> None:
-        self.cause = ""  # what pressed it; empty while it is not pressed
+        self.cause = ""  # source that pressed it; empty while released
         self._heartbeat, self._beat = heartbeat, float("nan")
-        self._held: set[str] = set()  # sources that are pressed at this moment
+        self._held: set[str] = set()  # sources that are pressed now
 
     def __bool__(self) -> bool:
         return bool(self.cause)
@@ -130,25 +130,25 @@ class EStop:
             self.cause = source
             log.error("Emergency stop: %s", source)
 
-    def level(self, source: str, pressed: bool) -> None:
-        """A source that says continuously whether it is pressed, such as a topic or a button."""
+    def set_level(self, source: str, pressed: bool) -> None:
+        """Update the state of a continuous source, such as a topic or a button."""
         if pressed:
             self._held.add(source)
             self.press(source)
         else:
             self._held.discard(source)
 
-    def beat(self, now: float) -> None:
-        """An operator's heartbeat arrived at `now` [s]."""
+    def heartbeat(self, now: float) -> None:
+        """Record a heartbeat of the operator at `now` [s]."""
         self._beat = now
 
     @property
-    def attended(self) -> bool:
-        """Whether an operator was heard of since the last reset, or none has to be."""
+    def heartbeat_ok(self) -> bool:
+        """Whether a heartbeat arrived since the last reset, or none is required."""
         return not self._heartbeat or not math.isnan(self._beat)
 
     def check(self, now: float) -> bool:
-        """Whether it is pressed at `now` [s], be it by silence."""
+        """Whether it is pressed at `now` [s], also by a missing heartbeat."""
         if self._heartbeat and now - self._beat > self._heartbeat:  # never before the first beat: NaN compares false
             self.press(f"no heartbeat for {now - self._beat:.2f} s")
         return bool(self.cause)
@@ -166,7 +166,7 @@ class EStop:
         self.cause, self._beat = "", float("nan")
 
     def listen(self, number: int = signal.SIGUSR1) -> None:
-        """Let a signal press it (in the main thread)."""
+        """Press it on a signal (in the main thread)."""
 
         def pressed(number: int, _: Any) -> None:
             self.press(signal.Signals(number).name)

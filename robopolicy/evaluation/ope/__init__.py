@@ -1,4 +1,4 @@
-"""Off-policy evaluation: what a policy would earn, from episodes that another behaviour played.
+"""Off-policy evaluation: the return of a policy from episodes of another policy.
 
 Estimators are ours because no well-kept library takes what we have. scope-rl (2023, the authors of S139) evaluates the
 algorithm objects of d3rlpy alone and smooths continuous actions with kernels; d3rlpy has FQE for its own networks and

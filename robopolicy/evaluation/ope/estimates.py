@@ -11,9 +11,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from robopolicy.constraints import Count, InnerShare, Natural, NotNegative, Ranged, Share
+from robopolicy.constraints import Fraction, NonNegative, NonNegativeInt, OpenFraction, PositiveInt, Validated
 from robopolicy.data.episodes import Episodes
-from robopolicy.data.support import support_gate
+from robopolicy.data.ood_detector import fit_ood_detector
 from robopolicy.errors import UserError
 from robopolicy.evaluation.intervals import Interval, bootstrap_mean
 from robopolicy.evaluation.ope.fqe import FQE, FQEConfig
@@ -60,18 +60,18 @@ NAMES = {
 
 
 @dataclass(frozen=True)
-class OPEConfig(Ranged):
+class OPEConfig(Validated):
     """Settings of off-policy evaluation."""
 
-    gamma: Share = 0.99  # discount per control step
+    gamma: Fraction = 0.99  # discount per control step
     deterministic: bool = True  # evaluate the policy without exploration noise
-    samples: Count = 4  # decisions drawn per frame from a policy that has a choice
-    minimum_size: NotNegative = 10.0  # effective sample size below which weighted estimates are refused
-    warn_size: NotNegative = 50.0  # and below which they come with a warning
-    features: Count = 200  # random features of the marginal estimators
+    samples: PositiveInt = 4  # decisions drawn per frame from a policy that has a choice
+    minimum_size: NonNegative = 10.0  # effective sample size below which weighted estimates are refused
+    warn_size: NonNegative = 50.0  # and below which they come with a warning
+    features: PositiveInt = 200  # random features of the marginal estimators
     fqe: FQEConfig = field(default_factory=FQEConfig)
-    level: InnerShare = 0.95  # of the intervals
-    seed: Natural = 0
+    level: OpenFraction = 0.95  # of the intervals
+    seed: NonNegativeInt = 0
 
 
 @runtime_checkable
@@ -146,7 +146,7 @@ def estimate(
     Raises:
         UserError: The logs lack what the policy sees.
     """
-    config, episodes = config or OPEConfig(), episodes.played()
+    config, episodes = config or OPEConfig(), episodes.without_closing_frames()
     logs = Logs(episodes, policy.spec, config.gamma)
     options: dict[str, Any] = {"level": config.level, "seed": config.seed}
     decided = logs.decide(policy, samples=config.samples, deterministic=config.deterministic, seed=config.seed)
@@ -206,14 +206,14 @@ def weighted(logs: Logs, ratios: Array, start: Array, errors: Array, config: OPE
 def why_unweighted(policy: Policy, behaviour: Policy | None, deterministic: bool) -> str:
     """Why decisions of these policies cannot be weighted; empty where they can."""
     if behaviour is None:
-        return "needs the policy that played the logs (--behaviour)"
+        return "needs the policy that played the logs (--behavior-policy)"
     if deterministic:
         return "a policy without exploration noise has no density (--stochastic)"
     for who, what in ((policy, "policy"), (behaviour, "behaviour")):
         if not isinstance(who, Scoring):
             return f"the {what} ('{who.name}') gives no density of its actions"
-        if who.spec.execute > 1:
-            return f"the {what} plays {who.spec.execute} actions per decision; only single ones are weighted"
+        if who.spec.action_horizon > 1:
+            return f"the {what} plays {who.spec.action_horizon} actions per decision; only single ones are weighted"
     return ""
 
 
@@ -276,7 +276,7 @@ def unsupported(logs: Logs, decided: Tensor) -> float | None:
     if not keys or len(logs.episodes) < _FEW:
         return None
     frames = np.linspace(0, len(logs.episodes) - 1, min(len(logs.episodes), _SUPPORTED)).astype(np.int64)
-    gate = support_gate(logs.episodes, keys=keys)
+    gate = fit_ood_detector(logs.episodes, keys=keys)
     obs = {key: torch.from_numpy(logs.episodes.arrays[key][frames]) for key in keys}
     return float((~gate.inside(gate.point(obs, decided[0, frames, 0]))).float().mean())
 

@@ -22,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from robopolicy.constraints import Count, Positive, PositiveShare, Ranged
+from robopolicy.constraints import Positive, PositiveFraction, PositiveInt, Validated
 from robopolicy.critics.q import CriticConfig, QEnsemble, TargetUpdate
 from robopolicy.data.statistics import dataset_statistics
 from robopolicy.errors import UserError
@@ -36,14 +36,14 @@ Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class FQEConfig(Ranged):
+class FQEConfig(Validated):
     """Settings of fitted Q-evaluation."""
 
     critic: CriticConfig = field(default_factory=lambda: CriticConfig(members=8, hidden=(128, 128)))
-    steps: Count = 4_000  # gradient steps
-    batch_size: Count = 256  # windows per step
+    steps: PositiveInt = 4_000  # gradient steps
+    batch_size: PositiveInt = 256  # windows per step
     learning_rate: Positive = 1e-3
-    tau: PositiveShare = 0.02  # share of the way that the target moves per step
+    tau: PositiveFraction = 0.02  # share of the way that the target moves per step
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -14,7 +14,7 @@ from robopolicy.data.chunks import history_index
 from robopolicy.data.episodes import Episodes
 from robopolicy.errors import UserError
 from robopolicy.policies.base import Observation, Policy
-from robopolicy.spec import MEMORY, PolicySpec
+from robopolicy.spec import HIDDEN_STATE, PolicySpec
 
 Array = NDArray[np.float64]
 _BATCH = 1024  # frames a policy or a critic sees at a time
@@ -35,7 +35,7 @@ class Logs:
         """
         if not 0 < gamma <= 1:
             raise UserError(f"The discount per control step must lie in (0, 1], got {gamma}.")
-        episodes = episodes.played().executed()
+        episodes = episodes.without_closing_frames().with_executed_actions()
         if "reward" not in episodes.arrays:
             raise UserError("The logs have no 'reward'; collect them anew.")
         _check_spec(episodes, spec)
@@ -51,7 +51,7 @@ class Logs:
         terminated = np.zeros(len(episodes), np.bool_)
         if "terminated" in episodes.arrays:
             terminated = episodes.arrays["terminated"].astype(np.bool_)[last]
-        frame, n = np.arange(len(episodes)), spec.execute
+        frame, n = np.arange(len(episodes)), spec.action_horizon
         known = frame + n <= last
         self.window = np.flatnonzero(known | terminated)  # (W,) first frames
         if not len(self.window):
@@ -89,13 +89,13 @@ class Logs:
     @torch.no_grad()
     def decide(self, policy: Policy, *, samples: int, deterministic: bool, seed: int) -> Tensor:
         """What the policy plays at every frame: executed chunks `(K, F, n, A)`, K = 1 where it has no choice."""
-        count = 1 if deterministic and not policy.takes_noise else samples
+        count = 1 if deterministic and not policy.is_steerable else samples
         generator = torch.Generator().manual_seed(seed)
         rows = []
         for frames in self.batches(np.arange(len(self.episodes))):
             obs = {key: value.to(policy.device) for key, value in self.observations(frames).items()}
             acts = [policy.act(obs, deterministic=deterministic, generator=generator) for _ in range(count)]
-            rows.append(torch.stack([chunk[:, : self.spec.execute].cpu().float() for chunk in acts]))
+            rows.append(torch.stack([chunk[:, : self.spec.action_horizon].cpu().float() for chunk in acts]))
         return torch.cat(rows, 1)
 
     def fold(self, values: Array) -> Array:
@@ -106,7 +106,7 @@ class Logs:
 
 
 def _check_spec(episodes: Episodes, spec: PolicySpec) -> None:
-    if MEMORY in spec.observation:
+    if HIDDEN_STATE in spec.observation:
         raise UserError("A recurrent policy depends on all it has seen; evaluate it by playing.")
     for key, shape in spec.observation.items():
         found = episodes.arrays[key].shape[1:] if key in episodes.arrays else None

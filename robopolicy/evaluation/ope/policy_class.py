@@ -152,7 +152,7 @@ def score_class(
     Raises:
         UserError: A policy or the behaviour has no density, plays chunks, or does not fit the logs.
     """
-    config, episodes = config or OPEConfig(deterministic=False), episodes.played()
+    config, episodes = config or OPEConfig(deterministic=False), episodes.without_closing_frames()
     if reason := next(filter(None, (why_unweighted(policy, behaviour, False) for policy in policies.values())), ""):
         raise UserError(f"The policies cannot be scored together: {reason}.")
     logs = Logs(episodes, behaviour.spec, config.gamma)

@@ -1,4 +1,4 @@
-"""How a search spends its episodes: a grid, or successive halving over one. Both play common seeds.
+"""Search methods over weights: a grid, and successive halving over one, on common seeds.
 
 A method is a plan, stated in episodes before anything is played, and a function that asks for outcomes of weights and
 returns the weights it settles on. It sees outcomes alone, so that a simulator and a world model serve it alike, and
@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from robopolicy.constraints import Count, Range, Ranged, Several
+from robopolicy.constraints import AtLeastTwo, PositiveInt, Range, Validated
 from robopolicy.errors import UserError
 from robopolicy.evaluation.result import EvalResult
 
@@ -96,11 +96,11 @@ class SearchMethod(Protocol):
 
 
 @dataclass(frozen=True)
-class GridConfig(Ranged):
+class GridConfig(Validated):
     """Settings of a `GridSearch`."""
 
-    episodes: Count = 50  # per candidate
-    divisions: Several = 10  # candidates are all multiples of 1 / divisions
+    episodes: PositiveInt = 50  # per candidate
+    divisions: AtLeastTwo = 10  # candidates are all multiples of 1 / divisions
 
 
 class GridSearch:
@@ -123,11 +123,11 @@ class GridSearch:
 
 
 @dataclass(frozen=True)
-class HalvingConfig(Ranged):
+class HalvingConfig(Validated):
     """Settings of a `HalvingSearch`."""
 
-    episodes: Count = 50  # of a candidate that is never dropped
-    divisions: Several = 10  # candidates are all multiples of 1 / divisions
+    episodes: PositiveInt = 50  # of a candidate that is never dropped
+    divisions: AtLeastTwo = 10  # candidates are all multiples of 1 / divisions
     rungs: Annotated[int, Range(1, 20)] = 3  # rounds of playing and dropping
     factor: Annotated[int, Range(2, 1000)] = (
         2  # a rung keeps 1 / factor of the candidates and raises their episodes `factor` times
@@ -202,12 +202,12 @@ VARIANCES = (0.25, 1.0, 4.0)  # of the process, relative to that of the scores
 
 
 @dataclass(frozen=True)
-class BayesConfig(Ranged):
+class BayesConfig(Validated):
     """Settings of a `BayesSearch`."""
 
-    episodes: Several = 50  # per candidate
+    episodes: AtLeastTwo = 50  # per candidate
     candidates: Annotated[int, Range(4)] = 12  # weights; the first are each policy alone and all in equal parts
-    divisions: Several = 20  # further candidates are multiples of 1 / divisions
+    divisions: AtLeastTwo = 20  # further candidates are multiples of 1 / divisions
 
 
 class BayesSearch:

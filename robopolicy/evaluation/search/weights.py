@@ -36,16 +36,16 @@ from robopolicy.evaluation.search.methods import (
 )
 from robopolicy.files import parse_json, write_text
 from robopolicy.policies.base import Policy
-from robopolicy.schema import from_plain, to_plain
+from robopolicy.schema import from_dict, to_dict
 from robopolicy.sim.contract import VectorSim
 
-LEDGER_VERSION = 1
+SEARCH_LOG_VERSION = 1
 
 
 Key = tuple[str, int, int]  # who played, first episode seed, episodes
 
 
-class Ledger:
+class SearchLog:
     """Finished evaluations by who played which episodes; in memory alone where it has no file."""
 
     def __init__(self, path: Path | None = None, request: Mapping[str, Any] | None = None) -> None:
@@ -54,10 +54,10 @@ class Ledger:
         self.request = dict(request or {})
         self._known: dict[Key, EvalResult] = {}
         if path is not None:
-            write_text(path, json.dumps({"version": LEDGER_VERSION, "request": self.request}) + "\n")
+            write_text(path, json.dumps({"version": SEARCH_LOG_VERSION, "request": self.request}) + "\n")
 
     @classmethod
-    def open(cls, path: Path) -> Ledger:
+    def open(cls, path: Path) -> SearchLog:
         """Read a ledger to go on with it. A last line that was cut off while it was written is dropped.
 
         Raises:
@@ -66,9 +66,10 @@ class Ledger:
         whole, _, _ = path.read_bytes().rpartition(b"\n")
         try:
             head, *rows = [parse_json(line) for line in whole.decode("utf-8").splitlines()] or [{}]
-            if head.get("version") != LEDGER_VERSION:
+            if head.get("version") != SEARCH_LOG_VERSION:
                 raise UserError(
-                    f"{path} has version {head.get('version')!r}, this robopolicy reads {LEDGER_VERSION}; search anew."
+                    f"{path} has version {head.get('version')!r}, this robopolicy reads {SEARCH_LOG_VERSION}; "
+                    f"search anew."
                 )
             ledger = cls(request=head["request"])
             ledger._known = {
@@ -204,7 +205,7 @@ def make_search(name: str, **settings: Any) -> SearchMethod:
     if name not in SEARCHES:
         raise unknown_name("search", name, SEARCHES)
     config_class, method_class = SEARCHES[name]
-    return method_class(from_plain(config_class, to_plain(config_class()) | settings, f"search '{name}'"))
+    return method_class(from_dict(config_class, to_dict(config_class()) | settings, f"search '{name}'"))
 
 
 def search_weights(
@@ -214,7 +215,7 @@ def search_weights(
     evaluator: Evaluator,
     *,
     seed: int,
-    ledger: Ledger | None = None,
+    ledger: SearchLog | None = None,
 ) -> WeightSearch:
     """Search weights for a composition.
 
@@ -230,7 +231,7 @@ def search_weights(
     Raises:
         UserError: The plan cannot be carried out (see the method), or episodes cannot be repeated.
     """
-    plan, record = method.plan(len(parents)), ledger or Ledger()
+    plan, record = method.plan(len(parents)), ledger or SearchLog()
     order = sorted(range(len(parents)), key=lambda i: parents[i])
     played: dict[Weights, list[EvalResult]] = {}
 
@@ -251,20 +252,25 @@ def search_weights(
 
 
 def hold_out(
-    policies: Mapping[str, Policy], evaluator: Evaluator, seeds: range, *, ledger: Ledger | None = None, where: str = ""
+    policies: Mapping[str, Policy],
+    evaluator: Evaluator,
+    seeds: range,
+    *,
+    ledger: SearchLog | None = None,
+    where: str = "",
 ) -> dict[str, EvalResult]:
     """Play `seeds`, which no search has seen, with every policy: results by name, in the same order.
 
     The ledger tells evaluators of one trial apart by `where`.
     """
-    record = ledger or Ledger()
+    record = ledger or SearchLog()
     return {
         name: record.recall(f"policy {name}{where}", seeds, lambda policy=policy: evaluator(policy, seeds))
         for name, policy in policies.items()
     }
 
 
-def against(results: Mapping[str, EvalResult], composed: str) -> dict[str, Comparison]:
+def compare_with(results: Mapping[str, EvalResult], composed: str) -> dict[str, Comparison]:
     """The composed policy compared with every other one on common seeds, by their names."""
     return {name: compare(result, results[composed]) for name, result in results.items() if name != composed}
 

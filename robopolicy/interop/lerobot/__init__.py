@@ -1,4 +1,4 @@
-"""Policies of the LeRobot package as ours and ours as theirs; its datasets are read and written by `data.lerobot`.
+"""Conversion of policies from and to LeRobot; `robopolicy.data.formats.lerobot` reads and writes its datasets.
 
     policy = loading.load_lerobot("lerobot/diffusion_pusht")  # or a folder; act and decode, field where it diffuses
     theirs = adapter.as_lerobot(policy)  # select_action, predict_action_chunk

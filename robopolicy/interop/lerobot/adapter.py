@@ -1,10 +1,10 @@
-"""Our policies where LeRobot wants one of its own: its evaluation, its rollouts, its robots.
+"""Our policies as LeRobot policies, for its evaluation, rollouts and robots.
 
     theirs = as_lerobot(policy)
     preprocessor, postprocessor = identity_processors()
     eval_policy(env, theirs, preprocessor=preprocessor, postprocessor=postprocessor, ...)
 
-Our normalisers live inside the policy, so the processors have nothing to do. Images arrive as LeRobot hands them out,
+Our normalisers are part of the policy, so the processors change nothing. Images arrive in the format of LeRobot,
 floats in [0, 1], and are rounded back to the bytes they came from.
 """
 
@@ -30,13 +30,13 @@ PAD = "action_is_pad"
 
 
 def as_lerobot(policy: Policy, *, keys: Mapping[str, str] | None = None) -> Any:
-    """`policy` as a `PreTrainedPolicy`, shared, not copied.
+    """Wrap `policy` as a `PreTrainedPolicy`, without copying.
 
     It offers `select_action(batch, noise=None)`, `predict_action_chunk(batch, noise=None)`, `forward(batch)` (imitation
     loss), `reset` and a configuration with features and horizons. `noise` goes to `decode`.
 
     Args:
-        policy: Any of ours.
+        policy: Policy to wrap.
         keys: Our observation key -> LeRobot feature, where the usual translation gives another name.
 
     Raises:
@@ -56,7 +56,7 @@ def as_lerobot(policy: Policy, *, keys: Mapping[str, str] | None = None) -> Any:
     config = config_class(
         n_obs_steps=policy.spec.obs_horizon,
         horizon=policy.spec.horizon,
-        n_action_steps=policy.spec.execute,
+        n_action_steps=policy.spec.action_horizon,
         input_features=inputs,
         output_features={ACTION: action},
         device=str(next((tensor.device for tensor in policy.parameters()), "cpu")),
@@ -65,7 +65,7 @@ def as_lerobot(policy: Policy, *, keys: Mapping[str, str] | None = None) -> Any:
 
 
 def identity_processors() -> tuple[Any, Any]:
-    """Pre- and post-processor that change nothing, for LeRobot functions that ask for them."""
+    """Identity pre- and post-processor, for LeRobot functions that need them."""
     processor, converters = lerobot_module("processor"), lerobot_module("processor.converters")
 
     def pipeline(read: Any, write: Any) -> Any:
@@ -95,7 +95,7 @@ def _classes() -> tuple[Any, Any]:
         """Features and horizons of a policy of ours."""
 
         horizon: int = 1  # actions per chunk, the first for the newest observation
-        n_action_steps: int = 1  # actions played per chunk
+        n_action_steps: int = 1  # actions executed per chunk
 
         @property
         def observation_delta_indices(self) -> list[int]:
@@ -114,7 +114,7 @@ def _classes() -> tuple[Any, Any]:
 
         def get_optimizer_preset(self) -> Any:
             """None: train with robopolicy."""
-            raise UserError("Policies of robopolicy are trained with robopolicy; LeRobot only plays them.")
+            raise UserError("Policies of robopolicy are trained with robopolicy; LeRobot can only run them.")
 
         def get_scheduler_preset(self) -> None:
             """None."""
@@ -136,8 +136,8 @@ def _classes() -> tuple[Any, Any]:
             self.reset()
 
         def reset(self) -> None:
-            """Forget the observations and actions of an episode."""
-            self._actions: deque[Tensor] = deque(maxlen=self.policy.spec.execute)
+            """Clear the observations and actions of an episode."""
+            self._actions: deque[Tensor] = deque(maxlen=self.policy.spec.action_horizon)
             self._seen: dict[str, deque[Tensor]] = {
                 key: deque(maxlen=self.policy.spec.obs_horizon) for key in self.features
             }
@@ -148,7 +148,7 @@ def _classes() -> tuple[Any, Any]:
 
         @torch.no_grad()
         def predict_action_chunk(self, batch: dict[str, Tensor], noise: Tensor | None = None, **_: Any) -> Tensor:
-            """Chunk `(B, H, A)` for observations `(B, To, ...)`, or `(B, ...)` where one step is all it sees."""
+            """Chunk `(B, H, A)` for observations `(B, To, ...)`, or `(B, ...)` for an observation horizon of 1."""
             obs: Observation = {}
             for key, value in self._read(batch).items():
                 if value.ndim == len(self.policy.spec.observation[key]) + 1:
@@ -163,17 +163,17 @@ def _classes() -> tuple[Any, Any]:
 
         @torch.no_grad()
         def select_action(self, batch: dict[str, Tensor], noise: Tensor | None = None, **_: Any) -> Tensor:
-            """Next action `(B, A)` for the newest observations `(B, ...)`; a new chunk where none is left."""
+            """Next action `(B, A)` for the newest observations `(B, ...)`; computes a new chunk if needed."""
             for key, value in self._read(batch).items():
                 history = self._seen[key]
                 history.extend([value] * (1 if history else self.policy.spec.obs_horizon))
             if not self._actions:
                 obs = {key: torch.stack(list(history), 1) for key, history in self._seen.items()}
-                self._actions.extend(self._chunk(obs, noise).transpose(0, 1)[: self.policy.spec.execute])
+                self._actions.extend(self._chunk(obs, noise).transpose(0, 1)[: self.policy.spec.action_horizon])
             return self._actions.popleft()
 
         def forward(self, batch: dict[str, Tensor]) -> tuple[Tensor, dict[str, Any]]:
-            """Imitation loss of a batch from a dataset with histories and chunks, and what it reports."""
+            """Imitation loss and metrics of a batch with histories and chunks."""
             obs = {
                 key: value if value.ndim == len(self.policy.spec.observation[key]) + 2 else value[:, None]
                 for key, value in self._read(batch).items()

@@ -1,4 +1,4 @@
-"""LeRobot's DiffusionPolicy (Chi et al. 2023), opened far enough to be composed with our heads.
+"""DiffusionPolicy of LeRobot (Chi et al. 2023) with the interface for composition with our heads.
 
 LeRobot aligns a chunk with the first observation of the history, ours begin at the newest. So the noise and the points
 of `field` have all rows of the network, rolled: those of the chunk first, those of the past last. The chunk itself
@@ -18,8 +18,8 @@ from torch import Tensor
 
 from robopolicy.interop.diffusers import PREDICTIONS
 from robopolicy.interop.lerobot.policy import LeRobotConfig, LeRobotPolicy, observation_of, played
-from robopolicy.interop.lerobot.source import EXTRA, Source
-from robopolicy.optional import need
+from robopolicy.interop.lerobot.source import EXTRA, SavedPolicy
+from robopolicy.optional import require
 from robopolicy.policies.base import Observation, PolicySpec
 from robopolicy.policies.composition.sampler_adapter import Grid, variance_preserving_grid
 from robopolicy.policies.noise import Randomness
@@ -40,8 +40,8 @@ class LeRobotDiffusion(LeRobotPolicy):
         super().__init__(config, spec)
         model = self.original.policy.diffusion
         self.ancestral = type(model.noise_scheduler).__name__ == "DDPMScheduler"
-        # A scheduler of our own: it remembers its grid, and the original is shared.
-        schedulers = need("diffusers.schedulers.scheduling_ddim", EXTRA)
+        # A copy of the scheduler, which stores its grid; the original is shared.
+        schedulers = require("diffusers.schedulers.scheduling_ddim", EXTRA)
         self.scheduler = schedulers.DDIMScheduler.from_config(model.noise_scheduler.config)
         self.scheduler.set_timesteps(model.num_inference_steps)
         settings = self.scheduler.config
@@ -52,16 +52,20 @@ class LeRobotDiffusion(LeRobotPolicy):
         self.register_buffer("level_log_snr", torch.logit(every).float(), persistent=False)
 
     @classmethod
-    def spec_of(cls, source: Source, config: LeRobotConfig, execute: int | None = None) -> PolicySpec:
+    def spec_of(cls, source: SavedPolicy, config: LeRobotConfig, action_horizon: int | None = None) -> PolicySpec:
         """Chunks from the newest observation to the end of the network's horizon.
 
         Raises:
-            UserError: More actions are to be played than that.
+            UserError: More actions are to be executed than that.
         """
         history = source.number("n_obs_steps")
         future = source.number("horizon") - history + 1
         return PolicySpec(
-            observation_of(source), source.action_dim, future, played(source, execute, future), obs_horizon=history
+            observation_of(source),
+            source.action_dim,
+            future,
+            played(source, action_horizon, future),
+            obs_horizon=history,
         )
 
     @property
@@ -70,7 +74,7 @@ class LeRobotDiffusion(LeRobotPolicy):
         return self.spec.horizon + self.spec.obs_horizon - 1, self.spec.action_dim
 
     @property
-    def network_calls(self) -> int:
+    def nfe(self) -> int:
         """Sampler steps K."""
         return int(self.original.policy.diffusion.num_inference_steps)
 
@@ -114,10 +118,10 @@ class LeRobotDiffusion(LeRobotPolicy):
         return x[:, past:]
 
     def act(self, obs: Observation, *, deterministic: bool = False, generator: Randomness = None) -> Tensor:
-        """Chunk of the policy's own sampler; the noise of DDPM belongs to it and is drawn also when `deterministic`."""
+        """Chunk of the sampler of the policy; the noise of DDPM is also drawn with `deterministic`."""
         if not self.ancestral:
             return super().act(obs, deterministic=deterministic, generator=generator)
-        past, last = self.spec.obs_horizon - 1, self.network_calls - 1
+        past, last = self.spec.obs_horizon - 1, self.nfe - 1
         with torch.no_grad():
             features = self.encode(obs)
             x = self.draw_noise(obs, generator).roll(past, 1)
@@ -131,5 +135,5 @@ class LeRobotDiffusion(LeRobotPolicy):
             return self.in_action_units(x[:, past:])
 
     def _network(self, x: Tensor, level: Tensor, features: Tensor) -> Tensor:
-        """What the network predicts at training level `(B,)`, whole or between two, for `x` in its own coordinates."""
+        """Prediction of the network at training level `(B,)`, integer or fractional, for `x` in its coordinates."""
         return self.original.policy.diffusion.unet(x, level.to(x.device), global_cond=features)

@@ -1,4 +1,4 @@
-"""From the files of a LeRobot policy to a policy of ours."""
+"""Loading of saved LeRobot policies."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ def load_lerobot(
     instructions: Sequence[str] = (),
     keys: Mapping[str, str] | None = None,
     steps: int | None = None,
-    execute: int | None = None,
+    action_horizon: int | None = None,
 ) -> LeRobotPolicy:
     """Load a policy that LeRobot saved, with its processors and statistics.
 
     Args:
         source: Folder with config.json, or id on the Hugging Face hub.
         revision: Commit, branch or tag on the hub; None is the newest. Checkpoints keep a hash of the content.
-        instructions: What a language policy is told. Of several, the observation `task_index` chooses one per row.
+        instructions: Instructions of a language policy. The observation `task_index` selects one per row.
         keys: Our observation key -> LeRobot feature, where the usual translation gives another name:
             `{"image.top": "observation.image"}`.
-        steps: Sampler steps per chunk; None takes the policy's own.
-        execute: Actions played per chunk; None takes the policy's own.
+        steps: Sampler steps per chunk; None for the value of the policy.
+        action_horizon: Actions executed per chunk; None for the value of the policy.
 
     Raises:
         UserError: Files, statistics or weights are missing or do not fit, the kind of policy takes no noise, or
@@ -44,4 +44,4 @@ def load_lerobot(
         raise unknown_name("kind of LeRobot policy", found.kind, classes, f"of {name}")
     config = LeRobotConfig(name, revision, found.sha256, tuple(instructions), dict(keys or {}), steps)
     policy_class = classes[found.kind]
-    return policy_class(config, policy_class.spec_of(found, config, execute))
+    return policy_class(config, policy_class.spec_of(found, config, action_horizon))

@@ -1,8 +1,8 @@
-"""A policy of LeRobot behind our contract, with its processors and statistics.
+"""LeRobot policies with our policy interface, including processors and statistics.
 
 Base of all kinds: observations become what the policy was trained on, actions come back in the robot's units. The
 policy is frozen, and copies share it. A checkpoint holds no weights of it but its place and the hash of its content, so
-the files must still be there, or be provided (`source.provide`), when the checkpoint is loaded.
+the files must still exist, or be registered (`source.register_folder`), when the checkpoint is loaded.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from robopolicy.constraints import Count, Ranged
+from robopolicy.constraints import PositiveInt, Validated
 from robopolicy.errors import UserError
 from robopolicy.interop.lerobot.source import (
     ACTION,
     STATISTICS,
     WEIGHTS,
     Normalization,
-    Source,
+    SavedPolicy,
     lerobot_module,
     one_line,
     open_source,
@@ -35,17 +35,17 @@ from robopolicy.policies.base import Observation, Policy, PolicySpec
 from robopolicy.policies.noise import Randomness, normal
 
 
-class Original:
-    """A frozen policy of LeRobot with its processors; copies of our policy share it, as it never changes."""
+class FrozenPolicy:
+    """Frozen policy of LeRobot with its processors; shared by copies of our policy."""
 
     def __init__(self, policy: Any, preprocessor: Any, postprocessor: Any) -> None:
         self.policy, self.preprocessor, self.postprocessor = policy, preprocessor, postprocessor
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Original:
+    def __deepcopy__(self, memo: dict[int, Any]) -> FrozenPolicy:
         return self
 
 
-def load_original(source: Source, settings: dict[str, Any]) -> Original:
+def load_original(source: SavedPolicy, settings: dict[str, Any]) -> FrozenPolicy:
     """Load the policy through LeRobot's `from_pretrained`, on the CPU.
 
     Args:
@@ -68,7 +68,7 @@ def load_original(source: Source, settings: dict[str, Any]) -> Original:
     check_weights(source.folder / WEIGHTS, policy)
     for pipeline in pipelines:  # everything is computed where the observations are
         pipeline.steps = [step for step in pipeline.steps if type(step).__name__ != "DeviceProcessorStep"]
-    return Original(policy.eval().requires_grad_(False), *pipelines)
+    return FrozenPolicy(policy.eval().requires_grad_(False), *pipelines)
 
 
 def check_weights(file: Path, policy: Any) -> None:
@@ -91,9 +91,11 @@ def check_weights(file: Path, policy: Any) -> None:
                     f"{tuple(loaded.shape)}."
                 )
             if value.is_floating_point() and not bool(value.isfinite().all()):
-                raise UserError(f"Weight '{name}' of {file} is not finite; go back to an earlier checkpoint.")
+                raise UserError(f"Weight '{name}' of {file} is not finite; use an earlier checkpoint.")
             if not torch.equal(value.to(loaded.dtype), loaded.cpu()):
-                raise UserError(f"lerobot did not load weight '{name}' of {file}; load it there and see what it says.")
+                raise UserError(
+                    f"lerobot did not load weight '{name}' of {file}; load it with lerobot and see its message."
+                )
             given.add(own)
     shared = {state[name].data_ptr() for name in given}  # tied weights are stored once
     for name, value in state.items():
@@ -102,23 +104,23 @@ def check_weights(file: Path, policy: Any) -> None:
 
 
 _NEEDS = {"minmax": {"min", "max"}, "meanstd": {"mean", "std"}}
-TASK_INDEX = "task_index"  # observation that chooses among several instructions, as the datasets name it
+TASK_INDEX = "task_index"  # observation that selects an instruction, named as in datasets
 
 
 @dataclass(frozen=True)
-class LeRobotConfig(Ranged):
-    """Which saved policy, and how it is used; `load_lerobot` fills it in."""
+class LeRobotConfig(Validated):
+    """Saved policy and settings of its use; created by `load_lerobot`."""
 
     source: str = ""  # folder, or id on the Hugging Face hub
     revision: str | None = None  # commit, branch or tag on the hub; None is the newest
-    sha256: str = ""  # content of its files
-    instructions: tuple[str, ...] = ()  # what a language policy is told; of several, `task_index` chooses one
+    sha256: str = ""  # hash of its files
+    instructions: tuple[str, ...] = ()  # instructions of a language policy; `task_index` selects one of several
     keys: dict[str, str] = field(default_factory=dict)  # our observation key -> LeRobot feature, where unusual
-    steps: Count | None = None  # sampler steps per chunk; None takes the policy's own
+    steps: PositiveInt | None = None  # sampler steps per chunk; None for the value of the policy
 
 
 class LeRobotPolicy(Policy):
-    """What all kinds share; verbs `act` and `decode`."""
+    """Base class of all kinds; verbs `act` and `decode`."""
 
     kinds: ClassVar[dict[str, str]]  # LeRobot's names of the policies it holds -> their setting of sampler steps
     config: LeRobotConfig
@@ -133,7 +135,7 @@ class LeRobotPolicy(Policy):
         if not config.sha256:
             raise UserError("A LeRobot policy comes from its files; use robopolicy.interop.lerobot.load_lerobot.")
         source = open_source(config.source, revision=config.revision, keys=config.keys, sha256=config.sha256)
-        found = self.spec_of(source, config, spec.execute)
+        found = self.spec_of(source, config, spec.action_horizon)
         if found.to_dict() != spec.to_dict():
             raise UserError(f"The LeRobot policy in {source.folder} is {found}, expected {spec}.")
         self.config = config
@@ -145,18 +147,18 @@ class LeRobotPolicy(Policy):
         self.action_normalizer = make_normalizer(source.action_dim, mode)
         self.action_normalizer.fit(statistics)
 
-    # What a kind defines.
+    # Defined by subclasses.
 
     @classmethod
     @abstractmethod
-    def spec_of(cls, source: Source, config: LeRobotConfig, execute: int | None = None) -> PolicySpec:
-        """What goes into the policy in `source` and what comes out; `execute` None plays as many actions as it does."""
+    def spec_of(cls, source: SavedPolicy, config: LeRobotConfig, action_horizon: int | None = None) -> PolicySpec:
+        """Specification of the policy in `source`; `action_horizon` None keeps its number of executed actions."""
 
     @abstractmethod
     def generate(self, obs: Observation, noise: Tensor) -> Tensor:
         """Normalised actions `(B, H, A)` for `noise` `(B, *noise_shape)`."""
 
-    # What follows from it.
+    # Shared methods.
 
     def decode(self, obs: Observation, noise: Tensor) -> Tensor:
         """Chunk `(B, H, A)` in action units for `noise` `(B, *noise_shape)`, without gradients."""
@@ -164,11 +166,11 @@ class LeRobotPolicy(Policy):
             return self.in_action_units(self.generate(obs, noise))
 
     def act(self, obs: Observation, *, deterministic: bool = False, generator: Randomness = None) -> Tensor:
-        """Chunk for fresh noise; there is no other randomness to remove."""
+        """Chunk for new noise; there is no other randomness."""
         return self.decode(obs, self.draw_noise(obs, generator))
 
     @property
-    def network_calls(self) -> int:
+    def nfe(self) -> int:
         """Sampler steps."""
         return int(getattr(self.original.policy.config, self.kinds[self.source.kind]))
 
@@ -178,11 +180,11 @@ class LeRobotPolicy(Policy):
         return normal((len(reference), *self.noise_shape), generator, reference.device)
 
     def history(self, value: Tensor) -> Tensor:
-        """An observation `(B, To, ...)` as the policy takes it."""
+        """An observation `(B, To, ...)` in the format of the policy."""
         return value
 
     def prepared(self, obs: Observation) -> dict[str, Any]:
-        """What LeRobot's processors make of `obs`, by feature.
+        """Output of the LeRobot processors for `obs`, by feature.
 
         Raises:
             UserError: An observation is missing or has another shape.
@@ -199,14 +201,14 @@ class LeRobotPolicy(Policy):
             if key in self.source.inputs:
                 value = self.history(obs[key].float())
                 rows[self.source.inputs[key]] = value / 255 if key.startswith(IMAGE_PREFIX) else value
-        rows["task"] = self._told(obs)
+        rows["task"] = self._instructions(obs)
         return self.original.preprocessor(rows)
 
     def in_action_units(self, actions: Tensor) -> Tensor:
-        """Normalised actions `(B, H, A)` as LeRobot's processors hand them to the robot."""
+        """Convert normalised actions `(B, H, A)` to action units by the LeRobot processors."""
         return self.original.postprocessor(actions).to(actions.device, torch.float32)
 
-    def _told(self, obs: Observation) -> list[str]:
+    def _instructions(self, obs: Observation) -> list[str]:
         """Instruction of every row; empty for policies that read none."""
         told = self.config.instructions
         if len(told) > 1:
@@ -223,27 +225,27 @@ class LeRobotPolicy(Policy):
         return self
 
 
-def observation_of(source: Source, instructions: tuple[str, ...] = ()) -> dict[str, tuple[int, ...]]:
+def observation_of(source: SavedPolicy, instructions: tuple[str, ...] = ()) -> dict[str, tuple[int, ...]]:
     """Observation part of a specification."""
     return {**source.shapes, **({TASK_INDEX: (1,)} if len(instructions) > 1 else {})}
 
 
-def played(source: Source, execute: int | None, horizon: int) -> int:
-    """Actions to play of a chunk of `horizon`; None takes LeRobot's setting.
+def played(source: SavedPolicy, action_horizon: int | None, horizon: int) -> int:
+    """Number of executed actions of a chunk of `horizon`; None for the setting of LeRobot.
 
     Raises:
-        UserError: There are not as many.
+        UserError: The chunk has fewer actions.
     """
-    count = source.number("n_action_steps") if execute is None else execute
+    count = source.number("n_action_steps") if action_horizon is None else action_horizon
     if not 1 <= count <= horizon:
         raise UserError(
-            f"{source.name} plans {horizon} actions from the newest observation on, so execute must lie in "
-            f"[1, {horizon}], got {count}{' from its n_action_steps' if execute is None else ''}."
+            f"{source.name} plans {horizon} actions from the newest observation on, so action_horizon must lie in "
+            f"[1, {horizon}], got {count}{' from its n_action_steps' if action_horizon is None else ''}."
         )
     return count
 
 
-def _encoder(source: Source, spec: PolicySpec, instructions: int) -> ObservationEncoder:
+def _encoder(source: SavedPolicy, spec: PolicySpec, instructions: int) -> ObservationEncoder:
     """The observed vectors with their statistics, from which critics and steering actors take their normaliser."""
     shapes = {key: shape for key, shape in spec.observation.items() if not key.startswith(IMAGE_PREFIX)}
     statistics = {key: source.normalization[source.inputs[key]].statistics for key in shapes if key in source.inputs}
@@ -257,7 +259,7 @@ def _encoder(source: Source, spec: PolicySpec, instructions: int) -> Observation
 
 
 def _units(found: Normalization) -> tuple[str, dict[str, Tensor]]:
-    """Mode and statistics of our normaliser for a scaling of LeRobot's."""
+    """Mode and statistics of our normaliser for a LeRobot normalization."""
     if found.mode == "IDENTITY":
         return "identity", {}
     ours = ("mean", "std") if found.mode == "MEAN_STD" else ("min", "max")
@@ -277,25 +279,28 @@ class LeRobotVLA(LeRobotPolicy):
     }
 
     @classmethod
-    def spec_of(cls, source: Source, config: LeRobotConfig, execute: int | None = None) -> PolicySpec:
-        """Chunks of `chunk_size` actions, of which `n_action_steps` are played.
+    def spec_of(cls, source: SavedPolicy, config: LeRobotConfig, action_horizon: int | None = None) -> PolicySpec:
+        """Chunks of `chunk_size` actions, of which `n_action_steps` are executed.
 
         Raises:
-            UserError: No instruction is given, more actions are to be played than planned, or they are relative.
+            UserError: No instruction is given, more actions are to be executed than planned, or they are relative.
         """
         if not config.instructions:
             raise UserError(
-                f"The LeRobot policy {source.name} ({source.kind}) reads an instruction, found none; load it with "
-                "instructions=['what the robot is to do']."
+                f"The LeRobot policy {source.name} ({source.kind}) needs an instruction, found none; load it with "
+                "instructions=['pick up the cube']."
             )
         if source.config.get("use_relative_actions"):
             raise UserError(
                 f"The LeRobot policy {source.name} has use_relative_actions=true, so its statistics are not those of "
-                "the actions that it plays; only policies with absolute actions can be loaded."
+                "the actions that it returns; only policies with absolute actions can be loaded."
             )
         horizon = source.number("chunk_size")
         return PolicySpec(
-            observation_of(source, config.instructions), source.action_dim, horizon, played(source, execute, horizon)
+            observation_of(source, config.instructions),
+            source.action_dim,
+            horizon,
+            played(source, action_horizon, horizon),
         )
 
     @property
@@ -304,7 +309,7 @@ class LeRobotVLA(LeRobotPolicy):
         return self.spec.horizon, self.source.number("max_action_dim")
 
     def history(self, value: Tensor) -> Tensor:
-        """The newest step `(B, ...)`, all that these policies see."""
+        """The newest step `(B, ...)`, the only input of these policies."""
         return value[:, -1]
 
     def generate(self, obs: Observation, noise: Tensor) -> Tensor:

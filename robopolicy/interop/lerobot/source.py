@@ -1,12 +1,12 @@
-"""A saved LeRobot policy: its files, checked as far as they tell without the `lerobot` package.
+"""Files of a saved LeRobot policy, with checks that do not need the `lerobot` package.
 
 config.json                   kind, architecture, features with their shapes, horizons
 model.safetensors             weights
-policy_preprocessor.json      steps from observations to what the network sees, statistics in files beside it
+policy_preprocessor.json      steps from observations to network inputs, with separate files of statistics
 policy_postprocessor.json     steps from the network's actions to those of the robot
 
 LeRobot itself leaves a feature as it is where its statistics are missing, drops weights it does not know and imports
-any class that a processor step names. All three are refused here.
+any class that a processor step names. All three raise errors here.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from robopolicy import versions
 from robopolicy.data.formats.lerobot.layout import key_of
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.files import parse_json
-from robopolicy.optional import need
+from robopolicy.optional import require
 from robopolicy.spec import IMAGE_PREFIX
 
 EXTRA = "lerobot"
@@ -47,7 +47,7 @@ def lerobot_module(name: str) -> Any:
     if sys.version_info < OLDEST_PYTHON:
         found = ".".join(map(str, sys.version_info[:2]))
         raise UserError(f"LeRobot needs Python 3.12, this is {found}; run: pip install 'robopolicy[{EXTRA}]' there.")
-    return need(f"lerobot.{name}", EXTRA)
+    return require(f"lerobot.{name}", EXTRA)
 
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
@@ -74,12 +74,12 @@ class Normalization:
 
 
 @dataclass(frozen=True)
-class Source:
-    """Files of a saved policy and what they say."""
+class SavedPolicy:
+    """Files of a saved policy and their metadata."""
 
     name: str  # folder or hub id, as given
     folder: Path
-    sha256: str  # of all files that decide what the policy does
+    sha256: str  # hash of all files that determine the policy
     config: Mapping[str, Any]
     inputs: Mapping[str, str]  # our observation key -> LeRobot feature
     shapes: Mapping[str, tuple[int, ...]]  # our observation key -> shape of one step
@@ -103,8 +103,8 @@ class Source:
         return value
 
 
-def provide(folder: str | Path) -> str:
-    """Let checkpoints that name a policy of the same content find it in `folder`; returns its hash."""
+def register_folder(folder: str | Path) -> str:
+    """Register `folder` for checkpoints of a policy with the same content; returns its hash."""
     digest = content_hash(Path(folder))
     _PROVIDED[digest] = Path(folder)
     return digest
@@ -112,7 +112,7 @@ def provide(folder: str | Path) -> str:
 
 def open_source(
     name: str, *, revision: str | None = None, keys: Mapping[str, str] | None = None, sha256: str = ""
-) -> Source:
+) -> SavedPolicy:
     """Find a saved policy and check its files.
 
     Args:
@@ -122,14 +122,14 @@ def open_source(
         sha256: Expected content; empty accepts any.
 
     Raises:
-        UserError: Nothing is there, something else is there, or what is there would not act as it was trained.
+        UserError: The policy is missing, has changed, or would not act as in training.
     """
     folder = _PROVIDED[sha256] if sha256 in _PROVIDED else _locate(name, revision)
     found = content_hash(folder)
     if sha256 and found != sha256:
         raise UserError(
             f"The LeRobot policy in {folder} has changed: expected content {sha256[:12]}, found {found[:12]}; put the "
-            "original there, or name its folder with robopolicy.interop.lerobot.source.provide(FOLDER)."
+            "original there, or call robopolicy.interop.lerobot.source.register_folder(FOLDER)."
         )
     config = _read(folder / CONFIG)
     features = _features(config, "input_features", folder)
@@ -141,7 +141,7 @@ def open_source(
     inputs = _named(features, keys or {}, folder)
     dim = actions[ACTION][1][-1]
     wanted = {feature: features[feature] for feature in inputs.values()} | actions
-    return Source(
+    return SavedPolicy(
         name=name,
         folder=folder,
         sha256=found,
@@ -182,10 +182,10 @@ def content_hash(folder: Path) -> str:
 
 @contextmanager
 def one_line(what: str) -> Iterator[None]:
-    """Keep what the libraries print off the output, and turn their errors into one line that begins with `what`.
+    """Suppress the output of libraries and convert their errors to one line that begins with `what`.
 
     Raises:
-        UserError: Anything went wrong inside.
+        UserError: An exception was raised inside.
     """
     try:
         with redirect_stdout(StringIO()):
@@ -206,7 +206,7 @@ def _locate(name: str, revision: str | None) -> Path:
             f"No LeRobot policy at {name}: expected a folder with {CONFIG}, or an id on the Hugging Face hub such as "
             "'lerobot/diffusion_pusht'."
         )
-    hub = need("huggingface_hub", EXTRA)
+    hub = require("huggingface_hub", EXTRA)
     with one_line(f"No folder {name}, and the hub does not give it"):
         wanted = ["*.json", "*.safetensors"]
         return Path(hub.snapshot_download(name, revision=revision, allow_patterns=wanted))

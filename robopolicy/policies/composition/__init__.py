@@ -1,1 +1,1 @@
-"""What a composition of policies consists of: operators, the alignment of the parents, the sampler, guidance."""
+"""Parts of a composition of policies: operators, alignment of the parents, sampler, guidance."""

@@ -1,4 +1,4 @@
-"""How parents of different kinds come to speak of the same chunk: observations and action coordinates.
+"""Alignment of the parents of a composition: observations and action coordinates.
 
 All parents are read on the linear path of one space, the common coordinates z of normalised actions. A parent whose
 normaliser is another one sees `ratio * z + shift`. If all entries of `ratio` are the same number r, noise that is
@@ -60,11 +60,11 @@ def check_parent(policy: Policy, place: str) -> None:
         raise UserError(f"{place} has no normaliser statistics ('{unfitted[0]}' never saw data); fit it to a dataset.")
 
 
-def joint_spec(specs: Sequence[PolicySpec], execute: int | None = None) -> PolicySpec:
-    """What a composition of policies with these specifications sees and plays.
+def joint_spec(specs: Sequence[PolicySpec], action_horizon: int | None = None) -> PolicySpec:
+    """Joint specification of a composition of policies with these specifications.
 
-    It needs all their observations, has the longest chunk and, unless `execute` is given, plays as many actions of it
-    as the most cautious parent.
+    It needs all their observations, has the longest chunk and, unless `action_horizon` is given, executes as many
+    actions of it as the most cautious parent.
 
     Raises:
         UserError: They disagree about an observation or about the actions.
@@ -84,10 +84,14 @@ def joint_spec(specs: Sequence[PolicySpec], execute: int | None = None) -> Polic
                     "policies that mean the same by an observation can be composed."
                 )
     horizon = max(spec.horizon for spec in specs)
-    execute = min(spec.execute for spec in specs) if execute is None else execute
-    if not 1 <= execute <= horizon:
-        raise UserError(f"execute must lie in [1, {horizon}], the longest chunk of the parents, got {execute}.")
-    return PolicySpec(observation, specs[0].action_dim, horizon, execute, max(spec.obs_horizon for spec in specs))
+    action_horizon = min(spec.action_horizon for spec in specs) if action_horizon is None else action_horizon
+    if not 1 <= action_horizon <= horizon:
+        raise UserError(
+            f"action_horizon must lie in [1, {horizon}], the longest chunk of the parents, got {action_horizon}."
+        )
+    return PolicySpec(
+        observation, specs[0].action_dim, horizon, action_horizon, max(spec.obs_horizon for spec in specs)
+    )
 
 
 def part_of(obs: Observation, spec: PolicySpec) -> Observation:
@@ -139,7 +143,7 @@ def gather_statistics(joint: ObservationEncoder, policies: Sequence[Policy]) -> 
 
 @dataclass(frozen=True)
 class Frame:
-    """The way from common coordinates to those of one parent, `ratio * z + shift`."""
+    """Map from shared coordinates to the coordinates of one parent, `ratio * z + shift`."""
 
     ratio: Tensor  # (A,)
     shift: Tensor  # (A,)
@@ -149,11 +153,11 @@ class Frame:
         """Time of the parent's path at time `t` of the common one."""
         return t / (t + (1 - t) * self.level)
 
-    def there(self, x: Tensor, t: Tensor) -> Tensor:
+    def to_parent(self, x: Tensor, t: Tensor) -> Tensor:
         """Point `(B, H, A)` of the parent's path for the point `x` of the common one at time `t` `(B, 1, 1)`."""
         return (self.ratio * x + t * self.shift) / (t + (1 - t) * self.level)
 
-    def back(self, velocity: Tensor, x: Tensor, t: Tensor) -> Tensor:
+    def to_shared(self, velocity: Tensor, x: Tensor, t: Tensor) -> Tensor:
         """The parent's `velocity` in common coordinates, at the point `x` and time `t` `(B, 1, 1)` there.
 
         Both paths mean the same clean chunk: `x + (1 - t) * velocity` on either side.
@@ -177,7 +181,7 @@ def common_coordinates(normalizers: Sequence[Normalizer], weights: Sequence[floa
     """The coordinates described at the top of this file.
 
     Raises:
-        UserError: The parents' units differ too much from one action dimension to another.
+        UserError: The parents' units differ too much between action dimensions.
     """
     offsets = torch.stack([normalizer.offset.double() for normalizer in normalizers])  # (M, A)
     scales = torch.stack([normalizer.scale.double() for normalizer in normalizers])
@@ -210,6 +214,6 @@ def in_frame(field: Field, frame: Frame) -> Field:
 
     def converted(x: Tensor, t: Tensor) -> Tensor:
         row = t[:, None, None]
-        return frame.back(field(frame.there(x, row), frame.time(t)), x, row)
+        return frame.to_shared(field(frame.to_parent(x, row), frame.time(t)), x, row)
 
     return converted

@@ -1,4 +1,4 @@
-"""What moves samples besides the parents: the values of a critic, and Langevin steps at every noise level.
+"""Guidance by the values of a critic, and Langevin steps at every noise level.
 
 Guidance by values samples from the parents' density times exp(strength * Q). The gradient of Q is taken at the clean
 chunk that the parents expect, and carried back to the noisy one as if normalised actions were Gaussian with standard
@@ -12,18 +12,18 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from robopolicy.constraints import Count, Finite, Positive, Ranged
+from robopolicy.constraints import Finite, Positive, PositiveInt, Validated
 from robopolicy.critics.q import CriticConfig, QEnsemble
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.nets.normalizer import Normalizer
 from robopolicy.policies.base import Policy
 from robopolicy.policies.wrappers.best_of_n import REDUCTIONS, reduce_members
-from robopolicy.policies.wrappers.nested import alike
+from robopolicy.policies.wrappers.nested import same_policy
 
 
 @dataclass(frozen=True)
-class ValueGuidance(Ranged):
-    """Pull of a Q ensemble on the samples."""
+class ValueGuidance(Validated):
+    """Guidance of the samples by a Q ensemble."""
 
     critic: CriticConfig = field(default_factory=CriticConfig)  # Q ensemble
     strength: Finite = 1.0  # what a unit of Q is worth [nats]
@@ -57,13 +57,13 @@ def guide(velocity: Tensor, gradient: Tensor, t: Tensor, guidance: ValueGuidance
 
 
 @dataclass(frozen=True)
-class Langevin(Ranged):
+class Langevin(Validated):
     """Corrector: steps that leave the composed density of their noise level as it is, and lead to it from elsewhere.
 
     Without it, the steps from level to level only approximate that density.
     """
 
-    steps: Count = 1  # at every noise level but the last
+    steps: PositiveInt = 1  # at every noise level but the last
     size: Positive = 0.05  # length of a step, in units of the noise's variance
 
     def move(self, x: Tensor, velocity: Tensor, noise: Tensor, t: float) -> Tensor:
@@ -77,13 +77,14 @@ def fitting(critic: QEnsemble, policy: Policy) -> QEnsemble:
     """`critic`, if a checkpoint of `policy` can rebuild it.
 
     Raises:
-        UserError: It judges other observations or actions.
+        UserError: It has other observations or actions.
     """
     fresh = QEnsemble(critic.config, policy)
-    if not alike(fresh, critic) or critic.steps != fresh.steps:
+    if not same_policy(fresh, critic) or critic.steps != fresh.steps:
         raise UserError(
-            "The critic judges other observations or actions than the composed policy has; train it on "
-            f"{policy.spec.obs_horizon} step(s) of {sorted(policy.spec.observation)} and the {policy.spec.execute} "
+            "The critic has other observations or actions than the composed policy; train it on "
+            f"{policy.spec.obs_horizon} step(s) of {sorted(policy.spec.observation)} and the "
+            f"{policy.spec.action_horizon} "
             "executed actions."
         )
     return critic

@@ -21,7 +21,7 @@ from itertools import accumulate, pairwise
 import torch
 from torch import Tensor
 
-from robopolicy.policies.composition.operators import SAME_VELOCITY, Adaptive, And, Outlook, Weights, orthonormal
+from robopolicy.policies.composition.operators import SAME_VELOCITY, Adaptive, And, Lookahead, Weights, orthonormal
 from robopolicy.policies.heads.average_velocity import DIFFERENCE, forward_mode, full_precision
 from robopolicy.policies.noise import Randomness, normal
 
@@ -30,8 +30,8 @@ Field = Callable[[Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
-class Blend:
-    """M parents that look at one batch of observations.
+class JointField:
+    """Velocity fields of M parents at one batch of observations.
 
     The common noisy chunk has a row per action and, behind them, the private rows of parents that denoise more than
     actions to be played (a network that plans the past as well): these concern their parent alone.
@@ -153,7 +153,7 @@ class Step:
     t: float
     to: float
     drift: float
-    push: float
+    velocity_gain: float
     noise: float
 
     @classmethod
@@ -174,20 +174,20 @@ class Step:
         return self.to - self.t
 
     @property
-    def rho(self) -> float:
+    def noise_ratio(self) -> float:
         """Scores differ by this times what velocities differ by."""
         return self.t / (1 - self.t)
 
-    def take(self, x: Tensor, velocity: Tensor, noise: Tensor | None = None) -> Tensor:
+    def apply(self, x: Tensor, velocity: Tensor, noise: Tensor | None = None) -> Tensor:
         """The end of the step."""
-        end = x + self.push * velocity
+        end = x + self.velocity_gain * velocity
         if self.drift:
             end = end + self.drift * x
         return end if noise is None else end + self.noise * noise
 
 
 def adaptive_step(
-    blend: Blend,
+    blend: JointField,
     operator: Adaptive,
     step: Step,
     x: Tensor,
@@ -211,12 +211,12 @@ def adaptive_step(
             noise, curvature = _without_differences(blend, operator, us, noise, x, t)
     view = _View.of(blend, step, us, curvature, x)
 
-    def outlook() -> Outlook:
-        move = step.take(x, blend.mix(us, blend.nominal)) - x
-        return Outlook(levels + view.rise(blend.flat(move)), view.response(), view.floor())
+    def outlook() -> Lookahead:
+        move = step.apply(x, blend.mix(us, blend.nominal)) - x
+        return Lookahead(levels + view.rise(blend.flat(move)), view.response(), view.floor())
 
-    weights = operator.weigh(levels, outlook)
-    end = step.take(x, blend.mix(us, [w[:, None, None] for w in weights.unbind(1)]), noise)
+    weights = operator.solve_weights(levels, outlook)
+    end = step.apply(x, blend.mix(us, [w[:, None, None] for w in weights.unbind(1)]), noise)
     levels = levels + view.rise(blend.flat(end - x))
     return end, levels - levels.mean(1, keepdim=True)
 
@@ -227,7 +227,7 @@ def adaptive_calls(operator: Adaptive, steps: int, parents: int, size: int) -> i
     Differences come with the velocities, in a call of more rows; one in forward mode counts as two calls.
     """
     looks_ahead = isinstance(operator, And)
-    divergence, curvature = 1, 1  # calls that tell both the velocities and these
+    divergence, curvature = 1, 1  # calls that give both the velocities and these
     if operator.derivative == "exact":
         divergence, curvature = 2 * (operator.probes or size), 2 * (parents - 1)
     last = divergence if looks_ahead else 1  # `or` asks for nothing more; no step ends with noise
@@ -246,7 +246,7 @@ class _View:
     curvature: Tensor  # (B, M)
 
     @classmethod
-    def of(cls, blend: Blend, step: Step, velocities: Sequence[Tensor], curvature: Tensor, x: Tensor) -> _View:
+    def of(cls, blend: JointField, step: Step, velocities: Sequence[Tensor], curvature: Tensor, x: Tensor) -> _View:
         every = torch.stack([blend.flat(velocity) for velocity in velocities], 1)
         mean = every.mean(1)
         score = (step.t * mean - blend.flat(x)) / (1 - step.t)
@@ -254,22 +254,22 @@ class _View:
 
     def rise(self, move: Tensor) -> Tensor:
         """Change `(B, M)` of the log-densities with the move `(B, N)`."""
-        h, rho = self.step.length, self.step.rho
+        h, rho = self.step.length, self.step.noise_ratio
         along = rho * (move - h * self.mean) - h * self.score
         across = (self.apart * along[:, None]).sum(-1)
         return across - h * rho * self.apart.square().sum(-1) - h * self.curvature
 
     def response(self) -> Tensor:
         """Change `(B, M, M)` of the rise with the weights."""
-        return self.step.rho * self.step.push * self.apart @ self.apart.transpose(1, 2)
+        return self.step.noise_ratio * self.step.velocity_gain * self.apart @ self.apart.transpose(1, 2)
 
     def floor(self) -> float:
         """Response of velocities that count as equal."""
-        return self.step.push * SAME_VELOCITY**2 * self.apart.shape[-1]
+        return self.step.velocity_gain * SAME_VELOCITY**2 * self.apart.shape[-1]
 
 
 def _without_differences(
-    blend: Blend, operator: And, velocities: Sequence[Tensor], noise: Tensor, x: Tensor, t: Tensor
+    blend: JointField, operator: And, velocities: Sequence[Tensor], noise: Tensor, x: Tensor, t: Tensor
 ) -> tuple[Tensor, Tensor]:
     """`noise` without the directions in which the parents differ, and the curvature `(B, M)` in these directions."""
     every = torch.stack([blend.flat(velocity) for velocity in velocities], 2)  # (B, N, M)

@@ -1,4 +1,4 @@
-"""How a composition weighs its parents: one frozen object per operator, configuration and behaviour in one.
+"""Composition operators: rules for the weights of the parents, one frozen dataclass each.
 
 Weights belong to the parents in their order and sum to 1. `convex` and `affine` keep them constant, `scheduled` lets
 them follow time, `or` and `and` compute them for every sample from how probable the parents find it:
@@ -22,7 +22,7 @@ from torch import Tensor
 
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.policies.heads.average_velocity import DERIVATIVES
-from robopolicy.schema import from_plain, to_plain
+from robopolicy.schema import from_dict, to_dict
 
 
 def solve(matrix: Tensor, right: Tensor) -> Tensor:
@@ -52,7 +52,9 @@ def orthonormal(columns: Tensor, least: float) -> Tensor:
 
 SAMPLERS = ("ode", "sde")
 SUM_TOLERANCE = 1e-4  # of weights that are to sum to 1
-SAME_VELOCITY = 1e-2  # parents whose velocities differ by less per coordinate count as one: levels cannot be told apart
+SAME_VELOCITY = (
+    1e-2  # parents whose velocities differ by less per coordinate count as one: their levels are indistinguishable
+)
 
 Weights = Sequence[float | Tensor]
 """One weight per parent: a number, or `(B, 1, 1)` for every row its own."""
@@ -65,10 +67,10 @@ class Operator(ABC):
 
     @abstractmethod
     def nominal(self, count: int) -> tuple[float, ...]:
-        """Weights of `count` parents before anything is known of the sample.
+        """Weights of `count` parents before the sample is known.
 
         They decide about the common coordinates, and about steps of the chunk that only some parents reach. A parent
-        whose nominal weight is 0 plays no part.
+        whose nominal weight is 0 is ignored.
 
         Raises:
             UserError: They are weights for another number of parents.
@@ -81,7 +83,7 @@ class Operator(ABC):
 
 @dataclass(frozen=True)
 class Weighted(Operator):
-    """Base of the operators that are told their weights."""
+    """Base of the operators with given weights."""
 
     weights: tuple[float, ...] = ()  # of the parents, in their order; () is the same for all
 
@@ -98,7 +100,7 @@ class Weighted(Operator):
 
 
 class Prescribed(Operator):
-    """Base of the operators whose weights depend on time alone."""
+    """Base of the operators whose weights depend only on time."""
 
     @abstractmethod
     def at(self, t: Tensor, count: int) -> Weights:
@@ -172,8 +174,8 @@ class Scheduled(Prescribed):
 
 
 @dataclass(frozen=True)
-class Outlook:
-    """What one step does to the log-densities of the sample under the parents."""
+class Lookahead:
+    """Effect of one step on the log-densities of the sample under the parents."""
 
     ahead: Tensor  # (B, M) log-densities after it, if it is taken with the nominal weights [nats]
     response: Tensor  # (B, M, M) how much they change with the weights
@@ -198,7 +200,7 @@ class Adaptive(Weighted):
             raise UserError(f"probes must not be negative, got {self.probes}; 0 computes divergences exactly.")
 
     @abstractmethod
-    def weigh(self, levels: Tensor, outlook: Callable[[], Outlook]) -> Tensor:
+    def solve_weights(self, levels: Tensor, outlook: Callable[[], Lookahead]) -> Tensor:
         """Weights `(B, M)` of one step.
 
         Args:
@@ -220,7 +222,7 @@ class Or(Adaptive):
         if self.temperature <= 0:
             raise UserError(f"The temperature must be positive, got {self.temperature}.")
 
-    def weigh(self, levels: Tensor, outlook: Callable[[], Outlook]) -> Tensor:
+    def solve_weights(self, levels: Tensor, outlook: Callable[[], Lookahead]) -> Tensor:
         """Shares of the mixture's density at the sample."""
         shares = levels.new_tensor(self.nominal(levels.shape[1]))
         return (levels / self.temperature + shares.log()).softmax(1)
@@ -238,7 +240,7 @@ class And(Adaptive):
         if self.reach <= 0:
             raise UserError(f"reach must be positive, got {self.reach}; convex weights are the operator 'convex'.")
 
-    def weigh(self, levels: Tensor, outlook: Callable[[], Outlook]) -> Tensor:
+    def solve_weights(self, levels: Tensor, outlook: Callable[[], Lookahead]) -> Tensor:
         """Weights after which the levels are equal, as near as `reach` allows; later steps make up for the rest."""
         count, seen = levels.shape[1], outlook()
         gap, response = (seen.ahead - seen.ahead.mean(1, keepdim=True)).double(), seen.response.double()
@@ -256,7 +258,7 @@ OPERATORS: dict[str, type[Any]] = {kind.name: kind for kind in (Affine, And, Con
 
 def describe_operator(operator: Operator) -> dict[str, Any]:
     """Name and settings as plain values."""
-    return {"name": operator.name, **to_plain(operator)}
+    return {"name": operator.name, **to_dict(operator)}
 
 
 def make_operator(description: Mapping[str, Any]) -> Operator:
@@ -265,11 +267,11 @@ def make_operator(description: Mapping[str, Any]) -> Operator:
     name = str(settings.pop("name", ""))
     if name not in OPERATORS:
         raise unknown_name("operator", name, OPERATORS)
-    defaults = to_plain(OPERATORS[name]()) if name != Scheduled.name else {"knots": ()}
-    return from_plain(OPERATORS[name], {**defaults, **settings}, f"operator '{name}'")
+    defaults = to_dict(OPERATORS[name]()) if name != Scheduled.name else {"knots": ()}
+    return from_dict(OPERATORS[name], {**defaults, **settings}, f"operator '{name}'")
 
 
-def gated(weights: Weights, gates: Tensor | None) -> Weights:
+def apply_gates(weights: Weights, gates: Tensor | None) -> Weights:
     """`weights` of M parents where `gates` `(B, M)` are 1, rescaled to their sum; as they are where None or all are.
 
     A row that lets only parents without weight through keeps its weights.

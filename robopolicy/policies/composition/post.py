@@ -1,4 +1,4 @@
-"""What may be done to a composed policy with one more checkpoint, by name. Importing this module imports no torch."""
+"""Operations on a composed policy with one more checkpoint, by name. Importing this module imports no torch."""
 
 from __future__ import annotations
 

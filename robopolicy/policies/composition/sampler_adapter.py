@@ -1,4 +1,4 @@
-"""How a parent is read on the linear path: its velocity, the steps of its own sampler, and its bounds.
+"""Adapter of a parent to the linear path: its velocity, the steps of its own sampler, and its bounds.
 
 DDIM, Euler steps of EDM and those of a flow are one and the same thing on the linear path, `x + (t' - t) u`; samplers
 differ in the times they visit and in the spread of the first iterate.
@@ -24,7 +24,7 @@ from robopolicy.policies.heads.generative import GenerativePolicy
 from robopolicy.policies.path import left_grid
 from robopolicy.policies.wrappers.staged import StagedDiffusion
 
-LEAST_STEPS = 8  # Euler steps for a head that leaps, where it has to be read as a flow
+MIN_STEPS = 8  # Euler steps for a head that leaps, where it has to be read as a flow
 
 
 @runtime_checkable
@@ -42,7 +42,7 @@ class Encoding(Protocol):
 
 @runtime_checkable
 class Sampling(Protocol):
-    """A policy from elsewhere, which has to say itself what its sampler does."""
+    """A policy from another library, which describes its own sampler."""
 
     def sampler_grid(self) -> Grid:
         """Steps of the sampler."""
@@ -65,7 +65,7 @@ class Grid:
         """K."""
         return len(self.times) - 1
 
-    def seen_from(self, level: float) -> Grid:
+    def snr_from(self, level: float) -> Grid:
         """The same steps in common coordinates, in which noise is `level` times weaker than in the parent's."""
         if level == 1:
             return self
@@ -85,7 +85,7 @@ def variance_preserving_grid(signal: Tensor, noise: Tensor) -> Grid:
 
 
 def _outer(policy: Policy) -> Policy:
-    """The head that decides about units and steps."""
+    """The head that defines units and steps."""
     return policy.heads[0] if isinstance(policy, StagedDiffusion) else policy
 
 
@@ -93,7 +93,7 @@ def units(policy: Policy) -> Normalizer:
     """Units of the velocities of a parent.
 
     Raises:
-        UserError: It does not tell.
+        UserError: It does not define it.
     """
     found = getattr(_outer(policy), "action_normalizer", None)
     if not isinstance(found, Normalizer):
@@ -109,7 +109,7 @@ def private_rows(policy: Policy) -> int:
     return policy.noise_shape[0] - policy.spec.horizon
 
 
-def own_grid(policy: Policy, *, leaps: bool) -> Grid:
+def native_grid(policy: Policy, *, leaps: bool) -> Grid:
     """Steps of the parent's own sampler; `leaps` if its steps may be taken as it has learned them."""
     policy = _outer(policy)
     if isinstance(policy, Sampling):
@@ -121,8 +121,8 @@ def own_grid(policy: Policy, *, leaps: bool) -> Grid:
         times = (1 / (1 + sigmas)).tolist()
         return Grid(tuple(times), 1 - times[0])
     if isinstance(policy, AverageVelocityPolicy) and not leaps:
-        return uniform_grid(max(policy.config.steps, LEAST_STEPS))
-    return uniform_grid(policy.network_calls)
+        return uniform_grid(max(policy.config.steps, MIN_STEPS))
+    return uniform_grid(policy.nfe)
 
 
 def bound(policy: Policy) -> float:
@@ -139,15 +139,15 @@ def bounds_iterates(policy: Policy) -> bool:
     return isinstance(policy, FlowPolicy)
 
 
-def can_leap(policies: Sequence[Policy], steps: int) -> bool:
+def supports_large_steps(policies: Sequence[Policy], steps: int) -> bool:
     """Whether all of them have learned steps of length 1 / `steps`."""
     halving = all(
-        steps <= p.config.finest and steps & (steps - 1) == 0 for p in policies if isinstance(p, ShortcutPolicy)
+        steps <= p.config.max_steps and steps & (steps - 1) == 0 for p in policies if isinstance(p, ShortcutPolicy)
     )
     return halving and all(isinstance(policy, AverageVelocityPolicy) for policy in policies)
 
 
-def read(policy: Policy, obs: Observation, length: float = 0.0) -> Callable[[Tensor, Tensor], Tensor]:
+def velocity_field(policy: Policy, obs: Observation, length: float = 0.0) -> Callable[[Tensor, Tensor], Tensor]:
     """The parent's velocity `(K B, R, A)` at B observations as a function of K stacked `x` and linear times `(K B,)`.
 
     Of a head that leaps it is the mean over a step of `length` where that is not 0. Observations are encoded once, and

@@ -1,4 +1,4 @@
-"""Which parents of a composition take part, observation by observation (after DynamicControl, S161).
+"""Selection of the parents of a composition per observation (after DynamicControl, S161).
 
 A selector scores the parents from the observation. It has learned to put them in order: the parents' own order is that
 of their discrepancies, how far the chunk that each expects lies from the one that was shown, and the scores are those
@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from robopolicy.constraints import Count, Positive, Ranged, Share
-from robopolicy.critics.q import borrow_normalizers
+from robopolicy.constraints import Fraction, Positive, PositiveInt, Validated
+from robopolicy.critics.q import copy_normalizers
 from robopolicy.nets.mlp import MLP
 from robopolicy.nets.vision import VisionConfig
 from robopolicy.policies.base import Observation, Policy
@@ -36,17 +36,17 @@ def log_probability(scores: Tensor, order: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Selection(Ranged):
-    """How many parents take part, and the network that puts them in order."""
+class Selection(Validated):
+    """Number of active parents, and the network that ranks them."""
 
-    top: Count = 1  # most parents that take part
-    least: Share = 0.0  # and no parent less preferred than this share of the first one; 0 is always `top`
-    hidden: tuple[Count, ...] = (64, 64)
+    top: PositiveInt = 1  # most parents that take part
+    least: Fraction = 0.0  # and no parent less preferred than this share of the first one; 0 is always `top`
+    hidden: tuple[PositiveInt, ...] = (64, 64)
     vision: VisionConfig = field(default_factory=VisionConfig)
-    updates: Count = 1000  # gradient steps on demonstrations
-    batch_size: Count = 128  # chunks per gradient step
+    updates: PositiveInt = 1000  # gradient steps on demonstrations
+    batch_size: PositiveInt = 128  # chunks per gradient step
     lr: Positive = 1e-3
-    draws: Count = 8  # noise levels at which a discrepancy is measured
+    draws: PositiveInt = 8  # noise levels at which a discrepancy is measured
 
 
 class Selector(nn.Module):
@@ -55,7 +55,7 @@ class Selector(nn.Module):
     def __init__(self, config: Selection, policy: Policy, count: int) -> None:
         """Build the network with the observation statistics of `policy`."""
         super().__init__()
-        self.encoder = borrow_normalizers(policy, config.vision)[0]
+        self.encoder = copy_normalizers(policy, config.vision)[0]
         self.body = MLP(policy.spec.obs_horizon * self.encoder.feature_dim, config.hidden, count, activation="silu")
 
     def forward(self, obs: Observation) -> Tensor:

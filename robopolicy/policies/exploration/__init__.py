@@ -1,1 +1,1 @@
-"""Chains: what explores around a generative head while it is fine-tuned, and scores what was explored."""
+"""Exploration: stochastic samplers around a generative head for fine-tuning, and the likelihood of their samples."""

@@ -17,12 +17,12 @@ from robopolicy.nets.normalizer import Statistics
 from robopolicy.policies.base import DecisionOutput, Info, Observation, Policy, Record, Sample
 from robopolicy.policies.density import normal_entropy, normal_log_density
 from robopolicy.policies.heads.generative import GenerativePolicy
-from robopolicy.policies.noise import Randomness, RowStreams, normal
+from robopolicy.policies.noise import PerRowGenerator, Randomness, normal
 from robopolicy.policies.path import step_index
 from robopolicy.policies.wrappers.zero_noise import ZeroNoisePolicy
 
 
-class WrappedHead(Policy):
+class HeadWrapper(Policy):
     """Base of such wrappers; subclasses add `sample` and `decisions`."""
 
     def __init__(self, head: GenerativePolicy) -> None:
@@ -32,9 +32,9 @@ class WrappedHead(Policy):
         self.head = head
 
     @property
-    def network_calls(self) -> int:
-        """Those of the head; what explores is not deployed."""
-        return self.head.network_calls
+    def nfe(self) -> int:
+        """Network calls of the head; the exploration is not deployed."""
+        return self.head.nfe
 
     def act(self, obs: Observation, *, deterministic: bool = False, generator: Randomness = None) -> Tensor:
         """The plain head when `deterministic`, else an exploring sample."""
@@ -67,11 +67,11 @@ class WrappedHead(Policy):
         self.head.fit_normalizer(statistics)
 
     def set_progress(self, progress: float) -> None:
-        """That of the wrapped head."""
+        """Set the progress of the wrapped head."""
         self.head.set_progress(progress)
 
 
-class ChainPolicy(WrappedHead):
+class StochasticSampler(HeadWrapper):
     """Base of the noisy chains; one decision per scored transition, verbs `sample` and `decisions` besides the head's.
 
     The record holds the chain `(B, T + 1, H, A)` of normalised iterates, from the first scored one to the chunk.
@@ -82,7 +82,7 @@ class ChainPolicy(WrappedHead):
 
     @abstractmethod
     def transition(self, features: Tensor, x: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        """Means and log standard deviations of the iterates after `x` and steps `k`; shapes as in `advance`."""
+        """Means and log standard deviations of the iterates after `x` and steps `k`; shapes as in `sampler_step`."""
 
     def step_logp(self, x: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:
         """Log-probability `(B,)` of one transition to `x` `(B, H, A)`: the sum over all dimensions."""
@@ -92,12 +92,12 @@ class ChainPolicy(WrappedHead):
         """Entropy `(B,)` of one transition, reduced as `step_logp`."""
         return normal_entropy(log_std).flatten(1).sum(1)
 
-    def prologue(self, obs: Observation, noise: Tensor, generator: Randomness) -> Tensor:
+    def run_frozen_steps(self, obs: Observation, noise: Tensor, generator: Randomness) -> Tensor:
         """First scored iterate for the initial `noise` `(B, H, A)`; chains with a frozen part run it here."""
-        return self.head.begin(noise)
+        return self.head.init_sample(noise)
 
     @property
-    def first(self) -> int:
+    def first_trained_step(self) -> int:
         """Index of the first scored sampler step."""
         return 0
 
@@ -110,9 +110,9 @@ class ChainPolicy(WrappedHead):
         """
         features = self.head.encode(obs)
         batch = len(features)
-        x = self._stored(self.prologue(obs, self.head.draw_noise(batch, generator, features.device), generator))
+        x = self._stored(self.run_frozen_steps(obs, self.head.draw_noise(batch, generator, features.device), generator))
         chain, logp = [x], []
-        for k in range(self.first, self.head.config.steps):
+        for k in range(self.first_trained_step, self.head.config.steps):
             mean, log_std = self.transition(features, x.float(), step_index(k, x))
             noise = normal(mean.shape, generator, mean.device)
             if self.noise_clip:
@@ -130,7 +130,7 @@ class ChainPolicy(WrappedHead):
     def transitions(self, obs: Observation, record: Record) -> tuple[Tensor, Tensor]:
         """Mean and log standard deviation `(B, T, H, A)` of the recorded transitions."""
         before = record["chain"][:, :-1].float()
-        k = torch.arange(self.first, self.first + before.shape[1], device=before.device)
+        k = torch.arange(self.first_trained_step, self.first_trained_step + before.shape[1], device=before.device)
         return self.transition(self.head.encode(obs), before, k)
 
     def score(self, record: Record, mean: Tensor, log_std: Tensor) -> DecisionOutput:
@@ -147,13 +147,13 @@ def require_family(policy: Policy, families: tuple[str, ...], algorithm: str, in
     """`policy` as a generative head of one of `families`; one that is deployed with zero noise is unwrapped.
 
     Raises:
-        UserError: It is something else; says what the algorithm wants and what to use `instead`.
+        UserError: It is another policy; the message names what the algorithm needs and what to use `instead`.
     """
     if isinstance(policy, ZeroNoisePolicy):
         policy = policy.base
     if not isinstance(policy, GenerativePolicy) or policy.family not in families:
         wanted = " or ".join(families)
-        hint = policy.plainer or instead
+        hint = policy.fallback_hint or instead
         raise UserError(f"{algorithm} fine-tunes policies of the kind {wanted}, got '{policy.name}'; {hint}.")
     return policy
 
@@ -175,13 +175,13 @@ def chain_dtype(name: str) -> torch.dtype:
 class RecomputedChain:
     """Draws chunks of a chain policy with one seed per row, and draws the same chains again during the update."""
 
-    def __init__(self, chain: ChainPolicy) -> None:
+    def __init__(self, chain: StochasticSampler) -> None:
         """Wrap `chain`, which is shared; `snapshot` takes a copy."""
         self.chain = chain
-        self._behaviour: ChainPolicy | None = None
+        self._behaviour: StochasticSampler | None = None
 
     def sample(self, obs: Observation, *, generator: Randomness = None) -> Sample:
-        """As `ChainPolicy.sample`; the record is `seed` `(B,)` int64."""
+        """As `StochasticSampler.sample`; the record is `seed` `(B,)` int64."""
         first = next(iter(obs.values()))
         # The bits of two normal draws are the seed, so that any source of randomness will do.
         seed = normal((len(first), 2), generator, first.device).view(torch.int64).squeeze(1)
@@ -203,5 +203,5 @@ class RecomputedChain:
         return sample.record, sample.logp
 
 
-def _streams(seed: Tensor) -> RowStreams:
-    return RowStreams(seed.tolist(), [0] * len(seed))
+def _streams(seed: Tensor) -> PerRowGenerator:
+    return PerRowGenerator(seed.tolist(), [0] * len(seed))

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from robopolicy.errors import UserError
 from robopolicy.policies.base import Observation
 from robopolicy.policies.density import normal_entropy, normal_log_density
-from robopolicy.policies.exploration.chain import ChainPolicy
+from robopolicy.policies.exploration.chain import StochasticSampler
 from robopolicy.policies.heads.diffusion import DiffusionPolicy
 from robopolicy.policies.noise import Randomness, normal
 from robopolicy.policies.path import step_index
@@ -28,7 +28,7 @@ LOGP_BOUNDS = (-5.0, 2.0)  # of the log-density per dimension; a standard deviat
 ETA_START = 0.9  # where between its bounds a learned eta starts
 
 
-class DiffusionChain(ChainPolicy):
+class DiffusionChain(StochasticSampler):
     """A diffusion head whose last steps are scored; T = K' decisions per chunk."""
 
     name: ClassVar[str] = "diffusion_chain"
@@ -68,7 +68,7 @@ class DiffusionChain(ChainPolicy):
         self.eta_logit = nn.Parameter(torch.logit(torch.tensor(ETA_START))) if learned else None
 
     @property
-    def first(self) -> int:
+    def first_trained_step(self) -> int:
         """K - K'."""
         return self._first
 
@@ -86,7 +86,7 @@ class DiffusionChain(ChainPolicy):
         mean, std = head.posterior(features, x, k, self.eta)
         return mean, std.clamp(min=self.std_min).log()
 
-    def prologue(self, obs: Observation, noise: Tensor, generator: Randomness) -> Tensor:
+    def run_frozen_steps(self, obs: Observation, noise: Tensor, generator: Randomness) -> Tensor:
         """The steps of the frozen base, with the noise of the trained ones."""
 
         def step(head: DiffusionPolicy, features: Tensor, x: Tensor, k: int) -> Tensor:
@@ -94,7 +94,7 @@ class DiffusionChain(ChainPolicy):
             draw = normal(mean.shape, generator, mean.device)
             return mean + log_std.exp() * (draw.clamp(-self.noise_clip, self.noise_clip) if self.noise_clip else draw)
 
-        return self.base.run(obs, self.head.begin(noise), self.first, step)
+        return self.base.run(obs, self.head.init_sample(noise), self.first_trained_step, step)
 
     def update_stats(self, obs: Observation) -> None:
         """Merge `obs` into the head's running statistics; the base keeps its own."""
@@ -102,7 +102,7 @@ class DiffusionChain(ChainPolicy):
 
     def dimension_logp(self, x: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:
         """Log-density `(..., Ta, A)` of each executed dimension of `x` `(..., H, A)`, before the clamp."""
-        return normal_log_density(x, mean, log_std)[..., : self.spec.execute, :]
+        return normal_log_density(x, mean, log_std)[..., : self.spec.action_horizon, :]
 
     def step_logp(self, x: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:
         """Mean of the clamped log-densities over the executed dimensions."""
@@ -110,4 +110,4 @@ class DiffusionChain(ChainPolicy):
 
     def step_entropy(self, log_std: Tensor) -> Tensor:
         """Mean over the executed dimensions."""
-        return normal_entropy(log_std)[:, : self.spec.execute].flatten(1).mean(1)
+        return normal_entropy(log_std)[:, : self.spec.action_horizon].flatten(1).mean(1)

@@ -19,30 +19,30 @@ from typing import Annotated
 import torch
 from torch import Tensor, nn
 
-from robopolicy.constraints import Positive, Ranged, UpTo
+from robopolicy.constraints import AtMost, Positive, Validated
 from robopolicy.policies.base import DecisionOutput, Observation, Record, Sample
 from robopolicy.policies.density import bounded, normal_entropy, normal_log_density
-from robopolicy.policies.exploration.chain import WrappedHead
+from robopolicy.policies.exploration.chain import HeadWrapper
 from robopolicy.policies.heads.generative import GenerativePolicy
 from robopolicy.policies.noise import Randomness, normal
 from robopolicy.policies.path import interpolate
 
 
 @dataclass(frozen=True)
-class PerturbationConfig(Ranged):
+class EndpointNoiseConfig(Validated):
     """Noise on the endpoint, in normalised action units."""
 
-    std_init: Annotated[Positive, UpTo("std_max")] = 0.1  # first standard deviation; published: 1, from scratch
-    std_min: Annotated[Positive, UpTo("std_init")] = 0.02  # bounds of the learned one; published: exp(-5) and exp(2)
+    std_init: Annotated[Positive, AtMost("std_max")] = 0.1  # first standard deviation; published: 1, from scratch
+    std_min: Annotated[Positive, AtMost("std_init")] = 0.02  # bounds of the learned one; published: exp(-5) and exp(2)
     std_max: Positive = 1.0
 
 
-class PerturbedFlow(WrappedHead):
+class EndpointNoisePolicy(HeadWrapper):
     """A head with learned Gaussian noise on its chunk; one decision per chunk, over its executed steps."""
 
     name = "perturbed_flow"
 
-    def __init__(self, head: GenerativePolicy, config: PerturbationConfig, *, times: int = 1) -> None:
+    def __init__(self, head: GenerativePolicy, config: EndpointNoiseConfig, *, times: int = 1) -> None:
         """Wrap `head`.
 
         Args:
@@ -72,7 +72,7 @@ class PerturbedFlow(WrappedHead):
         noise = head.draw_noise(len(features), generator, features.device)
         endpoint = head.action_normalizer.normalize(head.integrate(features, noise))
         action = endpoint + self.log_std.exp() * normal(endpoint.shape, generator, endpoint.device)
-        offset = (action - endpoint)[:, : self.spec.execute]
+        offset = (action - endpoint)[:, : self.spec.action_horizon]
         record = {"noise": noise, "endpoint": endpoint, "action": action}
         logp = self.log_density(offset, torch.zeros_like(offset)).unsqueeze(1)
         return Sample(head.action_normalizer.denormalize(head.clip(action)), record, logp)
@@ -106,12 +106,12 @@ class PerturbedFlow(WrappedHead):
 
     def score(self, record: Record, velocity: Tensor) -> DecisionOutput:
         """`decisions` from the present `velocity` `(B, M, H, A)` at the recorded points."""
-        executed = slice(self.spec.execute)
+        executed = slice(self.spec.action_horizon)
         offset = (record["action"] - record["endpoint"])[:, None, executed]
         change = (velocity - record["velocity"])[:, :, executed]
         logp = self.log_density(offset, change)  # (B, M)
         # Relative to the unchanged endpoint, so that rounding does not grow with the number of dimensions.
         still = self.log_density(offset, torch.zeros_like(offset))  # (B, 1)
         mean = still + (logp - still).logsumexp(1, keepdim=True) - math.log(logp.shape[1])
-        entropy = self.spec.execute * normal_entropy(self.log_std).sum()
+        entropy = self.spec.action_horizon * normal_entropy(self.log_std).sum()
         return DecisionOutput(mean, entropy.expand_as(mean))

@@ -15,12 +15,12 @@ from typing import Annotated, ClassVar
 import torch
 from torch import Tensor, nn
 
-from robopolicy.constraints import Count, Natural, NotNegative, Positive, Ranged, UpTo
+from robopolicy.constraints import AtMost, NonNegative, NonNegativeInt, Positive, PositiveInt, Validated
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.nets.mlp import MLP
 from robopolicy.nets.time import SinusoidalEmbedding
 from robopolicy.policies.density import normal_entropy, normal_log_density
-from robopolicy.policies.exploration.chain import ChainPolicy
+from robopolicy.policies.exploration.chain import StochasticSampler
 from robopolicy.policies.heads.generative import GenerativePolicy
 from robopolicy.policies.path import left_grid
 
@@ -30,15 +30,17 @@ FINAL_SHARE = 0.7  # ... to 0.3 std_min + 0.7 std_max
 
 
 @dataclass(frozen=True)
-class NoiseConfig(Ranged):
+class NoiseConfig(Validated):
     """Injected noise: bounds in normalised action units, and the network that chooses between them."""
 
     schedule: str = "learned"  # constant (std_max everywhere) | learned | learned_decay (shrinking upper bound)
-    std_min: Annotated[Positive, UpTo("std_max")] = 0.08
+    std_min: Annotated[Positive, AtMost("std_max")] = 0.08
     std_max: Positive = 0.16
-    hidden: tuple[Count, ...] = (64, 64)
-    time_dim: Natural = 16  # width of the (parameter-free) time embedding; 0 makes the noise independent of the step
-    noise_clip: NotNegative = 3.0  # draws beyond this many standard deviations are cut; 0 disables
+    hidden: tuple[PositiveInt, ...] = (64, 64)
+    time_dim: NonNegativeInt = (
+        16  # width of the (parameter-free) time embedding; 0 makes the noise independent of the step
+    )
+    noise_clip: NonNegative = 3.0  # draws beyond this many standard deviations are cut; 0 disables
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -85,7 +87,7 @@ class NoiseNet(nn.Module):
         self.log_std_max.fill_(math.log(final + (self.config.std_max - final) * share))
 
 
-class StochasticFlow(ChainPolicy):
+class StochasticFlow(StochasticSampler):
     """A flow head with learned noise; T = K decisions per chunk."""
 
     name: ClassVar[str] = "stochastic_flow"
@@ -100,7 +102,7 @@ class StochasticFlow(ChainPolicy):
 
     def transition(self, features: Tensor, x: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """The head's own step as mean, the noise network as log standard deviation."""
-        mean = self.head.advance(features, x, k)
+        mean = self.head.sampler_step(features, x, k)
         seen = features.flatten(1).unflatten(0, (len(features), *(1 for _ in x.shape[1:-2])))  # (B, ..., To * F)
         log_std = self.noise(seen, k / self.head.config.steps).unflatten(-1, x.shape[-2:])
         return mean, log_std.expand_as(mean)
@@ -111,7 +113,7 @@ class StochasticFlow(ChainPolicy):
         self.noise.set_progress(progress)
 
 
-class SDEChain(ChainPolicy):
+class SDEChain(StochasticSampler):
     """A flow head with analytic noise; T = K decisions per chunk, scored per dimension."""
 
     name: ClassVar[str] = "sde_flow"
@@ -136,7 +138,7 @@ class SDEChain(ChainPolicy):
         """Euler-Maruyama step of the equation."""
         steps = self.head.config.steps
         t, g = (k / steps)[:, None, None], self.diffusion[k][:, None, None]
-        after = self.head.advance(features, x, k)
+        after = self.head.sampler_step(features, x, k)
         velocity = (after - x) * steps
         score = -(x - t * velocity) / (1 - t)
         mean = self.head.clip(after + 0.5 * g.square() * score / steps)

@@ -14,15 +14,15 @@ from torch import Tensor
 
 from robopolicy.errors import UserError
 from robopolicy.policies.base import DecisionOutput, Observation, Policy, Record, Sample
-from robopolicy.policies.exploration.chain import WrappedHead, require_family
+from robopolicy.policies.exploration.chain import HeadWrapper, require_family
 from robopolicy.policies.heads.generative import GenerativePolicy
-from robopolicy.policies.noise import Randomness, RowStreams, normal
+from robopolicy.policies.noise import PerRowGenerator, Randomness, normal
 from robopolicy.policies.path import interpolate
 
-MATCHED = ("flow", "diffusion", "edm")  # families whose sampler follows what their loss trains
+SUPPORTED = ("flow", "diffusion", "edm")  # families whose sampler follows what their loss trains
 
 
-class SampledPolicy(WrappedHead):
+class SampledPolicy(HeadWrapper):
     """A head with optional Gaussian noise on its chunks; N decisions per chunk, one per pair of noise and time.
 
     `sample` records the normalised chunk `(B, H, A)`; `complete` adds the pairs that `decisions` needs. Only the
@@ -65,20 +65,20 @@ class SampledPolicy(WrappedHead):
         rows = len(data) * self.num_mc_samples
         noise = normal((len(data), self.num_mc_samples, *data.shape[1:]), generator, data.device)
         source = _Strata(self.num_mc_samples, generator) if self.stratified else generator
-        t = self.head.draw_times(rows, source).to(data.device)
+        t = self.head.sample_times(rows, source).to(data.device)
         return record | {"noise": noise, "t": t.view(len(data), self.num_mc_samples)}
 
     def losses(self, obs: Observation, record: Record) -> Tensor:
         """Training loss `(B, N, Ta)` of each pair and executed step."""
         features, data, noise, t = self._points(self.head, obs, record)
         loss = self.head.matching_loss(features, data, noise, t)
-        return loss.unflatten(0, record["t"].shape)[..., : self.spec.execute]
+        return loss.unflatten(0, record["t"].shape)[..., : self.spec.action_horizon]
 
     def velocities(self, head: GenerativePolicy, obs: Observation, record: Record) -> Tensor:
         """Velocity `(B, N, Ta, A)` of `head`, which may be a reference, at the recorded points of the path."""
         features, data, noise, t = self._points(head, obs, record)
         velocity = head.velocity(features, interpolate(noise, data, t[:, None, None]), t)
-        return velocity.unflatten(0, record["t"].shape)[:, :, : self.spec.execute]
+        return velocity.unflatten(0, record["t"].shape)[:, :, : self.spec.action_horizon]
 
     def decisions(self, obs: Observation, record: Record) -> DecisionOutput:
         """Minus the training loss `(B, N)` [nats], averaged over the executed steps; there is no entropy."""
@@ -93,7 +93,7 @@ class SampledPolicy(WrappedHead):
         return features, data, noise.flatten(0, 1), record["t"].flatten()
 
 
-class _Strata(RowStreams):
+class _Strata(PerRowGenerator):
     """Normal draws in groups of N, whose probabilities lie one in each N-th of the unit interval."""
 
     def __init__(self, count: int, generator: torch.Generator) -> None:
@@ -108,14 +108,14 @@ class _Strata(RowStreams):
         return torch.special.ndtri(uniform.clamp(1e-6, 1 - 1e-6)).view(tuple(shape))
 
 
-def require_matched(policy: Policy, algorithm: str) -> GenerativePolicy:
+def require_supported(policy: Policy, algorithm: str) -> GenerativePolicy:
     """`policy` as a head whose sampler follows the velocity that its training loss fits.
 
     Raises:
         UserError: It is something else.
     """
     instead = "use ppo for a Gaussian, and fine-tune the teacher of a consistency policy"
-    head = require_family(policy, MATCHED, algorithm, instead)
+    head = require_family(policy, SUPPORTED, algorithm, instead)
     if head.times > 1:
         raise UserError(
             f"{algorithm} trains the velocity at a point, but '{policy.name}' samples with learned steps of length "

@@ -17,7 +17,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from robopolicy.constraints import Count, Layers, Several
+from robopolicy.constraints import AtLeastTwo, Layers, PositiveInt
 from robopolicy.errors import UserError
 from robopolicy.nets.normalizer import MIN_RANGE, Statistics
 from robopolicy.nets.transformer import CausalTransformer, Past
@@ -31,10 +31,10 @@ from robopolicy.policies.noise import Randomness, repeated, uniform
 class AutoregressiveConfig(ExplicitConfig):
     """Architecture of an `AutoregressivePolicy`."""
 
-    bins: Several = 128  # equal parts of the normalised range [-1, 1] of every action dimension
-    transformer_width: Count = 128
+    bins: AtLeastTwo = 128  # equal parts of the normalised range [-1, 1] of every action dimension
+    transformer_width: PositiveInt = 128
     transformer_layers: Layers = 4
-    transformer_heads: Count = 4
+    transformer_heads: PositiveInt = 4
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -79,7 +79,7 @@ class AutoregressivePolicy(ExplicitPolicy):
             scale[(span <= MIN_RANGE).to(scale.device)] = MIN_RANGE
 
     @property
-    def network_calls(self) -> int:
+    def nfe(self) -> int:
         """One per token."""
         return self.count
 
@@ -99,7 +99,7 @@ class AutoregressivePolicy(ExplicitPolicy):
             return self._generate(self.features(obs), None if deterministic else generator, greedy=deterministic)[0]
 
     @torch.no_grad()
-    def draws(self, obs: Observation, count: int, *, generator: Randomness = None) -> Tensor:
+    def sample_many(self, obs: Observation, count: int, *, generator: Randomness = None) -> Tensor:
         """Draws of all tokens at features that are computed once."""
         features = self.features(obs).repeat_interleave(count, 0)
         return self._generate(features, repeated(generator, count), greedy=False)[0].unflatten(0, (-1, count))

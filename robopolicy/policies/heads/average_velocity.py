@@ -1,4 +1,4 @@
-"""What the heads that learn steps of any length share: a network of two times, point of departure and step length.
+"""Base of the heads that learn steps of any length: a network of two times, start and step length.
 
 `average(features, x, t, h)` is the mean velocity along the flow from `x` at time `t` to time `t + h`, so one step of
 length h is `x + h * average`. Length 0 is the instantaneous velocity of a plain flow: it is what `velocity` returns
@@ -21,10 +21,10 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from robopolicy.constraints import Count, NotNegative, PartialShare, Positive, Several, Share, UpTo
+from robopolicy.constraints import AtLeastTwo, AtMost, Fraction, FractionBelowOne, NonNegative, Positive, PositiveInt
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
-from robopolicy.policies.heads.generative import TIME_LAWS
+from robopolicy.policies.heads.generative import TIME_DISTRIBUTIONS
 from robopolicy.policies.noise import Randomness, normal
 from robopolicy.policies.path import interpolate
 
@@ -33,12 +33,12 @@ from robopolicy.policies.path import interpolate
 class AverageVelocityConfig(FlowConfig):
     """Architecture and sampler of the heads with two times."""
 
-    dispersive_coef: NotNegative = 0.0  # weight of the dispersive loss on the middle layer; DMPO takes 0.5, 0 disables
+    dispersive_coef: NonNegative = 0.0  # weight of the dispersive loss on the middle layer; DMPO takes 0.5, 0 disables
     dispersive_temperature: Positive = 0.3
 
 
-class Lesson(NamedTuple):
-    """Where the network is asked in training and what it should have answered."""
+class TrainingTarget(NamedTuple):
+    """Inputs and regression target of the network in training."""
 
     x: Tensor  # (B, H, A)
     t: Tensor  # (B,)
@@ -53,7 +53,7 @@ class AverageVelocityPolicy(FlowPolicy):
     config: AverageVelocityConfig
 
     @abstractmethod
-    def lesson(self, features: Tensor, data: Tensor, noise: Tensor, generator: Randomness) -> Lesson:
+    def training_target(self, features: Tensor, data: Tensor, noise: Tensor, generator: Randomness) -> TrainingTarget:
         """Points, step lengths and targets of one minibatch."""
 
     def reduce(self, error: Tensor) -> Tensor:
@@ -61,7 +61,7 @@ class AverageVelocityPolicy(FlowPolicy):
         return error.square().mean(-1)
 
     def times_of(self, t: Tensor, length: Tensor) -> Tensor:
-        """How the network is told `(B, 2)` of a step."""
+        """Time inputs `(B, 2)` of the network for a step."""
         return torch.stack([t, length], -1)
 
     def average(self, features: Tensor, x: Tensor, t: Tensor, length: Tensor) -> Tensor:
@@ -69,7 +69,7 @@ class AverageVelocityPolicy(FlowPolicy):
         return self.backbone(x, self.times_of(t, length), features)
 
     def velocity(self, features: Tensor, x: Tensor, t: Tensor) -> Tensor:
-        """Instantaneous velocity: that of a step of length 0."""
+        """Instantaneous velocity, the limit of step length 0."""
         return self.average(features, x, t, torch.zeros_like(t))
 
     def step(self, features: Tensor, x: Tensor, k: Tensor) -> Tensor:
@@ -79,9 +79,9 @@ class AverageVelocityPolicy(FlowPolicy):
         return x + self.average(features, x, t, torch.full_like(t, length)) * length
 
     def training_loss(self, features: Tensor, data: Tensor, generator: Randomness) -> Tensor:
-        """Regression on the targets of `lesson`, with the dispersive loss if it is switched on."""
+        """Regression on the targets of `training_target`, with the dispersive loss if it is switched on."""
         noise = normal(data.shape, generator, data.device)
-        x, t, length, target = self.lesson(features, data, noise, generator)
+        x, t, length, target = self.training_target(features, data, noise, generator)
         loss = self.reduce(self.average(features, x, t, length) - target)
         if self.config.dispersive_coef:
             middle = self.backbone.representation(x, self.times_of(t, length), features)  # type: ignore[operator]
@@ -103,14 +103,14 @@ def dispersive_loss(z: Tensor, temperature: float) -> Tensor:
 class ShortcutConfig(AverageVelocityConfig):
     """Architecture, sampler and objective of a `ShortcutPolicy`."""
 
-    steps: Annotated[Count, UpTo("finest")] = 1  # K, a power of two up to `finest`
-    finest: Several = 128  # half steps of 1 / finest count as length 0; a power of two
-    consistency_share: Share = 0.25  # share of the batch that learns self-consistency, the rest learns the flow
-    delta: PartialShare = 1e-5  # noise left on the data end of the path
+    steps: Annotated[PositiveInt, AtMost("max_steps")] = 1  # K, a power of two up to `max_steps`
+    max_steps: AtLeastTwo = 128  # half steps of 1 / finest count as length 0; a power of two
+    consistency_share: Fraction = 0.25  # share of the batch that learns self-consistency, the rest learns the flow
+    delta: FractionBelowOne = 1e-5  # noise left on the data end of the path
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, value in (("steps", self.steps), ("finest", self.finest)):
+        for name, value in (("steps", self.steps), ("max_steps", self.max_steps)):
             if value & (value - 1):
                 raise UserError(f"A shortcut policy halves its steps, so {name} must be a power of two, got {value}.")
 
@@ -124,7 +124,7 @@ class ShortcutPolicy(AverageVelocityPolicy):
 
     def times_of(self, t: Tensor, length: Tensor) -> Tensor:
         """Steps of the finest length are instantaneous to the network."""
-        return super().times_of(t, torch.where(length <= 1 / self.config.finest, 0.0, length))
+        return super().times_of(t, torch.where(length <= 1 / self.config.max_steps, 0.0, length))
 
     def path(self, data: Tensor, noise: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
         """Point at time `t` `(B,)` and velocity `(B, H, A)` of the line from `noise` to almost `data`."""
@@ -136,21 +136,23 @@ class ShortcutPolicy(AverageVelocityPolicy):
         x, velocity = self.path(data, noise, t)
         return self.reduce(self.velocity(features, x, t) - velocity)
 
-    def lesson(self, features: Tensor, data: Tensor, noise: Tensor, generator: Randomness) -> Lesson:
+    def training_target(self, features: Tensor, data: Tensor, noise: Tensor, generator: Randomness) -> TrainingTarget:
         """Flow matching on most rows, self-consistency on the others."""
         n = normal((len(data), 3), generator, data.device)
         uniform = torch.special.ndtr(n)
-        exponent = (uniform[:, 2] * math.log2(self.config.finest)).floor().clamp(max=math.log2(self.config.finest) - 1)
+        exponent = (
+            (uniform[:, 2] * math.log2(self.config.max_steps)).floor().clamp(max=math.log2(self.config.max_steps) - 1)
+        )
         step = torch.exp2(-exponent)  # 1, 1/2, ..., 2 / finest
         start = ((uniform[:, 0] / step).floor() * step).minimum(1 - step)
         twice = uniform[:, 1] < self.config.consistency_share
-        t = torch.where(twice, start, TIME_LAWS[self.config.time_law](n[:, 0]))
+        t = torch.where(twice, start, TIME_DISTRIBUTIONS[self.config.time_distribution](n[:, 0]))
         x, target = self.path(data, noise, t)
         rows = twice.nonzero().flatten()
         if len(rows):
             halves = self.two_half_steps(features[rows], x[rows], t[rows], step[rows])
             target = target.index_copy(0, rows, halves.to(target.dtype))
-        return Lesson(x, t, torch.where(twice, step, 0.0), target)
+        return TrainingTarget(x, t, torch.where(twice, step, 0.0), target)
 
     @torch.no_grad()
     def two_half_steps(self, features: Tensor, x: Tensor, t: Tensor, step: Tensor) -> Tensor:
@@ -174,10 +176,12 @@ DIFFERENCE = 1e-3  # time step of the finite difference
 class MeanFlowConfig(AverageVelocityConfig):
     """Architecture, sampler and objective of a `MeanFlowPolicy`."""
 
-    steps: Count = 1  # K
-    time_law: str = "logit_normal_data"  # of both times; the paper's: logit-normal with more mass near the data
-    instant_share: Share = 0.75  # share of the batch with a = b, which learns the flow itself
-    adaptive_power: NotNegative = 1.0  # p of the weight 1 / (squared error + c)^p of each row; 0 is plain regression
+    steps: PositiveInt = 1  # K
+    time_distribution: str = (
+        "logit_normal_data"  # of both times; the paper's: logit-normal with more mass near the data
+    )
+    flow_ratio: Fraction = 0.75  # share of the batch with a = b, which learns the flow itself
+    adaptive_power: NonNegative = 1.0  # p of the weight 1 / (squared error + c)^p of each row; 0 is plain regression
     adaptive_floor: Positive = 0.01  # c of that weight
     derivative: str = "exact"  # exact (forward mode) | difference (where the network has no forward mode)
 
@@ -198,12 +202,12 @@ class MeanFlowPolicy(AverageVelocityPolicy):
         """Both times, slowed down so that the network is smooth in them."""
         return TIME_SCALE * super().times_of(t, length)
 
-    def lesson(self, features: Tensor, data: Tensor, noise: Tensor, generator: Randomness) -> Lesson:
+    def training_target(self, features: Tensor, data: Tensor, noise: Tensor, generator: Randomness) -> TrainingTarget:
         """The fixed point `v + (b - a) dm/da`, which is v where a = b."""
         n = normal((len(data), 3), generator, data.device)
-        times = TIME_LAWS[self.config.time_law](n[:, :2])
+        times = TIME_DISTRIBUTIONS[self.config.time_distribution](n[:, :2])
         start, end = times.amin(1), times.amax(1)
-        instant = torch.special.ndtr(n[:, 2]) < self.config.instant_share
+        instant = torch.special.ndtr(n[:, 2]) < self.config.flow_ratio
         length = torch.where(instant, 0.0, end - start)
         x, target = interpolate(noise, data, start[:, None, None]), data - noise
         rows = length.nonzero().flatten()
@@ -212,7 +216,7 @@ class MeanFlowPolicy(AverageVelocityPolicy):
             slope = self.total_derivative(features[rows], x[rows], start[rows], length[rows], tangent)
             corrected = tangent + length[rows, None, None] * slope
             target = target.index_copy(0, rows, corrected.to(target.dtype))
-        return Lesson(x, start, length, target)
+        return TrainingTarget(x, start, length, target)
 
     @torch.no_grad()
     def total_derivative(self, features: Tensor, x: Tensor, t: Tensor, length: Tensor, tangent: Tensor) -> Tensor:
@@ -249,7 +253,7 @@ def central_difference(
 
 @contextmanager
 def full_precision(device: torch.device) -> Iterator[None]:
-    """Products with all their digits, whatever autocast says: the last ones are what differences are made of."""
+    """Disable autocast, because finite differences need full precision."""
     cudnn = torch.backends.cudnn
     exact = cudnn.flags(
         enabled=cudnn.enabled, benchmark=cudnn.benchmark, deterministic=cudnn.deterministic, allow_tf32=False

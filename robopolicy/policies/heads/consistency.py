@@ -32,7 +32,7 @@ from typing import Annotated, ClassVar
 import torch
 from torch import Tensor
 
-from robopolicy.constraints import Count, Finite, Positive, UpTo
+from robopolicy.constraints import AtMost, Finite, Positive, PositiveInt
 from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.heads.edm import preconditioning
 from robopolicy.policies.heads.generative import GenerativeConfig, GenerativePolicy
@@ -46,13 +46,15 @@ HUBER = 0.00054  # times the root of the dimension: where the pseudo-Huber loss 
 class ConsistencyConfig(GenerativeConfig):
     """Architecture, noise levels and sampler of a `ConsistencyPolicy`."""
 
-    steps: Count = 1  # K
-    sigma_min: Annotated[Positive, UpTo("sigma_max", below=True)] = 0.002  # lowest noise: the identity
+    steps: PositiveInt = 1  # K
+    sigma_min: Annotated[Positive, AtMost("sigma_max", exclusive=True)] = 0.002  # lowest noise: the identity
     sigma_max: Positive = 80.0  # highest noise level
     sigma_data: Positive = 0.5  # standard deviation of normalised actions
     rho: Positive = 7.0  # spacing of the grid: larger puts more levels at low noise
-    levels_first: Annotated[Count, UpTo("levels_last")] = 10  # consistency training: intervals of the grid at the start
-    levels_last: Count = 1280  # ... and at the end; in between they double
+    levels_first: Annotated[PositiveInt, AtMost("levels_last")] = (
+        10  # consistency training: intervals of the grid at the start
+    )
+    levels_last: PositiveInt = 1280  # ... and at the end; in between they double
     sigma_log_mean: Finite = -1.1  # consistency training: mean of ln(sigma)
     sigma_log_std: Positive = 2.0  # consistency training: standard deviation of ln(sigma)
 
@@ -120,7 +122,7 @@ class ConsistencyPolicy(GenerativePolicy):
         below, above = (low + (place - back) / self.levels * (high - low) for back in (1, 0))
         return above**self.config.rho, below**self.config.rho
 
-    def draw_times(self, batch: int, generator: Randomness) -> Tensor:
+    def sample_times(self, batch: int, generator: Randomness) -> Tensor:
         """Times of the grid's levels above the lowest, lognormal in sigma."""
         sigmas = self._karras(int(self.levels)).flip(0)  # rising
         scores = torch.erf((sigmas.log() - self.config.sigma_log_mean) / (math.sqrt(2) * self.config.sigma_log_std))
@@ -138,11 +140,11 @@ class ConsistencyPolicy(GenerativePolicy):
         stages = int(math.log2(config.levels_last / config.levels_first)) + 1
         self.levels.clamp_(min=min(config.levels_first * 2 ** int(progress * stages), config.levels_last))
 
-    def begin(self, noise: Tensor) -> Tensor:
+    def init_sample(self, noise: Tensor) -> Tensor:
         """Noise of the highest level."""
         return self.sigmas[0] * noise
 
-    def advance(self, features: Tensor, x: Tensor, k: Tensor) -> Tensor:
+    def sampler_step(self, features: Tensor, x: Tensor, k: Tensor) -> Tensor:
         """Estimate the end of the trajectory, then go back up to the next level on a Gaussian's trajectory."""
         sigma, following = self.sigmas[k][:, None, None], self.sigmas[k + 1][:, None, None]
         data = self.clip(self.denoise(features, x, sigma))
@@ -156,7 +158,7 @@ class ConsistencyPolicy(GenerativePolicy):
     def draw_chunk(self, features: Tensor, generator: Randomness) -> Tensor:
         """One or more estimates with fresh noise in between, which belongs to the sampler."""
         batch, device = len(features), features.device
-        x = data = self.begin(self.draw_noise(batch, generator, device))
+        x = data = self.init_sample(self.draw_noise(batch, generator, device))
         for k, sigma in enumerate(self.sigmas[:-1]):
             if k:
                 added = (sigma.square() - self.sigmas[-1].square()).sqrt()

@@ -24,7 +24,7 @@ from typing import Annotated, ClassVar
 import torch
 from torch import Tensor
 
-from robopolicy.constraints import Count, InnerShare, Several, UpTo
+from robopolicy.constraints import AtLeastTwo, AtMost, OpenFraction, PositiveInt
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.heads.generative import GenerativeConfig, GenerativePolicy
@@ -49,13 +49,13 @@ MOST_SIGNAL = 0.6  # amplitude of the data at the first level visited; the sampl
 class DiffusionConfig(GenerativeConfig):
     """Architecture, noise schedule and sampler of a `DiffusionPolicy`."""
 
-    steps: Annotated[Count, UpTo("train_steps")] = 10  # K, sampler steps per chunk; published: 100
-    train_steps: Several = 100  # T, noise levels
+    steps: Annotated[PositiveInt, AtMost("train_steps")] = 10  # K, sampler steps per chunk; published: 100
+    train_steps: AtLeastTwo = 100  # T, noise levels
     sampler: str = "ddim"  # ddim (deterministic given the initial noise) | ddpm (ancestral); published: ddpm
     prediction: str = "noise"  # what the network predicts: noise | data | v (a * noise - b * data)
     schedule: str = "squared_cosine"  # squared_cosine | linear
-    beta_start: Annotated[InnerShare, UpTo("beta_end")] = 1e-4  # linear: first beta
-    beta_end: InnerShare = 0.02  # linear: last beta, for T = 1000
+    beta_start: Annotated[OpenFraction, AtMost("beta_end")] = 1e-4  # linear: first beta
+    beta_end: OpenFraction = 0.02  # linear: last beta, for T = 1000
     spacing: str = "leading"  # levels visited: leading (ends at 0) | trailing (starts at T - 1) | linspace (both)
 
     def __post_init__(self) -> None:
@@ -143,14 +143,14 @@ class DiffusionPolicy(GenerativePolicy):
         target = prediction_target(self.config.prediction, data, noise, a, b)
         return (self.backbone(x, time, features) - target).square().mean(-1)
 
-    def draw_times(self, batch: int, generator: Randomness) -> Tensor:
+    def sample_times(self, batch: int, generator: Randomness) -> Tensor:
         """Times of levels drawn uniformly."""
         draw = torch.special.ndtr(normal((batch, 1), generator, self.level_times.device)).squeeze(1)
         count = self.config.train_steps
         return self.level_times[(draw * count).long().clamp(max=count - 1)]
 
     def posterior(self, features: Tensor, x: Tensor, k: Tensor, eta: float | Tensor = 1.0) -> tuple[Tensor, Tensor]:
-        """Mean and standard deviation of the iterates after sampler steps `k`; shapes as in `advance`.
+        """Mean and standard deviation of the iterates after sampler steps `k`; shapes as in `sampler_step`.
 
         `eta` 0 is DDIM, 1 is DDPM; a tensor must broadcast against `(B, 1, 1)` and may be learned. The standard
         deviation of the last step is 0: whoever needs a density bounds it from below.
@@ -164,7 +164,7 @@ class DiffusionPolicy(GenerativePolicy):
         mean = a_next * found.data + kept * found.noise
         return mean, std.expand_as(mean)
 
-    def advance(self, features: Tensor, x: Tensor, k: Tensor) -> Tensor:
+    def sampler_step(self, features: Tensor, x: Tensor, k: Tensor) -> Tensor:
         """DDIM step with eta = 0; `decode` is deterministic whatever the sampler of `act`."""
         return self.posterior(features, x, k, 0.0)[0]
 
@@ -173,7 +173,7 @@ class DiffusionPolicy(GenerativePolicy):
         if self.config.sampler == "ddim":
             return super().draw_chunk(features, generator)
         batch, device = len(features), features.device
-        x = self.begin(self.draw_noise(batch, generator, device))
+        x = self.init_sample(self.draw_noise(batch, generator, device))
         for k in range(self.config.steps):
             x, std = self.posterior(features, x, step_index(k, x))
             if k < self.config.steps - 1:

@@ -23,7 +23,7 @@ from typing import Annotated, ClassVar
 import torch
 from torch import Tensor
 
-from robopolicy.constraints import Count, Finite, Positive, UpTo
+from robopolicy.constraints import AtMost, Finite, Positive, PositiveInt
 from robopolicy.errors import unknown_name
 from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.heads.generative import GenerativeConfig, GenerativePolicy
@@ -37,9 +37,9 @@ SOLVERS = ("heun", "euler")
 class EDMConfig(GenerativeConfig):
     """Architecture, noise levels and solver of an `EDMPolicy`."""
 
-    steps: Count = 10  # K, sampler steps per chunk; published: 18 of heun
+    steps: PositiveInt = 10  # K, sampler steps per chunk; published: 18 of heun
     solver: str = "euler"  # euler | heun (second order, 2 K - 1 network calls, for ten steps and more)
-    sigma_min: Annotated[Positive, UpTo("sigma_max", below=True)] = 0.002  # lowest noise level before 0
+    sigma_min: Annotated[Positive, AtMost("sigma_max", exclusive=True)] = 0.002  # lowest noise level before 0
     sigma_max: Positive = 80.0  # highest noise level
     sigma_data: Positive = 0.5  # standard deviation of normalised actions
     rho: Positive = 7.0  # spacing of the grid: larger puts more steps at low noise
@@ -73,7 +73,7 @@ class EDMPolicy(GenerativePolicy):
         self.register_buffer("sigmas", sigmas.float().to(torch.get_default_device()), persistent=False)
 
     @property
-    def network_calls(self) -> int:
+    def nfe(self) -> int:
         """K, or 2 K - 1 with Heun's corrections in all steps but the last."""
         return 2 * self.config.steps - 1 if self.config.solver == "heun" else self.config.steps
 
@@ -105,22 +105,22 @@ class EDMPolicy(GenerativePolicy):
         c_skip, c_out, _ = preconditioning(sigma, self.config.sigma_data)
         return (self._network(features, x, sigma) - (data - c_skip * x) / c_out).square().mean(-1)
 
-    def draw_times(self, batch: int, generator: Randomness) -> Tensor:
+    def sample_times(self, batch: int, generator: Randomness) -> Tensor:
         """Times of lognormal noise levels."""
         draw = normal((batch, 1), generator, self.sigmas.device).squeeze(1)
         return 1 / (1 + (self.config.sigma_log_mean + self.config.sigma_log_std * draw).exp())
 
-    def begin(self, noise: Tensor) -> Tensor:
+    def init_sample(self, noise: Tensor) -> Tensor:
         """Noise of the highest level."""
         return self.sigmas[0] * noise
 
-    def advance(self, features: Tensor, x: Tensor, k: Tensor) -> Tensor:
+    def sampler_step(self, features: Tensor, x: Tensor, k: Tensor) -> Tensor:
         """One Euler or Heun step of `dx = (x - D(x, sigma)) / sigma dsigma`; the last is always Euler's."""
         return self._step(features, x, k, correct=self.config.solver == "heun")
 
     def integrate(self, features: Tensor, noise: Tensor) -> Tensor:
         """All steps, without the correction that the last one does not use."""
-        x, last = self.begin(noise), self.config.steps - 1
+        x, last = self.init_sample(noise), self.config.steps - 1
         for k in range(self.config.steps):
             x = self._step(features, x, step_index(k, x), correct=self.config.solver == "heun" and k < last)
         return self.action_normalizer.denormalize(self.clip(x))

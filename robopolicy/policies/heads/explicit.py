@@ -1,4 +1,4 @@
-"""What the heads with an explicit density of the chunk share: one encoder, one action normaliser.
+"""Base of the heads with an explicit density of the chunk: one encoder, one action normaliser.
 
 Gaussian, mixture and autoregressive heads score and draw chunks without a denoising chain. Their densities are those of
 the normalised chunk (affine action scaling only shifts log-probabilities by a constant).
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from robopolicy.constraints import Ranged
+from robopolicy.constraints import Validated
 from robopolicy.errors import UserError
 from robopolicy.nets.encoder import EmbeddingConfig, ObservationEncoder, encoder_configs
 from robopolicy.nets.normalizer import Statistics, make_normalizer
@@ -21,11 +21,11 @@ from robopolicy.nets.recurrent import RecurrentCell, RecurrentConfig
 from robopolicy.nets.vision import VisionConfig
 from robopolicy.policies.base import Observation, Policy, PolicySpec, Sample
 from robopolicy.policies.noise import Randomness, normal
-from robopolicy.spec import MEMORY
+from robopolicy.spec import HIDDEN_STATE
 
 
 @dataclass(frozen=True)
-class ExplicitConfig(Ranged):
+class ExplicitConfig(Validated):
     """Inputs and units of an explicit head."""
 
     normalization: str = "running"  # minmax | meanstd | running | identity
@@ -51,7 +51,7 @@ class ExplicitPolicy(Policy):
     def __init__(self, config: ExplicitConfig, spec: PolicySpec) -> None:
         super().__init__()
         self.config = config
-        shown = {key: shape for key, shape in spec.observation.items() if key != MEMORY}
+        shown = {key: shape for key, shape in spec.observation.items() if key != HIDDEN_STATE}
         self.encoder = ObservationEncoder(
             shown,
             normalization=config.normalization,
@@ -70,7 +70,7 @@ class ExplicitPolicy(Policy):
                 )
             self.cell = RecurrentCell(config.recurrent, self.feature_dim)
             self.feature_dim += self.cell.width
-            shown[MEMORY] = (self.cell.memory_dim,)
+            shown[HIDDEN_STATE] = (self.cell.hidden_dim,)
         self.spec = replace(spec, observation=shown)
 
     def fit_normalizer(self, statistics: Statistics) -> None:
@@ -82,32 +82,34 @@ class ExplicitPolicy(Policy):
         """Features `(B, To, F)`: those of the observation and, of a recurrent policy, what it remembers with it."""
         return self._recalled(self.encoder(obs), obs)
 
-    def remember(self, obs: Observation) -> Tensor:
+    def next_hidden(self, obs: Observation) -> Tensor:
         """The memory after `obs`."""
         if self.cell is None:
-            raise self._lacks("remember")
+            raise self._lacks("next_hidden")
         return self._next_memory(self.encoder(obs), obs)
 
-    def unrolled(self, obs: Observation, steps: int) -> Observation:
+    def unroll_rnn(self, obs: Observation, steps: int) -> Observation:
         """`obs` of `steps` decisions of E episodes, `(steps * E, ...)`, with memories recomputed from the first ones.
 
         Gradients flow back through all steps. Where a memory is zeros an episode begins, and it stays so.
         """
         assert self.cell is not None
         encoded = self.encoder(obs).unflatten(0, (steps, -1))  # (T, E, 1, F)
-        stored = obs[MEMORY].unflatten(0, (steps, -1))  # (T, E, 1, M)
+        stored = obs[HIDDEN_STATE].unflatten(0, (steps, -1))  # (T, E, 1, M)
         fresh = (stored == 0).all(-1, keepdim=True)
         memories = [stored[0]]
         for t in range(steps - 1):
-            after = self._next_memory(encoded[t], {MEMORY: memories[t]})
+            after = self._next_memory(encoded[t], {HIDDEN_STATE: memories[t]})
             memories.append(torch.where(fresh[t + 1], 0.0, after))
-        return obs | {MEMORY: torch.cat(memories)}
+        return obs | {HIDDEN_STATE: torch.cat(memories)}
 
     def _next_memory(self, encoded: Tensor, obs: Observation) -> Tensor:
         assert self.cell is not None
-        if MEMORY not in obs:
-            raise UserError(f"Policy '{self.name}' is recurrent: hand it '{MEMORY}', as rollouts and evaluation do.")
-        return self.cell(encoded.squeeze(1), obs[MEMORY].squeeze(1)).unsqueeze(1)
+        if HIDDEN_STATE not in obs:
+            raise UserError(
+                f"Policy '{self.name}' is recurrent: hand it '{HIDDEN_STATE}', as rollouts and evaluation do."
+            )
+        return self.cell(encoded.squeeze(1), obs[HIDDEN_STATE].squeeze(1)).unsqueeze(1)
 
     def _recalled(self, encoded: Tensor, obs: Observation) -> Tensor:
         if self.cell is None:

@@ -16,7 +16,12 @@ from typing import ClassVar
 from torch import Tensor
 
 from robopolicy.policies.base import PolicySpec
-from robopolicy.policies.heads.generative import TIME_LAWS, GenerativeConfig, GenerativePolicy, check_time_law
+from robopolicy.policies.heads.generative import (
+    TIME_DISTRIBUTIONS,
+    GenerativeConfig,
+    GenerativePolicy,
+    check_time_distribution,
+)
 from robopolicy.policies.noise import Randomness, normal
 from robopolicy.policies.path import interpolate, left_grid
 
@@ -25,11 +30,13 @@ from robopolicy.policies.path import interpolate, left_grid
 class FlowConfig(GenerativeConfig):
     """Architecture and sampler of a `FlowPolicy`."""
 
-    time_law: str = "uniform"  # distribution of the training time: uniform | logit_normal | logit_normal_data | beta
+    time_distribution: str = (
+        "uniform"  # distribution of the training time: uniform | logit_normal | logit_normal_data | beta
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_time_law(self.time_law)
+        check_time_distribution(self.time_distribution)
 
 
 class FlowPolicy(GenerativePolicy):
@@ -58,10 +65,12 @@ class FlowPolicy(GenerativePolicy):
         """Euler step `x + v(x, k / K) / K`, before the bound on it."""
         return x + self.velocity(features, x, self.grid[k]) / self.config.steps
 
-    def advance(self, features: Tensor, x: Tensor, k: Tensor) -> Tensor:
+    def sampler_step(self, features: Tensor, x: Tensor, k: Tensor) -> Tensor:
         """`clip(step)`."""
         return self.clip(self.step(features, x, k))
 
-    def draw_times(self, batch: int, generator: Randomness) -> Tensor:
+    def sample_times(self, batch: int, generator: Randomness) -> Tensor:
         """Times of the configured law."""
-        return TIME_LAWS[self.config.time_law](normal((batch, 1), generator, self.grid.device)).squeeze(1)
+        return TIME_DISTRIBUTIONS[self.config.time_distribution](
+            normal((batch, 1), generator, self.grid.device)
+        ).squeeze(1)

@@ -15,7 +15,7 @@ from typing import Annotated, ClassVar
 import torch
 from torch import Tensor, nn
 
-from robopolicy.constraints import Count, Finite, UpTo
+from robopolicy.constraints import AtMost, Finite, PositiveInt
 from robopolicy.errors import unknown_name
 from robopolicy.nets.backbone import BackboneConfig, make_direct
 from robopolicy.policies.base import DecisionOutput, Info, Observation, PolicySpec, Record, Sample, chunk_mean
@@ -30,12 +30,12 @@ IMITATION_LOSSES = ("nll", "mse")
 class GaussianConfig(BackboneConfig, ExplicitConfig):
     """Architecture of a `GaussianPolicy`."""
 
-    hidden: tuple[Count, ...] = (64, 64)
+    hidden: tuple[PositiveInt, ...] = (64, 64)
     activation: str = "tanh"
     orthogonal_init: bool = True  # plain layers only: gain sqrt(2) inside and 0.01 at the output, zero biases
     state_dependent_std: bool = False  # predict the log standard deviation instead of learning one vector
     log_std_init: Finite = 0.0  # initial log standard deviation, normalised units
-    log_std_min: Annotated[Finite, UpTo("log_std_max", below=True)] = -5.0  # bounds of a predicted logarithm
+    log_std_min: Annotated[Finite, AtMost("log_std_max", exclusive=True)] = -5.0  # bounds of a predicted logarithm
     log_std_max: Finite = 2.0
     squash: bool = False  # tanh; the action normaliser then maps [-1, 1] to the action bounds
     imitation: str = "nll"  # nll | mse
@@ -75,7 +75,7 @@ class GaussianPolicy(ExplicitPolicy):
             return self._to_chunk(raw)
 
     @torch.no_grad()
-    def draws(self, obs: Observation, count: int, *, generator: Randomness = None) -> Tensor:
+    def sample_many(self, obs: Observation, count: int, *, generator: Randomness = None) -> Tensor:
         """Draws from one distribution per observation."""
         mean, log_std = self.distribution(obs)
         shape = (count * len(mean), *mean.shape[1:])
@@ -103,7 +103,7 @@ class GaussianPolicy(ExplicitPolicy):
             draw = mean + log_std.exp() * noise
             density = normal_log_density(draw, mean, log_std)
         chunk = self.action_normalizer.denormalize(draw)
-        return chunk, density[:, : self.spec.execute].sum((1, 2))
+        return chunk, density[:, : self.spec.action_horizon].sum((1, 2))
 
     def mode(self, obs: Observation) -> Tensor:
         """Most probable chunk before tanh, brought to env units `(B, H, A)`; differentiable."""
@@ -116,7 +116,7 @@ class GaussianPolicy(ExplicitPolicy):
     def raw_density(self, obs: Observation, raw: Tensor) -> Tensor:
         """As `log_density`, of a chunk in normalised units before tanh `(B, H, A)`; exact however saturated it is."""
         mean, log_std = self.distribution(obs)
-        return self._log_density(raw, mean, log_std)[:, : self.spec.execute].sum((1, 2))
+        return self._log_density(raw, mean, log_std)[:, : self.spec.action_horizon].sum((1, 2))
 
     def decisions(self, obs: Observation, record: Record) -> DecisionOutput:
         """Log-probability and entropy `(B, 1)`.

@@ -1,10 +1,10 @@
-"""What all denoising heads share: one encoder, one backbone, K sampler steps from noise to an action chunk.
+"""Base of the denoising heads: one encoder, one backbone, K sampler steps from noise to an action chunk.
 
-A head says how its network is read (`velocity`), trained (`matching_loss`) and iterated (`advance`); the verbs are the
-same for all of them and live here. Everything inside is in normalised action units; only verbs speak env units.
+A head says how its network is read (`velocity`), trained (`matching_loss`) and iterated (`sampler_step`); the verbs are
+the same for all of them. Internal values are in normalised action units; the public methods use env units.
 
 Iterates live in the head's own coordinates (the linear path for flows, the variance-preserving one for diffusion);
-`velocity` and `matching_loss` always speak of the linear path: time 0 is noise, time 1 is data.
+`velocity` and `matching_loss` always refer to the linear path: time 0 is noise, time 1 is data.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from robopolicy.constraints import Count, NotNegative
+from robopolicy.constraints import NonNegative, PositiveInt
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.nets.backbone import BackboneConfig, make_backbone
 from robopolicy.nets.encoder import EmbeddingConfig, ObservationEncoder, encoder_configs
@@ -47,7 +47,7 @@ def _beta(n: Tensor) -> Tensor:
     return 0.999 * (1 - _uniform(n) ** (1 / 1.5))
 
 
-TIME_LAWS: dict[str, Callable[[Tensor], Tensor]] = {
+TIME_DISTRIBUTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "uniform": _uniform,
     "logit_normal": _logit_normal,
     "logit_normal_data": _logit_normal_data,
@@ -60,10 +60,10 @@ TIME_LAWS: dict[str, Callable[[Tensor], Tensor]] = {
 class GenerativeConfig(BackboneConfig):
     """Architecture and sampler every generative head has."""
 
-    steps: Count = 4  # K, sampler steps per chunk
+    steps: PositiveInt = 4  # K, sampler steps per chunk
     normalization: str = "minmax"  # minmax | meanstd | running | identity
     action_normalization: str = "minmax"  # minmax | meanstd | identity
-    action_clip: NotNegative = 1.0  # bound on normalised actions; flows bound every iterate, which narrows; 0 disables
+    action_clip: NonNegative = 1.0  # bound on normalised actions; flows bound every iterate, which narrows; 0 disables
     vision: VisionConfig = field(default_factory=VisionConfig)
     point_cloud: PointCloudConfig = field(default_factory=PointCloudConfig)
     embedding: EmbeddingConfig = field(default_factory=EmbeddingConfig)  # of instructions and goals
@@ -81,10 +81,10 @@ class GenerativeConfig(BackboneConfig):
             raise UserError("action_normalization cannot be 'running'; use minmax, meanstd or identity.")
 
 
-def check_time_law(name: str) -> None:
+def check_time_distribution(name: str) -> None:
     """Refuse an unknown distribution of training times."""
-    if name not in TIME_LAWS:
-        raise unknown_name("time law", name, TIME_LAWS)
+    if name not in TIME_DISTRIBUTIONS:
+        raise unknown_name("time law", name, TIME_DISTRIBUTIONS)
 
 
 class GenerativePolicy(Policy):
@@ -127,24 +127,24 @@ class GenerativePolicy(Policy):
         """Training loss `(B, H)` of the pair `data`, `noise` `(B, H, A)` at linear time `t` `(B,)`."""
 
     @abstractmethod
-    def advance(self, features: Tensor, x: Tensor, k: Tensor) -> Tensor:
+    def sampler_step(self, features: Tensor, x: Tensor, k: Tensor) -> Tensor:
         """Iterates `(B, ..., H, A)` after sampler steps `k` int64 in 0..K-1, without injected noise.
 
         `k` has the shape `(B,)`, `(1,)` for one step of all, or `(T,)` for iterates `(B, T, H, A)` of a chain.
         """
 
     @abstractmethod
-    def draw_times(self, batch: int, generator: Randomness) -> Tensor:
+    def sample_times(self, batch: int, generator: Randomness) -> Tensor:
         """Linear times `(B,)` to train at."""
 
-    def begin(self, noise: Tensor) -> Tensor:
+    def init_sample(self, noise: Tensor) -> Tensor:
         """First iterate for standard normal `noise` `(B, H, A)`."""
         return noise
 
     # What follows from it.
 
     @property
-    def network_calls(self) -> int:
+    def nfe(self) -> int:
         """K."""
         return self.config.steps
 
@@ -188,7 +188,7 @@ class GenerativePolicy(Policy):
             return self.draw_chunk(self.encode(obs), generator)
 
     @torch.no_grad()
-    def draws(self, obs: Observation, count: int, *, generator: Randomness = None) -> Tensor:
+    def sample_many(self, obs: Observation, count: int, *, generator: Randomness = None) -> Tensor:
         """Runs of the sampler at features that are computed once."""
         features = self.encode(obs).repeat_interleave(count, 0)
         return self.draw_chunk(features, repeated(generator, count)).unflatten(0, (-1, count))
@@ -223,11 +223,11 @@ class GenerativePolicy(Policy):
     def training_loss(self, features: Tensor, data: Tensor, generator: Randomness) -> Tensor:
         """Loss `(B, H)` at freshly drawn noise and times; heads with several objectives override it."""
         noise = normal(data.shape, generator, data.device)
-        return self.matching_loss(features, data, noise, self.draw_times(len(data), generator).to(data.device))
+        return self.matching_loss(features, data, noise, self.sample_times(len(data), generator).to(data.device))
 
     def integrate(self, features: Tensor, noise: Tensor) -> Tensor:
         """All K steps from `noise` `(B, H, A)` to the chunk in env units."""
-        x = self.begin(noise)
+        x = self.init_sample(noise)
         for k in range(self.config.steps):
-            x = self.advance(features, x, step_index(k, x))
+            x = self.sampler_step(features, x, step_index(k, x))
         return self.action_normalizer.denormalize(self.clip(x))

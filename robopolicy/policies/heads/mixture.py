@@ -20,7 +20,7 @@ from typing import Annotated, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from robopolicy.constraints import Count, Finite, NotNegative, UpTo
+from robopolicy.constraints import AtMost, Finite, NonNegative, PositiveInt
 from robopolicy.nets.backbone import BackboneConfig, make_direct
 from robopolicy.nets.mlp import MLP
 from robopolicy.policies.base import DecisionOutput, Info, Observation, PolicySpec, Record, Sample
@@ -33,14 +33,14 @@ from robopolicy.policies.noise import Randomness, normal, repeated, uniform
 class MixtureConfig(BackboneConfig, ExplicitConfig):
     """Architecture of a `MixturePolicy`."""
 
-    hidden: tuple[Count, ...] = (256, 256)
-    experts: Count = 5  # M
-    router_hidden: tuple[Count, ...] = (64, 64)  # hidden layers of the router; none makes it linear, as in PMOE
+    hidden: tuple[PositiveInt, ...] = (256, 256)
+    experts: PositiveInt = 5  # M
+    router_hidden: tuple[PositiveInt, ...] = (64, 64)  # hidden layers of the router; none makes it linear, as in PMOE
     orthogonal_init: bool = True  # plain layers only: gain sqrt(2) inside and 0.01 at the output, zero biases
-    mean_spread: NotNegative = 0.5  # half-width of the uniform distribution of the experts' initial means
+    mean_spread: NonNegative = 0.5  # half-width of the uniform distribution of the experts' initial means
     state_dependent_std: bool = False  # predict the log standard deviations; overfits small datasets with sharp experts
     log_std_init: Finite = -1.0  # initial log standard deviation of every expert, normalised units
-    log_std_min: Annotated[Finite, UpTo("log_std_max", below=True)] = -3.0  # bounds of a predicted logarithm
+    log_std_min: Annotated[Finite, AtMost("log_std_max", exclusive=True)] = -3.0  # bounds of a predicted logarithm
     log_std_max: Finite = 2.0
     squash: bool = False  # tanh; the action normaliser then maps [-1, 1] to the action bounds
 
@@ -52,7 +52,7 @@ class Experts(NamedTuple):
     mean: Tensor  # (B, M, H, A) before tanh
     log_std: Tensor  # (B, M, H, A)
 
-    def draws(self, noise: Tensor) -> Tensor:
+    def sample_many(self, noise: Tensor) -> Tensor:
         """One value `(B, M, H, A)` per expert from standard normal `noise`."""
         return self.mean + self.log_std.exp() * noise
 
@@ -68,9 +68,9 @@ class Experts(NamedTuple):
         """Unbiased estimate `(B,)` of the entropy, and of its gradient, from one draw per expert.
 
         `- sum_m w_m log p(x_m)` with `x_m` reparameterised: exact in the router's part, so unlike the score of a
-        single draw it tells the router which experts lie apart.
+        single draw it gives the router a gradient that separates the experts.
         """
-        draws = self.draws(noise)  # (B, M, H, A)
+        draws = self.sample_many(noise)  # (B, M, H, A)
         # [b, i, m]: draw i under expert m
         pairs = normal_log_density(draws.unsqueeze(2), self.mean.unsqueeze(1), self.log_std.unsqueeze(1))
         logp = (self.log_weight.unsqueeze(1) + pairs.flatten(3).sum(3)).logsumexp(2)
@@ -117,7 +117,7 @@ class MixturePolicy(ExplicitPolicy):
             return self._to_chunk(_pick(experts.mean, experts.log_weight.argmax(1)))
 
     @torch.no_grad()
-    def draws(self, obs: Observation, count: int, *, generator: Randomness = None) -> Tensor:
+    def sample_many(self, obs: Observation, count: int, *, generator: Randomness = None) -> Tensor:
         """Draws at features that are computed once."""
         experts = self.experts(self.features(obs).repeat_interleave(count, 0))
         return self._to_chunk(_draw(experts, repeated(generator, count))[0]).unflatten(0, (-1, count))
@@ -134,7 +134,7 @@ class MixturePolicy(ExplicitPolicy):
         experts = self.experts(self.features(obs))
         entropy = experts.entropy(record["noise"])
         if self.config.squash:
-            slope = log_tanh_slope(experts.draws(record["noise"])).flatten(2).sum(2)  # (B, M)
+            slope = log_tanh_slope(experts.sample_many(record["noise"])).flatten(2).sum(2)  # (B, M)
             entropy = entropy + (experts.log_weight.exp() * slope).sum(1)
         return DecisionOutput(self._logp(experts, record["raw"]), entropy.unsqueeze(1))
 
@@ -145,11 +145,11 @@ class MixturePolicy(ExplicitPolicy):
         are differentiable.
         """
         experts = self.experts(self.features(obs))
-        raw = experts.draws(normal(experts.mean.shape, generator, experts.mean.device))
+        raw = experts.sample_many(normal(experts.mean.shape, generator, experts.mean.device))
         density = normal_log_density(raw, experts.mean, experts.log_std)
         if self.config.squash:
             density = density - log_tanh_slope(raw)
-        return self._to_chunk(raw), density[:, :, : self.spec.execute].flatten(2).sum(2), experts.log_weight
+        return self._to_chunk(raw), density[:, :, : self.spec.action_horizon].flatten(2).sum(2), experts.log_weight
 
     def imitation_loss(
         self,
@@ -162,7 +162,7 @@ class MixturePolicy(ExplicitPolicy):
     ) -> tuple[Tensor, Info]:
         """Negative log-likelihood `(B,)` of the valid steps, per step and dimension.
 
-        Padded steps are integrated out: they say nothing about the expert either.
+        Padded steps are integrated out and do not affect the router.
         """
         experts = self.experts(self.encode_for_training(obs, generator))
         target = self.action_normalizer.normalize(chunk)
@@ -204,7 +204,7 @@ def _draw(experts: Experts, generator: Randomness) -> tuple[Tensor, Tensor]:
     """A chunk before tanh `(B, H, A)` of one expert, and the noise `(B, M, H, A)` of all."""
     noise = normal(experts.mean.shape, generator, experts.mean.device)
     expert = choose(experts.log_weight, uniform((len(noise), 1), generator, noise.device).squeeze(1))
-    return _pick(experts.draws(noise), expert), noise
+    return _pick(experts.sample_many(noise), expert), noise
 
 
 def _pick(values: Tensor, index: Tensor) -> Tensor:

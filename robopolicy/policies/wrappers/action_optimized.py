@@ -1,4 +1,4 @@
-"""A policy that improves its samples by the critic before it plays the best one (PA-RL, S039).
+"""A policy that improves its samples by critic gradients and executes the best one (PA-RL, S039).
 
 Of m samples of any base policy the k best by mean Q stay; each climbs the critic for T gradient steps and keeps the
 best point it has seen, so it never gets worse than it started. T = 0 is best-of-N, and m = k = 1, T = 0 the base.
@@ -14,14 +14,14 @@ from typing import Annotated, Any, ClassVar
 import torch
 from torch import Tensor
 
-from robopolicy.constraints import Count, Natural, Positive, UpTo
+from robopolicy.constraints import AtMost, NonNegativeInt, Positive, PositiveInt
 from robopolicy.critics.q import QEnsemble
 from robopolicy.policies.base import Observation, Policy
 from robopolicy.policies.noise import Randomness
 from robopolicy.policies.wrappers.best_of_n import (
+    BestOfNConfig,
+    BestOfNPolicy,
     Candidates,
-    SelectedConfig,
-    SelectedPolicy,
     reduce_members,
     within_bounds,
 )
@@ -29,11 +29,11 @@ from robopolicy.policies.wrappers.nested import describe
 
 
 @dataclass(frozen=True)
-class OptimizedConfig(SelectedConfig):
-    """Settings of an `OptimizedPolicy`; `candidates` is m."""
+class ActionOptimizedConfig(BestOfNConfig):
+    """Settings of an `ActionOptimizedPolicy`; `candidates` is m."""
 
-    top: Annotated[Count, UpTo("candidates")] = 10  # k, candidates that are kept and improved
-    ascent_steps: Natural = 10  # T, gradient steps on each
+    top: Annotated[PositiveInt, AtMost("candidates")] = 10  # k, candidates that are kept and improved
+    ascent_steps: NonNegativeInt = 10  # T, gradient steps on each
     ascent_rate: Positive = 3e-4  # step size, normalised action units per unit of dQ/da
 
 
@@ -67,18 +67,18 @@ def ascend(
     return Candidates(best.view_as(found.chunks), value.view_as(found.values))
 
 
-class OptimizedPolicy(SelectedPolicy):
-    """Best of the improved samples; verbs of `SelectedPolicy`."""
+class ActionOptimizedPolicy(BestOfNPolicy):
+    """Best of the improved samples; verbs of `BestOfNPolicy`."""
 
     name: ClassVar[str] = "optimized"
-    config_class = OptimizedConfig
-    config: OptimizedConfig
+    config_class = ActionOptimizedConfig
+    config: ActionOptimizedConfig
 
     @property
-    def network_calls(self) -> int:
+    def nfe(self) -> int:
         """Those of all samples, one of the critic for each, and one per gradient step and kept candidate."""
         steps = self.config.ascent_steps
-        return super().network_calls + (self.config.top * (steps + 1) if steps else 0)
+        return super().nfe + (self.config.top * (steps + 1) if steps else 0)
 
     @torch.no_grad()
     def propose(
@@ -107,7 +107,7 @@ class OptimizedPolicy(SelectedPolicy):
         )
 
 
-def optimize(base: Policy, critic: QEnsemble, **settings: Any) -> OptimizedPolicy:
-    """Improved samples of `base` by `critic`, both shared; `settings` are those of `OptimizedConfig`."""
-    config = OptimizedConfig(base=describe(base), critic=critic.config, **settings)
-    return OptimizedPolicy(config, base=base, critic=critic)
+def make_action_optimized(base: Policy, critic: QEnsemble, **settings: Any) -> ActionOptimizedPolicy:
+    """Improved samples of `base` by `critic`, both shared; `settings` are those of `ActionOptimizedConfig`."""
+    config = ActionOptimizedConfig(base=describe(base), critic=critic.config, **settings)
+    return ActionOptimizedPolicy(config, base=base, critic=critic)

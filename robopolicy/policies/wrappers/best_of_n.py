@@ -1,4 +1,4 @@
-"""A policy that plays the best of N chunks of another one, judged by a Q ensemble.
+"""A policy that executes the best of N chunks of another one by the values of a Q ensemble.
 
 Best-of-N needs nothing of the base policy but samples, so it improves any head without touching its weights, and falls
 back to plain imitation for N = 1. IDQL and Q-chunking act this way. Subclasses propose more than raw samples:
@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from robopolicy.constraints import Count, Positive, Ranged
+from robopolicy.constraints import Positive, PositiveInt, Validated
 from robopolicy.critics.q import CriticConfig, QEnsemble
 from robopolicy.critics.value import softmax_weights
 from robopolicy.errors import unknown_name
@@ -31,12 +31,12 @@ REDUCTIONS = ("mean", "min")
 
 
 @dataclass(frozen=True)
-class SelectedConfig(Ranged):
-    """Settings of a `SelectedPolicy`."""
+class BestOfNConfig(Validated):
+    """Settings of a `BestOfNPolicy`."""
 
     base: dict[str, Any] = field(default_factory=dict)  # description of the sampled policy, see `nested`
     critic: CriticConfig = field(default_factory=CriticConfig)  # Q ensemble
-    candidates: Count = 32  # N, samples of the base policy per decision
+    candidates: PositiveInt = 32  # N, samples of the base policy per decision
     selection: str = "argmax"  # argmax | softmax (a draw; the best one all the same when acting deterministically)
     temperature: Positive = 1.0  # of the softmax, in units of Q
     reduction: str = "mean"  # mean | min over the ensemble
@@ -51,7 +51,7 @@ class SelectedConfig(Ranged):
 
 @dataclass(frozen=True)
 class Candidates:
-    """Chunks to choose from and what the critic thinks of them."""
+    """Candidate chunks and their values."""
 
     chunks: Tensor  # (B, C, H, A) env units
     values: Tensor  # (B, C)
@@ -83,16 +83,16 @@ def within_bounds(normalizer: Normalizer, x: Tensor, start: Tensor) -> Tensor:
     return torch.minimum(torch.maximum(x, -limit), limit)
 
 
-class SelectedPolicy(WrappingPolicy):
+class BestOfNPolicy(WrappingPolicy):
     """Best-of-N (or softmax) over samples of `base`; verbs `act`, `sample` and the base's `imitation_loss`."""
 
     name: ClassVar[str] = "selected"
-    config_class = SelectedConfig
-    config: SelectedConfig
+    config_class = BestOfNConfig
+    config: BestOfNConfig
 
     def __init__(
         self,
-        config: SelectedConfig,
+        config: BestOfNConfig,
         spec: PolicySpec | None = None,
         *,
         base: Policy | None = None,
@@ -113,16 +113,16 @@ class SelectedPolicy(WrappingPolicy):
         self.config = config
 
     @property
-    def network_calls(self) -> int:
+    def nfe(self) -> int:
         """Those of all samples, and one of the critic for each candidate; the samples run as one batch."""
-        return self.config.candidates * (self.base.network_calls + 1)
+        return self.config.candidates * (self.base.nfe + 1)
 
     def samples(self, obs: Observation, *, deterministic: bool = False, generator: Randomness = None) -> Tensor:
         """Chunks `(B, N, H, A)` of the base policy; a single one is drawn exactly as the base policy does."""
         count = self.config.candidates
         if count == 1:
             return self.base.act(obs, deterministic=deterministic, generator=generator)[:, None]
-        return self.base.draws(obs, count, generator=generator)
+        return self.base.sample_many(obs, count, generator=generator)
 
     def score(self, obs: Observation, chunks: Tensor) -> Tensor:
         """Values `(B, C)` of `chunks` `(B, C, H, A)`: mean or minimum of the ensemble."""
@@ -130,12 +130,12 @@ class SelectedPolicy(WrappingPolicy):
 
     @torch.no_grad()
     def propose(self, obs: Observation, *, deterministic: bool = False, generator: Randomness = None) -> Candidates:
-        """What to choose from; subclasses improve it."""
+        """Candidate chunks; subclasses improve them."""
         chunks = self.samples(obs, deterministic=deterministic, generator=generator)
         return Candidates(chunks, self.score(obs, chunks))
 
     def choose(self, values: Tensor, *, deterministic: bool = False, generator: Randomness = None) -> Tensor:
-        """Index `(B,)` of the candidate to play, given their values `(B, C)`."""
+        """Index `(B,)` of the candidate to action_horizon, given their values `(B, C)`."""
         if deterministic or self.config.selection == "argmax":
             return values.argmax(1)
         return draw_index(values, self.config.temperature, generator)
@@ -151,7 +151,7 @@ class SelectedPolicy(WrappingPolicy):
         return Sample.unscored(self.act(obs, generator=generator))
 
 
-def select(base: Policy, critic: QEnsemble, **settings: Any) -> SelectedPolicy:
-    """Best-of-N of `base` by `critic`, both shared; `settings` are those of `SelectedConfig`."""
-    config = SelectedConfig(base=describe(base), critic=critic.config, **settings)
-    return SelectedPolicy(config, base=base, critic=critic)
+def make_best_of_n(base: Policy, critic: QEnsemble, **settings: Any) -> BestOfNPolicy:
+    """Best-of-N of `base` by `critic`, both shared; `settings` are those of `BestOfNConfig`."""
+    config = BestOfNConfig(base=describe(base), critic=critic.config, **settings)
+    return BestOfNPolicy(config, base=base, critic=critic)

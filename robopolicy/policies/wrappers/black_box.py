@@ -1,4 +1,4 @@
-"""What the policies share that are only ever called: a function, a module, a file, an endpoint.
+"""Base of black-box policies: a function, a module, a file or an endpoint that is only called.
 
 A black box maps observations `{key: (B, To, ...)}` and, where it takes noise, noise `(B, H, A)` to chunks `(B, H, A)`
 in action units. Calls are split into batches, carry no gradients, are tried again where that may help, and their time
@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from robopolicy.constraints import Count, Natural, NotNegative, Ranged
+from robopolicy.constraints import NonNegative, NonNegativeInt, PositiveInt, Validated
 from robopolicy.errors import UserError
 from robopolicy.nets.normalizer import Statistics, make_normalizer
 from robopolicy.plugins import Registry
@@ -31,12 +31,12 @@ RECENT = 1000  # calls whose times are kept for percentiles
 
 
 @dataclass(frozen=True)
-class BlackBoxConfig(Ranged):
-    """What is known of a black box."""
+class BlackBoxConfig(Validated):
+    """Known properties of a black box."""
 
     noise: bool = True  # it takes noise and is deterministic given it; steering needs that
-    max_batch: Natural = 0  # rows per call; 0 passes all of them at once
-    network_calls: Count = 1  # network evaluations per chunk, as far as known; only reported
+    max_batch: NonNegativeInt = 0  # rows per call; 0 passes all of them at once
+    network_calls: PositiveInt = 1  # network evaluations per chunk, as far as known; only reported
     action_normalization: str = "identity"  # minmax | meanstd | identity: units in which critics see its chunks
 
     def __post_init__(self) -> None:
@@ -51,12 +51,12 @@ class BlackBoxConfig(Ranged):
 
 
 @dataclass(frozen=True)
-class PatientConfig(BlackBoxConfig):
-    """A black box that may be late or fail now and then."""
+class RetryConfig(BlackBoxConfig):
+    """A black box with timeout and retries."""
 
-    timeout: NotNegative = 0.0  # seconds to wait for an answer; 0 waits for ever
-    retries: Natural = 0  # further attempts after a failure or timeout
-    retry_wait: NotNegative = 0.1  # seconds before the first further attempt, doubled before each later one
+    timeout: NonNegative = 0.0  # seconds to wait for an answer; 0 waits for ever
+    retries: NonNegativeInt = 0  # further attempts after a failure or timeout
+    retry_wait: NonNegative = 0.1  # seconds before the first further attempt, doubled before each later one
 
     @property
     def waits(self) -> tuple[float, ...]:
@@ -64,20 +64,20 @@ class PatientConfig(BlackBoxConfig):
         return tuple(self.retry_wait * 2**attempt for attempt in range(self.retries))
 
 
-class Meter:
-    """What the calls of a black box have cost; copies of a policy share it."""
+class LatencyStats:
+    """Latency statistics of the calls of a black box; copies of a policy share it."""
 
     def __init__(self) -> None:
         self.calls = 0  # answered calls
         self.rows = 0  # chunks in them
-        self.failures = 0  # attempts that failed or took too long
+        self.failures = 0  # attempts that failed or timed out
         self.seconds = 0.0  # spent in answered calls
         self._recent: deque[float] = deque(maxlen=RECENT)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Meter:
+    def __deepcopy__(self, memo: dict[int, Any]) -> LatencyStats:
         return self
 
-    def answered(self, rows: int, seconds: float) -> None:
+    def record(self, rows: int, seconds: float) -> None:
         """Count a call for `rows` chunks."""
         self.calls, self.rows, self.seconds = self.calls + 1, self.rows + rows, self.seconds + seconds
         self._recent.append(seconds)
@@ -93,7 +93,7 @@ class Meter:
 
 
 class BlackBoxPolicy(Policy):
-    """Base of the black boxes: verb `act`, and `decode` where noise is taken; subclasses implement `answer`."""
+    """Base of the black boxes: verb `act`, and `decode` where noise is taken; subclasses implement `call`."""
 
     config: BlackBoxConfig
 
@@ -101,23 +101,23 @@ class BlackBoxPolicy(Policy):
         super().__init__()
         self.config = config
         self.spec = spec
-        self.meter = Meter()
+        self.meter = LatencyStats()
         self.action_normalizer = make_normalizer(spec.action_dim, config.action_normalization)
 
     @property
     @abstractmethod
     def label(self) -> str:
-        """What it is called in messages, with an article: "The function 'pi0'"."""
+        """Name in messages, with an article: "The function 'pi0'"."""
 
     @abstractmethod
-    def answer(self, obs: Observation, noise: Tensor | None) -> Any:
+    def call(self, obs: Observation, noise: Tensor | None) -> Any:
         """Chunks `(B, H, A)` as a tensor or array: one attempt.
 
         A `UserError` ends the call; anything else raised is a failure, and the next attempt follows.
         """
 
     @property
-    def takes_noise(self) -> bool:
+    def is_steerable(self) -> bool:
         """As configured."""
         return self.config.noise
 
@@ -140,8 +140,8 @@ class BlackBoxPolicy(Policy):
         self.action_normalizer.fit_key(statistics, "action")
 
     @property
-    def network_calls(self) -> int:
-        """As configured: nobody else knows."""
+    def nfe(self) -> int:
+        """The configured number."""
         return self.config.network_calls
 
     @torch.no_grad()
@@ -185,7 +185,7 @@ class BlackBoxPolicy(Policy):
             time.sleep(wait)
             start = time.monotonic()
             try:
-                answer = self.answer(obs, noise)
+                answer = self.call(obs, noise)
             except UserError:
                 raise
             except Exception as error:
@@ -193,7 +193,7 @@ class BlackBoxPolicy(Policy):
                 failure = error
                 continue
             reference = next(iter(obs.values()))
-            self.meter.answered(len(reference), time.monotonic() - start)
+            self.meter.record(len(reference), time.monotonic() - start)
             return self._chunk(answer, reference)
         reason = f"{type(failure).__name__}: {failure}".splitlines()[0]
         raise UserError(
@@ -231,14 +231,14 @@ CALLABLES: Registry[Function] = Registry("callables", {})
 """Functions that checkpoints may name in every process: those of contrib and of installed packages."""
 
 
-def provide(name: str, function: Function) -> None:
+def register_callable(name: str, function: Function) -> None:
     """Make `function` known under `name`, in place of an earlier one of that name."""
     PROVIDED[name] = function
 
 
 @dataclass(frozen=True)
-class CallableConfig(PatientConfig):
-    """How a function is called; the function itself is passed to `provide` or `CallablePolicy.wrap`."""
+class CallableConfig(RetryConfig):
+    """How a function is called; the function itself is passed to `register_callable` or `CallablePolicy.wrap`."""
 
     function: str = ""  # its name
 
@@ -271,14 +271,14 @@ class CallablePolicy(BlackBoxPolicy):
         if config.function not in known:
             raise UserError(
                 f"This policy calls the function '{config.function}', which no checkpoint can hold; pass it with "
-                f"robopolicy.policies.wrappers.black_box.provide('{config.function}', function) first."
+                f"robopolicy.policies.wrappers.black_box.register_callable('{config.function}', function) first."
             )
         self._called = _Reference(known[config.function][config.function])
 
     @classmethod
     def wrap(cls, name: str, function: Function, spec: PolicySpec, **settings: Any) -> CallablePolicy:
         """Provide `function` under `name` and wrap it; `settings` are those of `CallableConfig`."""
-        provide(name, function)
+        register_callable(name, function)
         return cls(CallableConfig(function=name, **settings), spec)
 
     @property
@@ -286,7 +286,7 @@ class CallablePolicy(BlackBoxPolicy):
         """By the name of the function."""
         return f"The function '{self.config.function}'"
 
-    def answer(self, obs: Observation, noise: Tensor | None) -> Any:
+    def call(self, obs: Observation, noise: Tensor | None) -> Any:
         """Call the function."""
         function = self._called.function
         return _within(self.config.timeout, lambda: function(obs) if noise is None else function(obs, noise))

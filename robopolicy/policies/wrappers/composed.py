@@ -9,7 +9,7 @@ backbone, observations, chunk length, number of steps and action normaliser; `co
 holds the operators. They are shared with the caller and never change.
 
 All parents are read at the times of the sampler that takes most steps (or on `steps` equal ones). Actions that only
-some parents plan come from these alone. A parent whose weight is 1 is played as it plays by itself, to the last bit.
+some parents plan come from these alone. A parent whose weight is 1 acts exactly as it does without composition.
 
 Use it where two policies know different things and neither is poor: by their inputs, their data or their heads. A
 parent that is much weaker than the other only harms. Choose the weights by a search on seeds of their own.
@@ -48,14 +48,14 @@ from robopolicy.policies.composition.alignment import (
     part_of,
 )
 from robopolicy.policies.composition.guidance import ValueGuidance, fitting, guide, value_gradient
-from robopolicy.policies.composition.joint_field import Blend, Field, Step, adaptive_calls, adaptive_step, rows_of
+from robopolicy.policies.composition.joint_field import Field, JointField, Step, adaptive_calls, adaptive_step, rows_of
 from robopolicy.policies.composition.operators import (
     Adaptive,
     Operator,
     Prescribed,
     Weights,
+    apply_gates,
     describe_operator,
-    gated,
     make_operator,
 )
 from robopolicy.policies.noise import Randomness, normal
@@ -68,7 +68,7 @@ class ComposedPolicy(Policy):
 
     name: ClassVar[str] = "composed"
     config_class = ComposedConfig
-    plainer: ClassVar[str] = "fine-tune one of its parents, or steer it by dsrl_na or dsrl_sac"
+    fallback_hint: ClassVar[str] = "fine-tune one of its parents, or steer it by dsrl_na or dsrl_sac"
     config: ComposedConfig
     ratio: Tensor  # (M, A) of the units of the readings that play a part, see `alignment.Frame`
     shift: Tensor  # (M, A)
@@ -87,7 +87,7 @@ class ComposedPolicy(Policy):
 
         Args:
             config: Settings; its descriptions of parents and critic are used where none are given.
-            spec: What the parents need together; may only say `execute` differently.
+            spec: The joint specification of the parents; only `action_horizon` may differ.
             parents: Policies to compose, shared with the caller.
             critic: What guides them, shared with the caller.
 
@@ -100,7 +100,7 @@ class ComposedPolicy(Policy):
             raise UserError("A composed policy is made of others; compose checkpoints and use the result.")
         self.config = config
         self.operator = make_operator(config.operator)
-        self.spec = joint_spec([parent.spec for parent in sources], None if spec is None else spec.execute)
+        self.spec = joint_spec([parent.spec for parent in sources], None if spec is None else spec.action_horizon)
         if spec is not None and spec.to_dict() != self.spec.to_dict():
             raise UserError(f"The parents make up {self.spec}, but the policy is to be {spec}; compose them again.")
         statistics = joint_encoder(sources, self.spec)
@@ -124,7 +124,7 @@ class ComposedPolicy(Policy):
             self.critic = own.to(self.device)
 
     def _cast_parts(self) -> None:
-        """Decide which readings of the parents play a part, from the configuration alone."""
+        """Select the operands that are used, from the configuration."""
         blind = self.config.unconditioned
         if not all(0 <= index < len(self.parents) for index in blind):
             raise UserError(f"unconditioned names parents 0 to {len(self.parents) - 1}, got {list(blind)}.")
@@ -142,9 +142,11 @@ class ComposedPolicy(Policy):
         policies = [self._policy(number) for number in self._playing]
         self._horizons = tuple(policy.spec.horizon for policy in policies)
         self._private = tuple(sampler_adapter.private_rows(policy) for policy in policies)
-        steps = self.config.steps or max(policy.network_calls for policy in policies)
+        steps = self.config.steps or max(policy.nfe for policy in policies)
         self._may_leap = (
-            not extras and isinstance(self.operator, Prescribed) and sampler_adapter.can_leap(policies, steps)
+            not extras
+            and isinstance(self.operator, Prescribed)
+            and sampler_adapter.supports_large_steps(policies, steps)
         )
         self._bounds_iterates = all(sampler_adapter.bounds_iterates(policy) for policy in policies)
 
@@ -177,7 +179,7 @@ class ComposedPolicy(Policy):
         if self.config.steps:
             return sampler_adapter.uniform_grid(self.config.steps)
         grids = [
-            sampler_adapter.own_grid(policy, leaps=self._leaps).seen_from(level)
+            sampler_adapter.native_grid(policy, leaps=self._leaps).snr_from(level)
             for policy, level in zip(policies, self._levels, strict=True)
         ]
         return max(grids, key=lambda grid: (grid.steps, grid.times))
@@ -195,24 +197,26 @@ class ComposedPolicy(Policy):
         seen = part_of(obs, self._policy(number).spec)
         return without_embeddings(seen) if self._readings[number][1] else seen
 
-    def _blend(self, obs: Observation, length: float = 0.0) -> Blend:
+    def _blend(self, obs: Observation, length: float = 0.0) -> JointField:
         """The parents at `obs`; each encodes it once."""
         fields: list[Field] = []
         for place, number in enumerate(self._playing):
-            field = sampler_adapter.read(self._policy(number), self._seen(number, obs), length)
+            field = sampler_adapter.velocity_field(self._policy(number), self._seen(number, obs), length)
             if not self._one_frame:
                 field = in_frame(field, Frame(self.ratio[place], self.shift[place], self._levels[place]))
             fields.append(field)
-        return Blend(fields, self._horizons, self._private, tuple(self._weights[number] for number in self._playing))
+        return JointField(
+            fields, self._horizons, self._private, tuple(self._weights[number] for number in self._playing)
+        )
 
     def _weights_at(self, t: Tensor, gates: Tensor | None) -> Weights:
-        """Weights of the readings that play a part, at time `t` `(B,)`, where `gates` let them through."""
+        """Weights of the operands in use at time `t` `(B,)`, where `gates` are 1."""
         operator = cast(Prescribed, self.operator)
         every = operator.at(t, len(self._readings))
-        return gated([every[number] for number in self._playing], gates)
+        return apply_gates([every[number] for number in self._playing], gates)
 
     def _gates(self, obs: Observation) -> Tensor | None:
-        """Which readings take part in chunks for `obs`, `(B, M)` of 1 and 0; None is all, subclasses choose."""
+        """Operands in use for `obs`, `(B, M)` of 1 and 0; None is all, subclasses choose."""
         return None
 
     def with_weights(self, weights: Sequence[float]) -> ComposedPolicy:
@@ -259,7 +263,7 @@ class ComposedPolicy(Policy):
         return free and self._policy(number).spec.horizon == self.spec.horizon
 
     def _play(self, obs: Observation, noise: Tensor, generator: Randomness, *, stochastic: bool) -> Tensor:
-        """Chunk in env units; a parent without company decodes by itself."""
+        """Chunk in env units; a single parent decodes by itself."""
         if self._alone is None or self.config.guidance is not None or self.config.corrector is not None:
             return self._integrate(obs, noise, generator, stochastic=stochastic)
         policy = self._policy(self._alone)
@@ -289,7 +293,7 @@ class ComposedPolicy(Policy):
                 step = (Step.sde if stochastic and operator.sampler == "sde" else Step.ode)(time, to)
                 x, levels = adaptive_step(blend, operator, step, x, levels, generator, probing)
             else:
-                x = Step.ode(time, to).take(x, velocity(x, x.new_full((len(x),), time)))
+                x = Step.ode(time, to).apply(x, velocity(x, x.new_full((len(x),), time)))
             if self._bounds_iterates:
                 x = x.clamp(self.low, self.high)
             if corrector is not None and stochastic and to < 1:
@@ -309,14 +313,14 @@ class ComposedPolicy(Policy):
 
     @property
     def noise_shape(self) -> tuple[int, int]:
-        """That of a chunk, and behind it the rows that parents denoise besides theirs."""
+        """Shape of a chunk, followed by the further rows that parents denoise."""
         return self.spec.horizon + sum(self._private), self.spec.action_dim
 
     @property
-    def network_calls(self) -> int:
+    def nfe(self) -> int:
         """Those of all parents at all steps; a derivative along one direction counts as two more calls."""
         if self._alone is not None and self._as_by_itself(self._alone):
-            return self._policy(self._alone).network_calls
+            return self._policy(self._alone).nfe
         parents, steps, corrector = len(self._playing), self._grid.steps, self.config.corrector
         if isinstance(self.operator, Adaptive):
             size = min(self._horizons) * self.spec.action_dim
@@ -343,18 +347,18 @@ def compose(
     operator: str | Operator = "convex",
     weights: Sequence[float] | None = None,
     *,
-    execute: int | None = None,
+    action_horizon: int | None = None,
     critic: QEnsemble | None = None,
     **settings: Any,
 ) -> ComposedPolicy:
     """Compose `parents`, which are shared, not copied.
 
     Args:
-        parents: At least one policy; the order is that of the weights.
+        parents: At least one policy; in the order of the weights.
         operator: An operator, or the name of one with its default settings.
         weights: One number per parent (and, after them, per entry of `unconditioned`); equal ones by default.
-        execute: Actions played per chunk; those of the most cautious parent by default.
-        critic: Values that guide the samples; `guidance` says how strongly.
+        action_horizon: Actions executed per chunk; by default the smallest number of all parents.
+        critic: Values that guide the samples with the strength of `guidance`.
         settings: Further fields of `ComposedConfig`.
 
     Raises:
@@ -374,7 +378,7 @@ def compose(
         settings["guidance"] = replace(settings.get("guidance") or ValueGuidance(), critic=critic.config)
     descriptions = tuple(describe(parent) for parent in parents)
     config = ComposedConfig(parents=descriptions, operator=describe_operator(chosen), **settings)
-    spec = joint_spec([parent.spec for parent in parents], execute) if parents else None
+    spec = joint_spec([parent.spec for parent in parents], action_horizon) if parents else None
     return ComposedPolicy(config, spec, parents=parents, critic=critic)
 
 

@@ -1,4 +1,4 @@
-"""A frozen policy steered through its noise: an actor chooses the noise, the base turns it into a chunk.
+"""A frozen policy controlled through its noise: an actor chooses the noise, the base maps it to a chunk.
 
 The base is only ever called as `base.decode(obs, noise)`, without gradients, exactly once per chunk; it may be a
 denoising head or any function (`callable.py`). A `NoiseSpace` says which part of the base's noise is free: repeating
@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from robopolicy.constraints import Count, NotNegative, Ranged
+from robopolicy.constraints import NonNegative, PositiveInt, Validated
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.nets.encoder import ObservationEncoder
 from robopolicy.policies.base import DecisionOutput, Observation, Policy, PolicySpec, Record, Sample
@@ -32,18 +32,18 @@ RESTS = ("zero", "draw")
 STEERING_ACTOR = GaussianConfig(
     hidden=(256, 256, 256), state_dependent_std=True, squash=True, action_normalization="minmax"
 )
-"""Actor of a bounded noise space: starts at mean 0 and a spread like that of the base's own noise."""
+"""Actor of a bounded noise space: starts at mean 0 and a standard deviation like the base's own noise."""
 
 
 @dataclass(frozen=True)
-class NoiseSpace(Ranged):
-    """Which part of the noise `(H, A)` of a base is free, and its bound."""
+class NoiseSpace(Validated):
+    """The free part of the noise `(H, A)` of a base, and its bound."""
 
     kind: str = (
         "full"  # full (H x A) | repeat (A, for all steps) | interpolate (between knots) | truncated (first steps)
     )
-    bound: NotNegative = 1.5  # b, every entry lies in [-b, b]; 0 leaves the noise unbounded
-    steps: Count = 2  # interpolate: number of knots; truncated: number of free steps
+    bound: NonNegative = 1.5  # b, every entry lies in [-b, b]; 0 leaves the noise unbounded
+    steps: PositiveInt = 2  # interpolate: number of knots; truncated: number of free steps
     rest: str = "zero"  # truncated: the remaining steps are zero | draw (standard normal, within the bound)
 
     def __post_init__(self) -> None:
@@ -89,7 +89,7 @@ class NoiseSpace(Ranged):
 
 @dataclass(frozen=True)
 class LatentConfig:
-    """What a `LatentPolicy` consists of; `LatentPolicy.steer` fills it in."""
+    """What a `LatentPolicy` consists of; `LatentPolicy.from_base` fills it in."""
 
     base: dict[str, Any] = field(default_factory=dict)  # description of the frozen policy (`nested.describe`)
     space: NoiseSpace = field(default_factory=NoiseSpace)  # which noise the actor chooses
@@ -105,11 +105,11 @@ class LatentConfig:
 
 
 class LatentPolicy(Policy):
-    """A base that never changes, played with chosen noise; verbs `act`, `sample`, `decisions`, `decode`."""
+    """A frozen base with chosen noise; methods `act`, `sample`, `decisions`, `decode`."""
 
     name: ClassVar[str] = "latent"
     config_class = LatentConfig
-    plainer: ClassVar[str] = "fine-tune the policy that it steers, or go on steering by dsrl_na or dsrl_sac"
+    fallback_hint: ClassVar[str] = "fine-tune the policy that it steers, or go on steering by dsrl_na or dsrl_sac"
 
     def __init__(self, config: LatentConfig, spec: PolicySpec, base: Policy | None = None) -> None:
         """Build the actor around `base`, or around a fresh policy of the description in `config`."""
@@ -119,7 +119,7 @@ class LatentPolicy(Policy):
         # Before the actor, so that critics of executed actions find the base's normalisers first.
         self.base = (rebuild(config.base) if base is None else base).eval().requires_grad_(False)
         rows = config.space.rows(self.noise_shape[0])
-        inner = replace(spec, horizon=rows, execute=rows, action_dim=self.noise_shape[1])
+        inner = replace(spec, horizon=rows, action_horizon=rows, action_dim=self.noise_shape[1])
         self.actor = GaussianPolicy(config.actor, inner)
         if config.space.bound:
             normalizer = self.actor.action_normalizer  # tanh to [-b, b], however small b is
@@ -127,13 +127,13 @@ class LatentPolicy(Policy):
             normalizer.fitted.fill_(True)
 
     @classmethod
-    def steer(cls, base: Policy, space: NoiseSpace, actor: GaussianConfig) -> LatentPolicy:
+    def from_base(cls, base: Policy, space: NoiseSpace, actor: GaussianConfig) -> LatentPolicy:
         """Put a fresh actor on a frozen copy of `base`; it sees observations normalised as the base does.
 
         Raises:
             UserError: The base takes no noise, or the noise space does not fit it.
         """
-        if not base.takes_noise:
+        if not base.is_steerable:
             raise UserError(
                 f"Steering chooses the noise of a generative policy, and '{base.name}' takes none; train it with ppo "
                 "or sac, or wrap a function of observation and noise in a CallablePolicy."
@@ -143,10 +143,10 @@ class LatentPolicy(Policy):
             actor = replace(actor, normalization=encoders[0].normalizer.mode)
         policy = cls(LatentConfig(describe(base), space, actor), base.spec, copy.deepcopy(base))
         if encoders:
-            policy.actor.encoder.borrow(*encoders)
+            policy.actor.encoder.copy_stats(*encoders)
         return policy
 
-    def play(self, obs: Observation, w: Tensor, generator: Randomness = None) -> Tensor:
+    def decode_free_noise(self, obs: Observation, w: Tensor, generator: Randomness = None) -> Tensor:
         """Chunk `(B, H, A)` of the base for the free noise `w` `(B, F, A)`: the one place where the base is called."""
         with torch.no_grad():
             return self.base.decode(obs, self.config.space.expand(w, self.noise_shape[0], generator))
@@ -158,21 +158,23 @@ class LatentPolicy(Policy):
 
     def act(self, obs: Observation, *, deterministic: bool = False, generator: Randomness = None) -> Tensor:
         """Chunk for the actor's mode (`deterministic`) or for a draw of it."""
-        return self.play(obs, self.actor.act(obs, deterministic=deterministic, generator=generator), generator)
+        return self.decode_free_noise(
+            obs, self.actor.act(obs, deterministic=deterministic, generator=generator), generator
+        )
 
     @torch.no_grad()
     def sample(self, obs: Observation, *, generator: Randomness = None) -> Sample:
-        """Draw noise and play it; the record holds it as `noise` and, before tanh, as `raw`."""
+        """Draw noise and decode it; the record holds it as `noise` and, before tanh, as `raw`."""
         drawn = self.actor.sample(obs, generator=generator)
-        chunk = self.play(obs, drawn.chunk, generator)
+        chunk = self.decode_free_noise(obs, drawn.chunk, generator)
         return Sample(chunk, {**drawn.record, "noise": drawn.chunk}, drawn.logp)
 
     @torch.no_grad()
     def sample_prior(self, obs: Observation, *, generator: Randomness = None) -> Sample:
-        """Play the base's own noise, cut to the box: exploration before learning starts."""
+        """Decode the base's own noise, cut to the box: exploration before learning starts."""
         reference = next(iter(obs.values()))
         w = self.draw(len(reference), generator, reference.device)
-        return Sample(self.play(obs, w, generator), {"noise": w}, w.new_zeros(len(w), 0))
+        return Sample(self.decode_free_noise(obs, w, generator), {"noise": w}, w.new_zeros(len(w), 0))
 
     def decisions(self, obs: Observation, record: Record) -> DecisionOutput:
         """Log-probability and entropy `(B, 1)` of recorded noise; the base has no part in them."""
@@ -199,6 +201,6 @@ class LatentPolicy(Policy):
         return self.base.noise_shape
 
     @property
-    def network_calls(self) -> int:
+    def nfe(self) -> int:
         """The actor's and the base's."""
-        return 1 + self.base.network_calls
+        return 1 + self.base.nfe

@@ -1,4 +1,4 @@
-"""A composition in which a learned selector decides, for every observation, which parents take part (S161).
+"""A composition with a learned selector of the parents for every observation (S161).
 
     both = gate(compose([left, right]), Selection(top=1))
     fit_selector(both, episodes)  # robopolicy.training.fit_selector
@@ -6,8 +6,8 @@
 Weights are those of the composition among the parents that were chosen. With all of them chosen it is the composition
 to the last bit; with one it denoises as that parent does, at the times of the composition.
 
-Use it where each parent is good in situations of its own, which a plain composition cannot tell apart. All parents are
-still asked at every step, and the choice is as good as the demonstrations that taught it.
+Use it where the parents are good in different situations, which a plain composition does not distinguish. All parents
+are still evaluated at every step, and the choice is as good as the demonstrations it was trained on.
 
 Reconstructed from the abstract of DynamicControl (conditions of an image generator): its double-cycle scores, how well
 a condition is found again in what was generated, are here how well a parent finds a demonstrated chunk again under
@@ -36,22 +36,22 @@ from robopolicy.policies.wrappers.composed_config import ComposedConfig
 
 
 @dataclass(frozen=True)
-class GatedConfig(ComposedConfig):
-    """What a `GatedPolicy` consists of; `gate` fills it in."""
+class LearnedGateConfig(ComposedConfig):
+    """What a `LearnedGatePolicy` consists of; `make_learned_gate` fills it in."""
 
-    selection: Selection = field(default_factory=Selection)  # who takes part
+    selection: Selection = field(default_factory=Selection)  # selection of the parents
 
 
-class GatedPolicy(ComposedPolicy):
+class LearnedGatePolicy(ComposedPolicy):
     """`ComposedPolicy` of those parents that its selector chooses."""
 
     name: ClassVar[str] = "gated"
-    config_class = GatedConfig
-    config: GatedConfig
+    config_class = LearnedGateConfig
+    config: LearnedGateConfig
 
     def __init__(
         self,
-        config: GatedConfig,
+        config: LearnedGateConfig,
         spec: PolicySpec | None = None,
         *,
         parents: Sequence[Policy] | None = None,
@@ -79,13 +79,13 @@ class GatedPolicy(ComposedPolicy):
         self.selector = chosen.to(self.device)
 
     @property
-    def network_calls(self) -> int:
+    def nfe(self) -> int:
         """Those of the composition, and one of the selector."""
-        return super().network_calls + 1
+        return super().nfe + 1
 
-    def with_weights(self, weights: Sequence[float]) -> GatedPolicy:
+    def with_weights(self, weights: Sequence[float]) -> LearnedGatePolicy:
         """The same parents and selector with other weights."""
-        return gate(super().with_weights(weights), self.config.selection, self.selector)
+        return make_learned_gate(super().with_weights(weights), self.config.selection, self.selector)
 
     def _gates(self, obs: Observation) -> Tensor:
         """Chosen among the parents that have a weight."""
@@ -116,15 +116,17 @@ class GatedPolicy(ComposedPolicy):
         return ComposedPolicy(config, self.spec, parents=self._sources, critic=getattr(self, "critic", None))
 
 
-def gate(composed: ComposedPolicy, selection: Selection, selector: Selector | None = None) -> GatedPolicy:
+def make_learned_gate(
+    composed: ComposedPolicy, selection: Selection, selector: Selector | None = None
+) -> LearnedGatePolicy:
     """`composed` with a selector, a fresh one unless given; its parents are shared.
 
     Raises:
         UserError: Its operator or its parents do not allow a choice.
     """
     plain: dict[str, Any] = {entry.name: getattr(composed.config, entry.name) for entry in fields(ComposedConfig)}
-    return GatedPolicy(
-        GatedConfig(**plain, selection=selection),
+    return LearnedGatePolicy(
+        LearnedGateConfig(**plain, selection=selection),
         composed.spec,
         parents=composed._sources,
         critic=getattr(composed, "critic", None),

@@ -1,4 +1,4 @@
-"""Policies inside policies: how a wrapper (a steered, selected or composed policy) stores what it wraps.
+"""Nested policies: storage of the policy inside a wrapper (latent, best-of-n or composed).
 
 A wrapper's configuration holds the description of each inner policy as plain values, so that a checkpoint can rebuild
 the whole: `config.base = describe(inner)`, and in the wrapper's constructor `self.base = rebuild(config.base)`.
@@ -16,13 +16,13 @@ from robopolicy.nets.normalizer import Normalizer
 from robopolicy.policies.base import Info, Observation, Policy, PolicySpec
 from robopolicy.policies.noise import Randomness
 from robopolicy.policies.registry import POLICIES
-from robopolicy.schema import from_plain
+from robopolicy.schema import from_dict
 
 
 class WrappingPolicy(Policy):
     """Base of policies around another one, `base`, which imitate as it does."""
 
-    plainer: ClassVar[str] = "fine-tune the policy inside it"
+    fallback_hint: ClassVar[str] = "fine-tune the policy inside it"
     base: Policy
 
     def imitation_loss(
@@ -38,7 +38,7 @@ class WrappingPolicy(Policy):
         return self.base.imitation_loss(obs, chunk, weight, mask=mask, generator=generator)
 
     def set_progress(self, progress: float) -> None:
-        """That of the wrapped policy."""
+        """Delegate to the wrapped policy."""
         self.base.set_progress(progress)
 
 
@@ -59,11 +59,11 @@ def rebuild(description: Mapping[str, Any]) -> Policy:
         raise unknown_name("policy", str(description["name"]), POLICIES)
     policy_class = POLICIES[description["name"]]
     config_class = policy_class.config_class
-    config = from_plain(config_class, description["config"], f"wrapped policy '{description['name']}'")
+    config = from_dict(config_class, description["config"], f"wrapped policy '{description['name']}'")
     return policy_class(config, PolicySpec.from_dict(description["spec"]))  # type: ignore[call-arg]
 
 
-def alike(first: nn.Module, second: nn.Module) -> bool:
+def same_policy(first: nn.Module, second: nn.Module) -> bool:
     """Whether networks of the same class can take each other's weights and mean the same by them."""
     shapes = [{key: value.shape for key, value in part.state_dict().items()} for part in (first, second)]
     modes = [[n.mode for n in part.modules() if isinstance(n, Normalizer)] for part in (first, second)]

@@ -1,4 +1,4 @@
-"""A policy that edits the samples of another one and plays the best of originals and edits (EXPO, S019).
+"""A policy that edits the samples of another one and executes the best of originals and edits (EXPO, S019).
 
 A small Gaussian policy e(d | s, a) sees the observation and a sampled chunk and adds d in [-beta, beta] (normalised
 action units, executed actions only). Candidates are N samples of the base policy and the edits of the first `edits` of
@@ -16,25 +16,25 @@ from typing import Annotated, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from robopolicy.constraints import Count, Finite, Natural, NotNegative, Ranged, UpTo
-from robopolicy.critics.q import QEnsemble, borrow_normalizers
+from robopolicy.constraints import AtMost, Finite, NonNegative, NonNegativeInt, PositiveInt, Validated
+from robopolicy.critics.q import QEnsemble, copy_normalizers
 from robopolicy.nets.mlp import MLP
 from robopolicy.nets.vision import VisionConfig
 from robopolicy.policies.base import Observation, Policy, PolicySpec
 from robopolicy.policies.density import log_tanh_slope, normal_log_density
 from robopolicy.policies.noise import Randomness, normal, repeated
-from robopolicy.policies.wrappers.best_of_n import Candidates, SelectedConfig, SelectedPolicy, within_bounds
+from robopolicy.policies.wrappers.best_of_n import BestOfNConfig, BestOfNPolicy, Candidates, within_bounds
 from robopolicy.policies.wrappers.nested import describe
 
 
 @dataclass(frozen=True)
-class EditConfig(Ranged):
+class EditConfig(Validated):
     """Architecture of an `EditNet`."""
 
-    beta: NotNegative = 0.15  # largest edit, normalised action units: .05 refines, .7 explores
-    hidden: tuple[Count, ...] = (256, 256, 256)
+    beta: NonNegative = 0.15  # largest edit, normalised action units: .05 refines, .7 explores
+    hidden: tuple[PositiveInt, ...] = (256, 256, 256)
     activation: str = "silu"
-    log_std_min: Annotated[Finite, UpTo("log_std_max", below=True)] = -5.0  # bounds of the logarithm, before tanh
+    log_std_min: Annotated[Finite, AtMost("log_std_max", exclusive=True)] = -5.0  # bounds of the logarithm, before tanh
     log_std_max: Finite = 2.0
     vision: VisionConfig = field(default_factory=VisionConfig)
 
@@ -46,8 +46,8 @@ class EditNet(nn.Module):
         """Build the network with the normalisers of `base`."""
         super().__init__()
         self.config = config
-        self.steps = base.spec.execute
-        self.encoder, self.action_normalizer = borrow_normalizers(base, config.vision)
+        self.steps = base.spec.action_horizon
+        self.encoder, self.action_normalizer = copy_normalizers(base, config.vision)
         size = self.steps * base.spec.action_dim
         in_dim = base.spec.obs_horizon * self.encoder.feature_dim + size
         self.body = MLP(in_dim, config.hidden, 2 * size, activation=config.activation, orthogonal_gain=0.01)
@@ -81,38 +81,38 @@ class EditNet(nn.Module):
 
 
 @dataclass(frozen=True)
-class EditedConfig(SelectedConfig):
-    """Settings of an `EditedPolicy`; `candidates` is N."""
+class ResidualEditConfig(BestOfNConfig):
+    """Settings of an `ResidualEditPolicy`; `candidates` is N."""
 
-    candidates: Count = 8  # N, samples of the base policy per decision
-    edits: Annotated[Natural, UpTo("candidates")] = 8  # of these, how many are also edited
+    candidates: PositiveInt = 8  # N, samples of the base policy per decision
+    edits: Annotated[NonNegativeInt, AtMost("candidates")] = 8  # of these, how many are also edited
     edit: EditConfig = field(default_factory=EditConfig)  # the edit policy
 
 
-class EditedPolicy(SelectedPolicy):
-    """Best of samples and edited samples; verbs of `SelectedPolicy`."""
+class ResidualEditPolicy(BestOfNPolicy):
+    """Best of samples and edited samples; verbs of `BestOfNPolicy`."""
 
     name: ClassVar[str] = "edited"
-    config_class = EditedConfig
-    config: EditedConfig
+    config_class = ResidualEditConfig
+    config: ResidualEditConfig
 
     def __init__(
         self,
-        config: EditedConfig,
+        config: ResidualEditConfig,
         spec: PolicySpec | None = None,
         *,
         base: Policy | None = None,
         critic: QEnsemble | None = None,
         edit: EditNet | None = None,
     ) -> None:
-        """As `SelectedPolicy`; `edit` is shared with the caller."""
+        """As `BestOfNPolicy`; `edit` is shared with the caller."""
         super().__init__(config, spec, base=base, critic=critic)
         self.edit = EditNet(config.edit, self.base) if edit is None else edit
 
     @property
-    def network_calls(self) -> int:
+    def nfe(self) -> int:
         """Those of all samples, one per edit, and one of the critic for each candidate."""
-        return super().network_calls + 2 * self.config.edits
+        return super().nfe + 2 * self.config.edits
 
     @torch.no_grad()
     def propose(self, obs: Observation, *, deterministic: bool = False, generator: Randomness = None) -> Candidates:
@@ -130,7 +130,7 @@ class EditedPolicy(SelectedPolicy):
         return Candidates(chunks, self.score(obs, chunks))
 
 
-def edit_samples(base: Policy, edit: EditNet, critic: QEnsemble, **settings: Any) -> EditedPolicy:
-    """Samples and edits of `base` chosen by `critic`, all shared; `settings` are those of `EditedConfig`."""
-    config = EditedConfig(base=describe(base), critic=critic.config, edit=edit.config, **settings)
-    return EditedPolicy(config, base=base, critic=critic, edit=edit)
+def make_residual_edit(base: Policy, edit: EditNet, critic: QEnsemble, **settings: Any) -> ResidualEditPolicy:
+    """Samples and edits of `base` chosen by `critic`, all shared; `settings` are those of `ResidualEditConfig`."""
+    config = ResidualEditConfig(base=describe(base), critic=critic.config, edit=edit.config, **settings)
+    return ResidualEditPolicy(config, base=base, critic=critic, edit=edit)

@@ -1,4 +1,4 @@
-"""A diffusion policy whose sampler steps are shared out among several networks.
+"""A diffusion policy whose sampler steps are divided among several networks.
 
 DPPO fine-tunes the last steps of the denoising chain in a copy of the network and leaves the first steps to the
 original one, so what it deploys are two networks in a row (more, where a fine-tuned policy is fine-tuned again).
@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from robopolicy.constraints import Natural, Ranged
+from robopolicy.constraints import NonNegativeInt, Validated
 from robopolicy.errors import UserError
 from robopolicy.nets.normalizer import Statistics
 from robopolicy.policies.base import Observation, Policy, PolicySpec
@@ -27,15 +27,15 @@ Step = Callable[[DiffusionPolicy, Tensor, Tensor, int], Tensor]
 
 
 @dataclass(frozen=True)
-class StagedDiffusionConfig(Ranged):
-    """Which network takes which steps."""
+class StagedDiffusionConfig(Validated):
+    """Assignment of steps to networks."""
 
-    starts: tuple[Natural, ...] = ()  # first sampler step of each stage, rising from 0
+    starts: tuple[NonNegativeInt, ...] = ()  # first sampler step of each stage, rising from 0
     stages: tuple[Any, ...] = ()  # descriptions of the networks, see `nested.describe`
 
 
 class StagedDiffusion(Policy):
-    """Diffusion heads that take turns along one chain; verbs `act`, `decode` and `field`."""
+    """Diffusion heads for successive parts of one chain; methods `act`, `decode` and `field`."""
 
     name: ClassVar[str] = "staged_diffusion"
     config_class = StagedDiffusionConfig
@@ -50,13 +50,13 @@ class StagedDiffusion(Policy):
         self.stages = nn.ModuleList(self.heads)
 
     @property
-    def network_calls(self) -> int:
+    def nfe(self) -> int:
         """K."""
-        return self.heads[0].network_calls
+        return self.heads[0].nfe
 
     def run(self, obs: Observation, x: Tensor, count: int, step: Step) -> Tensor:
         """The first `count` sampler steps from the iterate `x`; `step(head, features, x, k)` takes each of them."""
-        ends = [*self.config.starts[1:], self.network_calls]
+        ends = [*self.config.starts[1:], self.nfe]
         for head, start, end in zip(self.heads, self.config.starts, ends, strict=True):
             if start < count:
                 features = head.encode(obs)
@@ -69,7 +69,7 @@ class StagedDiffusion(Policy):
 
         def ancestral(head: DiffusionPolicy, features: Tensor, x: Tensor, k: int) -> Tensor:
             mean, std = head.posterior(features, x, step_index(k, x))
-            return mean + std * normal_like(mean) if k < self.network_calls - 1 else mean
+            return mean + std * normal_like(mean) if k < self.nfe - 1 else mean
 
         def normal_like(x: Tensor) -> Tensor:
             return self.heads[0].draw_noise(len(x), generator, x.device)
@@ -78,11 +78,11 @@ class StagedDiffusion(Policy):
         step = _ddim if self.heads[0].config.sampler == "ddim" else ancestral
         with torch.no_grad():
             noise = self.heads[0].draw_noise(len(first), generator, first.device)
-            return self._finish(self.run(obs, self.heads[0].begin(noise), self.network_calls, step))
+            return self._finish(self.run(obs, self.heads[0].init_sample(noise), self.nfe, step))
 
     def decode(self, obs: Observation, noise: Tensor) -> Tensor:
         """Map `noise` `(B, H, A)` to the chunk in env units; differentiable."""
-        return self._finish(self.run(obs, self.heads[0].begin(noise), self.network_calls, _ddim))
+        return self._finish(self.run(obs, self.heads[0].init_sample(noise), self.nfe, _ddim))
 
     def field(self, obs: Observation, x: Tensor, t: Tensor) -> Tensor:
         """Velocity in normalised units, of the head that is at work at time `t`."""
@@ -101,7 +101,7 @@ class StagedDiffusion(Policy):
         return self.heads[-1].action_normalizer.denormalize(self.heads[-1].clip(x))
 
 
-def in_stages(starts: Sequence[int], heads: Sequence[DiffusionPolicy]) -> StagedDiffusion:
+def make_staged(starts: Sequence[int], heads: Sequence[DiffusionPolicy]) -> StagedDiffusion:
     """A staged policy around existing heads, which are shared, not copied."""
     config = StagedDiffusionConfig(tuple(starts), tuple(describe(head) for head in heads))
     staged = StagedDiffusion(config, heads[0].spec)
@@ -121,12 +121,12 @@ def _checked(starts: Sequence[int], policies: Sequence[Policy]) -> list[Diffusio
 
 
 def _ddim(head: DiffusionPolicy, features: Tensor, x: Tensor, k: int) -> Tensor:
-    return head.advance(features, x, step_index(k, x))
+    return head.sampler_step(features, x, step_index(k, x))
 
 
 @dataclass(frozen=True)
 class StagedDecoderConfig:
-    """What a `StagedDecoder` consists of; `StagedDecoder.around` fills it in."""
+    """What a `StagedDecoder` consists of; `StagedDecoder.wrap` fills it in."""
 
     head: dict[str, Any] = field(default_factory=dict)  # description of the head (`nested.describe`)
 
@@ -150,7 +150,7 @@ class StagedDecoder(Policy):
         self.register_buffer("identity", torch.tensor(True))
 
     @classmethod
-    def around(cls, head: GenerativePolicy, *, identity: bool) -> StagedDecoder:
+    def wrap(cls, head: GenerativePolicy, *, identity: bool) -> StagedDecoder:
         """Wrap `head`, which is shared, not copied.
 
         Raises:
@@ -179,6 +179,6 @@ class StagedDecoder(Policy):
             return self.decode(obs, self.head.draw_noise(len(reference), generator, reference.device))
 
     @property
-    def network_calls(self) -> int:
+    def nfe(self) -> int:
         """None as the identity, then the head's."""
-        return 0 if bool(self.identity) else self.head.network_calls
+        return 0 if bool(self.identity) else self.head.nfe

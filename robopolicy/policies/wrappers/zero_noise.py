@@ -20,7 +20,7 @@ from robopolicy.policies.wrappers.nested import WrappingPolicy, describe, rebuil
 
 @dataclass(frozen=True)
 class ZeroNoiseConfig:
-    """What is started from zero noise."""
+    """The policy that starts from zero noise."""
 
     base: dict[str, Any] = field(default_factory=dict)  # description of the wrapped policy
 
@@ -39,19 +39,19 @@ class ZeroNoisePolicy(WrappingPolicy):
         self.base = rebuild(config.base) if base is None else base
 
     @classmethod
-    def around(cls, base: Policy) -> ZeroNoisePolicy:
+    def wrap(cls, base: Policy) -> ZeroNoisePolicy:
         """Wrap `base`, which is shared, not copied."""
         return cls(ZeroNoiseConfig(describe(base)), base.spec, base)
 
     @property
     def noise_shape(self) -> tuple[int, int]:
-        """That of the wrapped policy."""
+        """Delegate to the wrapped policy."""
         return self.base.noise_shape
 
     @property
-    def network_calls(self) -> int:
+    def nfe(self) -> int:
         """Those of the wrapped policy."""
-        return self.base.network_calls
+        return self.base.nfe
 
     def act(self, obs: Observation, *, deterministic: bool = False, generator: Randomness = None) -> Tensor:
         """Chunk from zero noise; there is nothing random."""

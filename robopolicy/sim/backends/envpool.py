@@ -2,8 +2,8 @@
 
 EnvPool resets on the next step and fixes its random numbers when a pool is made. Here an episode that ends is reset at
 once, so `final_obs` is the true last observation; `reset(seed)` makes a new pool whose environment i starts from
-`seed + i`, but later episodes draw on, so single episodes cannot be replayed (`spec.seeded_episodes` is False).
-Where an episode reaches a terminal state on its very last allowed step, EnvPool reports only the truncation.
+`seed + i`, but later episodes continue the random stream, so single episodes cannot be replayed (`spec.seeded_episodes`
+is False). Where an episode reaches a terminal state on its very last allowed step, EnvPool reports only the truncation.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from torch import Tensor
 from robopolicy.errors import UserError, unknown_environment
 from robopolicy.sim.contract import Observation, SimSpec, Step
 from robopolicy.sim.spaces import ObservationMap, action_bounds
-from robopolicy.sim.vector_env import Arrays, HostSim, copied, core_count, fill, tensors
+from robopolicy.sim.vector_env import Arrays, NumpyVectorEnv, copied, core_count, fill, tensors
 
-_SEEDS = 2**31  # EnvPool tells so many apart
-_DEFAULT_RATE = 20  # Hz; EnvPool does not tell the control rate of most tasks
+_SEEDS = 2**31  # number of distinct seeds in EnvPool
+_DEFAULT_RATE = 20  # Hz; EnvPool does not report the control rate of most tasks
 
 
-class EnvPoolSim(HostSim):
+class EnvPoolSim(NumpyVectorEnv):
     """N environments of one EnvPool id.
 
     Args:
@@ -88,7 +88,7 @@ class EnvPoolSim(HostSim):
         return tensors(self._obs)
 
     def step(self, action: Tensor, active: Tensor | None = None) -> Step:
-        """Apply `action` `(N, A)` for one control step; rows where `active` `(N,)` is False stand still."""
+        """Apply `action` `(N, A)` for one control step; rows where `active` `(N,)` is False do not move."""
         played = self._played(action)
         rows = np.arange(self.num_envs) if active is None else np.flatnonzero(active.detach().cpu().numpy())
         reward = np.zeros(self.num_envs, np.float32)

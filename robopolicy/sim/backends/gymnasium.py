@@ -1,7 +1,7 @@
-"""Any gymnasium environment as a vector simulator, stepped in this process.
+"""Vector simulator of any gymnasium environment, stepped in this process.
 
-The slow but universal backend: what no batched simulator offers runs here under the same contract, with the seed of
-every episode under our control.
+The slow but universal backend: every gymnasium environment runs here under the same contract, with the seed of
+every episode controlled by the caller.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from robopolicy.errors import SimulatorFailed, UserError
 from robopolicy.sim.contract import TERM_PREFIX, Observation, SimSpec, Step
 from robopolicy.sim.gl import gl_backend
 from robopolicy.sim.spaces import ObservationMap, action_bounds
-from robopolicy.sim.vector_env import Arrays, HostSim, copied, fill, finite_rows, tensors
+from robopolicy.sim.vector_env import Arrays, NumpyVectorEnv, copied, fill, finite_rows, tensors
 
 _DEFAULT_MAX_STEPS = 1000  # for environments that declare no time limit
 _DEFAULT_RATE = 20  # Hz, for environments that declare neither `dt` nor a frame rate
 _PART = "reward_"  # start of the keys of gymnasium's `info` with parts of the reward, e.g. `reward_ctrl`
 
 
-class GymnasiumSim(HostSim):
+class GymnasiumSim(NumpyVectorEnv):
     """N copies of one gymnasium environment.
 
     Args:
@@ -39,8 +39,8 @@ class GymnasiumSim(HostSim):
         num_envs: N.
         task: Name to report; the id by default.
 
-    `info["success"]` is there where the environment reports `success` or `is_success`, and `info["reward.NAME"]` where
-    it reports numbers `reward_NAME`, as gymnasium's robots do for the parts of their reward.
+    `info["success"]` is set if the environment reports `success` or `is_success`, and `info["reward.NAME"]` where
+    it reports numbers `reward_NAME`, as the robots of gymnasium do for the terms of their reward.
 
     Raises:
         SimulatorFailed: From any call: the environment raised an exception, or starts with numbers that are not finite.
@@ -55,7 +55,9 @@ class GymnasiumSim(HostSim):
             first = self._envs[0]
             task = task or (env if isinstance(env, str) else type(first.unwrapped).__name__)
             if len({id(each.unwrapped) for each in self._envs}) < num_envs:
-                raise UserError(f"What makes {task} returned one environment twice; let every call make a new one.")
+                raise UserError(
+                    f"The factory of {task} returned the same environment twice; return a new one from every call."
+                )
             self._map = ObservationMap(first.observation_space)
             space = first.action_space
             low, high = action_bounds(space, task)
@@ -69,11 +71,11 @@ class GymnasiumSim(HostSim):
         # The spec's bounds are rounded to float32 and may lie beyond those of the space, which some environments check.
         box: Any = space
         self._low, self._high = (bound.reshape(-1).astype(np.float64) for bound in (box.low, box.high))
-        self._parts: tuple[str, ...] = ()  # of the reward, that an environment has reported so far
+        self._parts: tuple[str, ...] = ()  # reward terms reported so far
 
     @property
     def envs(self) -> list[gymnasium.Env[Any, Any]]:
-        """The environments, for scripted experts that read their inside."""
+        """The environments, for scripted experts that read their internal state."""
         return self._envs
 
     def reset(self, seed: int | Sequence[int] = 0) -> Observation:
@@ -84,7 +86,7 @@ class GymnasiumSim(HostSim):
         return tensors(self._obs)
 
     def step(self, action: Tensor, active: Tensor | None = None) -> Step:
-        """Apply `action` `(N, A)` for one control step; rows where `active` `(N,)` is False stand still."""
+        """Apply `action` `(N, A)` for one control step; rows where `active` `(N,)` is False do not move."""
         played = self._played(action)
         moving = np.ones(self.num_envs, bool) if active is None else active.detach().cpu().numpy()
         final = copied(self._obs)
@@ -109,7 +111,7 @@ class GymnasiumSim(HostSim):
                     parts.setdefault(name, np.zeros(self.num_envs, np.float32))[row] = value
         self._steps += moving
         self._parts = tuple(parts)
-        reward[teleported] = np.nan  # MuJoCo has lost its state and begun anew: such a step is no experience
+        reward[teleported] = np.nan  # MuJoCo diverged and reset itself: the step is invalid
         diverged = self._end_diverged(moving, final, reward, terminated, success)
         truncated |= moving & (self._steps >= self.spec.max_episode_steps)
         ended = np.flatnonzero(terminated | truncated)
@@ -125,14 +127,14 @@ class GymnasiumSim(HostSim):
         )
 
     def _command(self, action: NDArray[np.float64]) -> NDArray[Any]:
-        """An action in the shape and type of the space; the nearest of its numbers where these are whole."""
+        """Action in the shape and type of the space, rounded for integer spaces."""
         whole = np.issubdtype(self._dtype, np.integer)
         return (np.rint(action) if whole else action).reshape(self._shape).astype(self._dtype)
 
     def render(self, camera: str | None = None, *, width: int = 320, height: int = 240, envs: int = 1) -> Tensor:
         """Return frames `(envs, 3, height, width)` uint8, scaled from the environments' own size."""
         if camera is not None:
-            raise UserError(f"Task {self.spec.task} renders its own view; choose no camera.")
+            raise UserError(f"Task {self.spec.task} has a fixed view; leave the camera out.")
         if _mujoco_model(self._envs[0]) is not None:
             gl_backend()
         frames = [self._picture(row) for row in range(min(envs, self.num_envs))]
@@ -141,7 +143,7 @@ class GymnasiumSim(HostSim):
         return scaled.round().to(torch.uint8)
 
     def _picture(self, row: int) -> NDArray[np.uint8]:
-        """What an environment draws of itself, `(height, width, 3)`; an alpha channel is left out."""
+        """Rendered frame `(height, width, 3)` of an environment; an alpha channel is dropped."""
         frame: Any = None
         with self._named(row, f"while it drew step {self._steps[row]}"), suppress(NotImplementedError):
             frame = self._envs[row].render()
@@ -150,13 +152,15 @@ class GymnasiumSim(HostSim):
         shape = np.shape(frame)
         if not isinstance(frame, np.ndarray) or frame.dtype != np.uint8 or len(shape) != 3 or shape[2] not in (3, 4):
             found = f"{type(frame).__name__} {shape or ''}".strip()
-            raise UserError(f"Task {self.spec.task} must draw uint8 (height, width, 3) and draws {found}; mend it.")
+            raise UserError(
+                f"Task {self.spec.task} must render uint8 (height, width, 3) and renders {found}; fix `render`."
+            )
         return frame[..., :3]
 
     def close(self) -> None:
         """Close the environments; safe to call twice."""
         for env in self._envs:
-            with suppress(Exception):  # what has been played is not lost by what cannot be closed
+            with suppress(Exception):  # an error on close must not lose the collected data
                 env.close()
 
     def _start(self, rows: NDArray[np.intp], obs: Arrays) -> None:
@@ -172,7 +176,7 @@ class GymnasiumSim(HostSim):
 
     @contextmanager
     def _named(self, row: int, doing: str) -> Iterator[None]:
-        """Say which episode of the task it was that an exception ended."""
+        """Add task and episode to an exception."""
         try:
             yield
         except (Exception, SystemExit) as error:
@@ -181,23 +185,23 @@ class GymnasiumSim(HostSim):
 
 
 def _parts(info: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """Key in `Step.info` and value of every number that `info` of gymnasium calls a part of the reward."""
+    """Key in `Step.info` and value of every reward term in `info` of gymnasium."""
     for key, value in info.items():
         if key.startswith(_PART) and isinstance(value, float | int | np.number):
             yield TERM_PREFIX + key.removeprefix(_PART), float(value)
 
 
 def _number(value: Any, name: str) -> float:
-    """A scalar, or an array of one."""
+    """Convert a scalar or an array of one element."""
     if np.size(value) != 1:
         raise ValueError(f"{name} must be a single number, got shape {np.shape(value)}")
     return float(np.asarray(value).item())
 
 
 def _fresh_starts(env: gymnasium.Env[Any, Any]) -> int:
-    """How often the MuJoCo simulation inside has found its state lost since the episode began; 0 where there is none.
+    """Number of resets of a diverged MuJoCo simulation since the episode began; 0 for other simulators.
 
-    It then starts over by itself, and what it shows afterwards is finite.
+    MuJoCo resets itself then, and later observations are finite.
     """
     data: Any = getattr(env.unwrapped, "data", None)
     mujoco: Any = sys.modules.get("mujoco")
@@ -216,12 +220,12 @@ def _maker(name: str) -> Callable[[], gymnasium.Env[Any, Any]]:
         raise UserError(f"Cannot make the gymnasium environment '{name}': {' '.join(str(error).split())}") from error
     except (Exception, SystemExit) as error:
         raise SimulatorFailed.because(f"gymnasium/{name}", "at its start", error) from error
-    with suppress(Exception):  # as `close` of those that play
+    with suppress(Exception):  # as in `close` of the simulator
         probe.close()
 
     def make() -> gymnasium.Env[Any, Any]:
         if drawn:
-            with suppress(TypeError):  # not every environment that draws takes the argument
+            with suppress(TypeError):  # not every environment with rendering takes the argument
                 return _without_shadows(gymnasium.make(name, render_mode="rgb_array"))
         return _without_shadows(gymnasium.make(name))
 
@@ -235,7 +239,7 @@ def _mujoco_model(env: gymnasium.Env[Any, Any]) -> Any:
 
 
 def _without_shadows(env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
-    """Switch off what makes CPU rendering of MuJoCo environments 20-60x slower."""
+    """Disable shadows and multisampling, which make CPU rendering of MuJoCo 20 to 60 times slower."""
     model = _mujoco_model(env)
     if model is not None:
         model.light_castshadow[:] = 0
@@ -245,7 +249,7 @@ def _without_shadows(env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
 
 
 def _control_dt(env: gymnasium.Env[Any, Any]) -> float:
-    """Seconds between two actions as the environment declares them; what is no positive number declares nothing."""
+    """Seconds between two actions as declared by the environment; 0 if it declares no positive number."""
     for dt in (getattr(env, "control_dt", None), *(getattr(env.unwrapped, key, None) for key in ("control_dt", "dt"))):
         if isinstance(dt, Real) and 0 < float(dt) < math.inf:
             return float(dt)
@@ -254,7 +258,7 @@ def _control_dt(env: gymnasium.Env[Any, Any]) -> float:
 
 
 def _time_limit(env: gymnasium.Env[Any, Any]) -> int:
-    """Longest episode in control steps as the id declares it, or else the wrapper around an environment without one."""
+    """Maximum episode length in control steps, from the registered id or the time-limit wrapper."""
     if env.spec is not None and env.spec.max_episode_steps:
         return env.spec.max_episode_steps
     limits: list[int] = []

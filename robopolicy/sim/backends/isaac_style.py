@@ -1,16 +1,16 @@
-"""Environments of mjlab and Isaac Lab under our contract; both step thousands of rows on a GPU and look alike.
+"""Vector simulator of mjlab and Isaac Lab environments, which have the same interface on a GPU.
 
 Works with mjlab's `ManagerBasedRlEnv` and Isaac Lab's `ManagerBasedRLEnv` and `DirectRLEnv` (2.3 and 3), by what they
 offer and without importing either. Rewards, flags and observations stay on the environment's device, and `step` waits
-for the device once: for the numbers of the rows to restart, as both libraries do themselves.
+for the device once, for the indices of the rows to reset, as both libraries do.
 
-* **Last observations.** mjlab with `cfg.auto_reset = False` and Isaac Lab 3 with `cfg.compute_final_obs = True` show
+* **Last observations.** mjlab with `cfg.auto_reset = False` and Isaac Lab 3 with `cfg.compute_final_obs = True` return
   them. Isaac Lab 2.3 does not: there `spec.final_obs_exact` is False and `final_obs` is the observation before.
-* **Actions.** Bounds that are infinite become `action_bound`, since both libraries leave most actions unbounded.
-* **Diverged physics.** A row whose observation or reward is not finite, or whose action is NaN, is terminated, alone
+* **Actions.** Infinite bounds become `action_bound`, since both libraries leave most actions unbounded.
+* **Diverged physics.** A row whose observation or reward is not finite, or whose action is NaN, is terminated
   and with reward 0.
 * **Seeds.** Episodes share one random stream, so single ones cannot be replayed (`spec.seeded_episodes` is False), nor
-  can rows stand still (`spec.partial_steps` is False): play one action per decision.
+  can rows be skipped in a step (`spec.supports_masked_step` is False): use an action horizon of 1.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from robopolicy.sim.chunk import where_rows
 from robopolicy.sim.contract import LOG_PREFIX, Observation, SimSpec, Step, TensorSpec, VectorSim
 from robopolicy.sim.vector_env import SeedCounter
 
-_SEEDS = 2**32  # what numpy's global generator takes
+_SEEDS = 2**32  # range of numpy seeds
 
 
-class LabSim(VectorSim):
+class IsaacStyleSim(VectorSim):
     """The environments of one mjlab or Isaac Lab object.
 
     Args:
-        env: The object; wrappers around it are taken off.
+        env: The environment; wrappers are removed.
         task: Name to report.
         action_bound: Actions that the environment leaves unbounded are clipped to `[-action_bound, action_bound]`.
 
@@ -52,11 +52,11 @@ class LabSim(VectorSim):
     def __init__(self, env: Any, *, task: str, action_bound: float = 1.0) -> None:
         self.env: Any = env.unwrapped
         if hasattr(self.env, "possible_agents"):
-            raise UserError(f"Task {task} has several agents; robot policies drive one.")
+            raise UserError(f"Task {task} has several agents; robot policies control one.")
         self.num_envs = int(self.env.num_envs)
         self.device = torch.empty(0, device=str(self.env.device)).device  # "cuda" is cuda:0 in every tensor
         self._stream = _RandomStream(self.device)
-        self._restarts = getattr(self.env.cfg, "auto_reset", True) is False  # mjlab leaves ended episodes to us
+        self._restarts = getattr(self.env.cfg, "auto_reset", True) is False  # with mjlab we reset ended episodes
         terms = getattr(getattr(self.env, "termination_manager", None), "active_terms", ())
         self._judges = "success" in terms
         self._low, self._high = _action_bounds(self.env.single_action_space, action_bound, task, self.device)
@@ -69,7 +69,7 @@ class LabSim(VectorSim):
             control_dt=float(self.env.step_dt),
             max_episode_steps=int(self.env.max_episode_length),
             seeded_episodes=False,
-            partial_steps=False,
+            supports_masked_step=False,
             final_obs_exact=self._restarts or getattr(self.env.cfg, "compute_final_obs", False),
         )
 
@@ -92,7 +92,7 @@ class LabSim(VectorSim):
         if tuple(action.shape) != expected:
             raise UserError(f"Expected actions of shape {expected}, got {tuple(action.shape)}.")
         if active is not None:
-            raise UserError(f"The environments of {self.spec.task} all move together; play one action per decision.")
+            raise UserError(f"The environments of {self.spec.task} all move together; use an action horizon of 1.")
         action = action.detach().to(self.device, torch.float32)
         asked = action.clamp(self._low, self._high)  # still NaN where the policy has diverged
         with self._stream:
@@ -106,7 +106,7 @@ class LabSim(VectorSim):
                 terminated |= diverged
                 restart = done = terminated | truncated
             else:
-                ended = terminated | truncated  # which the environment has restarted
+                ended = terminated | truncated  # the environment has reset these
                 final, broken = self._last(seen, ended, extras), _broken_rows(seen)
                 diverged = broken | _broken_rows(final, asked, reward)
                 terminated |= diverged
@@ -134,8 +134,8 @@ class LabSim(VectorSim):
             self.env = None
 
     def _last(self, seen: Observation, done: Tensor, extras: dict[str, Any]) -> Observation:
-        """True successor observations, as far as an environment that restarts shows them; it returned `seen`."""
-        shown = extras.pop("final_obs", None)  # Isaac Lab leaves it there in the steps that end no episode
+        """True successor observations, if the environment returns them after a reset; else the last ones."""
+        shown = extras.pop("final_obs", None)  # Isaac Lab keeps the entry in steps without episode ends
         return where_rows(done, self._obs if shown is None else _flat(shown), seen)
 
     def _restart(self, rows: Tensor) -> Observation:
@@ -174,10 +174,10 @@ def building(device: str) -> Iterator[None]:
 
 
 class _RandomStream:
-    """The global random generators as one environment sees them.
+    """Separate state of the global random generators for one environment.
 
     Both libraries draw from these and seed them when an environment is built or reset. Training draws from them too; it
-    must not repeat its numbers after every evaluation, nor must an episode depend on what else draws.
+    must not repeat its numbers after every evaluation, and an episode must not depend on other draws.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -222,7 +222,7 @@ def _action_bounds(space: Any, bound: float, task: str, device: torch.device) ->
     if not hasattr(space, "low"):
         raise UserError(f"Task {task} has {type(space).__name__} actions; robot policies need a Box.")
     if not 0 < bound < float("inf"):
-        raise UserError(f"The bound of actions must be a positive number, got {bound}.")
+        raise UserError(f"The action bound must be a positive number, got {bound}.")
     limits: list[Tensor] = []
     for given, instead in ((space.low, -bound), (space.high, bound)):
         limit = np.broadcast_to(np.asarray(given, np.float32), space.shape).reshape(-1)
@@ -252,9 +252,9 @@ def _leaves(obs: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Tensor]]
 
 
 def _broken_rows(obs: Observation, *others: Tensor) -> Tensor:
-    """(N,) bool, rows with a NaN or infinite number in `obs` or in `others` `(N, ...)`."""
+    """Mask `(N,)` of rows with a NaN or infinite number in `obs` or in `others` `(N, ...)`."""
     numbers = [value.reshape(len(value), -1) for value in (*obs.values(), *others) if value.is_floating_point()]
-    if not numbers:  # pictures alone
+    if not numbers:  # images only
         first = next(iter(obs.values()))
         return torch.zeros(len(first), dtype=torch.bool, device=first.device)
     # Zero times such a number is NaN, which no sum loses.

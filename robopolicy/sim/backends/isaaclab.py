@@ -10,10 +10,12 @@ from typing import Any
 import gymnasium
 
 from robopolicy.errors import UserError, unknown_environment
-from robopolicy.sim.backends.isaac_style import LabSim, building
+from robopolicy.sim.backends.isaac_style import IsaacStyleSim, building
 
 
-def make_isaaclab(env_id: str, num_envs: int, *, device: str, task: str = "", action_bound: float = 1.0) -> LabSim:
+def make_isaaclab(
+    env_id: str, num_envs: int, *, device: str, task: str = "", action_bound: float = 1.0
+) -> IsaacStyleSim:
     """Build `num_envs` environments of one Isaac Lab id, for example `Isaac-Ant`; there can be one set per process.
 
     Args:
@@ -25,11 +27,11 @@ def make_isaaclab(env_id: str, num_envs: int, *, device: str, task: str = "", ac
     """
     with building(device):
         config = isaaclab_config(env_id, num_envs, device)
-        return LabSim(gymnasium.make(env_id, cfg=config), task=task or env_id, action_bound=action_bound)
+        return IsaacStyleSim(gymnasium.make(env_id, cfg=config), task=task or env_id, action_bound=action_bound)
 
 
 def isaaclab_config(env_id: str, num_envs: int, device: str) -> Any:
-    """Configuration of Isaac Lab's `env_id`, told to show last observations if it can.
+    """Configuration of Isaac Lab's `env_id`, with last observations if it supports them.
 
     Raises:
         UserError: Isaac Lab is missing or has no such environment, or one runs already.

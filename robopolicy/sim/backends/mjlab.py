@@ -1,4 +1,4 @@
-"""Environments of mjlab: MuJoCo-Warp on an NVIDIA GPU, and slowly on the CPU."""
+"""Environments of mjlab: MuJoCo-Warp on an NVIDIA GPU or, slowly, on the CPU."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from contextlib import suppress
 from typing import Any
 
 from robopolicy.errors import UserError, unknown_environment
-from robopolicy.sim.backends.isaac_style import LabSim, building
+from robopolicy.sim.backends.isaac_style import IsaacStyleSim, building
 from robopolicy.sim.gl import gl_backend
 
 
-def make_mjlab(env_id: str, num_envs: int, *, device: str, task: str = "", action_bound: float = 1.0) -> LabSim:
+def make_mjlab(env_id: str, num_envs: int, *, device: str, task: str = "", action_bound: float = 1.0) -> IsaacStyleSim:
     """Build `num_envs` environments of one mjlab id, for example `Mjlab-Velocity-Flat-Unitree-Go1`.
 
     Args:
@@ -24,16 +24,17 @@ def make_mjlab(env_id: str, num_envs: int, *, device: str, task: str = "", actio
     with building(device):
         from mjlab.envs import ManagerBasedRlEnv
 
-        return LabSim(ManagerBasedRlEnv(config, device=device), task=task or env_id, action_bound=action_bound)
+        return IsaacStyleSim(ManagerBasedRlEnv(config, device=device), task=task or env_id, action_bound=action_bound)
 
 
 def mjlab_config(env_id: str, num_envs: int) -> Any:
-    """Configuration of mjlab's `env_id`, told to show last observations and to leave ended episodes to `LabSim`.
+    """Configuration of mjlab's `env_id`, with last observations and resets by `IsaacStyleSim`.
 
     Raises:
-        UserError: mjlab is missing, has no such environment, or the environment needs a file that it does not bring.
+        UserError: mjlab is missing, has no such environment, or the environment needs a file that mjlab does not
+        include.
     """
-    with suppress(UserError):  # simulation needs no GL; where there is one, MuJoCo wants to know it when imported
+    with suppress(UserError):  # MuJoCo reads the GL library on import; simulation needs none
         gl_backend()
     try:
         import mjlab.tasks  # noqa: F401 - registers the environments
@@ -45,7 +46,7 @@ def mjlab_config(env_id: str, num_envs: int) -> Any:
     config: Any = load_env_cfg(env_id)
     if getattr(config.commands.get("motion"), "motion_file", None) == "":
         raise UserError(
-            f"mjlab's {env_id} follows a motion file, which it does not bring; build it in Python (LabSim)."
+            f"mjlab's {env_id} needs a motion file that mjlab does not include; build it in Python (IsaacStyleSim)."
         )
     config.scene.num_envs = num_envs
     config.seed = 0  # of what is drawn once, such as terrain: the same in every run

@@ -1,7 +1,7 @@
-"""The GPU backend: a `MujocoTask` that computes with torch, on the physics of MuJoCo Warp.
+"""GPU backend: a `MujocoTask` with torch functions on the physics of MuJoCo Warp.
 
-Against `MujocoSim` the same task plays the same episodes in single precision: equal starts, then trajectories that part
-slowly until something is touched and faster after it (docs/guide.md has figures).
+Compared with `MujocoSim`, episodes run in single precision: equal initial states, then trajectories that diverge
+slowly until the first contact and faster afterwards (see docs/guide.md for numbers).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CONTACTS = 64  # per environment, pooled; the Panda scenes reach 14
 CONSTRAINTS = 128  # rows per environment; the Panda scenes reach 48
 
 
-_LARGEST = 1e10  # MuJoCo's own bound of a position or velocity that makes sense
+_LARGEST = 1e10  # bound of MuJoCo for valid positions and velocities
 
 
 _OVERFLOWS = {  # bit of MuJoCo Warp's report: what ran out
@@ -66,7 +66,7 @@ class WarpPhysics:
         self._warp, self._mjw = _import_packages()
         self._device = device
         if getattr(model, "nhistory", 0):
-            raise UserError("The warp backend keeps no history of delayed actuators and sensors; use backend 'mujoco'.")
+            raise UserError("The warp backend does not support delayed actuators and sensors; use backend 'mujoco'.")
         if device.type == "cuda" and not self._warp.is_mempool_enabled(str(device)):
             raise UserError(f"MuJoCo Warp needs memory pools, which the driver of {device} lacks; use device cpu.")
         with self._warp.ScopedDevice(str(device)):
@@ -77,7 +77,7 @@ class WarpPhysics:
                 raise UserError(f"MuJoCo Warp cannot simulate this model: {error} Use backend 'mujoco'.") from error
             if device.type == "cuda":  # older drivers cannot repeat a part of a graph until the solver has converged
                 self._model.opt.graph_conditional = self._warp.is_conditional_graph_supported()
-            self._model.opt.warn_overflow = False  # it prints from within its kernels; `overflow` tells as much
+            self._model.opt.warn_overflow = False  # it prints from its kernels; `overflow` reports the same
         view, data = self._warp.to_torch, self._data
         self.time: Tensor = view(data.time)  # (N,) [s]
         self.qpos: Tensor = view(data.qpos)  # (N, nq)
@@ -93,16 +93,16 @@ class WarpPhysics:
 
     @property
     def state(self) -> tuple[Tensor, ...]:
-        """Views of everything that decides the future, and of the sensors: `(N, ...)` each."""
+        """Views of the complete state and of the sensors: `(N, ...)` each."""
         return self.time, self.qpos, self.qvel, self.act, self.sensors
 
     @property
     def overflow(self) -> Tensor:
-        """(N,) bool, worlds whose contacts or constraints did not fit in the last `advance`."""
+        """Mask `(N,)` of worlds whose contacts or constraints did not fit in the last `advance`."""
         return self._overflow != 0
 
     def advance(self, control: Tensor, steps: int) -> None:
-        """Make `steps` physics steps of all worlds under `control` `(N, nu)`.
+        """Run `steps` physics steps of all worlds under `control` `(N, nu)`.
 
         As with `RolloutEngine`, the solver starts every control step from a zero warm start.
         """
@@ -111,25 +111,25 @@ class WarpPhysics:
         self._overflow.zero_()
         self._step(steps)
 
-    def sense(self, rows: Tensor) -> None:
+    def update_sensors(self, rows: Tensor) -> None:
         """Compute the sensors of `rows` `(K,)`, which have just been placed."""
         if self._forward is not None:
             before = self.sensors.clone()
             self._forward(1)
             self.sensors.copy_(before.index_copy_(0, rows, self.sensors[rows]))
 
-    def sane(self) -> Tensor:
-        """(N,) bool, worlds whose state is finite and within MuJoCo's bounds."""
+    def valid_state(self) -> Tensor:
+        """Mask `(N,)` of worlds with a finite state within the bounds of MuJoCo."""
         return torch.cat([self.qpos, self.qvel, self.act], dim=1).abs().le(_LARGEST).all(dim=1)
 
     def overflowed(self) -> str:
-        """What did not fit in the last `advance`; waits for the device."""
+        """Names of the buffers that overflowed in the last `advance`; waits for the device."""
         bits = {int(value) for value in self._overflow.unique().tolist()}
         names = [name for bit, name in _OVERFLOWS.items() if any(value & bit for value in bits)]
         return ", ".join(names) or "buffers of the collision functions"
 
     def _recorded(self, run: Callable[[], None]) -> Callable[[int], None]:
-        """`run`, recorded once and played back so many times as a graph without Python inside, on GPU and CPU alike."""
+        """Record `run` once as a graph, which is launched without Python on GPU and CPU."""
         wp, device = self._warp, self._device
         with wp.ScopedDevice(str(device)):
             run()  # compiles and loads the kernels, which must not happen while recording
@@ -170,8 +170,8 @@ class WarpSim(VectorSim):
         constraints: Room for constraint rows of each environment.
 
     A state that diverges (non-finite or beyond MuJoCo's bounds) ends its episode: `terminated`, `info["diverged"]`,
-    never a success, and `final_obs` is the last good observation. Contacts that found no room are lost: that sets
-    `info["overflow"]`, and the first time a warning says what to enlarge.
+    never a success, and `final_obs` is the last valid observation. Contacts beyond the capacity are dropped, which sets
+    `info["overflow"]` and, the first time, gives a warning that names the buffer to enlarge.
     """
 
     def __init__(
@@ -186,7 +186,7 @@ class WarpSim(VectorSim):
         if task.needs_exact_engine:
             raise UserError(f"Task {task.name} reads contacts or forces and needs backend 'mujoco-exact', got 'warp'.")
         if not task.array_api:
-            raise UserError(f"Task {task.name} is written for numpy alone, backend 'warp' needs torch; use 'mujoco'.")
+            raise UserError(f"Task {task.name} supports numpy only, backend 'warp' needs torch; use 'mujoco'.")
         self.task = task
         self.spec = sim_spec(task)
         self.num_envs = num_envs
@@ -210,7 +210,7 @@ class WarpSim(VectorSim):
         return self._steps.clone()
 
     def state(self) -> BatchState:
-        """States of all environments now, as a task sees them; views that the next step overwrites."""
+        """Current states of all environments as a task gets them; views that the next step overwrites."""
         return self._batch(self._physics.state, self._memory)
 
     def reset(self, seed: int | Sequence[int] = 0) -> Observation:
@@ -221,9 +221,9 @@ class WarpSim(VectorSim):
         return self._observe()
 
     def step(self, action: Tensor, active: Tensor | None = None) -> Step:
-        """Apply `action` `(N, A)` for one control step; rows where `active` `(N,)` is False stand still.
+        """Apply `action` `(N, A)` for one control step; rows where `active` `(N,)` is False do not move.
 
-        A NaN is found out after it has been played, as 0: looking for it first would be a second wait for the device.
+        A NaN action is applied as 0 and reported afterwards: an earlier check would be a second wait for the device.
         """
         if not self._started:
             raise UserError("Call reset before the first step.")
@@ -236,18 +236,18 @@ class WarpSim(VectorSim):
         before = self._batch(start, {key: value.clone() for key, value in self._memory.items()})
 
         physics.advance(_tensor(self.task.control(played, before)), self.task.frame_skip)
-        sane = physics.sane()
+        valid_state = physics.valid_state()
         for view, old in zip(physics.state, start, strict=True):
-            view.copy_(_where(moves & sane, view, old))
+            view.copy_(_where(moves & valid_state, view, old))
         written = {key: _tensor(value) for key, value in before.memory.items()}
         self._memory = {key: _where(moves, value, self._memory[key]) for key, value in written.items()}
         outcome = self.task.outcome(before, played, self.state())
         final, earned = self._observe(), _tensor(outcome.reward).float()
         for value in (earned, *final.values()):
-            sane = sane & value.isfinite().reshape(self.num_envs, -1).all(1)
+            valid_state = valid_state & value.isfinite().reshape(self.num_envs, -1).all(1)
 
-        diverged = moves & ~sane
-        final = {key: _where(sane, value, value.nan_to_num(0.0, 0.0, 0.0)) for key, value in final.items()}
+        diverged = moves & ~valid_state
+        final = {key: _where(valid_state, value, value.nan_to_num(0.0, 0.0, 0.0)) for key, value in final.items()}
         terminated = moves & (_tensor(outcome.terminated) | diverged)
         self._steps = self._steps + moves
         truncated = moves & (self._steps >= self.spec.max_episode_steps)
@@ -273,7 +273,7 @@ class WarpSim(VectorSim):
         return torch.from_numpy(frames)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything that decides the future, for exact resume."""
+        """Complete state for exact resume."""
         return {
             "physics": [view.cpu().clone() for view in self._physics.state],
             "memory": {key: value.cpu().clone() for key, value in self._memory.items()},
@@ -299,7 +299,7 @@ class WarpSim(VectorSim):
         self._renderers.clear()
 
     def _restart(self, ended: Tensor, overflow: Tensor, asked: Tensor) -> Observation | None:
-        """Begin the next episode of the rows that `ended`; return what is seen then, None where none did."""
+        """Begin the next episode of the rows that `ended` and return the observations; None if no row ended."""
         unusable = ~asked.isfinite().all(dim=1)
         ends, overflows, bad = torch.stack([ended, overflow, unusable]).cpu().numpy()  # the one wait for the device
         if bad.any():
@@ -307,8 +307,8 @@ class WarpSim(VectorSim):
         if overflows.any() and not self._warned:
             self._warned = True
             warnings.warn(
-                f"{self.spec.task}: {int(overflows.sum())} of {self.num_envs} environments had no room for their "
-                f"{self._physics.overflowed()} and lost some; give WarpSim more contacts or constraints.",
+                f"{self.spec.task}: {int(overflows.sum())} of {self.num_envs} environments exceeded the capacity for "
+                f"{self._physics.overflowed()} and dropped some; raise `contacts` or `constraints` of WarpSim.",
                 RuntimeWarning,
                 stacklevel=3,
             )
@@ -330,7 +330,7 @@ class WarpSim(VectorSim):
             view.index_fill_(0, index, 0.0)
         physics.qpos.index_copy_(0, index, self._uploaded([start.qpos for start in starts]))
         physics.qvel.index_copy_(0, index, self._uploaded([start.qvel for start in starts]))
-        physics.sense(index)
+        physics.update_sensors(index)
         for key in starts[0].memory:
             values = self._uploaded([start.memory[key] for start in starts])
             if key not in self._memory:
@@ -354,7 +354,7 @@ class WarpSim(VectorSim):
 
 
 def _tensor(value: Any) -> Tensor:
-    """What a task returned, which is a tensor because it was given tensors."""
+    """Cast the result of a task to a tensor; tasks return tensors for tensor inputs."""
     return value
 
 

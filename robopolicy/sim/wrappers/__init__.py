@@ -1,1 +1,1 @@
-"""Simulators around a simulator, which add observations or change rewards; chosen by name in `task.wrappers`."""
+"""Simulator wrappers that add observations or change rewards; chosen by name in `task.wrappers`."""

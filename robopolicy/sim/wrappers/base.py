@@ -1,4 +1,4 @@
-"""Base of the simulators that wrap another simulator and add observations to it."""
+"""Base class of simulator wrappers."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from robopolicy.errors import UserError
 from robopolicy.sim.contract import Observation, SimSpec, TensorSpec, VectorSim
 
 
-def innermost(sim: VectorSim) -> VectorSim:
-    """The simulator itself, without the wrappers around it."""
+def unwrapped(sim: VectorSim) -> VectorSim:
+    """The innermost simulator, without wrappers."""
     while isinstance(sim, SimWrapper):
         sim = sim.sim
     return sim
 
 
 class SimWrapper(VectorSim):
-    """Another simulator and more observations; a subclass defines `reset` and `step`, and may change the rewards.
+    """Wrapper that adds observations; a subclass defines `reset` and `step`, and may change the rewards.
 
     A wrapper is registered under its name in `robopolicy.sim.wrappers.registry.WRAPPERS`, and the observations that it
-    adds in `WRAPPER_KEYS`, by which it is found again for a policy that needs them.
+    adds in `WRAPPER_KEYS`, so that it is found for a policy that needs them.
     """
 
     name: ClassVar[str]
     config_class: ClassVar[type[Any]]
     """Frozen dataclass of the options, which all have defaults; types of `robopolicy.constraints` give their ranges."""
     order: ClassVar[int] = 100
-    """Place among several wrappers, the smallest innermost, so that a policy finds the order that it was trained in."""
+    """Position among several wrappers, the smallest innermost, so that the order is the same as in training."""
 
     def __init__(self, sim: VectorSim, config: Any) -> None:
         """Wrap `sim`.
@@ -47,7 +47,7 @@ class SimWrapper(VectorSim):
     @classmethod
     @abstractmethod
     def observation(cls, spec: SimSpec, config: Any) -> dict[str, TensorSpec]:
-        """The observations that are added to those of a simulator.
+        """Observations that the wrapper adds.
 
         Args:
             spec: Of the simulator to wrap.
@@ -60,16 +60,16 @@ class SimWrapper(VectorSim):
     @classmethod
     @abstractmethod
     def options_for(cls, observation: Mapping[str, tuple[int, ...]]) -> dict[str, Any] | None:
-        """Options with which the wrapper adds what a policy observes.
+        """Options of the wrapper for the observations of a policy.
 
         Args:
             observation: Per-step shapes of all observations of the policy, as in `PolicySpec.observation`.
 
         Returns:
-            Options, or None where the policy observes nothing of this wrapper.
+            Options, or None if the policy needs no observation of this wrapper.
 
         Raises:
-            UserError: No options add all of it.
+            UserError: No options add all of them.
         """
 
     @classmethod
@@ -96,7 +96,7 @@ class SimWrapper(VectorSim):
         return {"sim": self.sim.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> Observation:
-        """Restore the simulator; the observation is that of the inner one."""
+        """Restore the simulator and return the observation of the inner simulator."""
         return self.sim.load_state_dict(state["sim"])
 
     def close(self) -> None:
@@ -112,5 +112,5 @@ def single_key(observation: Mapping[str, tuple[int, ...]], prefix: str) -> str |
     """
     keys = sorted(key for key in observation if key.startswith(prefix))
     if len(keys) > 1:
-        raise UserError(f"A simulator shows one observation '{prefix}*', and the policy needs {', '.join(keys)}.")
+        raise UserError(f"A simulator has one observation '{prefix}*', and the policy needs {', '.join(keys)}.")
     return keys[0] if keys else None

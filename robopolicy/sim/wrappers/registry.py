@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.plugins import Registry
-from robopolicy.schema import PlainForm, filling, from_plain, to_plain
+from robopolicy.schema import CustomSerialization, fill_defaults, from_dict, to_dict
 from robopolicy.sim.contract import SimSpec, VectorSim
 from robopolicy.sim.wrappers.base import SimWrapper
 
@@ -25,10 +25,10 @@ WRAPPER_KEYS: Registry[type[SimWrapper]] = Registry(
 
 
 @dataclass(frozen=True)
-class WrapperSpec(PlainForm):
-    """A wrapper and its options, which are checked and completed with their defaults.
+class WrapperSpec(CustomSerialization):
+    """Name and options of a wrapper, checked and completed with defaults.
 
-    Its plain form is `{name: NAME, OPTION: VALUE, ...}`; where all options keep their defaults, the name is enough.
+    The serialized form is `{name: NAME, OPTION: VALUE, ...}`, or the name if all options keep their defaults.
     """
 
     name: str  # key in `WRAPPERS`
@@ -37,7 +37,7 @@ class WrapperSpec(PlainForm):
     def __post_init__(self) -> None:
         if self.name not in WRAPPERS:
             raise unknown_name("wrapper", self.name, WRAPPERS)
-        object.__setattr__(self, "options", to_plain(self.config()))
+        object.__setattr__(self, "options", to_dict(self.config()))
 
     @property
     def wrapper(self) -> type[SimWrapper]:
@@ -50,15 +50,15 @@ class WrapperSpec(PlainForm):
         Raises:
             UserError: An option is unknown or does not fit.
         """
-        with filling():
-            return from_plain(self.wrapper.config_class, self.options, f"wrappers.{self.name}")
+        with fill_defaults():
+            return from_dict(self.wrapper.config_class, self.options, f"wrappers.{self.name}")
 
     @classmethod
-    def from_plain(cls, value: Any, where: str) -> Self:
+    def from_dict(cls, value: Any, where: str) -> Self:
         """Read a name, or a mapping with a name and options.
 
         Raises:
-            UserError: It is neither, or the name or an option is wrong.
+            UserError: The value is neither, or the name or an option is wrong.
         """
         options: dict[str, Any] = {"name": value} if isinstance(value, str) else {}
         options |= value if isinstance(value, Mapping) else {}
@@ -67,8 +67,8 @@ class WrapperSpec(PlainForm):
             raise UserError(f"{where} must be a wrapper, NAME or {{name: NAME, OPTION: VALUE}}, found {value!r}.")
         return cls(name, options)
 
-    def to_plain(self) -> dict[str, Any]:
-        """Inverse of `from_plain`."""
+    def to_dict(self) -> dict[str, Any]:
+        """Inverse of `from_dict`."""
         return {"name": self.name, **self.options}
 
 
@@ -78,7 +78,7 @@ def is_wrapper_key(key: str) -> bool:
 
 
 def wrappers_for(observations: Sequence[Mapping[str, tuple[int, ...]]]) -> tuple[WrapperSpec, ...]:
-    """The wrappers that add what several policies observe.
+    """Wrappers for the observations of several policies.
 
     Args:
         observations: Per-step shapes of each policy, as in `PolicySpec.observation`.
@@ -102,9 +102,9 @@ def wrappers_for(observations: Sequence[Mapping[str, tuple[int, ...]]]) -> tuple
 
 
 def evaluation_wrappers(wrappers: Sequence[WrapperSpec]) -> tuple[WrapperSpec, ...]:
-    """The wrappers of the simulator that evaluates, for those of the one that a policy is trained in."""
+    """Wrappers for evaluation, given the wrappers for training."""
     configs = [(each.name, each.wrapper.evaluation_config(each.config())) for each in wrappers]
-    return tuple(WrapperSpec(name, to_plain(config)) for name, config in configs if config is not None)
+    return tuple(WrapperSpec(name, to_dict(config)) for name, config in configs if config is not None)
 
 
 def wrapped_spec(spec: SimSpec, wrappers: Sequence[WrapperSpec]) -> SimSpec:

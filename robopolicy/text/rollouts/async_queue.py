@@ -13,10 +13,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from robopolicy.constraints import Natural
+from robopolicy.constraints import NonNegativeInt
 from robopolicy.plugins import Registry
 from robopolicy.text.rollouts.protocols import Attempt, Staleness, World
-from robopolicy.text.rollouts.trajectories import from_plain, to_plain
+from robopolicy.text.rollouts.trajectories import from_dict, to_dict
 
 Group = list[Attempt]
 
@@ -24,7 +24,7 @@ Group = list[Attempt]
 class Bounded(Staleness):
     """At most `limit` updates old (AsyncFlow, S074); 0 is synchronous."""
 
-    def __init__(self, limit: Natural = 1) -> None:
+    def __init__(self, limit: NonNegativeInt = 1) -> None:
         self.limit = limit
 
     def admit(self, version: int, current: int) -> bool:
@@ -129,14 +129,14 @@ class Stream:
     def state_dict(self) -> dict[str, Any]:
         """Version and the groups that wait; those that are being played are played again."""
         with self._changed:
-            waiting = [[to_plain(attempt) for attempt in group] for group in self._waiting]
+            waiting = [[to_dict(attempt) for attempt in group] for group in self._waiting]
             return {"version": self.version, "waiting": waiting, "stale": self.stale}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore `state_dict`, before anybody plays."""
         with self._changed:
             self.version, self.stale = int(state["version"]), int(state["stale"])
-            self._waiting = deque([from_plain(item) for item in group] for group in state["waiting"])
+            self._waiting = deque([from_dict(item) for item in group] for group in state["waiting"])
             self._in_flight, self._taken = len(self._waiting), 0
 
 

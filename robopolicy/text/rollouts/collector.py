@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from robopolicy.constraints import Natural, Positive
+from robopolicy.constraints import NonNegativeInt, Positive
 from robopolicy.core.decisions import Decisions
-from robopolicy.core.options import checked
+from robopolicy.core.options import validate_option
 from robopolicy.core.registry import NESTED, REGISTRIES, build
 from robopolicy.plugins import Registry
 from robopolicy.text.rollouts.async_queue import STALENESS
@@ -32,7 +32,7 @@ from robopolicy.text.rollouts.protocols import (
     rewards_of,
 )
 from robopolicy.text.rollouts.strategies import TOPOLOGIES
-from robopolicy.text.rollouts.trajectories import from_plain, groups_of, to_plain
+from robopolicy.text.rollouts.trajectories import from_dict, groups_of, to_dict
 
 
 class Composition(Reward):
@@ -107,7 +107,7 @@ DEFAULTS: dict[str, Any] = {
 }
 """The keys of `rollout` in a recipe and what they are where it is silent."""
 
-PLAIN = {"temperature": Positive, "refill": Natural, "again": bool}
+PLAIN = {"temperature": Positive, "refill": NonNegativeInt, "again": bool}
 """Keys of `rollout` that hold no parts, and their types."""
 
 OBJECTIVES = "objectives"
@@ -154,7 +154,7 @@ class Collector:
                 raise ValueError(f"Unknown key '{key}' of rollout; known: {', '.join((*DEFAULTS, *others))}.")
         settings = {**DEFAULTS, **plain}
         for key, kind in PLAIN.items():
-            checked(f"rollout.{key}", kind, settings[key])
+            validate_option(f"rollout.{key}", kind, settings[key])
         for key in ("reward", "intervention"):
             if not isinstance(settings[key], list | tuple):
                 raise ValueError(f"rollout.{key} must be a list, got {settings[key]!r}.")
@@ -223,8 +223,8 @@ class Collector:
         rows = self.world.batch(attempts)
         if self.reward.followed:
             sound = torch.tensor([math.isfinite(reward) for reward in composed])
-            worth = torch.stack([outcomes.need(name)[sound] for name in self.reward.followed], 1)
-            worth = worth.float().to(rows.logp_old.device)[rows.need("trajectory")]
+            worth = torch.stack([outcomes.require(name)[sound] for name in self.reward.followed], 1)
+            worth = worth.float().to(rows.logp_old.device)[rows.require("trajectory")]
             rows = rows.with_fields(extra={**rows.extra, OBJECTIVES: worth})
         return Batch(attempts, rows, lost)
 
@@ -242,7 +242,7 @@ class Collector:
         """
         if influence is not None:
             self.reward.follow(influence)
-        group, valid = batch.decisions.need("group"), batch.decisions.valid()
+        group, valid = batch.decisions.require("group"), batch.decisions.valid()
         size = advantage.detach().double().abs().expand(valid.shape).masked_fill(~valid, 0.0).sum(1)
         size = size / valid.sum(1).clamp(min=1)
         with self._lock:
@@ -256,14 +256,14 @@ class Collector:
 
     def state_dict(self) -> dict[str, Any]:
         """States of the parts, between `observe` and the next `collect`."""
-        last = [to_plain(attempt) for attempt in self._last]
+        last = [to_dict(attempt) for attempt in self._last]
         return {name: part.state_dict() for name, part in self._parts().items()} | {"last": last}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore `state_dict`; the next batches equal those of the uninterrupted run, if the world is restored too."""
         for name, part in self._parts().items():
             part.load_state_dict(state[name])
-        self._last = [from_plain(attempt) for attempt in state["last"]]
+        self._last = [from_dict(attempt) for attempt in state["last"]]
 
     def _parts(self) -> dict[str, Any]:
         named = {"sampler": self.sampler, "topology": self.topology, "reward": self.reward}

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from robopolicy.constraints import NotNegative
+from robopolicy.constraints import NonNegative
 from robopolicy.core.trackers import BetaTracker, Tracker
 from robopolicy.errors import UserError
 from robopolicy.plugins import Registry
@@ -104,7 +104,7 @@ class Tracked(Uniform):
 class Uncertain(Tracked):
     """Tasks drawn with weight `sqrt(p (1 - p)) + floor` of their success rate p (single-stream, S037)."""
 
-    def __init__(self, floor: NotNegative = 0.05, tracker: Tracker | None = None) -> None:
+    def __init__(self, floor: NonNegative = 0.05, tracker: Tracker | None = None) -> None:
         super().__init__(tracker or BetaTracker())
         self.floor = floor
 

@@ -136,7 +136,7 @@ class Pool:
     category: Tensor | None = None  # (K,) int, kinds of tasks
     difficulty: Tensor | None = None  # (K,) harder where larger
 
-    def need(self, name: str) -> Tensor:
+    def require(self, name: str) -> Tensor:
         """The category or difficulty `(K,)`.
 
         Raises:
@@ -207,7 +207,7 @@ class Outcomes:
     reward: Tensor  # (M,) as composed so far
     metrics: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])  # (M,) by name
 
-    def need(self, name: str) -> Tensor:
+    def require(self, name: str) -> Tensor:
         """A metric `(M,)` that a reward cannot do without.
 
         Raises:

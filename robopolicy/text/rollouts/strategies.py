@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from robopolicy.constraints import Count, Seed, Share
+from robopolicy.constraints import Fraction, PositiveInt, Seed
 from robopolicy.core.decisions import Decisions
 from robopolicy.plugins import Registry
 from robopolicy.text.rollouts.protocols import Attempt, Task, Topology, World, able
@@ -54,7 +54,12 @@ class Branch(Random):
     """
 
     def __init__(
-        self, initial: Share = 0.5, beam: Count = 2, weight: float = 0.2, threshold: float = 0.5, seed: Seed = 0
+        self,
+        initial: Fraction = 0.5,
+        beam: PositiveInt = 2,
+        weight: float = 0.2,
+        threshold: float = 0.5,
+        seed: Seed = 0,
     ) -> None:
         """Get ready.
 
@@ -100,8 +105,8 @@ class Branch(Random):
 
 def unit_entropy(decisions: Decisions) -> list[float]:
     """Mean entropy of each unit, in order; masked decisions leave it out."""
-    entropy, valid = decisions.need("entropy"), decisions.valid()
-    unit = decisions.need("unit")
+    entropy, valid = decisions.require("entropy"), decisions.valid()
+    unit = decisions.require("unit")
     return [float(entropy[(unit == number) & valid].mean()) for number in unit[valid].unique().tolist()]
 
 

@@ -41,7 +41,7 @@ def stack(attempts: Sequence[Attempt]) -> Decisions:
         extra={**rows.extra, "finished": of_rows([attempt.finished for attempt in attempts]).bool()},
     )
     total = torch.tensor([attempt.reward for attempt in attempts], dtype=torch.float64)
-    return rows.with_fields(reward=_settled(rows.need("reward"), rows.valid(), trajectory, total))
+    return rows.with_fields(reward=_settled(rows.require("reward"), rows.valid(), trajectory, total))
 
 
 def joined(parts: Sequence[Decisions]) -> Decisions:
@@ -117,7 +117,7 @@ def groups_of(attempts: Sequence[Attempt]) -> list[list[Attempt]]:
     return list(groups.values())
 
 
-def to_plain(attempt: Attempt) -> dict[str, Any]:
+def to_dict(attempt: Attempt) -> dict[str, Any]:
     """Tensors and plain values of an attempt; what the world recorded for itself is left out."""
     decisions = attempt.decisions
     kept = {item.name: getattr(decisions, item.name) for item in fields(Decisions) if item.name != "extra"}
@@ -130,8 +130,8 @@ def to_plain(attempt: Attempt) -> dict[str, Any]:
     }
 
 
-def from_plain(state: Mapping[str, Any]) -> Attempt:
-    """The attempt that `to_plain` took apart."""
+def from_dict(state: Mapping[str, Any]) -> Attempt:
+    """The attempt that `to_dict` took apart."""
     return Attempt(
         task=Task(**state["task"]),
         decisions=Decisions(**state["decisions"], extra=dict(state["extra"])),

@@ -3,9 +3,10 @@
 None is forked: forward hooks, present only while the network runs, add what an action says for its frame to the output
 of a module, or hand it to the cross-attention. So names of parameters stay those of the checkpoint.
 
-diffusers' networks count from data to noise and predict noise - data; `ToldTransformer.velocity` speaks the house's
-language (time 0 is noise, 1 is data, velocity = data - noise), with a time of its own for every frame. A transformer
-must have been trained with rectified flow, as all of these were (Cosmos from Predict2 on, whose scaling amounts to it).
+diffusers' networks count from data to noise and predict noise - data; `ActionConditionedTransformer.velocity` speaks
+the house's language (time 0 is noise, 1 is data, velocity = data - noise), with a time of its own for every frame. A
+transformer must have been trained with rectified flow, as all of these were (Cosmos from Predict2 on, whose scaling
+amounts to it).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from robopolicy.errors import UserError, unknown_name
-from robopolicy.optional import need
+from robopolicy.optional import require
 
 EXTRA = "diffusers"
 CONDITIONINGS = ("modulation", "tokens", "channels")
@@ -102,14 +103,14 @@ def build(config: dict[str, Any], known: dict[str, Any], kind: str) -> Any:
     name = config.get("_class_name", "")
     if name not in known:
         raise unknown_name(kind, str(name), known)
-    cls = getattr(need("diffusers", EXTRA), name)
+    cls = getattr(require("diffusers", EXTRA), name)
     try:
         return cls.from_config(config)
     except (TypeError, ValueError, RuntimeError) as error:
         raise UserError(f"The configuration of the {kind} {name} is not one of diffusers: {error}") from error
 
 
-class ToldTransformer(nn.Module):
+class ActionConditionedTransformer(nn.Module):
     """A video transformer of diffusers that is told one action per frame.
 
     The last layer of what reads the actions is zero at first, so that nothing changes until it is trained:

@@ -16,25 +16,27 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from robopolicy.constraints import Count, NotNegative, PartialShare, Positive, Ranged
-from robopolicy.worldmodel.base import FilmSource
+from robopolicy.constraints import FractionBelowOne, NonNegative, Positive, PositiveInt, Validated
+from robopolicy.worldmodel.base import VideoSource
 from robopolicy.worldmodel.pretrained.codec import cached_latents
 from robopolicy.worldmodel.pretrained.model import AdapterConfig, PretrainedWorldModel, open_pretrained, shifted
-from robopolicy.worldmodel.videos import Films
+from robopolicy.worldmodel.videos import VideoDataset
 
 Metrics = dict[str, float]
 
 
 @dataclass(frozen=True)
-class PretrainedLearnerConfig(Ranged):
+class PretrainedLearnerConfig(Validated):
     """How a pretrained model learns to follow actions."""
 
-    updates: Count = 10_000  # gradient steps
-    batch_size: Count = 8  # windows
+    updates: PositiveInt = 10_000  # gradient steps
+    batch_size: PositiveInt = 8  # windows
     lr: Positive = 1e-4  # rises for 100 updates, then falls linearly to a tenth
-    weight_decay: NotNegative = 0.01
+    weight_decay: NonNegative = 0.01
     grad_clip: Positive = 1.0  # largest norm of the gradient
-    history_noise: PartialShare = 0.1  # largest share of noise in the frames that are given; the model is told how much
+    history_noise: FractionBelowOne = (
+        0.1  # largest share of noise in the frames that are given; the model is told how much
+    )
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,7 @@ class PretrainedTrainConfig:
 
 
 @dataclass(frozen=True)
-class FilmBatch:
+class VideoLatentBatch:
     """Windows of latent films, and frames to judge."""
 
     latents: Tensor  # (B, C + k, Z, h, w) context and what follows
@@ -62,7 +64,7 @@ class FilmBatch:
 
 
 def flow_loss(
-    model: PretrainedWorldModel, batch: FilmBatch, generator: torch.Generator, history_noise: float
+    model: PretrainedWorldModel, batch: VideoLatentBatch, generator: torch.Generator, history_noise: float
 ) -> tuple[Tensor, Metrics]:
     """Squared error of the velocity of the frames that follow, and of the change of the state vector."""
     data, (size, future), device = batch.latents, batch.real.shape, batch.latents.device
@@ -84,7 +86,7 @@ def flow_loss(
     return flow + state, {"flow/loss": float(flow.detach()), "state/loss": float(state.detach())}
 
 
-def outcome_loss(model: PretrainedWorldModel, batch: FilmBatch) -> tuple[Tensor, Metrics]:
+def outcome_loss(model: PretrainedWorldModel, batch: VideoLatentBatch) -> tuple[Tensor, Metrics]:
     """Cross-entropies of success and progress."""
     logits = model.judged(batch.judged, batch.judged_proprio)
     loss = functional.binary_cross_entropy_with_logits(logits, batch.outcome)
@@ -114,7 +116,7 @@ class PretrainedLearner:
         """Learning rate of the next update."""
         return self.config.lr * min(1.0, (self.updates + 1) / 100) * (1 - 0.9 * self.updates / self.config.updates)
 
-    def update(self, batch: FilmBatch) -> Metrics:
+    def update(self, batch: VideoLatentBatch) -> Metrics:
         """One gradient step."""
         rate = self.rate()
         for group in self.optimizer.param_groups:
@@ -156,10 +158,10 @@ class PretrainedLearner:
         self.generator.set_state(state["generator"])
 
 
-class CachedFilms(FilmSource):
+class CachedVideoSource(VideoSource):
     """Batches of windows; latents that an earlier run kept in the folder `cache` are found there."""
 
-    def __init__(self, films: Films, device: torch.device, seed: int = 0, cache: Path | None = None) -> None:
+    def __init__(self, films: VideoDataset, device: torch.device, seed: int = 0, cache: Path | None = None) -> None:
         super().__init__(films, device, seed)
         self.cache = cache
 
@@ -167,18 +169,18 @@ class CachedFilms(FilmSource):
         """With the autoencoder of the pretrained model."""
         return cached_latents(model.codec, self.films.images, self.cache)
 
-    def next(self, algorithm: PretrainedLearner) -> FilmBatch:
+    def next(self, algorithm: PretrainedLearner) -> VideoLatentBatch:
         """The next batch."""
         model, films, size = algorithm.model, self.films, algorithm.config.batch_size
         latents = self.latents(model)
         frames, actions, real = films.window(self.sampler.targets(size), films.spec.frames_per_call)
         parts = (latents[frames], films.proprio[frames], actions, real, *self.judged(model, size))
-        return FilmBatch(*(part.to(self.device) for part in parts))
+        return VideoLatentBatch(*(part.to(self.device) for part in parts))
 
 
 def parts_of(
-    config: PretrainedTrainConfig, films: Films, device: torch.device, seed: int
-) -> tuple[PretrainedLearner, CachedFilms]:
+    config: PretrainedTrainConfig, films: VideoDataset, device: torch.device, seed: int
+) -> tuple[PretrainedLearner, CachedVideoSource]:
     """What a run consists of.
 
     Raises:
@@ -186,4 +188,4 @@ def parts_of(
     """
     model = open_pretrained(config.source, films.spec, config.adapter, autoencoder=config.autoencoder).to(device)
     cache = Path(config.cache) if config.cache else None
-    return PretrainedLearner(config.learner, model, seed), CachedFilms(films, device, seed, cache)
+    return PretrainedLearner(config.learner, model, seed), CachedVideoSource(films, device, seed, cache)

@@ -19,31 +19,33 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from robopolicy.constraints import Count, Natural, Positive, Ranged
+from robopolicy.constraints import NonNegativeInt, Positive, PositiveInt, Validated
 from robopolicy.errors import UserError
-from robopolicy.optional import need
-from robopolicy.policies.noise import RowStreams
-from robopolicy.worldmodel.base import LatentFilms, disagreement
+from robopolicy.optional import require
+from robopolicy.policies.noise import PerRowGenerator
+from robopolicy.worldmodel.base import LatentVideoModel, disagreement
 from robopolicy.worldmodel.contract import Images, WorldSpec
 from robopolicy.worldmodel.networks import OutcomeHead
 from robopolicy.worldmodel.pretrained.codec import AUTOENCODERS, FrameCodec
-from robopolicy.worldmodel.pretrained.families import EXTRA, FAMILIES, ToldTransformer, build
+from robopolicy.worldmodel.pretrained.families import EXTRA, FAMILIES, ActionConditionedTransformer, build
 
 HUB = "hub:"  # what a source begins with that is to be downloaded
 _POOLED = 4  # latent cells along each axis that judge and state vector see
 
 
 @dataclass(frozen=True)
-class AdapterConfig(Ranged):
+class AdapterConfig(Validated):
     """What is added to a pretrained model, and how it is sampled."""
 
     conditioning: str = "modulation"  # how actions enter: modulation | tokens (Wan, SkyReels) | channels
-    action_width: Count = 256  # of the layers that read actions
-    lora_rank: Natural = 0  # of the low-rank updates of all attentions, while the rest is frozen; 0 trains everything
-    steps: Count = 10  # Euler steps per call
+    action_width: PositiveInt = 256  # of the layers that read actions
+    lora_rank: NonNegativeInt = (
+        0  # of the low-rank updates of all attentions, while the rest is frozen; 0 trains everything
+    )
+    steps: PositiveInt = 10  # Euler steps per call
     shift: Positive = 3.0  # of the times, in sampling and training, towards noise; 1 spaces them evenly
-    samples: Count = 1  # futures drawn per call; more than one measure how uncertain it is, at their cost
-    rows: Count = 4  # films per network call; a fixed number keeps rounding independent of the batch
+    samples: PositiveInt = 1  # futures drawn per call; more than one measure how uncertain it is, at their cost
+    rows: PositiveInt = 4  # films per network call; a fixed number keeps rounding independent of the batch
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,7 @@ class PretrainedConfig:
         return self.adapter.rows
 
 
-class PretrainedWorldModel(LatentFilms):
+class PretrainedWorldModel(LatentVideoModel):
     """A `VideoWorldModel` with its own judge, `outcome`. `open_pretrained` makes one of a model of diffusers."""
 
     name: ClassVar[str] = "pretrained"
@@ -78,7 +80,9 @@ class PretrainedWorldModel(LatentFilms):
         autoencoder = autoencoder or build(config.autoencoder, AUTOENCODERS, "autoencoder")
         self.codec = FrameCodec(autoencoder, spec.cameras, spec.size)
         transformer = transformer or build(config.transformer, FAMILIES, "video transformer")
-        self.told = ToldTransformer(transformer, adapter.conditioning, spec.action_dim, adapter.action_width)
+        self.told = ActionConditionedTransformer(
+            transformer, adapter.conditioning, spec.action_dim, adapter.action_width
+        )
         if self.told.channels != self.codec.channels:
             sizes = f"{self.told.channels} channels, those of the autoencoder {self.codec.channels}"
             raise UserError(f"Latents of the transformer have {sizes}; take both from one model.")
@@ -109,7 +113,7 @@ class PretrainedWorldModel(LatentFilms):
     # Denoising
 
     def draw(
-        self, streams: RowStreams, given: Tensor, proprio: Tensor, actions: Tensor
+        self, streams: PerRowGenerator, given: Tensor, proprio: Tensor, actions: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The frames of one call, and the state vector step by step through them."""
         played = actions[:, self.spec.context - 1 :]
@@ -165,7 +169,7 @@ def shifted(share: Tensor, shift: float) -> Tensor:
 
 def _add_lora(transformer: nn.Module, rank: int) -> None:
     """Freeze a transformer and add low-rank updates to its attentions; they change nothing at first."""
-    peft = need("peft", EXTRA)
+    peft = require("peft", EXTRA)
     transformer.requires_grad_(False)
     attentions = ["to_q", "to_k", "to_v", "to_out.0"]
     peft.inject_adapter_in_model(peft.LoraConfig(r=rank, lora_alpha=rank, target_modules=attentions), transformer)
@@ -205,7 +209,7 @@ def _load(source: str | Path, part: str, known: dict[str, Any], kind: str) -> An
         raise UserError(f"There is no {part}/config.json in {name}; pass a folder of diffusers, or {HUB}OWNER/NAME.")
     if not local and not re.fullmatch(r"hub:[\w.-]+/[\w.-]+", name):
         raise UserError(f"'{name}' is not {HUB}OWNER/NAME.")
-    diffusers, place = need("diffusers", EXTRA), name.removeprefix(HUB)
+    diffusers, place = require("diffusers", EXTRA), name.removeprefix(HUB)
     options = {"subfolder": part, "local_files_only": local}
     try:
         config = getattr(diffusers, next(iter(known))).load_config(place, **options)  # of whatever class

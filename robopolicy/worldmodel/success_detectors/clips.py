@@ -14,12 +14,12 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
-from robopolicy.constraints import Count, Natural, PartialShare, Positive, Ranged
+from robopolicy.constraints import FractionBelowOne, NonNegativeInt, Positive, PositiveInt, Validated
 from robopolicy.errors import UserError
 from robopolicy.nets.mlp import MLP
 from robopolicy.nets.vision import CameraNet, VisionConfig
 from robopolicy.worldmodel.contract import Images
-from robopolicy.worldmodel.videos import Films
+from robopolicy.worldmodel.videos import VideoDataset
 
 Reconstruct = Callable[[Images], Images]
 """Frames `{camera: (B, 3, S, S)}` uint8 to frames as a world model shows them."""
@@ -27,36 +27,36 @@ _BATCH = 256
 
 
 @dataclass(frozen=True)
-class JudgeConfig(Ranged):
+class JudgeConfig(Validated):
     """Architecture of a learned judge."""
 
-    members: Count = 3  # M, networks whose disagreement is the uncertainty
-    frames: Count = 1  # last frames of a clip that are looked at
-    hidden: tuple[Count, ...] = (128,)
+    members: PositiveInt = 3  # M, networks whose disagreement is the uncertainty
+    frames: PositiveInt = 1  # last frames of a clip that are looked at
+    hidden: tuple[PositiveInt, ...] = (128,)
     vision: VisionConfig = field(default_factory=lambda: VisionConfig(widths=(16, 32, 64), keypoints=16, crop=1.0))
-    abstain: PartialShare = 0.05  # share of the held-out frames that may be called uncertain
+    abstain: FractionBelowOne = 0.05  # share of the held-out frames that may be called uncertain
 
 
 @dataclass(frozen=True)
-class FitConfig(Ranged):
+class FitConfig(Validated):
     """Training of a learned judge."""
 
-    steps: Count = 1_500  # gradient steps
-    batch_size: Count = 64
+    steps: PositiveInt = 1_500  # gradient steps
+    batch_size: PositiveInt = 64
     learning_rate: Positive = 1e-3
-    seed: Natural = 0
+    seed: NonNegativeInt = 0
     device: str = "cpu"
 
 
 class Examples:
     """F labelled frames, each with the clip that leads to it, as filmed and as a world model shows them."""
 
-    def __init__(self, films: Films, views: list[Images]) -> None:
+    def __init__(self, films: VideoDataset, views: list[Images]) -> None:
         """Use `Examples.of`."""
         self.films, self.views = films, views  # views: {camera: (F, 3, S, S)} uint8, the first one as filmed
 
     @classmethod
-    def of(cls, films: Films, reconstruct: Reconstruct | None = None) -> Examples:
+    def of(cls, films: VideoDataset, reconstruct: Reconstruct | None = None) -> Examples:
         """The frames of `films`, and where given also as `reconstruct` shows them."""
         views = [films.images]
         if reconstruct is not None:

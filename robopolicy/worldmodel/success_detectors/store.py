@@ -12,9 +12,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from robopolicy.errors import UserError
-from robopolicy.files import atomic_folder, parse_json, recover, refuse_foreign
+from robopolicy.files import atomic_folder, check_owned, parse_json, restore_partial
 from robopolicy.policies.migration import migrate
-from robopolicy.schema import from_plain, to_plain
+from robopolicy.schema import from_dict, to_dict
 from robopolicy.worldmodel.success_detectors.classifier import Predicate, StateProbe, SuccessClassifier
 from robopolicy.worldmodel.success_detectors.clips import ClipEnsemble, JudgeConfig
 
@@ -25,11 +25,11 @@ MODEL, FACTS = "model.safetensors", "judge.json"
 def save_judge(path: str | Path, judge: SuccessClassifier | StateProbe) -> None:
     """Write a judge; the predicates of a probe belong to the task and are not written."""
     folder = Path(path)
-    refuse_foreign(folder, FACTS, "a judge")
+    check_owned(folder, FACTS, "a judge")
     facts: dict[str, Any] = {
         "version": VERSION,
         "kind": type(judge).__name__,
-        "config": to_plain(judge.ensemble.config),
+        "config": to_dict(judge.ensemble.config),
         "cameras": judge.ensemble.sizes,
         "spread": min(judge.spread, 1e30),  # JSON knows no infinity
     }
@@ -83,7 +83,7 @@ def load_probe(
 
 
 def _read(folder: Path, *kinds: type) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    recover(folder)
+    restore_partial(folder)
     try:
         facts = parse_json((folder / FACTS).read_text(encoding="utf-8"))
         tensors = load_file(folder / MODEL)
@@ -100,7 +100,7 @@ def _ensemble(
     facts: dict[str, Any], tensors: dict[str, torch.Tensor], outputs: int, path: str | Path, device: str
 ) -> ClipEnsemble:
     ensemble = ClipEnsemble(
-        from_plain(JudgeConfig, migrate(facts["config"]), f"judge of {path}"), facts["cameras"], outputs
+        from_dict(JudgeConfig, migrate(facts["config"]), f"judge of {path}"), facts["cameras"], outputs
     )
     weights = {key.removeprefix("ensemble."): value for key, value in tensors.items() if key.startswith("ensemble.")}
     try:

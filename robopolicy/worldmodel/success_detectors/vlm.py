@@ -30,7 +30,7 @@ from PIL import Image
 from torch import Tensor
 
 from robopolicy.errors import UserError
-from robopolicy.optional import need
+from robopolicy.optional import require
 from robopolicy.worldmodel.contract import Images, Judgement
 
 Picture = NDArray[np.uint8]
@@ -203,7 +203,7 @@ class Local:
         Raises:
             UserError: transformers is missing, or the folder holds no model that sees images.
         """
-        transformers = need("transformers", "vlm")
+        transformers = require("transformers", "vlm")
         try:
             options = {"local_files_only": not download}
             self.processor: Any = transformers.AutoProcessor.from_pretrained(path, **options)

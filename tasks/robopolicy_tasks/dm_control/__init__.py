@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from robopolicy_tasks.packages import register_package_family
+from robopolicy_tasks.optional_envs import register_package_family
 
 
 def register() -> None:

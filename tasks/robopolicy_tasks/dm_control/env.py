@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from robopolicy.errors import unknown_environment
 from robopolicy.sim.registry import SimOptions
-from robopolicy.sim.vector_env import numpy_words
+from robopolicy.sim.vector_env import legacy_numpy_seed
 
 TASKS = {f"{domain}-{task}": (domain, task) for domain, task in suite.ALL_TASKS}
 
@@ -37,15 +37,15 @@ class ControlSuiteEnv(gymnasium.Env[Any, Any]):
         self.spec = EnvSpec(f"dm_control/{task}", max_episode_steps=int(limit) if np.isfinite(limit) else None)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Start an episode, as `seed` says."""
+        """Start the episode of `seed`."""
         if seed is not None:
-            self._env.task.random.seed(numpy_words(seed))
+            self._env.task.random.seed(legacy_numpy_seed(seed))
         return _vector(self._env.reset().observation), {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Play one action; an episode that ends with discount 0 has failed, any other was cut by its time.
+        """Apply one action; an episode that ends with discount 0 is terminated, any other is truncated.
 
-        Where the physics diverges nothing is seen that would be a number, as our simulators expect.
+        If the physics diverges, observations are NaN, as our simulators expect.
         """
         try:
             step = self._env.step(action)

@@ -1,4 +1,4 @@
-"""Tasks of other libraries by their own ids, nothing to register one by one.
+"""Tasks of other libraries by their own ids, without individual registration.
 
 `gymnasium/<id>`, `gymnasium_robotics/<id>` and `envpool/<id>` run on the CPU, `mjlab/<id>` and `isaaclab/<id>` on
 `options.device`.
@@ -16,8 +16,8 @@ from robopolicy.spec import IMAGE_PREFIX
 if TYPE_CHECKING:
     from robopolicy.sim.contract import VectorSim
 
-# mjlab and Isaac Lab leave actions unbounded. In their walking tasks an action is an offset of joint targets, scaled so
-# that gaits need more than 1 of it; everything else is bounded by 1.
+# Actions of mjlab and Isaac Lab are unbounded. In their walking tasks an action is an offset of joint targets, scaled
+# so that gaits need more than 1; all other actions are bounded by 1.
 _WALKING, _ELSEWHERE = 3.0, 1.0
 ROBOTICS = "gymnasium_robotics"
 
@@ -53,7 +53,7 @@ def _envpool_entry(env_id: str) -> TaskEntry:
     def make(options: SimOptions) -> VectorSim:
         from robopolicy.sim.backends.envpool import EnvPoolSim
 
-        # Meta-World hides the goal unless asked.
+        # Meta-World hides the goal by default.
         extra = {"partially_observable": False} if env_id.startswith("MetaWorld/") else {}
         sim = EnvPoolSim(env_id, options.num_envs, threads=options.threads, task=name, options=extra)
         return _with_its_views(sim, options)
@@ -93,14 +93,14 @@ def _action_bound(env_id: str) -> float:
 
 
 def _with_its_views(sim: VectorSim, options: SimOptions) -> VectorSim:
-    """The simulator, which shows all that it has; policies that see images of its own ask for these by name."""
+    """The simulator with its own observations, including its images."""
     from robopolicy.nets.encoder import CLOUD_PREFIX
 
     asked = [IMAGE_PREFIX + camera for camera in options.cameras]
     asked += [CLOUD_PREFIX + camera for camera in options.point_clouds]
     if not set(asked) <= set(sim.spec.observation):
         sim.close()
-        raise UserError(f"Task {sim.spec.task} brings its own observations and cannot add cameras; leave them out.")
+        raise UserError(f"Task {sim.spec.task} has fixed observations and cannot add cameras; leave them out.")
     return sim
 
 

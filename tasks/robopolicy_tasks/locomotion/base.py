@@ -1,4 +1,4 @@
-"""What gymnasium's MuJoCo robots have in common: their own model files, reset noise and forward reward, batched.
+"""Base class of the MuJoCo robots of gymnasium: model files, reset noise and forward reward, batched.
 
 Observations, rewards, terminations and first states equal gymnasium's v5 environments number by number; gymnasium
 computes the control cost in float32 (its actions are), and so do we.
@@ -14,7 +14,7 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
-from robopolicy.sim.backends.mujoco.task import Array, BatchState, Initial, MujocoTask, Outcome, namespace
+from robopolicy.sim.backends.mujoco.task import Array, BatchState, MujocoTask, ResetState, StepResult, namespace
 from robopolicy.sim.contract import TERM_PREFIX, TensorSpec
 
 _UNITS = {
@@ -25,12 +25,12 @@ _UNITS = {
 
 
 class GymnasiumRobot(MujocoTask):
-    """One robot of gymnasium's v5 family; subclasses state their numbers and their reward."""
+    """One robot of gymnasium v5; subclasses define parameters and reward."""
 
     xml: str  # file in gymnasium's assets
     noise: float  # half width of the uniform start noise on positions
     velocity_noise: Literal["uniform", "normal"] = "uniform"  # start noise on velocities, same scale
-    skipped: int = 1  # leading positions (world x, y) the policy does not see
+    skipped: int = 1  # leading positions (world x, y) that are not observed
     array_api = True
     max_episode_steps = 1000
     control_cost: float = 0.0  # weight of the squared action
@@ -49,22 +49,22 @@ class GymnasiumRobot(MujocoTask):
         positions, velocities = _joint_names(self.model)
         return (*positions[self.skipped :], *velocities)
 
-    def initial(self, rng: np.random.Generator) -> Initial:
+    def initial(self, rng: np.random.Generator) -> ResetState:
         """Draw the start of one episode, with gymnasium's numbers for the same seed."""
         qpos = self.model.qpos0 + rng.uniform(-self.noise, self.noise, self.model.nq)
         if self.velocity_noise == "normal":
-            return Initial(qpos, self.noise * rng.standard_normal(self.model.nv))
-        return Initial(qpos, rng.uniform(-self.noise, self.noise, self.model.nv))
+            return ResetState(qpos, self.noise * rng.standard_normal(self.model.nv))
+        return ResetState(qpos, rng.uniform(-self.noise, self.noise, self.model.nv))
 
     def observe(self, state: BatchState) -> dict[str, Array]:
         """Positions without world x (and y), then velocities."""
         return {"state": namespace(state.qpos).concat([state.qpos[:, self.skipped :], state.qvel], axis=1)}
 
-    def outcome(self, before: BatchState, action: Array, after: BatchState) -> Outcome:
+    def outcome(self, before: BatchState, action: Array, after: BatchState) -> StepResult:
         """Forward velocity minus control cost; never terminates."""
         xp, forward, control = namespace(action), self.forward_velocity(before, after), self.cost(action)
         reward = forward - control
-        return Outcome(reward, xp.zeros_like(reward, dtype=xp.bool), parts(forward=forward, ctrl=-control))
+        return StepResult(reward, xp.zeros_like(reward, dtype=xp.bool), parts(forward=forward, ctrl=-control))
 
     def forward_velocity(self, before: BatchState, after: BatchState) -> Array:
         """(N,) mean velocity along x during the step [m/s]."""
@@ -77,7 +77,7 @@ class GymnasiumRobot(MujocoTask):
 
 
 def parts(**terms: NDArray[Any]) -> dict[str, NDArray[Any]]:
-    """Parts `(N,)` of a reward for `Outcome.info`, under the names that gymnasium gives them: `reward_NAME` there."""
+    """Reward terms `(N,)` for `StepResult.info`, named as `reward_NAME` in gymnasium."""
     return {TERM_PREFIX + name: value for name, value in terms.items()}
 
 

@@ -1,4 +1,4 @@
-"""Building locomotion simulators; imported only when one is made."""
+"""Construction of locomotion simulators, imported on use."""
 
 from __future__ import annotations
 
@@ -41,6 +41,6 @@ def make_locomotion(name: str, env_id: str, options: SimOptions) -> VectorSim:
 
 
 def _mirrored(sim: VectorSim, task: GymnasiumRobot) -> VectorSim:
-    """`sim` with the symmetry that our own task declares: observations and actions are the same."""
+    """`sim` with the symmetry of our native task, which has the same observations and actions."""
     sim.spec = replace(sim.spec, mirror=task.mirror)
     return sim

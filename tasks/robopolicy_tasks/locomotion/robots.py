@@ -6,8 +6,8 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
-from robopolicy.mirror_symmetry import Mirror, Reflection
-from robopolicy.sim.backends.mujoco.task import Array, BatchState, Initial, Outcome, namespace
+from robopolicy.mirror_symmetry import MirrorSymmetry, SignedPermutation
+from robopolicy.sim.backends.mujoco.task import Array, BatchState, ResetState, StepResult, namespace
 from robopolicy_tasks.locomotion.base import GymnasiumRobot, parts
 
 
@@ -25,7 +25,9 @@ class Swimmer(GymnasiumRobot):
     xml, frame_skip = "swimmer.xml", 4
     noise, skipped = 0.1, 2
     control_cost = 1e-4
-    mirror = Mirror({"state": Reflection.of([-1, -1, -1, 1, -1, -1, -1, -1])}, Reflection.of([-1, -1]))
+    mirror = MirrorSymmetry(
+        {"state": SignedPermutation.of([-1, -1, -1, 1, -1, -1, -1, -1])}, SignedPermutation.of([-1, -1])
+    )
 
 
 class InvertedPendulum(GymnasiumRobot):
@@ -34,12 +36,12 @@ class InvertedPendulum(GymnasiumRobot):
     xml, frame_skip = "inverted_pendulum.xml", 2
     noise, skipped = 0.01, 0
 
-    def outcome(self, before: BatchState, action: Array, after: BatchState) -> Outcome:
+    def outcome(self, before: BatchState, action: Array, after: BatchState) -> StepResult:
         """One per step until the pole falls."""
         xp = namespace(after.qpos)
         fallen = xp.abs(after.qpos[:, 1]) > 0.2
         reward = xp.where(fallen, 0.0, 1.0)
-        return Outcome(reward, fallen, parts(survive=reward))
+        return StepResult(reward, fallen, parts(survive=reward))
 
 
 class Hopper(GymnasiumRobot):
@@ -49,18 +51,18 @@ class Hopper(GymnasiumRobot):
     noise, control_cost = 5e-3, 1e-3
     height = (0.7, np.inf)  # [m], of the torso while healthy
     angle = (-0.2, 0.2)  # [rad]
-    largest = 100.0  # |state| beyond the torso's x and z while healthy
+    largest = 100.0  # |state| without x and z of the torso while healthy
 
     def observe(self, state: BatchState) -> dict[str, Array]:
         """Positions without world x, then velocities within +-10."""
         xp = namespace(state.qpos)
         return {"state": xp.concat([state.qpos[:, 1:], xp.clip(state.qvel, -10, 10)], axis=1)}
 
-    def outcome(self, before: BatchState, action: Array, after: BatchState) -> Outcome:
+    def outcome(self, before: BatchState, action: Array, after: BatchState) -> StepResult:
         """Forward velocity plus 1 while healthy, minus control cost; a fall ends the episode."""
         healthy = self.healthy(after)
         forward, survive, control = self.forward_velocity(before, after), 1.0 * healthy, self.cost(action)
-        return Outcome(forward + survive - control, ~healthy, parts(forward=forward, survive=survive, ctrl=-control))
+        return StepResult(forward + survive - control, ~healthy, parts(forward=forward, survive=survive, ctrl=-control))
 
     def healthy(self, state: BatchState) -> NDArray[np.bool_]:
         """(N,) torso height, pitch and state within their ranges."""
@@ -78,16 +80,17 @@ class Walker2d(Hopper):
     height, angle, largest = (0.8, 2.0), (-1.0, 1.0), np.inf
 
 
-def _ant_mirror() -> Mirror:
-    """Left and right of the ant: its legs 1 and 4, and 2 and 3, change places; hips turn the other way."""
+def _ant_mirror() -> MirrorSymmetry:
+    """Left-right symmetry of the ant: legs 1 and 4, and 2 and 3, are swapped; hip angles change sign."""
     torso, rate, legs, wrench = [1, 1, -1, 1, -1], [1, -1, 1, -1, 1, -1], [-1, 1] * 4, [-1, 1, -1, 1, -1, 1]
     joints = [(0, 6), (1, 7), (2, 4), (3, 5)]  # hip and ankle of each pair of legs, in the order of the model
     velocities, forces = len(torso) + len(legs), len(torso) + 2 * len(legs) + len(rate)
     swapped = [(i + start, j + start) for start in (len(torso), velocities + len(rate)) for i, j in joints]
-    # The torso and three bodies a leg, with six numbers each.
+    # The torso and three bodies per leg, with six numbers each.
     swapped += [(forces + 6 + i + 18 * a, forces + 6 + i + 18 * b) for a, b in ((0, 3), (1, 2)) for i in range(18)]
-    state = Reflection.of([*torso, *legs, *rate, *legs, *wrench * 13], swapped)
-    return Mirror({"state": state}, Reflection.of(legs, [(0, 2), (1, 3), (4, 6), (5, 7)]))  # motors: legs 4, 1, 2, 3
+    state = SignedPermutation.of([*torso, *legs, *rate, *legs, *wrench * 13], swapped)
+    motors = SignedPermutation.of(legs, [(0, 2), (1, 3), (4, 6), (5, 7)])  # of legs 4, 1, 2, 3
+    return MirrorSymmetry({"state": state}, motors)
 
 
 class Ant(GymnasiumRobot):
@@ -104,14 +107,14 @@ class Ant(GymnasiumRobot):
         """One name per element of the observation."""
         return (*super().state_names(), *_per_body(self.model, "external", _WRENCH))
 
-    def initial(self, rng: np.random.Generator) -> Initial:
-        """Draw the start of one episode."""
+    def initial(self, rng: np.random.Generator) -> ResetState:
+        """Draw the initial state of one episode."""
         initial = super().initial(rng)
         initial.memory["torso_x"] = 0.0
         return initial
 
     def control(self, action: Array, state: BatchState) -> Array:
-        """Motor torques; also notes where the torso is, because MuJoCo's body positions lag one physics step."""
+        """Motor torques; also stores the position of the torso, because body positions lag one physics step."""
         state.memory["torso_x"][:] = _stack(state, "xpos")[:, 1, 0]
         return action
 
@@ -120,7 +123,7 @@ class Ant(GymnasiumRobot):
         forces = self._forces(state)[:, 6:]
         return {"state": np.concatenate([state.qpos[:, 2:], state.qvel, forces], 1)}
 
-    def outcome(self, before: BatchState, action: Array, after: BatchState) -> Outcome:
+    def outcome(self, before: BatchState, action: Array, after: BatchState) -> StepResult:
         """Forward velocity plus 1 while healthy, minus control and contact costs; a fall ends the episode."""
         forward = (_stack(after, "xpos")[:, 1, 0] - before.memory["torso_x"].astype(np.float64)) / self.dt
         height = after.qpos[:, 2]
@@ -128,7 +131,7 @@ class Ant(GymnasiumRobot):
         survive, control = 1.0 * healthy, self.cost(action)
         contact = self.contact_cost * np.square(self._forces(after)).sum(1)
         reward = forward + survive - (control + contact)
-        return Outcome(reward, ~healthy, parts(forward=forward, survive=survive, ctrl=-control, contact=-contact))
+        return StepResult(reward, ~healthy, parts(forward=forward, survive=survive, ctrl=-control, contact=-contact))
 
     def _forces(self, state: BatchState) -> Array:
         """(N, 6 * bodies) external wrench on every body, clipped to +-1."""
@@ -155,14 +158,14 @@ class Humanoid(GymnasiumRobot):
             *_per_body(self.model, "external", _WRENCH),
         )
 
-    def initial(self, rng: np.random.Generator) -> Initial:
-        """Draw the start of one episode."""
+    def initial(self, rng: np.random.Generator) -> ResetState:
+        """Draw the initial state of one episode."""
         initial = super().initial(rng)
         initial.memory["mass_x"] = 0.0
         return initial
 
     def control(self, action: Array, state: BatchState) -> Array:
-        """Motor torques; also notes where the centre of mass is, because MuJoCo's positions lag one physics step."""
+        """Motor torques; also stores the centre of mass, because positions of MuJoCo lag one physics step."""
         state.memory["mass_x"][:] = self._mass_x(state)
         return action
 
@@ -174,7 +177,7 @@ class Humanoid(GymnasiumRobot):
         everything = [state.qpos[:, 2:], state.qvel, inertia, velocity, motors, external]
         return {"state": np.concatenate(everything, 1)}
 
-    def outcome(self, before: BatchState, action: Array, after: BatchState) -> Outcome:
+    def outcome(self, before: BatchState, action: Array, after: BatchState) -> StepResult:
         """1.25 x forward velocity plus 5 while healthy, minus control and contact costs; a fall ends the episode."""
         velocity = (self._mass_x(after) - before.memory["mass_x"].astype(np.float64)) / self.dt
         healthy = (after.qpos[:, 2] > 1.0) & (after.qpos[:, 2] < 2.0)
@@ -182,7 +185,7 @@ class Humanoid(GymnasiumRobot):
         contact = np.minimum(self.contact_cost * np.square(forces).sum(1), 10.0)
         forward, survive, control = 1.25 * velocity, 5.0 * healthy, self.control_cost * np.square(action).sum(1)
         reward = forward + survive - (control + contact)
-        return Outcome(reward, ~healthy, parts(forward=forward, survive=survive, ctrl=-control, contact=-contact))
+        return StepResult(reward, ~healthy, parts(forward=forward, survive=survive, ctrl=-control, contact=-contact))
 
     def _mass_x(self, state: BatchState) -> Array:
         """(N,) x of the centre of mass [m]."""

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 _TASKS = {
     "lift": ("Lift", "Pick a cube up from the table."),
-    "pick_place": ("PickPlace", "Carry a cube to a pad on the table and let go of it."),
+    "pick_place": ("PickPlace", "Carry a cube to a pad on the table and release it."),
     "drawer": ("Drawer", "Grasp the handle of a drawer and pull it open."),
 }
 

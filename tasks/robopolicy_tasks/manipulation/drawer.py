@@ -38,8 +38,8 @@ class Drawer(PandaTask):
         self._cabinet = self.qpos_range("cabinet_x", "cabinet_y", "cabinet_yaw")
         self._drawer = self.qpos_range("drawer").start
 
-    def place(self, rng: np.random.Generator) -> dict[str, Array]:
-        """Draw the cabinet's place and heading, and how far the drawer stands open already."""
+    def reset_scene(self, rng: np.random.Generator) -> dict[str, Array]:
+        """Draw position and heading of the cabinet and the initial opening of the drawer."""
         x, y, yaw = rng.uniform(CABINET_LOW, CABINET_HIGH)[:, None]
         opening = rng.uniform(0.0, START_OPENING, 1)
         return {"cabinet_x": x, "cabinet_y": y, "cabinet_yaw": yaw, "drawer": opening}
@@ -58,18 +58,18 @@ class Drawer(PandaTask):
         xp, along = namespace(yaw), HANDLE[0] - self.opening(state)
         return xp.stack([x + xp.cos(yaw) * along, y + xp.sin(yaw) * along, xp.full_like(x, HANDLE[2])], axis=1)
 
-    def describe(self, arm: Arm, state: BatchState) -> Array:
+    def scene_obs(self, arm: Arm, state: BatchState) -> Array:
         """Handle, its offset from the tool, heading and opening `(N, 9)`."""
         handle, yaw = self.handle(state), self.cabinet_yaw(state)
         xp = namespace(yaw)
         rest = xp.stack([xp.sin(yaw), xp.cos(yaw), self.opening(state)], axis=1)
         return xp.concat([handle, handle - arm.tool.position, rest], axis=1)
 
-    def achieved(self, arm: Arm, state: BatchState) -> NDArray[np.bool_]:
-        """Drawer open far enough."""
+    def is_success(self, arm: Arm, state: BatchState) -> NDArray[np.bool_]:
+        """Whether the drawer is open far enough."""
         return self.opening(state) > OPENED
 
-    def progress(self, arm: Arm, state: BatchState) -> Array:
-        """A third for reaching the handle, two for opening."""
+    def shaping_potential(self, arm: Arm, state: BatchState) -> Array:
+        """One third for reaching the handle, two thirds for opening."""
         reach = nearness(distance(self.handle(state), arm.tool.position), 0.15)
         return (reach + 2.0 * namespace(reach).clip(self.opening(state) / OPENED, 0.0, 1.0)) / 3.0

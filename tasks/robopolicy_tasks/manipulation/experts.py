@@ -1,8 +1,8 @@
 """Scripted demonstrators that read the simulator's true state.
 
 Each is a function of the present state (reach, then close, then carry), so demonstrations are easy to imitate and an
-expert recovers from wherever a disturbance leaves it. Every episode has its own style (hover height, speed, small grasp
-offset) drawn from its seed, so that demonstrations differ and yet an episode depends on its seed alone.
+expert recovers from disturbances. Every episode has its own style (hover height, speed, small grasp
+offset) drawn from its seed, so that demonstrations differ and an episode depends only on its seed.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from robopolicy_tasks.manipulation.panda_task import POSITION_STEP, YAW_STEP, Ar
 from robopolicy_tasks.manipulation.pick_place import PickPlace
 
 OPEN, CLOSE = -1.0, 1.0
-_STREAM = 0x5EED  # keeps the expert's randomness apart from that of the episode's start
+_STREAM = 0x5EED  # separates the random stream of the expert from the initial state
 
 
 @dataclass(frozen=True)
 class Style:
-    """How each of N episodes is played."""
+    """Style parameters of N episodes."""
 
     seed: NDArray[np.int64]  # (N,) episode that the row was drawn for
     hover: Array  # (N,) [m] height above the object before descending
@@ -41,7 +41,7 @@ class Style:
 
     @classmethod
     def of(cls, count: int) -> Style:
-        """Room for `count` episodes, none drawn yet."""
+        """Empty styles for `count` episodes."""
         return cls(np.full(count, -1), np.zeros(count), np.zeros(count), np.zeros((count, 2)))
 
     def draw(self, seeds: NDArray[np.int64]) -> None:
@@ -55,7 +55,7 @@ class Style:
 
 
 class PandaExpert(ABC):
-    """Base class: keeps each episode's style."""
+    """Base class of experts with a style per episode."""
 
     def __init__(self) -> None:
         self._style = Style.of(0)
@@ -77,7 +77,7 @@ class PandaExpert(ABC):
 
 
 class LiftExpert(PandaExpert):
-    """Hover over the cube, sink while aligned, close, and raise once the cube is held."""
+    """Hover over the cube, descend while aligned, close, and raise once the cube is held."""
 
     def act(self, task: PandaTask, arm: Arm, state: BatchState, style: Style) -> Array:
         """Actions `(N, 5)`."""
@@ -90,7 +90,7 @@ class LiftExpert(PandaExpert):
 
 
 class PickPlaceExpert(PandaExpert):
-    """Grasp as in lift, carry the cube above the pad, sink, let go and withdraw."""
+    """Grasp as in lift, carry the cube above the pad, descend, release and withdraw."""
 
     def act(self, task: PandaTask, arm: Arm, state: BatchState, style: Style) -> Array:
         """Actions `(N, 5)`."""

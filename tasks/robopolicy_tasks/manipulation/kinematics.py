@@ -76,9 +76,9 @@ def inverse(q: Array, target: Pose, posture: Array, *, iterations: int = 2, damp
     Args:
         q: Joint positions to start from [rad].
         target: Wanted tool poses, less than a quarter turn away.
-        posture: Joint positions `(7,)` that the arm's spare degree of freedom is drawn to.
+        posture: Joint positions `(7,)` that attract the redundant degree of freedom.
         iterations: Newton steps; two suffice when called at every control step.
-        damping: Larger is calmer near singularities and slower elsewhere.
+        damping: Larger values are more stable near singularities and slower elsewhere.
 
     Returns:
         Joint positions `(N, 7)` within the joint limits.

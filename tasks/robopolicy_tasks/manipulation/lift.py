@@ -36,8 +36,8 @@ class CubeTask(PandaTask):
         pose = state.qpos[:, self._cube]
         return pose[:, :3], pose[:, 3:]
 
-    def describe_cube(self, arm: Arm, state: BatchState) -> Array:
-        """What `CUBE_NAMES` says `(N, 12)`."""
+    def cube_obs(self, arm: Arm, state: BatchState) -> Array:
+        """Cube observation `(N, 12)` with the names `CUBE_NAMES`."""
         position, quaternion = self.cube(state)
         return namespace(position).concat([position, rotation_6d(quaternion), position - arm.tool.position], axis=1)
 
@@ -55,21 +55,21 @@ class Lift(CubeTask):
     scene_names = CUBE_NAMES
     max_episode_steps = 60
 
-    def place(self, rng: np.random.Generator) -> dict[str, Array]:
+    def reset_scene(self, rng: np.random.Generator) -> dict[str, Array]:
         """Draw the cube's pose."""
         x, y = rng.uniform(CUBE_LOW, CUBE_HIGH)
         return {"cube": upright(x, y, CUBE_HALF, rng.uniform(-CUBE_YAW, CUBE_YAW))}
 
-    def describe(self, arm: Arm, state: BatchState) -> Array:
+    def scene_obs(self, arm: Arm, state: BatchState) -> Array:
         """The cube's pose and its offset from the tool `(N, 12)`."""
-        return self.describe_cube(arm, state)
+        return self.cube_obs(arm, state)
 
-    def achieved(self, arm: Arm, state: BatchState) -> NDArray[np.bool_]:
-        """Cube held high enough."""
+    def is_success(self, arm: Arm, state: BatchState) -> NDArray[np.bool_]:
+        """Whether the cube is held high enough."""
         return self.held(arm, state) & (self.cube(state)[0][:, 2] > LIFT_HEIGHT + CUBE_HALF)
 
-    def progress(self, arm: Arm, state: BatchState) -> Array:
-        """A third each for reaching, grasping and lifting."""
+    def shaping_potential(self, arm: Arm, state: BatchState) -> Array:
+        """One third each for reaching, grasping and lifting."""
         position, _ = self.cube(state)
         held = self.held(arm, state)
         height = namespace(position).clip((position[:, 2] - CUBE_HALF) / LIFT_HEIGHT, 0.0, 1.0)

@@ -1,4 +1,4 @@
-"""Poses of free bodies and other small geometry used by the tasks and the experts."""
+"""Geometry of free bodies for tasks and experts."""
 
 from __future__ import annotations
 

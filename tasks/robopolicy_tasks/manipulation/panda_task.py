@@ -1,6 +1,6 @@
-"""What all Panda tasks share: the scene, the controller, the arm's part of the observation and the reward.
+"""Base class of the Panda tasks: scene, controller, observation of the arm, and reward.
 
-A task adds a scene file, where things start, what to observe of them, and when it is solved; see `lift.py`.
+A task adds a scene file, initial positions, scene observations and success; see `lift.py`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from robopolicy.errors import UserError
-from robopolicy.sim.backends.mujoco.task import Array, BatchState, Initial, MujocoTask, Outcome, constant, namespace
+from robopolicy.sim.backends.mujoco.task import (
+    Array,
+    BatchState,
+    MujocoTask,
+    ResetState,
+    StepResult,
+    constant,
+    namespace,
+)
 from robopolicy.sim.contract import TensorSpec
 from robopolicy_tasks.manipulation import kinematics
 from robopolicy_tasks.manipulation.kinematics import Pose
@@ -58,14 +66,14 @@ class PandaTask(MujocoTask):
     kinematics turns into joint position targets within joint and velocity limits.
 
     Args:
-        reward: `sparse` gives 1 on the step that solves the task. `shaped` adds the change of `progress`, a
-            potential difference (Ng et al. 1999), so that it never pays to put success off.
+        reward: `sparse` gives 1 on the step that solves the task. `shaped` adds the change of `shaping_potential`, a
+            potential difference (Ng et al. 1999), which does not reward a delay of success.
     """
 
     scene: ClassVar[str]  # file in `sim_assets`
-    scene_names: ClassVar[tuple[str, ...]]  # names of what `describe` returns
+    scene_names: ClassVar[tuple[str, ...]]  # names of the values of `scene_obs` returns
     posture: ClassVar[Array] = np.array([0.0, -0.13, 0.0, -2.526, 0.0, 2.396, np.pi / 4])  # [rad] tool at 0.45, 0, 0.22
-    hold_steps: ClassVar[int] = 3  # consecutive control steps for which `achieved` must hold
+    hold_steps: ClassVar[int] = 3  # consecutive control steps for which `is_success` must hold
 
     array_api = True
     frame_skip = 10  # at 5 ms, so 20 Hz
@@ -89,23 +97,23 @@ class PandaTask(MujocoTask):
         self._gripper = int(self.model.actuator("actuator8").id)
 
     @abstractmethod
-    def place(self, rng: np.random.Generator) -> dict[str, Array]:
-        """Draw where the scene's joints start: `{joint name: (nq of that joint,)}`."""
+    def reset_scene(self, rng: np.random.Generator) -> dict[str, Array]:
+        """Draw initial positions of the scene joints: `{joint name: (nq of that joint,)}`."""
 
     @abstractmethod
-    def describe(self, arm: Arm, state: BatchState) -> Array:
-        """The scene's part of the observation `(N, len(scene_names))`."""
+    def scene_obs(self, arm: Arm, state: BatchState) -> Array:
+        """Observation of the scene `(N, len(scene_names))`."""
 
     @abstractmethod
-    def achieved(self, arm: Arm, state: BatchState) -> NDArray[np.bool_]:
-        """Whether the goal holds now `(N,)`; success is this for `hold_steps` control steps in a row."""
+    def is_success(self, arm: Arm, state: BatchState) -> NDArray[np.bool_]:
+        """Whether the goal is met now `(N,)`; success needs `hold_steps` consecutive control steps."""
 
     @abstractmethod
-    def progress(self, arm: Arm, state: BatchState) -> Array:
-        """How far the task has come `(N,)`, from 0 to 1."""
+    def shaping_potential(self, arm: Arm, state: BatchState) -> Array:
+        """Progress of the task `(N,)` from 0 to 1, the potential of the shaped reward."""
 
     def qpos_range(self, *joints: str) -> slice:
-        """Where the coordinates of `joints`, which must be neighbours, lie in qpos."""
+        """Slice of the coordinates of adjacent `joints` in qpos."""
         width = {mujoco.mjtJoint.mjJNT_FREE: 7, mujoco.mjtJoint.mjJNT_BALL: 4}
         handles = [self.model.joint(name) for name in joints]
         places = [h.qposadr[0] + np.arange(width.get(mujoco.mjtJoint(h.type[0]), 1)) for h in handles]
@@ -117,20 +125,20 @@ class PandaTask(MujocoTask):
         width = state.qpos[:, self._finger_qpos].sum(axis=1)
         return Arm(joints, state.qvel[:, self._arm_qvel], kinematics.forward(joints), width)
 
-    def initial(self, rng: np.random.Generator) -> Initial:
+    def initial(self, rng: np.random.Generator) -> ResetState:
         """Draw the arm about `posture`, the gripper open, and the scene."""
         qpos = self.model.qpos0.copy()
         joints = self.posture + rng.uniform(-0.06, 0.06, 7)
         qpos[self._arm_qpos] = joints
         qpos[self._finger_qpos] = kinematics.FINGER_TRAVEL
-        for name, value in self.place(rng).items():
+        for name, value in self.reset_scene(rng).items():
             qpos[self.qpos_range(name)] = value
         qvel = np.zeros(self.model.nv)
         state = BatchState(self.model, qpos[None], qvel[None], np.zeros(1), np.zeros((1, self.model.nsensordata)), {})
-        return Initial(qpos, qvel, {key: value[0] for key, value in self.started(state).items()})
+        return ResetState(qpos, qvel, {key: value[0] for key, value in self.initial_memory(state).items()})
 
-    def started(self, state: BatchState) -> dict[str, NDArray[np.generic]]:
-        """The controller's memory, commanding the pose in which the arm is."""
+    def initial_memory(self, state: BatchState) -> dict[str, NDArray[np.generic]]:
+        """Controller memory that commands the present pose of the arm."""
         arm = self.arm(state)
         return {
             "joints": arm.joints.copy(),
@@ -144,7 +152,7 @@ class PandaTask(MujocoTask):
         memory, arm = commanded(state), self.arm(state)
         xp, tool = namespace(state.qpos), arm.tool.position
         low, high = constant(WORKSPACE_LOW, tool), constant(WORKSPACE_HIGH, tool)
-        memory["held"] = xp.where(self.achieved(arm, state), memory["held"] + 1.0, 0.0)
+        memory["held"] = xp.where(self.is_success(arm, state), memory["held"] + 1.0, 0.0)
         position = xp.clip(memory["position"] + POSITION_STEP * action[:, :3], low, high)
         position = tool + xp.clip(position - tool, -MAX_LEAD, MAX_LEAD)
         yaw = xp.clip(memory["yaw"] + YAW_STEP * action[:, 3], -YAW_LIMIT, YAW_LIMIT)
@@ -159,14 +167,14 @@ class PandaTask(MujocoTask):
         control[:, self._gripper] = xp.clip(wanted, finger - FINGER_STEP, finger + FINGER_STEP)
         return control
 
-    def outcome(self, before: BatchState, action: Array, after: BatchState) -> Outcome:
+    def outcome(self, before: BatchState, action: Array, after: BatchState) -> StepResult:
         """Reward 1 and termination on success."""
         arm = self.arm(after)
-        success = self.achieved(arm, after) & (commanded(after)["held"] >= self.hold_steps - 1)
+        success = self.is_success(arm, after) & (commanded(after)["held"] >= self.hold_steps - 1)
         reward = namespace(success).where(success, 1.0, 0.0)
         if self.shaped:
-            reward += self.progress(arm, after) - self.progress(self.arm(before), before)
-        return Outcome(reward, success, {"success": success})
+            reward += self.shaping_potential(arm, after) - self.shaping_potential(self.arm(before), before)
+        return StepResult(reward, success, {"success": success})
 
     def observe(self, state: BatchState) -> dict[str, Array]:
         """The observation `state`: the arm, then the scene."""
@@ -174,12 +182,12 @@ class PandaTask(MujocoTask):
         rotation = arm.tool.rotation.mT[:, :2].reshape(len(state), 6)
         lead = commanded(state)["position"] - arm.tool.position
         parts = (arm.joints, arm.velocities, arm.tool.position, rotation, arm.width[:, None], lead)
-        return {"state": namespace(lead).concat([*parts, self.describe(arm, state)], axis=1)}
+        return {"state": namespace(lead).concat([*parts, self.scene_obs(arm, state)], axis=1)}
 
 
 def _consecutive(numbers: list[int]) -> slice:
     """`numbers` as a range: indexing by one makes a view, whatever the library and the device."""
     first = int(numbers[0])
     if [int(number) for number in numbers] != list(range(first, first + len(numbers))):
-        raise UserError(f"The robot's joints and actuators must be numbered one after the other, got {numbers}.")
+        raise UserError(f"The joints and actuators of the robot must be numbered consecutively, got {numbers}.")
     return slice(first, first + len(numbers))

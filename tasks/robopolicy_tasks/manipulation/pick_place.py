@@ -1,4 +1,4 @@
-"""Pick and place: carry a cube to a pad on the table and let go of it."""
+"""Pick and place: carry a cube to a pad on the table and release it."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from robopolicy_tasks.manipulation.panda_task import Arm
 PAD_RADIUS = 0.03  # [m] largest distance between the centres of cube and pad for success
 APART = 0.14  # [m] least distance between cube and pad at the start
 RESTING = 0.006  # [m] largest height of a resting cube above the table
-RELEASED = 0.055  # [m] least width of the gripper once it has let go
-CARRY_HEIGHT = 0.08  # [m] of the cube above the table while it is carried, for `progress`
+RELEASED = 0.055  # [m] minimum width of the gripper after release
+CARRY_HEIGHT = 0.08  # [m] of the cube above the table while it is carried, for `shaping_potential`
 
 
 class PickPlace(CubeTask):
@@ -31,8 +31,8 @@ class PickPlace(CubeTask):
         super().__init__(reward)
         self._pad = self.qpos_range("pad_x", "pad_y")
 
-    def place(self, rng: np.random.Generator) -> dict[str, Array]:
-        """Draw the cube's pose and the pad's place, well apart."""
+    def reset_scene(self, rng: np.random.Generator) -> dict[str, Array]:
+        """Draw the pose of the cube and a distant position of the pad."""
         cube = rng.uniform(CUBE_LOW, CUBE_HIGH)
         pad = rng.uniform(CUBE_LOW, CUBE_HIGH)
         while np.hypot(*(pad - cube)) < APART:
@@ -41,24 +41,24 @@ class PickPlace(CubeTask):
         return {"cube": upright(cube[0], cube[1], CUBE_HALF, yaw), "pad_x": pad[:1], "pad_y": pad[1:]}
 
     def goal(self, state: BatchState) -> Array:
-        """Where the cube's centre should come to rest `(N, 3)` [m]."""
+        """Goal position `(N, 3)` [m] of the centre of the cube."""
         pad = state.qpos[:, self._pad]
         xp = namespace(pad)
         return xp.concat([pad, xp.full_like(pad[:, :1], CUBE_HALF)], axis=1)
 
-    def describe(self, arm: Arm, state: BatchState) -> Array:
+    def scene_obs(self, arm: Arm, state: BatchState) -> Array:
         """The cube, the pad and the way from one to the other `(N, 17)`."""
-        goal, cube = self.goal(state), self.describe_cube(arm, state)
+        goal, cube = self.goal(state), self.cube_obs(arm, state)
         return namespace(goal).concat([cube, goal[:, :2], goal - self.cube(state)[0]], axis=1)
 
-    def achieved(self, arm: Arm, state: BatchState) -> NDArray[np.bool_]:
-        """Cube at rest on the pad and let go of."""
+    def is_success(self, arm: Arm, state: BatchState) -> NDArray[np.bool_]:
+        """Whether the cube rests on the pad and is released."""
         cube, _ = self.cube(state)
         on_pad = distance(cube[:, :2], self.goal(state)[:, :2]) < PAD_RADIUS
         return on_pad & (cube[:, 2] < CUBE_HALF + RESTING) & (arm.width > RELEASED)
 
-    def progress(self, arm: Arm, state: BatchState) -> Array:
-        """A fifth for reaching, grasping and lifting each, two for nearing the goal."""
+    def shaping_potential(self, arm: Arm, state: BatchState) -> Array:
+        """One fifth each for reaching, grasping and lifting, two fifths for approaching the goal."""
         cube, _ = self.cube(state)
         xp, held = namespace(cube), self.held(arm, state)
         off = distance(cube[:, :2], self.goal(state)[:, :2])

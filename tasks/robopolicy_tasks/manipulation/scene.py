@@ -1,10 +1,10 @@
-"""Puts the Panda into a scene: our own primitive model, or the user's mesh model from MuJoCo Menagerie."""
+"""Panda scenes with our primitive model or a mesh model from MuJoCo Menagerie."""
 
 from __future__ import annotations
 
 import mujoco
 
-from robopolicy_tasks.menagerie import ASSETS, robot_file
+from robopolicy_tasks.menagerie import ASSETS, resolve_model
 
 ARM_JOINTS = tuple(f"joint{i}" for i in range(1, 8))
 FINGER_JOINTS = ("finger_joint1", "finger_joint2")
@@ -16,7 +16,7 @@ def build_model(scene: str) -> mujoco.MjModel:
     With the environment variable `MENAGERIE_ROOT` set, the robot is `franka_emika_panda/panda.xml` of that folder.
     """
     spec = mujoco.MjSpec.from_file(str(ASSETS / f"{scene}.xml"))
-    robot = mujoco.MjSpec.from_file(str(robot_file("panda.xml", "franka_emika_panda/panda.xml")))
+    robot = mujoco.MjSpec.from_file(str(resolve_model("panda.xml", "franka_emika_panda/panda.xml")))
     robot.option.integrator = spec.option.integrator
     _tune(robot)
     spec.attach(robot, prefix="", frame=spec.frame("robot"))
@@ -25,7 +25,7 @@ def build_model(scene: str) -> mujoco.MjModel:
 
 
 def _tune(robot: mujoco.MjSpec) -> None:
-    """Give a mesh model the servo gains and rotor inertias of our own, on which the controller and time step rely."""
+    """Set the servo gains and rotor inertias of our model, which the controller and time step need."""
     ours = mujoco.MjSpec.from_file(str(ASSETS / "panda.xml"))
     for joint in ours.joints:
         other = robot.joint(joint.name)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from robopolicy_tasks.packages import register_package_task
+from robopolicy_tasks.optional_envs import register_package_task
 
 # fmt: off
 TASKS = (

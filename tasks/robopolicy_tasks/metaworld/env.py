@@ -46,7 +46,7 @@ class MetaworldEnv(gymnasium.Wrapper):
         return self.observation, info
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Play one action."""
+        """Apply one action."""
         self.observation, reward, terminated, truncated, info = super().step(action)
         return self.observation, float(reward if self._shaped else info["success"]), terminated, truncated, info
 
@@ -66,9 +66,9 @@ def variants(task: str) -> metaworld.MT1:
 
 
 def touching(simulator: Any, geom: int) -> bool:
-    """Whether both pads of the gripper press on `geom`: Meta-World's own answer, sooner.
+    """Whether both pads of the gripper press on `geom`: the result of Meta-World, computed faster.
 
-    It asks every contact four times for its geoms by attribute, which takes longer than the physics.
+    Meta-World reads the geoms of every contact four times, which takes longer than the physics.
     """
     data = simulator.data
     pairs, forces = data.contact.geom, []

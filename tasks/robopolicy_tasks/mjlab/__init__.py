@@ -5,7 +5,7 @@ from __future__ import annotations
 from robopolicy.sim.registry import register as register_entry
 from robopolicy_tasks.external import mjlab_entry
 
-# Name -> mjlab's id, what is to be done.
+# Name -> mjlab id, description.
 TASKS = {
     "cartpole_balance": ("Mjlab-Cartpole-Balance", "Keep the pole of a cart upright."),
     "cartpole_swingup": ("Mjlab-Cartpole-Swingup", "Swing the pole of a cart up and keep it there."),
@@ -13,7 +13,7 @@ TASKS = {
     "go1_rough": ("Mjlab-Velocity-Rough-Unitree-Go1", "Walk a Unitree Go1 at the commanded velocity on rough ground."),
     "g1_flat": ("Mjlab-Velocity-Flat-Unitree-G1", "Walk a Unitree G1 at the commanded velocity on flat ground."),
     "g1_rough": ("Mjlab-Velocity-Rough-Unitree-G1", "Walk a Unitree G1 at the commanded velocity on rough ground."),
-    "lift_cube": ("Mjlab-Lift-Cube-Yam", "Lift a cube to a commanded place with an i2rt YAM arm."),
+    "lift_cube": ("Mjlab-Lift-Cube-Yam", "Lift a cube to a commanded position with an i2rt YAM arm."),
 }
 
 

@@ -1,4 +1,4 @@
-"""OGBench environments in their data-collection mode: one random target per episode, shown to the policy.
+"""OGBench environments in data-collection mode: one random target per episode, in the observation.
 
 OGBench's own datasets hide the target, because offline goal-conditioned methods relabel it. Here `goal` is an
 observation, so that plain imitation and reinforcement learning have a well-posed task.
@@ -27,7 +27,7 @@ from torch import Tensor
 from robopolicy.sim.backends.gymnasium import GymnasiumSim
 from robopolicy.sim.contract import Observation, VectorSim
 from robopolicy.sim.registry import Expert, SimOptions
-from robopolicy.sim.vector_env import numpy_words
+from robopolicy.sim.vector_env import legacy_numpy_seed
 
 MAX_STEPS = 200
 _ORACLES = {"cube": CubePlanOracle, "button": ButtonPlanOracle, "drawer": DrawerPlanOracle, "window": WindowPlanOracle}
@@ -62,7 +62,7 @@ class OGBenchEnv(gymnasium.Wrapper):
         return {"state": self.state, "goal": self._goal()}, self.info
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Play one action."""
+        """Apply one action."""
         self.state, reward, terminated, truncated, self.info = super().step(action)
         return {"state": self.state, "goal": self._goal()}, float(reward), bool(terminated), truncated, self.info
 
@@ -112,7 +112,7 @@ _compiled: dict[str, mujoco.MjModel] = {}  # by their text, which names every as
 
 @contextmanager
 def compiled_once() -> Iterator[None]:
-    """Copy a model that has been compiled before; each environment of OGBench compiles the same two anew."""
+    """Copy models compiled before, since each environment of OGBench compiles the same two models."""
     compile_model = mujoco.MjModel.from_xml_string
 
     def copied(xml: str, assets: dict[str, bytes] | None = None) -> mujoco.MjModel:
@@ -128,7 +128,7 @@ def compiled_once() -> Iterator[None]:
 def numpy_seed(seed: int | None) -> Iterator[None]:
     """Seed numpy's global generator, which the oracles draw from, and put its state back afterwards."""
     state = np.random.get_state()
-    np.random.seed(None if seed is None else numpy_words(seed))
+    np.random.seed(None if seed is None else legacy_numpy_seed(seed))
     try:
         yield
     finally:

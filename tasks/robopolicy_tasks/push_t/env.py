@@ -36,7 +36,7 @@ class PushTEnv(gymnasium.Wrapper):
     control_dt = 0.1  # [s] gym-pusht's own `dt` is that of its physics
 
     def __init__(self, options: SimOptions, *, near: bool = False) -> None:
-        """Episodes start as gym-pusht's do or, if `near`, close to the goal and may take half as long."""
+        """Create an environment; with `near`, episodes start close to the goal and have half the time limit."""
         super().__init__(
             gymnasium.make(
                 "gym_pusht/PushT-v0",

@@ -1,7 +1,7 @@
 """A scripted demonstrator for PushT.
 
-It plans a push in the closed-form model of `tee.py`, walks around the block to where the push begins, pushes, draws
-back and plans again.
+It plans a push in the closed-form model of `tee.py`, moves around the block to the start of the push, pushes,
+retreats and plans again.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ PUSH_LEAD = 30.0  # [px] the same while pushing
 ARRIVED = 5.0  # [px] from the start of a push at which it begins
 DONE = 1.0  # [px] from its end at which it ends
 MIDDLE = np.array([256.0, 256.0])  # [px] of the arena
-PATIENCE = 60  # steps after which a push is given up
-_STREAM = 0x7EE  # keeps the expert's randomness apart from that of the episode's start
+MAX_PUSH_STEPS = 60  # maximum steps of a push
+_STREAM = 0x7EE  # separates the random stream of the expert from the initial state
 
 
 @dataclass
 class _Stroke:
-    """What one episode is about to do."""
+    """Current plan of one episode."""
 
     rng: np.random.Generator
     push: Push | None = None
@@ -40,7 +40,7 @@ class _Stroke:
 
 
 class PushTExpert:
-    """Decides for each row by itself; an episode depends on its seed alone."""
+    """Expert with an independent plan per row; an episode depends only on its seed."""
 
     def __init__(self) -> None:
         self._strokes: dict[int, _Stroke] = {}  # by row
@@ -67,7 +67,7 @@ def _decide(stroke: _Stroke, finger: Array, pose: Array) -> Array:
     if stroke.push is not None and stroke.pushing:
         push, stroke.steps = stroke.push, stroke.steps + 1
         made = float((finger - push.start) @ push.direction)
-        if push.length - made > DONE and stroke.steps < PATIENCE:
+        if push.length - made > DONE and stroke.steps < MAX_PUSH_STEPS:
             return push.start + min(made + PUSH_LEAD, push.length) * push.direction
         stroke.push = None
     if stroke.push is None:
@@ -75,8 +75,8 @@ def _decide(stroke: _Stroke, finger: Array, pose: Array) -> Array:
             return finger + 25.0 * _away(finger, pose)
         stroke.push, stroke.pushing, stroke.steps = plan(pose, finger, stroke.rng), False, 0
         if stroke.push is None:
-            return MIDDLE  # walled in: push through to where all ways are open
-    if np.linalg.norm(finger - stroke.push.start) < ARRIVED or stroke.steps > PATIENCE:
+            return MIDDLE  # enclosed: push towards the centre
+    if np.linalg.norm(finger - stroke.push.start) < ARRIVED or stroke.steps > MAX_PUSH_STEPS:
         stroke.pushing, stroke.steps = True, 0
         return _decide(stroke, finger, pose)
     stroke.steps += 1
@@ -86,7 +86,7 @@ def _decide(stroke: _Stroke, finger: Array, pose: Array) -> Array:
         return finger
     way = point - finger
     far = float(np.linalg.norm(way))
-    lead = min(far, WALK_LEAD) if point is stroke.push.start else WALK_LEAD  # no stop at the corners of the way
+    lead = min(far, WALK_LEAD) if point is stroke.push.start else WALK_LEAD  # no stop at way points
     return finger + way * lead / far
 
 

@@ -1,4 +1,4 @@
-"""Search for pushes, and for ways around the block to where a push begins."""
+"""Search for pushes, and for paths around the block to the start of a push."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from robopolicy_tasks.push_t import tee
 from robopolicy_tasks.push_t.tee import FINGER, HULL, INNER, OUTLINE, Array
 
 GAP = 7.0  # [px] between finger and block where a push begins
-LONGEST = 130.0  # [px] stroke of one push, the way to the block included
+LONGEST = 130.0  # [px] stroke of one push, including the distance to the block
 STRIDE = 2.0  # [px] between two moments at which a push may stop
 COARSE = 4.0  # [px] the same for the pushes after the first
 SPACING = 9.0  # [px] between neighbouring places to push at
-BEAM = 48  # poses from which the search goes on
+BEAM = 48  # beam width of the search
 DEPTH = 3  # pushes to look ahead
-PUSH_COST = 2.5  # [px] of error that one push more must save
-WAY_COST = 0.01  # px of error that one px of way must save
+PUSH_COST = 2.5  # [px] cost of one more push
+WAY_COST = 0.01  # cost of path length [px of error per px]
 WALLS = (9.0, 503.0)  # [px] where corners of the block may lie
 REACH = (3.0, 509.0)  # [px] where the finger may go
 CLEAR = 17.5  # [px] between the finger's centre and the block on the way
@@ -65,10 +65,10 @@ PLACES, NORMALS = _contacts()
 
 
 def plan(pose: Array, finger: Array, rng: np.random.Generator) -> Push | None:
-    """The first of up to `DEPTH` pushes that bring the block at `pose` `(3,)` closest to its mark.
+    """First of up to `DEPTH` pushes that bring the block at `pose` `(3,)` closest to its mark.
 
-    Every push pays for itself and for the way to it, so that a small one nearby is not preferred for ever to a good one
-    on the other side. `rng` breaks ties. None if the finger can reach no push.
+    Every push has a cost and a cost of the path to it, so that a small push nearby is not always preferred to a good
+    one on the other side. `rng` breaks ties. Returns None if no push is reachable.
     """
     root = _strokes(pose[None], STRIDE)
     spent = PUSH_COST + WAY_COST * _distance(root.start[0], finger)  # (C,)
@@ -146,9 +146,9 @@ def _beam(score: Array, poses: Array) -> NDArray[np.intp]:
 
 
 def way_point(finger: Array, target: Array, pose: Array) -> Array | None:
-    """Next point `(2,)` of the shortest way from `finger` to `target` `(2,)` that leaves the block at `pose` alone.
+    """Next point `(2,)` of the shortest path from `finger` to `target` `(2,)` without contact with the block at `pose`.
 
-    None if there is no such way.
+    Returns None if there is no path.
     """
     corners = tee.to_world(OUTLINE[list(HULL)] + AROUND * _DIAGONALS, pose[None])[0]
     inside = ((corners > REACH[0]) & (corners < REACH[1])).all(1)
@@ -164,7 +164,7 @@ def way_point(finger: Array, target: Array, pose: Array) -> Array | None:
 
 
 def _legs(nodes: Array, pose: Array) -> tuple[NDArray[np.bool_], Array]:
-    """Which nodes see each other past the block, and how far they are apart: `(P, P)` each."""
+    """Visibility graph around the block: mask of free edges and their lengths, `(P, P)` each."""
     share = np.linspace(0.0, 1.0, 33)[:, None]
     line = nodes[:, None, None] * (1.0 - share) + nodes[None, :, None] * share  # (P, P, 33, 2)
     gaps = tee.clearance(tee.to_block(line.reshape(1, -1, 2), pose[None])).reshape(line.shape[:3])

@@ -1,9 +1,9 @@
-"""The T and how it moves when pushed, in closed form.
+"""Closed-form model of the T-shaped block and its motion under pushes.
 
 gym-pusht damps every velocity to zero before each physics step and knows no friction, so the block moves only while the
 finger presses on it, and then along the contact normal n alone. An impulse j at r from the centre of mass gives the
-velocity j n / m and the turning rate j (r x n) / I; that the contact point gives way just as fast as the finger comes
-fixes j. The shape, centre of mass and inertia are gym-pusht's, which are not quite those of a homogeneous T.
+velocity j n / m and the turning rate j (r x n) / I; the condition that the contact point moves as fast as the finger
+determines j. Shape, centre of mass and inertia are those of gym-pusht, which differ slightly from a homogeneous T.
 
 Poses `(K, 3)` are the centre of mass x, y [px] and the angle [rad]. Points of the block are relative to its centre of
 mass, in its own axes.
@@ -70,8 +70,8 @@ def error(pose: Array) -> Array:
     return np.sqrt(np.square(off).sum(-1).mean(-1))
 
 
-def give_way(pose: Array, finger: Array) -> Array:
-    """Poses `(K, 3)` after the finger at `(K, 2)` has pushed itself free of the blocks `(K, 3)`."""
+def resolve_contact(pose: Array, finger: Array) -> Array:
+    """Poses `(K, 3)` of the blocks after resolving their contact with the finger at `(K, 2)`."""
     local = to_block(finger[:, None], pose)[:, 0]
     touched = closest(local)
     normal = touched - local
@@ -91,6 +91,6 @@ def push(pose: Array, finger: Array, direction: Array, length: float, stride: fl
     passed: list[Array] = []
     for _ in range(round(length / stride)):
         finger = finger + stride * direction
-        pose = give_way(pose, finger)
+        pose = resolve_contact(pose, finger)
         passed.append(pose)
     return np.stack(passed)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from robopolicy_tasks.packages import register_package_family
+from robopolicy_tasks.optional_envs import register_package_family
 
-# Its metadata asks for a release of mink that asks for numpy below 2.
+# Its metadata requires a release of mink that requires numpy below 2.
 INSTALL = "pip install numba termcolor opencv-python; pip install --no-deps robosuite==1.5.2"
 
 

@@ -16,7 +16,7 @@ from robopolicy.errors import unknown_environment
 from robopolicy.sim.backends.mujoco.render import Renderer
 from robopolicy.sim.registry import SimOptions
 
-logging.disable(logging.WARNING)  # on import it tells of optional parts that are not there
+logging.disable(logging.WARNING)  # on import it warns of missing optional parts
 try:
     import robosuite
     from robosuite.controllers.parts import controller
@@ -34,7 +34,7 @@ SIGHT = ("robot0_proprio-state", "object-state")  # robosuite's own summaries of
 
 
 def _follow_mujoco() -> None:
-    """Since MuJoCo 3.10 `mj_fullM` takes the data, of which robosuite 1.5 hands it `qM`; that is gone from 3.11."""
+    """Patch robosuite 1.5 for MuJoCo 3.10, whose `mj_fullM` takes the data instead of `qM`."""
     setattr(binding_utils.MjData, "qM", property(lambda data: data._data))  # noqa: B010  it is made at run time
     full: Any = lambda model, matrix, data: mujoco.mj_fullM(model, data, matrix)  # noqa: E731
     controller.mujoco = SimpleNamespace(mj_fullM=full)
@@ -76,13 +76,13 @@ class RobosuiteEnv(gymnasium.Env[Any, Any]):
         self._renderer: Renderer | None = None
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Place robot and objects, as `seed` says."""
+        """Place robot and objects by `seed`."""
         if seed is not None:  # in place, as the samplers of the scene keep the generator
             self._env.rng.bit_generator.state = np.random.default_rng(seed).bit_generator.state
         return self._seen(self._env.reset()), {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Play one action."""
+        """Apply one action."""
         observation, reward, _, _ = self._env.step(action)
         success = bool(self._env._check_success())
         earned = float(reward) if self._shaped else float(success)

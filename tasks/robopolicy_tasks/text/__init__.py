@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
 BUILT_IN = {
     "arithmetic": ("Arithmetic", "Add two numbers below 30: dense success after a little imitation."),
-    "calculator": ("Calculator", "Add with a calculator at hand, whose calls are counted."),
+    "calculator": ("Calculator", "Add with a calculator tool, whose calls are counted."),
     "countdown": ("Countdown", "Reach a number with three others, each used once: sparse success."),
-    "grid": ("Grid", "Walk to the goal of a small grid world by words, one move a turn."),
-    "panda": ("Panda", "Write a program of commands that makes a simulated Panda do as it is told."),
-    "panda_turns": ("PandaTurns", "The same with one command a turn, after each of which the hand reports."),
+    "grid": ("Grid", "Walk to the goal of a small grid world by text, one move per turn."),
+    "panda": ("Panda", "Write a program of commands for a simulated Panda from an instruction."),
+    "panda_turns": ("PandaTurns", "The same with one command per turn and a report of the hand after each."),
     "pits": ("Pits", "The grid world with a pit to walk around."),
-    "waypoints": ("Waypoints", "The grid world with places announced before they are gone to."),
+    "waypoints": ("Waypoints", "The grid world with waypoints announced before they are visited."),
 }
 
 MODULES = {"panda_turns": "panda", "pits": "grid", "waypoints": "grid"}  # of tasks that share one
@@ -88,4 +88,4 @@ def register() -> None:
         )
     generators = "Any generator of reasoning-gym by its own id."
     register_family("reasoning_gym", TaskFamily(_gym_entry, generators, requires="text", module="reasoning_gym"))
-    register_family("prompts", TaskFamily(_prompts_entry, "The prompts of a file of yours, .jsonl or .parquet."))
+    register_family("prompts", TaskFamily(_prompts_entry, "The prompts of a .jsonl or .parquet file."))

@@ -8,7 +8,7 @@ from robopolicy.text.task import Question, TextTask
 from robopolicy.text.verify import exact
 
 LIMIT = 30
-FAR, TRIES = 2**40, 2000  # first seed of restated problems, and how many are tried for each
+FAR, TRIES = 2**40, 2000  # first seed of paraphrased problems, and number of attempts for each
 
 
 class Arithmetic(TextTask):
@@ -35,12 +35,12 @@ class Arithmetic(TextTask):
         return sum(number >= 10 for number in numbers(seed))
 
     def difficulty(self, seed: int) -> float:
-        """Digits of both numbers, and one more where something is carried."""
+        """Number of digits of both numbers, plus one with a carry."""
         first, second = numbers(seed)
         return len(f"{first}{second}") + float(first % 10 + second % 10 >= 10)
 
     def restated(self, seed: int, how: str) -> int:
-        """The first of some other seeds whose numbers differ, with less to do if it is to be simpler."""
+        """First of several other seeds with different numbers, and an easier sum if `how` is simpler."""
         mine, hard = numbers(seed), self.difficulty(seed)
         for other in range(FAR + TRIES * seed, FAR + TRIES * (seed + 1)):
             found = numbers(other)
@@ -51,18 +51,18 @@ class Arithmetic(TextTask):
 
 
 def numbers(seed: int) -> tuple[int, int]:
-    """What is added."""
+    """The two summands."""
     first, second = np.random.default_rng(seed).integers(0, LIMIT, 2).tolist()
     return first, second
 
 
 def is_number(completion: str) -> bool:
-    """Whether it is digits alone."""
+    """Whether the text consists of digits."""
     return completion.strip().isdigit()
 
 
 def right_digits(completion: str, answer: str) -> float:
-    """Share of the digits, counted from the last, that are those of the answer; a number too long has wrong ones."""
+    """Fraction of correct digits, aligned at the last digit; extra digits count as wrong."""
     said = completion.strip()
     if not said.isdigit():
         return 0.0

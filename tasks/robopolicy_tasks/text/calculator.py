@@ -1,8 +1,8 @@
-"""Sums with a calculator at hand: `17+28=`, answered at once, or after the message `?`, to which the sum is told.
+"""Sums with a calculator tool: `17+28=`, answered at once or after the message `?`, which returns the sum.
 
-Solutions ask for every second problem, so that who imitates them calls the tool half of the time. What is learned from
-rewards shows in the metric `calls`: asking is always right, and costs nothing unless the recipe says so. The grade
-`grounding` tells whether messages rest on the tool: calls do, and answers that repeat what was told.
+Demonstrations call the tool in every second problem, so that imitation calls it half of the time. The effect of
+rewards is visible in the metric `calls`: a call is always correct, and free unless the recipe adds a cost. The grade
+`grounding` measures the use of the tool: calls, and answers that repeat its result.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from robopolicy_tasks.text.arithmetic import LIMIT, is_number
 CALL = "?"
 
 
-class Sum(Episode):
+class CalculatorEpisode(Episode):
     """One addition."""
 
     def __init__(self, seed: int) -> None:
@@ -47,6 +47,6 @@ class Calculator(TextTask):
     name = "text/calculator"
     prompt_bytes, completion_bytes, max_turns = 40, 6, 3
 
-    def episode(self, seed: int) -> Sum:
+    def episode(self, seed: int) -> CalculatorEpisode:
         """Two numbers drawn uniformly from 0 to 29."""
-        return Sum(seed)
+        return CalculatorEpisode(seed)

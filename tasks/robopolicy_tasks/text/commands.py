@@ -1,4 +1,4 @@
-"""The language in which text policies drive a robot: a few commands, read by a pattern and never run as code.
+"""Command language of text policies for a robot, parsed by a pattern and never run as code.
 
     program = command { ";" command }
     command = "grasp" | "lift" | "release" | "carry" place
@@ -18,11 +18,11 @@ from robopolicy.sim.backends.mujoco.task import Array
 
 VERBS = ("grasp", "lift", "carry", "release")
 DIRECTIONS = {"left": (0.0, 1.0), "right": (0.0, -1.0), "forward": (1.0, 0.0), "back": (-1.0, 0.0)}
-MOST_COMMANDS = 6
+MAX_COMMANDS = 6
 FORM = re.compile(r"(grasp|lift|release)|carry (pad|start)(?: (left|right|forward|back) (\d{1,2}))?")
 
 COMMAND = r"(?:" + FORM.pattern + r")"
-PROGRAM = rf"{COMMAND}(?:;{COMMAND}){{0,{MOST_COMMANDS - 1}}}"
+PROGRAM = rf"{COMMAND}(?:;{COMMAND}){{0,{MAX_COMMANDS - 1}}}"
 """The forms of a command and of a program, as regular expressions."""
 
 
@@ -32,7 +32,7 @@ class ProgramError(ValueError):
 
 @dataclass(frozen=True)
 class Place:
-    """A place on the table, told from the pad or from where the cube stood at the start."""
+    """Position on the table relative to the pad or to the initial position of the cube."""
 
     anchor: str  # pad | start
     direction: str = "left"
@@ -62,18 +62,18 @@ def parse(program: str) -> list[Command]:
     """The commands of a program.
 
     Raises:
-        ProgramError: It is not in the language, or longer than `MOST_COMMANDS`.
+        ProgramError: It is not in the language, or longer than `MAX_COMMANDS`.
     """
     words = [part.strip() for part in program.split(";")]
-    if len(words) > MOST_COMMANDS:
-        raise ProgramError(f"{len(words)} commands, at most {MOST_COMMANDS}")
+    if len(words) > MAX_COMMANDS:
+        raise ProgramError(f"{len(words)} commands, at most {MAX_COMMANDS}")
     return [_command(text) for text in words]
 
 
 def _command(text: str) -> Command:
     match = FORM.fullmatch(text)
     if match is None:
-        raise ProgramError(f"'{text}' is no command")
+        raise ProgramError(f"'{text}' is not a command")
     verb, anchor, direction, number = match.groups()
     if verb:
         return Command(verb)

@@ -51,7 +51,7 @@ def _problem(seed: int) -> tuple[list[int], str]:
 
 
 def value_of(expression: str) -> tuple[int, list[int]] | None:
-    """Value of `a.b.c` with the usual precedence, and its numbers; None where it has another form."""
+    """Value of `a.b.c` with the usual precedence, and its numbers; None for another form."""
     match = FORM.fullmatch(expression.strip())
     if match is None:
         return None
@@ -71,6 +71,6 @@ def _verify(completion: str, numbers: list[int], target: int) -> float:
 
 
 def _closeness(completion: str, target: int) -> float:
-    """1 at the target, less the farther an expression is from it, 0 for what is none."""
+    """1 at the target, decreasing with distance, 0 for invalid expressions."""
     found = value_of(completion)
     return 0.0 if found is None else 1.0 / (1.0 + abs(found[0] - target))

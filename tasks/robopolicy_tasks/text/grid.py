@@ -1,7 +1,7 @@
-"""Grid worlds by words: walk to the goal, one move a turn, and hear where you stand after each.
+"""Grid worlds in text: walk to the goal, one move per turn, with the position returned after each.
 
 Every move is graded: `legal` (a word that moves, and not into a wall), `efficiency` (it is a step of a shortest way),
-`advantage` (by how many steps the goal is nearer), `safe` (it does not end in a pit).
+`advantage` (reduction of the distance to the goal in steps), `safe` (it does not end in a pit).
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ MOVES = {"n": (0, 1), "s": (0, -1), "e": (1, 0), "w": (-1, 0)}
 Place = tuple[int, int]
 
 
-class Walk(Episode):
-    """One walk; walls stop a move, a word that is no move wastes it, and who falls into the pit climbs out of it."""
+class GridEpisode(Episode):
+    """One episode; walls block a move, an invalid word wastes it, and a pit can be left again."""
 
     def __init__(self, seed: int, pits: int = 0) -> None:
         """Draw different places for goal, start and at most one pit."""
@@ -48,7 +48,7 @@ class Walk(Episode):
         return Turn(0.0, done=False, reply=f" at {self.at[0]}{self.at[1]}:", measures=measures)
 
     def demonstration(self) -> list[str]:
-        """A shortest way around the pit, east or west first where both will do."""
+        """A shortest path around the pit, east or west first if possible."""
         at, words = self.at, list[str]()
         while at != self.goal:
             words.append(min(("e", "w", "n", "s"), key=lambda word: self.far[moved(at, word)]))
@@ -63,27 +63,27 @@ class Grid(TextTask):
     prompt_bytes, completion_bytes, max_turns = 96, 3, 8
     form = "[nsew]"
 
-    def episode(self, seed: int) -> Walk:
+    def episode(self, seed: int) -> GridEpisode:
         """Start and goal are two different places."""
-        return Walk(seed)
+        return GridEpisode(seed)
 
 
 class Pits(Grid):
-    """The same with a pit, which is no part of the verdict: how safe a walk was is another grade."""
+    """Grid with a pit, which does not affect success: safety is a separate grade."""
 
     name = "text/pits"
     prompt_bytes = 104
 
-    def episode(self, seed: int) -> Walk:
+    def episode(self, seed: int) -> GridEpisode:
         """Start, goal and pit are three different places."""
-        return Walk(seed, pits=1)
+        return GridEpisode(seed, pits=1)
 
 
-class Routed(Walk):
-    """A walk on which places, `30`, may be announced before they are gone to; that takes a turn."""
+class WaypointEpisode(GridEpisode):
+    """Walk with waypoints such as `30`, which may be announced first; that takes a turn."""
 
     def step(self, completion: str) -> Turn:
-        """Announce a place, or move."""
+        """Announce a waypoint, or move."""
         word = completion.strip()
         if PLACE.fullmatch(word) is None:
             turn = super().step(completion)
@@ -100,25 +100,25 @@ class Routed(Walk):
 
 
 class Waypoints(Grid):
-    """The same with places announced on the way: goals that the policy sets itself."""
+    """Grid with announced waypoints: subgoals set by the policy."""
 
     name = "text/waypoints"
     prompt_bytes, completion_bytes, max_turns = 136, 4, 11
     form = f"[nsew]|[0-{SIZE - 1}][0-{SIZE - 1}]"
 
-    def episode(self, seed: int) -> Routed:
+    def episode(self, seed: int) -> WaypointEpisode:
         """Start and goal are two different places."""
-        return Routed(seed)
+        return WaypointEpisode(seed)
 
 
 def moved(at: Place, word: str) -> Place:
-    """Where a word leads."""
+    """Position after a word."""
     dx, dy = MOVES.get(word, (0, 0))
     return min(max(at[0] + dx, 0), SIZE - 1), min(max(at[1] + dy, 0), SIZE - 1)
 
 
 def distances(goal: Place, pits: list[Place]) -> Mapping[Place, int]:
-    """Steps to the goal from every place by ways around the pits; into a pit every step leads away."""
+    """Number of steps to the goal from every position on paths around the pits."""
     found, waiting = {goal: 0}, deque([goal])
     while waiting:
         at = waiting.popleft()

@@ -1,11 +1,11 @@
-"""Any generator of reasoning-gym as a text task, judged by its own scorer."""
+"""Text tasks from generators of reasoning-gym, with their scorers."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from robopolicy.errors import unknown_name
-from robopolicy.optional import need
+from robopolicy.optional import require
 from robopolicy.text.task import Question, TextTask
 
 PROBLEMS = 2**31  # size of the generated set: episode seeds index it
@@ -18,7 +18,7 @@ class GymTask(TextTask):
 
     def __init__(self, generator: str) -> None:
         """Make the problems of a generator, e.g. `chain_sum`."""
-        library = need("reasoning_gym", "text")
+        library = require("reasoning_gym", "text")
         known = library.factory.DATASETS
         if generator not in known:
             raise unknown_name("reasoning-gym task", generator, known)

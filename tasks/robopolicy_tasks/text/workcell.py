@@ -1,7 +1,7 @@
-"""Commands as motions of a simulated Panda: one controller per verb, many episodes at once.
+"""Execution of commands by a simulated Panda: one controller per verb, many episodes at once.
 
-A `Moment` is a whole simulated world at one instant, so that any episode goes on where it was left, in whatever row of
-the simulator is free. What a command leads to depends on the moment and on the command alone.
+A `Snapshot` is a complete simulation state, so that any episode can continue from it in any free row of
+the simulator. The result of a command depends only on the snapshot and the command.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from robopolicy.sim.backends.mujoco.backend import MujocoSim
-from robopolicy.sim.backends.mujoco.task import Array, BatchState, Outcome
+from robopolicy.sim.backends.mujoco.task import Array, BatchState, StepResult
 from robopolicy_tasks.manipulation.experts import CLOSE, OPEN, Style, funnel, grasping, over, quarter_turn, steer
 from robopolicy_tasks.manipulation.lift import CUBE_HALF, LIFT_HEIGHT
 from robopolicy_tasks.manipulation.objects import distance, yaw_of
@@ -23,39 +23,39 @@ from robopolicy_tasks.manipulation.panda_task import Arm, commanded
 from robopolicy_tasks.manipulation.pick_place import RELEASED, RESTING, PickPlace
 from robopolicy_tasks.text.commands import VERBS, Command
 
-LIMITS = {"grasp": 60, "lift": 20, "carry": 50, "release": 30}  # control steps after which a command is given up
+LIMITS = {"grasp": 60, "lift": 20, "carry": 50, "release": 30}  # maximum control steps of a command
 HOVER = 0.08  # [m] above the cube before the hand sinks, and of the cube above the table while it is carried
 RAISED = LIFT_HEIGHT + CUBE_HALF + 0.02  # [m] height of the tool at which "lift" ends
 ARRIVED = 0.004  # [m] from the place at which "carry" ends
 LOWERED = CUBE_HALF + 0.003  # [m] height of the tool at which "release" opens
-OPENING, EMPTY = 0.045, 0.01  # [m] width of a hand that has let go, and of one that closed on nothing
-STILL = 0.006  # [m] by which the commanded tool may be ahead of the real one when "carry" ends
-REOPENED = 8  # control steps after which a hand that was closed has opened again
+OPENING, EMPTY = 0.045, 0.01  # [m] width of a hand after release, and of an empty closed hand
+STILL = 0.006  # [m] maximum lead of the commanded tool at the end of "carry"
+REOPENED = 8  # control steps for opening a closed hand
 AWAY = 0.10  # [m] height of the tool at which "release" ends
 
 
-class Bench(PickPlace):
-    """Pick and place without an end: the text task says when an episode is over."""
+class EndlessPickPlace(PickPlace):
+    """Pick and place without termination: the text task ends an episode."""
 
     max_episode_steps = max(LIMITS.values()) + 1
 
-    def outcome(self, before: BatchState, action: Array, after: BatchState) -> Outcome:
-        """Nothing is earned and nothing ends."""
-        return Outcome(np.zeros(len(after)), np.zeros(len(after), bool))
+    def outcome(self, before: BatchState, action: Array, after: BatchState) -> StepResult:
+        """Zero reward without termination."""
+        return StepResult(np.zeros(len(after)), np.zeros(len(after), bool))
 
 
 @dataclass(frozen=True)
-class Moment:
-    """One simulated world at one instant."""
+class Snapshot:
+    """Simulation state at one time."""
 
-    row: dict[str, Any]  # its part of the simulator's state
+    row: dict[str, Any]  # row of the simulator state
     cube: Array  # (3,) [m]
     pad: Array  # (2,) [m]
     width: float  # [m] between the fingers
     held: bool  # whether they hold the cube
 
     def rests_at(self, place: Array, radius: float) -> bool:
-        """Whether the cube lies, released, within `radius` [m] of a place `(2,)` on the table."""
+        """Whether the released cube is within `radius` [m] of a position `(2,)` on the table."""
         low = self.cube[2] < CUBE_HALF + RESTING
         return bool(low and self.width > RELEASED and np.hypot(*(self.cube[:2] - place)) < radius)
 
@@ -66,46 +66,46 @@ class Moment:
 
 
 @dataclass(frozen=True)
-class Order:
-    """A command to be carried out."""
+class CommandRequest:
+    """A command to execute, with its start."""
 
-    start: Moment
+    start: Snapshot
     command: Command
-    target: Array  # (2,) [m] where "carry" goes
-    error: Array  # (2,) [m] by which "grasp" misjudges the place of the cube
+    target: Array  # (2,) [m] target of "carry"
+    error: Array  # (2,) [m] position error of "grasp"
 
 
 class Workcell:
-    """A batched simulator that starts episodes and carries out orders."""
+    """Batched simulator that starts episodes and executes commands."""
 
     def __init__(self, rows: int = 64) -> None:
-        self.task = Bench()
+        self.task = EndlessPickPlace()
         self.sim = MujocoSim(self.task, rows)
 
-    def start(self, seeds: Sequence[int]) -> list[Moment]:
-        """The first moments of episodes."""
-        found: list[Moment] = []
+    def start(self, seeds: Sequence[int]) -> list[Snapshot]:
+        """Initial snapshots of episodes."""
+        found: list[Snapshot] = []
         for begin in range(0, len(seeds), self.sim.num_envs):
             block = list(seeds[begin : begin + self.sim.num_envs])
             self.sim.reset(block + block[:1] * (self.sim.num_envs - len(block)))
-            found += self._moments(len(block))
+            found += self._snapshots(len(block))
         return found
 
-    def play(self, orders: Sequence[Order]) -> list[Moment]:
-        """The moments to which orders lead."""
-        found: list[Moment] = []
+    def run(self, orders: Sequence[CommandRequest]) -> list[Snapshot]:
+        """Snapshots after commands."""
+        found: list[Snapshot] = []
         for begin in range(0, len(orders), self.sim.num_envs):
             block = orders[begin : begin + self.sim.num_envs]
             self._place(block)
             self._run(block)
-            found += self._moments(len(block))
+            found += self._snapshots(len(block))
         return found
 
     def close(self) -> None:
         """End the threads of the simulator."""
         self.sim.close()
 
-    def _run(self, orders: Sequence[Order]) -> None:
+    def _run(self, orders: Sequence[CommandRequest]) -> None:
         count, rows = len(orders), self.sim.num_envs
         verb = np.array([VERBS.index(order.command.verb) for order in orders])
         limit = np.array([LIMITS[order.command.verb] for order in orders])
@@ -126,8 +126,8 @@ class Workcell:
             active[:count] = running
             self.sim.step(torch.from_numpy(action).float(), torch.from_numpy(active))
 
-    def _place(self, orders: Sequence[Order]) -> None:
-        """Put the moments at which the orders begin into the rows of the simulator."""
+    def _place(self, orders: Sequence[CommandRequest]) -> None:
+        """Load the initial snapshots of commands into the rows of the simulator."""
         idle = [orders[0]] * (self.sim.num_envs - len(orders))
         rows = [order.start.row for order in (*orders, *idle)]
         parts = {
@@ -136,14 +136,14 @@ class Workcell:
         seeds = {"current": torch.zeros(len(rows), dtype=torch.int64), "next": 0}
         self.sim.load_state_dict({**parts, "seeds": seeds, "steps": torch.zeros(len(rows), dtype=torch.int64)})
 
-    def _moments(self, count: int) -> list[Moment]:
+    def _snapshots(self, count: int) -> list[Snapshot]:
         whole = self.sim.state_dict()
         parts = {part: whole[part] for part in ("engine", "memory", "obs")}
         state = self.sim.state()
         arm = self.task.arm(state)
         (cube, _), pad, held = self.task.cube(state), self.task.goal(state), self.task.held(arm, state)
         return [
-            Moment(
+            Snapshot(
                 {part: {key: value[row].clone() for key, value in values.items()} for part, values in parts.items()},
                 cube[row].copy(),
                 pad[row, :2].copy(),
@@ -158,8 +158,8 @@ Motion = tuple[Array, NDArray[np.bool_]]
 """Actions `(N, 5)` of a controller, and whether it has finished `(N,)`."""
 
 
-def grasp(task: Bench, arm: Arm, state: BatchState, target: Array, style: Style, step: int) -> Motion:
-    """Over the cube, or where it is believed to be, sink and close."""
+def grasp(task: EndlessPickPlace, arm: Arm, state: BatchState, target: Array, style: Style, step: int) -> Motion:
+    """Move over the believed position of the cube, descend and close."""
     held = task.held(arm, state)
     cube, quaternion = task.cube(state)
     believed = over(cube, style)
@@ -169,14 +169,14 @@ def grasp(task: Bench, arm: Arm, state: BatchState, target: Array, style: Style,
     return steer(goal, turn, grasping(believed, arm), state, style), held | missed
 
 
-def lift(task: Bench, arm: Arm, state: BatchState, target: Array, style: Style, step: int) -> Motion:
-    """Raise the hand, open or closed as it is."""
+def lift(task: EndlessPickPlace, arm: Arm, state: BatchState, target: Array, style: Style, step: int) -> Motion:
+    """Raise the hand with the gripper unchanged."""
     goal = commanded(state)["position"] + np.array([0.0, 0.0, 0.1])
     return steer(goal, np.zeros(len(goal)), _as_it_is(arm), state, style), arm.tool.position[:, 2] > RAISED
 
 
-def carry(task: Bench, arm: Arm, state: BatchState, target: Array, style: Style, step: int) -> Motion:
-    """Rise, travel once clear of the table, and stop above the place; a held cube keeps its offset in the hand."""
+def carry(task: EndlessPickPlace, arm: Arm, state: BatchState, target: Array, style: Style, step: int) -> Motion:
+    """Rise, travel once clear of the table, and stop above the target; a held cube keeps its offset in the hand."""
     tool, (cube, _) = arm.tool.position, task.cube(state)
     held = task.held(arm, state)
     point = np.where(held[:, None], cube, tool)
@@ -189,8 +189,8 @@ def carry(task: Bench, arm: Arm, state: BatchState, target: Array, style: Style,
     return steer(goal, np.zeros(len(goal)), _as_it_is(arm), state, style), there
 
 
-def release(task: Bench, arm: Arm, state: BatchState, target: Array, style: Style, step: int) -> Motion:
-    """Sink, open and withdraw."""
+def release(task: EndlessPickPlace, arm: Arm, state: BatchState, target: Array, style: Style, step: int) -> Motion:
+    """Descend, open and withdraw."""
     tool = arm.tool.position
     opening = (tool[:, 2] < LOWERED) | (arm.width > OPENING)
     goal = commanded(state)["position"].copy()

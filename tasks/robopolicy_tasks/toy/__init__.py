@@ -58,9 +58,9 @@ def register() -> None:
         TaskEntry(
             name="toy/push",
             make=_make_push,
-            description="Push a disc to a mark with another one, seen from above; films by the thousand.",
+            description="Push a disc to a mark with another disc, seen from above; for fast video datasets.",
             make_expert=_make_push_expert,
             backends=("torch",),
-            solved=_push_solved,
+            success_fn=_push_solved,
         )
     )

@@ -1,4 +1,4 @@
-"""A point mass that has to reach a goal: the smallest task on the contract, for smoke runs and tests.
+"""Point mass that must reach a goal: the smallest task, for smoke runs and tests.
 
 All environments are rows of a few torch tensors, so thousands of episodes take a second. State: position, velocity and
 goal in the plane; action: acceleration. Success, and the end of the episode, is being within 5 cm of the goal.
@@ -14,17 +14,17 @@ import torch
 from torch import Tensor
 
 from robopolicy.errors import UserError
-from robopolicy.mirror_symmetry import Mirror, Reflection
+from robopolicy.mirror_symmetry import MirrorSymmetry, SignedPermutation
 from robopolicy.sim.contract import Observation, SimSpec, Step, TensorSpec, VectorSim
 from robopolicy.sim.registry import SimOptions
-from robopolicy.sim.vector_env import RowSim
+from robopolicy.sim.vector_env import TorchVectorEnv
 
 STATE_DIM = 6
 DT = 0.1  # seconds per control step
 RADIUS = 0.05  # metres around the goal that count as success
 
 
-class PointMassSim(RowSim):
+class PointMassSim(TorchVectorEnv):
     """N point masses, stepped in torch."""
 
     def __init__(self, options: SimOptions) -> None:
@@ -39,7 +39,9 @@ class PointMassSim(RowSim):
             control_dt=DT,
             max_episode_steps=40,
             action_names=("ax [m/s^2]", "ay [m/s^2]"),
-            mirror=Mirror({"state": Reflection.of([-1, 1, -1, 1, -1, 1])}, Reflection.of([-1, 1])),
+            mirror=MirrorSymmetry(
+                {"state": SignedPermutation.of([-1, 1, -1, 1, -1, 1])}, SignedPermutation.of([-1, 1])
+            ),
         )
         super().__init__(spec, options.num_envs)
         self._shaped = options.reward == "shaped"
@@ -47,9 +49,9 @@ class PointMassSim(RowSim):
 
     def step(self, action: Tensor, active: Tensor | None = None) -> Step:
         """Accelerate the masses for one control step."""
-        active = self.moving(active)
+        active = self.active_rows(active)
         position, velocity, goal = self._state.split(2, 1)
-        velocity = 0.9 * velocity + DT * 4.0 * self.played(action)
+        velocity = 0.9 * velocity + DT * 4.0 * self.clipped_action(action)
         moved = torch.cat([position + DT * velocity, velocity, goal], 1)
         self._state = torch.where(active[:, None], moved, self._state)
         self.episode_step = self.episode_step + active
@@ -72,8 +74,8 @@ class PointMassSim(RowSim):
         """Position, velocity and goal."""
         return {"state": self._state.clone()}
 
-    def begin(self, rows: Tensor, seeds: list[int]) -> None:
-        """Draw where masses and goals are."""
+    def start_episodes(self, rows: Tensor, seeds: list[int]) -> None:
+        """Draw positions of masses and goals."""
         state = self._state.clone()
         for row, seed in zip(rows.tolist(), seeds, strict=True):
             draws = np.random.default_rng(seed).uniform(-1.0, 1.0, 4)
@@ -105,10 +107,10 @@ def steer(state: Tensor) -> Tensor:
 
 
 def point_mass_pd(obs: Observation) -> Tensor:
-    """Accelerations `(B, 1, 2)` of that controller, as the function of `policy=callable`.
+    """Accelerations `(B, 1, 2)` of that controller, for `policy=callable`.
 
     Raises:
-        UserError: The observations are not those of this task.
+        UserError: The observations belong to another task.
     """
     found = obs["state"].shape[-1] if "state" in obs else "nothing"
     if found != STATE_DIM:

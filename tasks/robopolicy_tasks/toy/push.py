@@ -1,8 +1,8 @@
 """A disc pushes another disc to a mark: the smallest task with contact and a camera.
 
-All environments are rows of a few torch tensors, and the camera is drawn in torch as well, so that thousands of films
-take seconds. The red gripper moves at the velocity it is told; where it touches the blue block, the block gives way
-without sliding on. Success, and the end of the episode, is the block's centre within 8 cm of that of the green mark.
+All environments are rows of a few torch tensors, and the camera is rendered in torch, so that thousands of videos
+take seconds. The red gripper moves at the commanded velocity; on contact, the blue block is pushed away
+without sliding. Success, and the end of the episode, is the centre of the block within 8 cm of the green mark.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ import torch
 from torch import Tensor
 
 from robopolicy.errors import UserError
-from robopolicy.mirror_symmetry import Mirror, Reflection
+from robopolicy.mirror_symmetry import MirrorSymmetry, SignedPermutation
 from robopolicy.sim.contract import Observation, SimSpec, Step, TensorSpec, VectorSim
 from robopolicy.sim.registry import SimOptions
-from robopolicy.sim.vector_env import RowSim
+from robopolicy.sim.vector_env import TorchVectorEnv
 
 DT = 0.1  # seconds per control step
 MAX_SPEED = 0.7  # [m/s] of the gripper, along each axis
 GRIPPER, BLOCK, MARK = 0.06, 0.09, 0.14  # [m] radii
 GOAL = (0.75, 0.0)  # [m] centre of the mark; the table spans x in [0, 1] and y in [-0.5, 0.5]
 RADIUS = 0.08  # [m] around the goal that counts as success
-LOW, HIGH = (0.02, -0.48), (0.98, 0.48)  # [m] where centres may be
+LOW, HIGH = (0.02, -0.48), (0.98, 0.48)  # [m] range of centres
 CAMERA = "top"
 COLOURS = {"table": (217, 217, 217), "mark": (153, 230, 153), "block": (51, 76, 204), "gripper": (217, 51, 51)}
 
 
-class PushSim(RowSim):
+class PushSim(TorchVectorEnv):
     """N tables, stepped and drawn in torch."""
 
     def __init__(self, options: SimOptions) -> None:
@@ -55,7 +55,9 @@ class PushSim(RowSim):
             action_names=("gripper_vx [m/s]", "gripper_vy [m/s]"),
             mirror=None
             if self._draws
-            else Mirror({key: Reflection.of([1, -1]) for key in observation}, Reflection.of([1, -1])),
+            else MirrorSymmetry(
+                {key: SignedPermutation.of([1, -1]) for key in observation}, SignedPermutation.of([1, -1])
+            ),
         )
         super().__init__(spec, options.num_envs)
         self._shaped = options.reward == "shaped"
@@ -64,9 +66,9 @@ class PushSim(RowSim):
 
     def step(self, action: Tensor, active: Tensor | None = None) -> Step:
         """Move the grippers for one control step."""
-        active = self.moving(active)
+        active = self.active_rows(active)
         before = _distance(self._block)
-        gripper, block = push(self._gripper, self._block, self.played(action))
+        gripper, block = push(self._gripper, self._block, self.clipped_action(action))
         self._gripper = torch.where(active[:, None], gripper, self._gripper)
         self._block = torch.where(active[:, None], block, self._block)
         self.episode_step = self.episode_step + active
@@ -93,14 +95,14 @@ class PushSim(RowSim):
         return draw(self._gripper[:envs], self._block[:envs], height, width)
 
     def observe(self) -> Observation:
-        """Positions, and the picture where it is asked for."""
+        """Positions, and the image if requested."""
         seen = {"gripper": self._gripper.clone(), "block": self._block.clone()}
         if self._draws:
             seen[f"image.{CAMERA}"] = draw(self._gripper, self._block, self._size, self._size)
         return seen
 
-    def begin(self, rows: Tensor, seeds: list[int]) -> None:
-        """Draw where grippers and blocks are."""
+    def start_episodes(self, rows: Tensor, seeds: list[int]) -> None:
+        """Draw positions of grippers and blocks."""
         gripper, block = self._gripper.clone(), self._block.clone()
         for row, seed in zip(rows.tolist(), seeds, strict=True):
             draws = np.random.default_rng(seed).uniform((0.05, -0.4, 0.3, -0.25), (0.2, 0.4, 0.5, 0.25))
@@ -128,7 +130,7 @@ def push(gripper: Tensor, block: Tensor, action: Tensor) -> tuple[Tensor, Tensor
 
 
 def draw(gripper: Tensor, block: Tensor, height: int, width: int) -> Tensor:
-    """Pictures `(N, 3, height, width)` uint8 of the table from above, x to the right and y upwards."""
+    """Images `(N, 3, height, width)` uint8 of the table from above, x to the right and y upwards."""
     rows = 0.5 - (torch.arange(height) + 0.5) / height
     columns = 0.5 + ((torch.arange(width) + 0.5) - width / 2) / height
     picture = torch.tensor(COLOURS["table"], dtype=torch.float32)[None, :, None, None].repeat(
@@ -144,7 +146,7 @@ def draw(gripper: Tensor, block: Tensor, height: int, width: int) -> Tensor:
 
 
 class PushExpert:
-    """Walks around the block to its far side, then pushes it to the mark."""
+    """Expert that moves around the block to its far side, then pushes it to the mark."""
 
     def __call__(self, sim: VectorSim, obs: Observation) -> Tensor:
         """Return velocities `(N, 2)`."""
@@ -158,7 +160,7 @@ def steer(gripper: Tensor, block: Tensor) -> Tensor:
     left = torch.stack([-ahead[..., 1], ahead[..., 0]], -1)
     reach = block - gripper
     behind = (_unit(reach) * ahead).sum(-1, keepdim=True) > 0.93
-    passed = (reach * ahead).sum(-1, keepdim=True) < 0.05  # the gripper stands beside the block or beyond it
+    passed = (reach * ahead).sum(-1, keepdim=True) < 0.05  # the gripper is at the side of the block or beyond it
     side = torch.where((reach * left).sum(-1, keepdim=True) > 0, -1.0, 1.0)
     around = block + side * 0.25 * left - 0.1 * ahead
     target = torch.where(behind, goal, torch.where(passed, around, block - (GRIPPER + BLOCK + 0.04) * ahead))
@@ -167,7 +169,7 @@ def steer(gripper: Tensor, block: Tensor) -> Tensor:
 
 
 def solved(block: Tensor) -> Tensor:
-    """Whether blocks `(N, 2)` [m] are where they should be `(N,)`."""
+    """Whether blocks `(N, 2)` [m] are at the goal `(N,)`."""
     return _distance(block) < RADIUS
 
 

@@ -7,8 +7,8 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
-from robopolicy.mirror_symmetry import Mirror, Reflection
-from robopolicy.sim.backends.mujoco.task import Array, BatchState, Initial, MujocoTask, Outcome
+from robopolicy.mirror_symmetry import MirrorSymmetry, SignedPermutation
+from robopolicy.sim.backends.mujoco.task import Array, BatchState, MujocoTask, ResetState, StepResult
 from robopolicy.sim.contract import TensorSpec
 from robopolicy_tasks.velocity import rewards
 from robopolicy_tasks.velocity.motion import Motion, feet_on_ground, read
@@ -22,14 +22,16 @@ STROKE = 0.5  # [rad] of an action of 1, from home
 COMMAND_LOW: Array = np.array([-1.0, -0.5, -1.0])  # [m/s, m/s, rad/s] backwards, to the right, clockwise
 COMMAND_HIGH: Array = np.array([1.0, 0.5, 1.0])
 SEGMENTS, SEGMENT = 4, 5.0  # commands per episode, [s] each
-STANDING = 0.1  # share of the commands that are to stand
+STANDING = 0.1  # fraction of commands to stand still
 PUSH_TIME = 0.1  # [s] a push lasts; there is one in every segment
 GOOD = 0.25  # [m/s] mean error of the velocity with which an episode counts as a success
 SPEED_SCALE = 0.05  # of joint speeds in the observation
 
 # Largest sensor error of each element of the observation, as on the robot's IMU and encoders.
 NOISE: Array = np.concatenate([np.full(3, 0.2), np.full(3, 0.05), np.full(12, 0.02), np.full(12, 1.5 * SPEED_SCALE)])
-_BANK = np.random.default_rng(0).uniform(-1, 1, (8192, NOISE.size))  # sensor errors, entered at random by each episode
+_BANK = np.random.default_rng(0).uniform(
+    -1, 1, (8192, NOISE.size)
+)  # sensor errors, read from a random offset in each episode
 
 STATE_NAMES = (
     *(f"turning_{axis} [rad/s]" for axis in "xyz"),
@@ -42,28 +44,28 @@ STATE_NAMES = (
 PRIVILEGED_NAMES = (*(f"velocity_{axis} [m/s]" for axis in "xyz"), "height [m]", *(f"{foot}_contact" for foot in FEET))
 
 
-def _mirror() -> Mirror:
-    """Left and right exchanged, which the trunk's centre of mass (2 mm to the left) and its inertia miss a little."""
+def _mirror() -> MirrorSymmetry:
+    """Left-right symmetry; approximate, since the centre of mass is 2 mm to the left."""
     exchanged = [(3 * right + joint, 3 * (right + 1) + joint) for right in (0, 2) for joint in range(3)]
-    legs = Reflection.of([-1, 1, 1] * 4, exchanged)  # hips turn the other way
-    body = Reflection.of([-1, 1, -1, 1, -1, 1])  # turning, gravity
-    feet = Reflection.of([1] * 4, [(0, 1), (2, 3)])
-    state = Reflection.joined(body, legs, legs, legs, Reflection.of([1, -1, -1]))
-    privileged = Reflection.joined(Reflection.of([1, -1, 1, 1]), feet)  # velocity and height, contacts
-    return Mirror({"state": state, "privileged": privileged}, legs)
+    legs = SignedPermutation.of([-1, 1, 1] * 4, exchanged)  # hips turn the other way
+    body = SignedPermutation.of([-1, 1, -1, 1, -1, 1])  # turning, gravity
+    feet = SignedPermutation.of([1] * 4, [(0, 1), (2, 3)])
+    state = SignedPermutation.concat(body, legs, legs, legs, SignedPermutation.of([1, -1, -1]))
+    privileged = SignedPermutation.concat(SignedPermutation.of([1, -1, 1, 1]), feet)  # velocity and height, contacts
+    return MirrorSymmetry({"state": state, "privileged": privileged}, legs)
 
 
 class Go1(MujocoTask):
     """Actions are position targets of the 12 motors about the standing posture; 50 Hz, 20 s, four commands.
 
     `state` is what the real robot measures, the last action and the command. `privileged` is what only the simulator
-    knows, for critics. A fall ends the episode. Success is to follow to the end with a mean error below 0.25 m/s.
+    knows, for critics. A fall ends the episode. Success is tracking to the end with a mean error below 0.25 m/s.
 
     Args:
         name: Registered id.
-        reward: `sparse` pays for following the command alone, up to 1.5 per second. `shaped` adds `rewards.STYLE`,
+        reward: `sparse` rewards only tracking of the command, up to 1.5 per second. `shaped` adds `rewards.STYLE`,
             never less than 0 in all, and a cost for falling.
-        ranges: What is drawn anew for each episode beside start and commands.
+        ranges: Randomization per episode, in addition to initial state and commands.
         commands: Replaces the random commands by these `(4, 3)`.
     """
 
@@ -73,7 +75,7 @@ class Go1(MujocoTask):
     action_high: Array = np.ones(12)
     action_names = tuple(f"{joint} target [{STROKE} rad]" for joint in JOINTS)
     cameras = ("side", "front")
-    steered = True
+    has_velocity_command = True
     mirror = _mirror()
 
     def __init__(
@@ -93,8 +95,8 @@ class Go1(MujocoTask):
         self._pushes = np.array([self.model.actuator(name).id for name in PUSHES])
         self._mass = float(self.model.body(TRUNK).subtreemass[0])  # [kg]
 
-    def initial(self, rng: np.random.Generator) -> Initial:
-        """Draw posture, heading and velocity, the commands, and what `ranges` leave open."""
+    def initial(self, rng: np.random.Generator) -> ResetState:
+        """Draw posture, heading and velocity, the commands, and the randomization `ranges`."""
         heading = rng.uniform(-np.pi, np.pi)
         joints = HOME + rng.uniform(-0.1, 0.1, 12)
         pose = [0.0, 0.0, HEIGHT, np.cos(heading / 2), 0.0, 0.0, np.sin(heading / 2)]
@@ -113,10 +115,10 @@ class Go1(MujocoTask):
             "error": 0.0,
         }
         edits = edited_fields(self.ranges, self.model, rng)
-        return Initial(np.concatenate([pose, joints]), speeds, memory, edits)
+        return ResetState(np.concatenate([pose, joints]), speeds, memory, edits)
 
     def control(self, action: Array, state: BatchState) -> Array:
-        """Targets of the motors `(N, 14)`, and the force of a push while there is one."""
+        """Targets of the motors and forces of pushes `(N, 14)`."""
         memory = _memory(state)
         memory["last_action"], memory["action"] = memory["action"], action
         memory["air_time"] = np.where(feet_on_ground(state), 0.0, memory["air_time"] + self.dt)
@@ -127,8 +129,8 @@ class Go1(MujocoTask):
         control[:, self._pushes] = memory["push"][rows, segment] * ((since >= 0) & (since < PUSH_TIME))[:, None]
         return control
 
-    def outcome(self, before: BatchState, action: Array, after: BatchState) -> Outcome:
-        """Reward for following the command that was seen; a fall terminates."""
+    def outcome(self, before: BatchState, action: Array, after: BatchState) -> StepResult:
+        """Reward for tracking the observed command; a fall terminates."""
         memory, motion, command = _memory(after), read(after), _command(before)
         step = ControlStep(
             motion, command, action, memory["last_action"], self._torque(action, motion), memory["air_time"],
@@ -138,7 +140,7 @@ class Go1(MujocoTask):
         fallen = (motion.gravity[:, 2] > -0.5) | (motion.height < 0.14)
         if self.shaped:
             reward = (reward + rewards.total(rewards.STYLE, step)).clip(min=0.0)
-            reward += np.where(fallen, rewards.FALL / self.dt, 0.0)
+            reward += np.where(fallen, rewards.TERMINATION_PENALTY / self.dt, 0.0)
         error = np.sqrt(np.square(command[:, :2] - motion.velocity[:, :2]).sum(1))
         memory["error"] = memory["error"] + error
         last = np.rint(after.time / self.dt) >= self.max_episode_steps
@@ -151,10 +153,10 @@ class Go1(MujocoTask):
             "power": rewards.power(step),
             "reward.tracking": tracking * self.dt,
         }
-        return Outcome(reward * self.dt, fallen, info)
+        return StepResult(reward * self.dt, fallen, info)
 
     def observe(self, state: BatchState) -> dict[str, Array]:
-        """What the robot measures, and what only the simulator knows."""
+        """Measurements of the robot, and privileged observations of the simulator."""
         motion, memory = read(state), _memory(state)
         measured = np.concatenate(
             [motion.turning, motion.gravity, motion.joints - HOME, SPEED_SCALE * motion.speeds], axis=1
@@ -170,8 +172,8 @@ class Go1(MujocoTask):
             "privileged": privileged,
         }
 
-    def started(self, state: BatchState) -> dict[str, NDArray[np.generic]]:
-        """The memory of a robot that stands, nobody pushes and whose noise is its own; `want` says where to go."""
+    def initial_memory(self, state: BatchState) -> dict[str, NDArray[np.generic]]:
+        """Memory of a standing robot without simulated pushes or noise; `set_velocity_command` sets the command."""
         rows = len(state)
         return {
             "commands": np.zeros((rows, SEGMENTS, 3)),
@@ -184,13 +186,13 @@ class Go1(MujocoTask):
             "error": np.zeros(rows),
         }
 
-    def wanted(self, state: BatchState) -> Array:
-        """The command that holds now."""
+    def velocity_command(self, state: BatchState) -> Array:
+        """Current command."""
         return _command(state)
 
-    def want(self, memory: dict[str, NDArray[np.generic]], wanted: Array) -> None:
-        """One command for every segment."""
-        memory["commands"] = np.repeat(wanted[:, None], SEGMENTS, axis=1)
+    def set_velocity_command(self, memory: dict[str, NDArray[np.generic]], velocity_command: Array) -> None:
+        """Write one command for all segments."""
+        memory["commands"] = np.repeat(velocity_command[:, None], SEGMENTS, axis=1)
 
     def _torque(self, action: Array, motion: Motion) -> Array:
         """Torques of the nominal motors at the end of the step `(N, 12)` [N m]."""
@@ -203,10 +205,10 @@ def _memory(state: BatchState) -> dict[str, Array]:
 
 
 def _segment(state: BatchState) -> np.ndarray:
-    """(N,) number of the command that holds at this time."""
+    """Index `(N,)` of the current command."""
     return np.minimum((state.time + 1e-6) // SEGMENT, SEGMENTS - 1).astype(np.int64)
 
 
 def _command(state: BatchState) -> Array:
-    """(N, 3) the command that holds now."""
+    """Current command `(N, 3)`."""
     return _memory(state)["commands"][np.arange(len(state)), _segment(state)]

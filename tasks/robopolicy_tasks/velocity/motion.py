@@ -1,4 +1,4 @@
-"""The robot's motion in numbers, computed once per control step for observations and rewards."""
+"""Motion of the robot, computed once per control step for observations and rewards."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CONTACT = 1.0  # [N] at a foot that counts as touching
 
 
 class Motion(NamedTuple):
-    """Batched readings; vectors in the robot's frame where nothing else is said."""
+    """Batched motion; vectors are in the frame of the robot unless stated otherwise."""
 
     velocity: Array  # (N, 3) [m/s]
     turning: Array  # (N, 3) [rad/s]
@@ -28,7 +28,7 @@ class Motion(NamedTuple):
 
 
 def read(state: BatchState) -> Motion:
-    """The motion of `state`; feet lag the rest by one physics step, as sensors do."""
+    """Compute the motion of `state`; foot sensors lag by one physics step."""
     rotation = matrix(state.qpos[:, 3:7])
     inverse = rotation.transpose(0, 2, 1)
     feet = np.stack([state.sensor(f"{foot}_velocity") for foot in FEET], 1)
@@ -46,7 +46,7 @@ def read(state: BatchState) -> Motion:
 
 
 def feet_on_ground(state: BatchState) -> NDArray[np.bool_]:
-    """(N, 4) which feet touch the ground."""
+    """Mask `(N, 4)` of feet on the ground."""
     return np.concatenate([state.sensor(f"{foot}_touch") for foot in FEET], 1) > CONTACT
 
 

@@ -1,4 +1,4 @@
-"""What differs from episode to episode beside the commands: ground, payload, motors, sensors and pushes."""
+"""Domain randomization per episode: ground, payload, motors, sensors and pushes."""
 
 from __future__ import annotations
 

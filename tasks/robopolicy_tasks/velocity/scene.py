@@ -1,10 +1,10 @@
-"""Puts the Go1 on level ground, with sensors at its feet and actuators that push it."""
+"""Scene of the Go1 on level ground, with foot sensors and actuators for pushes."""
 
 from __future__ import annotations
 
 import mujoco
 
-from robopolicy_tasks.menagerie import ASSETS, robot_file
+from robopolicy_tasks.menagerie import ASSETS, resolve_model
 
 FEET = ("FR", "FL", "RR", "RL")  # front right, front left, rear right, rear left: the order of joints and motors
 JOINTS = tuple(f"{foot}_{part}_joint" for foot in FEET for part in ("hip", "thigh", "calf"))
@@ -18,7 +18,7 @@ def build_model() -> mujoco.MjModel:
     With the environment variable `MENAGERIE_ROOT` set, the robot is `unitree_go1/go1.xml` of that folder.
     """
     scene = mujoco.MjSpec.from_file(str(ASSETS / "flat.xml"))
-    robot = mujoco.MjSpec.from_file(str(robot_file("go1.xml", "unitree_go1/go1.xml")))
+    robot = mujoco.MjSpec.from_file(str(resolve_model("go1.xml", "unitree_go1/go1.xml")))
     robot.option = scene.option
     _tune(robot)
     scene.attach(robot, prefix="", frame=scene.frame("robot"))
@@ -40,7 +40,7 @@ def build_model() -> mujoco.MjModel:
 
 
 def _tune(robot: mujoco.MjSpec) -> None:
-    """Give a mesh model the servo gains, dampings and foot contacts of our own, on which time step and policy rely."""
+    """Set the servo gains, dampings and foot contacts of our model, which time step and policy need."""
     ours = mujoco.MjSpec.from_file(str(ASSETS / "go1.xml"))
     for name in JOINTS:
         joint, other = ours.joint(name), robot.joint(name)

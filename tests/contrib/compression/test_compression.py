@@ -84,7 +84,7 @@ def test_students_share_normalisers_and_repeat(teacher, seen):
 
 def test_students_of_flow_policies_can_be_built_and_trained():
     torch.manual_seed(0)
-    flow = FlowPolicy(FlowConfig(hidden=(32, 32), steps=2), PolicySpec({"state": (6,)}, 2, horizon=4, execute=2))
+    flow = FlowPolicy(FlowConfig(hidden=(32, 32), steps=2), PolicySpec({"state": (6,)}, 2, horizon=4, action_horizon=2))
     flow.fit_normalizer({k: {"min": -torch.ones(n), "max": torch.ones(n)} for k, n in [("state", 6), ("action", 2)]})
     sim = make_sim("toy/point_mass", SimOptions(num_envs=4))
     seen = record(flow.eval(), sim, range(4))
@@ -181,7 +181,7 @@ def test_an_interrupted_search_goes_on_without_training_again(checkpoint, capsys
         (["--seen-seed", "30000"], "must not overlap"),
         (["--resume"], "There is no search to go on with"),
         (["--out", "teacher"], "exists already"),
-        (["--out", "teacher", "--overwrite"], "cannot be replaced by what is made of"),
+        (["--out", "teacher", "--overwrite"], "is the input"),
         (["--resume", "--overwrite"], "leave one of them out"),
         (["--widths", "8", "--episodes", "4"], "has no effect with --widths"),
     ],

@@ -19,7 +19,7 @@ from robopolicy.errors import UserError
 from robopolicy.nets.normalizer import make_normalizer
 from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
-from robopolicy.policies.wrappers.black_box import CallableConfig, CallablePolicy, provide
+from robopolicy.policies.wrappers.black_box import CallableConfig, CallablePolicy, register_callable
 from robopolicy.rollout.off_policy import ReplaySampler
 from robopolicy.sim.chunk import ChunkedSim
 from robopolicy.sim.registry import SimOptions, make_sim
@@ -33,7 +33,7 @@ def lean(obs: dict[str, Tensor]) -> Tensor:
     return obs["state"][:, -1:, :1]
 
 
-provide("lean", lean)
+register_callable("lean", lean)
 
 
 def learner(name: str, seed: int = 0, mask: MaskConfig | None = None, **config: Any) -> Any:

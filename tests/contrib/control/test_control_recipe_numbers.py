@@ -21,4 +21,4 @@ def test_a_recipe_of_control_has_the_numbers_of_its_source(name: str) -> None:
 
 
 def test_the_clipped_loss_of_sets() -> None:
-    check_clipped_loss("polychromic", 0.2, 0.2, math.inf, "seq_mean")
+    check_clipped_loss("polychromic", 0.2, 0.2, math.inf, "sequence_mean")

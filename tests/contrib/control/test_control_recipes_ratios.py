@@ -10,7 +10,7 @@ from torch import Tensor
 
 def test_gbpo() -> None:
     def formula(case: Tabular) -> Tensor:
-        value, group = rewards(case), case.decisions.need("group")
+        value, group = rewards(case), case.decisions.require("group")
         median = torch.stack([torch.quantile(value[group == key], 0.5) for key in group])
         deviation = torch.stack([value[group == key].std() for key in group])
         a = ((value - median) / (deviation + 1e-6))[:, None]
@@ -23,7 +23,7 @@ def test_gbpo() -> None:
 def test_gbpo_in_band_is_the_gradient_of_ppo() -> None:
     case = tabular(drift=0.0)
     advantage = recipe_of("gbpo").plain["advantage"]
-    plain = {"bounds": {"name": "constant", "low": 0.3}, "aggregate": "tok"}
+    plain = {"bounds": {"name": "constant", "low": 0.3}, "aggregate": "token_mean"}
     torch.testing.assert_close(gradients("gbpo", case), gradients("grpo", case, advantage=advantage, estimator=plain))
 
 

@@ -16,10 +16,10 @@ from surrogate_rules import (
 )
 from theme_names import parts_of
 
-from robopolicy.contrib.control.surrogates import discovered_drift, drift, target_ratio
+from robopolicy.contrib.control.surrogates import bounded_ratio, discovered_drift, drift
 from robopolicy.core.estimator import Estimator, EstimatorConfig
 from robopolicy.core.regularizers import Anneal
-from robopolicy.core.surrogates import clip, importance
+from robopolicy.core.surrogates import clip, importance_sampling
 
 NAMES = parts_of("control", "surrogate")
 
@@ -43,7 +43,7 @@ def test_values():
     away = (gain - width * (gain / width).tanh()).clamp(min=0)
     torch.testing.assert_close(drift(Z, A, LOW, HIGH).loss, -A * ratio + away)
     target = torch.where(A > 0, HIGH, LOW)
-    torch.testing.assert_close(target_ratio(Z, A, LOW, HIGH).loss, A.abs() * (ratio - target).abs())
+    torch.testing.assert_close(bounded_ratio(Z, A, LOW, HIGH).loss, A.abs() * (ratio - target).abs())
 
 
 def test_a_drift_is_never_negative_and_flat_where_nothing_is_gained():
@@ -64,7 +64,7 @@ def test_the_gradient_of_a_drift_is_the_one_written_out():
 
 
 def test_narrow_widths_take_back_all_gain_and_wide_ones_none():
-    free = importance(Z, A, LOW, HIGH).loss
+    free = importance_sampling(Z, A, LOW, HIGH).loss
     torch.testing.assert_close(drift(Z, A, LOW, HIGH, alpha=1e6, beta=1e6).loss, free)
     gain = torch.where(A > 0, A * torch.expm1(Z), A * Z).clamp(min=0)
     torch.testing.assert_close(drift(Z, A, LOW, HIGH, alpha=1e-9, beta=1e-9).loss, free + gain)
@@ -82,7 +82,7 @@ def test_a_drift_turns_a_decision_back_where_it_says_so():
 
 
 def test_target_ratio_in_the_limit_is_ppo_within_the_bounds_and_pulls_back_beyond():
-    gradient, plain = slope(target_ratio, Z, A, temperature=1e-9), slope(clip, Z, A)
+    gradient, plain = slope(bounded_ratio, Z, A, temperature=1e-9), slope(clip, Z, A)
     beyond = clip(Z, A, LOW, HIGH).clipped
     torch.testing.assert_close(gradient[~beyond], plain[~beyond])
     torch.testing.assert_close(gradient[beyond], (A * Z.exp())[beyond])  # the opposite of the push
@@ -93,7 +93,7 @@ def test_a_controller_may_move_an_option_of_the_surrogate(decisions, shift):
     def make() -> Estimator:
         return Estimator(EstimatorConfig(surrogate="drift"), {"alpha": Anneal(2.0, 0.5, steps=3)})
 
-    advantage, logp, estimator = decisions.need("reward"), decisions.logp_old + shift, make()
+    advantage, logp, estimator = decisions.require("reward"), decisions.logp_old + shift, make()
     for alpha in (2.0, 1.5, 1.0, 0.5, 0.5):
         fixed = EstimatorConfig(surrogate="drift", surrogate_options={"alpha": alpha})
         torch.testing.assert_close(

@@ -344,7 +344,7 @@ def test_the_density_of_a_chunk_is_that_of_its_draw() -> None:
     torch.testing.assert_close(policy.log_density(data.obs, chunk), logp, rtol=1e-3, atol=1e-3)
     mean, log_std = policy.distribution(data.obs)
     drawn, density = squashed_draw(mean, log_std, torch.zeros_like(mean))
-    expected = density[:, : SPEC.execute].sum((1, 2))
+    expected = density[:, : SPEC.action_horizon].sum((1, 2))
     torch.testing.assert_close(policy.log_density(data.obs, drawn), expected, rtol=1e-3, atol=1e-3)
 
 

@@ -18,9 +18,9 @@ from robopolicy.policies.base import PolicySpec, Sample
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
 
 
-def learner(seed: int = 0, execute: int = 1, **config: Any) -> HAMNet:
+def learner(seed: int = 0, action_horizon: int = 1, **config: Any) -> HAMNet:
     torch.manual_seed(seed)
-    spec = PolicySpec({"state": (6,)}, 2, horizon=execute, execute=execute)
+    spec = PolicySpec({"state": (6,)}, 2, horizon=action_horizon, action_horizon=action_horizon)
     policy = GaussianPolicy(GaussianConfig(hidden=(16,), backbone="modular", backbone_options={"modules": 2}), spec)
     policy.fit_normalizer(tools.STATISTICS)
     critic = VectorValueConfig(hidden=(16,), modules=2, context_width=8)
@@ -40,7 +40,7 @@ def towards_goal(obs: dict[str, torch.Tensor], *, generator: Any = None) -> Samp
 
 
 def test_parts_add_up_to_the_reward_also_through_chunks() -> None:
-    algorithm = learner(execute=3, num_steps=15)
+    algorithm = learner(action_horizon=3, num_steps=15)
     batch = tools.sampler_for(algorithm).collect(towards_goal)
     goal = batch.terminated.float() * 0.99 ** (batch.steps - 1)  # discounted within the chunk, as the reward
     torch.testing.assert_close(batch.terms["success"], goal)

@@ -10,18 +10,18 @@ from chunk_bandit import batch
 from lock import rows
 from test_gaussian_critics import GAMMA, learner
 
-MEMORY, NOISE = 128, 4.0
+HIDDEN_STATE, NOISE = 128, 4.0
 
 
 def bias(name: str, seed: int, **settings: Any) -> float:
     """Mean value of the policy's own actions, all worth 0, after 100 updates on the same noisy rewards."""
     algorithm = learner(name, seed, temperature=1e-6, temperature_lr=0.0, **settings)
     torch.manual_seed(seed)
-    noise = NOISE * torch.randn(MEMORY)
+    noise = NOISE * torch.randn(HIDDEN_STATE)
     noise = noise - noise.mean()  # a lucky memory is no bias
-    memory = batch(torch.rand(MEMORY, 2, 1) * 2 - 1, lambda action: noise, discount=GAMMA)
+    memory = batch(torch.rand(HIDDEN_STATE, 2, 1) * 2 - 1, lambda action: noise, discount=GAMMA)
     for _ in range(100):
-        algorithm.update(rows(memory, torch.randperm(MEMORY)))
+        algorithm.update(rows(memory, torch.randperm(HIDDEN_STATE)))
     with torch.no_grad():
         return float(algorithm.critic.min_q(memory.obs, algorithm.policy.mode(memory.obs)).mean())
 

@@ -95,7 +95,7 @@ def test_the_target_is_the_soft_value_of_the_expert_the_router_draws() -> None:
 def test_the_actor_climbs_the_highest_of_the_least_values_of_its_experts() -> None:
     algorithm, data = pmoe(router_coef=2.0), played(64)
     spec = algorithm.policy.spec
-    assert algorithm.target_entropy == -spec.execute * spec.action_dim  # what is not executed costs nothing
+    assert algorithm.target_entropy == -spec.action_horizon * spec.action_dim  # what is not executed costs nothing
     generator = seeded(algorithm)
     policy, critic = algorithm.policy, algorithm.critic
     loss, info = actor_loss(policy, critic, data.obs, torch.tensor(0.3), 2.0, algorithm.generator)

@@ -116,17 +116,17 @@ def test_windows_learn_from_sets_and_all_else_from_gae() -> None:
     algorithm = learner()
     batch = sampler_for(algorithm).collect(algorithm.act)
     rows = algorithm.process_rollout(batch)
-    played = sum(int(vine.played.sum()) for vine in batch.branches)
+    played = sum(int(vine.valid.sum()) for vine in batch.branches)
     assert len(rows) == 30 + played
     _, info = algorithm.loss(rows, log_stats=True)
     assert float(info["approx_kl"]) == pytest.approx(0.0, abs=1e-9)
     shared = algorithm.advantages(batch.branches)
     unit = float(shared.square().mean().sqrt())
-    first = int(batch.branches[0].played.sum())
-    own = torch.full((len(batch.branches[0].played), 3), torch.nan)
-    own[batch.branches[0].played] = rows.advantage[30 : 30 + first]
+    first = int(batch.branches[0].valid.sum())
+    own = torch.full((len(batch.branches[0].valid), 3), torch.nan)
+    own[batch.branches[0].valid] = rows.advantage[30 : 30 + first]
     torch.testing.assert_close(own[:3], (shared[0] / unit).expand(3, 3))
-    early = [torch.arange(len(vine.played))[:, None].expand(vine.shape)[vine.played] < 3 for vine in batch.branches]
+    early = [torch.arange(len(vine.valid))[:, None].expand(vine.shape)[vine.valid] < 3 for vine in batch.branches]
     rest = rows.advantage[~torch.cat([torch.zeros(30, dtype=torch.bool), *early])]
     assert float(rest.mean()) == pytest.approx(0, abs=1e-5) and float(rest.std()) == pytest.approx(1, abs=1e-5)
 
@@ -155,7 +155,7 @@ def test_advantages_belong_to_their_vines() -> None:
         assert {int(vine.group[env]) for vine in branches} == {3 * fork + env}
         returns = torch.stack([vine.returns[env] for vine in branches])[None]
         places = [algorithm.config.place.extract(vine.obs)[:, env : env + 1] for vine in branches]
-        ways = visited_sets(places, [vine.played[:, env : env + 1] for vine in branches]).T
+        ways = visited_sets(places, [vine.valid[:, env : env + 1] for vine in branches]).T
         expected: Tensor = set_advantage(returns, ways, 2)[0]
         torch.testing.assert_close(found[3 * fork : 3 * fork + 3, env], expected)
 

@@ -109,8 +109,10 @@ def test_the_multiplier_grows_with_the_costs_and_falls_to_zero_without() -> None
 
 
 def test_costs_are_added_up_without_discount_within_chunks() -> None:
-    sim = ChunkedSim(make_sim("half_cheetah", SimOptions(num_envs=2)), execute=5, gamma=0.5)
-    spec = PolicySpec({"state": sim.sim.spec.observation["state"].shape}, sim.sim.spec.action_dim, horizon=5, execute=5)
+    sim = ChunkedSim(make_sim("half_cheetah", SimOptions(num_envs=2)), action_horizon=5, gamma=0.5)
+    spec = PolicySpec(
+        {"state": sim.sim.spec.observation["state"].shape}, sim.sim.spec.action_dim, horizon=5, action_horizon=5
+    )
     policy = GaussianPolicy(GaussianConfig(hidden=(8,), normalization="identity"), spec)
     algorithm = PPOLagrangian(PPOLagrangianConfig(costs=("ctrl",), limits=(1.0,)), policy, total_updates=1)
     batch = RolloutSampler(sim, decisions=3, seed=0).collect(algorithm.act)

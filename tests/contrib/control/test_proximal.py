@@ -25,7 +25,7 @@ from robopolicy.algorithms.ppo import PPO
 from robopolicy.contrib.control.bpo import BPO, median_loss
 from robopolicy.contrib.control.mdpo import MDPO
 from robopolicy.contrib.control.ta_lpo import TALPO
-from robopolicy.core.surrogates import best_ratio, importance
+from robopolicy.core.surrogates import best_ratio, importance_sampling
 from robopolicy.data.batches import Rollout
 from robopolicy.errors import UserError
 
@@ -180,7 +180,7 @@ def test_ta_lpo_with_wide_drifts_is_the_unclipped_gradient() -> None:
     actual = torch.autograd.grad(learner.loss(rows, log_stats=False)[0], parameters)
     change = learner.policy.decisions(rows.obs, rows.record).logp.sum(1) - rows.logp.sum(1)
     advantage = (rows.advantage - rows.advantage.mean()) / (rows.advantage.std() + 1e-8)
-    plain = torch.autograd.grad(importance(change, advantage, 0.8, 1.2).loss.mean(), parameters)
+    plain = torch.autograd.grad(importance_sampling(change, advantage, 0.8, 1.2).loss.mean(), parameters)
     for a, b in zip(actual, plain, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
 

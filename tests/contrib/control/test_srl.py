@@ -24,7 +24,7 @@ LIMITS = {"state": {"min": [-1.0], "max": [1.0]}, "action": {"min": [-1.0], "max
 
 
 def sequence(horizon: int = 3, obs_horizon: int = 1) -> SequencePolicy:
-    spec = PolicySpec({"state": (1,)}, action_dim=1, horizon=horizon, execute=horizon, obs_horizon=obs_horizon)
+    spec = PolicySpec({"state": (1,)}, action_dim=1, horizon=horizon, action_horizon=horizon, obs_horizon=obs_horizon)
     policy = SequencePolicy(SequenceConfig(hidden=(32, 32), normalization="minmax"), spec)
     policy.fit_normalizer(LIMITS)
     return policy

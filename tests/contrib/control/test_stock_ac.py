@@ -133,7 +133,7 @@ def test_played_stocks_are_the_discounted_sums_of_rewards() -> None:
         "toy/point_mass", SimOptions(num_envs=3, reward="shaped", wrappers=(WrapperSpec("stock", {"discount": 0.9}),))
     )
     replay = Replay(300, 3)
-    sampler = ReplaySampler(ChunkedSim(sim, execute=2), replay)
+    sampler = ReplaySampler(ChunkedSim(sim, action_horizon=2), replay)
     g = torch.Generator().manual_seed(0)
     sampler.play(lambda obs, *, generator: Sample.unscored(torch.rand(3, 2, 2, generator=g) * 2 - 1), 30)
     arrays = replay.state_dict()["arrays"]

@@ -25,7 +25,7 @@ def tscac(seed: int = 0, total: int = 10, **config: Any) -> TSCAC:
 
 def of_two_steps() -> GaussianPolicy:
     policy = gaussian()
-    whole = GaussianPolicy(policy.config, replace(policy.spec, execute=2))
+    whole = GaussianPolicy(policy.config, replace(policy.spec, action_horizon=2))
     whole.load_state_dict(policy.state_dict())
     return whole
 

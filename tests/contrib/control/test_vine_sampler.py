@@ -18,7 +18,7 @@ from robopolicy.sim.registry import SimOptions, make_sim
 
 
 def chunked(task: str = "toy/point_mass", num_envs: int = 3) -> ChunkedSim:
-    return ChunkedSim(make_sim(task, SimOptions(num_envs=num_envs)), execute=2, obs_horizon=2)
+    return ChunkedSim(make_sim(task, SimOptions(num_envs=num_envs)), action_horizon=2, obs_horizon=2)
 
 
 def noisy(obs: dict[str, torch.Tensor], *, generator: Any = None) -> Sample:
@@ -41,7 +41,7 @@ def test_vines_begin_where_the_rollout_was_and_part_from_each_other() -> None:
             assert vine.group.tolist() == [3 * (number // 3) + env for env in range(3)]
             done = vine.terminated | vine.truncated
             assert done.sum(0).tolist() == [1, 1, 1]
-            assert torch.equal(vine.played.sum(0) - 1, done.int().argmax(0))
+            assert torch.equal(vine.valid.sum(0) - 1, done.int().argmax(0))
         assert moments == sorted(moments) and len(set(moments)) == 2
         first, second = (vine.record["chunk"] for vine in rollout.branches[:2])
         assert not torch.equal(first[0], second[0])
@@ -63,7 +63,7 @@ def test_a_vine_with_the_play_of_the_rollout_is_the_rollout() -> None:
     calls = list(range(100))[::-1]
     rollout = sampler.collect(remembered)
     vine = rollout.branches[0]
-    steps = min(15 - start, len(vine.played))
+    steps = min(15 - start, len(vine.valid))
     assert torch.equal(vine.obs["state"][:steps], rollout.obs["state"][start : start + steps])
 
 

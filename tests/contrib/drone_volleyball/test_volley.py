@@ -23,7 +23,7 @@ from robopolicy.contrib.drone_volleyball.scene import (
 )
 from robopolicy.errors import UserError
 from robopolicy.sim.backends.mujoco.backend import MujocoSim
-from robopolicy.sim.backends.mujoco.task import BatchState, Initial
+from robopolicy.sim.backends.mujoco.task import BatchState, ResetState
 from robopolicy.sim.checker import check_simulator
 from robopolicy.sim.registry import SimOptions, get_task, make_sim
 
@@ -41,7 +41,7 @@ def placed(drill, *, drone=None, ball, speed=(0.0, 0.0, 0.0), memory=None) -> Mu
     first.qpos[joint.qposadr[0] : joint.qposadr[0] + 3] = ball
     first.qvel[joint.dofadr[0] : joint.dofadr[0] + 3] = speed
     first.memory.update(memory or {})
-    task.initial = lambda rng: Initial(first.qpos, first.qvel, dict(first.memory))  # type: ignore[method-assign]
+    task.initial = lambda rng: ResetState(first.qpos, first.qvel, dict(first.memory))  # type: ignore[method-assign]
     sim = MujocoSim(task, 1)
     sim.reset(0)
     return sim
@@ -304,16 +304,16 @@ def test_a_drill_in_the_mirror_moves_as_the_mirror_shows(drill):
     reflected = reflect(sim.task, first)
     sim.task.initial, image.task.initial = (lambda rng, s=s: s for s in (first, reflected))  # type: ignore
     obs, other = sim.reset(0), image.reset(0)
-    torch.testing.assert_close(mirror.observe(obs), other)
+    torch.testing.assert_close(mirror.mirror_obs(obs), other)
     generator = torch.Generator().manual_seed(0)
     for _ in range(25):
         action = 0.5 + 0.2 * torch.randn(1, sim.spec.action_dim, generator=generator)
         step, seen = sim.step(action), image.step(mirror.action(action))
-        torch.testing.assert_close(mirror.observe(step.final_obs), dict(seen.final_obs), rtol=1e-3, atol=1e-3)
+        torch.testing.assert_close(mirror.mirror_obs(step.final_obs), dict(seen.final_obs), rtol=1e-3, atol=1e-3)
         torch.testing.assert_close(step.reward, seen.reward, rtol=1e-3, atol=1e-3)
 
 
-def reflect(task, first: Initial) -> Initial:
+def reflect(task, first: ResetState) -> ResetState:
     """The start seen in the mirror y -> -y, in which two drones change places."""
     qpos, qvel, memory = first.qpos.copy(), first.qvel.copy(), dict(first.memory)
     names = [f"drone{i}_drone" for i in range(task.drones)] + ["ball"]
@@ -328,7 +328,7 @@ def reflect(task, first: Initial) -> Initial:
         qpos[at] = -qpos[at]
     memory["throttle"] = np.asarray(first.memory["throttle"])[::-1][:, [2, 3, 0, 1]]
     memory["turn"] = (task.drones - 1.0) if task.drones > 1 else 0.0
-    return Initial(qpos, qvel, memory)
+    return ResetState(qpos, qvel, memory)
 
 
 def test_a_skill_can_be_replaced_and_strangers_are_refused():
@@ -344,7 +344,7 @@ def test_a_skill_can_be_replaced_and_strangers_are_refused():
     with pytest.raises(UserError, match="skills hover, go, swing, not serve"):
         Juggler(skills={"serve": lazy})
     with pytest.raises(UserError, match="needs a volley task"):
-        get_task("volley/bump").need_expert()()(make_sim("toy/point_mass"), {})
+        get_task("volley/bump").require_expert()()(make_sim("toy/point_mass"), {})
 
 
 def test_the_drills_can_be_seen():

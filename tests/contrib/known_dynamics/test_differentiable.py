@@ -96,7 +96,7 @@ def test_reservoirs_never_leave_their_limits_whatever_the_targets() -> None:
 def test_a_level_that_is_held_is_met() -> None:
     sim = make("reservoir", 4)
     start = sim.reset(0)["state"]
-    step = sim.step(get_task("reservoir").need_expert()()(sim, {"state": start}))
+    step = sim.step(get_task("reservoir").require_expert()()(sim, {"state": start}))
     torch.testing.assert_close(step.obs["state"], start, atol=1e-3, rtol=0)
 
 

@@ -89,7 +89,7 @@ def test_chunks_and_histories_are_played_as_the_policy_is_deployed() -> None:
         return torch.tensor([1.0, 2.0, 30.0]).view(1, 3, 1)
 
     found = scenarios(dynamics, 0, 1)
-    played = unroll(found, decide, execute=3, obs_horizon=2)
+    played = unroll(found, decide, action_horizon=3, obs_horizon=2)
     assert len(seen) == 17 and seen[0].shape == (1, 2, 1)
     assert torch.equal(seen[0][:, 0], seen[0][:, 1]) and torch.equal(seen[0][:, 0], found.state)
     assert played.action[0, :4, 0].tolist() == [1.0, 2.0, 20.0, 1.0]  # orders end at the bound

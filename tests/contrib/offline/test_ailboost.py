@@ -196,7 +196,7 @@ def test_a_single_learner_is_plain_adversarial_imitation() -> None:
 
 def test_the_memory_is_asked_for_the_weights_of_learners() -> None:
     algorithm = ailboost(learner_decisions=7, mixture_rate=0.2)
-    assert algorithm.sample_spec.weighting == LearnerMixture(0.2, 7 * algorithm.policy.spec.execute)
+    assert algorithm.sample_spec.weighting == LearnerMixture(0.2, 7 * algorithm.policy.spec.action_horizon)
 
 
 def test_a_resumed_run_ends_with_the_same_weights() -> None:
@@ -229,11 +229,11 @@ def source(algorithm: AILBoost, seed: int, **settings: Any) -> ReplaySource:
     data = demonstrations(seed=seed)
     data = replace(data, arrays={**data.arrays, "reward": np.zeros(len(data), np.float32)})
     return ReplaySource(
-        ChunkedSim(LineSim(16), execute=1, obs_horizon=1, gamma=1.0),
+        ChunkedSim(LineSim(16), action_horizon=1, obs_horizon=1, gamma=1.0),
         Replay.from_episodes(data, gamma=algorithm.config.gamma),
         torch.device("cpu"),
         sample_spec=algorithm.sample_spec,
-        settings=ReplayConfig(capacity=20_000, warmup_steps=320, **settings),
+        settings=ReplayConfig(capacity=20_000, learning_starts=320, **settings),
         num_steps=1,
         utd=1 / 16,
         seed=seed,

@@ -22,7 +22,7 @@ from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
 from robopolicy.training.checkpoint import load_policy, save_checkpoint, verify_checkpoint
 
-SPEC = PolicySpec({"state": (2,)}, action_dim=1, horizon=2, execute=1)
+SPEC = PolicySpec({"state": (2,)}, action_dim=1, horizon=2, action_horizon=1)
 MEAN, STD = 0.3, 0.2  # of the actions, whatever the state
 STATE_STD = 0.3  # of the states, around 0
 SMALL = DataModelConfig(hidden=(32, 32), action_noise=0.2, state_noise=0.2)
@@ -128,7 +128,7 @@ def test_a_correction_is_its_formula_where_all_networks_are_known() -> None:
 
 
 def test_the_norm_of_each_corrected_step_is_bounded_over_all_its_dimensions() -> None:
-    policy = base(PolicySpec({"state": (2,)}, action_dim=3, horizon=3, execute=2))
+    policy = base(PolicySpec({"state": (2,)}, action_dim=3, horizon=3, action_horizon=2))
     torch.manual_seed(0)
     model = DataModel(DataModelConfig(hidden=(16,)), policy)
     obs, chunk = {"state": torch.randn(64, 1, 2)}, 0.4 * torch.rand(64, 3, 3) - 0.2
@@ -227,11 +227,11 @@ def test_the_observation_after_a_chunk_lies_its_steps_ahead_in_the_same_episode(
     column = np.concatenate([frames, frames])[:, None]
     arrays: dict[str, Any] = {"state": column, "action": column}
     episodes = Episodes(arrays, np.array([5, 10]), ("", ""), np.array([0, 1]), control_dt=0.1)
-    found = ChunkSampler(episodes, horizon=3, obs_horizon=2, reach=2).take(torch.arange(5, 10))
-    assert found.next_obs is not None and found.reached is not None
+    found = ChunkSampler(episodes, horizon=3, obs_horizon=2, lookahead_steps=2).take(torch.arange(5, 10))
+    assert found.next_obs is not None and found.next_obs_valid is not None
     histories: Tensor = found.next_obs["state"][:, :, 0]
     assert histories.tolist() == [[1, 2], [2, 3], [3, 4], [3, 4], [3, 4]]
-    assert found.reached.tolist() == [1, 1, 1, 0, 0]
+    assert found.next_obs_valid.tolist() == [1, 1, 1, 0, 0]
     assert ChunkSampler(episodes, horizon=3).take(torch.arange(2)).next_obs is None
 
 
@@ -246,4 +246,4 @@ def test_only_states_can_be_corrected_towards() -> None:
         DataModelConfig(action_noise=0.0)
     assert correct(
         base(), CDSA(CDSAConfig(model=SMALL), base(), total_updates=1).policy.model, Correction()
-    ).takes_noise
+    ).is_steerable

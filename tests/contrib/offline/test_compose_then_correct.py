@@ -10,7 +10,7 @@ from composition_parents import TASK, composed, parents, save_judge, trained_par
 
 from robopolicy.cli.main import main
 from robopolicy.contrib.offline.corrected import CorrectedPolicy, Correction, DataModel, DataModelConfig, correct
-from robopolicy.policies.wrappers.best_of_n import SelectedPolicy
+from robopolicy.policies.wrappers.best_of_n import BestOfNPolicy
 from robopolicy.policies.wrappers.composed import ComposedPolicy
 from robopolicy.training.checkpoint import load_policy, save_checkpoint
 
@@ -38,7 +38,7 @@ def test_a_best_of_n_with_corrected_actions_is_searched_like_any_composition(par
     assert main(["compose", *parents, *argv, *search, "--out", "both", "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
     policy, manifest = load_policy("both")
-    assert isinstance(policy, CorrectedPolicy) and isinstance(policy.base, SelectedPolicy)
+    assert isinstance(policy, CorrectedPolicy) and isinstance(policy.base, BestOfNPolicy)
     assert policy.config.correction.limit == 0.1 and policy.base.config.candidates == 2
     assert isinstance(policy.base.base, ComposedPolicy)
     assert list(policy.base.base.operator.nominal(2)) == printed["weights"]

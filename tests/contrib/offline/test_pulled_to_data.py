@@ -96,7 +96,7 @@ def test_the_pair_it_pulls_to_has_no_gradient() -> None:
 def test_pairs_hold_the_executed_chunk_and_its_mask() -> None:
     policy = GaussianPolicy(
         GaussianConfig(hidden=(8,), squash=True, normalization="minmax", action_normalization="minmax"),
-        PolicySpec({"state": (2,)}, action_dim=1, horizon=4, execute=3, obs_horizon=2),
+        PolicySpec({"state": (2,)}, action_dim=1, horizon=4, action_horizon=3, obs_horizon=2),
     )
     policy.fit_normalizer(STATISTICS)
     algorithm = PRDC(PRDCConfig(critic=SMALL, beta=1e6), policy, total_updates=1)
@@ -140,7 +140,7 @@ def test_prdc_without_dataset_or_vectors_is_refused() -> None:
     with pytest.raises(UserError, match="beta"):
         PRDCConfig(beta=-1.0)
     for key, shape in {"image.top": (3, 16, 16), "embedding.goal": (4,), "entities.others": (2, 3)}.items():
-        spec = PolicySpec({"state": (2,), key: shape}, action_dim=1, horizon=2, execute=1)
+        spec = PolicySpec({"state": (2,), key: shape}, action_dim=1, horizon=2, action_horizon=1)
         seeing = GaussianPolicy(GaussianConfig(hidden=(8,), squash=True, normalization="identity"), spec)
         seeing.fit_normalizer(STATISTICS)
         with pytest.raises(UserError, match=key.replace(".", r"\.")):

@@ -168,7 +168,7 @@ def test_policies_with_chunks_and_histories_decide_where_they_would():
             return obs["state"][:, :1] + 10 * torch.arange(3.0)[None, :, None]
 
     model = white(length=5)
-    pull = PolicyPull(model, Late(0.0, horizon=3, execute=2, obs_horizon=2), PolicyGuidance(1e6))
+    pull = PolicyPull(model, Late(0.0, horizon=3, action_horizon=2, obs_horizon=2), PolicyGuidance(1e6))
     rows = torch.zeros(1, 5, 4)
     rows[0, :, 0] = torch.arange(5.0)
     # Decisions at frames 0, 2 and 4 see the states from 0, 1 and 3 on, and play two actions each.

@@ -93,7 +93,7 @@ def test_cameras_apply_it_only_while_it_is_on_and_images_are_augmented() -> None
 
 def test_cloning_trains_the_masks_of_its_first_half_and_no_others() -> None:
     torch.manual_seed(0)
-    spec = PolicySpec({"image.top": (3, 16, 16)}, action_dim=1, horizon=1, execute=1)
+    spec = PolicySpec({"image.top": (3, 16, 16)}, action_dim=1, horizon=1, action_horizon=1)
     policy = GaussianPolicy(GaussianConfig(hidden=(8,), vision=VISION, imitation="mse"), spec)
     algorithm = BC(BCConfig(ema=False, warmup=0), policy, total_updates=4)
     masks = nn.ModuleList(part for part in policy.modules() if isinstance(part, NoiseMask))

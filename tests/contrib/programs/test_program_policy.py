@@ -261,4 +261,4 @@ def test_a_command_that_cannot_run_is_refused_in_one_line(words, complaint, caps
 
 def test_demonstrations_succeed() -> None:
     entry, sim = get_task("text/program"), make_sim("text/program", SimOptions(num_envs=4))
-    assert evaluate(ExpertActor(entry.need_expert()()), sim, episodes=12).success.all()
+    assert evaluate(ExpertActor(entry.require_expert()()), sim, episodes=12).success.all()

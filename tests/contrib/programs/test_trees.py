@@ -20,7 +20,7 @@ from robopolicy.nets.recurrent import RecurrentConfig
 from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
-from robopolicy.policies.noise import RowStreams
+from robopolicy.policies.noise import PerRowGenerator
 from robopolicy.training.checkpoint import load_policy, save_checkpoint, verify_checkpoint
 
 SPEC = PolicySpec({"state": (3,)}, 2)
@@ -50,7 +50,7 @@ def recurrent(seed=0):
 
 def flow(seed=0):
     torch.manual_seed(seed)
-    policy = FlowPolicy(FlowConfig(steps=2, hidden=(8,)), PolicySpec({"state": (3,)}, 2, horizon=4, execute=2))
+    policy = FlowPolicy(FlowConfig(steps=2, hidden=(8,)), PolicySpec({"state": (3,)}, 2, horizon=4, action_horizon=2))
     policy.fit_normalizer({k: {"min": -torch.ones(n), "max": torch.ones(n)} for k, n in [("state", 3), ("action", 2)]})
     return policy.eval()
 
@@ -64,8 +64,8 @@ def played(tree, steps):
     policy, memory, found = grow(read_tree(tree), {}, SPEC), None, []
     for state in steps:
         obs = {"state": torch.tensor(state).view(1, 1, 3)}
-        if policy.spec.memory_dim:
-            obs["memory"] = torch.zeros(1, 1, policy.spec.memory_dim) if memory is None else memory
+        if policy.spec.hidden_dim:
+            obs["memory"] = torch.zeros(1, 1, policy.spec.hidden_dim) if memory is None else memory
             memory = policy.remember(obs)
         found.append(policy.act(obs)[0, 0].tolist())
     return found
@@ -230,12 +230,13 @@ def test_a_tree_with_one_leaf_equals_that_policy(make):
     skill = make()
     policy, obs = grow(read_tree({"kind": "action", "skill": "only"}), {"only": skill}), states()
     assert policy.spec == skill.spec
-    if skill.spec.memory_dim:
+    if skill.spec.hidden_dim:
         obs["memory"] = torch.rand(16, 1, 4)
         assert torch.equal(policy.remember(obs), skill.remember(obs))
     for deterministic in (True, False):
         chunks = [
-            p.act(obs, deterministic=deterministic, generator=RowStreams(range(16), [3] * 16)) for p in (policy, skill)
+            p.act(obs, deterministic=deterministic, generator=PerRowGenerator(range(16), [3] * 16))
+            for p in (policy, skill)
         ]
         assert torch.equal(*chunks)
 
@@ -260,7 +261,7 @@ def test_swapping_a_leaf_changes_what_it_plays_and_nothing_else():
 def test_each_skill_keeps_its_own_chunks_and_the_tree_takes_the_shortest():
     turns = [{"kind": "action", "skill": name, "until": "state[0] > 0"} for name in ("slow", "quick")]
     policy = grow(read_tree({"kind": "sequence", "children": turns}), {"slow": flow(), "quick": gaussian()})
-    assert (policy.spec.horizon, policy.spec.execute) == (1, 1) and policy.network_calls == 3
+    assert (policy.spec.horizon, policy.spec.action_horizon) == (1, 1) and policy.nfe == 3
     assert policy.act(states(3)).shape == (3, 1, 2)
 
 
@@ -293,12 +294,12 @@ def test_an_exported_tree_remembers_as_torch_does(tmp_path):
     pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
     from robopolicy.deploy.bundle import open_bundle
-    from robopolicy.deploy.export import TaskFacts, export_bundle
+    from robopolicy.deploy.export import TaskMetadata, export_bundle
 
     tree = {"kind": "sequence", "resume": True, "children": [{**GO, "until": "norm(state) > 1"}, {**STOP, "limit": 2}]}
     policy = grow(read_tree(tree), {}, SPEC)
     obs = states(4) | {"memory": torch.tensor([[0.0, 0], [1, 0], [1, 1], [1, 2]]).view(4, 1, 2)}
-    export_bundle(policy, tmp_path / "b", facts=TaskFacts("toy/point_mass"), obs=obs)
+    export_bundle(policy, tmp_path / "b", task_metadata=TaskMetadata("toy/point_mass"), obs=obs)
     bundle = open_bundle(tmp_path / "b")
     steps = [[0.1, 0.0, 0.0], [2.0, 0.0, 0.0], [0.1, 0.0, 0.0], [0.1, 0.0, 0.0], [0.1, 0.0, 0.0]]
     found = [bundle.chunk({"state": np.array([step], np.float32)})[0].tolist() for step in steps]

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from robopolicy.errors import UserError
 from robopolicy.policies.heads.gaussian import GaussianConfig
-from robopolicy.schema import to_plain
+from robopolicy.schema import to_dict
 from robopolicy.sim.registry import SimOptions, make_sim
 from robopolicy.sim.wrappers.registry import WrapperSpec
-from robopolicy.training.build import Parts, build, complete
+from robopolicy.training.build import RunComponents, build, resolve_config
 from robopolicy.training.config import (
     BudgetConfig,
     ChunkConfig,
@@ -56,10 +56,12 @@ SMALL = {
 }
 
 
-def run(seed: int = 0, num_envs: int = 8, policy: GaussianConfig = NETWORK, horizon: int = 1, **settings: Any) -> Parts:
+def run(
+    seed: int = 0, num_envs: int = 8, policy: GaussianConfig = NETWORK, horizon: int = 1, **settings: Any
+) -> RunComponents:
     config = TrainConfig(
-        algorithm={"name": "dcg_map_elites", **to_plain(DCGMAPElitesConfig(**(SMALL | settings)))},
-        policy={"name": "gaussian", **to_plain(policy)},
+        algorithm={"name": "dcg_map_elites", **to_dict(DCGMAPElitesConfig(**(SMALL | settings)))},
+        policy={"name": "gaussian", **to_dict(policy)},
         task=TaskConfig(name="toy/arm", wrappers=(WrapperSpec("descriptor"),)),
         sim=SimConfig(num_envs=num_envs),
         chunk=ChunkConfig(horizon, horizon, 1),
@@ -68,15 +70,15 @@ def run(seed: int = 0, num_envs: int = 8, policy: GaussianConfig = NETWORK, hori
         evaluation=EvaluationConfig(episodes=0),
         seed=seed,
     )
-    return build(complete(config))
+    return build(resolve_config(config))
 
 
-def learner(parts: Parts) -> DCGMAPElites:
+def learner(parts: RunComponents) -> DCGMAPElites:
     assert isinstance(parts.algorithm, DCGMAPElites)
     return parts.algorithm
 
 
-def generations(parts: Parts, count: int) -> list[dict[str, float]]:
+def generations(parts: RunComponents, count: int) -> list[dict[str, float]]:
     return [parts.algorithm.update(parts.source.next(parts.algorithm)) for _ in range(count)]
 
 

@@ -17,9 +17,9 @@ from robopolicy.contrib.quality_diversity.population_source import ViewSource
 from robopolicy.contrib.quality_diversity.stax import STAX, STAXConfig
 from robopolicy.errors import UserError
 from robopolicy.policies.heads.gaussian import GaussianConfig
-from robopolicy.schema import to_plain
+from robopolicy.schema import to_dict
 from robopolicy.sim.registry import SimOptions, make_sim
-from robopolicy.training.build import Parts, build, complete
+from robopolicy.training.build import RunComponents, build, resolve_config
 from robopolicy.training.config import (
     BudgetConfig,
     ChunkConfig,
@@ -42,10 +42,10 @@ def run(
     horizon: int = 1,
     reward: str = "sparse",
     **settings: Any,
-) -> Parts:
+) -> RunComponents:
     config = TrainConfig(
-        algorithm={"name": "stax", **to_plain(STAXConfig(**(SMALL | settings), seed=seed))},
-        policy={"name": "gaussian", **to_plain(policy)},
+        algorithm={"name": "stax", **to_dict(STAXConfig(**(SMALL | settings), seed=seed))},
+        policy={"name": "gaussian", **to_dict(policy)},
         task=TaskConfig(name="toy/point_mass", reward=reward),
         sim=SimConfig(num_envs=num_envs),
         chunk=ChunkConfig(horizon, horizon, 1),
@@ -53,10 +53,10 @@ def run(
         evaluation=EvaluationConfig(episodes=0),
         seed=seed,
     )
-    return build(complete(config))
+    return build(resolve_config(config))
 
 
-def learner(parts: Parts) -> STAX:
+def learner(parts: RunComponents) -> STAX:
     assert isinstance(parts.algorithm, STAX)
     return parts.algorithm
 
@@ -189,7 +189,7 @@ def test_the_autoencoder_is_trained_later_and_later() -> None:
 
 
 def test_a_resumed_run_ends_with_the_same_search() -> None:
-    def play(parts: Parts, count: int) -> list[dict[str, float]]:
+    def play(parts: RunComponents, count: int) -> list[dict[str, float]]:
         return [parts.algorithm.update(parts.source.next(parts.algorithm)) for _ in range(count)]
 
     settings = {"floor": -1.0, "together": 2}  # everybody counts as paid

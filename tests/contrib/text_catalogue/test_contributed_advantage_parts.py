@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
+from robopolicy.contrib.text_catalogue.advantage_sources import WindowGae
 from robopolicy.contrib.text_catalogue.bonuses import FutureClarity
-from robopolicy.contrib.text_catalogue.comparisons import BetaScale, RequireCompany, Retrospective
-from robopolicy.contrib.text_catalogue.factors import LongestSuccess, OutcomeEntropy, Rhythm
+from robopolicy.contrib.text_catalogue.comparisons import BetaScale, ImprovementBaseline, MinGroupSize
+from robopolicy.contrib.text_catalogue.factors import AttentionRhythm, LongestSuccess, OutcomeEntropy
 from robopolicy.contrib.text_catalogue.probe_baselines import ContextBaseline, ProbeBaseline
 from robopolicy.contrib.text_catalogue.smooth import SmoothStandardize
-from robopolicy.contrib.text_catalogue.starts import WindowGae
 from robopolicy.core.advantage import Scope
 from robopolicy.core.decisions import Decisions, by_group, by_trajectory
 from robopolicy.core.recipe import Recipe
@@ -53,7 +53,7 @@ def test_anchors_of_low_distance_share_their_bonus_with_the_peak_before() -> Non
     """1.11: half of it."""
     distance, attention = double(9.0, 2.0, 1.0, 2.0, 3.0), double(0.0, 0.0, 1.0, 0.0, 0.0)
     case = Decisions(torch.zeros(1, 5), extra={"waad": distance[None], "fai": attention[None]})
-    assert Rhythm("coupled", gain=1.0, share=0.2)(case).tolist() == [[1.5, 1.0, 1.5, 1.0, 1.0]]
+    assert AttentionRhythm("coupled", gain=1.0, share=0.2)(case).tolist() == [[1.5, 1.0, 1.5, 1.0, 1.0]]
 
 
 def test_what_leads_to_a_sure_step_gets_the_bonus() -> None:
@@ -63,13 +63,13 @@ def test_what_leads_to_a_sure_step_gets_the_bonus() -> None:
 
 
 def test_retrospection_remembers_a_window_of_batches() -> None:
-    stage, fresh = Retrospective(window=2), {"source": torch.zeros(2, dtype=torch.long)}
+    stage, fresh = ImprovementBaseline(window=2), {"source": torch.zeros(2, dtype=torch.long)}
     for reward in (0.0, 0.5, 1.0):
         stage.observe(episodes([reward, reward], [0, 0], **fresh))
     assert stage.rewards == [0.5, 1.0]
     assert stage.gain(episodes([1.0, 1.0], [0, 0], **fresh)) == pytest.approx(1.0)  # 0.25 above the mean, of 0.25
     replayed = episodes([1.0, 0.0, 1.0, 1.0], [0] * 4, source=torch.tensor([1, 1, 0, 0]))
-    judged = Retrospective(window=2, limit=0.75)
+    judged = ImprovementBaseline(window=2, limit=0.75)
     judged.rewards = [0.5, 1.0]
     assert_close(judged(double(0.5, -0.5, 0.2, 0.2)[:, None], replayed)[:, 0], double(0.75, -0.75, 0.2, 0.2))
 
@@ -77,7 +77,7 @@ def test_retrospection_remembers_a_window_of_batches() -> None:
 def test_five_rollouts_are_enough_company_and_four_are_not() -> None:
     """6.02."""
     case = episodes([0.0] * 9, [0] * 5 + [1] * 4)
-    kept = RequireCompany(Scope(by_group, per=by_trajectory))(torch.ones(9, 1), case)
+    kept = MinGroupSize(Scope(by_group, reduce_over=by_trajectory))(torch.ones(9, 1), case)
     assert kept[:, 0].tolist() == [1.0] * 5 + [0.0] * 4
 
 
@@ -121,14 +121,14 @@ def test_steps_that_winners_and_losers_share_earn_nothing() -> None:
         extra={"observation": torch.tensor([[0, 1], [0, 1]]), "action": torch.tensor([[3, 4], [3, 5]])},
     )
     own = 0.5 / math.sqrt(0.5)
-    found = Recipe.from_plain(read_recipe("salt")).advantage(case)
+    found = Recipe.from_dict(read_recipe("salt")).advantage(case)
     assert_close(found, torch.tensor([[0.0, own], [0.0, -own]], dtype=torch.float64), atol=1e-5, rtol=0)
 
 
 def test_rankings_are_compared_with_the_others_of_their_list() -> None:
     """1.20."""
     case = episodes([1.0, 0.0, 0.0, 0.5], [0, 0, 0, 0])
-    found = Recipe.from_plain(read_recipe("pg_rank")).advantage(case)[:, 0]
+    found = Recipe.from_dict(read_recipe("pg_rank")).advantage(case)[:, 0]
     assert_close(found, double(1.0 - 0.5 / 3.0, -0.5, -0.5, 0.5 - 1.0 / 3.0))
 
 

@@ -12,14 +12,14 @@ from robopolicy.core.decisions import by_group
 def test_a_tracked_baseline_needs_no_second_rollout(decisions):
     tracker = MeanTracker(prior=0.25)
     torch.testing.assert_close(TrackerBaseline(tracker)(outcome(decisions), decisions), outcome(decisions) - 0.25)
-    keys = decisions.need("group")
+    keys = decisions.require("group")
     tracker.write(keys, keys.double())
     expected = outcome(decisions) - keys.double().unsqueeze(1)
     torch.testing.assert_close(TrackerBaseline(tracker)(outcome(decisions), decisions), expected)
 
 
 def test_modulation_may_touch_one_sign_only(decisions):
-    raw = decisions.need("reward")
+    raw = decisions.require("reward")
     double = lambda d: torch.full((len(d), 1), 2.0)  # noqa: E731
     torch.testing.assert_close(Modulate(double)(raw, decisions), 2 * raw)
     torch.testing.assert_close(Modulate(double, "positive")(raw, decisions), torch.where(raw > 0, 2 * raw, raw))
@@ -27,7 +27,7 @@ def test_modulation_may_touch_one_sign_only(decisions):
 
 
 def test_shaping_is_bounded(decisions):
-    raw = decisions.need("reward")
+    raw = decisions.require("reward")
     huge = lambda d: torch.full(d.shape, -50.0, dtype=torch.float64)  # noqa: E731
     valid = decisions.valid()
     torch.testing.assert_close(Shape(huge, limit=0.1)(raw, decisions)[valid], raw[valid] - 0.1)

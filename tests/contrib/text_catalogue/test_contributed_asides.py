@@ -13,8 +13,8 @@ from robopolicy.contrib.text_catalogue.annotators import (
     SAMPLES,
     BestValue,
     SegmentValue,
-    beginnings,
-    moments_of,
+    cut_points,
+    segment_starts,
 )
 from robopolicy.core.decisions import Decisions
 from robopolicy.core.gradients import flat_gradient
@@ -29,7 +29,7 @@ from robopolicy.text.recipe_trainer import TextRecipe, TextRecipeConfig
 from robopolicy.text.sim import TextSim
 from robopolicy.text.task import Episode, Question, TextTask, Turn
 from robopolicy.text.text_env import TextWorld, score
-from robopolicy.training.text_rollout_source import AttemptSource
+from robopolicy.training.text_rollout_source import TextRolloutSource
 from robopolicy_tasks.text.arithmetic import Arithmetic
 from robopolicy_tasks.text.calculator import Calculator
 from robopolicy_tasks.text.grid import Grid, Waypoints
@@ -91,7 +91,7 @@ def learner(task, recipe, **settings):
     policy = TextPolicy(TextConfig(width=16, layers=1, heads=2, context=160), PolicySpec({"text": (16,)}, 6))
     config = TextRecipeConfig(**{"prompts": 3, "problems": 6, "recipe": recipe, "lr": 1e-2, **settings})
     algorithm = TextRecipe(config, policy, total_updates=8)
-    return algorithm, AttemptSource(TextSim(task, SimOptions(num_envs=1)), algorithm, seed=0)
+    return algorithm, TextRolloutSource(TextSim(task, SimOptions(num_envs=1)), algorithm, seed=0)
 
 
 def played(task, recipe):
@@ -167,13 +167,13 @@ def test_likelihood_is_that_of_the_start():
 def test_values_before_messages_come_from_there():
     _algorithm, feed, worlds, rows = played(Grid(), "proact")
     attempts = feed._batch.attempts
-    moments, places = moments_of(worlds.own, attempts)
+    moments, places = cut_points(worlds.own, attempts)
     assert len(moments) == 3 + sum(int(attempt.metrics["turns"]) - 1 for attempt in attempts)
     later = worlds.own.play([moments[places[0][1]]] * ROLLOUTS)
     assert all(attempt.record.said[0] == attempts[0].record.said[0] for attempt in later)
-    unit, value = rows.need("unit"), rows.extra["rollout_value"]
+    unit, value = rows.require("unit"), rows.extra["rollout_value"]
     first = (unit == 0) & rows.valid()
-    same = rows.need("group") == rows.need("group")[0]
+    same = rows.require("group") == rows.require("group")[0]
     assert len(value[same][first[same]].unique()) == 1 and value.shape == rows.shape
 
 
@@ -184,9 +184,9 @@ def test_messages_are_cut_behind_every_fifth_uncertain_token():
     mask[0, 13:15] = False  # the reply
     unit = torch.tensor([[0] * 15 + [1] * 7])
     rows = Decisions(logp, mask=mask, unit=unit)
-    assert beginnings(rows, 5, 0.9)[0].nonzero()[:, 0].tolist() == [0, 5, 15, 20]
-    assert beginnings(rows, 1, 0.9)[0].nonzero()[:, 0].tolist() == [0, 1, 2, 3, 4, 5, 6, 10, 11, 12, *range(15, 22)]
-    assert beginnings(rows, 99, 0.9)[0].nonzero()[:, 0].tolist() == [0, 15]
+    assert segment_starts(rows, 5, 0.9)[0].nonzero()[:, 0].tolist() == [0, 5, 15, 20]
+    assert segment_starts(rows, 1, 0.9)[0].nonzero()[:, 0].tolist() == [0, 1, 2, 3, 4, 5, 6, 10, 11, 12, *range(15, 22)]
+    assert segment_starts(rows, 99, 0.9)[0].nonzero()[:, 0].tolist() == [0, 15]
 
 
 def test_values_at_cuts_come_from_there():
@@ -195,14 +195,14 @@ def test_values_at_cuts_come_from_there():
     feed.asides["segments"] = aside = SegmentValue(every=1, below=1.0)
     attempts = feed._batch.attempts
     cut = aside(worlds, attempts, worlds.own.batch(attempts))
-    unit, own, value = cut.need("unit"), cut.valid(), cut.need("value")
+    unit, own, value = cut.require("unit"), cut.valid(), cut.require("value")
     assert all(unit[row][own[row]].tolist() == list(range(int(own[row].sum()))) for row in range(len(cut)))
     row = int(own.sum(1).argmax())
     count = int(own[row].sum())
-    assert count == 6 and rows.need("unit")[row].tolist() == [0] * 5 + [1]  # as the recipe cuts it
+    assert count == 6 and rows.require("unit")[row].tolist() == [0] * 5 + [1]  # as the recipe cuts it
     columns = [[] for _ in attempts]
     columns[row] = [count - 1]
-    moments, places = moments_of(worlds.own, attempts, columns)
+    moments, places = cut_points(worlds.own, attempts, columns)
     later = worlds.own.play([moments[places[row][1]]] * ROLLOUTS)
     said = attempts[row].decisions.extra["tokens"][0, int(cut.extra["start"][row]) :][: count - 1]
     for attempt in later:
@@ -218,10 +218,10 @@ def test_values_of_rollouts_are_discounted_as_the_start_says():
     found = {}
     for gamma in (1.0, 0.9):
         start = {"name": "gae", "gamma": gamma, "level": "unit", "rollout_weight": 0.5}
-        aside = asides_of({**DEFAULTS, **read_recipe("proact"), "start": start})["rollout_weight"]
+        aside = asides_of({**DEFAULTS, **read_recipe("proact"), "advantage_source": start})["rollout_weight"]
         _algorithm, feed, worlds, rows = played(Errands(), "proact")
         found[gamma] = aside(worlds, feed._batch.attempts, rows).extra["rollout_value"]
-    turn, own = rows.need("unit"), rows.valid()
+    turn, own = rows.require("unit"), rows.valid()
     for gamma, value in found.items():
         expected = torch.tensor([1.0 + gamma + gamma**2, 1.0 + gamma, 1.0])
         torch.testing.assert_close(value[own], expected[turn[own]])
@@ -240,7 +240,7 @@ def test_probes_ask_for_the_answer_before_every_message():
 
 def test_durations_are_tokens_of_messages():
     _algorithm, _feed, _worlds, rows = played(Grid(), "duration_aware")
-    unit, duration = rows.need("unit")[0], rows.extra["duration"][0]
+    unit, duration = rows.require("unit")[0], rows.extra["duration"][0]
     for number in unit.unique().tolist():
         own = (unit == number) & rows.valid()[0]
         assert duration[own].unique().tolist() == [int(own.sum())]
@@ -262,7 +262,7 @@ def test_a_source_with_asides_resumes_exactly(recipe):
 def test_what_players_elsewhere_said_cannot_be_gone_on_from():
     _algorithm, feed, worlds, _rows = played(Grid(), "segment_spo")
     with pytest.raises(UserError, match="needs players=0"):
-        moments_of(worlds.own, [replace(feed._batch.attempts[0], record=None)])
+        cut_points(worlds.own, [replace(feed._batch.attempts[0], record=None)])
 
 
 def test_weights_of_objectives_follow_the_gradients_of_the_learner_and_resume():
@@ -271,7 +271,7 @@ def test_weights_of_objectives_follow_the_gradients_of_the_learner_and_resume():
     weights = feed.collector.reward.parts[0]
     weights.followed = feed.collector.reward.followed = ("reward", "length", "cut")  # which differ without training
     rows = feed.next(algorithm)
-    worth, group = rows.extra["objectives"], rows.need("group")
+    worth, group = rows.extra["objectives"], rows.require("group")
     assert worth.shape == (len(rows), 3)
     told = [attempt.metrics for attempt in feed._batch.attempts]
     assert worth[:, 1:].tolist() == [[metrics["length"], metrics["cut"]] for metrics in told]

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from robopolicy.contrib.text_catalogue.masks import Spread
-from robopolicy.contrib.text_catalogue.objectives import Taught
+from robopolicy.contrib.text_catalogue.masks import HighVarianceRows
+from robopolicy.contrib.text_catalogue.objectives import OffPolicyRows
 from robopolicy.contrib.text_catalogue.selectors import Extremes, positive
 from robopolicy.core.decisions import Decisions
 
@@ -39,12 +39,12 @@ def test_at_least_one_better_rollout_is_drawn() -> None:
 
 def test_a_small_share_keeps_the_best_and_the_worst() -> None:
     """3.01."""
-    kept = Spread(0.1)(episodes(0.0, 0.0, 0.0, 0.0), column(0.3, -2.0, 0.1, 1.0), torch.zeros(4, 1))
+    kept = HighVarianceRows(0.1)(episodes(0.0, 0.0, 0.0, 0.0), column(0.3, -2.0, 0.1, 1.0), torch.zeros(4, 1))
     assert kept[:, 0].tolist() == [False, True, False, True]
 
 
 def test_a_density_above_one_counts_as_certain() -> None:
     """5.07: a teacher's rows of a robot."""
     case = episodes(0.0, 0.0, source=torch.tensor([2, 0]))
-    loss, _ = Taught(source=2, shape=0.1)(case, column(1.0, 1.0), column(3.0, 3.0))
+    loss, _ = OffPolicyRows(source=2, shape=0.1)(case, column(1.0, 1.0), column(3.0, 3.0))
     assert_close(loss, torch.tensor(-0.5 / 1.1, dtype=torch.float64))  # a mean over both kinds of rows

@@ -14,9 +14,14 @@ from robopolicy.text.rollouts.protocols import REPLAYED, Pool
 GRPO = {
     "title": "grpo",
     "advantage": [
-        {"name": "baseline", "kind": "mean", "scope": {"partition": "group", "per": "trajectory"}, "lone": "zero"}
+        {
+            "name": "baseline",
+            "kind": "mean",
+            "scope": {"partition": "group", "reduce_over": "trajectory"},
+            "singleton": "zero",
+        }
     ],
-    "estimator": {"surrogate": "pg"},
+    "estimator": {"surrogate": "policy_gradient"},
 }
 
 
@@ -24,7 +29,7 @@ EVERYTHING = {
     "reward": [{"name": "sum", "terms": {"reward": 1.0, "share": 0.1}}],
     "sampler": {"name": "category_bandit", "rate": 0.5},
     "topology": {"name": "branch", "initial": 0.5},
-    "intervention": [{"name": "replay", "mean": 2.0}, {"name": "repair", "count": 2}],
+    "intervention": [{"name": "replay", "mean": 2.0}, {"name": "self_correct", "count": 2}],
     "temperature": 0.7,
 }
 
@@ -37,7 +42,7 @@ def collector(world: Playground, plain=(), size: int = 4) -> Collector:
 
 def learn(world: Playground, side: Collector, groups: int = 3) -> list[float]:
     """One update of REINFORCE with a baseline; the rewards that were played."""
-    recipe = Recipe.from_plain(GRPO)
+    recipe = Recipe.from_dict(GRPO)
     batch = side.collect(groups)
     advantage = recipe.advantage(batch.decisions)
     loss, _ = recipe.loss(batch.decisions, advantage, world.scored(batch.attempts))
@@ -94,7 +99,7 @@ def test_tied_groups_are_dropped_and_refilled(world):
     heard = []
     side.sampler.observe = lambda keys, rewards, advantage: heard.append((keys, rewards, advantage))
     batch = side.collect(3)
-    rewards = batch.decisions.need("reward").sum(1)
+    rewards = batch.decisions.require("reward").sum(1)
     for key in batch.decisions.group.unique():
         assert key >= 2 and 0 < float(rewards[batch.decisions.group == key].sum()) < 4
     assert len(world.played) > 12
@@ -119,7 +124,7 @@ def test_faults_under_help_and_in_rewards_are_reported_too(world):
     plain = {"intervention": [{"name": "hint", "shares": [1.0]}], "reward": [{"name": "sum", "terms": {"share": 1.0}}]}
     batch = collector(world, plain).collect(4)
     assert sorted(batch.lost) == [1] * 4 + [3] * 4 and {attempt.task.key for attempt in batch.attempts} == {0, 2}
-    assert bool(batch.decisions.need("reward").isfinite().all())
+    assert bool(batch.decisions.require("reward").isfinite().all())
 
 
 def test_a_batch_of_nothing_is_said(world):

@@ -11,7 +11,7 @@ from robopolicy.text.policy import TextConfig, TextPolicy
 from robopolicy.text.recipe_trainer import TextRecipe, TextRecipeConfig
 from robopolicy.text.sim import TextSim
 from robopolicy.text.value_head import score_with_value
-from robopolicy.training.text_rollout_source import AttemptSource
+from robopolicy.training.text_rollout_source import TextRolloutSource
 from robopolicy_tasks.text.grid import Grid
 
 SPEC = PolicySpec({"text": (Grid.prompt_bytes,)}, Grid.completion_bytes)
@@ -22,7 +22,7 @@ def learner(recipe, **settings):
     policy = TextPolicy(TextConfig(width=16, layers=1, heads=2, context=128), SPEC)
     config = TextRecipeConfig(recipe=recipe, prompts=8, problems=50, warmup=0, **settings)
     algorithm = TextRecipe(config, policy, total_updates=10)
-    return algorithm, AttemptSource(TextSim(Grid(), SimOptions(num_envs=1)), algorithm, seed=0)
+    return algorithm, TextRolloutSource(TextSim(Grid(), SimOptions(num_envs=1)), algorithm, seed=0)
 
 
 def test_a_detached_critic_leaves_the_policy_alone():
@@ -47,7 +47,7 @@ def rows(**fields):
 
 
 def test_unfinished_windows_teach_the_critic_nothing():
-    recipe = Recipe.from_plain({"title": "t", "start": "window_gae", "critic": {}})
+    recipe = Recipe.from_dict({"title": "t", "advantage_source": "window_gae", "critic": {}})
     for finished in (True, False):
         batch = rows(extra={"finished": torch.tensor([finished])})
         _, fitted = recipe.value_targets(batch)

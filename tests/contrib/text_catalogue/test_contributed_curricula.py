@@ -8,9 +8,9 @@ from robopolicy.contrib.text_catalogue.curricula import (
     Frontier,
     Instructions,
     MeanTracker,
+    MixtureSampler,
     Regret,
-    Shares,
-    Staged,
+    StageCurriculum,
 )
 from robopolicy.errors import UserError
 from robopolicy.text.rollouts.prompt_samplers import SAMPLERS, Uncertain, Uniform
@@ -26,7 +26,7 @@ POOL = Pool(
 )
 
 
-SETTINGS = {"shares": {"shares": [0.5, 0.25, 0.25]}, "instructions": {"instructions": ["a", "b"]}}
+SETTINGS = {"mixture": {"shares": [0.5, 0.25, 0.25]}, "instructions": {"instructions": ["a", "b"]}}
 
 CONTRIBUTED = sorted(set(SAMPLERS) - set(SAMPLERS.product()))
 
@@ -62,7 +62,7 @@ def test_proposals_have_no_key_twice_and_resume(name):
 
 def test_shares_are_of_all_categories():
     with pytest.raises(UserError, match="3 categories, but there are shares of 2"):
-        started(Shares([0.8, 0.2]))
+        started(MixtureSampler([0.8, 0.2]))
 
 
 def test_infinite_temperature_is_uniform():
@@ -118,12 +118,12 @@ def test_four_candidates_per_task_and_new_ones_count_as_half_solved():
 
 def test_one_stage_is_uniform():
     """I (5.17)."""
-    plain, staged = started(Uniform()), started(Staged(stages=1), Pool(POOL.tasks))
+    plain, staged = started(Uniform()), started(StageCurriculum(stages=1), Pool(POOL.tasks))
     assert [staged.propose(5) for _ in range(4)] == [plain.propose(5) for _ in range(4)]
 
 
 def test_stages_open_with_success():
-    sampler = started(Staged(stages=3, threshold=0.5, rate=1.0))
+    sampler = started(StageCurriculum(stages=3, threshold=0.5, rate=1.0))
     assert min(keys(sampler.propose(4))) == 108  # the easiest third
     outcome(sampler, POOL.tasks, lambda task: 1.0, lambda task: 0.0)
     seen = {key for _ in range(20) for key in keys(sampler.propose(4))}
@@ -134,9 +134,9 @@ def test_stages_open_with_success():
 
 def test_a_share_of_nothing_leaves_the_base():
     """I (6.06): share 0."""
-    sampler = started(Shares([1.0, 0.0, 0.0]))
+    sampler = started(MixtureSampler([1.0, 0.0, 0.0]))
     assert {(key - 100) % 3 for key in keys(sampler.propose(4))} == {0}
-    mixed = started(Shares([0.5, 0.0, 0.5])).propose(4)
+    mixed = started(MixtureSampler([0.5, 0.0, 0.5])).propose(4)
     assert sorted((key - 100) % 3 for key in keys(mixed)) == [0, 0, 2, 2]
 
 
@@ -148,12 +148,12 @@ def test_shares_are_rounded_by_the_largest_remainder():
         ([0.0, 0.5, 0.5, 0.0], 3, [0, 2, 1, 0]),
         ([0.7, 0.3, 0.0, 0.0], 4, [3, 1, 0, 0]),
     ):
-        tasks = started(Shares(shares), pool).propose(n)
+        tasks = started(MixtureSampler(shares), pool).propose(n)
         drawn = torch.bincount(torch.tensor([task.key % 4 for task in tasks]), minlength=4)
         assert drawn.tolist() == counts
 
 
-@pytest.mark.parametrize("name", sorted({*CONTRIBUTED} - {"staged", "shares"}))
+@pytest.mark.parametrize("name", sorted({*CONTRIBUTED} - {"stage_curriculum", "mixture"}))
 def test_a_batch_larger_than_the_pool_is_refused(name):
     sampler = started(SAMPLERS[name](**SETTINGS.get(name, {})))
     with pytest.raises(UserError, match="13 different tasks"):

@@ -14,7 +14,7 @@ from robopolicy.text.sim import TextSim
 from robopolicy.text.task import Question, TextTask
 from robopolicy.text.text_env import TextWorld, score
 from robopolicy.text.tokenizers import ByteTokenizer
-from robopolicy.training.text_rollout_source import AttemptSource
+from robopolicy.training.text_rollout_source import TextRolloutSource
 from robopolicy_tasks.text.arithmetic import Arithmetic
 from robopolicy_tasks.text.commands import parse
 from robopolicy_tasks.text.countdown import Countdown, value_of
@@ -40,7 +40,7 @@ def untrained(budget=6):
 def learner(task, recipe="shioenv", **settings):
     config = TextRecipeConfig(**{"prompts": 3, "problems": 6, "recipe": recipe, "lr": 1e-2, **settings})
     algorithm = TextRecipe(config, untrained(task.completion_bytes), total_updates=8)
-    return algorithm, AttemptSource(TextSim(task, SimOptions(num_envs=1)), algorithm, seed=0)
+    return algorithm, TextRolloutSource(TextSim(task, SimOptions(num_envs=1)), algorithm, seed=0)
 
 
 def letters(support):

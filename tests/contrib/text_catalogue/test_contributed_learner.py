@@ -11,7 +11,7 @@ from robopolicy.text.recipe_trainer import TextRecipe, TextRecipeConfig
 from robopolicy.text.rollouts.protocols import POLICY, REPLAYED, TEACHER
 from robopolicy.text.sim import TextSim
 from robopolicy.text.text_env import score
-from robopolicy.training.text_rollout_source import AttemptSource
+from robopolicy.training.text_rollout_source import TextRolloutSource
 from robopolicy_tasks.text.arithmetic import Arithmetic
 from robopolicy_tasks.text.grid import Grid
 
@@ -27,7 +27,7 @@ def learner(task, **settings):
 
 
 def source(task, algorithm, seed=0):
-    return AttemptSource(TextSim(task, SimOptions(num_envs=1)), algorithm, seed=seed)
+    return TextRolloutSource(TextSim(task, SimOptions(num_envs=1)), algorithm, seed=seed)
 
 
 def test_half_precision_keeps_what_was_recorded_of_rows_that_this_policy_did_not_draw():

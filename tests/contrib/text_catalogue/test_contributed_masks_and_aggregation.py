@@ -4,7 +4,7 @@ import itertools
 
 import torch
 
-from robopolicy.contrib.text_catalogue.masks import FirstUnits, Informative, Spread, most_varied
+from robopolicy.contrib.text_catalogue.masks import FirstUnits, HighVarianceRows, Informative, most_varied
 from robopolicy.contrib.text_catalogue.partitions import unit_mean
 from robopolicy.core.decisions import Decisions, by_trajectory, by_unit
 from robopolicy.core.selection import compose
@@ -22,11 +22,11 @@ def test_spread_keeps_whole_trajectories_and_a_later_share_is_one_of_theirs(deci
     mask = decisions.valid().clone()
     mask[by_trajectory(decisions)[:, 0] == by_trajectory(decisions)[0, 0]] = False
     given = decisions.with_fields(mask=mask)
-    keep = Spread(0.5)(given, decisions.reward, shift)
+    keep = HighVarianceRows(0.5)(given, decisions.reward, shift)
     ids = by_trajectory(decisions).expand(mask.shape)
     kept = ids[keep].unique()
     assert len(kept) == len(ids[mask].unique()) // 2 and torch.equal(keep, mask & torch.isin(ids, kept))
-    both = compose([Spread(0.5), Informative(0.5)], given, decisions.reward, shift)
+    both = compose([HighVarianceRows(0.5), Informative(0.5)], given, decisions.reward, shift)
     assert both is not None and int(both.sum()) == int(keep.sum()) // 2 and bool((keep | ~both).all())
 
 

@@ -19,12 +19,12 @@ def test_c_replayed_rows_keep_their_recorded_log_probabilities(decisions, shift)
     ratio = log_ratio(torch.cat([decisions.logp_old, now]), batch.logp_old, batch)
     assert bool((ratio[: len(decisions)] == 0).all())
     torch.testing.assert_close(ratio[len(decisions) :], shift[:3] * replayed.valid())
-    assert batch.need("version")[-3:].tolist() == [-1, -1, -1]
+    assert batch.require("version")[-3:].tolist() == [-1, -1, -1]
 
 
 def test_e_whitening_after_sign_keeping_shaping_is_refused(decisions):
     bonus = Shape(lambda d: torch.full((len(d), 1), 0.5, dtype=torch.float64), fraction=0.7)
-    centre = Baseline("mean", Scope(by_group, per=by_trajectory))
+    centre = Baseline("mean", Scope(by_group, reduce_over=by_trajectory))
     raw = outcome(decisions)
     before, after = Pipeline([centre])(raw, decisions), Pipeline([centre, bonus])(raw, decisions)
     assert torch.equal(before.sign(), after.sign())
@@ -37,7 +37,7 @@ def test_f_a_shift_without_centring_favours_long_rows_until_centred_again():
     decisions = Decisions(torch.zeros(2, 4), mask=mask, group=torch.zeros(2, dtype=torch.long))
     bonus = Shape(lambda d: torch.tensor([[0.5], [0.0]]))  # to the long row
     flat = torch.zeros(2, 4)
-    mean = lambda a: AGGREGATES["tok"](a, mask, decisions, 1.0).item()  # noqa: E731
+    mean = lambda a: AGGREGATES["token_mean"](a, mask, decisions, 1.0).item()  # noqa: E731
     assert mean(Pipeline([bonus])(flat, decisions)) == pytest.approx(0.4)  # not the 0.25 of a mean over rows
     assert mean(Pipeline([bonus, Baseline("mean", Scope(by_group))])(flat, decisions)) == pytest.approx(0.0, abs=1e-6)
 
@@ -60,7 +60,7 @@ def test_masked_entries_never_leak_through_a_stage(decisions):
     pipeline = Pipeline(
         [Baseline("mean", scope), Scale(scope), Modulate(lambda d: torch.ones(len(d), 1, dtype=torch.float64))]
     )
-    dirty = decisions.need("reward").masked_fill(~valid, torch.nan)
-    clean = pipeline(decisions.need("reward"), decisions)
+    dirty = decisions.require("reward").masked_fill(~valid, torch.nan)
+    clean = pipeline(decisions.require("reward"), decisions)
     torch.testing.assert_close(pipeline(dirty, decisions), clean)
     assert bool((clean[~valid] == 0).all())

@@ -57,10 +57,10 @@ NUMBERS: dict[str, dict[str, Any]] = {
     "trajectory_selection": {"select.contrast.keep": 4, "group_size": 16},
     "fiberpo": {
         "estimator.hierarchy": {"outer": "sequence", "budget_up": 0.2, "budget_down": 0.1, "residual": 0.02},
-        "estimator.surrogate": "is",
+        "estimator.surrogate": "importance_sampling",
     },
     "r2vpo": {
-        "estimator.surrogate": "is",
+        "estimator.surrogate": "importance_sampling",
         "controllers.ratio_variance": {"name": "dual", "value": 1.0, "target": 0.04, "rate": 10.0},
     },
     "capo": {
@@ -90,7 +90,7 @@ NUMBERS: dict[str, dict[str, Any]] = {
         CLIP + "low": 0.2,
         CLIP + "high": 0.28,
         "estimator.surrogate_options.cap": 10.0,
-        "estimator.aggregate": "seq_sum",
+        "estimator.aggregate": "sequence_sum",
         "group_size": 16,
     },
     "dynamic_clipping": {CLIP + "low": 0.16, CLIP + "high": 0.2, CLIP + "limit": 10.0},

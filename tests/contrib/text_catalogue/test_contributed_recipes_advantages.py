@@ -9,8 +9,8 @@ import torch
 from tabular import Tabular, check_recipe, ppo, recipe_of, rewards, seq_mean, standardised, tabular
 from torch import Tensor
 
-from robopolicy.contrib.text_catalogue.comparisons import BetaScale, Retrospective, SplitBaseline
-from robopolicy.contrib.text_catalogue.factors import Rhythm, attention_distance, future_attention, potential
+from robopolicy.contrib.text_catalogue.comparisons import BetaScale, ImprovementBaseline, SplitBaseline
+from robopolicy.contrib.text_catalogue.factors import AttentionRhythm, attention_distance, future_attention, potential
 from robopolicy.contrib.text_catalogue.probe_baselines import RidgeProbe
 from robopolicy.contrib.text_catalogue.windows import cat
 from robopolicy.core.advantage import outcome
@@ -19,7 +19,7 @@ from robopolicy.recipe_files import read_recipe
 
 
 def groups(case: Tabular) -> Tensor:
-    return case.decisions.need("group")
+    return case.decisions.require("group")
 
 
 def grpo(case: Tabular) -> Tensor:
@@ -120,7 +120,7 @@ def test_segments_get_the_change_in_value_and_telescope() -> None:
         return ppo(case, advantage)[chosen].mean()
 
     check_recipe("segment_spo", formula)
-    case, recipe = tabular(), recipe_of("segment_spo", start={"name": "gae", "gamma": 1.0, "lam": 0.0})
+    case, recipe = tabular(), recipe_of("segment_spo", advantage_source={"name": "gae", "gamma": 1.0, "lam": 0.0})
     each = recipe.advantage(case.decisions)  # cut everywhere: a value per token; the sum is R - V_0
     first = torch.stack(
         [value[keep][0] for value, keep in zip(case.decisions.value, case.decisions.valid(), strict=True)]
@@ -228,7 +228,7 @@ def test_pipo_judges_the_last_batch_by_the_gain() -> None:
     base = recipe.advantage(both)
     torch.testing.assert_close(base[:4], recipe_of("grpo").advantage(fresh))
     assert float(base[4:].abs().max()) == 0.0  # too few batches seen to judge
-    stage = Retrospective(window=2)
+    stage = ImprovementBaseline(window=2)
     for mean in (0.25, 0.5):
         stage.observe(episodes([mean], [0], source=torch.zeros(1, dtype=torch.long)))
     gain = (0.75 - 0.375) / 0.125  # in standard deviations of the two batches before
@@ -245,7 +245,7 @@ def test_pipo_adds_a_step_on_the_last_batch_and_none_where_it_is_not_judged(hist
     case = tabular(rollouts=8, source=torch.tensor([0] * 4 + [1] * 4).repeat(4), drift=0.5)
     d, stages = case.decisions, read_recipe("pipo")["advantage"]
     stages[-1]["loss_weight"] = 0.5
-    recipe, again = recipe_of("pipo", advantage=stages), d.need("source") == 1
+    recipe, again = recipe_of("pipo", advantage=stages), d.require("source") == 1
     recipe.pipeline.stages[-1].rewards = history
     mask, ratio = d.valid(), (case.logp() - d.logp_old).exp()
     plain = torch.zeros(32, dtype=torch.float64)
@@ -263,7 +263,7 @@ def test_pipo_adds_a_step_on_the_last_batch_and_none_where_it_is_not_judged(hist
     wanted, found = (torch.autograd.grad(value, case.logits, retain_graph=True)[0] for value in (expected, loss))
     torch.testing.assert_close(found, wanted)
     if not history:  # GRPO on the new rows
-        fresh, base = d.select(~again), recipe_of("grpo", estimator={"aggregate": "seq_mean"})
+        fresh, base = d.select(~again), recipe_of("grpo", estimator={"aggregate": "sequence_mean"})
         value, _ = base.loss(fresh, base.advantage(fresh), case.logp()[~again])
         torch.testing.assert_close(found, torch.autograd.grad(value, case.logits)[0], rtol=1e-12, atol=0)
 
@@ -281,16 +281,16 @@ def test_equal_durations_are_ppo_and_rates_are_undone() -> None:
 
 
 def test_proact_without_rollouts_is_step_level_ppo() -> None:
-    case, written = tabular(), recipe_of("proact").plain["start"]
+    case, written = tabular(), recipe_of("proact").plain["advantage_source"]
     start = {name: value for name, value in written.items() if name != "rollout_weight"}
-    none = recipe_of("proact", start=start).advantage(case.decisions.with_fields(extra={}))
+    none = recipe_of("proact", advantage_source=start).advantage(case.decisions.with_fields(extra={}))
     steps = {"name": "gae", "gamma": 0.9, "lam": 0.95, "level": "unit"}  # of the recipe of single steps, S178
-    torch.testing.assert_close(none, recipe_of("vl_dac", start=steps).advantage(case.decisions))
-    zero = recipe_of("proact", start={**written, "rollout_weight": 0.0})
+    torch.testing.assert_close(none, recipe_of("vl_dac", advantage_source=steps).advantage(case.decisions))
+    zero = recipe_of("proact", advantage_source={**written, "rollout_weight": 0.0})
     torch.testing.assert_close(zero.advantage(case.decisions), none)
     mixed = case.decisions.with_fields(value=0.5 * (case.decisions.value + case.decisions.extra["rollout_value"]))
     torch.testing.assert_close(
-        recipe_of("proact").advantage(case.decisions), recipe_of("proact", start=start).advantage(mixed)
+        recipe_of("proact").advantage(case.decisions), recipe_of("proact", advantage_source=start).advantage(mixed)
     )
 
 
@@ -317,7 +317,7 @@ def test_attention_marks_get_more_credit_where_the_advantage_is_positive() -> No
     found, base = recipe_of("attention_rhythm").advantage(case.decisions), grpo(case)[:, None]
     ratio = torch.where(case.decisions.valid() & (base != 0), found / torch.where(base == 0, 1.0, base), 1.0)
     assert bool((ratio[(base < 0).expand_as(ratio)] - 1 < 1e-5).all()) and float(ratio.max()) > 1.2
-    off = [*stages[:3], {"name": "modulate", "factor": {"name": "rhythm", "gain": 0.0}}]
+    off = [*stages[:3], {"name": "modulate", "factor": {"name": "attention_rhythm", "gain": 0.0}}]
     plain = recipe_of("attention_rhythm", advantage=off).advantage(case.decisions)
     torch.testing.assert_close(plain, base * case.decisions.valid(), atol=1e-5, rtol=1e-5)
 
@@ -327,7 +327,7 @@ def test_the_rhythm_compares_with_the_next_decision_whatever_stands_between() ->
     distance = torch.tensor([[5.0, 5.0, 9.0, 8.0]], dtype=torch.float64)
     wide = torch.tensor([[5.0, 0.0, 5.0, 9.0, 0.0, 8.0, 0.0, 0.0]], dtype=torch.float64)
     mask = wide > 0
-    rhythm = Rhythm("local", share=0.25)
+    rhythm = AttentionRhythm("local", share=0.25)
     for values, valid in ((distance, torch.ones(1, 4, dtype=torch.bool)), (wide, mask)):
         case = Decisions(torch.zeros_like(values), mask=valid, extra={"waad": values})
         assert rhythm(case)[valid].tolist() == [1.0, 1.5, 1.0, 1.0]
@@ -336,7 +336,7 @@ def test_the_rhythm_compares_with_the_next_decision_whatever_stands_between() ->
 @pytest.mark.parametrize("rule", ["local", "global", "coupled"])
 def test_the_rhythm_selects_a_share_and_the_coupled_one_only_moves(rule: str) -> None:
     case = tabular()
-    stage = {"name": "modulate", "factor": {"name": "rhythm", "rule": rule, "gain": 1.0, "share": 0.4}}
+    stage = {"name": "modulate", "factor": {"name": "attention_rhythm", "rule": rule, "gain": 1.0, "share": 0.4}}
     factor = recipe_of("attention_rhythm", advantage=[stage]).pipeline.stages[0].factor(case.decisions)
     extra = (factor - 1.0).masked_fill(~case.decisions.valid(), 0.0)
     wanted = (case.decisions.valid().sum(1) * 0.4).ceil()

@@ -7,8 +7,8 @@ import torch
 from tabular import Tabular, check_recipe, ppo, recipe_of, tabular
 from torch import Tensor
 
+from robopolicy.contrib.text_catalogue.advantage_sources import Subgoals
 from robopolicy.contrib.text_catalogue.comparisons import SharedSteps
-from robopolicy.contrib.text_catalogue.starts import Subgoals
 from robopolicy.core.advantage_sources import Gae, ReturnToGo
 from robopolicy.core.decisions import Decisions
 
@@ -150,7 +150,7 @@ def test_one_critic_can_serve_both_levels() -> None:
     target, fitted = start.targets(one)
     above = start(one.with_fields(extra={**one.extra, "subgoal": torch.ones(1, 4, dtype=torch.bool)}))
     below = start(one.with_fields(extra={**one.extra, "subgoal": torch.zeros(1, 4, dtype=torch.bool)}))
-    expected = torch.where(one.extra["switch"], above, below) + one.need("value")
+    expected = torch.where(one.extra["switch"], above, below) + one.require("value")
     torch.testing.assert_close(target, expected)
     assert bool(fitted.all())
 
@@ -209,7 +209,7 @@ def test_smoothed_rewards_are_seen_from_before() -> None:
     mean = case.with_fields(reward=torch.tensor([[1.0, 1.0, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0]], dtype=DOUBLE))
     torch.testing.assert_close(ReturnToGo(gamma=0.9, window=3)(early), ReturnToGo(gamma=0.9)(mean))
     torch.testing.assert_close(ReturnToGo(gamma=0.9, window=1)(case), ReturnToGo(gamma=0.9)(case))
-    one = recipe_of("pcpg", start={"name": "return_to_go", "window": 1})
+    one = recipe_of("pcpg", advantage_source={"name": "return_to_go", "window": 1})
     found, valid = one.advantage(tabular().decisions), tabular().decisions.valid()
     plain = recipe_of("reinforce").advantage(tabular().decisions).expand_as(found)
     torch.testing.assert_close(found[valid], plain[valid])

@@ -10,8 +10,8 @@ from formulas import DISTANCES, gradients, relative, tok, z
 from tabular import Tabular, check, check_recipe, ppo, recipe_of, rewards, seq_mean, tabular
 from torch import Tensor
 
-from robopolicy.contrib.text_catalogue.masks import PredictedStep
-from robopolicy.contrib.text_catalogue.references import soup
+from robopolicy.contrib.text_catalogue.masks import PredictedKL
+from robopolicy.contrib.text_catalogue.references import average_weights
 from robopolicy.core.decisions import Decisions
 from robopolicy.text.generation import restricted, top_p_support
 
@@ -26,9 +26,9 @@ def test_d3s_learns_from_the_half_that_varies_most_and_there_where_most_is_at_st
     def formula(case: Tabular) -> Tensor:
         a, mask = relative(case), case.decisions.valid()
         rows = best[a[best].var(1, unbiased=False).argmax()]
-        assert set(case.decisions.need("group")[rows].bincount().tolist()) != {2}
+        assert set(case.decisions.require("group")[rows].bincount().tolist()) != {2}
         kept = mask & torch.isin(torch.arange(16), rows)[:, None]
-        stake = (a[:, None].abs() * case.decisions.need("entropy")).masked_fill(~kept, -1.0)
+        stake = (a[:, None].abs() * case.decisions.require("entropy")).masked_fill(~kept, -1.0)
         keep = torch.zeros(mask.numel(), dtype=torch.bool)
         keep[stake.flatten().topk(int(0.8 * int(kept.sum()))).indices] = True
         return ppo(case, a)[keep.view_as(mask)].mean()
@@ -39,7 +39,7 @@ def test_d3s_learns_from_the_half_that_varies_most_and_there_where_most_is_at_st
 
 
 def test_d3s_with_full_shares_is_grpo() -> None:
-    case, shares = tabular(), {"masks": [{"name": "spread", "share": 1.0}, "informative"]}
+    case, shares = tabular(), {"masks": [{"name": "high_variance_rows", "share": 1.0}, "informative"]}
     torch.testing.assert_close(gradients("d3s", case, estimator=shares), gradients("grpo", case, estimator={}))
 
 
@@ -88,12 +88,12 @@ def test_capo_drops_what_is_predicted_to_move_the_policy_most() -> None:
     old = tabular(drift=0.0).distribution().detach().exp()
     extra = {"collision": old.square().sum(2), "collision3": old.pow(3).sum(2)}
     limit = 0.24
-    recipe = recipe_of("capo", estimator={"masks": [{"name": "predicted_step", "shift": limit}]})
+    recipe = recipe_of("capo", estimator={"masks": [{"name": "predicted_kl", "shift": limit}]})
     for drift in (0.0, 0.3):
         check(recipe, tabular(drift=drift, extra=extra), formula)
     case = tabular(extra=extra)
     torch.testing.assert_close(
-        gradients("capo", case, estimator={"masks": ["predicted_step"]}), gradients("grpo", case, estimator={})
+        gradients("capo", case, estimator={"masks": ["predicted_kl"]}), gradients("grpo", case, estimator={})
     )
 
 
@@ -113,7 +113,7 @@ def test_a_predicted_step_is_right_to_second_order(sign: float) -> None:
     for option, exact, above in (("shift", shift, True), ("gain", gain, False)):
         limit = float(exact.median())
         clear = (exact / limit - 1).abs() > 0.02
-        kept = PredictedStep(rate=rate, **{option: limit})(rows, advantage, torch.zeros(4, 3))
+        kept = PredictedKL(rate=rate, **{option: limit})(rows, advantage, torch.zeros(4, 3))
         assert clear.sum() >= 9
         assert torch.equal(kept[clear], (exact < limit)[clear] if above else (exact > limit)[clear])
 
@@ -125,10 +125,10 @@ def test_of_too_many_unstable_decisions_those_that_move_most_are_dropped() -> No
         extra={**case.decisions.extra, "collision": p.square().sum(2), "collision3": p.pow(3).sum(2)}
     )
     advantage, valid = torch.randn(16, 6, dtype=torch.float64), case.decisions.valid()
-    kept = PredictedStep(shift=0.0, share=0.1)(rows, advantage, torch.zeros(16, 6))
+    kept = PredictedKL(shift=0.0, share=0.1)(rows, advantage, torch.zeros(16, 6))
     assert int((~kept).sum()) == int(0.1 * int(valid.sum())) > 1
     for limit in (0.01, 0.05, 0.1):
-        larger = ~PredictedStep(shift=limit)(rows, advantage, advantage) & valid
+        larger = ~PredictedKL(shift=limit)(rows, advantage, advantage) & valid
         assert int((~kept & larger).sum()) == min(int((~kept).sum()), int(larger.sum())) > 0
 
 
@@ -180,7 +180,7 @@ def test_failures_teach_only_the_unit_that_is_blamed() -> None:
         for row in range(16):
             keep = case.decisions.valid()[row].clone()
             if rewards(case)[row] == 0 and blamed[row] >= 0:
-                keep &= case.decisions.need("unit")[row] == blamed[row]
+                keep &= case.decisions.require("unit")[row] == blamed[row]
             rows.append(losses[row][keep])
         return torch.cat(rows).mean()
 
@@ -224,7 +224,7 @@ def test_trajectory_selection_keeps_short_successes_and_long_failures() -> None:
 def test_distribution_centric() -> None:
     def formula(case: Tabular) -> Tensor:
         d, value = case.decisions, rewards(case)
-        level = d.need("entropy")[d.valid()].mean()
+        level = d.require("entropy")[d.valid()].mean()
         strength = min(abs(0.5 - level.item()), 0.1) / (value > 0.05).double().mean()
         share = strength / (1 + strength)
         other = d.extra["logp_warm"] if level <= 0.5 else d.extra["logp_cool"]
@@ -250,7 +250,7 @@ def test_distribution_centric_without_strength_is_grpo() -> None:
 
 def test_salsa_is_grpo_near_its_reference() -> None:
     def formula(case: Tabular) -> Tensor:
-        change = (case.logp() - case.decisions.need("logp_ref")).masked_fill(~case.decisions.valid(), 0.0)
+        change = (case.logp() - case.decisions.require("logp_ref")).masked_fill(~case.decisions.valid(), 0.0)
         return seq_mean(ppo(case, relative(case)) + 0.05 * ((-change).exp() - 1 + change), case.decisions.valid())
 
     check_recipe("salsa", formula)
@@ -258,15 +258,15 @@ def test_salsa_is_grpo_near_its_reference() -> None:
 
 def test_a_soup_of_one_policy_is_that_policy() -> None:
     state = {"weight": torch.randn(3, 2), "steps": torch.tensor(7)}
-    mixed = soup([state, state], [0.3, 0.7])
+    mixed = average_weights([state, state], [0.3, 0.7])
     torch.testing.assert_close(mixed["weight"], state["weight"])
     assert mixed["steps"] == 7
 
 
 def test_rpo_is_dpo_with_a_little_imitation() -> None:
     def formula(case: Tabular) -> Tensor:
-        value, group = rewards(case), case.decisions.need("group")
-        score = (case.logp() - case.decisions.need("logp_ref")).masked_fill(~case.decisions.valid(), 0.0).sum(1)
+        value, group = rewards(case), case.decisions.require("group")
+        score = (case.logp() - case.decisions.require("logp_ref")).masked_fill(~case.decisions.valid(), 0.0).sum(1)
         pairs, best = [], torch.zeros(16, dtype=torch.bool)
         for i in range(16):
             for j in range(16):

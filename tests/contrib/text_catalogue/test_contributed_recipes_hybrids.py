@@ -29,8 +29,8 @@ def imitation(case: Tabular, rows: Tensor | None = None) -> Tensor:
 
 def hpt(case: Tabular, *, gate: float) -> Tensor:
     """By prompt: the demonstration where at most `gate` of its own rollouts succeed, else Dr. GRPO without a clip."""
-    d, value, group = case.decisions, rewards(case), case.decisions.need("group")
-    own, losses, shown = d.need("source") == 0, [], []
+    d, value, group = case.decisions, rewards(case), case.decisions.require("group")
+    own, losses, shown = d.require("source") == 0, [], []
     for key in group.unique():
         mine = (group == key) & own
         if value[mine].sum() <= gate:
@@ -100,9 +100,9 @@ def test_a_lol_takes_what_is_better_than_the_reference_and_with_equal_weights_im
     assert selected("a_lol", case.decisions, select=every) == better
     half = selected("a_lol", case.decisions)
     assert len(half) == len(better) // 2 and set(half) < set(better)
-    plain = {"surrogate": "pg", "aggregate": "tok"}
+    plain = {"surrogate": "policy_gradient", "aggregate": "token_mean"}
     torch.testing.assert_close(
-        gradients("a_lol", case, select=[], start={"name": "ones"}, advantage=[], estimator=plain),
+        gradients("a_lol", case, select=[], advantage_source="constant_one", advantage=[], estimator=plain),
         imitation(case),
     )
 

@@ -21,7 +21,7 @@ def mean(terms: list[Tensor]) -> Tensor:
 def p3o(case: Tabular, group_pairs: list[tuple[int, int]]) -> Tensor:
     """Half the difference of the shaped rewards times the difference of the log-probabilities."""
     d = case.decisions
-    penalty = (d.logp_old - d.need("logp_ref")).masked_fill(~d.valid(), 0.0).sum(1)
+    penalty = (d.logp_old - d.require("logp_ref")).masked_fill(~d.valid(), 0.0).sum(1)
     r, log = rewards(case) - 0.1 * penalty, z(case).sum(1)
     return -mean([0.5 * (r[i] - r[j]) * (log[i] - log[j]) for i, j in group_pairs])
 
@@ -35,8 +35,8 @@ def test_p3o_on_policy_is_the_pairwise_gradient_for_any_group_size() -> None:
 def test_p3o_is_the_clipped_loss_with_the_other_rollout_as_baseline() -> None:
     def formula(case: Tabular) -> Tensor:
         d = case.decisions
-        penalty = (d.logp_old - d.need("logp_ref")).masked_fill(~d.valid(), 0.0).sum(1)
-        r, ratio, group = rewards(case) - 0.1 * penalty, z(case).sum(1).exp(), d.need("group")
+        penalty = (d.logp_old - d.require("logp_ref")).masked_fill(~d.valid(), 0.0).sum(1)
+        r, ratio, group = rewards(case) - 0.1 * penalty, z(case).sum(1).exp(), d.require("group")
         rows = []
         for i in range(len(r)):
             others = (group == group[i]) & (torch.arange(len(r)) != i)
@@ -46,9 +46,9 @@ def test_p3o_is_the_clipped_loss_with_the_other_rollout_as_baseline() -> None:
 
     check_recipe("p3o", formula)
     case, shift = tabular(), torch.arange(PROMPTS, dtype=torch.float64)
-    last = case.decisions.need("reward")
+    last = case.decisions.require("reward")
     row_shift = torch.zeros_like(last)
-    row_shift[:, 0] = shift[case.decisions.need("group")]
+    row_shift[:, 0] = shift[case.decisions.require("group")]
     moved = Tabular(
         case.decisions.with_fields(reward=last + row_shift * case.decisions.valid()), case.tokens, case.logits
     )
@@ -59,7 +59,7 @@ def test_p3o_is_the_clipped_loss_with_the_other_rollout_as_baseline() -> None:
 
 def copg(case: Tabular, beta: float = 0.1) -> Tensor:
     r = rewards(case) - beta * to_reference(case).sum(1)
-    group = case.decisions.need("group")
+    group = case.decisions.require("group")
     size = (group == 0).sum()
     return mean(
         [
@@ -77,7 +77,7 @@ def test_copg_gradient_is_that_of_rloo_on_any_data() -> None:
     """-2 beta / N sum_i (R_i - mean of the others) grad log pi, times one half twice over the ordered pairs."""
     case = tabular(drift=0.5)
     r = (rewards(case) - 0.1 * to_reference(case).sum(1)).detach()
-    group = case.decisions.need("group")
+    group = case.decisions.require("group")
     loo = torch.stack([r[i] - r[(group == group[i]) & (torch.arange(16) != i)].mean() for i in range(16)])
     (wanted,) = torch.autograd.grad(-2 * 0.1 * (loo * to_reference(case).sum(1)).mean(), case.logits)
     torch.testing.assert_close(gradients("copg", case), wanted)
@@ -85,14 +85,14 @@ def test_copg_gradient_is_that_of_rloo_on_any_data() -> None:
 
 def test_copg_is_nothing_at_its_optimum() -> None:
     case = tabular()
-    ideal = case.decisions.need("logp_ref").clone()
+    ideal = case.decisions.require("logp_ref").clone()
     ideal[:, 0] += rewards(case) / 0.1
     loss, _ = recipe_of("copg").loss(case.decisions, rewards(case)[:, None], ideal)
     assert loss.item() == pytest.approx(0.0, abs=1e-12)
 
 
 def wins(case: Tabular) -> Tensor:
-    value, group = rewards(case), case.decisions.need("group")
+    value, group = rewards(case), case.decisions.require("group")
     rates = []
     for i in range(len(value)):
         others = value[(group == group[i]) & (torch.arange(len(value)) != i)]
@@ -156,7 +156,7 @@ def test_cpl_without_its_penalty_is_dpo_without_a_reference_and_it_can_discount(
     full = {"name": "contrastive", "penalty": 1.0}
     torch.testing.assert_close(gradients("cpl", case, objective=full, regularizers=[]), gradients("dpo", flat))
     discounted = {"name": "contrastive", "penalty": 1.0, "gamma": 0.5}
-    factor = torch.pow(0.5, case.decisions.need("unit").double())
+    factor = torch.pow(0.5, case.decisions.require("unit").double())
     s = (factor * case.logp()).masked_fill(~case.decisions.valid(), 0.0).sum(1)
     loss = mean([-logsigmoid(0.1 * (s[i] - s[j])) for i, j in pairs(case, ordered=True)])
     (wanted,) = torch.autograd.grad(loss, case.logits)
@@ -186,8 +186,8 @@ def test_slopes_of_the_divergences(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(DIVERGENCES))
 def test_f_dpg(name: str) -> None:
     def formula(case: Tabular) -> Tensor:
-        d, group = case.decisions, case.decisions.need("group")
-        change = (d.logp_old - d.need("logp_ref")).masked_fill(~d.valid(), 0.0).sum(1)
+        d, group = case.decisions, case.decisions.require("group")
+        change = (d.logp_old - d.require("logp_ref")).masked_fill(~d.valid(), 0.0).sum(1)
         tilt = (rewards(case) / 0.1 - change).exp()
         z_of = torch.stack([tilt[group == key].mean() for key in group])
         log_t = (z_of / tilt).log().clamp(-20.0, 20.0)
@@ -214,7 +214,7 @@ def test_f_dpg_with_the_reverse_divergence_is_reward_minus_penalty() -> None:
 
 def test_gepo() -> None:
     def formula(case: Tabular) -> Tensor:
-        mask, value, group = case.decisions.valid(), rewards(case), case.decisions.need("group")
+        mask, value, group = case.decisions.valid(), rewards(case), case.decisions.require("group")
         every = value[:, None].expand(mask.shape)[mask]
         a = (value - every.mean()) / (every.std() + 1e-6)
         r, terms = to_reference(case).sum(1), []
@@ -229,7 +229,7 @@ def test_gepo() -> None:
 
 def test_gepo_of_one_winner_and_one_loser_is_dpo() -> None:
     case = tabular()
-    value, group = rewards(case), case.decisions.need("group")
+    value, group = rewards(case), case.decisions.require("group")
     rows: list[int] = []
     for key in group.unique():
         won, lost = ((group == key) & (value == outcome) for outcome in (1.0, 0.0))
@@ -249,7 +249,7 @@ def test_direct_advantage() -> None:
         gain = d.extra["step_advantage"].masked_fill(~d.valid(), 0.0)
         for row in range(len(d)):
             for unit in range(2):
-                keep = d.valid()[row] & (d.need("unit")[row] == unit)
+                keep = d.valid()[row] & (d.require("unit")[row] == unit)
                 if keep.any():
                     terms.append((0.1 * change[row][keep].sum() - gain[row][keep].mean()) ** 2)
         return mean(terms)
@@ -261,7 +261,7 @@ def test_direct_advantage_is_least_at_the_tilted_reference() -> None:
     case = tabular()
     case = Tabular(case.decisions.with_fields(unit=case.decisions.depths()), case.tokens, case.logits)  # tokens
     gain = case.decisions.extra["step_advantage"]
-    ideal = (case.decisions.need("logp_ref") + gain / 0.1).requires_grad_()
+    ideal = (case.decisions.require("logp_ref") + gain / 0.1).requires_grad_()
     recipe = recipe_of("direct_advantage")
     loss, _ = recipe.loss(case.decisions, recipe.advantage(case.decisions), ideal)
     (gradient,) = torch.autograd.grad(loss, ideal)
@@ -282,7 +282,7 @@ def test_a_star_regresses_the_log_ratio_of_the_trajectory() -> None:
 
 def test_clusters_are_compared_by_their_mean_outcomes() -> None:
     def formula(case: Tabular) -> Tensor:
-        cluster, value, group = case.decisions.extra["cluster"], rewards(case), case.decisions.need("group")
+        cluster, value, group = case.decisions.extra["cluster"], rewards(case), case.decisions.require("group")
         worth = torch.stack([value[cluster == key].mean() for key in cluster])
         r = to_reference(case).sum(1)
         better = [(i, j) for i in range(16) for j in range(16) if group[i] == group[j] and worth[i] > worth[j] + 1e-9]

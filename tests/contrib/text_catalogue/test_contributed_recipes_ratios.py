@@ -58,7 +58,7 @@ def test_fiberpo() -> None:
 
 def test_fiberpo_within_all_budgets_is_the_plain_ratio() -> None:
     case = tabular(drift=0.001)
-    plain = {"surrogate": "is", "aggregate": "seq_mean"}
+    plain = {"surrogate": "importance_sampling", "aggregate": "sequence_mean"}
     torch.testing.assert_close(gradients("fiberpo", case), gradients("grpo", case, estimator=plain))
 
 
@@ -80,7 +80,7 @@ def test_a_multiplier_at_zero_can_rise_again() -> None:
 
 
 def disco(case: Tabular, score: str, tau: float | None) -> Tensor:
-    mask, value, group = case.decisions.valid(), rewards(case), case.decisions.need("group")
+    mask, value, group = case.decisions.valid(), rewards(case), case.decisions.require("group")
     per = case.logp() if score == "logp" else z(case).exp()
     s = torch.stack([row[keep].mean() for row, keep in zip(per, mask, strict=True)])
     terms = []
@@ -104,7 +104,7 @@ def test_disco_limits() -> None:
     """The basic form is a policy gradient with (R - p) / (p (1 - p)); a high temperature is the basic form; no penalty
     within the limit of the KL."""
     case = tabular(drift=0.0)
-    value, group = rewards(case), case.decisions.need("group")
+    value, group = rewards(case), case.decisions.require("group")
     p = torch.stack([value[group == key].mean() for key in group])
     mixed = (p > 0) & (p < 1)
     a = torch.where(mixed, (value - p) / (p * (1 - p)).clamp(min=1e-9), 0.0)
@@ -121,7 +121,7 @@ def test_disco_limits() -> None:
 def test_disco_learns_nothing_from_groups_that_agree(outcome: float) -> None:
     """Neither all failures nor all successes leave a gradient, or something that is not a number."""
     case = tabular()
-    reward = case.decisions.need("reward").clone()
+    reward = case.decisions.require("reward").clone()
     reward[8:] = 0.0
     reward[8:, 0] = outcome
     agreed = Tabular(case.decisions.with_fields(reward=reward), case.tokens, case.logits)
@@ -132,10 +132,10 @@ def test_disco_learns_nothing_from_groups_that_agree(outcome: float) -> None:
 def test_hapo() -> None:
     def formula(case: Tabular) -> Tensor:
         d, mask = case.decisions, case.decisions.valid()
-        level = d.need("entropy").clamp(min=1e-6).log()
+        level = d.require("entropy").clamp(min=1e-6).log()
         offset = level - torch.quantile(level[mask], 0.8)
         h = torch.where(offset > 0, offset / offset[mask].max(), -offset / offset[mask].min())
-        value, group = rewards(case)[:, None].expand_as(level), d.need("group")
+        value, group = rewards(case)[:, None].expand_as(level), d.require("group")
         a = torch.zeros_like(level)
         for key in group.unique():
             rows = (group == key)[:, None] & mask
@@ -156,7 +156,7 @@ def test_hapo_with_equal_entropies_is_token_level_dapo() -> None:
     assert bool((relative_entropy(case.decisions) == 0).all())
     stages = recipe_of("hapo").plain["advantage"]
     torch.testing.assert_close(
-        gradients("hapo", case), gradients("grpo", case, advantage=stages, estimator={"aggregate": "tok"})
+        gradients("hapo", case), gradients("grpo", case, advantage=stages, estimator={"aggregate": "token_mean"})
     )
 
 
@@ -169,7 +169,7 @@ def test_bupo_scored_by_the_last_layer_is_grpo() -> None:
 def test_minirl() -> None:
     def formula(case: Tabular) -> Tensor:
         d = case.decisions
-        weight = (d.logp_old - d.need("logp_behaviour")).exp().clamp(max=2.0)
+        weight = (d.logp_old - d.require("logp_behaviour")).exp().clamp(max=2.0)
         return (ppo(case, relative(case, scaled=False)) * weight).masked_fill(~d.valid(), 0.0).sum(1).mean()
 
     check_recipe("minirl", formula)

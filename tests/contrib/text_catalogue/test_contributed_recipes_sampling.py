@@ -14,48 +14,48 @@ from torch.testing import assert_close
 from robopolicy.core.returns import sequence_gae
 
 GRPO = {  # recipe -> lower and upper clip, aggregation, weight of the KL
-    "craft_gui": (0.2, 0.2, "seq_mean", 0.0),
-    "arpo_gui": (0.2, 0.3, "tok", 0.0),
-    "mashost": (0.2, 0.2, "tok", 0.0),
-    "fate": (0.2, 0.2, "seq_mean", 0.0),
-    "otc": (0.2, 0.2, "seq_mean", 0.0),
-    "a2fm": (0.2, 0.2, "seq_mean", 0.0),
-    "videochat_m1": (0.2, 0.2, "seq_mean", 0.0),
-    "urpo": (0.2, 0.2, "seq_mean", 0.0),
-    "supo": (0.2, 0.2, "tok", 0.0),
-    "scaf_grpo": (0.2, 0.2, "seq_mean", 0.0),
-    "clpo": (0.2, 0.2, "seq_mean", 1e-3),
-    "gui_critic_r1": (0.2, 0.2, "seq_mean", 0.0),
-    "ghpo": (0.2, 0.2, "seq_mean", 0.0),
-    "sec": (0.2, 0.2, "seq_mean", 0.0),
-    "gradient_weights": (0.2, 0.2, "seq_mean", 0.0),
-    "inspo": (0.2, 0.2, "seq_mean", 0.0),
-    "patho_r1": (0.2, 0.28, "tok", 0.0),
-    "docthinker": (0.2, 0.2, "seq_mean", 0.04),
-    "xiangqi_r1": (0.2, 0.2, "seq_mean", 0.0),
-    "debate": (0.2, 0.2, "seq_mean", 0.0),
-    "llava_critic_r1": (0.2, 0.2, "seq_mean", 0.0),
-    "arpo_agentic": (0.2, 0.2, "tok", 0.0),
-    "ssb": (0.2, 0.2, "seq_mean", 0.0),
-    "r3": (0.2, 0.2, "seq_mean", 0.0),
-    "critique_coder": (0.2, 0.2, "seq_mean", 0.0),
-    "search_r2": (0.2, 0.2, "tok", 0.0),
+    "craft_gui": (0.2, 0.2, "sequence_mean", 0.0),
+    "arpo_gui": (0.2, 0.3, "token_mean", 0.0),
+    "mashost": (0.2, 0.2, "token_mean", 0.0),
+    "fate": (0.2, 0.2, "sequence_mean", 0.0),
+    "otc": (0.2, 0.2, "sequence_mean", 0.0),
+    "a2fm": (0.2, 0.2, "sequence_mean", 0.0),
+    "videochat_m1": (0.2, 0.2, "sequence_mean", 0.0),
+    "urpo": (0.2, 0.2, "sequence_mean", 0.0),
+    "supo": (0.2, 0.2, "token_mean", 0.0),
+    "scaf_grpo": (0.2, 0.2, "sequence_mean", 0.0),
+    "clpo": (0.2, 0.2, "sequence_mean", 1e-3),
+    "gui_critic_r1": (0.2, 0.2, "sequence_mean", 0.0),
+    "ghpo": (0.2, 0.2, "sequence_mean", 0.0),
+    "sec": (0.2, 0.2, "sequence_mean", 0.0),
+    "gradient_weights": (0.2, 0.2, "sequence_mean", 0.0),
+    "inspo": (0.2, 0.2, "sequence_mean", 0.0),
+    "patho_r1": (0.2, 0.28, "token_mean", 0.0),
+    "docthinker": (0.2, 0.2, "sequence_mean", 0.04),
+    "xiangqi_r1": (0.2, 0.2, "sequence_mean", 0.0),
+    "debate": (0.2, 0.2, "sequence_mean", 0.0),
+    "llava_critic_r1": (0.2, 0.2, "sequence_mean", 0.0),
+    "arpo_agentic": (0.2, 0.2, "token_mean", 0.0),
+    "ssb": (0.2, 0.2, "sequence_mean", 0.0),
+    "r3": (0.2, 0.2, "sequence_mean", 0.0),
+    "critique_coder": (0.2, 0.2, "sequence_mean", 0.0),
+    "search_r2": (0.2, 0.2, "token_mean", 0.0),
 }
 
 
 def mean_of(how: str, losses: Tensor, mask: Tensor) -> Tensor:
-    return losses[mask].mean() if how == "tok" else seq_mean(losses, mask)
+    return losses[mask].mean() if how == "token_mean" else seq_mean(losses, mask)
 
 
 def centred(case: Tabular) -> Tensor:
     """Outcomes (N,) minus the mean of their group."""
-    values, group = rewards(case), case.decisions.need("group")
+    values, group = rewards(case), case.decisions.require("group")
     return torch.stack([value - values[group == key].mean() for value, key in zip(values, group, strict=True)])
 
 
 def others(case: Tabular) -> Tensor:
     """Outcomes (N,) minus the mean of the others of their group."""
-    values, group = rewards(case), case.decisions.need("group")
+    values, group = rewards(case), case.decisions.require("group")
     result = torch.zeros_like(values)
     for row in range(len(values)):
         company = (group == group[row]) & (torch.arange(len(values)) != row)
@@ -64,7 +64,7 @@ def others(case: Tabular) -> Tensor:
 
 
 def k3(case: Tabular) -> Tensor:
-    change = case.logp() - case.decisions.need("logp_ref")
+    change = case.logp() - case.decisions.require("logp_ref")
     return torch.expm1(-change) + change
 
 
@@ -73,7 +73,7 @@ def test_what_is_grpo_on_its_rows(name):
     low, high, how, kl = GRPO[name]
 
     def formula(case: Tabular) -> Tensor:
-        advantage = standardised(rewards(case), case.decisions.need("group"))
+        advantage = standardised(rewards(case), case.decisions.require("group"))
         mask = case.decisions.valid()
         loss = mean_of(how, ppo(case, advantage, low, high), mask)
         return loss + kl * mean_of(how, k3(case), mask) if kl else loss
@@ -83,7 +83,7 @@ def test_what_is_grpo_on_its_rows(name):
 
 @pytest.mark.parametrize("name", ["pcl", "daslam"])
 def test_plain_policy_gradient_without_scale(name):
-    how, kl = {"pcl": ("tok", 0.0), "daslam": ("seq_mean", 0.1)}[name]
+    how, kl = {"pcl": ("token_mean", 0.0), "daslam": ("sequence_mean", 0.1)}[name]
 
     def formula(case: Tabular) -> Tensor:
         losses = -centred(case)[:, None] * (case.logp() - case.decisions.logp_old) + kl * k3(case)
@@ -104,7 +104,7 @@ def test_coaches_compare_reflections():
 
 def first_units(case: Tabular) -> Tensor:
     """Of the actor, to whom reflection and critique are addressed, nothing is learned."""
-    return case.decisions.valid() & (case.decisions.need("unit") == 0)
+    return case.decisions.valid() & (case.decisions.require("unit") == 0)
 
 
 def test_critiques_compare_with_the_others():
@@ -124,8 +124,8 @@ def test_old_rows_are_weighted_once(name):
 
     def formula(case: Tabular) -> Tensor:
         d = case.decisions
-        weight = (d.logp_old - d.need("logp_behaviour")).exp().clamp(max=2.0)
-        return (weight * ppo(case, standardised(rewards(case), d.need("group"))))[d.valid()].mean()
+        weight = (d.logp_old - d.require("logp_behaviour")).exp().clamp(max=2.0)
+        return (weight * ppo(case, standardised(rewards(case), d.require("group"))))[d.valid()].mean()
 
     check_recipe(name, formula)
 
@@ -135,7 +135,7 @@ TAUGHT = torch.tensor([0, 0, 0, 0, 2, 2, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0])
 
 def ampo(case: Tabular) -> Tensor:
     d, chance = case.decisions, case.logp().exp()
-    taught = (d.need("source") == 2)[:, None]
+    taught = (d.require("source") == 2)[:, None]
     advantage = centred(case)[:, None]
     losses = torch.where(taught, -advantage * chance / (chance + 0.1), ppo(case, advantage[:, 0]))
     return losses[d.valid()].mean() - 1e-3 * case.entropy()[d.valid()].mean()
@@ -170,9 +170,9 @@ def test_experts_are_imitated_beside_the_own_rows():
     """6.10 (HILA): what an expert earns is not compared with."""
 
     def formula(case: Tabular) -> Tensor:
-        d, own = case.decisions, (case.decisions.need("source") == 0)[:, None]
+        d, own = case.decisions, (case.decisions.require("source") == 0)[:, None]
         rows, advantage = own[:, 0], torch.zeros(16, dtype=torch.float64)
-        advantage[rows] = standardised(rewards(case)[rows], d.need("group")[rows])
+        advantage[rows] = standardised(rewards(case)[rows], d.require("group")[rows])
         losses = ppo(case, advantage) * own
         return seq_mean(losses, d.valid()) - case.logp()[d.valid() & ~own].mean()
 
@@ -191,8 +191,8 @@ def test_adversaries_of_logged_games():
         advantage = values[:, None]
         losses = -torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage).expand(mask.shape)
         best = torch.zeros_like(values, dtype=torch.bool)
-        for key in d.need("group").unique():
-            rows = d.need("group") == key
+        for key in d.require("group").unique():
+            rows = d.require("group") == key
             best[rows] = (values[rows] == values[rows].max()) & (values[rows].max() > values[rows].mean())
         imitation = -case.logp()[mask & best[:, None]].mean()
         return seq_mean(losses, mask) + 0.1 * seq_mean(k3(case), mask) + 0.15 * imitation
@@ -211,7 +211,7 @@ def test_halves_with_and_without_hints_are_compared_apart():
 
     def formula(case: Tabular) -> Tensor:
         d = case.decisions
-        advantage = standardised(rewards(case), d.need("group") * 10 + d.need("source"))
+        advantage = standardised(rewards(case), d.require("group") * 10 + d.require("source"))
         return seq_mean(ppo(case, advantage), d.valid())
 
     check_recipe("adhint", formula)
@@ -224,8 +224,8 @@ def test_every_turn_is_a_row_with_the_final_reward():
 
     def formula(case: Tabular) -> Tensor:
         d, own = case.decisions, rewards(case)
-        final = torch.stack([own[d.need("trajectory") == t].sum() for t in d.need("trajectory")])
-        return ppo(case, standardised(final, d.need("group")))[d.valid()].mean()
+        final = torch.stack([own[d.require("trajectory") == t].sum() for t in d.require("trajectory")])
+        return ppo(case, standardised(final, d.require("group")))[d.valid()].mean()
 
     check_recipe("agentflow", formula, trajectory=trajectory)
     check_recipe("agentflow", formula, trajectory=torch.arange(16))  # I: one turn is GRPO
@@ -235,8 +235,8 @@ def test_markers_of_structure_are_never_unlearned():
     """5.12: masked where the advantage is negative. I: without markers GRPO."""
 
     def formula(case: Tabular) -> Tensor:
-        d, advantage = case.decisions, standardised(rewards(case), case.decisions.need("group"))
-        keep = d.valid() & ~(d.need_extra("structural") & (advantage < 0)[:, None])
+        d, advantage = case.decisions, standardised(rewards(case), case.decisions.require("group"))
+        keep = d.valid() & ~(d.require_extra("structural") & (advantage < 0)[:, None])
         return ppo(case, advantage)[keep].mean()
 
     check_recipe("dialtree", formula)
@@ -251,13 +251,13 @@ def test_windows_go_on_as_they_stood():
         advantage = torch.zeros_like(d.logp_old)
         for row in range(len(d)):
             places = mask[row].nonzero().flatten().tolist()
-            following = 0.0 if bool(d.need_extra("finished")[row]) else float(d.need("value")[row, places[-1]])
+            following = 0.0 if bool(d.require_extra("finished")[row]) else float(d.require("value")[row, places[-1]])
             running = 0.0
             for t in reversed(places):
-                value = float(d.need("value")[row, t])
-                running = float(d.need("reward")[row, t]) + following - value + 0.95 * running
+                value = float(d.require("value")[row, t])
+                running = float(d.require("reward")[row, t]) + following - value + 0.95 * running
                 following, advantage[row, t] = value, running
-        return ppo(case, advantage)[mask & ~d.need_extra("seen")].mean()
+        return ppo(case, advantage)[mask & ~d.require_extra("seen")].mean()
 
     check_recipe("t_ppo", formula)
 
@@ -266,14 +266,14 @@ def test_finished_rows_have_the_ordinary_advantage():
     """I (12.02)."""
     case = tabular(extra={"finished": torch.ones(16, dtype=torch.bool)})
     d = case.decisions
-    expected, _ = sequence_gae(d.need("reward"), d.need("value"), 1.0, 0.95, d.valid())
+    expected, _ = sequence_gae(d.require("reward"), d.require("value"), 1.0, 0.95, d.valid())
     assert_close(recipe_of("t_ppo").advantage(d), expected)
 
 
 def whitened_gae(case: Tabular) -> Tensor:
     """GAE (N, T) of every row on its own, standardised over all decisions."""
     d = case.decisions
-    advantage, _ = sequence_gae(d.need("reward"), d.need("value"), 1.0, 0.95, d.valid())
+    advantage, _ = sequence_gae(d.require("reward"), d.require("value"), 1.0, 0.95, d.valid())
     kept = advantage[d.valid()]
     return (advantage - kept.mean()) / (kept.std() + 1e-6)
 

@@ -22,7 +22,7 @@ OPTIONS = {
 def batch(decisions: Decisions) -> Decisions:
     """With what the selectors read; the likelihood is that of the group."""
     base = torch.zeros(len(decisions), dtype=torch.float64)
-    likelihood = torch.where(decisions.need("group") == decisions.need("group").min(), 0.1, 0.9).double()
+    likelihood = torch.where(decisions.require("group") == decisions.require("group").min(), 0.1, 0.9).double()
     chosen = torch.randint(3, decisions.shape, generator=torch.Generator().manual_seed(0))
     return decisions.with_fields(extra={"base": base, "likelihood": likelihood, "chosen": chosen})
 
@@ -76,6 +76,6 @@ def test_keeping_every_solution_is_imitation_of_successes() -> None:
     plain = read_recipe("ded")
     plain["select"][1]["keep"] = 3
     rows = {
-        name: Recipe.from_plain(recipe).select(batch) for name, recipe in (("ded", plain), ("rft", read_recipe("rft")))
+        name: Recipe.from_dict(recipe).select(batch) for name, recipe in (("ded", plain), ("rft", read_recipe("rft")))
     }
     assert torch.equal(rows["ded"], rows["rft"]) and rows["ded"].tolist() == [0, 2]

@@ -19,7 +19,7 @@ from robopolicy.text.annotators import named_parts, summarised
 from robopolicy.text.policy import TextConfig, TextPolicy
 from robopolicy.text.recipe_trainer import TextRecipe, TextRecipeConfig
 from robopolicy.text.sim import TextSim
-from robopolicy.training.text_rollout_source import AttemptSource
+from robopolicy.training.text_rollout_source import TextRolloutSource
 from robopolicy_tasks.text.arithmetic import Arithmetic
 
 
@@ -91,9 +91,12 @@ def test_clusters_are_what_lies_together():
 
 
 def test_parts_are_found_with_their_options():
-    plain = {"advantage": ["broadcast", {"name": "shape", "bonus": {"name": "rarity", "share": 0.4}}], "group_size": 8}
+    plain = {
+        "advantage": ["broadcast", {"name": "shape", "bonus": {"name": "novelty_bonus", "share": 0.4}}],
+        "group_size": 8,
+    }
     found = dict(named_parts(plain))
-    assert set(found) == {"broadcast", "shape", "rarity"} and found["rarity"]["share"] == 0.4
+    assert set(found) == {"broadcast", "shape", "novelty_bonus"} and found["novelty_bonus"]["share"] == 0.4
 
 
 @pytest.mark.parametrize("recipe", ["poise", "attention_rhythm"])
@@ -102,7 +105,7 @@ def test_recipes_that_look_inside_run(recipe):
     policy = TextPolicy(TextConfig(width=16, layers=1, heads=2), PolicySpec({"text": (16,)}, 6))
     config = TextRecipeConfig(prompts=4, group_size=4, problems=16, recipe=recipe)
     algorithm = TextRecipe(config, policy, total_updates=4)
-    feed = AttemptSource(TextSim(Arithmetic(), SimOptions(num_envs=1)), algorithm, seed=0)
+    feed = TextRolloutSource(TextSim(Arithmetic(), SimOptions(num_envs=1)), algorithm, seed=0)
     for _ in range(2):
         metrics = algorithm.update(feed.next(algorithm))
         assert all(torch.isfinite(torch.tensor(value)) for value in metrics.values())

@@ -16,7 +16,7 @@ from surrogate_rules import (
 )
 from theme_names import parts_of
 
-from robopolicy.contrib.text_catalogue.surrogates import preserve
+from robopolicy.contrib.text_catalogue.surrogates import gradient_preserving
 from robopolicy.core.surrogates import clip, dual_clip
 
 NAMES = parts_of("text_catalogue", "surrogate")
@@ -31,15 +31,17 @@ def test_a_contributed_surrogate_starts_as_a_policy_gradient(decisions, shift, n
 
 
 def test_the_value_of_preserve_is_that_of_the_dual_clip_and_its_gradient_is_not():
-    torch.testing.assert_close(preserve(Z, A, LOW, HIGH).loss, dual_clip(Z, A, LOW, HIGH).loss)
-    check_straight_through("preserve")
+    torch.testing.assert_close(gradient_preserving(Z, A, LOW, HIGH).loss, dual_clip(Z, A, LOW, HIGH).loss)
+    check_straight_through("gradient_preserving")
 
 
 def test_preserve_keeps_the_gradient_of_the_bound_beyond_it_and_that_of_ppo_within():
-    gradient, plain = slope(preserve, Z, A), slope(dual_clip, Z, A)
+    gradient, plain = slope(gradient_preserving, Z, A), slope(dual_clip, Z, A)
     beyond = clip(Z, A, LOW, HIGH).clipped
     assert torch.equal(gradient[~beyond], plain[~beyond])
     bound = torch.where(A > 0, HIGH, LOW).to(A)
     torch.testing.assert_close(gradient[beyond], (-A * bound)[beyond])
-    assert torch.equal(slope(preserve, Z, A, low_gain=0.0, high_gain=0.0), plain)
-    torch.testing.assert_close(slope(preserve, Z, A, low_gain=0.5)[beyond & (A < 0)], 0.5 * gradient[beyond & (A < 0)])
+    assert torch.equal(slope(gradient_preserving, Z, A, low_gain=0.0, high_gain=0.0), plain)
+    torch.testing.assert_close(
+        slope(gradient_preserving, Z, A, low_gain=0.5)[beyond & (A < 0)], 0.5 * gradient[beyond & (A < 0)]
+    )

@@ -15,7 +15,7 @@ from robopolicy.text.sim import TextSim
 from robopolicy.text.text_env import score
 from robopolicy.training.checkpoint import save_checkpoint
 from robopolicy.training.text_file_source import recipe_source
-from robopolicy.training.text_rollout_source import AttemptSource, OverlappedSource
+from robopolicy.training.text_rollout_source import OverlappedSource, TextRolloutSource
 from robopolicy_tasks.text.grid import Grid
 
 SPEC = PolicySpec({"text": (Grid.prompt_bytes,)}, Grid.completion_bytes)
@@ -53,7 +53,7 @@ def test_values_that_make_no_sense_are_told(rollout, message):
 
 def test_rows_are_scored_at_other_temperatures():
     algorithm, sim = learner("distribution_dcpo", group_size=2)
-    batch = AttemptSource(sim, algorithm, seed=0).next(algorithm)
+    batch = TextRolloutSource(sim, algorithm, seed=0).next(algorithm)
     prepared = algorithm._prepared(batch)
     heat = {**batch.extra, "temperature": batch.extra["temperature"] * 0.8}
     cool = score(algorithm.policy, batch.with_fields(extra=heat)).logp
@@ -65,7 +65,7 @@ def test_rows_are_scored_at_other_temperatures():
 
 def test_the_first_updates_learn_a_hidden_layer_and_leave_those_above_alone():
     algorithm, sim = learner("bupo", group_size=2)
-    batch = AttemptSource(sim, algorithm, seed=0).next(algorithm)
+    batch = TextRolloutSource(sim, algorithm, seed=0).next(algorithm)
     reward = torch.zeros_like(batch.logp_old)
     reward[::2, 0] = 1.0
     before = {key: value.clone() for key, value in algorithm.policy.state_dict().items()}
@@ -79,7 +79,7 @@ def test_the_first_updates_learn_a_hidden_layer_and_leave_those_above_alone():
 
 def test_scored_by_the_last_layer_it_is_the_policy():
     algorithm, sim = learner("grpo", group_size=2)
-    batch = AttemptSource(sim, algorithm, seed=0).next(algorithm)
+    batch = TextRolloutSource(sim, algorithm, seed=0).next(algorithm)
     algorithm.policy.__dict__["_shares_prompts"] = False  # a layer is read off whole rows
     assert torch.equal(score(algorithm.policy, batch, layer=2).logp, score(algorithm.policy, batch).logp)
     assert torch.equal(score(algorithm.policy, batch, layer=9).logp, score(algorithm.policy, batch, layer=1).logp)
@@ -89,7 +89,7 @@ def test_only_what_a_lagged_copy_finds_likely_is_chosen_and_scored():
     peaked = policy()
     peaked.model.get_output_embeddings().weight.data.mul_(30.0)
     algorithm, sim = learner("nlpo", start=peaked, minibatches=1, lr=1e-2)
-    source = AttemptSource(sim, algorithm, seed=0)
+    source = TextRolloutSource(sim, algorithm, seed=0)
     batch = source.next(algorithm)
     support, own = batch.extra["support"], batch.valid()
     row, step = own.nonzero(as_tuple=True)
@@ -133,7 +133,7 @@ def test_a_soup_is_the_reference_and_comes_back_with_a_resumed_run(other):
 
 
 def test_recipes_that_overlap_play_and_learning_do_unless_told_otherwise():
-    for settings, kind in (({}, OverlappedSource), ({"staleness": 0}, AttemptSource)):
+    for settings, kind in (({}, OverlappedSource), ({"staleness": 0}, TextRolloutSource)):
         algorithm, sim = learner("asyncflow", group_size=2, **settings)
         source = recipe_source(sim, algorithm, 0)
         assert type(source) is kind

@@ -9,14 +9,14 @@ from torch.testing import assert_close
 
 from robopolicy.contrib.text_catalogue.rollout_strategies import (
     AdaptiveHints,
-    Modes,
     Privileged,
-    Requery,
+    PromptModes,
+    Resample,
     ResetFromData,
     Rewritten,
     Tree,
 )
-from robopolicy.contrib.text_catalogue.windows import Segments, Turns, Windows
+from robopolicy.contrib.text_catalogue.windows import PartialRollout, PerTurn, Segments
 from robopolicy.core.recipe import Recipe
 from robopolicy.errors import UserError
 from robopolicy.text.rollouts.protocols import HINTED, POLICY, Task
@@ -24,13 +24,13 @@ from robopolicy.text.rollouts.strategies import TOPOLOGIES, Flat
 from robopolicy.text.rollouts.trajectories import groups_of, stack
 from robopolicy.training.resume import load_tree, save_tree
 
-SETTINGS = {"modes": {"modes": ["think", "act"]}, "segments": {"units": 1}, "windows": {"units": 1000}}
+SETTINGS = {"prompt_modes": {"modes": ["think", "act"]}, "segments": {"units": 1}, "partial_rollout": {"units": 1000}}
 
 
 GROUP_MEAN = {
     "title": "group mean",
-    "advantage": [{"name": "baseline", "kind": "mean", "scope": {"partition": "group", "per": "trajectory"}}],
-    "estimator": {"surrogate": "pg"},
+    "advantage": [{"name": "baseline", "kind": "mean", "scope": {"partition": "group", "reduce_over": "trajectory"}}],
+    "estimator": {"surrogate": "policy_gradient"},
 }
 
 
@@ -106,7 +106,7 @@ def test_plans_at_the_threshold_are_asked_for_again_and_worse_ones_forgotten():
     world, values = Playground("tokens"), iter([0.0, -2.0, 1.0, -1.0, -3.0, 0.5, -1.0])
     play = world.play
     world.play = lambda tasks: [replace(attempt, metrics={"advantage": next(values)}) for attempt in play(tasks)]
-    attempts = Requery().rollout(world, [Task(0, budget=3)])
+    attempts = Resample().rollout(world, [Task(0, budget=3)])
     assert [attempt.metrics["advantage"] for attempt in attempts] == [0.5, -1.0, 1.0]
 
 
@@ -194,7 +194,7 @@ def test_privileged_attempts_answer_the_plain_task(world):
 
 
 def test_modes_share_a_group(world):
-    attempts = Modes(["think", "act"]).rollout(world, world.tasks(4)[:1])
+    attempts = PromptModes(["think", "act"]).rollout(world, world.tasks(4)[:1])
     assert [attempt.task.context["text"] for attempt in attempts] == ["think", "act", "think", "act"]
 
 
@@ -205,14 +205,14 @@ def test_an_endless_window_is_flat(world):
 
 def test_segments_share_their_advantage(world):
     """I (11.06): the gradient is the sum over segments of the same advantage: that of the undivided attempt."""
-    recipe = Recipe.from_plain(GROUP_MEAN)
+    recipe = Recipe.from_dict(GROUP_MEAN)
     world.layout = "tokens"
     attempts = Segments(units=1, summaries=2).rollout(world, [Task(0, budget=6)])
     attempts = [type(a)(**{**vars(a), "reward": float(i % 3)}) for i, a in enumerate(attempts)]
     batch = stack(attempts)
     assert len(batch) == 18 and batch.valid().sum(1).tolist() == [STEP] * 18
     advantage = recipe.advantage(batch)
-    assert_close(advantage.view(6, 3), (batch.need("reward").sum(1).view(6, 3).sum(1) - 1.0)[:, None].expand(6, 3))
+    assert_close(advantage.view(6, 3), (batch.require("reward").sum(1).view(6, 3).sum(1) - 1.0)[:, None].expand(6, 3))
     loss, _ = recipe.loss(batch, advantage, world.scored(attempts))
     (found,) = torch.autograd.grad(loss, world.logits)
     whole = torch.stack([world.logp(Task(0)).gather(1, a.record["symbols"][:, None]).sum() for a in attempts])
@@ -228,7 +228,7 @@ def test_what_never_ends_is_masked(world):
 
 def test_windows_learn_from_every_decision_once(world):
     """I (12.02): over the batches each decision is new exactly once, and carries what it was drawn with."""
-    topology, new = Windows(units=1), 0
+    topology, new = PartialRollout(units=1), 0
     for number in range(3):
         attempts = topology.rollout(world, [Task(0), Task(1)])
         batch = stack(attempts)
@@ -242,7 +242,7 @@ def test_windows_learn_from_every_decision_once(world):
 
 
 def test_open_windows_resume(world, tmp_path):
-    first, second = Windows(units=1), Windows(units=1)
+    first, second = PartialRollout(units=1), PartialRollout(units=1)
     first.rollout(world, [Task(0), Task(1)])
     save_tree(tmp_path, first.state_dict())
     second.load_state_dict(load_tree(tmp_path))
@@ -257,13 +257,13 @@ def test_turns_count_in_the_statistics():
     world = Playground("tokens")
     long, short = Flat().rollout(world, [Task(0, budget=2)])
     short = world.play([Task(0)], units=1)[0]
-    topology = Turns(Given([long, short]))
+    topology = PerTurn(Given([long, short]))
     attempts = [
         type(a)(**{**vars(a), "reward": r}) for a, r in zip(topology.rollout(world, []), (1.0, 0.0), strict=True)
     ]
     batch = stack(attempts)
     assert len(batch) == 4
-    recipe = Recipe.from_plain(
+    recipe = Recipe.from_dict(
         {**GROUP_MEAN, "advantage": [{"name": "baseline", "kind": "mean", "scope": {"partition": "group"}}]}
     )
     assert_close(recipe.advantage(batch).flatten(), torch.tensor([0.25, 0.25, 0.25, -0.75], dtype=torch.float64))
@@ -273,7 +273,7 @@ def test_one_turn_is_flat():
     """I (11.07)."""
     world = Playground("tokens", length=STEP)
     attempts = Flat().rollout(world, [Task(0, budget=3)])
-    rows = Turns(Given(attempts)).rollout(world, [])
+    rows = PerTurn(Given(attempts)).rollout(world, [])
     assert torch.equal(stack(rows).logp_old, stack(attempts).logp_old)
     assert torch.equal(stack(rows).valid(), stack(attempts).valid())
 
@@ -299,12 +299,12 @@ def test_a_world_must_be_able(world):
 def test_what_the_critic_doubts_is_asked_for_again(world):
     """ReAd (S144): accepting everything is flat; a threshold costs more attempts and gives better ones."""
     asked = world.tasks(budget=6)
-    flat = Requery("share", threshold=-float("inf")).rollout(world, asked)
+    flat = Resample("share", threshold=-float("inf")).rollout(world, asked)
     assert len(world.played) == 24 == len(flat)
     assert [attempt.task.key for attempt in flat] == [key for key in range(4) for _ in range(6)]
     world.played.clear()
-    chosen = Requery("share", threshold=0.5, queries=4).rollout(world, asked)
+    chosen = Resample("share", threshold=0.5, queries=4).rollout(world, asked)
     assert len(chosen) == 24 < len(world.played) <= 96
     assert sum(a.metrics["share"] for a in chosen) > sum(a.metrics["share"] for a in flat)
     with pytest.raises(ValueError, match="needs the metric 'foresight'; the world measures: "):
-        Requery("foresight").rollout(world, asked)
+        Resample("foresight").rollout(world, asked)

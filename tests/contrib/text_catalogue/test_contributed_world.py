@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from robopolicy.contrib.text_catalogue.annotators import to_come
-from robopolicy.contrib.text_catalogue.starts import unit_reward
+from robopolicy.contrib.text_catalogue.advantage_sources import unit_reward
+from robopolicy.contrib.text_catalogue.annotators import return_to_go
 from robopolicy.contrib.text_catalogue.windows import Segments
 from robopolicy.core.registry import build
 from robopolicy.errors import UserError
@@ -78,7 +78,7 @@ def test_interventions_of_the_sampling_side_run_on_text():
     world = world_of(Arithmetic())
     task = tasks(4, (5,))[0]
     group = world.play([task] * 4)
-    for name in ("hint", "scaffold", "teacher", "demonstration", "repair", "replay", "drop"):
+    for name in ("hint", "graded_hints", "teacher", "demonstration", "self_correct", "replay", "drop"):
         part = INTERVENTIONS[name]()
         if part.triggered(rewards_of(group)):
             rows = part.rows(group, world)
@@ -127,7 +127,7 @@ def test_windows_go_on_from_summaries():
         assert attempt.metrics["turns"] == 8 and attempt.metrics["length"] == int(rows.valid().sum())
         starts, tokens = rows.extra["start"].tolist(), rows.extra["tokens"].tolist()
         shown = [world.policy.read(row[1:start]) for row, start in zip(tokens, starts, strict=True)]
-        behind = rows.valid() & (rows.need("unit") == rows.need("unit").amax(1, keepdim=True))
+        behind = rows.valid() & (rows.require("unit") == rows.require("unit").amax(1, keepdim=True))
         said = [row[own].tolist() for row, own in zip(rows.extra["chosen"], behind, strict=True)]
         notes = [shortened(world.policy.read(message), world.task.completion_bytes) for message in said]
         prompt = world.task.episode(int(attempt.task.payload)).prompt
@@ -166,7 +166,7 @@ def test_a_branch_keeps_what_was_earned_and_a_given_beginning_earns_nothing():
     world = world_of(Errands(1.0, 0.25, 0.25))
     first = world.play(tasks(1, (5,)))[0]
     branched = world.play([world.branch(first, 1)])[0]
-    assert branched.reward == 1.5 and to_come(branched) == 0.5 and to_come(branched, 0.8) == 0.25 + 0.8 * 0.25
+    assert branched.reward == 1.5 and return_to_go(branched) == 0.5 and return_to_go(branched, 0.8) == 0.25 + 0.8 * 0.25
     assert unit_reward(world.batch([branched]))[0, 0] == 1.0
     grid = world_of(Grid())
     assert grid.play([able(grid, "begin")(Task(3, payload=3), 0.5)])[0].record.paid[0] == 0.0

@@ -12,11 +12,11 @@ from torch.testing import assert_close
 from robopolicy.contrib.text_catalogue.interventions import (
     Demonstration,
     Drop,
+    GradedHints,
     Hint,
-    Repair,
     Replay,
     SampleBuffer,
-    Scaffold,
+    SelfCorrect,
     Teacher,
     failed,
 )
@@ -35,7 +35,7 @@ def test_solved_groups_are_left_alone(name):
     check_leaves_solved_groups_alone(name)
 
 
-@pytest.mark.parametrize("name", ["hint", "scaffold", "teacher", "demonstration", "replay"])
+@pytest.mark.parametrize("name", ["hint", "graded_hints", "teacher", "demonstration", "replay"])
 def test_failed_groups_are_in_need(name):
     assert make(name).triggered(torch.zeros(4))
 
@@ -62,7 +62,7 @@ def test_hints_grow_until_something_succeeds(world):
 def test_the_least_hint_that_solves_replaces_one(world):
     """I (5.05): at most one attempt is replaced."""
     group = failing(world)
-    after = Scaffold(kinds=["plan", "solution"], levels=2, warmup=0).rows(group, world)
+    after = GradedHints(kinds=["plan", "solution"], levels=2, warmup=0).rows(group, world)
     changed = [place for place, (a, b) in enumerate(zip(after, group, strict=True)) if a is not b]
     assert len(changed) == 1 and after[changed[0]].success and after[changed[0]].source == HINTED
     tried = [(task.context["kind"], task.context["share"]) for task in world.played if task.context]
@@ -71,14 +71,14 @@ def test_the_least_hint_that_solves_replaces_one(world):
 
 def test_a_relabelled_hint_is_scored_without(world):
     """Pitfall h."""
-    (attempt, *_) = Scaffold(kinds=["solution"], levels=1, warmup=0, relabel=True).rows(failing(world), world)
+    (attempt, *_) = GradedHints(kinds=["solution"], levels=1, warmup=0, relabel=True).rows(failing(world), world)
     assert attempt.task.context is None
     assert_close(attempt.decisions.logp_old, world.score(attempt).detach())
     assert float(attempt.decisions.logp_behaviour.sum()) > float(attempt.decisions.logp_old.sum()) + 1.0
 
 
 def test_scaffolds_wait():
-    part = Scaffold(warmup=2)
+    part = GradedHints(warmup=2)
     assert not part.triggered(torch.zeros(4))
     part.observe([])
     part.observe([])
@@ -104,7 +104,7 @@ def test_the_gate_between_imitation_and_reinforcement(world):
 
 def test_repairs_take_the_place_of_failures(world):
     group = with_rewards(failing(world), 1.0, 0.0, 0.0, 0.0)
-    after = Repair(count=2).rows(group, world)
+    after = SelfCorrect(count=2).rows(group, world)
     assert after[0] is group[0] and after[3] is group[3]
     repaired = [attempt for attempt in after if attempt.source == REPAIRED]
     assert repaired and all(attempt.success and attempt.task.context["kind"] == "repair" for attempt in repaired)
@@ -114,12 +114,12 @@ def test_a_refiner_that_always_keeps_is_flat(world):
     """I (5.19): repairs that are not better change nothing."""
     group = failing(world)
     world.repair = lambda attempt: Task(attempt.task.key)
-    assert Repair(count=4).rows(group, world) == group
+    assert SelfCorrect(count=4).rows(group, world) == group
 
 
 def test_repairs_may_trade_objectives(world):
     """5.18: kept where nothing is lost, or something is won; not where the failure dominates."""
-    part = Repair(objectives=["safe", "share"])
+    part = SelfCorrect(objectives=["safe", "share"])
     base = replace(failing(world)[0], metrics={"safe": 0.5, "share": 0.5})
     for safe, share, better in ((1.0, 0.5, True), (1.0, 0.0, True), (0.5, 0.5, False), (0.0, 0.5, False)):
         assert part._better(replace(base, metrics={"safe": safe, "share": share}), base) == better
@@ -202,7 +202,7 @@ def test_the_sample_buffer_keeps_the_latest_and_draws_by_spread():
 
 def test_the_numbers_of_the_catalogue_are_the_defaults():
     assert Hint().shares == (0.25, 0.5, 0.75)
-    assert (Scaffold().levels, Scaffold().warmup, Scaffold().relabel) == (4, 50, False)
+    assert (GradedHints().levels, GradedHints().warmup, GradedHints().relabel) == (4, 50, False)
     assert (Teacher().count, Demonstration().gate, Demonstration().count) == (2, 0, 1)
 
 
@@ -210,7 +210,7 @@ def test_only_so_many_failures_are_repaired_or_taught(world):
     group = failing(world)
     asked: list[int] = []
     world.repair = lambda attempt: asked.append(attempt.task.key) or Task(attempt.task.key)
-    Repair(count=2).rows(group, world)
+    SelfCorrect(count=2).rows(group, world)
     assert len(asked) == 2
     world.teach = lambda task, count: asked.append(count) or []
     Teacher(count=3).rows(group[:2], world)

@@ -6,21 +6,21 @@ import pytest
 import torch
 from tabular import rewards, standardised, tabular
 
-from robopolicy.contrib.text_catalogue.references import geometric_mixture, soup, tempered
+from robopolicy.contrib.text_catalogue.references import average_weights, geometric_mixture, tempered
 from robopolicy.contrib.text_catalogue.smooth import SmoothStandardize
 from robopolicy.core.advantage import outcome
 
 
 def test_a_soup_is_the_weighted_mean_and_refuses_strangers() -> None:
     first, second = ({"w": torch.tensor([value])} for value in (1.0, 3.0))
-    assert soup([first, second])["w"].item() == 2.0
-    assert soup([first, second], [3.0, 1.0])["w"].item() == 1.5
+    assert average_weights([first, second])["w"].item() == 2.0
+    assert average_weights([first, second], [3.0, 1.0])["w"].item() == 1.5
     with pytest.raises(ValueError, match="same parameters"):
-        soup([first, {"v": torch.ones(1)}])
+        average_weights([first, {"v": torch.ones(1)}])
     with pytest.raises(ValueError, match="as many weights"):
-        soup([first, second], [1.0])
+        average_weights([first, second], [1.0])
     with pytest.raises(ValueError, match="at least one policy"):
-        soup([])
+        average_weights([])
 
 
 def test_tempering_and_mixing_stay_distributions_and_end_at_their_parents() -> None:
@@ -39,7 +39,7 @@ def test_tempering_and_mixing_stay_distributions_and_end_at_their_parents() -> N
 def test_smooth_standardisation_on_two_visits() -> None:
     stage = SmoothStandardize()
     first, second = tabular(seed=0), tabular(seed=1)
-    group = first.decisions.need("group")
+    group = first.decisions.require("group")
     now = stage(outcome(first.decisions), first.decisions)[:, 0]
     torch.testing.assert_close(now, standardised(rewards(first), group))  # the first visit is GRPO
     stage.observe(first.decisions)
@@ -62,7 +62,7 @@ def test_smooth_standardisation_on_two_visits() -> None:
 def test_a_group_that_agrees_still_learns_from_earlier_visits() -> None:
     stage, case = SmoothStandardize(), tabular()
     stage.observe(case.decisions)
-    mixed = case.decisions.need("group") == 0  # its outcomes differ
+    mixed = case.decisions.require("group") == 0  # its outcomes differ
     same = case.decisions.with_fields(reward=torch.zeros(16, 6, dtype=torch.float64))
     advantage = stage(outcome(same), same)[:, 0]
     assert bool((advantage[mixed] < 0).all())

@@ -8,7 +8,15 @@ from playground import Playground
 from torch.testing import assert_close
 
 from robopolicy.contrib.text_catalogue.reward_ranks import ParetoRank, Rank, RankFailures
-from robopolicy.contrib.text_catalogue.reward_terms import Criterion, Debate, Gated, Least, Refinement, Sum, ZeroSum
+from robopolicy.contrib.text_catalogue.reward_terms import (
+    ChosenCriterion,
+    Debate,
+    Gated,
+    Minimum,
+    Refinement,
+    Sum,
+    ZeroSum,
+)
 from robopolicy.contrib.text_catalogue.reward_weights import GradientWeights, HypervolumeFactor, ToolCalls, hypervolume
 from robopolicy.core.gradients import influence
 from robopolicy.text.rollouts.collector import REWARDS, Composition, outcomes_of
@@ -53,8 +61,8 @@ def test_gates():
 def test_critics_that_choose_a_criterion():
     """I (6.08): a perfect critic gives the minimum, a uniform one on average the checklist."""
     lists = {"a": [1.0, 1.0], "b": [0.0, 1.0], "c": [1.0, 0.5]}
-    gives(Least(["a", "b", "c"]), [0.0, 0.5], [0.0, 0.0], **lists)
-    part = Criterion(["a", "b", "c"])
+    gives(Minimum(["a", "b", "c"]), [0.0, 0.5], [0.0, 0.0], **lists)
+    part = ChosenCriterion(["a", "b", "c"])
     gives(part, [0.0, 0.5], [0.0, 0.0], **lists, criterion=[1, 2])
     every = torch.stack([part(outcomes([0.0, 0.0], **lists, criterion=[c, c])) for c in range(3)]).mean(0)
     assert_close(every, torch.tensor([2 / 3, 2.5 / 3], dtype=torch.float64))

@@ -9,17 +9,17 @@ import torch
 from tabular import Tabular, check_recipe, recipe_of, rewards, standardised, tabular
 from torch import Tensor
 
-from robopolicy.contrib.text_diffusion.parts import UncertainGiven
+from robopolicy.contrib.text_diffusion.parts import UncertainPrefix
 
 
 def test_only_uncertain_given_pieces_are_learned():
     """10.02: of the injected decisions the fifth with the highest entropy. I: without them GRPO with ratios of rows."""
 
     def formula(case: Tabular) -> Tensor:
-        d, advantage = case.decisions, standardised(rewards(case), case.decisions.need("group"))
-        injected = d.need_extra("injected") & d.valid()
+        d, advantage = case.decisions, standardised(rewards(case), case.decisions.require("group"))
+        injected = d.require_extra("injected") & d.valid()
         count = max(int(0.2 * int(injected.sum())), 1) if bool(injected.any()) else 0
-        level = d.need("entropy").masked_fill(~injected, -1.0).flatten().topk(count).indices
+        level = d.require("entropy").masked_fill(~injected, -1.0).flatten().topk(count).indices
         keep = d.valid() & ~injected
         keep.view(-1)[level] = True
         logp = case.logp()
@@ -42,5 +42,5 @@ def test_dropped_given_pieces_get_no_gradient():
     logp = case.logp().detach().requires_grad_()
     loss, _ = recipe.loss(d, recipe.advantage(d), logp, case.entropy())
     (gradient,) = torch.autograd.grad(loss, logp)
-    keep = UncertainGiven("injected", 0.2)(d, torch.zeros(16, 1), d.logp_old) & d.valid()
+    keep = UncertainPrefix("injected", 0.2)(d, torch.zeros(16, 1), d.logp_old) & d.valid()
     assert (d.valid() & ~keep).any() and (gradient[~keep] == 0).all() and (gradient[keep] != 0).any()

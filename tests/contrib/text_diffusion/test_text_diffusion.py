@@ -11,7 +11,7 @@ from robopolicy.cli.main import main
 from robopolicy.contrib.text_diffusion.parts import Inpaint
 from robopolicy.contrib.text_diffusion.policy import DiffusionTextConfig, DiffusionTextPolicy
 from robopolicy.errors import UserError
-from robopolicy.policies.noise import RowStreams
+from robopolicy.policies.noise import PerRowGenerator
 from robopolicy.sim.registry import SimOptions
 from robopolicy.spec import PolicySpec
 from robopolicy.text.annotators import summarised
@@ -24,7 +24,7 @@ from robopolicy.text.task import Question, TextTask, pack, unpack
 from robopolicy.text.text_env import TextWorld, score
 from robopolicy.text.tokenizers import ByteTokenizer
 from robopolicy.training.text_file_source import DemonstrationSource
-from robopolicy.training.text_rollout_source import AttemptSource
+from robopolicy.training.text_rollout_source import TextRolloutSource
 from robopolicy_tasks.text.arithmetic import Arithmetic
 from robopolicy_tasks.text.grid import Grid
 
@@ -126,7 +126,7 @@ def test_the_ratio_of_a_batch_is_one(task, likelihood):
     policy = policy_of(task.completion_bytes, task.prompt_bytes, likelihood=likelihood)
     world = policy.env_class(policy, task, torch.Generator().manual_seed(0))
     batch = world.batch(Flat().rollout(world, [Task(key, payload=key, budget=2) for key in (5, 6)]))
-    assert batch.shape[1] == (policy.config.samples if likelihood == "elbo" else batch.need("unit").shape[1])
+    assert batch.shape[1] == (policy.config.samples if likelihood == "elbo" else batch.require("unit").shape[1])
     torch.testing.assert_close(score(policy, batch).logp, batch.logp_old, rtol=0, atol=1e-4)
 
 
@@ -143,8 +143,8 @@ def test_later_turns_are_not_seen():
 def test_a_row_does_not_depend_on_its_company():
     policy = policy_of(5)
     prompts = [policy.tokenizer.prompt([text]) for text in ("1+1=", "a longer prompt", "x")]
-    together = policy.write(prompts, RowStreams(range(3), [0] * 3)).completions()
-    alone = [policy.write([row], RowStreams([seed], [0])).completions()[0] for seed, row in enumerate(prompts)]
+    together = policy.write(prompts, PerRowGenerator(range(3), [0] * 3)).completions()
+    alone = [policy.write([row], PerRowGenerator([seed], [0])).completions()[0] for seed, row in enumerate(prompts)]
     assert alone == together
 
 
@@ -199,7 +199,7 @@ def test_recipes_learn_a_letter(recipe, likelihood):
     policy = policy_of(1, 4, steps=1, layers=1, likelihood=likelihood, samples=2)
     config = TextRecipeConfig(prompts=8, problems=50, warmup=0, recipe=recipe, lr=1e-2, group_size=16)
     algorithm = TextRecipe(config, policy, total_updates=10)
-    feed = AttemptSource(TextSim(Letter(), SimOptions(num_envs=1)), algorithm, seed=0)
+    feed = TextRolloutSource(TextSim(Letter(), SimOptions(num_envs=1)), algorithm, seed=0)
     optimizer = torch.optim.Adam(policy.parameters(), lr=1e-2)
     for _ in range(20):  # one guess in eight
         loss, _ = policy.conversation_loss([["?", chr(97 + i)] for i in range(8)])
@@ -238,7 +238,7 @@ def test_settings_that_do_not_fit_are_refused():
 def test_masked_diffusion_has_no_such_summaries():
     diffusion = DiffusionTextPolicy(DiffusionTextConfig(width=16, layers=1, heads=2), SPEC)
     with pytest.raises(UserError, match="Part 'rhythm' of this recipe reads a causal model"):
-        summarised(diffusion, None, {"rhythm": {}})
+        summarised(diffusion, None, {"attention_rhythm": {}})
 
 
 def test_messages_that_do_not_fit_a_canvas_are_refused(tmp_path):

@@ -56,7 +56,7 @@ def video_info(encoder: str, height: int, width: int, rate: Fraction) -> dict[st
 
 
 class VideoFiles:
-    """The videos of one camera: episodes one after the other, a new file once one is large enough."""
+    """Video files of one camera: concatenated episodes, with a new file above a size limit."""
 
     def __init__(self, root: Path, feature: str, encoder: str, rate: Fraction, max_bytes: int) -> None:
         self._root, self._feature, self._encoder, self._rate, self._max_bytes = root, feature, encoder, rate, max_bytes

@@ -1,4 +1,4 @@
-"""Names and places of the LeRobotDataset v3.0 format, and how our keys map onto them.
+"""Layout of the LeRobotDataset v3.0 format and the mapping of our keys to its features.
 
 meta/info.json  meta/stats.json  meta/tasks.parquet
 meta/episodes/chunk-000/file-000.parquet        one row per episode
@@ -27,7 +27,7 @@ from robopolicy.data.episodes import is_image
 from robopolicy.errors import UserError
 from robopolicy.spec import IMAGE_PREFIX
 
-MOST_FPS = 10_000
+MAX_FPS = 10_000
 
 
 _LIBRARY_ERRORS = (pa.ArrowException, av.FFmpegError, Image.DecompressionBombError)
@@ -35,7 +35,7 @@ _LIBRARY_ERRORS = (pa.ArrowException, av.FFmpegError, Image.DecompressionBombErr
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Turn everything that a damaged file can cause into one clear line.
+    """Convert every error of a damaged file to a `UserError` of one line.
 
     Raises:
         UserError: `path` cannot be read.
@@ -49,20 +49,20 @@ def reading(path: Path) -> Iterator[None]:
 
 
 def _reason(error: Exception) -> str:
-    """What is wrong, for people who do not know the code."""
+    """Readable reason of an error."""
     if isinstance(error, UnicodeDecodeError):
-        return "it is no text"
+        return "it is not text"
     if isinstance(error, json.JSONDecodeError):
-        return f"it is no JSON ({error})"
+        return f"it is not JSON ({error})"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     if isinstance(error, TypeError | LookupError | AttributeError):
-        return "its entries are not those of a LeRobot dataset"
+        return "its entries do not match the LeRobot format"
     return (str(error) or type(error).__name__).splitlines()[0].rstrip(".")
 
 
 def check_info(info: Any) -> dict[str, Any]:
-    """The content of `meta/info.json`, if it is one.
+    """Check the content of `meta/info.json` and return it.
 
     Raises:
         ValueError: An entry is missing, or is of the wrong kind.
@@ -71,8 +71,8 @@ def check_info(info: Any) -> dict[str, Any]:
         raise ValueError("it must be an object with entries")
     check_entries(info, ("codebase_version", "fps", "features", "data_path"))
     fps = info["fps"]
-    if not _is_number(fps) or not 1 / MOST_FPS <= fps <= MOST_FPS:
-        raise ValueError(f"'fps' must be a number from {1 / MOST_FPS:g} to {MOST_FPS}, found {_shown(fps)}")
+    if not _is_number(fps) or not 1 / MAX_FPS <= fps <= MAX_FPS:
+        raise ValueError(f"'fps' must be a number from {1 / MAX_FPS:g} to {MAX_FPS}, found {_shown(fps)}")
     if not isinstance(info["features"], dict):
         raise ValueError(f"'features' must be an object by name, found {_shown(info['features'])}")
     for name, feature in info["features"].items():
@@ -84,10 +84,10 @@ def check_info(info: Any) -> dict[str, Any]:
 
 
 def check_entries(found: Iterable[str], wanted: Iterable[str], what: str = "entry") -> None:
-    """Refuse what lacks an entry.
+    """Check that all wanted entries are present.
 
     Raises:
-        ValueError: It does.
+        ValueError: An entry is missing.
     """
     present = set(found)
     for name in wanted:
@@ -96,10 +96,10 @@ def check_entries(found: Iterable[str], wanted: Iterable[str], what: str = "entr
 
 
 def whole(entry: Mapping[str, Any], name: str, least: int = 0) -> int:
-    """A whole number of a row of metadata.
+    """Return an integer entry of a row of metadata.
 
     Raises:
-        ValueError: It is missing or none, or too small.
+        ValueError: The entry is missing, not an integer, or too small.
     """
     check_entries(entry, (name,))
     value = entry[name]
@@ -122,14 +122,14 @@ def _check_feature(name: str, feature: Any) -> None:
 
 
 def _check_template(key: str, template: Any) -> None:
-    """Refuse places of files that name something else than an episode's place."""
+    """Check a template of file paths."""
     known = ("chunk_index", "file_index", "episode_chunk", "episode_index", "video_key")
     try:
         fields = [name for _, name, _, _ in string.Formatter().parse(template) if name is not None]
     except (TypeError, ValueError):
         fields = [""]
     if not set(fields) <= set(known):
-        raise ValueError(f"'{key}' must be the place of a file such as data/file-{{file_index}}.parquet")
+        raise ValueError(f"'{key}' must be a file path such as data/file-{{file_index}}.parquet")
 
 
 def _is_number(value: Any) -> bool:
@@ -137,7 +137,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _shown(value: Any) -> str:
-    """A value as JSON writes it, cut short."""
+    """JSON text of a value, truncated."""
     text = json.dumps(value, default=str)
     return text if len(text) <= 40 else f"{text[:40]} ..."
 
@@ -175,14 +175,14 @@ _IMAGES, _OBSERVATION = "observation.images.", "observation."
 def feature_of(key: str) -> str:
     """LeRobot feature that stores `key` (all but `terminated`, which becomes `next.done` and `next.truncated`)."""
     if "/" in key:
-        raise UserError(f"LeRobot feature names have no '/', found '{key}'; rename the observation or camera.")
+        raise UserError(f"LeRobot feature names must not contain '/', found '{key}'; rename the observation or camera.")
     if is_image(key):
         return _IMAGES + key.removeprefix(IMAGE_PREFIX)
     return _STEP_FEATURES.get(key, _OBSERVATION + key)
 
 
 def key_of(feature: str, *, camera: bool) -> str | None:
-    """Our key of a LeRobot feature; None for features that are no part of an episode."""
+    """Our key of a LeRobot feature; None for features outside of episodes."""
     if camera:
         return IMAGE_PREFIX + feature.removeprefix(_IMAGES).removeprefix(_OBSERVATION)
     if feature.startswith(_OBSERVATION):
@@ -194,12 +194,12 @@ def frame_rate(control_dt: float) -> Fraction:
     """Frames per second, exact for control steps that are decimal fractions of a second.
 
     Raises:
-        UserError: It is no number of seconds, or one that the format cannot tell.
+        UserError: It is not a positive number, or outside of the range of the format.
     """
-    if not 1 / MOST_FPS <= control_dt <= MOST_FPS:  # beyond it the time of a frame is lost
-        span = f"{1 / MOST_FPS:g} to {MOST_FPS} s"
+    if not 1 / MAX_FPS <= control_dt <= MAX_FPS:  # range of frame rates
+        span = f"{1 / MAX_FPS:g} to {MAX_FPS} s"
         raise UserError(f"A LeRobot dataset needs control steps of {span}, got control_dt={control_dt}.")
-    return Fraction(1.0 / float(control_dt)).limit_denominator(MOST_FPS)
+    return Fraction(1.0 / float(control_dt)).limit_denominator(MAX_FPS)
 
 
 def vector_feature(array: NDArray[Any], names: Sequence[str] = ()) -> dict[str, Any]:
@@ -209,10 +209,10 @@ def vector_feature(array: NDArray[Any], names: Sequence[str] = ()) -> dict[str, 
 
 
 def check_array(key: str, array: Any) -> None:
-    """Refuse what a column cannot hold, or could not be read from again.
+    """Check that a column can store an array and read it back.
 
     Raises:
-        UserError: It is no array of numbers, or holds none.
+        UserError: It is not an array of numbers, or is empty.
     """
     if not isinstance(array, np.ndarray) or array.dtype.kind not in "biuf" or array.dtype.itemsize > 8:
         found = array.dtype if isinstance(array, np.ndarray) else type(array).__name__
@@ -222,7 +222,7 @@ def check_array(key: str, array: Any) -> None:
 
 
 def names_of(feature: Mapping[str, Any]) -> tuple[str, ...]:
-    """Names of the entries of a vector: a list, or one behind a word such as "motors"; () where there are none."""
+    """Names of the entries of a vector: a list, or a list under a key such as "motors"; () without names."""
     names = feature.get("names")
     if isinstance(names, Mapping) and len(names) == 1:
         (names,) = names.values()
@@ -244,7 +244,7 @@ def index_features() -> dict[str, dict[str, Any]]:
 
 
 def huggingface_metadata(features: Mapping[str, Mapping[str, Any]]) -> dict[bytes, bytes]:
-    """Schema metadata by which the `datasets` package recognises image columns and fixed-size vectors."""
+    """Schema metadata for image columns and fixed-size vectors in the `datasets` package."""
 
     def column(feature: Mapping[str, Any]) -> dict[str, Any]:
         if feature["dtype"] == "image":
@@ -260,7 +260,7 @@ def huggingface_metadata(features: Mapping[str, Mapping[str, Any]]) -> dict[byte
 
 
 def pandas_index_metadata() -> dict[bytes, bytes]:
-    """Schema metadata by which pandas takes the column `task` of `tasks.parquet` for the index."""
+    """Schema metadata that makes the column `task` of `tasks.parquet` the index in pandas."""
 
     def column(name: str, kind: str, numpy_type: str) -> dict[str, Any]:
         return {"name": name, "field_name": name, "pandas_type": kind, "numpy_type": numpy_type, "metadata": None}

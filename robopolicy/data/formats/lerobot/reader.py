@@ -20,12 +20,12 @@ from robopolicy.data.formats.lerobot import layout
 from robopolicy.data.formats.lerobot.images import decode_image, decode_video
 from robopolicy.data.formats.lerobot.layout import check_entries, check_info, reading, whole
 from robopolicy.errors import UserError
-from robopolicy.files import parse_json, recover
+from robopolicy.files import parse_json, restore_partial
 
 
 @dataclass(frozen=True)
 class _Row:
-    """Where the frames of one episode are."""
+    """Files and position of one episode."""
 
     index: int
     length: int
@@ -44,18 +44,18 @@ def read_lerobot(path: str | Path, *, episodes: Sequence[int] | None = None, ima
         images: Whether to decode the cameras.
     """
     root = Path(path)
-    recover(root)
+    restore_partial(root)
     if not (root / layout.INFO).is_file():
         raise UserError(f"No LeRobot dataset at {root}: {layout.INFO} is missing; collect one or check the path.")
     try:
         with reading(root):
             return _read(_Source(root), episodes, images)
-    except UserError as error:  # of what the dataset holds, which does not know where it lies
+    except UserError as error:  # errors of the content lack the path
         raise error if str(root) in str(error) else UserError(f"{root}: {error}") from error
 
 
 def camera_shapes(path: str | Path) -> dict[str, tuple[int, int, int]]:
-    """Shapes `(3, height, width)` of the cameras of a dataset, of which nothing is decoded."""
+    """Shapes `(3, height, width)` of the cameras of a dataset, without decoding images."""
     shapes: dict[str, tuple[int, int, int]] = {}
     for name, feature in _Source(Path(path)).features.items():
         if feature["dtype"] in ("image", "video"):

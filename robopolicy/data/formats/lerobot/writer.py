@@ -1,4 +1,4 @@
-"""Streaming writer of LeRobotDataset v3.0: one episode at a time, nothing visible before all is written."""
+"""Streaming writer of LeRobotDataset v3.0; the dataset appears at its path when it is complete."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from robopolicy.data.statistics import (
     vector_statistics,
 )
 from robopolicy.errors import UserError, cannot_write
-from robopolicy.files import check_new_folder, fresh_folder, publish
+from robopolicy.files import atomic_replace, check_new_folder, fresh_folder
 
 _IMAGE_TYPE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 _ROWS_PER_WRITE = 100  # episode rows kept in memory between two writes
@@ -53,7 +53,7 @@ class LeRobotWriter:
         data_file_mb: int = 100,
         video_file_mb: int = 200,
     ) -> None:
-        """Claim `path`; refuses an existing one unless `overwrite` is set and it is a dataset.
+        """Prepare `path`; an existing path raises an error unless `overwrite` is set and it is a dataset.
 
         Args:
             path: Folder to create.
@@ -110,7 +110,7 @@ class LeRobotWriter:
             self._write(episode)
 
     def close(self) -> None:
-        """Complete the dataset and put it at its place."""
+        """Complete the dataset and move it to its path."""
         if not self._episodes:
             self.abort()
             raise UserError(f"No episode was recorded, so {self.path} was not written.")
@@ -121,13 +121,13 @@ class LeRobotWriter:
             for video in self._videos.values():
                 video.close()
             self._write_meta()
-            self._check_place()  # somebody may have written it meanwhile
-            publish(self._partial, self.path)
+            self._check_place()  # another process may have written it meanwhile
+            atomic_replace(self._partial, self.path)
 
     def abort(self) -> None:
         """Remove everything written so far."""
         for part in (self._data, self._metadata, *self._videos.values()):
-            with suppress(OSError, pa.ArrowException, av.FFmpegError):  # it is thrown away in any case
+            with suppress(OSError, pa.ArrowException, av.FFmpegError):  # the files are deleted anyway
                 part.close()
         shutil.rmtree(self._partial, ignore_errors=True)
 
@@ -258,7 +258,7 @@ class LeRobotWriter:
 
     @contextmanager
     def _guard(self) -> Iterator[None]:
-        """Leave nothing behind, and turn failures of the file system and of the encoders into one clear line."""
+        """Delete partial files on failure and convert errors of file system and encoders to a `UserError`."""
         try:
             yield
         except (OSError, pa.ArrowException, av.FFmpegError) as error:
@@ -270,7 +270,7 @@ class LeRobotWriter:
 
 
 class _ParquetFiles:
-    """Tables appended to one parquet file after the other, each below a size (before compression)."""
+    """Tables appended to a sequence of parquet files, each below a size (before compression)."""
 
     def __init__(self, root: Path, template: str, max_bytes: int) -> None:
         self._root, self._template, self._max_bytes = root, template, max_bytes

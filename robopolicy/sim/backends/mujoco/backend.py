@@ -1,4 +1,4 @@
-"""The native backend: any `MujocoTask` as a vector simulator, without subprocesses."""
+"""Native backend: vector simulator of any `MujocoTask`, without subprocesses."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from robopolicy.sim.backends.mujoco.task import Array, BatchState, MujocoTask, s
 from robopolicy.sim.contract import Observation, Step, VectorSim
 from robopolicy.sim.point_cloud import DEPTH_SIZE, crop, subsample, unproject
 from robopolicy.sim.registry import SimOptions
-from robopolicy.sim.vector_env import Arrays, HostSim, check_number_of_envs, copied, finite_rows, tensors
+from robopolicy.sim.vector_env import Arrays, NumpyVectorEnv, check_number_of_envs, copied, finite_rows, tensors
 
 
-class MujocoSim(HostSim):
+class MujocoSim(NumpyVectorEnv):
     """N environments of one task, stepped by MuJoCo on all cores.
 
     Args:
-        task: What to simulate.
+        task: Task to simulate.
         num_envs: N.
         engine: `rollout` (fastest), `exact` (one persistent `MjData` per environment) or `auto`, which is `rollout`
             unless the task needs the other.
@@ -77,7 +77,7 @@ class MujocoSim(HostSim):
         """Further entries `(N, ...)` of `Step.info`: functions of the state that a step ends in, before any restart."""
 
     def state(self, rows: Rows = None) -> BatchState:
-        """States of `rows` now, as a task sees them; valid until the next call. Experts read it."""
+        """Current states of `rows` as a task gets them; valid until the next call. Experts read it."""
         select = slice(None) if rows is None else rows
         return self._batch(self.engine.states[select], self.engine.sensors[select], self._recall(rows), rows)
 
@@ -89,11 +89,11 @@ class MujocoSim(HostSim):
         return tensors(self._obs)
 
     def step(self, action: Tensor, active: Tensor | None = None) -> Step:
-        """Apply `action` `(N, A)` for one control step; rows where `active` `(N,)` is False stand still."""
+        """Apply `action` `(N, A)` for one control step; rows where `active` `(N,)` is False do not move."""
         played, rows = self._played(action), _rows(active)
         if rows is not None:
             if not rows.size:
-                return self._stand_still()
+                return self._noop_step()
             played = played[rows]
         before = self.state(rows)
         control = self.task.control(played, before)
@@ -127,7 +127,7 @@ class MujocoSim(HostSim):
         return torch.from_numpy(self._frames(rows, self.task.shown_camera(camera), height, width))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything that decides the future, for exact resume."""
+        """Complete state for exact resume."""
         return {
             "engine": tensors(self.engine.state_dict()),
             "memory": tensors(copied(self._memory)),
@@ -162,7 +162,7 @@ class MujocoSim(HostSim):
         truncated: NDArray[np.bool_],
         info: Arrays,
     ) -> Step:
-        """Restart the rows that ended and bring everything to full batch size."""
+        """Reset the rows that ended and expand all results to the full batch size."""
         ended = np.flatnonzero(terminated | truncated)  # positions among the rows that moved
         obs = final
         if ended.size or self.cameras or self.point_clouds:
@@ -191,7 +191,7 @@ class MujocoSim(HostSim):
             info={key: _info_tensor(value) for key, value in info.items()},
         )
 
-    def _stand_still(self) -> Step:
+    def _noop_step(self) -> Step:
         idle = torch.zeros(self.num_envs, dtype=torch.bool)
         return Step(tensors(self._obs), torch.zeros(self.num_envs), idle, idle, tensors(self._obs), {})
 
@@ -209,7 +209,7 @@ class MujocoSim(HostSim):
         self._steps[rows] = 0
 
     def _diverged(self, states: Array, sensors: Array, rows: Rows) -> NDArray[np.bool_]:
-        """Find rows that MuJoCo reset or gave up on (their clock is off) and put their last good state back."""
+        """Find rows that MuJoCo reset or that diverged (their clock is off) and restore their last valid state."""
         select = slice(None) if rows is None else rows
         start = self.engine.states[select]
         on_time = np.abs(states[:, 0] - start[:, 0] - self._dt) < 0.5 * self.task.model.opt.timestep
@@ -239,7 +239,7 @@ class MujocoSim(HostSim):
         return {key: value.astype(np.float32) for key, value in self.task.observe(state).items()}
 
     def _views(self, rows: NDArray[np.intp]) -> Arrays:
-        """What the cameras show of `rows`: images and point clouds."""
+        """Images and point clouds of `rows`."""
         size = self._image_size
         images = {IMAGE_PREFIX + camera: self._frames(rows, camera, size, size) for camera in self.cameras}
         return images | {CLOUD_PREFIX + camera: self._clouds(rows, camera) for camera in self.point_clouds}

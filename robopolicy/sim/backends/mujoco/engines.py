@@ -1,7 +1,7 @@
-"""Physics engines: who owns the states of N environments and how they are stepped.
+"""Physics engines, which own the states of N environments and step them.
 
-`RolloutEngine` plays all environments through `mujoco.rollout`. It knows only states and sensors, and the constraint
-solver starts every control step from a zero warm start, so a state alone decides the future.
+`RolloutEngine` steps all environments through `mujoco.rollout`. It knows only states and sensors, and the constraint
+solver starts every control step from a zero warm start, so the state alone determines the future.
 `ThreadsEngine` keeps one `MjData` per environment and equals a plain `mj_step` loop (and gymnasium) bit for bit;
 contacts, forces, mocap bodies and equality constraints can be read and written.
 """
@@ -25,29 +25,29 @@ from robopolicy.sim.backends.mujoco.task import Array
 from robopolicy.sim.vector_env import core_count
 
 Job = Callable[[int, int, int], None]
-"""`job(member, start, stop)` does rows `start` to `stop` with the private memory of `member`."""
+"""`job(worker, start, stop)` processes rows `start` to `stop` with the private data of `worker`."""
 
 
-_CHUNKS_PER_MEMBER = 2
+_CHUNKS_PER_WORKER = 2
 
 
-_SMALLEST_CHUNK = 4  # rows; below, handing chunks out costs more than waiting for the slowest
+_SMALLEST_CHUNK = 4  # rows; smaller chunks cost more overhead than they balance
 
 
-class Team:
-    """The calling thread and `size - 1` helpers, which sleep between jobs and end with `close`."""
+class ThreadPool:
+    """The calling thread and `size - 1` worker threads, which sleep between jobs and end with `close`."""
 
     def __init__(self, size: int) -> None:
         self.size = max(size, 1)
         self._calls: list[SimpleQueue[tuple[Job, int, Iterator[int]] | None]] = []
         self._done: SimpleQueue[Exception | None] = SimpleQueue()
-        for member in range(1, self.size):
+        for worker in range(1, self.size):
             calls: SimpleQueue[tuple[Job, int, Iterator[int]] | None] = SimpleQueue()
-            threading.Thread(target=self._serve, args=(member, calls), daemon=True, name=f"sim-{member}").start()
+            threading.Thread(target=self._serve, args=(worker, calls), daemon=True, name=f"sim-{worker}").start()
             self._calls.append(calls)
 
     def run(self, job: Job, count: int) -> None:
-        """Do rows 0 to `count`; returns when all are done, raises what any member raised."""
+        """Process rows 0 to `count`; returns when all are done, re-raises an exception of any worker."""
         if not self._calls or count <= _SMALLEST_CHUNK:
             job(0, 0, count)
             return
@@ -63,25 +63,25 @@ class Team:
                 raise error
 
     def close(self) -> None:
-        """End the helpers; safe to call twice."""
+        """Stop the workers; safe to call twice."""
         for calls in self._calls:
             calls.put(None)
         self._calls = []
 
-    def _serve(self, member: int, calls: SimpleQueue[tuple[Job, int, Iterator[int]] | None]) -> None:
+    def _serve(self, worker: int, calls: SimpleQueue[tuple[Job, int, Iterator[int]] | None]) -> None:
         while (call := calls.get()) is not None:
             try:
-                self._work(member, *call)
+                self._work(worker, *call)
                 self._done.put(None)
             except Exception as error:
                 self._done.put(error)
 
-    def _work(self, member: int, job: Job, count: int, chunks: Iterator[int]) -> None:
-        size = max(_SMALLEST_CHUNK, -(-count // (_CHUNKS_PER_MEMBER * self.size)))
+    def _work(self, worker: int, job: Job, count: int, chunks: Iterator[int]) -> None:
+        size = max(_SMALLEST_CHUNK, -(-count // (_CHUNKS_PER_WORKER * self.size)))
         for start in map(size.__mul__, chunks):
             if start >= count:
                 return
-            job(member, start, min(start + size, count))
+            job(worker, start, min(start + size, count))
 
 
 Rows = NDArray[np.intp] | None
@@ -113,10 +113,10 @@ class Engine(ABC):
 
     @abstractmethod
     def place(self, row: int, qpos: Array, qvel: Array) -> None:
-        """Start environment `row` anew at `qpos` `(nq,)`, `qvel` `(nv,)`."""
+        """Reset environment `row` to `qpos` `(nq,)`, `qvel` `(nv,)`."""
 
     def edit(self, row: int, fields: Mapping[str, Array]) -> None:
-        """Step environment `row` with these values of fields of `MjModel` from now on; call before `place`.
+        """Set fields of the `MjModel` of environment `row` from now on; call before `place`.
 
         A task edits either the same fields in every episode or none.
         """
@@ -140,22 +140,22 @@ class Engine(ABC):
         """Step `rows` by one control step under `control` `(K, nu)`.
 
         Returns:
-            States `(K, S)` and sensors `(K, M)` after the step, valid until the next call. `states` and `sensors` still
-            show the time before, so that a task can compare; `commit` then takes the new ones over.
+            States `(K, S)` and sensors `(K, M)` after the step, valid until the next call. `self.states` and `sensors`
+            still hold the previous values, so that a task can compare; `commit` then stores the new ones.
         """
 
     def commit(self, states: Array, sensors: Array, rows: Rows) -> None:
-        """Take over what `advance` returned."""
+        """Store the states and sensors that `advance` returned."""
         select = slice(None) if rows is None else rows
         self.states[select] = states
         self.sensors[select] = sensors
 
     @abstractmethod
     def pose(self, row: int, data: mujoco.MjData) -> None:
-        """Copy everything visible of environment `row` into `data` and compute its positions."""
+        """Copy the state of environment `row` into `data` and compute its positions, for rendering."""
 
     def state_dict(self) -> dict[str, Array]:
-        """Arrays that decide the future."""
+        """Complete state as arrays."""
         edits = {_EDIT + name: values.copy() for name, values in self.edits.items()}
         return {"states": self.states.copy(), "sensors": self.sensors.copy(), **edits}
 
@@ -177,10 +177,10 @@ class RolloutEngine(Engine):
 
     def __init__(self, model: mujoco.MjModel, num_envs: int, frame_skip: int, threads: int = 0) -> None:
         super().__init__(model, num_envs, frame_skip)
-        self._team = Team(_team_size(num_envs, threads))
+        self._pool = ThreadPool(_pool_size(num_envs, threads))
         # MuJoCo's own pool would let the calling thread wait; each member calls its serial rollout instead.
-        self._rollouts = [rollout.Rollout(nthread=0) for _ in range(self._team.size)]
-        self._workers = [[mujoco.MjData(model)] for _ in range(self._team.size)]
+        self._rollouts = [rollout.Rollout(nthread=0) for _ in range(self._pool.size)]
+        self._workers = [[mujoco.MjData(model)] for _ in range(self._pool.size)]
         self._pristine = _without_islands(model)
         self.models = [self._pristine] * num_envs
         self._scratch = mujoco.MjData(model)
@@ -189,7 +189,7 @@ class RolloutEngine(Engine):
         self._sensors: Array = np.zeros((num_envs, frame_skip, model.nsensordata))
 
     def place(self, row: int, qpos: Array, qvel: Array) -> None:
-        """Start environment `row` anew at `qpos` `(nq,)`, `qvel` `(nv,)`."""
+        """Reset environment `row` to `qpos` `(nq,)`, `qvel` `(nv,)`."""
         model, data = self.models[row], self._scratch
         mujoco.mj_resetData(model, data)
         data.qpos[:], data.qvel[:] = qpos, qvel
@@ -204,10 +204,10 @@ class RolloutEngine(Engine):
         models = self.models if rows is None else [self.models[row] for row in rows.tolist()]
         self._control[:count] = control[:, None]
 
-        def play(member: int, start: int, stop: int) -> None:
-            self._rollouts[member].rollout(
+        def play(worker: int, start: int, stop: int) -> None:
+            self._rollouts[worker].rollout(
                 models[start:stop],
-                self._workers[member],
+                self._workers[worker],
                 states[start:stop],
                 self._control[start:stop],
                 nstep=self.frame_skip,
@@ -216,17 +216,17 @@ class RolloutEngine(Engine):
                 sensordata=self._sensors[start:stop] if self.model.nsensordata else None,
             )
 
-        self._team.run(play, count)
+        self._pool.run(play, count)
         return self._states[:count, -1], self._sensors[:count, -1]
 
     def pose(self, row: int, data: mujoco.MjData) -> None:
-        """Copy everything visible of environment `row` into `data` and compute its positions."""
+        """Copy the state of environment `row` into `data` and compute its positions, for rendering."""
         mujoco.mj_setState(self.model, data, self.states[row], _FULL)
         mujoco.mj_forward(self.model, data)
 
     def close(self) -> None:
         """Stop the threads; safe to call twice."""
-        self._team.close()
+        self._pool.close()
 
 
 class ThreadsEngine(Engine):
@@ -235,16 +235,16 @@ class ThreadsEngine(Engine):
     def __init__(self, model: mujoco.MjModel, num_envs: int, frame_skip: int, threads: int = 0) -> None:
         super().__init__(model, num_envs, frame_skip)
         self.data = self._data = [mujoco.MjData(model) for _ in range(num_envs)]
-        self._team = Team(_team_size(num_envs, threads))
+        self._pool = ThreadPool(_pool_size(num_envs, threads))
         self._states = self.states.copy()
         self._sensors = self.sensors.copy()
-        # What the derived quantities of an MjData (positions, contacts, forces) were computed from: playing it again
+        # State from which the derived quantities of an MjData (positions, contacts, forces) were computed: repeating it
         # restores them exactly, which no copy of named arrays could promise.
         self._origin: Array = np.zeros((num_envs, mujoco.mj_stateSize(model, _INTEGRATION)))
         self._fresh: NDArray[np.bool_] = np.ones(num_envs, bool)
 
     def place(self, row: int, qpos: Array, qvel: Array) -> None:
-        """Start environment `row` anew at `qpos` `(nq,)`, `qvel` `(nv,)`."""
+        """Reset environment `row` to `qpos` `(nq,)`, `qvel` `(nv,)`."""
         model, data = self.models[row], self._data[row]
         mujoco.mj_resetData(model, data)
         data.qpos[:], data.qvel[:] = qpos, qvel
@@ -259,7 +259,7 @@ class ThreadsEngine(Engine):
         index = range(self.num_envs) if rows is None else rows.tolist()
         skip = self.frame_skip
 
-        def play(member: int, start: int, stop: int) -> None:
+        def play(worker: int, start: int, stop: int) -> None:
             for k in range(start, stop):
                 row = index[k]
                 model, data = self.models[row], self._data[row]
@@ -272,19 +272,19 @@ class ThreadsEngine(Engine):
                 if model.nsensordata:
                     self._sensors[k] = data.sensordata
 
-        self._team.run(play, len(index))
+        self._pool.run(play, len(index))
         self._fresh[slice(None) if rows is None else rows] = False
         return self._states[: len(index)], self._sensors[: len(index)]
 
     def pose(self, row: int, data: mujoco.MjData) -> None:
-        """Copy everything visible of environment `row` into `data` and compute its positions."""
+        """Copy the state of environment `row` into `data` and compute its positions, for rendering."""
         full = np.empty(self._origin.shape[1])
         mujoco.mj_getState(self.model, self._data[row], full, _INTEGRATION)
         mujoco.mj_setState(self.model, data, full, _INTEGRATION)
         mujoco.mj_forward(self.model, data)
 
     def state_dict(self) -> dict[str, Array]:
-        """Arrays that decide the future."""
+        """Complete state as arrays."""
         return {**super().state_dict(), "origin": self._origin.copy(), "fresh": self._fresh.astype(np.float64)}
 
     def load_state_dict(self, state: Mapping[str, Array]) -> None:
@@ -303,10 +303,10 @@ class ThreadsEngine(Engine):
 
     def close(self) -> None:
         """Stop the threads; safe to call twice."""
-        self._team.close()
+        self._pool.close()
 
 
-def _team_size(num_envs: int, threads: int) -> int:
+def _pool_size(num_envs: int, threads: int) -> int:
     return 1 if num_envs < _SERIAL_BELOW else min(threads or core_count(), num_envs)
 
 

@@ -16,13 +16,13 @@ from robopolicy.sim.gl import gl_backend
 
 
 class Renderer:
-    """Draws one model at one size.
+    """Renderer of one model at one image size.
 
     Args:
         model: The model; visual quality settings of it are left as they are.
         height: Pixels.
         width: Pixels.
-        hidden: Groups of geoms that are not drawn, for models that show the shapes of their collisions.
+        hidden: Groups of geoms that are not drawn, e.g. collision shapes.
     """
 
     def __init__(self, model: mujoco.MjModel, height: int, width: int, hidden: Sequence[int] = ()) -> None:
@@ -31,7 +31,7 @@ class Renderer:
         self._context: Any = _gl_context(width, height)
         self._context.make_current()
         self._draw = _draw_context(model, height, width)
-        self._draw.readDepthMap = mujoco.mjtDepthMap.mjDEPTH_ZEROFAR  # a reversed buffer is precise far away, too
+        self._draw.readDepthMap = mujoco.mjtDepthMap.mjDEPTH_ZEROFAR  # precise at large distances
         self._scene = mujoco.MjvScene(model, maxgeom=10_000)
         self._scene.flags[mujoco.mjtRndFlag.mjRND_SHADOW] = False
         self._scene.flags[mujoco.mjtRndFlag.mjRND_REFLECTION] = False
@@ -43,13 +43,13 @@ class Renderer:
         self._depth: NDArray[np.float32] = np.empty((height, width), np.float32)
 
     def frame(self, camera: str | None = None) -> NDArray[np.uint8]:
-        """Draw `data` as seen by `camera` (free camera if None): `(height, width, 3)`, valid until the next call."""
+        """Render `data` from `camera` (free camera if None): `(height, width, 3)`, valid until the next call."""
         self._render(camera)
         mujoco.mjr_readPixels(self._pixels, None, self._rect, self._draw)
         return self._pixels[::-1]  # OpenGL's first row is the lowest
 
     def depth(self, camera: str) -> NDArray[np.float64]:
-        """Distance along the optical axis of what `camera` sees of `data`: `(height, width)` [m], inf for nothing."""
+        """Depth image `(height, width)` [m] of `data` along the optical axis of `camera`, inf for the background."""
         flat = (mujoco.mjtRndFlag.mjRND_SEGMENT, mujoco.mjtRndFlag.mjRND_IDCOLOR)  # no sky, no lights: depth is enough
         for flag in flat:
             self._scene.flags[flag] = True

@@ -1,4 +1,4 @@
-"""What a task on the native MuJoCo backends provides: plain array functions over a batch of environments.
+"""Interface of tasks on the native MuJoCo backends: array functions over a batch of environments.
 
 A task never steps physics and never loops over environments. The engine (`rollout`, `exact` or `warp`) owns the states
 and calls `control` -> physics -> `outcome` -> `observe` once per control step.
@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from robopolicy.errors import UserError, unknown_name
-from robopolicy.mirror_symmetry import Mirror
+from robopolicy.mirror_symmetry import MirrorSymmetry
 from robopolicy.nets.encoder import CLOUD_PREFIX, IMAGE_PREFIX
 from robopolicy.sim.contract import SimSpec, TensorSpec
 from robopolicy.sim.point_cloud import Box
@@ -29,7 +29,7 @@ Array = NDArray[np.float64]
 
 @dataclass
 class BatchState:
-    """States of N environments at one instant, as seen by a task. Do not keep references between calls."""
+    """States of N environments at one time, as passed to a task. Do not keep references between calls."""
 
     model: mujoco.MjModel
     qpos: Array  # (N, nq) generalised positions [m, rad]
@@ -38,7 +38,7 @@ class BatchState:
     sensordata: Array  # (N, nsensordata); lags qpos by one physics step, because MuJoCo senses before it integrates
     memory: dict[
         str, NDArray[np.generic]
-    ]  # (N, ...) the task's own numbers (goals, targets); `control` and `outcome` may write them
+    ]  # (N, ...) values of the task (goals, targets); `control` and `outcome` may write them
     data: list[mujoco.MjData] | None = None  # one per row with the exact engine, else None
 
     def __len__(self) -> int:
@@ -51,7 +51,7 @@ class BatchState:
         return self.sensordata[:, start : start + dim]
 
     def on_host(self) -> BatchState:
-        """The same in numpy, for code that knows nothing else; itself where it is there already."""
+        """The same state as numpy arrays; `self` if they are numpy already."""
         if isinstance(self.qpos, np.ndarray):
             return self
         fields = {name: _downloaded(getattr(self, name)) for name in ("qpos", "qvel", "time", "sensordata")}
@@ -59,8 +59,8 @@ class BatchState:
 
 
 @dataclass
-class Initial:
-    """Start of one episode (one environment, no batch dimension)."""
+class ResetState:
+    """Initial state of one episode (one environment, no batch dimension)."""
 
     qpos: Array  # (nq,)
     qvel: Array  # (nv,)
@@ -69,8 +69,8 @@ class Initial:
 
 
 @dataclass
-class Outcome:
-    """Judgement of one control step."""
+class StepResult:
+    """Reward, termination and info of one control step."""
 
     reward: Array  # (N,)
     terminated: NDArray[np.bool_]  # (N,)
@@ -78,7 +78,7 @@ class Outcome:
 
 
 class MujocoTask(ABC):
-    """A task over one `MjModel`. Everything random comes from the generator handed to `initial`."""
+    """A task over one `MjModel`. All randomness comes from the generator passed to `initial`."""
 
     name: str  # registered id
     model: mujoco.MjModel
@@ -89,15 +89,15 @@ class MujocoTask(ABC):
     observation: Mapping[str, TensorSpec]  # keys that `observe` returns; cameras are added by the backend
     action_names: tuple[str, ...] = ()
     cameras: tuple[str, ...] = ()  # cameras of the model that may be rendered as observations
-    workspace: Box | None = None  # what point clouds keep of the scene; None is everything that a camera sees
-    mirror: Mirror | None = None  # left-right symmetry
+    workspace: Box | None = None  # crop box of point clouds; None keeps all points
+    mirror: MirrorSymmetry | None = None  # left-right symmetry
     needs_exact_engine: bool = False  # contacts, model edits, or bit-exact agreement with another stepper
-    steered: bool = False  # an operator says how fast to go, see `wanted`
-    array_api: bool = False  # the functions take torch tensors, too (see `arrays.py`), so the warp backend runs it
+    has_velocity_command: bool = False  # an operator commands a velocity, see `velocity_command`
+    array_api: bool = False  # the functions also take torch tensors, as the warp backend needs
 
     @abstractmethod
-    def initial(self, rng: np.random.Generator) -> Initial:
-        """Draw the start of one episode."""
+    def initial(self, rng: np.random.Generator) -> ResetState:
+        """Draw the initial state of one episode."""
 
     def control(self, action: Array, state: BatchState) -> Array:
         """Map clipped actions `(N, A)` to actuator controls `(N, nu)`, held for `frame_skip` physics steps."""
@@ -112,28 +112,28 @@ class MujocoTask(ABC):
         return camera
 
     @abstractmethod
-    def outcome(self, before: BatchState, action: Array, after: BatchState) -> Outcome:
+    def outcome(self, before: BatchState, action: Array, after: BatchState) -> StepResult:
         """Reward, termination and success of the step from `before` to `after`."""
 
     @abstractmethod
     def observe(self, state: BatchState) -> dict[str, Array]:
         """Observation vectors `(N, dim)`, keys and sizes as in `observation`."""
 
-    def started(self, state: BatchState) -> dict[str, NDArray[np.generic]]:
-        """What `memory` holds where an episode starts in `state`, known from nothing but measurements, as on a robot.
+    def initial_memory(self, state: BatchState) -> dict[str, NDArray[np.generic]]:
+        """Initial `memory` of an episode that starts in a measured `state`, as on a real robot.
 
         Raises:
-            UserError: The task draws its goals at random, so a robot cannot know them.
+            UserError: The task draws its goals at random, so they cannot be measured.
         """
         raise UserError(f"Task {self.name} cannot start from measurements alone; it runs in simulation only.")
 
-    def wanted(self, state: BatchState) -> Array:
-        """How fast the operator of a `steered` task wants to go `(N, 3)`: ahead, to the left [m/s], turning [rad/s]."""
-        raise UserError(f"Nobody steers task {self.name}.")
+    def velocity_command(self, state: BatchState) -> Array:
+        """Commanded velocity `(N, 3)`: forward, left [m/s], yaw rate [rad/s]; needs `has_velocity_command`."""
+        raise UserError(f"Task {self.name} takes no velocity commands.")
 
-    def want(self, memory: dict[str, NDArray[np.generic]], wanted: Array) -> None:
-        """Let `memory` say that from now on the operator of a `steered` task wants `wanted` `(N, 3)`."""
-        raise UserError(f"Nobody steers task {self.name}.")
+    def set_velocity_command(self, memory: dict[str, NDArray[np.generic]], velocity_command: Array) -> None:
+        """Write a commanded velocity `(N, 3)` to `memory` for all later steps; needs `has_velocity_command`."""
+        raise UserError(f"Task {self.name} takes no velocity commands.")
 
 
 def sim_spec(

@@ -1,4 +1,4 @@
-"""What the control loop hears: the newest message of every source, how old it is, and from whom."""
+"""Inputs of the control loop: newest message, age and publisher of every source."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from robopolicy.deploy.safety.filter import Measured
+from robopolicy.deploy.safety.filter import JointMeasurement
 from robopolicy.deploy.safety.motion import Array
 from robopolicy.deploy.safety.watchdog import Watchdog
 from robopolicy.errors import UserError
@@ -15,11 +15,11 @@ from robopolicy_robots.robot import JOINTS, QUALITIES, RobotSpec
 from robopolicy_robots.transports.base import Received, Subscription, Transport
 
 
-class Intake:
-    """Subscriptions to everything that the embodiment reads, and to the joints in any case.
+class SensorInputs:
+    """Subscriptions to the sources of the embodiment and to the joint state.
 
-    A source is bound to the publisher that is heard when the robot is armed; another one is a fault, even if it says
-    the same (a process left over from before would otherwise keep the watchdog content).
+    A source is locked to its publisher when the robot is armed; another publisher is a fault, even with the same
+    messages (an old process would otherwise keep the watchdog quiet).
     """
 
     def __init__(self, robot: RobotSpec, transport: Transport, keys: Iterable[str]) -> None:
@@ -30,31 +30,31 @@ class Intake:
         self._topics = topics
         self._bound: dict[str, str] = {}
         self.subscriptions: dict[str, Subscription] = {
-            key: transport.subscribe(topic.topic, CATALOGUE[topic.kind], QUALITIES[topic.qos])
+            key: transport.subscribe(topic.topic, CATALOGUE[topic.type], QUALITIES[topic.qos])
             for key, topic in topics.items()
         }
 
-    def drain(self) -> None:
-        """Take what has arrived."""
+    def poll(self) -> None:
+        """Read all messages that have arrived."""
         for key, subscription in self.subscriptions.items():
             received = subscription.latest()
             if received is None:
                 continue
-            if self.watchdog.see(key, received.received, received.stamp, received.sequence):
+            if self.watchdog.update(key, received.received, received.stamp, received.sequence):
                 self.state[key] = received
 
-    def bind(self) -> None:
-        """From now on each source has to come from whom it comes now."""
+    def lock_publishers(self) -> None:
+        """Lock each source to its present publisher."""
         self._bound = {key: received.publisher for key, received in self.state.items()}
 
-    def unbind(self) -> None:
-        """Take messages from anyone, and forget how old is usual."""
+    def unlock_publishers(self) -> None:
+        """Accept any publisher and reset the watchdog."""
         self._bound = {}
         self.state = {}
-        self.watchdog.forget()
+        self.watchdog.reset()
 
-    def stranger(self) -> str:
-        """What is wrong with who publishes; empty if every source has one publisher, the one bound."""
+    def publisher_error(self) -> str:
+        """Error text about publishers; empty if every source has exactly one, the locked one."""
         for key, subscription in self.subscriptions.items():
             count = subscription.publishers
             if count != 1:
@@ -63,8 +63,8 @@ class Intake:
                 return f"another publisher of {self._topics[key].topic}"
         return ""
 
-    def stale(self, now: float) -> str:
-        """What has not been heard of lately; empty if everything has."""
+    def stale_source(self, now: float) -> str:
+        """Error text about the stalest source; empty if all are fresh."""
         late = self.watchdog.oldest(now)
         return f"no fresh '{late[0]}'" if late else ""
 
@@ -73,7 +73,7 @@ class Intake:
         ages = {key: stream.age(now) for key, stream in self.watchdog.streams.items()}
         return {key: round(age, 4) if np.isfinite(age) else None for key, age in ages.items()}
 
-    def measured(self, now: float) -> Measured:
+    def measured(self, now: float) -> JointMeasurement:
         """The robot's joints in our order, whatever order they come in.
 
         Raises:
@@ -95,4 +95,4 @@ class Intake:
         position = column(message.position)
         if not np.isfinite(position).all():
             raise UserError(f"the position of {self._names[int(np.argmin(np.isfinite(position)))]} is not finite")
-        return Measured(now, position, column(message.velocity), column(message.effort))
+        return JointMeasurement(now, position, column(message.velocity), column(message.effort))

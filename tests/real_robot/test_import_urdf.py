@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from robopolicy.resources import folder
-from robopolicy_robots.describe import main
+from robopolicy_robots.import_urdf import main
 from robopolicy_robots.robot import RobotSpec, load_robot
 
 PANDA = folder("sim_assets") / "panda.xml"
@@ -55,7 +55,7 @@ def test_joints_are_chosen_ordered_and_named(tmp_path: Path) -> None:
     robot = describe(tmp_path, URDF, *words, *topics, "--range", "left_elbow=1,1.5")
     assert robot.names == ("left_elbow", "left_shoulder") and robot.rate == 100.0
     assert robot.limits.velocity.tolist() == [1e-5, 3.1415] and robot.limits.position_low[0] == 1.0
-    assert (robot.command.topic, robot.command.kind) == ("/go", "std_msgs/msg/Float64MultiArray")
+    assert (robot.command.topic, robot.command.type) == ("/go", "std_msgs/msg/Float64MultiArray")
     assert robot.joints[0].home == 1.0
 
 
@@ -120,7 +120,7 @@ def test_what_is_missing_or_wrong_is_one_line(
     file.write_text(URDF.replace(old, new) if old else URDF, encoding="utf-8")
     assert main([str(file), "--name", "arm", "--out", str(out), *words]) == 2
     said = capsys.readouterr().err
-    assert said.startswith("describe: error: ") and said.count("\n") == 1 and message in said
+    assert said.startswith("import_urdf: error: ") and said.count("\n") == 1 and message in said
     assert not out.exists()
 
 

@@ -1,10 +1,10 @@
 """A robot description (YAML) from a URDF or an MJCF file: joints in order, ranges, velocities, efforts.
 
-    python -m robopolicy_robots.describe arm.urdf --name my_arm --out my_arm.yaml
-    python -m robopolicy_robots.describe sim_assets/panda.xml --name panda --prefix panda_ --velocity 2.175
+    python -m robopolicy_robots.import_urdf arm.urdf --name my_arm --out my_arm.yaml
+    python -m robopolicy_robots.import_urdf sim_assets/panda.xml --name panda --prefix panda_ --velocity 2.175
 
-URDF says everything that the safety filter has to know. MJCF knows no velocities, so they have to be given. What is
-missing is an error and never guessed; accelerations and jerks are in neither and are left out, which means unlimited.
+URDF has all limits for the safety filter. MJCF has no velocity limits, so they must be given. A missing limit
+is an error and never guessed; limits of acceleration and jerk are in neither format and are left out, i.e. unlimited.
 Only MJCF needs MuJoCo.
 """
 
@@ -36,8 +36,8 @@ XACRO = "ros.org/wiki/xacro"
 
 
 @dataclass(frozen=True)
-class Found:
-    """What a file says of a joint; None where it says nothing."""
+class ParsedJoint:
+    """Properties of a joint in a file; None if missing."""
 
     name: str
     low: float | None
@@ -49,11 +49,11 @@ class Found:
     gripper: bool = False
 
 
-def read(path: Path, prefix: str = "") -> list[Found]:
+def read(path: Path, prefix: str = "") -> list[ParsedJoint]:
     """The joints of a URDF or MJCF file that can be commanded, with `prefix` before their names.
 
     Raises:
-        UserError: It is neither.
+        UserError: The file is neither.
     """
     try:
         root = ElementTree.parse(path).getroot()
@@ -72,7 +72,7 @@ def _moves(node: ElementTree.Element) -> bool:
     return node.get("type") in MOVING and node.find("mimic") is None
 
 
-def _of_urdf(node: ElementTree.Element, prefix: str) -> Found:
+def _of_urdf(node: ElementTree.Element, prefix: str) -> ParsedJoint:
     name, limit = prefix + node.get("name", ""), node.find("limit")
     numbers: dict[str, float | None] = {}
     for key in ("lower", "upper", "velocity", "effort"):
@@ -80,7 +80,7 @@ def _of_urdf(node: ElementTree.Element, prefix: str) -> Found:
         try:
             numbers[key] = None if text is None else float(text)
         except ValueError as error:
-            raise UserError(f"The limit '{key}' of joint '{name}' is no number: '{text}'.") from error
+            raise UserError(f"The limit '{key}' of joint '{name}' is not a number: '{text}'.") from error
     low, high = numbers["lower"], numbers["upper"]
     if node.get("type") == "continuous":
         low, high = -math.inf, math.inf
@@ -88,21 +88,21 @@ def _of_urdf(node: ElementTree.Element, prefix: str) -> Found:
         low, high = low or 0.0, high or 0.0
     home = 0.0 if low is None or high is None else min(max(0.0, low), high)
     unit = "m" if node.get("type") == "prismatic" else "rad"
-    return Found(name, low, high, numbers["velocity"], numbers["effort"], home, unit)
+    return ParsedJoint(name, low, high, numbers["velocity"], numbers["effort"], home, unit)
 
 
-def _of_mjcf(path: Path, prefix: str) -> list[Found]:
+def _of_mjcf(path: Path, prefix: str) -> list[ParsedJoint]:
     import mujoco
 
-    from robopolicy_robots.wiring import Wiring
+    from robopolicy_robots.mujoco_topics import MujocoTopics
 
     try:
         model = mujoco.MjModel.from_xml_path(str(path))
     except ValueError as error:
         raise UserError(f"MuJoCo cannot read {path.name}: {' '.join(str(error).split())}") from error
-    wiring, found = Wiring(model), []
+    wiring, found = MujocoTopics(model), []
     pose = model.key_qpos[0] if model.nkey else model.qpos0
-    rows = zip(wiring.commanded, wiring.actuators, wiring.targets, wiring.grips, strict=True)
+    rows = zip(wiring.commanded, wiring.actuators, wiring.targets, wiring.is_gripper, strict=True)
     for name, actuator, place, grips in rows:
         joint = model.joint(name)
         low, high = joint.range if model.jnt_limited[joint.id] else (None, None)
@@ -112,7 +112,9 @@ def _of_mjcf(path: Path, prefix: str) -> list[Found]:
             home = min(max(home, low), high)
         slides = model.jnt_type[joint.id] == mujoco.mjtJoint.mjJNT_SLIDE
         found.append(
-            Found(prefix + name, low, high, None, _effort(model, actuator), home, "m" if slides else "rad", bool(grips))
+            ParsedJoint(
+                prefix + name, low, high, None, _effort(model, actuator), home, "m" if slides else "rad", bool(grips)
+            )
         )
     return found
 
@@ -132,8 +134,8 @@ def _effort(model: mujoco.MjModel, actuator: int) -> float | None:
     return float(min(limits)) if limits else None
 
 
-def described(found: Sequence[Found], args: argparse.Namespace) -> RobotSpec:
-    """The description, with what the command line adds.
+def described(found: Sequence[ParsedJoint], args: argparse.Namespace) -> RobotSpec:
+    """Robot description from the joints of a file and the command line.
 
     Raises:
         UserError: A joint is unknown or lacks a limit; one line that names it and the option.
@@ -155,13 +157,13 @@ def described(found: Sequence[Found], args: argparse.Namespace) -> RobotSpec:
         velocity = velocities.get(name, usual if usual is not None and joint.unit == "rad" else joint.velocity)
         if low is None or high is None:
             raise UserError(f"Joint '{name}' has no range; give it with --range {name}=LOW,HIGH.")
-        if not velocity:  # exporters write 0 where they know nothing
+        if not velocity:  # exporters write 0 for unknown limits
             raise UserError(f"Joint '{name}' has no velocity limit; give it with --velocity {name}=VALUE.")
         effort = joint.effort or math.inf
         home, gripper = min(max(joint.home, low), high), joint.gripper or name in args.gripper
         joints.append(Joint(name, velocity, low, high, effort=effort, home=home, unit=joint.unit, gripper=gripper))
     state = Topic(args.state, JointState.ros_name)
-    return RobotSpec(args.name, tuple(joints), state, Topic(args.command, args.kind, "command"), rate=args.rate)
+    return RobotSpec(args.name, tuple(joints), state, Topic(args.command, args.type, "command"), rate=args.rate)
 
 
 def _named(word: str) -> tuple[str, str]:
@@ -192,10 +194,10 @@ def text_of(robot: RobotSpec, source: str) -> str:
     ]
     return "\n".join(
         [
-            f"# {robot.name}, made from {source} by robopolicy_robots.describe.",
+            f"# {robot.name}, made from {source} by robopolicy_robots.import_urdf.",
             "#",
-            "# Limits: those of that file and of the command line. Accelerations and jerks are unknown, hence not",
-            "# limited; add them (acceleration, jerk) if its maker publishes them. Check the topics and the home pose.",
+            "# Limits are from that file and the command line. Accelerations and jerks are unknown, hence not",
+            "# limited; add them (acceleration, jerk) if they are published. Check the topics and the home pose.",
             f"name: {_flow(robot.name)}",
             "joints:",
             *(f"  - {_flow(row)}" for row in rows),
@@ -208,7 +210,7 @@ def text_of(robot: RobotSpec, source: str) -> str:
 
 
 def _flow(value: Any) -> str:
-    """YAML in one line, whole numbers as such."""
+    """YAML in one line, with integers for whole numbers."""
     if isinstance(value, Mapping):
         value = {key: int(v) if isinstance(v, float) and v.is_integer() else v for key, v in value.items()}
     return yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=math.inf).removesuffix("...\n").strip()
@@ -217,11 +219,11 @@ def _flow(value: Any) -> str:
 def parser() -> argparse.ArgumentParser:
     """Arguments of the program."""
     found = argparse.ArgumentParser(
-        "python -m robopolicy_robots.describe", description="A robot description from URDF, MJCF."
+        "python -m robopolicy_robots.import_urdf", description="A robot description from URDF, MJCF."
     )
     found.add_argument("file", type=Path, help="URDF or MJCF file")
-    found.add_argument("--name", required=True, help="what the robot is called")
-    found.add_argument("--prefix", default="", help="what messages put before the names of its joints")
+    found.add_argument("--name", required=True, help="name of the robot")
+    found.add_argument("--prefix", default="", help="prefix of joint names in messages")
     found.add_argument("--joints", nargs="+", help="joints in the order of commands (default: all, as in the file)")
     found.add_argument(
         "--velocity",
@@ -232,13 +234,20 @@ def parser() -> argparse.ArgumentParser:
     )
     found.add_argument("--range", nargs="+", default=[], metavar="JOINT=LOW,HIGH", help="range of a joint [rad, m]")
     found.add_argument("--gripper", nargs="+", default=[], metavar="JOINT", help="joints that are part of a gripper")
-    found.add_argument("--state", default="/joint_states", metavar="TOPIC", help="of its JointState (/joint_states)")
     found.add_argument(
-        "--command", default="/joint_trajectory_controller/joint_trajectory", metavar="TOPIC", help="what it obeys"
+        "--state", default="/joint_states", metavar="TOPIC", help="topic of its JointState (default: /joint_states)"
     )
-    found.add_argument("--kind", default=JointTrajectory.ros_name, help=f"type of that ({JointTrajectory.ros_name})")
+    found.add_argument(
+        "--command",
+        default="/joint_trajectory_controller/joint_trajectory",
+        metavar="TOPIC",
+        help="topic of its commands",
+    )
+    found.add_argument(
+        "--type", default=JointTrajectory.ros_name, help=f"type of commands (default: {JointTrajectory.ros_name})"
+    )
     found.add_argument("--rate", type=float, default=50.0, help="commands per second (default: 50)")
-    found.add_argument("--out", type=Path, metavar="FILE.yaml", help="where to write it (default: the terminal)")
+    found.add_argument("--out", type=Path, metavar="FILE.yaml", help="output file (default: the terminal)")
     add_overwrite_option(found)
     return found
 
@@ -257,7 +266,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         else:
             sys.stdout.write(text)
     except UserError as error:
-        sys.stderr.write(f"describe: error: {' '.join(str(error).split())}\n")
+        sys.stderr.write(f"import_urdf: error: {' '.join(str(error).split())}\n")
         return 2
     return 0
 

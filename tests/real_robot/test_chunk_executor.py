@@ -10,11 +10,11 @@ import pytest
 from numpy.typing import NDArray
 from rig import robot_spec
 
-from robopolicy.deploy.safety.ood import Support
+from robopolicy.deploy.safety.ood import ActionOODResult
 from robopolicy.spec import PolicySpec
-from robopolicy_robots.playback import Playback
-from robopolicy_robots.policy_runner import Answer
-from robopolicy_robots.states import Held
+from robopolicy_robots.chunk_executor import ChunkExecutor
+from robopolicy_robots.policy_runner import InferenceResult
+from robopolicy_robots.states import SafetyHold
 
 ACTION, TICK = 0.05, 0.02  # [s]
 
@@ -26,7 +26,7 @@ class Counting:
     joints: tuple[str, ...] = ("a", "b", "c")
     control_dt = ACTION
 
-    playback: Playback
+    playback: ChunkExecutor
 
     def __init__(self) -> None:
         self.now, self.seen, self.played = 0.0, [], []
@@ -48,11 +48,11 @@ class Latent:
 
     takes_prefix = False
 
-    def __init__(self, clock: Counting, seconds: float, horizon: int, execute: int) -> None:
-        self.spec = PolicySpec({"state": (1,)}, 1, horizon, execute)
+    def __init__(self, clock: Counting, seconds: float, horizon: int, action_horizon: int) -> None:
+        self.spec = PolicySpec({"state": (1,)}, 1, horizon, action_horizon)
         self.clock, self.seconds, self.latency, self.asked = clock, seconds, seconds, []
         self.prefixes: list[Any] = []
-        self._answer: Answer | None = None
+        self._answer: InferenceResult | None = None
 
     @property
     def busy(self) -> bool:
@@ -62,10 +62,10 @@ class Latent:
         self.asked.append(int(obs["state"][0, 0]))
         self.prefixes.append(prefix)
         chunk = obs["state"][0, 0] + np.arange(self.spec.horizon, dtype=np.float64)[:, None]
-        self._since, self._answer = self.clock.now, Answer(observed, self.seconds, chunk)
+        self._since, self._answer = self.clock.now, InferenceResult(observed, self.seconds, chunk)
         return True
 
-    def poll(self) -> Answer | None:
+    def poll(self) -> InferenceResult | None:
         if self._answer is None or self.clock.now < self._since + self.seconds - 1e-9:
             return None
         answer, self._answer = self._answer, None
@@ -82,16 +82,16 @@ class Bench:
         self,
         seconds: float = 0.0,
         horizon: int = 4,
-        execute: int = 4,
+        action_horizon: int = 4,
         missing: tuple[int, ...] = (),
         join: str = "replace",
     ) -> None:
         self.embodiment = Counting()
-        self.runner = Latent(self.embodiment, seconds, horizon, execute)
+        self.runner = Latent(self.embodiment, seconds, horizon, action_horizon)
         self.runner.takes_prefix = join == "rtc"
-        self.playback = self.embodiment.playback = Playback(robot_spec(), self.embodiment, self.runner, join, None)
+        self.playback = self.embodiment.playback = ChunkExecutor(robot_spec(), self.embodiment, self.runner, join, None)
         self.playback.start(0.0, {})
-        self.playback.look(0.0, {})
+        self.playback.observe(0.0, {})
         self.missing, self.tick, self.departed = missing, 0, False
         self.targets: list[float] = []
         self.gaps = 0  # ticks without an action after the first one
@@ -104,19 +104,19 @@ class Bench:
             if ahead := self.playback.ahead(now):
                 self.embodiment.now = now - ahead
                 self._take()
-                self.playback.look(now, {})
-                self.playback.ask(now, ahead)
+                self.playback.observe(now, {})
+                self.playback.request(now, ahead)
             self.embodiment.now = now
             self._take()
-            self.playback.look(now, {})
-            self.playback.ask(now)
+            self.playback.observe(now, {})
+            self.playback.request(now)
             self._take()
-            goal = self.playback.goal(now, {})
+            goal = self.playback.waypoint(now, {})
             if goal is None:
                 self.gaps += self.departed
                 continue
             if not self.departed:
-                self.playback.depart(now, np.full(3, -1.0))
+                self.playback.begin_segment(now, np.full(3, -1.0))
                 self.departed = True
             self.targets.append(float(self.playback.target(now)[0]))
         self.tick += ticks
@@ -124,16 +124,16 @@ class Bench:
 
     def _take(self) -> None:
         if (answer := self.runner.poll()) is not None:
-            self.playback.put(answer)
+            self.playback.receive(answer)
 
 
-@pytest.mark.parametrize("execute", [1, 3, 4, 8])
+@pytest.mark.parametrize("action_horizon", [1, 3, 4, 8])
 @pytest.mark.parametrize("seconds", [0.0, 0.005, 0.018, 0.04])
-def test_every_action_is_played_once_in_its_slot(seconds: float, execute: int) -> None:
-    bench = Bench(seconds, 8, execute).run(200)
+def test_every_action_is_played_once_in_its_slot(seconds: float, action_horizon: int) -> None:
+    bench = Bench(seconds, 8, action_horizon).run(200)
     assert bench.embodiment.played == list(range(len(bench.embodiment.played))) and bench.gaps == 0
     assert len(bench.embodiment.played) == pytest.approx(200 * TICK / ACTION, abs=2)
-    assert np.diff(bench.runner.asked).tolist() == [execute] * (len(bench.runner.asked) - 1)
+    assert np.diff(bench.runner.asked).tolist() == [action_horizon] * (len(bench.runner.asked) - 1)
 
 
 @pytest.mark.parametrize("seconds", [0.0, 0.015, 0.035])
@@ -200,12 +200,12 @@ def test_an_answer_to_a_question_of_before_is_not_played_after_a_start() -> None
     late, bench.runner._answer = bench.runner._answer, None
     assert late is not None
     bench.playback.start(TICK, {})
-    bench.playback.look(TICK, {})
-    bench.playback.ask(TICK)
-    bench.playback.put(late)
+    bench.playback.observe(TICK, {})
+    bench.playback.request(TICK)
+    bench.playback.receive(late)
     assert bench.playback.remaining(TICK) == 0.0
     assert bench.runner._answer is not None
-    bench.playback.put(bench.runner._answer)
+    bench.playback.receive(bench.runner._answer)
     assert bench.playback.remaining(TICK) == pytest.approx(4 * ACTION)
 
 
@@ -213,22 +213,22 @@ def test_what_was_not_seen_yet_is_what_was_seen_first() -> None:
     bench, asked = Bench(0.0, 8, 1), []
     bench.runner.spec = PolicySpec({"state": (1,)}, 1, 8, 1, obs_horizon=3)
     bench.runner.request = lambda obs, *_: asked.append(obs["state"][:, 0].tolist())  # type: ignore
-    playback = bench.embodiment.playback = Playback(robot_spec(), bench.embodiment, bench.runner, "replace", None)
+    playback = bench.embodiment.playback = ChunkExecutor(robot_spec(), bench.embodiment, bench.runner, "replace", None)
     playback.start(0.0, {})
     for slot in range(4):
-        playback.look(slot * ACTION, {})
-        playback.ask(slot * ACTION)
+        playback.observe(slot * ACTION, {})
+        playback.request(slot * ACTION)
     assert asked == [[0, 0, 0], [0, 0, 1], [0, 1, 2], [1, 2, 3]]
 
 
 @pytest.mark.parametrize(("mode", "expected"), [("absolute", 0.5 + 0.3 * (1.0 - 0.5)), ("velocity", 0.3 * 1.0)])
 def test_a_share_of_the_way_begins_where_the_robot_stands_still(mode: str, expected: float) -> None:
     bench = Bench()
-    playback = Playback(robot_spec(mode=mode), bench.embodiment, bench.runner, "replace")
+    playback = ChunkExecutor(robot_spec(mode=mode), bench.embodiment, bench.runner, "replace")
     playback._goal = np.full(3, 0.5)  # of the action before
-    bent = playback._supported(Support(0.3, False, -2.0, -1.0), np.ones(3), True, 7.0)
+    bent = playback._supported(ActionOODResult(0.3, False, -2.0, -1.0), np.ones(3), True, 7.0)
     np.testing.assert_allclose(bent, expected)
-    assert [(each.kind, each.value, each.limit) for each in playback.bent()] == [("support", -2.0, -1.0)]
-    assert playback.bent() == ()
-    with pytest.raises(Held, match="action without support in the data: score -2, at least -1"):
-        playback._supported(Support(0.3, False, -2.0, -1.0), np.ones(3), False, 7.0)  # the first of all
+    assert [(each.kind, each.value, each.limit) for each in playback.limited()] == [("support", -2.0, -1.0)]
+    assert playback.limited() == ()
+    with pytest.raises(SafetyHold, match="action without support in the data: score -2, at least -1"):
+        playback._supported(ActionOODResult(0.3, False, -2.0, -1.0), np.ones(3), False, 7.0)  # the first of all

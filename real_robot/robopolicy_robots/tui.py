@@ -1,4 +1,4 @@
-"""What a run looks like while it goes on: a table on a terminal, lines anywhere else, and a page in a browser."""
+"""Live display of a run: a table on a terminal, lines in other outputs, and a web page."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from robopolicy_robots.browser_view import BrowserView
-from robopolicy_robots.figures import Figures
+from robopolicy_robots.browser_dashboard import BrowserDashboard
+from robopolicy_robots.metrics import RunMetrics
 from robopolicy_robots.states import State, Tick
 from robopolicy_robots.transports.base import Transport
 
-REFRESH = 4  # pictures a second; each costs the control loop some milliseconds of the interpreter
+REFRESH = 4  # frames per second; each costs the control loop a few milliseconds of the interpreter
 SWITCH = 0.0005  # [s] after which the interpreter lets the control loop interrupt the drawing
 COLOURS = {State.RUN: "green", State.ARMED: "cyan", State.HOLD: "yellow", State.ESTOP: "bold red"}
 
 
-class View:
-    """Shows the newest figures; a terminal draws them, other outputs get a line for every change of state."""
+class RunDisplay:
+    """Display of the newest metrics: a table on a terminal, else a line for every change of state."""
 
-    def __init__(self, console: Console, figures: Figures, browser: BrowserView | None, *, lines: bool) -> None:
+    def __init__(self, console: Console, figures: RunMetrics, browser: BrowserDashboard | None, *, lines: bool) -> None:
         self.figures, self.browser = figures, browser
         self._console, self._lines = console, lines
         self._title = f"{figures.robot.name}, {figures.task}"
         self._said = ""
 
     def update(self, status: Mapping[str, Any], tick: Tick) -> None:
-        """A tick is over."""
+        """Update the display after a tick."""
         self.figures.update(status, tick)
         if self.browser is not None:
             self.browser.update(tick)
@@ -43,17 +43,17 @@ class View:
             self.line(f"{self._title}: {state}")
         self._said = state
 
-    def finished(self, played: Any, number: int, of: int) -> None:
-        """An episode is over."""
+    def episode_finished(self, played: Any, number: int, of: int) -> None:
+        """Report the end of an episode."""
         outcome = {True: "success", False: "failure", None: played.state}[played.success if played.done else None]
         seed = "" if played.seed is None else f", seed {played.seed}"
         text = f"episode {number} of {of}{seed}: {outcome}, {played.steps} steps, {played.ticks} ticks"
-        self.figures.played.append(text)
+        self.figures.episodes.append(text)
         if self._lines:
             self.line(text)
 
-    def closing(self, figures: Mapping[str, Any], report: Path) -> None:
-        """All is over."""
+    def run_finished(self, figures: Mapping[str, Any], report: Path) -> None:
+        """Report the end of the run."""
         if figures["n"]:
             share = " ".join(f"{100 * figures[key]:.1f}" for key in ("success", "low", "high")).split()
             self.line(f"success {share[0]} % [{share[1]}, {share[2]}] of {figures['n']} episodes")
@@ -65,46 +65,46 @@ class View:
         self.line(f"report: {report}")
 
     def watch(self, transport: Transport) -> None:
-        """What there is to see comes over `transport`; call it before every episode."""
+        """Show the cameras of `transport`; call it before every episode."""
         if self.browser is not None:
             self.browser.watch(transport)
 
     @property
     def stopped(self) -> bool:
-        """Whether somebody who watches wants an emergency stop."""
+        """Whether the emergency stop was pressed in the browser."""
         return self.browser is not None and self.browser.pressed
 
     def line(self, text: str) -> None:
-        """Say something, above the table where there is one."""
+        """Print a line, above the table if there is one."""
         self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def __rich__(self) -> Group:
         now, table = self.figures.snapshot(), Table.grid(padding=(0, 2))
         heading = Text(f"{self._title}   ").append(f"{now['state']} {now['reason']}", COLOURS.get(now["state"], ""))
-        table.add_row("rate", f"{now['rate'] or 0.0:6.1f} of {now['wanted_rate']:g} Hz", f"{now['missed']} missed")
+        table.add_row("rate", f"{now['rate'] or 0.0:6.1f} of {now['target_rate']:g} Hz", f"{now['missed']} missed")
         table.add_row("jitter", f"{1e3 * (now['jitter'] or 0.0):6.1f} ms", "p99, off the period")
         table.add_row("inference", f"{1e3 * now['latency']:6.1f} ms", "p95")
-        table.add_row("chunk", f"{1e3 * now['remaining']:6.0f} ms", "left to play")
+        table.add_row("chunk", f"{1e3 * now['remaining']:6.0f} ms", "remaining")
         done = now["interventions"]
         table.add_row("interventions", f"{sum(done.values()):6d}", ", ".join(f"{k} {n}" for k, n in done.items()))
         for key, (age, limit) in now["ages"].items():
             bar = ProgressBar(total=limit, completed=min(age if age is not None else limit, limit), width=24)
             table.add_row(f"age of {key}", "   -" if age is None else f"{1e3 * age:6.1f} ms", bar)
-        return Group(heading, table, *(Text(text, "dim") for text in now["played"]))
+        return Group(heading, table, *(Text(text, "dim") for text in now["episodes"]))
 
 
 @contextmanager
-def open_view(plain: bool, figures: Figures, browser: str | None = None) -> Iterator[View]:
-    """The view of a run: a live table on a terminal unless `plain`, else lines; and one at the address `browser`.
+def open_view(plain: bool, figures: RunMetrics, browser: str | None = None) -> Iterator[RunDisplay]:
+    """Display of a run: a live table on a terminal unless `plain`, else lines; also a web page at `browser`.
 
     Raises:
-        UserError: It cannot listen there.
+        UserError: The port cannot be opened.
     """
     console = Console()
     lines = plain or not console.is_terminal
     with ExitStack() as stack:
-        page = stack.enter_context(closing(BrowserView(browser, figures))) if browser else None
-        view = View(console, figures, page, lines=lines)
+        page = stack.enter_context(closing(BrowserDashboard(browser, figures))) if browser else None
+        view = RunDisplay(console, figures, page, lines=lines)
         if page is not None:
             view.line(f"viewer: {page.url}")
         if not lines:

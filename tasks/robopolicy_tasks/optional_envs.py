@@ -1,4 +1,4 @@
-"""Tasks of optional packages that run on the gymnasium backend, one module `robopolicy_tasks.<family>.env` each.
+"""Registration of tasks of optional packages on the gymnasium backend, one module `robopolicy_tasks.<family>.env` each.
 
 Such a module offers `make_env(task, options) -> gymnasium.Env` and `make_expert(task) -> Expert`, and may import its
 package freely: it is imported when the task is made, not when it is registered.
@@ -29,10 +29,10 @@ def register_package_task(
     cameras: tuple[str, ...] = (),
     module_name: str = "",
 ) -> None:
-    """Register `family/task` with what it offers, a scripted expert among it.
+    """Register `family/task` with a scripted expert.
 
-    The extra to install is called like the family, without underscores; `module_name` is what it brings, where it is
-    called otherwise.
+    The extra to install has the name of the family, without underscores; `module_name` is the module of the extra, if
+    its name differs.
     """
     register(_entry(family, task, description, rewards, cameras, module_name))
 
@@ -40,7 +40,7 @@ def register_package_task(
 def register_package_family(
     family: str, description: str, rewards: tuple[str, ...], module_name: str = "", install: str = ""
 ) -> None:
-    """Register every `family/<id>` of a package, without experts; `install` where no extra can say it."""
+    """Register every `family/<id>` of a package, without experts; `install` replaces the command of the extra."""
 
     def make_entry(task: str) -> TaskEntry:
         entry = _entry(family, task, description, rewards, (), module_name or family, install)
@@ -61,7 +61,7 @@ def _entry(
     name, extra = f"{family}/{task}", _extra(family)
 
     def module() -> ModuleType:
-        with suppress(UserError):  # simulation needs no GL; where there is one, MuJoCo wants to know it when imported
+        with suppress(UserError):  # MuJoCo reads the GL library on import; simulation needs none
             gl_backend()
         try:
             return import_module(f"robopolicy_tasks.{family}.env")
@@ -91,4 +91,4 @@ def _entry(
 
 
 def _extra(family: str) -> str:
-    return family.replace("_", "")  # old releases of pip know no extra with an underscore
+    return family.replace("_", "")  # old releases of pip do not accept underscores in extras

@@ -7,21 +7,21 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from robopolicy.constraints import Share
-from robopolicy.core.advantage_sources import Units
+from robopolicy.constraints import Fraction
+from robopolicy.core.advantage_sources import UnitView
 from robopolicy.core.decisions import Decisions
 from robopolicy.core.returns import sequence_gae
 
 
-def given(decisions: Decisions, *, key: str) -> Tensor:
+def precomputed(decisions: Decisions, *, key: str) -> Tensor:
     """A recorded advantage, `extra[key]` (N,) or (N, T)."""
-    return decisions.need_extra(key, per_decision=True)
+    return decisions.require_extra(key, per_decision=True)
 
 
 def unit_reward(decisions: Decisions) -> Tensor:
     """Reward of each decision's unit `(N, T)`: no credit for what came in other turns or chunks."""
-    units = Units(decisions)
-    return units.spread(units.sums(decisions.need("reward")))
+    units = UnitView(decisions)
+    return units.broadcast(units.sums(decisions.require("reward")))
 
 
 @dataclass(frozen=True)
@@ -31,22 +31,22 @@ class WindowGae:
     Needs `value`, and `extra["finished"]` (N,) bool; finished rows have the ordinary GAE.
     """
 
-    gamma: Share = 1.0
-    lam: Share = 1.0
+    gamma: Fraction = 1.0
+    lam: Fraction = 1.0
 
     def __call__(self, decisions: Decisions) -> Tensor:
         """Advantages `(N, T)`."""
-        value, valid = decisions.need("value"), decisions.valid()
-        finished = decisions.need_extra("finished")
+        value, valid = decisions.require("value"), decisions.valid()
+        finished = decisions.require_extra("finished")
         last = value.gather(1, _last(valid)).squeeze(1)
         behind = last.masked_fill(finished.bool(), 0.0)
-        advantage, _ = sequence_gae(decisions.need("reward"), value, self.gamma, self.lam, valid, behind)
+        advantage, _ = sequence_gae(decisions.require("reward"), value, self.gamma, self.lam, valid, behind)
         return advantage
 
     def targets(self, decisions: Decisions) -> tuple[Tensor, Tensor]:
         """Lambda returns of finished rows."""
-        finished = decisions.need_extra("finished", per_decision=True).bool()
-        return self(decisions) + decisions.need("value"), decisions.valid() & finished
+        finished = decisions.require_extra("finished", per_decision=True).bool()
+        return self(decisions) + decisions.require("value"), decisions.valid() & finished
 
 
 def _last(valid: Tensor) -> Tensor:
@@ -66,28 +66,30 @@ class Subgoals:
     true marks the decisions that get the upper one.
     """
 
-    gamma: Share = 0.99
-    lam: Share = 0.95
+    gamma: Fraction = 0.99
+    lam: Fraction = 0.95
 
     def __call__(self, decisions: Decisions) -> Tensor:
         """Advantages `(N, T)`."""
-        units = Units(decisions)
+        units = UnitView(decisions)
         above, below, _ = self._levels(decisions, units)
-        chosen = decisions.need_extra("subgoal").bool()
-        return torch.where(chosen, units.spread(above), units.spread(below))
+        chosen = decisions.require_extra("subgoal").bool()
+        return torch.where(chosen, units.broadcast(above), units.broadcast(below))
 
     def targets(self, decisions: Decisions) -> tuple[Tensor, Tensor]:
         """Lambda returns of the one value: of the level above where a subgoal begins, else of the one below."""
-        units = Units(decisions)
+        units = UnitView(decisions)
         above, below, begins = self._levels(decisions, units)
-        value = units.at(decisions.need("value"))
-        return units.spread(value + torch.where(begins, above, below)), units.beginnings()
+        value = units.gather(decisions.require("value"))
+        return units.broadcast(value + torch.where(begins, above, below)), units.first_mask()
 
-    def _levels(self, decisions: Decisions, units: Units) -> tuple[Tensor, Tensor, Tensor]:
+    def _levels(self, decisions: Decisions, units: UnitView) -> tuple[Tensor, Tensor, Tensor]:
         """Advantages on both levels, and where subgoals begin, `(S, U)`."""
-        reward, low = units.sums(decisions.need("reward")), units.at(decisions.need("value"))
-        high = units.at(decisions.extra.get("high_value", decisions.need("value")))
-        begins = units.at(decisions.need_extra("switch").bool()) | (torch.arange(units.count, device=low.device) == 0)
+        reward, low = units.sums(decisions.require("reward")), units.gather(decisions.require("value"))
+        high = units.gather(decisions.extra.get("high_value", decisions.require("value")))
+        begins = units.gather(decisions.require_extra("switch").bool()) | (
+            torch.arange(units.count, device=low.device) == 0
+        )
         zero = torch.zeros_like(low[:, 0])
         next_high, next_low, ahead, behind = zero, zero, zero, zero
         segment, next_begins = zero, torch.ones_like(begins[:, 0])

@@ -1,4 +1,4 @@
-"""A steady beat on the monotonic clock, what keeps it steady, and signals that end it."""
+"""Ticks at a fixed rate on the monotonic clock, real-time priority, and signals that end a loop."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from types import FrameType
 from typing import Any
 
 from robopolicy.errors import UserError
-from robopolicy.shutdown import hear, stop_signals
+from robopolicy.shutdown import detach_terminal, stop_signals
 
 
-def beats(dt: float, stopping: threading.Event, seconds: float) -> Iterator[tuple[float, int]]:
-    """Give a beat every `dt` seconds for `seconds`, until `stopping` is set: when it was due, how many were missed.
+def ticks(dt: float, stopping: threading.Event, seconds: float) -> Iterator[tuple[float, int]]:
+    """Yield a tick every `dt` seconds for `seconds`, until `stopping` is set: due time and number of missed ticks.
 
-    Deadlines are absolute, so late beats do not shift the later ones, and missed ones are skipped, never made up for.
+    Deadlines are absolute, so late ticks do not shift later ones, and missed ticks are skipped.
     """
     start = due = time.monotonic()
     missed = 0
@@ -32,12 +32,12 @@ def beats(dt: float, stopping: threading.Event, seconds: float) -> Iterator[tupl
 
 
 @contextmanager
-def ended_by_signals(stopping: threading.Event) -> Iterator[None]:
-    """Let `stop_signals` set `stopping`; only the main thread of a program can."""
+def stop_on_signals(stopping: threading.Event) -> Iterator[None]:
+    """Set `stopping` on `stop_signals`; only the main thread of a program can."""
     before: dict[int, Any] = {}
 
     def stop(number: int, _: FrameType | None) -> None:
-        hear(number)
+        detach_terminal(number)
         stopping.set()
 
     if threading.current_thread() is threading.main_thread():
@@ -50,17 +50,17 @@ def ended_by_signals(stopping: threading.Event) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def prioritise(level: int) -> None:
-    """Let this thread, and all threads and processes that it starts later, go before everything ordinary (SCHED_FIFO).
+def set_realtime_priority(level: int) -> None:
+    """Give this thread, and all threads and processes that it starts later, real-time priority (SCHED_FIFO).
 
-    Call it before the transport and the policy have threads: a loop that goes first and then waits for one of theirs to
-    let go of the interpreter is no faster.
+    Call it before the transport and the policy start threads: a prioritised loop that waits for one of them to
+    release the interpreter is not faster.
 
     Args:
-        level: From 1 to 99, higher goes first; the kernel's own threads have 50.
+        level: From 1 to 99, higher first; kernel threads have 50.
 
     Raises:
-        UserError: The system does not permit it, or knows no such priorities.
+        UserError: The system does not permit it, or has no real-time priorities.
     """
     try:
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(level))
@@ -76,8 +76,8 @@ def prioritise(level: int) -> None:
 
 
 @contextmanager
-def unswept() -> Iterator[None]:
-    """Let the garbage collector pass over all that exists already; sweeping it would stop the loop for many ticks."""
+def gc_frozen() -> Iterator[None]:
+    """Exclude existing objects from garbage collection, which would stop the loop for many ticks."""
     gc.collect()
     gc.freeze()
     try:

@@ -1,4 +1,4 @@
-"""The figures of a run while it goes on, counted once for everyone who shows them: the terminal and the browser."""
+"""Live metrics of a run for the terminal and the browser."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ import numpy as np
 from robopolicy_robots.robot import RobotSpec
 from robopolicy_robots.states import Tick
 
-WINDOW = 250  # ticks over which rates and periods are taken
-LINES = 5  # episodes and interventions that are remembered as text
+WINDOW = 250  # ticks for rates and periods
+LINES = 5  # stored lines of episodes and interventions
 
 
-class Figures:
-    """What the newest tick was like, and how the last ones followed each other."""
+class RunMetrics:
+    """Metrics of the newest tick and of the timing of the last ticks."""
 
     def __init__(self, robot: RobotSpec, task: str) -> None:
         self.robot, self.task = robot, task
-        self.played: deque[str] = deque(maxlen=LINES)  # episodes that are over, a line each
+        self.episodes: deque[str] = deque(maxlen=LINES)  # finished episodes, one line each
         self._status: Mapping[str, Any] = {}
         self._moments: deque[float] = deque(maxlen=WINDOW + 1)  # [s] when ticks began
         self._recent: deque[str] = deque(maxlen=LINES)
 
     def update(self, status: Mapping[str, Any], tick: Tick) -> None:
-        """A tick is over; `status` is what the control loop says of itself."""
-        if status["ticks"] < self._status.get("ticks", 0):  # another episode, hence another loop
+        """Update after a tick with the `status` of the control loop."""
+        if status["ticks"] < self._status.get("ticks", 0):  # a new loop for another episode
             self._moments.clear()
         self._status = status
         self._moments.append(tick.now)
         self._recent.extend(map(str, tick.interventions))
 
     def snapshot(self) -> dict[str, Any]:
-        """Everything worth showing, as plain values: seconds, Hz, counts; None where nothing is known yet."""
+        """Current metrics as plain values: seconds, Hz, counts; None if unknown."""
         status, robot = self._status, self.robot
         periods = np.diff(self._moments)
         known = len(periods) > 1 and periods.mean() > 0
@@ -47,7 +47,7 @@ class Figures:
             "ticks": status.get("ticks", 0),
             "missed": status.get("overruns", 0),
             "rate": float(1.0 / periods.mean()) if known else None,
-            "wanted_rate": robot.rate,
+            "target_rate": robot.rate,
             "period_p50": p50,
             "period_p99": p99,
             "jitter": float(np.quantile(np.abs(periods - robot.dt), 0.99)) if known else None,
@@ -57,5 +57,5 @@ class Figures:
             "interventions": dict(status.get("interventions", {})),
             "recent": list(self._recent),
             "ages": {key: [age, robot.deadline(key)] for key, age in status.get("ages", {}).items()},
-            "played": list(self.played),
+            "episodes": list(self.episodes),
         }

@@ -1,9 +1,9 @@
-"""Does the data say anything about this state and action? A gate around its support (OGSRL's guardian, S127).
+"""Out-of-distribution detector for state-action pairs, as in the OOD guardian of OGSRL.
 
-States and actions are scaled to [-1, 1] by their range in the data. How well they are supported is the log of a kernel
+States and actions are scaled to [-1, 1] by their range in the data. The score is the log of a kernel
 density, mean_i exp(-|x - x_i|^2 / 2 sigma^2) without its constant, or minus the distance to the k-th nearest neighbour.
-What lies below a percentile of the data's own scores is outside. Both grow blunt where many numbers are independent of
-each other: the middle of the data then counts as supported even if nothing was ever there.
+Points below a percentile of the scores of the data are outside. Both scores lose power if many numbers are independent:
+the middle of the data then counts as inside even without data points.
 
 Deviations from the source: the percentile is taken over episodes that are held out, or leaves each point itself out
 where there are too few, so that it holds for new data of the same behaviour and not for the points that are compared
@@ -26,29 +26,29 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from robopolicy.constraints import Count, Natural, PartialShare, Positive, Ranged, Several
+from robopolicy.constraints import AtLeastTwo, FractionBelowOne, NonNegativeInt, Positive, PositiveInt, Validated
 from robopolicy.data.episodes import Episodes, is_cloud, is_image
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.files import atomic_file, parse_json
-from robopolicy.schema import from_plain, to_plain
+from robopolicy.schema import from_dict, to_dict
 
 KINDS = ("kernel", "neighbours")
-HELD_OUT = 5  # every one of so many episodes sets the threshold
+HELD_OUT = 5  # one of this many episodes sets the threshold
 LEAST_RANGE = 1e-3  # [units of the data] smaller ranges are numbers that stood still
 _BLOCK = 1024  # points scored at a time
 _TENSORS = ("low", "high", "points")
 
 
 @dataclass(frozen=True)
-class SupportConfig(Ranged):
-    """What counts as support."""
+class OODDetectorConfig(Validated):
+    """Settings of the detector."""
 
     kind: str = "kernel"  # kernel (density) | neighbours (distance to the k-th nearest)
-    outside: PartialShare = 0.05  # share of new data of the same behaviour that it takes for outside
+    outside: FractionBelowOne = 0.05  # false-positive rate on new data of the same behaviour
     bandwidth: Positive = 0.535  # sigma of the kernel, where the data spans [-1, 1]
-    neighbours: Count = 5  # k
-    points: Several = 4096  # most points of the data that are kept
-    seed: Natural = 0  # of the choice of points and episodes
+    neighbours: PositiveInt = 5  # k
+    points: AtLeastTwo = 4096  # maximum number of stored points
+    seed: NonNegativeInt = 0  # seed for the choice of points and episodes
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -56,27 +56,33 @@ class SupportConfig(Ranged):
             raise unknown_name("kind of support", self.kind, KINDS)
 
 
-class SupportGate:
-    """Tells whether states with actions lie where there is data."""
+class OODDetector:
+    """Detector of states with actions outside of the data."""
 
     def __init__(
-        self, config: SupportConfig, keys: Sequence[str], low: Tensor, high: Tensor, points: Tensor, threshold: float
+        self,
+        config: OODDetectorConfig,
+        keys: Sequence[str],
+        low: Tensor,
+        high: Tensor,
+        points: Tensor,
+        threshold: float,
     ) -> None:
-        """Put together what `support_gate` fits or `load` reads.
+        """Create a detector from fitted values.
 
         Args:
             config: Settings.
-            keys: Observations in the order in which they are laid before the action.
+            keys: Observations in the order of concatenation; the action is last.
             low: (D,) least values in the data.
             high: (D,) largest values.
             points: (M, D) of the data, scaled.
-            threshold: Least score that is inside.
+            threshold: Minimum score of points that are inside.
         """
         self.config, self.keys = config, tuple(keys)
         self.low, self.high, self.points, self.threshold = low, high, points, threshold
 
     @classmethod
-    def fit(cls, data: Tensor, groups: NDArray[np.int64], config: SupportConfig, keys: Sequence[str] = ()) -> Self:
+    def fit(cls, data: Tensor, groups: NDArray[np.int64], config: OODDetectorConfig, keys: Sequence[str] = ()) -> Self:
         """Fit to points `(F, D)` of the episodes `groups` `(F,)`.
 
         Raises:
@@ -89,7 +95,7 @@ class SupportGate:
         held = np.isin(groups, names[: len(names) // HELD_OUT])
         shown = gate._kept(data[torch.from_numpy(~held)], rng)
         if len(shown) <= config.neighbours:
-            raise UserError(f"Support needs more than {config.neighbours} points of data, got {len(shown)}.")
+            raise UserError(f"An OOD detector needs more than {config.neighbours} data points, got {len(shown)}.")
         gate.points = gate._scaled(shown)
         own = not held.any()  # too few episodes to hold any out
         new = shown if own else gate._kept(data[torch.from_numpy(held)], rng)
@@ -100,36 +106,36 @@ class SupportGate:
         """Observations `{key: (B, ...)}` and actions `(B, A)` as points `(B, D)`.
 
         Raises:
-            UserError: They are not those of the data.
+            UserError: Keys or sizes differ from the data.
         """
         missing = [key for key in self.keys if key not in obs]
         if missing:
-            raise UserError(f"The support gate knows {', '.join(self.keys)}, but '{missing[0]}' is not observed.")
+            raise UserError(f"The OOD detector needs {', '.join(self.keys)}, but '{missing[0]}' is not observed.")
         point = torch.cat([value.flatten(1).float().cpu() for value in (*(obs[key] for key in self.keys), action)], 1)
         if point.shape[1] != len(self.low):
             raise UserError(
-                f"The support gate knows {len(self.low)} numbers, got {point.shape[1]} of states and actions."
+                f"The OOD detector needs {len(self.low)} numbers, got {point.shape[1]} of states and actions."
             )
         return point
 
     def score(self, points: Tensor) -> Tensor:
-        """How well `points` `(B, D)` are supported `(B,)`; -inf where a number is not finite."""
+        """Scores `(B,)` of `points` `(B, D)`; -inf where a number is not finite."""
         finite = points.isfinite().all(1)
         score = self._scores(self._scaled(torch.where(finite[:, None], points, self.low)))
         return torch.where(finite, score, -torch.inf)
 
     def inside(self, points: Tensor) -> Tensor:
-        """Which points `(B, D)` have enough support `(B,)` bool."""
+        """Mask `(B,)` of the points `(B, D)` inside of the data."""
         return self.score(points) >= self.threshold
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything it knows, as tensors and plain values."""
+        """Fitted values, as tensors and plain values."""
         tensors = {name: getattr(self, name) for name in _TENSORS}
-        return {**tensors, "threshold": self.threshold, "keys": list(self.keys), "config": to_plain(self.config)}
+        return {**tensors, "threshold": self.threshold, "keys": list(self.keys), "config": to_dict(self.config)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore `state_dict`."""
-        self.config = from_plain(SupportConfig, state["config"], "support")
+        self.config = from_dict(OODDetectorConfig, state["config"], "support")
         self.keys, self.threshold = tuple(state["keys"]), float(state["threshold"])
         self.low, self.high, self.points = (state[name].clone() for name in _TENSORS)
 
@@ -151,10 +157,10 @@ class SupportGate:
             with safe_open(str(path), "pt") as file:
                 state = parse_json((file.metadata() or {})["support"])
                 state |= {name: file.get_tensor(name) for name in _TENSORS}
-            gate = cls(SupportConfig(), (), state["low"], state["high"], state["points"], 0.0)
+            gate = cls(OODDetectorConfig(), (), state["low"], state["high"], state["points"], 0.0)
             gate.load_state_dict(state)
         except (OSError, SafetensorError, KeyError, ValueError, TypeError) as error:
-            raise UserError(f"{path} holds no support gate: {str(error).splitlines()[0]}; fit it anew.") from error
+            raise UserError(f"{path} is not an OOD detector: {str(error).splitlines()[0]}; fit it again.") from error
         return gate
 
     def _kept(self, data: Tensor, rng: np.random.Generator) -> Tensor:
@@ -167,7 +173,7 @@ class SupportGate:
         return (points - (self.low + self.high) / 2) / half
 
     def _scores(self, scaled: Tensor, own: bool = False) -> Tensor:
-        """Scores `(B,)`; with `own` row i is point i of the gate itself, which does not support itself."""
+        """Scores `(B,)`; with `own`, row i is stored point i, which is excluded from its own score."""
         scores: list[Tensor] = []
         for start in range(0, len(scaled), _BLOCK):
             rows = scaled[start : start + _BLOCK]
@@ -182,36 +188,38 @@ class SupportGate:
         return torch.cat(scores) if scores else scaled.new_zeros(0)
 
 
-def support_gate(
-    episodes: Episodes, config: SupportConfig | None = None, keys: Sequence[str] | None = None
-) -> SupportGate:
-    """A gate around the vectors and actions of a dataset.
+def fit_ood_detector(
+    episodes: Episodes, config: OODDetectorConfig | None = None, keys: Sequence[str] | None = None
+) -> OODDetector:
+    """Fit a detector to the vectors and actions of a dataset.
 
     Args:
         episodes: The data.
         config: Settings.
-        keys: Observations that count; all vectors by default.
+        keys: Observations to use; all vectors by default.
 
     Raises:
         UserError: There are no such vectors.
     """
-    data = episodes.played().executed()
+    data = episodes.without_closing_frames().with_executed_actions()
     vectors = [key for key in data.observation_keys if not is_image(key) and not is_cloud(key)]
     chosen = sorted(vectors) if keys is None else list(keys)
     if not chosen or not set(chosen) <= set(vectors):
         raise UserError(
-            f"Support is that of observed vectors; the data has {', '.join(vectors) or 'none'}, and wanted are "
+            f"An OOD detector needs observed vectors; the data has {', '.join(vectors) or 'none'}, expected "
             f"{', '.join(chosen) or 'any'}."
         )
     columns = [data.arrays[key].reshape(len(data), -1) for key in (*chosen, "action")]
     points = torch.from_numpy(np.concatenate(columns, 1).astype(np.float32))
-    return SupportGate.fit(
-        points, np.repeat(np.arange(data.num_episodes), data.lengths), config or SupportConfig(), chosen
+    return OODDetector.fit(
+        points, np.repeat(np.arange(data.num_episodes), data.lengths), config or OODDetectorConfig(), chosen
     )
 
 
-def open_gate(place: str | Path, keys: Sequence[str] | None = None, config: SupportConfig | None = None) -> SupportGate:
-    """The gate in a `.safetensors` file, or one around the dataset in a folder.
+def load_ood_detector(
+    place: str | Path, keys: Sequence[str] | None = None, config: OODDetectorConfig | None = None
+) -> OODDetector:
+    """Load a detector from a `.safetensors` file, or fit one to the dataset in a folder.
 
     Raises:
         UserError: There is neither, or it lacks the observations `keys`.
@@ -219,5 +227,5 @@ def open_gate(place: str | Path, keys: Sequence[str] | None = None, config: Supp
     from robopolicy.data.formats.lerobot import read_lerobot
 
     if Path(place).suffix == ".safetensors":
-        return SupportGate.load(place)
-    return support_gate(read_lerobot(place, images=False), config, keys)
+        return OODDetector.load(place)
+    return fit_ood_detector(read_lerobot(place, images=False), config, keys)

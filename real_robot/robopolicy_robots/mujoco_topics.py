@@ -1,8 +1,8 @@
-"""What the numbers of a MuJoCo model are called in messages; the simulated robot and the bridge read the same table.
+"""Mapping between the state of a MuJoCo model and messages, for the simulated robot and the bridge.
 
 Sources of a state, by key: `joints` (JointState of the robot), `scene` (JointState of hinges and slides of everything
 else, such as a drawer), `object.<name>` (PoseStamped of every free body), and for a robot whose base is free `imu`
-(Imu) and `odometry` (Odometry). Beside what is measured: `operator` (TwistStamped), how fast somebody wants to go.
+(Imu) and `odometry` (Odometry). In addition to measurements: `operator` (TwistStamped), a velocity command.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ WORLD = "world"  # frame of every pose
 _HINGE_OR_SLIDE = (mujoco.mjtJoint.mjJNT_HINGE, mujoco.mjtJoint.mjJNT_SLIDE)
 
 
-class Wiring:
-    """Names and places of everything that is measured and commanded.
+class MujocoTopics:
+    """Names and indices of all measured and commanded quantities of a model.
 
     Args:
-        model: The model. Its robot is what its actuators move; everything else is the scene.
-        prefix: What messages put before the model's own names of the robot's joints, as in `panda_joint1`.
+        model: The model. Joints with actuators are the robot; all others are the scene.
+        prefix: Prefix of joint names in messages, as in `panda_joint1`.
     """
 
     def __init__(self, model: mujoco.MjModel, prefix: str = "") -> None:
@@ -58,9 +58,9 @@ class Wiring:
         scene = [i for i in range(model.njnt) if model.jnt_type[i] in _HINGE_OR_SLIDE and i not in robot]
         first = [joints[0] for joints in driven.values()]
         self.actuators: NDArray[np.intp] = np.array(list(driven), np.intp)  # (J,) that move joints
-        self.commanded = tuple(prefix + model.joint(joint).name for joint in first)  # (J,) what their targets are of
-        self.targets: NDArray[np.intp] = model.jnt_qposadr[first].astype(np.intp)  # (J,) where those are in qpos
-        self.grips: NDArray[np.bool_] = np.array([len(joints) > 1 for joints in driven.values()])  # (J,) fingers
+        self.commanded = tuple(prefix + model.joint(joint).name for joint in first)  # (J,) names
+        self.targets: NDArray[np.intp] = model.jnt_qposadr[first].astype(np.intp)  # (J,) their indices in qpos
+        self.is_gripper: NDArray[np.bool_] = np.array([len(joints) > 1 for joints in driven.values()])  # (J,) fingers
         self.robot = _Scalars(model, robot, prefix)
         self.scene = _Scalars(model, scene)
         self.objects = {OBJECT + model.joint(i).name: _Free(model, i) for i in free if i not in base}
@@ -68,7 +68,7 @@ class Wiring:
 
     @property
     def sources(self) -> dict[str, type[Message]]:
-        """What has to be measured, and by which type of message."""
+        """Sources to measure and their message types."""
         found: dict[str, type[Message]] = {JOINTS: JointState}
         if self.scene.names:
             found[SCENE] = JointState
@@ -77,7 +77,7 @@ class Wiring:
         return found | dict.fromkeys(self.objects, PoseStamped)
 
     def messages(self, qpos: Array, qvel: Array, stamp: Time) -> dict[str, Message]:
-        """What is measured of the state `qpos` `(nq,)`, `qvel` `(nv,)`, by source."""
+        """Messages by source for the state `qpos` `(nq,)`, `qvel` `(nv,)`."""
         header = Header(stamp, WORLD)
         found: dict[str, Message] = {JOINTS: self.robot.message(qpos, qvel, header)}
         if self.scene.names:
@@ -87,7 +87,7 @@ class Wiring:
         return found | {key: PoseStamped(header, place.pose(qpos)) for key, place in self.objects.items()}
 
     def read(self, messages: Mapping[str, Message], qpos: Array, qvel: Array) -> None:
-        """Write what `messages` say by source into `qpos` `(nq,)`, `qvel` `(nv,)`; what they leave out stays.
+        """Write `messages` by source to `qpos` `(nq,)`, `qvel` `(nv,)`; other entries stay unchanged.
 
         Raises:
             UserError: A source or a joint is missing.
@@ -104,26 +104,26 @@ class Wiring:
             self.base.read_motion(messages[IMU], messages.get(ODOMETRY), qpos, qvel)
 
 
-def twist_of(wanted: Array, stamp: Time) -> TwistStamped:
-    """The message of an operator who wants to go `wanted` `(3,)`: ahead, to the left [m/s], turning left [rad/s]."""
+def to_twist(wanted: Array, stamp: Time) -> TwistStamped:
+    """Message of a velocity command `(3,)`: forward, left [m/s], yaw rate [rad/s]."""
     ahead, left, turning = wanted.tolist()
     return TwistStamped(Header(stamp, "base"), Twist(Vector3(ahead, left, 0.0), Vector3(0.0, 0.0, turning)))
 
 
-def wanted_of(message: Message) -> Array:
-    """What an operator wants `(3,)`."""
+def from_twist(message: Message) -> Array:
+    """Velocity command `(3,)` in a message."""
     assert isinstance(message, TwistStamped)
     linear, angular = message.twist.linear, message.twist.angular
     return np.array([linear.x, linear.y, angular.z])
 
 
 def prefix_of(model: mujoco.MjModel, joints: Sequence[str]) -> str:
-    """What a robot that is commanded by `joints` puts before the names of the model's joints.
+    """Prefix of the joint names in `joints` relative to the model.
 
     Raises:
-        UserError: The model is of a robot with other joints.
+        UserError: The model has other joints.
     """
-    own = Wiring(model).commanded
+    own = MujocoTopics(model).commanded
     prefix = joints[0].removesuffix(own[0]) if joints and own else ""
     if tuple(prefix + name for name in own) != tuple(joints):
         raise UserError(f"The task moves the joints {_few(own)}, and the robot has {_few(joints)}.")
@@ -190,7 +190,7 @@ class _Free:
 
 
 def _moved_by(model: mujoco.MjModel, actuator: int) -> list[int]:
-    """Hinges and slides that an actuator moves, directly or by a tendon; the first names its target."""
+    """Hinges and slides moved by an actuator, directly or by a tendon; the first one is its target."""
     kind, target = model.actuator_trntype[actuator], int(model.actuator_trnid[actuator, 0])
     if kind == mujoco.mjtTrn.mjTRN_JOINT:
         return [target] if model.jnt_type[target] in _HINGE_OR_SLIDE else []

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from robopolicy.errors import UserError
-from robopolicy_robots import reach
+from robopolicy_robots import connection
 from robopolicy_robots.robot import RobotSpec, load_robot
 from robopolicy_robots.transports.base import ros_domain
 
 
 def arguments(*words: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    reach.add_options(parser)
+    connection.add_options(parser)
     return parser.parse_args(words)
 
 
@@ -24,7 +24,7 @@ def arguments(*words: str) -> argparse.Namespace:
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]]]:
     """Transports that would have been opened, and their settings."""
     found: list[tuple[str, dict[str, Any]]] = []
-    monkeypatch.setattr(reach, "open_transport", lambda name, **settings: found.append((name, settings)))
+    monkeypatch.setattr(connection, "open_transport", lambda name, **settings: found.append((name, settings)))
     return found
 
 
@@ -34,21 +34,23 @@ def robot(**changes: Any) -> RobotSpec:
 
 def test_the_robot_says_how_and_the_command_line_knows_better(opened: list[tuple[str, dict[str, Any]]]) -> None:
     behind = robot(transport="rosbridge", domain=7, connections={"rosbridge": {"url": "ws://a:1", "ros1": True}})
-    reach.connect(arguments(), behind)
-    reach.connect(arguments("--connect", "url=ws://b:2", "--connect", "timeout=2.5"), behind)
-    reach.connect(arguments("--transport", "dds"), behind)
-    reach.connect(arguments("--transport", "zenoh", "--domain", "9", "--connect", "router=tcp/127.0.0.1:7447"), behind)
+    connection.connect(arguments(), behind)
+    connection.connect(arguments("--connect", "url=ws://b:2", "--connect", "timeout=2.5"), behind)
+    connection.connect(arguments("--transport", "dds"), behind)
+    connection.connect(
+        arguments("--transport", "zenoh", "--domain", "9", "--connect", "router=tcp/127.0.0.1:7447"), behind
+    )
     assert opened == [
         ("rosbridge", {"url": "ws://a:1", "ros1": True}),
         ("rosbridge", {"url": "ws://b:2", "ros1": True, "timeout": 2.5}),
         ("dds", {"domain": 7}),
         ("zenoh", {"domain": 9, "router": "tcp/127.0.0.1:7447"}),
     ]
-    assert behind.connections == {"rosbridge": {"url": "ws://a:1", "ros1": True}}
+    assert behind.transport_options == {"rosbridge": {"url": "ws://a:1", "ros1": True}}
 
 
 def test_without_a_word_the_environment_says_which_domain(opened: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    reach.connect(arguments("--transport", "dds"), robot())
+    connection.connect(arguments("--transport", "dds"), robot())
     assert opened == [("dds", {})]
     for text, domain in (("", 0), ("7", 7)):
         monkeypatch.setenv("ROS_DOMAIN_ID", text)
@@ -62,7 +64,7 @@ def test_without_a_word_the_environment_says_which_domain(opened: list[Any], mon
 def test_lerobot_is_told_which_robot(opened: list[tuple[str, dict[str, Any]]]) -> None:
     arm = load_robot("so101")
     camera = "cameras={front: {type: opencv, index_or_path: 0, width: 640, height: 480, fps: 30}}"
-    reach.connect(arguments("--transport", "lerobot", "--connect", "port=/dev/ttyUSB1", "--connect", camera), arm)
+    connection.connect(arguments("--transport", "lerobot", "--connect", "port=/dev/ttyUSB1", "--connect", camera), arm)
     ((name, settings),) = opened
     assert name == "lerobot" and settings["robot"] is arm and settings["type"] == "so101_follower"
     assert settings["port"] == "/dev/ttyUSB1" and settings["cameras"]["front"]["fps"] == 30
@@ -70,19 +72,19 @@ def test_lerobot_is_told_which_robot(opened: list[tuple[str, dict[str, Any]]]) -
 
 def test_another_process_is_told_the_same() -> None:
     args = arguments("--transport", "dds", "--domain", "3", "--connect", "interface=lo")
-    assert vars(arguments(*reach.repeated(args))) == vars(args)
+    assert vars(arguments(*connection.repeated(args))) == vars(args)
 
 
 def test_what_is_wrong_is_one_line() -> None:
     with pytest.raises(UserError, match="written KEY=VALUE, got 'interface'"):
-        reach.connect(arguments("--connect", "interface"), robot())
+        connection.connect(arguments("--connect", "interface"), robot())
     with pytest.raises(UserError, match=r"Cannot read the setting '\{'"):
-        reach.connect(arguments("--connect", "interface={"), robot())
+        connection.connect(arguments("--connect", "interface={"), robot())
     with pytest.raises(UserError, match=r"Unknown setting 'interfac' of transport dds\. Did you mean 'interface'"):
-        reach.connect(arguments("--transport", "dds", "--connect", "interfac=lo"), robot())
+        connection.connect(arguments("--transport", "dds", "--connect", "interfac=lo"), robot())
     with pytest.raises(UserError, match=r"sim_panda: Unknown transport 'dsd'\. Did you mean 'dds'"):
         robot(transport="dsd")
     with pytest.raises(UserError, match="sim_panda: Unknown transport 'rosbrige'"):
         robot(connections={"rosbrige": {}})
-    with pytest.raises(UserError, match="connections are written"):
+    with pytest.raises(UserError, match="transport_options must have the form"):
         robot(connections={"rosbridge": "ws://a:1"})

@@ -10,8 +10,8 @@ import pytest
 from rig import EPOCH, Rig, robot_spec
 
 from robopolicy.errors import UserError
-from robopolicy_robots.intake import Intake
 from robopolicy_robots.messages import Header, JointState, Time
+from robopolicy_robots.sensor_inputs import SensorInputs
 from robopolicy_robots.transports.base import SENSOR, Publisher
 from robopolicy_robots.transports.loopback import LoopbackTransport
 
@@ -19,10 +19,10 @@ _domains = itertools.count(20_000)
 
 
 @pytest.fixture
-def ends() -> Iterator[tuple[Intake, Publisher[JointState]]]:
+def ends() -> Iterator[tuple[SensorInputs, Publisher[JointState]]]:
     domain = next(_domains)
     with LoopbackTransport(domain) as ours, LoopbackTransport(domain) as robot:
-        yield Intake(robot_spec(), ours, ()), robot.advertise("/joint_states", JointState, SENSOR)
+        yield SensorInputs(robot_spec(), ours, ()), robot.advertise("/joint_states", JointState, SENSOR)
 
 
 def state(names: str, stamp: float = EPOCH, **columns: list[float]) -> JointState:
@@ -30,50 +30,50 @@ def state(names: str, stamp: float = EPOCH, **columns: list[float]) -> JointStat
     return JointState(Header(Time.from_seconds(stamp)), tuple(names), **arrays)
 
 
-def test_each_column_is_read_by_the_names_of_the_joints(ends: tuple[Intake, Publisher[JointState]]) -> None:
-    intake, robot = ends
+def test_each_column_is_read_by_the_names_of_the_joints(ends: tuple[SensorInputs, Publisher[JointState]]) -> None:
+    inputs, robot = ends
     robot.publish(state("cxab", position=[3, 9, 1, 2], velocity=[0.3, 9, 0.1, 0.2], effort=[30, 9, 10, 20]))
-    intake.drain()
-    found = intake.measured(7.0)
+    inputs.poll()
+    found = inputs.measured(7.0)
     assert found.time == 7.0 and found.position.tolist() == [1, 2, 3]
     assert found.velocity.tolist() == [0.1, 0.2, 0.3] and found.effort.tolist() == [10, 20, 30]
 
 
-def test_columns_that_are_left_out_are_unknown(ends: tuple[Intake, Publisher[JointState]]) -> None:
-    intake, robot = ends
+def test_columns_that_are_left_out_are_unknown(ends: tuple[SensorInputs, Publisher[JointState]]) -> None:
+    inputs, robot = ends
     with pytest.raises(UserError, match="no joint state yet"):
-        intake.measured(0.0)
+        inputs.measured(0.0)
     robot.publish(state("abc", position=[1, 2, 3], velocity=[0.1]))
-    intake.drain()
-    found = intake.measured(0.0)
+    inputs.poll()
+    found = inputs.measured(0.0)
     assert np.isnan(found.velocity).all() and np.isnan(found.effort).all()
 
 
-def test_a_message_that_was_overtaken_is_not_used(ends: tuple[Intake, Publisher[JointState]]) -> None:
-    intake, robot = ends
+def test_a_message_that_was_overtaken_is_not_used(ends: tuple[SensorInputs, Publisher[JointState]]) -> None:
+    inputs, robot = ends
     for stamp, place in ((1.0, 0.1), (1.02, 0.2), (1.01, 0.9)):
         robot.publish(state("abc", EPOCH + stamp, position=[place] * 3))
-        intake.drain()
-    assert intake.measured(0.0).position.tolist() == [0.2] * 3
+        inputs.poll()
+    assert inputs.measured(0.0).position.tolist() == [0.2] * 3
 
 
-def test_what_was_usual_is_forgotten_with_whom_it_came_from(ends: tuple[Intake, Publisher[JointState]]) -> None:
-    intake, robot = ends
+def test_what_was_usual_is_forgotten_with_whom_it_came_from(ends: tuple[SensorInputs, Publisher[JointState]]) -> None:
+    inputs, robot = ends
     robot.publish(state("abc", position=[0, 0, 0]))
-    intake.drain()
-    intake.bind()
-    assert intake.watchdog.streams["joints"].sequence == 1
-    ages = intake.ages(intake.state["joints"].received + 0.03)
-    assert ages == {"joints": 0.03} and not intake.stale(intake.state["joints"].received + 0.03)
-    intake.unbind()
-    assert not intake.state and intake.stale(0.0) == "no fresh 'joints'" and intake.ages(0.0) == {"joints": None}
+    inputs.poll()
+    inputs.lock_publishers()
+    assert inputs.watchdog.streams["joints"].sequence == 1
+    ages = inputs.ages(inputs.state["joints"].received + 0.03)
+    assert ages == {"joints": 0.03} and not inputs.stale_source(inputs.state["joints"].received + 0.03)
+    inputs.unlock_publishers()
+    assert not inputs.state and inputs.stale_source(0.0) == "no fresh 'joints'" and inputs.ages(0.0) == {"joints": None}
 
 
-def test_one_publisher_and_no_other_has_to_be_there(ends: tuple[Intake, Publisher[JointState]]) -> None:
-    intake, robot = ends
-    assert intake.stranger() == ""
+def test_one_publisher_and_no_other_has_to_be_there(ends: tuple[SensorInputs, Publisher[JointState]]) -> None:
+    inputs, robot = ends
+    assert inputs.publisher_error() == ""
     robot.close()
-    assert intake.stranger() == "0 publishers of /joint_states"
+    assert inputs.publisher_error() == "0 publishers of /joint_states"
 
 
 def test_a_hold_is_recorded_once_and_not_in_every_tick(monkeypatch: pytest.MonkeyPatch) -> None:

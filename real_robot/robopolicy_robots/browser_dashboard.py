@@ -1,8 +1,8 @@
-"""The viewer in a browser, the control loop's end of it: hands over what is worth seeing, and never waits for anyone.
+"""Browser dashboard of a run, updated by the control loop without waiting.
 
-The viewer is a process of its own (`robopolicy.deploy.dashboard`). A packet that does not fit at once is left out,
-nothing is handed over while nobody watches, and if the viewer dies the robot goes on. Back comes one thing alone: that
-somebody pressed the button.
+The dashboard runs in its own process (`robopolicy.deploy.dashboard`). A packet that does not fit at once is dropped,
+nothing is sent without a viewer, and the robot continues if the dashboard dies. The page can send one message: the
+emergency stop.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from robopolicy.deploy.dashboard import ALONE, ENCODED, WATCHED, Page, pixels_packet
+from robopolicy.deploy.dashboard import ALONE, ENCODED, WATCHED, Dashboard, pixels_packet
 from robopolicy.deploy.safety.motion import Array
-from robopolicy_robots.figures import Figures
 from robopolicy_robots.messages import CATALOGUE, CompressedImage, Image
+from robopolicy_robots.metrics import RunMetrics
 from robopolicy_robots.robot import QUALITIES, RobotSpec
 from robopolicy_robots.states import State, Tick
 from robopolicy_robots.transports.base import Subscription, Transport
@@ -26,76 +26,76 @@ from robopolicy_robots.transports.base import Subscription, Transport
 log = logging.getLogger(__name__)
 PERIOD = 0.1  # [s] between figures
 TRACE = 0.02  # [s] between points of the plots
-PICTURES = 5.0  # a second, of each camera
-EDGE = 160  # most pixels of a picture's longer side; others are left out, in rows and columns
-PAGE = Path(__file__).parent / "browser_page.html"
-PRESSED = "estop"  # what the page says
+PICTURES = 5.0  # frames per second and camera
+EDGE = 160  # maximum pixels of the longer side of an image, by subsampling
+PAGE = Path(__file__).parent / "browser_dashboard.html"
+PRESSED = "estop"  # command of the page
 
 
-class BrowserView:
-    """Starts the viewer and keeps it up to date; `close` ends it.
+class BrowserDashboard:
+    """Dashboard process with its updates; `close` ends it.
 
     Args:
-        address: Where it listens, `HOST:PORT` or `PORT`.
-        figures: What it shows.
+        address: Listening address, `HOST:PORT` or `PORT`.
+        figures: Metrics to show.
 
     Raises:
-        UserError: It cannot listen there; one line.
+        UserError: The address cannot be opened; one line.
     """
 
-    def __init__(self, address: str, figures: Figures) -> None:
-        self.pressed = False  # somebody pressed the emergency stop
+    def __init__(self, address: str, figures: RunMetrics) -> None:
+        self.pressed = False  # the emergency stop was pressed
         self.left_out = 0  # packets that did not fit
         self._figures, self._robot = figures, figures.robot
         self._cameras: list[tuple[str, Subscription[Any]]] = []
         self._watched = self._gone = False
-        self._rows: list[list[Any]] = []  # of the plots: time, measured, wanted, command
-        self._traced = self._told = self._looked = -np.inf  # [s]
-        self._state: State | None = None  # that was handed over last
-        self._shown: dict[str, int] = {}  # {camera: sequence of the picture that was handed over}
-        self._page = Page(address, PAGE, [PRESSED])
+        self._rows: list[list[Any]] = []  # rows of the plots: time, measured, wanted, command
+        self._traced = self._updated = self._looked = -np.inf  # [s]
+        self._state: State | None = None  # that was sent last
+        self._shown: dict[str, int] = {}  # {camera: sequence number of the last sent image}
+        self._page = Dashboard(address, PAGE, [PRESSED])
         self.url = self._page.url
 
     def watch(self, transport: Transport) -> None:
         """Show the robot's cameras as they come over `transport`."""
         self._cameras = [
-            (camera.name, transport.subscribe(camera.topic, CATALOGUE[camera.kind], QUALITIES[camera.qos]))
+            (camera.name, transport.subscribe(camera.topic, CATALOGUE[camera.type], QUALITIES[camera.qos]))
             for camera in self._robot.cameras
         ]
         self._shown.clear()
 
     def update(self, tick: Tick) -> None:
-        """Hand over what is due after a tick; takes some microseconds, and some hundred every `PERIOD`."""
-        self._hear()
+        """Send due updates after a tick; takes a few microseconds, and a few hundred every `PERIOD`."""
+        self._poll()
         if not self._watched:
             return
         try:
-            self._hand_over(tick)
-        except Exception as error:  # nobody's curiosity may stop a robot
+            self._send_updates(tick)
+        except Exception as error:  # the dashboard must not stop a robot
             self._watched = False
-            log.warning("The viewer in the browser shows no more: %s", error)
+            log.warning("The dashboard was stopped by an error: %s", error)
 
     def close(self) -> None:
-        """End the viewer; may be called twice."""
+        """End the dashboard; safe to call twice."""
         self._page.close()
 
-    def _hand_over(self, tick: Tick) -> None:
+    def _send_updates(self, tick: Tick) -> None:
         now = time.monotonic()
         if now - self._traced > 0.9 * TRACE:
             self._traced = now
             columns = (tick.measured, tick.wanted, tick.command)
             self._rows.append([round(tick.now, 4), *(_plain(column) for column in columns)])
-        if now - self._told >= PERIOD or tick.state is not self._state:
-            self._told, self._state = now, tick.state
+        if now - self._updated >= PERIOD or tick.state is not self._state:
+            self._updated, self._state = now, tick.state
             figures = self._figures.snapshot() | {"joints": joints_of(self._robot), "rows": self._rows}
             self._send(json.dumps(figures, allow_nan=False).encode())
             self._rows = []
         elif self._cameras and now - self._looked >= 1.0 / (PICTURES * len(self._cameras)):
             self._looked = now
-            self._look()
+            self._send_image()
 
-    def _hear(self) -> None:
-        said = self._page.hear()
+    def _poll(self) -> None:
+        said = self._page.poll()
         if said is None:
             return
         if said == PRESSED.encode():
@@ -104,13 +104,13 @@ class BrowserView:
             self._watched, self._rows = said == WATCHED, []
         elif not self._gone:  # the end of the file
             self._gone, self._watched = True, False
-            log.warning("The viewer in the browser has ended; the robot goes on")
+            log.warning("The dashboard has ended; the robot continues")
 
     def _send(self, packet: bytes) -> None:
-        self.left_out += not self._page.send(packet)  # full, too long, or gone, which `_hear` finds out
+        self.left_out += not self._page.send(packet)  # full, too long, or gone, which `_poll` finds out
 
-    def _look(self) -> None:
-        """Hand over the picture of the camera whose turn it is, if there is a new one."""
+    def _send_image(self) -> None:
+        """Send the image of the next camera, if there is a new one."""
         name, subscription = self._cameras[0]
         self._cameras.append(self._cameras.pop(0))
         received = subscription.latest()
@@ -138,7 +138,7 @@ def joints_of(robot: RobotSpec) -> list[list[Any]]:
 
 
 def _plain(values: Array | None) -> list[float | None] | None:
-    """Numbers as JSON has them, those that are not finite as None."""
+    """Values for JSON, None for numbers that are not finite."""
     if values is None:
         return None
     return [round(value, 5) if np.isfinite(value) else None for value in np.asarray(values, np.float64).tolist()]

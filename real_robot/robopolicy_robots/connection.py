@@ -1,4 +1,4 @@
-"""How a robot is reached: the transport and its settings, from the robot's YAML file and the command line."""
+"""Connection to a robot: transport and settings, from the YAML file of the robot and the command line."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from robopolicy.files import parse_yaml
 from robopolicy_robots.robot import RobotSpec
 from robopolicy_robots.transports.base import TRANSPORTS, Transport, open_transport
 
-DOMAINS = ("loopback", "dds", "zenoh", "rclpy")  # transports that are told a domain
+DOMAINS = ("loopback", "dds", "zenoh", "rclpy")  # transports with a domain
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Options that say how a robot is reached."""
+    """Add command-line options of the connection."""
     names = ", ".join((*TRANSPORTS, "auto"))
     parser.add_argument("--transport", help=f"{names} (default: the robot's, mostly dds)")
     parser.add_argument("--domain", type=int, help="ROS_DOMAIN_ID (default: the robot's)")
@@ -27,21 +27,21 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def repeated(args: argparse.Namespace) -> list[str]:
-    """The options again, for a process that reaches the same robot."""
+def to_argv(args: argparse.Namespace) -> list[str]:
+    """Command-line arguments of the same connection, for another process."""
     domain = [] if args.domain is None else ["--domain", str(args.domain)]
     return ["--transport", args.transport, *domain, *(word for each in args.connect for word in ("--connect", each))]
 
 
 def connect(args: argparse.Namespace, robot: RobotSpec) -> Transport:
-    """Open the transport that `args` names, else the robot's own.
+    """Open the transport given by `args`, else the one of the robot.
 
     Raises:
         TransportError: It cannot be opened.
-        UserError: It or a setting is unknown.
+        UserError: The transport or a setting is unknown.
     """
     name = args.transport or robot.transport
-    settings: dict[str, Any] = dict(robot.connections.get(name, {}))
+    settings: dict[str, Any] = dict(robot.transport_options.get(name, {}))
     for text in args.connect:
         key, equals, value = text.partition("=")
         if not equals:
@@ -58,7 +58,7 @@ def connect(args: argparse.Namespace, robot: RobotSpec) -> Transport:
 
 
 def _value(text: str) -> Any:
-    """A value as the YAML file would have it: a number, true or false, a map, or else text."""
+    """Parse a value as in YAML: a number, true or false, a map, or text."""
     try:
         return parse_yaml(text)
     except ValueError as error:

@@ -8,7 +8,7 @@ import torch
 
 from robopolicy.data.episodes import Episode, Episodes
 from robopolicy.data.formats.lerobot import write_lerobot
-from robopolicy.data.support import KINDS, SupportConfig, SupportGate, open_gate, support_gate
+from robopolicy.data.ood_detector import KINDS, OODDetector, OODDetectorConfig, fit_ood_detector, load_ood_detector
 from robopolicy.errors import UserError
 
 
@@ -31,7 +31,7 @@ def make_data(episodes: int = 20, seed: int = 0) -> Episodes:
 def test_new_data_are_inside_and_four_deviations_are_not(kind: str, groups: int) -> None:
     """With many episodes some are held out; of a single one each point is."""
     data = normal_points(2000, 0)
-    gate = SupportGate.fit(data, np.arange(2000) % groups, SupportConfig(kind=kind))
+    gate = OODDetector.fit(data, np.arange(2000) % groups, OODDetectorConfig(kind=kind))
     assert float(gate.inside(normal_points(2000, 1)).float().mean()) == pytest.approx(0.95, abs=0.025)
     assert float(gate.inside(normal_points(500, 2, shift=4.0)).float().mean()) < 0.01
     assert not gate.inside(torch.full((1, 3), 100.0)).any()
@@ -40,15 +40,15 @@ def test_new_data_are_inside_and_four_deviations_are_not(kind: str, groups: int)
 def test_scores_by_hand() -> None:
     """Two points a distance of 2 apart once scaled, so that each supports itself with 1 and the other with exp(-4)."""
     points = torch.tensor([[0.0, 0.0], [10.0, 0.0]])
-    config = SupportConfig(bandwidth=math.sqrt(0.5), neighbours=1, points=2)
-    gate = SupportGate(config, (), points.min(0).values, points.max(0).values, torch.tensor([[-1.0, 0], [1, 0]]), 0.0)
+    config = OODDetectorConfig(bandwidth=math.sqrt(0.5), neighbours=1, points=2)
+    gate = OODDetector(config, (), points.min(0).values, points.max(0).values, torch.tensor([[-1.0, 0], [1, 0]]), 0.0)
     assert gate.score(points).exp() == pytest.approx([(1 + math.exp(-4)) / 2] * 2)
-    gate.config = SupportConfig(kind="neighbours", neighbours=2)
+    gate.config = OODDetectorConfig(kind="neighbours", neighbours=2)
     assert gate.score(points).tolist() == [-2.0, -2.0]
 
 
 def test_what_is_no_number_is_outside() -> None:
-    gate = SupportGate.fit(normal_points(100, 0), np.zeros(100, np.int64), SupportConfig())
+    gate = OODDetector.fit(normal_points(100, 0), np.zeros(100, np.int64), OODDetectorConfig())
     assert gate.inside(torch.tensor([[math.nan, 0, 0], [math.inf, 0, 0], [0, 0, 0]])).tolist() == [False, False, True]
 
 
@@ -56,18 +56,18 @@ def test_units_do_not_matter() -> None:
     data, new = normal_points(500, 0), normal_points(100, 1)
     scale, shift = torch.tensor([1e3, 1e-2, 1.0]), torch.tensor([5.0, 0.0, -7.0])
     groups = np.arange(500) % 10
-    plain = SupportGate.fit(data, groups, SupportConfig()).inside(new)
+    plain = OODDetector.fit(data, groups, OODDetectorConfig()).inside(new)
     assert torch.equal(
-        plain, SupportGate.fit(data * scale + shift, groups, SupportConfig()).inside(new * scale + shift)
+        plain, OODDetector.fit(data * scale + shift, groups, OODDetectorConfig()).inside(new * scale + shift)
     )
 
 
 def test_it_is_the_same_after_a_file_and_a_state(tmp_path) -> None:
     data = make_data()
-    gate, new = support_gate(data, SupportConfig(kind="neighbours", points=100)), torch.randn(50, 5)
+    gate, new = fit_ood_detector(data, OODDetectorConfig(kind="neighbours", points=100)), torch.randn(50, 5)
     gate.save(tmp_path / "gate.safetensors")
-    other = SupportGate.load(tmp_path / "gate.safetensors")
-    again = support_gate(make_data(seed=3))
+    other = OODDetector.load(tmp_path / "gate.safetensors")
+    again = fit_ood_detector(make_data(seed=3))
     again.load_state_dict(gate.state_dict())
     for copy in (other, again):
         assert torch.equal(copy.score(new), gate.score(new)) and copy.threshold == gate.threshold
@@ -76,24 +76,24 @@ def test_it_is_the_same_after_a_file_and_a_state(tmp_path) -> None:
 
 def test_points_are_laid_out_as_the_data_were(tmp_path) -> None:
     write_lerobot(make_data(), tmp_path / "data")
-    gate = open_gate(tmp_path / "data", keys=["pose"])
+    gate = load_ood_detector(tmp_path / "data", keys=["pose"])
     obs = {"state": torch.zeros(1, 2), "pose": torch.tensor([[1.0, 2.0]])}
     assert gate.point(obs, torch.tensor([[3.0]])).tolist() == [[1.0, 2.0, 3.0]]
 
 
 def test_what_does_not_fit_is_refused(tmp_path) -> None:
     data = make_data(2)
-    gate = support_gate(data)
+    gate = fit_ood_detector(data)
     with pytest.raises(UserError, match="'pose' is not observed"):
         gate.point({"state": torch.zeros(1, 2)}, torch.zeros(1, 1))
     with pytest.raises(UserError, match="knows 5 numbers, got 6"):
         gate.point({"state": torch.zeros(1, 2), "pose": torch.zeros(1, 2)}, torch.zeros(1, 2))
     with pytest.raises(UserError, match="the data has state, pose, and wanted are image"):
-        support_gate(data, keys=["image.top"])
+        fit_ood_detector(data, keys=["image.top"])
     with pytest.raises(UserError, match="Did you mean 'kernel'"):
-        SupportConfig(kind="kernal")
+        OODDetectorConfig(kind="kernal")
     with pytest.raises(UserError, match="more than 5 points"):
-        SupportGate.fit(normal_points(3, 0), np.zeros(3, np.int64), SupportConfig())
+        OODDetector.fit(normal_points(3, 0), np.zeros(3, np.int64), OODDetectorConfig())
     (tmp_path / "other.safetensors").write_bytes(b"nothing")
-    with pytest.raises(UserError, match="holds no support gate"):
-        open_gate(tmp_path / "other.safetensors")
+    with pytest.raises(UserError, match="is not an OOD detector"):
+        load_ood_detector(tmp_path / "other.safetensors")

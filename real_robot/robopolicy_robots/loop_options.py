@@ -1,4 +1,4 @@
-"""What a control loop may be given beside the robot, a transport, an embodiment and a policy."""
+"""Optional components of a control loop."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from dataclasses import dataclass
 
 from robopolicy.deploy.safety.filter import SafetyFilter
 from robopolicy.deploy.safety.motion import Fallback, hold
-from robopolicy.deploy.safety.ood import ObservationGate, SupportCheck
+from robopolicy.deploy.safety.ood import ActionOODCheck, ObservationGate
 from robopolicy.deploy.safety.watchdog import EStop
 from robopolicy_robots.states import Tick
 
 
 @dataclass
-class Parts:
-    """All of it may be left out."""
+class LoopOptions:
+    """Options of a control loop, all with defaults."""
 
     safety: SafetyFilter | None = None  # default: from the robot's limits
-    join: str = "replace"  # of chunks, see ChunkBuffer
+    chunk_blending: str = "replace"  # see ChunkBuffer
     gate: ObservationGate | None = None
-    support: SupportCheck | None = None
+    support: ActionOODCheck | None = None
     fallback: Fallback = hold
     estop: EStop | None = None
     dry_run: bool = False  # compute everything, send nothing
