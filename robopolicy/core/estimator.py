@@ -1,4 +1,4 @@
-"""The policy-gradient estimator: one loss composed of orthogonal parts (S053's four parts, generalised).
+"""The policy-gradient estimator: one loss composed of orthogonal parts (the four parts of Lv et al. 2025, generalised).
 
     loss = aggregate( mask * weight * surrogate(log_ratio, advantage, bounds) ) + sum_j coefficient_j * regulariser_j
 

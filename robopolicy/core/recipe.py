@@ -34,7 +34,7 @@ class Recipe:
     def __init__(self, plain: Mapping[str, Any]) -> None:
         """See `from_dict`."""
         self.plain = {**DEFAULTS, **plain}
-        self.title, self.source, self.section = (str(self.plain[key]) for key in ("title", "source", "section"))
+        self.title, self.source = str(self.plain["title"]), str(self.plain["source"])
         self.status, self.data = str(self.plain["status"]), str(self.plain["data"])
         self.epochs, self.minibatches = int(self.plain["epochs"]), int(self.plain["minibatches"])
         self.group_size = int(self.plain["group_size"])
@@ -83,7 +83,7 @@ class Recipe:
         for key, options in CHOICES.items():
             if plain.get(key, DEFAULTS[key]) not in options:
                 raise ValueError(f"'{key}' of a recipe must be one of {', '.join(options)}, got {plain[key]!r}.")
-        for key in ("source", "title", "section", "deviations"):
+        for key in ("source", "title", "deviations"):
             validate_option(f"'{key}' of a recipe", str, plain.get(key, DEFAULTS[key]))
         for key in ("epochs", "minibatches", "group_size"):
             validate_option(f"'{key}' of a recipe", PositiveInt, plain.get(key, DEFAULTS[key]))

@@ -43,7 +43,7 @@ def gaussian_kl(mean: Tensor, std: Tensor, ref_mean: Tensor, ref_std: Tensor) ->
 
 
 def ratio_variance(log_ratio: Tensor) -> Tensor:
-    """`(ratio - 1)^2` per decision; for small steps about twice the KL (S047)."""
+    """`(ratio - 1)^2` per decision; for small steps about twice the KL (Luo et al. 2026)."""
     return torch.expm1(log_ratio) ** 2
 
 
@@ -56,7 +56,7 @@ A penalty per decision `(N, T)` is aggregated as the losses are; a scalar is tak
 
 @dataclass(frozen=True)
 class KLTo:
-    """KL to another policy that scored the same decisions: the reference, or a teacher (KDRL, S080)."""
+    """KL to another policy that scored the same decisions: the reference, or a teacher (KDRL, Xu et al. 2025)."""
 
     key: str = ""  # extra[key] (N, T) holds its log-probabilities; "": those of the reference, `logp_ref`
     kind: str = "k2"  # k1 | k2 | k3
@@ -75,7 +75,10 @@ class KLTo:
 
 @dataclass(frozen=True)
 class CovarianceKL:
-    """`|log ratio|` at the share of decisions that cost most entropy, where Cov(logp, A) is highest (KL-Cov, S066)."""
+    """`|log ratio|` at the share of decisions that cost most entropy, where Cov(logp, A) is highest.
+
+    Source: Cui et al. 2025, KL-Cov.
+    """
 
     share: Fraction = 2e-4  # at least one decision where it is positive
 

@@ -120,7 +120,7 @@ def _judged(
 def rogan_gladen(
     successes: int, n: int, confusion: Confusion, *, level: float = 0.95, resamples: int = 10_000, seed: int = 0
 ) -> Interval | None:
-    """True success rate behind `successes` of `n` judged clips (Rogan & Gladen 1978).
+    """True success rate behind `successes` of `n` judged clips (Rogan and Gladen 1978).
 
     (judged rate + specificity - 1) / (sensitivity + specificity - 1), within [0, 1]. The interval holds the uncertainty
     of all three rates: each is drawn from its posterior under Jeffreys' prior.

@@ -1,4 +1,6 @@
-"""Generate, imagine, refine: a policy whose chunks are tried in a learned model before the best is played (S160).
+"""Generate, imagine, refine: a policy whose chunks are tried in a learned model before the best is played.
+
+Source: Zhang et al. 2026, StarWM.
 
     planner = ImaginedPolicy(base, FilmDynamics(world, world.judge, shapes), Imagining(candidates=8))
 

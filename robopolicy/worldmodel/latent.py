@@ -1,8 +1,9 @@
-"""The embedded world model: residual latent EDM (S028's evaluation, DIAMOND's sampler), trained from scratch.
+"""The embedded world model: residual latent EDM with DIAMOND's sampler, trained from scratch.
 
-Frames are encoded by a small autoencoder. A convolutional denoiser draws the change from the newest latent to the next
-one in a few Euler steps, given the last C latents, state vectors and actions; the state vector is regressed beside it.
-In training the past is disturbed by noise of random size, so that the model stands its own errors.
+Evaluated as by Tseng et al. 2025. Frames are encoded by a small autoencoder. A convolutional denoiser draws the change
+from the newest latent to the next one in a few Euler steps, given the last C latents, state vectors and actions; the
+state vector is regressed beside it. In training the past is disturbed by noise of random size, so that the model stands
+its own errors.
 
 When not to use it: many objects, moving cameras or several seconds of memory need a larger, pretrained model.
 """

@@ -1,8 +1,8 @@
-"""P19 for networks: which layers of a network to remove and how far to shrink the others (N2N, S101; `ask` / `tell`).
+"""Search over networks, by `ask` and `tell`: which layers of one to remove and how far to shrink the others.
 
-An architecture is a tuple of layer widths. `Controllers` draws it by two recurrent policies, one after the other: a
-bidirectional LSTM reads the teacher's layers and keeps or removes each; then a second one reads the best of the first
-stage and gives each layer a share of its width. Both learn by REINFORCE from
+Source: Ashok et al. 2017, N2N. An architecture is a tuple of layer widths. `Controllers` draws it by two recurrent
+policies, one after the other: a bidirectional LSTM reads the teacher's layers and keeps or removes each; then a second
+one reads the best of the first stage and gives each layer a share of its width. Both learn by REINFORCE from
 
     R = accuracy / accuracy_teacher * C (2 - C),    C = 1 - parameters / parameters_teacher
 

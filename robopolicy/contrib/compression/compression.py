@@ -1,4 +1,6 @@
-"""Small students of a policy: what it saw and did is learned by networks with fewer and narrower layers (N2N, S101).
+"""Small students of a policy: what it saw and did is learned by networks with fewer and narrower layers.
+
+Source: Ashok et al. 2017, N2N.
 
     seen = record(teacher, sim, range(40_000, 40_050), noise=0.1)
     student = distil(student_of(teacher, (32, 32)), seen, updates=2000)

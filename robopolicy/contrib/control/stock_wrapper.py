@@ -1,4 +1,4 @@
-"""A simulator that also shows what the episode has earned so far: its stock (S096).
+"""A simulator that also shows what the episode has earned so far: its stock (Pires et al. 2025).
 
 What is good to do next may depend on what has been earned: to reach a total, or to avoid the worst episodes. The
 *stock* after t steps is `c_t = (c_0 + r_0 + gamma r_1 + ... + gamma^(t-1) r_(t-1)) / gamma^t`, or step by step

@@ -1,11 +1,11 @@
-"""Gains of a controller, tuned together on one page: one agent per group of gains, one score for all (S003).
+"""Gains of a controller, tuned together on one page: one agent per group of gains, one score for all.
 
 The scripted juggler of the volley drills has eight settings. Gains of one control loop interact and share an agent,
 the others have their own: six agents with 70 options, where all combinations would be 390,625. The score is the mean
 return of some episodes, whose seeds are the same for every trial. Afterwards the hand-made settings and the tuned ones
 are compared on seeds that were not tuned on. From nothing but the ranges, the agents come near what was found by hand,
 and not above it.
-`robopolicy tune_juggler` is the command.
+`robopolicy tune_juggler` is the command. Source: Krishnan et al. 2022.
 """
 
 from __future__ import annotations

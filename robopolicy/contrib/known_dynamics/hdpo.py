@@ -1,4 +1,4 @@
-"""HDPO: the exact pathwise gradient of the return through known dynamics (Alvo et al. 2023, S031).
+"""HDPO: the exact pathwise gradient of the return through known dynamics (Alvo et al. 2023).
 
 In hindsight all disturbances of an episode are known. So the return of a deterministic policy in a batch of recorded
 or drawn scenarios is differentiated through every step of the dynamics, by backpropagation: no critic, no likelihood

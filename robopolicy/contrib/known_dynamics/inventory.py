@@ -1,4 +1,4 @@
-"""A store that orders from a supplier: the source's own test of HDPO (Alvo et al. 2023, S031).
+"""A store that orders from a supplier: the source's own test of HDPO (Alvo et al. 2023).
 
 Every day an order is placed, what was ordered `lead_time` days ago arrives, and demand is served from stock. Stock that
 is left costs, and so does demand that is not served; it waits (backlog) or is lost. Demand, costs and lead times are

@@ -3,7 +3,7 @@
 The action is the state that the next step should reach. The cheapest feasible controls that come near it are the
 solution of a convex program, so whatever a policy proposes, the limits hold. Deviation from the target costs `penalty`
 per unit, and the multiplier of the target's constraint tells how the cost would change with the target: TS-DDR
-(Rosemberg et al. 2024, S072) trains on it (`robopolicy.contrib.known_dynamics.ts_ddr`).
+(Rosemberg et al. 2024) trains on it (`robopolicy.contrib.known_dynamics.ts_ddr`).
 """
 
 from __future__ import annotations

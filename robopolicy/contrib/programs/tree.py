@@ -1,4 +1,4 @@
-"""A behaviour tree whose leaves are policies: readable rules decide which skill plays (PORTAL, S032).
+"""A behaviour tree whose leaves are policies: readable rules decide which skill plays (PORTAL, Xu et al. 2025).
 
     tree = read_tree({"kind": "selector", "children": [
         {"kind": "action", "skill": "reach", "until": "norm(state[0:2] - state[4:6]) < 0.1"},

@@ -1,6 +1,6 @@
 """DCG-MAP-Elites: an archive of diverse policies, and one that shows all of their behaviours (Faldor et al. 2023).
 
-The archive keeps the best policy of every cell of behaviours (S176). Each generation plays candidates of three kinds,
+The archive keeps the best policy of every cell of behaviours. Each generation plays candidates of three kinds,
 and admits those that are better than what their cell holds:
 
 * *mutants* of elites (iso+line): `x1 + iso * noise + line * number * (x2 - x1)`;

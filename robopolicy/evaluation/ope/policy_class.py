@@ -1,4 +1,4 @@
-"""Scoring a whole class of policies from one set of roll-outs (agnostic policy search, S107).
+"""Scoring a whole class of policies from one set of roll-outs (agnostic policy search, Li 2025).
 
 To find the best policy of a class, whether or not it holds a good one, no policy has to play. Two ways to an unbiased
 value of every member, from data that all members share:
@@ -6,7 +6,7 @@ value of every member, from data that all members share:
 * `class_scores`: roll-outs of uniformly random actions (`UniformPolicy`, or any behaviour with a density), weighted by
   how likely each member would have done the same. What two members do alike is shared, so that their difference varies
   with what they disagree about.
-* `grow_trees`: trees of every sequence of K actions from common starts (Kearns, Mansour & Ng 1999), in each of which a
+* `grow_trees`: trees of every sequence of K actions from common starts (Kearns et al. 1999), in each of which a
   member that chooses among them has one path. No weights, but K ** depth steps per start, and a simulator that can
   save its state.
 

@@ -2,7 +2,7 @@
 
 The network is trained at T discrete noise levels to predict noise, data or v, and read at K of them. Every step
 estimates the clean chunk, bounds it by `action_clip`, recomputes the noise that goes with it, and moves to the next
-level. DDIM (Song et al. 2021) is deterministic; DDPM (Ho et al. 2020) is the same step with eta = 1, on any grid, and
+level. DDIM (Song et al. 2020) is deterministic; DDPM (Ho et al. 2020) is the same step with eta = 1, on any grid, and
 adds noise in all steps but the last.
 
 Iterates live on the variance-preserving path. `velocity` and `matching_loss` convert from the linear path at any time:

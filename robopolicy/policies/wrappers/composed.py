@@ -1,4 +1,4 @@
-"""Test-time composition: several pretrained generative policies denoise one chunk together (GPC, S010).
+"""Test-time composition: several pretrained generative policies denoise one chunk together (GPC, Cao et al. 2025).
 
     both = compose([by_camera, by_state], weights=[0.3, 0.7])
     mixture = compose([left, right], Or(sampler="sde"))

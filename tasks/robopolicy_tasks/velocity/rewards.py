@@ -1,7 +1,7 @@
 """Terms of the reward for following velocity commands: plain functions of a control step, per second of time.
 
-The terms and most weights are those that velocity policies for quadrupeds are usually trained with (Rudin et al.,
-Learning to Walk in Minutes, 2021; MuJoCo Playground, Zakka et al., 2025).
+The terms and most weights are those that velocity policies for quadrupeds are usually trained with (Rudin et al. 2021;
+MuJoCo Playground, Zakka et al. 2025).
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""A small language of formulas over observations, for conditions and plain controllers of behaviour trees (S032).
+"""A small language of formulas over observations, for conditions and plain controllers of behaviour trees.
+
+Source: Xu et al. 2025, PORTAL.
 
     norm(state[0:2] - state[4:6]) < 0.1 and state[2] > 0
     clip(3 * (state[4:6] - state[0:2]) - 1.5 * state[2:4], -1, 1)

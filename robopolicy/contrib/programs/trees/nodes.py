@@ -1,4 +1,4 @@
-"""Nodes of a behaviour tree and their tick, batched over environments (PORTAL, S032).
+"""Nodes of a behaviour tree and their tick, batched over environments (PORTAL, Xu et al. 2025).
 
     {"kind": "sequence", "children": [...]}     ticks its children in order until one does not succeed
     {"kind": "selector", "children": [...]}     ticks its children in order until one does not fail
