@@ -37,7 +37,7 @@ class Stateful(Protocol):
 
 
 @runtime_checkable
-class Observer(Protocol):
+class BatchObserver(Protocol):
     """A stage that learns from a batch once its update is over, such as a tracker."""
 
     def observe(self, decisions: Decisions) -> None:
@@ -98,7 +98,7 @@ class Pipeline:
     def observe(self, decisions: Decisions) -> None:
         """Update the stages that keep running estimates; call it once, after the update."""
         for stage in self.stages:
-            if isinstance(stage, Observer):
+            if isinstance(stage, BatchObserver):
                 stage.observe(decisions)
 
     def state_dict(self) -> dict[str, Any]:
@@ -314,7 +314,7 @@ class Indicator:
 
 
 @dataclass(frozen=True)
-class Clip:
+class ClipAdvantage:
     """Clamp to [-limit, limit]."""
 
     limit: NonNegative

@@ -22,7 +22,7 @@ from robopolicy.core.objectives import Objective
 from robopolicy.core.options import validate_option
 from robopolicy.core.recipe_keys import CHOICES, DEFAULTS
 from robopolicy.core.registry import build
-from robopolicy.core.regularizers import Constant, Controller, Regularizer
+from robopolicy.core.regularizers import CoefficientController, Constant, Regularizer
 from robopolicy.core.selection import Selector
 
 ESTIMATOR_TERMS = ("kl", "entropy", "ratio_variance")
@@ -47,7 +47,7 @@ class Recipe:
                 f"A critic needs an advantage source with values (gae); got {self.plain['advantage_source']!r}."
             )
         self.pipeline: Pipeline = build("pipeline", self.plain["advantage"])
-        controllers: dict[str, Controller] = {
+        controllers: dict[str, CoefficientController] = {
             name: build("controller", entry) for name, entry in self.plain["controllers"].items()
         }
         config = None if self.plain["estimator"] is None else build("estimator", self.plain["estimator"])
@@ -56,7 +56,7 @@ class Recipe:
         self.estimator = None if config is None else Estimator(config, own)
         self.objective, self.objective_coef = _objective(self.plain["objective"])
         self.regularizers: dict[str, Regularizer] = {}
-        self.controllers: dict[str, Controller] = {}
+        self.controllers: dict[str, CoefficientController] = {}
         for entry in self.plain["regularizers"]:
             name, coef, part = _weighted("regularizer", entry)
             if name in self.regularizers:

@@ -98,7 +98,7 @@ REGULARIZERS: Registry[Callable[..., object]] = Registry(
 )
 
 
-class Controller(ABC):
+class CoefficientController(ABC):
     """A coefficient that may change from update to update."""
 
     value: float
@@ -116,7 +116,7 @@ class Controller(ABC):
         self.value = float(state["value"])
 
 
-class Constant(Controller):
+class Constant(CoefficientController):
     """A fixed coefficient."""
 
     def __init__(self, value: float) -> None:
@@ -126,7 +126,7 @@ class Constant(Controller):
         """Nothing changes."""
 
 
-class Anneal(Controller):
+class Anneal(CoefficientController):
     """Linear or cosine path from `start` to `end` over `steps` updates."""
 
     def __init__(self, start: float, end: float, steps: PositiveInt, shape: str = "linear") -> None:
@@ -153,7 +153,7 @@ class Anneal(Controller):
         self.value, self.step = float(state["value"]), int(state["step"])
 
 
-class Dual(Controller):
+class Dual(CoefficientController):
     """Multiplier of the constraint `measured <= target`: rises by `rate` times the excess, and never below 0."""
 
     def __init__(self, value: float, target: float, rate: NonNegative) -> None:
@@ -164,7 +164,7 @@ class Dual(Controller):
         self.value = max(self.value + self.rate * (measured - self.target), 0.0)
 
 
-CONTROLLERS: Registry[Callable[..., Controller]] = Registry(
+CONTROLLERS: Registry[Callable[..., CoefficientController]] = Registry(
     "parts.controller",
     {
         "anneal": Anneal,

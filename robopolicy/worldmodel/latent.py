@@ -27,7 +27,7 @@ from robopolicy.worldmodel.networks import DOWN, AutoEncoder, Denoiser, OutcomeH
 
 
 @dataclass(frozen=True)
-class LatentConfig(Validated):
+class LatentWorldModelConfig(Validated):
     """Sizes of the networks and of the sampler."""
 
     autoencoder_width: PositiveInt = 32
@@ -48,10 +48,12 @@ class LatentConfig(Validated):
 
 
 PRESETS = {
-    "smoke": LatentConfig(autoencoder_width=16, width=32, blocks=2),  # for tests; sees little
-    "tiny": LatentConfig(),  # 64 pixels, about 1 M parameters
-    "small": LatentConfig(autoencoder_width=64, width=224, blocks=8),  # 64 pixels, about 8 M
-    "base": LatentConfig(autoencoder_width=64, latent_channels=16, width=352, blocks=12),  # 128 pixels, about 30 M
+    "smoke": LatentWorldModelConfig(autoencoder_width=16, width=32, blocks=2),  # for tests; sees little
+    "tiny": LatentWorldModelConfig(),  # 64 pixels, about 1 M parameters
+    "small": LatentWorldModelConfig(autoencoder_width=64, width=224, blocks=8),  # 64 pixels, about 8 M
+    "base": LatentWorldModelConfig(
+        autoencoder_width=64, latent_channels=16, width=352, blocks=12
+    ),  # 128 pixels, about 30 M
 }
 
 
@@ -62,9 +64,9 @@ class LatentWorldModel(LatentVideoModel):
     latent_mean: Tensor
     latent_std: Tensor
     change_std: Tensor
-    config: LatentConfig
+    config: LatentWorldModelConfig
 
-    def __init__(self, config: LatentConfig, spec: WorldSpec) -> None:
+    def __init__(self, config: LatentWorldModelConfig, spec: WorldSpec) -> None:
         """Build the networks; statistics are those of nothing until `fit_vectors` and `fit_latents`."""
         super().__init__(spec)
         if spec.size % DOWN:

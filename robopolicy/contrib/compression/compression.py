@@ -48,7 +48,7 @@ class TeacherData:
         return len(self.chunk)
 
 
-class Recorder(Policy):
+class TeacherRecorder(Policy):
     """A policy that keeps what it is asked and what it answers; verb `act`."""
 
     name: ClassVar[str] = "recorder"
@@ -100,7 +100,7 @@ def record(
     """
     if teacher.spec.hidden_dim:
         raise UserError(f"Policy '{teacher.name}' remembers, and students do not; compress one without memory.")
-    recorder = Recorder(teacher)
+    recorder = TeacherRecorder(teacher)
     with evaluation_mode(teacher):
         play(NoisyActor(PolicyActor(recorder), noise), sim, seeds, progress=progress)
     return recorder.seen()

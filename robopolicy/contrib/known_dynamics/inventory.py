@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from robopolicy.contrib.known_dynamics.dynamics import Dynamics, Outcome
+from robopolicy.contrib.known_dynamics.dynamics import DifferentiableDynamics, Outcome
 from robopolicy.sim.contract import Observation, SimSpec, TensorSpec, VectorSim
 
 DAYS = 50  # control steps of an episode
@@ -55,7 +55,7 @@ NEWSVENDOR = StoreConfig("differentiable/newsvendor", lead_time=0, lost=False, p
 LOST_SALES = StoreConfig("differentiable/lost_sales", lead_time=4, lost=True, poisson=True)
 
 
-class Store(Dynamics):
+class Store(DifferentiableDynamics):
     """State: stock (negative where demand waits), then the orders on their way, the next to arrive first."""
 
     def __init__(self, config: StoreConfig) -> None:

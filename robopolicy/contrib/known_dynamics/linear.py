@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from robopolicy.contrib.known_dynamics.dynamics import Dynamics, Outcome
+from robopolicy.contrib.known_dynamics.dynamics import DifferentiableDynamics, Outcome
 from robopolicy.contrib.known_dynamics.qp_layer import QuadraticProgram
 from robopolicy.sim.contract import Observation
 
@@ -76,7 +76,7 @@ class LinearSystem:
         return QuadraticProgram(quadratic, linear, equal, np.concatenate(below), np.concatenate(bound))
 
 
-class LinearDynamics(Dynamics):
+class LinearDynamics(DifferentiableDynamics):
     """A linear system as a task: the action is the target, the state is `(x, w of the coming step, share of time)`.
 
     A subclass sets `spec`, whose action bounds lie within the limits of the state, and draws scenarios. The first state

@@ -78,7 +78,10 @@ class ChosenCriterion(Reward):
 
 @dataclass(frozen=True)
 class ZeroSum(Reward):
-    """Zero-sum reward of two roles: one earns the reward, the other `total` minus it (1 in RLAC, 0 in SPC, Chen et al. 2025)."""
+    """Zero-sum reward of two roles: one earns the reward, the other `total` minus it.
+
+    `total` is 1 in RLAC and 0 in SPC (Chen et al. 2025).
+    """
 
     role: str = "role"  # metric: 0 for the player who earns the reward, 1 for its adversary
     total: float = 1.0

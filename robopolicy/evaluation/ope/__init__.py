@@ -8,7 +8,7 @@ What they compute per episode is a dozen lines each; the long part, fitted Q-eva
 `robopolicy.critics`.
 """
 
-from robopolicy.evaluation.ope.estimates import Estimate, Estimates, OPEConfig, estimate
+from robopolicy.evaluation.ope.estimates import Estimates, OPEConfig, ValueEstimate, estimate
 from robopolicy.evaluation.ope.fqe import FQE, FQEConfig
 from robopolicy.evaluation.ope.logs import Logs
 from robopolicy.evaluation.ope.policy_class import (
@@ -24,12 +24,12 @@ from robopolicy.evaluation.ope.policy_class import (
 __all__ = [
     "FQE",
     "ClassScores",
-    "Estimate",
     "Estimates",
     "FQEConfig",
     "Logs",
     "OPEConfig",
     "UniformPolicy",
+    "ValueEstimate",
     "class_scores",
     "estimate",
     "grow_trees",

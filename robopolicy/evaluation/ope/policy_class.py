@@ -167,7 +167,7 @@ def score_class(
 
 
 @dataclass(frozen=True, eq=False)
-class Trees:
+class TrajectoryTrees:
     """N trees of every sequence of K actions; node i of a level has the children i K to i K + K - 1."""
 
     obs: tuple[Observation, ...]  # per level d: {key: (N, K ** d, ...)}
@@ -187,7 +187,7 @@ class Trees:
 
 def grow_trees(
     sim: VectorSim, actions: Tensor, depth: int, *, seed: int | Sequence[int] = 0, gamma: float = 1.0
-) -> Trees:
+) -> TrajectoryTrees:
     """Play every sequence of `depth` of the `actions` `(K, A)` from the start of one episode per environment.
 
     Raises:
@@ -219,7 +219,7 @@ def grow_trees(
                 children.append((after, step.final_obs, alive & ~step.done.cpu()))
         rewards.append(torch.stack(found, 1).view(sim.num_envs, len(states), len(actions)))
         states, seen, going = (list(column) for column in zip(*children, strict=True))
-    return Trees(tuple(levels), tuple(rewards), gamma)
+    return TrajectoryTrees(tuple(levels), tuple(rewards), gamma)
 
 
 def sharpe_ratio(estimated: Mapping[str, float], real: Mapping[str, float], behaviour: str, k: int) -> float:

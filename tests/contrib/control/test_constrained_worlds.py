@@ -18,7 +18,12 @@ def test_leaving_the_support_of_films_is_a_cost_that_a_constraint_bounds(folder)
         "budget.updates=2",
         "evaluation.episodes=0",
     ]
-    guard = [f"worldmodel.support={folder / 'films'}", "worldmodel.support_penalty=3", "task.obs_keys=[gripper,block]"]
+    guard = [
+        f"worldmodel.support={folder / 'films'}",
+        "worldmodel.support_penalty=3",
+        "task.obs_keys=[gripper,block]",
+        "evaluation.episodes=0",
+    ]
     place = [f"sim.backend=worldmodel:{folder / 'world0'}", f"out={folder}", "name=bounded", "task=push"]
     policy = ["policy=gaussian", "policy.normalization=running", "logging.every=1"]
     assert main(["train", *algorithm, *settings, *guard, *place, *policy]) == 0
