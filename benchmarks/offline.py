@@ -102,7 +102,7 @@ def make_dataset() -> None:
         LeRobotWriter(unfinished, control_dt=sim.spec.control_dt) as writer,
     ):
         for part in BEHAVIOURS:
-            settings: dict[str, Any] = {"noise": part.noise, "only_success": False, "film": part.name}
+            settings: dict[str, Any] = {"noise": part.noise, "only_success": False, "behaviour": part.name}
             seed += collect(sim, part.make(), writer, episodes=part.episodes, seed=seed, **settings).attempts
     unfinished.rename(DATA)
 

@@ -123,7 +123,7 @@ class ChunkSampler:
         return replace(
             batch,
             next_obs=self._histories(self._after[frames]),
-            reached=self._reached[frames],
+            next_obs_valid=self._reached[frames],
             executed=self._executed[self._future[frames]],
         )
 

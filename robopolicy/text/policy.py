@@ -384,7 +384,7 @@ class TextPolicy(Policy):
         return [parameter for parameter in self.parameters() if parameter.requires_grad]
 
     @property
-    def network_calls(self) -> int:
+    def nfe(self) -> int:
         """At most one per token of a message."""
         return self.budget
 

@@ -70,7 +70,7 @@ def resolve_config(config: TrainConfig) -> TrainConfig:
             "Set exactly one of budget.updates and budget.env_steps, and leave the other 0, e.g. budget.updates=5000."
         )
     if config.worldmodel != WorldOptions() and not any(map(is_world, (config.sim.backend, config.evaluation.backend))):
-        raise UserError("Settings of world.* belong to a world model; set sim.backend=worldmodel:FOLDER, too.")
+        raise UserError("Settings of worldmodel.* need a world model; set sim.backend=worldmodel:FOLDER.")
     task = config.task.name
     if config.init_from:
         manifest = read_manifest(Path(config.init_from))

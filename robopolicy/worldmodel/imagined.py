@@ -155,7 +155,7 @@ class ImaginedPolicy(Policy):
         self.spec = replace(base.spec, observation={**base.spec.observation, **(observation or {})})
 
     @property
-    def network_calls(self) -> int:
+    def nfe(self) -> int:
         """Those of the policy; what the model costs is not counted."""
         config = self.config
         return self.base.nfe * config.candidates * (1 + (config.depth - 1) * (1 + config.rounds))

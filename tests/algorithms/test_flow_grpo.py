@@ -59,8 +59,8 @@ def test_each_decision_of_an_episode_has_its_advantage() -> None:
     rollout = tools.sampler_for(algorithm).collect(algorithm.act)
     advantage = torch.arange(16.0) + 1
     rows = informative_rows(rollout, advantage)
-    assert len(rows) == int(rollout.played.sum()) and rows.logp.shape == (len(rows), 4)
-    states = {tuple(row): n + 1 for n in range(16) for row in rollout.obs["state"][rollout.played[:, n], n, 0].tolist()}
+    assert len(rows) == int(rollout.valid.sum()) and rows.logp.shape == (len(rows), 4)
+    states = {tuple(row): n + 1 for n in range(16) for row in rollout.obs["state"][rollout.valid[:, n], n, 0].tolist()}
     later = [i for i, row in enumerate(rows.obs["state"][:, 0].tolist()) if tuple(row) in states and i >= 16]
     assert later and all(rows.advantage[i] == states[tuple(rows.obs["state"][i, 0].tolist())] for i in later)
 
@@ -143,7 +143,7 @@ def test_only_groups_that_disagree_are_learned_from() -> None:
     rollout.reward[:, ~one] = 0.0
     advantage = group_advantage(rollout.returns, rollout.group, 5.0)
     rows = informative_rows(rollout, advantage)
-    assert len(rows) == int(rollout.played[:, one & (advantage != 0)].sum()) > 0
+    assert len(rows) == int(rollout.valid[:, one & (advantage != 0)].sum()) > 0
     assert bool((rows.advantage != 0).all())
 
 

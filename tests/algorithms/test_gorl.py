@@ -106,7 +106,7 @@ def test_stages_alternate_between_encoder_and_decoder(make: Callable[[], Generat
     sampler = sampler_for(algorithm)
     assert bool(algorithm.decoder.identity) and algorithm.policy.nfe == 1
     places = run(algorithm, sampler, 4)
-    assert not bool(algorithm.decoder.identity) and algorithm.policy.nfe == 1 + make().network_calls
+    assert not bool(algorithm.decoder.identity) and algorithm.policy.nfe == 1 + make().nfe
     places += run(algorithm, sampler, 8)
     encode, decode = (lambda k: (k, False)), (lambda k: (k, True))
     expected = [encode(0)] * 2 + [decode(0)] * 2 + [encode(1)] * 2 + [decode(1)] * 2

@@ -219,7 +219,7 @@ def test_dqc_refuses_rewards_that_are_no_probabilities_and_short_long_chunks() -
         dqc(n_step=1).update(batch(two_modes(64), lambda action: 5 * action[:, 0]))
     spec = PolicySpec({"state": (2,)}, 1, horizon=4, action_horizon=4)
     policy = FlowPolicy(FlowConfig(hidden=(8,), normalization="identity", action_normalization="identity"), spec)
-    with pytest.raises(UserError, match="long chunk"):
+    with pytest.raises(UserError, match="executed steps of a chunk"):
         dqc(policy, n_step=2)
     with pytest.raises(UserError, match="expectile"):
         DQCConfig(expectile=1.0)

@@ -21,7 +21,7 @@ def asymmetry(policy: GaussianPolicy, obs: Tensor) -> float:
     """Distance of the action in the mirror from the mirrored action, relative to its size."""
     with torch.no_grad():
         image = MIRROR.action(policy.mode({"state": obs}))
-        other = policy.mode(MIRROR.observe({"state": obs}))
+        other = policy.mode(MIRROR.mirror_obs({"state": obs}))
     return float((image - other).norm() / image.norm())
 
 

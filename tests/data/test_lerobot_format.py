@@ -200,7 +200,7 @@ def test_damaged_files_give_one_clear_line(tmp_path: Path, name: str, damage: st
         (lambda info: info["features"]["action"].update(shape=[-1]), r"list of sizes of 1 or more, found \[-1\]"),
         (lambda info: info["features"]["action"].update(shape=[7]), "column 'action' must hold 7 numbers in every"),
         (lambda info: info["features"].update(closing=info["features"]["action"]), "column 'closing' is missing"),
-        (lambda info: info.update(data_path="{chunk_index.__class__}"), "'data_path' must be the place of a file"),
+        (lambda info: info.update(data_path="{chunk_index.__class__}"), "'data_path' must be a file path"),
     ],
 )
 def test_what_is_wrong_with_the_metadata_is_said_in_words(tmp_path: Path, change: Any, message: str) -> None:

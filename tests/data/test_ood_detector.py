@@ -86,13 +86,13 @@ def test_what_does_not_fit_is_refused(tmp_path) -> None:
     gate = fit_ood_detector(data)
     with pytest.raises(UserError, match="'pose' is not observed"):
         gate.point({"state": torch.zeros(1, 2)}, torch.zeros(1, 1))
-    with pytest.raises(UserError, match="knows 5 numbers, got 6"):
+    with pytest.raises(UserError, match="needs 5 numbers, got 6"):
         gate.point({"state": torch.zeros(1, 2), "pose": torch.zeros(1, 2)}, torch.zeros(1, 2))
-    with pytest.raises(UserError, match="the data has state, pose, and wanted are image"):
+    with pytest.raises(UserError, match="the data has state, pose, expected image"):
         fit_ood_detector(data, keys=["image.top"])
     with pytest.raises(UserError, match="Did you mean 'kernel'"):
         OODDetectorConfig(kind="kernal")
-    with pytest.raises(UserError, match="more than 5 points"):
+    with pytest.raises(UserError, match="more than 5 data points"):
         OODDetector.fit(normal_points(3, 0), np.zeros(3, np.int64), OODDetectorConfig())
     (tmp_path / "other.safetensors").write_bytes(b"nothing")
     with pytest.raises(UserError, match="is not an OOD detector"):

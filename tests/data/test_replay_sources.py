@@ -216,7 +216,7 @@ def test_memories_that_do_not_fit_are_refused() -> None:
     full = Replay(20, prioritized=0.6)
     play(full, 0, 30)
     for other in (Replay(40, prioritized=0.6), Replay(10)):
-        with pytest.raises(UserError, match=r"fits replay.capacity=20 alone; set it to that"):
+        with pytest.raises(UserError, match=r"needs replay.capacity=20; set it to that"):
             other.load_state_dict(full.state_dict())
 
 

@@ -70,5 +70,5 @@ def test_the_graph_of_a_bundle_opens_as_a_policy(kind: str, tmp_path: Path) -> N
         chunks = [p.act(obs, deterministic=True, generator=g) for p, g in zip((policy, opened), streams, strict=True)]
     else:
         chunks = [p.act(obs, deterministic=True) for p in (policy, opened)]
-        torch.testing.assert_close(opened.remember(obs), policy.remember(obs).detach(), rtol=0, atol=1e-5)
+        torch.testing.assert_close(opened.next_hidden(obs), policy.next_hidden(obs).detach(), rtol=0, atol=1e-5)
     torch.testing.assert_close(chunks[0], chunks[1], rtol=0, atol=1e-4)

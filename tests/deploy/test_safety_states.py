@@ -191,8 +191,8 @@ def test_the_gate_reads_statistics() -> None:
         "image.front": {"mean": [[[0.5]]]},
     }
     gate = ObservationGate.from_statistics(statistics)
-    assert gate.familiar.keys() == {"state", "force"}
-    assert (gate.familiar["state"].high, gate.familiar["force"].low) == (1.0, -5.0)
+    assert gate.ranges.keys() == {"state", "force"}
+    assert (gate.ranges["state"].high, gate.ranges["force"].low) == (1.0, -5.0)
     with pytest.raises(UserError, match="neither q01"):
         ObservationGate.from_statistics({"state": {"min": [0.0]}})
 

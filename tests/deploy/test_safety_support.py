@@ -40,5 +40,5 @@ def test_numbers_that_are_none_have_no_support() -> None:
 def test_settings_out_of_range_are_refused() -> None:
     with pytest.raises(UserError, match="Did you mean 'slow'"):
         ActionOODConfig(response="slo")
-    with pytest.raises(UserError, match=r"share must lie in \(0, 1\)"):
+    with pytest.raises(UserError, match=r"slow_fraction must lie in \(0, 1\)"):
         ActionOODConfig(slow_fraction=1.0)

@@ -106,7 +106,7 @@ def test_requests_share_a_call_and_nobody_waits_for_those_who_never_ask() -> Non
             client.open()
         served.batches.clear()
         start = time.monotonic()
-        list(pool.map(lambda client: client.ask(obs=state(), noise=NOISE), clients))
+        list(pool.map(lambda client: client.request(obs=state(), noise=NOISE), clients))
         assert served.batches == [4] and time.monotonic() - start < 0.4  # all have asked, so the window ends
         for client in clients[1:]:
             client.close()
@@ -133,7 +133,7 @@ def test_one_bad_request_never_hurts_another() -> None:
         for _ in range(3):
             found = list(pool.map(ask, clients, (1.0, 5.0, 7.0, 2.0)))
             assert (found[0], found[3]) == ("1.0", "2.0")
-            assert found[1].endswith("gave no chunk: RuntimeError: out of memory")
+            assert found[1].endswith("returned no chunk: RuntimeError: out of memory")
             assert found[2].endswith("The policy returned a non-finite action.")
         for client in clients:
             client.close()
@@ -176,7 +176,7 @@ def test_a_prefix_is_passed_on_and_lengths_do_not_mix() -> None:
         clients = [Connection(server.url, 5.0) for _ in range(3)]
         prefixes = [None, np.full((1, 1, 2), 5.0), np.full((1, 3, 2), 6.0)]
         found = list(
-            pool.map(lambda c, p: c.ask(obs=state(), noise=0 * NOISE, prefix=p).chunk.mean(), clients, prefixes)
+            pool.map(lambda c, p: c.request(obs=state(), noise=0 * NOISE, prefix=p).chunk.mean(), clients, prefixes)
         )
         assert found == [1.0, 5.0, 6.0]
         for client in clients:

@@ -88,7 +88,7 @@ class NoisyPolicy(Policy):
         return chunk - 0.4 * state[:, -1:, :ACTIONS]
 
     @property
-    def network_calls(self) -> int:
+    def nfe(self) -> int:
         return 5
 
 

@@ -151,7 +151,7 @@ class Metric(torch.nn.Module):
 
 
 def test_lpips_takes_the_weights_of_torchvision_and_pictures_from_minus_one_to_one(tmp_path, monkeypatch):
-    monkeypatch.setattr(video_metrics, "need", lambda *_: types.SimpleNamespace(LPIPS=Metric))
+    monkeypatch.setattr(video_metrics, "require", lambda *_: types.SimpleNamespace(LPIPS=Metric))
     weights = {
         f"features.{i}.{name}": torch.ones_like(value)
         for i, part in ((0, "slice1"), (3, "slice2"))

@@ -44,7 +44,7 @@ class CueSim(TorchVectorEnv):
         shown = torch.where(self.episode_step == 0, self._cue, 0.0)
         return {"state": torch.stack([shown, self.episode_step / LENGTH], 1), "critic": self._cue[:, None].clone()}
 
-    def begin(self, rows: Tensor, seeds: list[int]) -> None:
+    def start_episodes(self, rows: Tensor, seeds: list[int]) -> None:
         drawn = [float(np.random.default_rng(seed).choice([-1.0, 1.0])) for seed in seeds]
         self._cue = self._cue.index_copy(0, rows, torch.tensor(drawn))
 

@@ -25,6 +25,6 @@ def push_films(episodes: int = 8, *, size: int = 32, seed: int = 0, failures: bo
     for index, (name, expert, noise) in enumerate(who):
         count = episodes // len(who)
         sim, first = make_sim("toy/push", with_images), seed + index * count
-        options = {"seed": first, "noise": noise, "film": name, "only_success": not failures}
+        options = {"seed": first, "noise": noise, "behaviour": name, "only_success": not failures}
         collect(sim, expert, Sink(), episodes=count, **options)
     return Episodes.from_list(found, DT, {"action": ACTIONS})

@@ -35,7 +35,7 @@ class LineSim(TorchVectorEnv):
         super().__init__(spec, num_envs)
         self._place = torch.zeros(num_envs, 1)
 
-    def begin(self, rows: Tensor, seeds: list[int]) -> None:
+    def start_episodes(self, rows: Tensor, seeds: list[int]) -> None:
         places = [np.random.default_rng(seed).uniform(-1, 1) for seed in seeds]
         self._place = self._place.index_copy(0, rows, torch.tensor(places, dtype=torch.float32)[:, None])
 

@@ -33,7 +33,7 @@ class LockSim(TorchVectorEnv):
         self.code = torch.from_numpy(np.random.default_rng(0).integers(0, ACTIONS, length))
         self._good = torch.ones(num_envs, dtype=torch.bool)
 
-    def begin(self, rows: Tensor, seeds: list[int]) -> None:
+    def start_episodes(self, rows: Tensor, seeds: list[int]) -> None:
         self._good = self._good.index_fill(0, rows, True)
 
     def step(self, action: Tensor, active: Tensor | None = None) -> Step:

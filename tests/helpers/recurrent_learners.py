@@ -44,7 +44,7 @@ def check_has_ratios_of_one_after_unrolling(name: str, kind: str) -> None:
     rollout = sampler.collect(made.act)
     rows = made.process_rollout(rollout)
     for part, _ in recurrent_minibatches(rows, rollout.shape, 52, made.generator):
-        obs = made.policy.unrolled(part.obs, 13)
+        obs = made.policy.unroll_rnn(part.obs, 13)
         torch.testing.assert_close(obs[HIDDEN_STATE], part.obs[HIDDEN_STATE], rtol=0, atol=1e-6)
         logp = made.policy.decisions(obs, part.record).logp
         torch.testing.assert_close(logp, part.logp, rtol=0, atol=1e-5)

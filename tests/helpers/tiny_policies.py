@@ -126,7 +126,7 @@ EXPORTED: dict[str, Callable[[], Any]] = {
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "function": (
         lambda: CallablePolicy.wrap("tiny", lambda obs, noise: noise, SPEC),
-        "The function 'tiny' is no torch code of ours",
+        "The function 'tiny' is not torch code of this project",
     ),
 }
 

@@ -236,5 +236,5 @@ def test_unreadable_files_and_wrong_bases_are_refused(tmp_path: Path) -> None:
         read_scheduler({"_class_name": "FlowMatchEulerDiscreteScheduler"}, steps=4, base=DiffusionConfig())
     with pytest.raises(UserError, match="belongs to a FlowConfig, got a ShortcutConfig as base"):
         read_scheduler({"_class_name": "FlowMatchEulerDiscreteScheduler"}, steps=4, base=ShortcutConfig())
-    with pytest.raises(UserError, match="drives the head of a ShortcutConfig"):
+    with pytest.raises(UserError, match="supports the head of a ShortcutConfig"):
         write_scheduler(ShortcutConfig(), tmp_path)

@@ -107,7 +107,7 @@ def test_an_endpoint_that_is_down_is_named() -> None:
         (lambda data: b"", "expected MessagePack, found b''"),
         (lambda data: Greeting(SPEC).pack(), "expected an array 'chunk', found None"),
         (lambda data: Reply(99, np.zeros((5, 4, 2))).pack(), "expected the reply to request 1, found one to 99"),
-        (lambda data: Reply(1, error="CUDA out of memory\nmore").pack(), "gave no chunk: CUDA out of memory$"),
+        (lambda data: Reply(1, error="CUDA out of memory\nmore").pack(), "returned no chunk: CUDA out of memory$"),
         (
             lambda data: Reply(1, np.zeros((5, 4, 3))).pack(),
             r"shape \(5, 4, 3\) in place of chunks of shape \(5, 4, 2\)",
@@ -128,12 +128,12 @@ def test_nonsense_is_refused_at_once_with_expected_and_found(raw: object, messag
 def test_what_is_no_policy_server_is_refused() -> None:
     with (
         serving(greeting=Reply(1)) as served,  # type: ignore[arg-type]
-        pytest.raises(UserError, match="is no policy server: expected a greeting of protocol 2, found None"),
+        pytest.raises(UserError, match="is not a policy server: expected a greeting of protocol 2, found None"),
     ):
         open_remote(served.url)
     pages = ThreadingHTTPServer(("127.0.0.1", 0), SimpleHTTPRequestHandler)
     threading.Thread(target=pages.serve_forever, args=(0.01,), daemon=True).start()
-    with pytest.raises(UserError, match="is no policy server: expected a websocket, found something else"):
+    with pytest.raises(UserError, match="is not a policy server: expected a websocket, found something else"):
         open_remote(f"ws://127.0.0.1:{pages.server_port}")
     pages.shutdown()
     pages.server_close()

@@ -120,8 +120,8 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
             {"actor_state_dict": {**weights, "rnn.weight": torch.zeros(1)}}
         ),
         "holds more than tensors": lambda: read({"actor_state_dict": Path("x")}),
-        "no model of rsl_rl: it holds weights": lambda: read({"weights": {}}),
-        "sees 6 numbers, but state 5, goal 2 makes 7": lambda: read(shapes={"state": (5,), "goal": (2,)}),
+        "is not a model of rsl_rl: it has weights": lambda: read({"weights": {}}),
+        "has 6 inputs, but state 5, goal 2 makes 7": lambda: read(shapes={"state": (5,), "goal": (2,)}),
         "no actor with squash=True": lambda: runner_config(
             GaussianConfig(squash=True, action_normalization="minmax"), spec
         ),

@@ -34,7 +34,7 @@ def robot_spec(**changes: Any) -> RobotSpec:
         "state": Topic("/joint_states", "sensor_msgs/msg/JointState"),
         "command": Topic("/arm/joint_trajectory", "trajectory_msgs/msg/JointTrajectory", "command"),
         "cameras": (Camera("front", "/front", 2, 2),),
-        "guard": SafetyConfig(max_initial_error=2.0),
+        "safety": SafetyConfig(max_initial_error=2.0),
     }
     return RobotSpec("rig", **(fields | changes))
 
@@ -147,7 +147,7 @@ class Rig:
         policy: Policy = follow_wave,
         latency: float = 0.04,
         sources: tuple[str, ...] = (),
-        parts: LoopOptions | None = None,
+        options: LoopOptions | None = None,
         faults: Faults | None = None,
         **changes: Any,
     ) -> None:
@@ -159,7 +159,7 @@ class Rig:
         self.runner = ClockedRunner(self, latency)
         self.embodiment = Embodiment(*sources)
         transport = FaultTransport(LoopbackTransport(self.domain), faults or Faults(), clock=lambda: self.now)
-        self.loop = ControlLoop(self.spec, transport, self.embodiment, self.runner, parts)
+        self.loop = ControlLoop(self.spec, transport, self.embodiment, self.runner, options)
         self.ticks: list[Tick] = []
 
     def until(self, seconds: float) -> Tick:

@@ -201,7 +201,7 @@ def test_files_of_pictures_pass_as_they_are(view: BrowserDashboard) -> None:
     from dataclasses import replace
 
     (front,) = view._robot.cameras
-    view._robot = replace(view._robot, cameras=(replace(front, kind=CompressedImage.ros_name),))
+    view._robot = replace(view._robot, cameras=(replace(front, type=CompressedImage.ros_name),))
     camera = LoopbackTransport(991).advertise("/front", CompressedImage, IMAGE)
     view.watch(LoopbackTransport(991))
     with live(view) as page:
@@ -257,7 +257,7 @@ def test_a_viewer_that_hangs_or_dies_keeps_nobody_waiting(own: BrowserDashboard)
         own._page.process.send_signal(signal.SIGSTOP)
         longest = 0.0
         for i in range(3000):
-            own._told = own._traced = -np.inf  # every tick hands over
+            own._updated = own._traced = -np.inf  # every tick hands over
             start = time.thread_time()
             say_once(own, float(i))
             longest = max(longest, time.thread_time() - start)
@@ -316,7 +316,7 @@ def test_the_button_stops_a_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
                 pages.append(tick.now)
                 pages[0].send('{"estop": true}')
 
-    monkeypatch.setattr("robopolicy_robots.tui.BrowserView", Pressing)
+    monkeypatch.setattr("robopolicy_robots.tui.BrowserDashboard", Pressing)
     words = ["--robot", "sim_panda", "--task", "lift", "--policy", "scripted", "--transport", "loopback", "--no-tui"]
     words += ["--domain", str(100 + os.getpid() % 100), "--out", str(tmp_path / "r.json"), "--browser", "0"]
     assert cli.main(["deploy", *words]) == 1

@@ -55,9 +55,11 @@ def test_a_robot_that_is_well_passes(monkeypatch, capsys):
     code, rows = run(monkeypatch, capsys)
     assert code == 0 and all(name.endswith("pass") for name in rows), rows
     assert "1 publishers of /joint_states" in rows["source joints pass"]
-    assert "pressed heard after" in rows["emergency stop pass"] and "released heard" in rows["emergency stop pass"]
+    assert (
+        "pressed received after" in rows["emergency stop pass"] and "released received" in rows["emergency stop pass"]
+    )
     assert rows["command time-out pass"].startswith("holds ") and rows["command time-out pass"].endswith(
-        "stated 250 ms"
+        "declared 250 ms"
     )
     assert "ticks an action" in rows["rate pass"] and "of a chunk's 8 actions of 50 ms" in rows["inference pass"]
 
@@ -67,11 +69,11 @@ def test_a_time_out_that_is_not_stated_or_not_kept_fails(monkeypatch, capsys, tm
     assert code == 2 and "not declared" in rows["command time-out FAIL"]
     monkeypatch.setattr(checks, "SLACK", -1.0)
     code, rows = run(monkeypatch, capsys)
-    assert code == 2 and "stated 250 ms" in rows["command time-out FAIL"]
+    assert code == 2 and "declared 250 ms" in rows["command time-out FAIL"]
 
 
 def test_silence_is_named(monkeypatch, capsys, tmp_path):
-    topic = {"topic": "/nowhere", "kind": "geometry_msgs/msg/PoseStamped", "qos": "sensor"}
+    topic = {"topic": "/nowhere", "type": "geometry_msgs/msg/PoseStamped", "qos": "sensor"}
     monkeypatch.setattr("robopolicy_robots.simulated.node.SimNode._report", lambda self: None)
     monkeypatch.setattr("robopolicy_robots.simulated.client.Simulation.reset", lambda self, seed: None)
     code, rows = run(monkeypatch, capsys, other(tmp_path, sources={"object.cube": topic}))

@@ -230,5 +230,5 @@ def test_a_share_of_the_way_begins_where_the_robot_stands_still(mode: str, expec
     np.testing.assert_allclose(bent, expected)
     assert [(each.kind, each.value, each.limit) for each in playback.limited()] == [("support", -2.0, -1.0)]
     assert playback.limited() == ()
-    with pytest.raises(SafetyHold, match="action without support in the data: score -2, at least -1"):
+    with pytest.raises(SafetyHold, match="out-of-distribution action: score -2, at least -1"):
         playback._supported(ActionOODResult(0.3, False, -2.0, -1.0), np.ones(3), False, 7.0)  # the first of all

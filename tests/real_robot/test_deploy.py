@@ -102,7 +102,7 @@ def test_the_support_of_a_dataset_is_watched(monkeypatch, tmp_path, capsys):
     assert report["holds"] >= 1 and report["interventions"]["support"] >= 1
     source = CheckpointChunkPolicy(ScriptedLift(8, 4))
     monkeypatch.setattr("robopolicy_robots.deployment.open_source", lambda name, device: source)
-    for folder, message in ((lift_data(tmp_path / "short", 3), "knows 8 numbers"), (tmp_path / "none", "No LeRobot")):
+    for folder, message in ((lift_data(tmp_path / "short", 3), "needs 8 numbers"), (tmp_path / "none", "No LeRobot")):
         assert cli.main(["deploy", *FAST, "--transport", "loopback", "--ood-data", str(folder)]) == 2
         assert message in capsys.readouterr().err
 
@@ -115,7 +115,7 @@ def test_the_support_of_a_dataset_is_watched(monkeypatch, tmp_path, capsys):
         (["--task", "drawr"], "Did you mean"),
         (["--task", "locomotion/hopper"], "joints"),
         (["--transport", "dsd"], "Unknown transport 'dsd'. Did you mean 'dds'?"),
-        (["--task", "toy/point_mass"], "Task toy/point_mass has no robot to drive"),
+        (["--task", "toy/point_mass"], "Task toy/point_mass has no robot for deployment"),
         (["--episodes", "0"], "--episodes must be at least 1"),
         (["--seed", "-1"], "--seed must be at least 0, got -1"),
         (["--seed", "4294967296"], "--seed must be at most 4294967295"),
@@ -123,7 +123,7 @@ def test_the_support_of_a_dataset_is_watched(monkeypatch, tmp_path, capsys):
         (["--out", "report.html"], "--out must end in .json, got report.html"),
         (["--overwrite"], "--overwrite has no effect without --out or --record"),
         (["--ood-action", "slow"], "--ood-action has no effect without --ood-data"),
-        (["--check", "--dry-run"], "--dry-run has no effect with --check, which drives nothing"),
+        (["--check", "--dry-run"], "--dry-run has no effect with --check, which moves no robot"),
         (["--robot", "franka_panda", "--seed", "3"], "--seed has no effect on franka_panda, which is a real robot"),
         (["--rate", "-1"], "--rate must be a positive number"),
         (["--robot", "ur5e"], "The task moves the joints"),

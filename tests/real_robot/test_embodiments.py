@@ -111,7 +111,7 @@ def test_a_policy_that_sees_pictures(kind: str, monkeypatch: Any, tmp_path: Path
     found, wanted = in_process(monkeypatch, policy, "manipulation/lift", cameras=("front",), image_size=64)
     robot = yaml.safe_load((SHIPPED / "sim_panda.yaml").read_text())
     for camera in robot["cameras"]:
-        camera["kind"] = kind
+        camera["type"] = kind
     path = tmp_path / "robot.yaml"
     path.write_text(yaml.safe_dump(robot))
     words = ("--robot", str(path), "--task", "lift", "--rate", "20")

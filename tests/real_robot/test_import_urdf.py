@@ -51,7 +51,7 @@ def test_a_urdf_says_what_it_says(tmp_path: Path) -> None:
 
 def test_joints_are_chosen_ordered_and_named(tmp_path: Path) -> None:
     words = ("--prefix", "left_", "--joints", "left_elbow", "left_shoulder", "--velocity", "left_elbow=1e-5")
-    topics = ("--command", "/go", "--kind", "std_msgs/msg/Float64MultiArray", "--rate", "100")
+    topics = ("--command", "/go", "--type", "std_msgs/msg/Float64MultiArray", "--rate", "100")
     robot = describe(tmp_path, URDF, *words, *topics, "--range", "left_elbow=1,1.5")
     assert robot.names == ("left_elbow", "left_shoulder") and robot.rate == 100.0
     assert robot.limits.velocity.tolist() == [1e-5, 3.1415] and robot.limits.position_low[0] == 1.0
@@ -90,7 +90,7 @@ def test_the_model_of_the_panda_gives_the_shipped_description(tmp_path: Path, na
             ("--velocity", "3"),
             "Joint 'elbow' has no range; give it with --range elbow=LOW,HIGH.",
         ),
-        ('lower="0.5"', 'lower="half"', (), "The limit 'lower' of joint 'elbow' is no number: 'half'."),
+        ('lower="0.5"', 'lower="half"', (), "The limit 'lower' of joint 'elbow' is not a number: 'half'."),
         ('lower="0.5"', 'lower="3"', (), "Limits of joint 'elbow': 'position_low' must be below"),
         ("", "", ("--joints", "elbo"), "Unknown joint 'elbo'. Did you mean 'elbow'?"),
         ("", "", ("--velocity", "elbow=fast"), "Expected JOINT=NUMBER, got 'fast'."),
@@ -110,7 +110,7 @@ def test_the_model_of_the_panda_gives_the_shipped_description(tmp_path: Path, na
         ("robot", "sdf", (), "neither URDF (<robot>) nor MJCF (<mujoco>), found <sdf>"),
         (URDF, "<robot/>", (), "no joints that can be commanded"),
         (URDF, "<mujoco><no/></mujoco>", (), "MuJoCo cannot read arm.urdf"),
-        ("", "", ("--kind", "std_msgs/msg/Bool"), "command must be one of"),
+        ("", "", ("--type", "std_msgs/msg/Bool"), "command must be one of"),
     ],
 )
 def test_what_is_missing_or_wrong_is_one_line(

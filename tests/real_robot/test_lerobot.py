@@ -73,7 +73,7 @@ def test_units_that_cannot_be_are_refused() -> None:
     with pytest.raises(UserError, match=r"Unknown unit 'degree'\. Did you mean 'degrees'"):
         JointUnits.of(so101(), "degree")
     endless = so101(joints=(*so101().joints[:5], Joint("gripper", 1.0, gripper=True)))
-    with pytest.raises(UserError, match="parts of the range of 'gripper', which"):
+    with pytest.raises(UserError, match="fractions of the range of 'gripper', which"):
         JointUnits.of(endless, "degrees")
 
 
@@ -152,8 +152,8 @@ def test_a_robot_that_fails_is_silent_until_it_works_again(arm: Any, caplog: Any
         ({"prt": "/dev/null"}, "Unknown setting 'prt' of still_arm. Did you mean 'port'"),
         ({"port": None, "reachable": False}, r"LeRobot cannot reach still_arm: Could not open None \(nobody there\)"),
         ({"calibrated": False, "id": "one"}, "run: lerobot-calibrate --robot.type=still_arm --robot.port=/dev/null --"),
-        ({"units": "range"}, "still_arm counts in degrees, as use_degrees says, not in range"),
-        ({"use_degrees": False}, "still_arm counts in range, as use_degrees says, not in degrees"),
+        ({"units": "range"}, "still_arm uses degrees, as set by use_degrees, not range"),
+        ({"use_degrees": False}, "still_arm uses range, as set by use_degrees, not degrees"),
         ({"cameras": {"front": {"fps": 3}}}, "The camera 'front' needs a type"),
         ({"cameras": {"front": {"type": "gray"}}}, "Unknown camera of LeRobot 'gray'. Did you mean 'grey'"),
     ],

@@ -295,7 +295,7 @@ def test_arming_says_what_is_missing(rig: Rig) -> None:
 
 
 def test_a_first_command_far_away_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    rig = Rig(monkeypatch, guard=SafetyConfig())
+    rig = Rig(monkeypatch, safety=SafetyConfig())
     rig.policy = lambda observed: np.ones((HORIZON, 3))
     rig.loop.arm()
     tick = rig.until(0.5)
@@ -322,7 +322,7 @@ def test_the_emergency_stop_during_a_chunk(rig: Rig) -> None:
 
 
 def test_a_robot_that_does_not_follow_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
-    rig = Rig(monkeypatch, guard=SafetyConfig(max_tracking_error=0.1)).running(0.3)
+    rig = Rig(monkeypatch, safety=SafetyConfig(max_tracking_error=0.1)).running(0.3)
     rig.robot.stuck = True
     tick = rig.until(2.0)
     assert tick.state is State.HOLD and tick.reason.startswith(Reason.TRACKING)
@@ -341,7 +341,7 @@ def test_strange_observations_hold(monkeypatch: pytest.MonkeyPatch) -> None:
     gate = ObservationGate({"state": ObservationRange(np.full(3, -0.2), np.full(3, 0.2))})
     rig = Rig(monkeypatch, options=LoopOptions(gate=gate)).running(0.2)
     tick = rig.until(1.5)
-    assert tick.state is State.HOLD and tick.reason.startswith("strange observation: state[")
+    assert tick.state is State.HOLD and tick.reason.startswith("out-of-distribution observation: state[")
     assert rig.loop.log.counts["gate"] >= 1
     rig.robot.stuck, rig.robot.position = True, np.zeros(3)  # put back by hand
     rig.policy = lambda observed: np.zeros((HORIZON, 3))

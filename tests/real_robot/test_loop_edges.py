@@ -22,7 +22,7 @@ def rig(monkeypatch: pytest.MonkeyPatch) -> Rig:
 def driven_by_velocities(monkeypatch: pytest.MonkeyPatch, start: float, velocity: float, **guard: Any) -> Rig:
     """A robot at `start` [rad] whose policy wants `velocity` [rad/s] of every joint."""
     rig = Rig(
-        monkeypatch, lambda observed: np.full((HORIZON, 3), velocity), mode="velocity", guard=SafetyConfig(**guard)
+        monkeypatch, lambda observed: np.full((HORIZON, 3), velocity), mode="velocity", safety=SafetyConfig(**guard)
     )
     rig.robot.position = np.full(3, start)
 
@@ -58,7 +58,7 @@ def test_a_velocity_is_neither_a_first_target_nor_a_place_to_be_away_from(monkey
 
 
 def test_a_dry_run_is_not_held_because_the_robot_does_not_follow(monkeypatch: pytest.MonkeyPatch) -> None:
-    rig = Rig(monkeypatch, guard=SafetyConfig(max_initial_error=2.0, max_tracking_error=0.01))
+    rig = Rig(monkeypatch, safety=SafetyConfig(max_initial_error=2.0, max_tracking_error=0.01))
     rig.loop.options.dry_run = True
     rig.policy = lambda observed: np.full((HORIZON, 3), 0.1)
     rig.running(0.3)
@@ -131,12 +131,12 @@ def test_a_robot_that_takes_no_commands_is_not_armed_and_is_held(rig: Rig) -> No
     rig.running()
     rig.robot._commands.close()
     rig.robot.obey = lambda: None  # type: ignore[method-assign]
-    assert rig.until(0.1).reason == "peer lost: nobody takes /arm/joint_trajectory"
+    assert rig.until(0.1).reason == "peer lost: no subscriber of /arm/joint_trajectory"
     rig.loop.estop.press("keyboard")
     rig.until(0.1)
     rig.loop.reset_estop()
     rig.loop.arm()
-    assert rig.until(0.3).reason == "nobody takes /arm/joint_trajectory"
+    assert rig.until(0.3).reason == "no subscriber of /arm/joint_trajectory"
     rig.loop.options.dry_run = True  # which sends none
     assert rig.until(0.3).state is State.RUN
 

@@ -84,7 +84,7 @@ def test_a_button_that_is_let_go_at_once_has_been_pressed_nonetheless(monkeypatc
 
 
 def test_an_operator_who_has_to_be_heard_of_is_waited_for_also_after_a_stop(monkeypatch: pytest.MonkeyPatch) -> None:
-    rig = Rig(monkeypatch, guard=SafetyConfig(max_initial_error=2.0, heartbeat_timeout=0.5))
+    rig = Rig(monkeypatch, safety=SafetyConfig(max_initial_error=2.0, heartbeat_timeout=0.5))
     operator = LoopbackTransport(rig.domain).advertise("/operator/heartbeat", Bool, SENSOR)
     rig.loop.arm()
     assert rig.until(0.5).reason == "no operator on /operator/heartbeat"

@@ -23,7 +23,7 @@ def test_actions_without_support_are_bent_and_then_hold(monkeypatch: pytest.Monk
     check = ActionOODCheck(gate, ActionOODConfig(response=response, max_consecutive=4))
     rig = Rig(monkeypatch, options=LoopOptions(support=check)).running(0.2)
     tick = rig.until(1.5)
-    assert tick.state is State.HOLD and tick.reason.startswith("action without support in the data: score")
+    assert tick.state is State.HOLD and tick.reason.startswith("out-of-distribution action: score")
     assert rig.loop.log.counts["support"] == (1 if response == "hold" else 4)
     assert rig.at_rest()
     rig.check_limits()

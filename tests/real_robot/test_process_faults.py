@@ -36,8 +36,8 @@ pytest.importorskip("cyclonedds", reason="needs robopolicy[ros]")
 pytestmark = pytest.mark.slow
 ROBOT = load_robot("sim_panda")
 STALE, TICKS, SLACK = ROBOT.safety.max_age, 2 * ROBOT.dt, 0.25  # [s]
-HASTY = replace(ROBOT, guard=replace(ROBOT.safety, overruns=50))  # no hold because the machine is busy
-PATIENT = replace(HASTY, guard=replace(HASTY.safety, estop_after=10.0))  # where only the hold matters
+HASTY = replace(ROBOT, safety=replace(ROBOT.safety, max_overruns=50))  # no hold because the machine is busy
+PATIENT = replace(HASTY, safety=replace(HASTY.safety, estop_after=10.0))  # where only the hold matters
 HERE = Path(__file__).parent
 
 

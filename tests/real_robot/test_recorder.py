@@ -168,5 +168,5 @@ def test_a_recorded_run_gives_the_same_commands_when_it_is_filtered_again(tmp_pa
 
 def test_a_damaged_note_is_refused():
     note = Recorded(TOPIC, String('{"state": 1}'), 0.0)
-    with pytest.raises(UserError, match="note of tick 0"):
+    with pytest.raises(UserError, match="record of tick 0"):
         refilter([note], SafetyFilter(LIMITS))

@@ -172,7 +172,7 @@ def test_defaults_and_sources(tmp_path: Path) -> None:
         (
             "name: one",
             "name: one\ncameras: [{name: a, topic: /a, height: 4, width: 4, type: std_msgs/msg/Bool}]",
-            "Camera 'a': kind must be one of",
+            "Camera 'a': type must be one of",
         ),
         (
             "name: one",

@@ -169,7 +169,7 @@ def test_a_start_that_is_not_finite_is_refused(monkeypatch: pytest.MonkeyPatch) 
 def test_what_was_learned_before_a_failure_is_kept(tmp_path: Path, spoil: Any) -> None:
     config = compose_config([f"task={TASK}", *RUN, *SHORT, "evaluation.episodes=0", f"out={tmp_path}", "name=run"])
     spoil(breaking(100))
-    with pytest.raises(SimulatorFailed, match=r"overheated .* Go on with: robopolicy train --resume .*run$"):
+    with pytest.raises(SimulatorFailed, match=r"overheated .* Resume with: robopolicy train --resume .*run$"):
         start_run(config).train()
     spoil(lambda calls, seed: {})
     resumed = resume_run(tmp_path / "run")

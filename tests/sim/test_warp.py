@@ -202,7 +202,7 @@ def test_a_diverged_environment_is_reset_and_never_a_success() -> None:
 def test_contacts_without_room_are_reported() -> None:
     sim = WarpSim(native("lift", 1).task, 2, device="cpu", constraints=12)
     sim.reset(0)
-    with pytest.warns(RuntimeWarning, match="2 of 2 environments had no room for their constraints"):
+    with pytest.warns(RuntimeWarning, match="2 of 2 environments exceeded the capacity for constraints"):
         step = sim.step(torch.zeros(2, 5))
     assert step.info["overflow"].tolist() == [True, True]
     assert step.info["overflow"].dtype == torch.bool

@@ -184,7 +184,7 @@ def test_a_starting_policy_brings_its_cameras(tmp_path: Path):
 
 def test_entries_of_an_empty_section_can_be_added():
     settings = ["policy=gaussian", "algorithm=ppo", "algorithm.critic.privileged_obs.state=4"]
-    assert compose_config(settings).algorithm["critic"]["vectors"] == {"state": 4}
+    assert compose_config(settings).algorithm["critic"]["privileged_obs"] == {"state": 4}
     with pytest.raises(UserError, match=r"algorithm.critic.privileged_obs.state: .*Integer"):
         compose_config([*settings[:2], "algorithm.critic.privileged_obs.state=many"])
 
@@ -203,7 +203,7 @@ def test_a_new_policy_sees_only_what_it_is_told_to():
 def test_a_critic_sees_what_the_simulator_shows():
     with pytest.raises(UserError, match=r"see 'state' of shape \(99,\); toy/point_mass shows \("):
         small_ppo("algorithm.critic.privileged_obs.state=99")
-    with pytest.raises(UserError, match=r"see 'goal' of shape .*has no usable observation"):
+    with pytest.raises(UserError, match=r"see 'goal' of shape .*shows nothing"):
         small_ppo("algorithm.critic.privileged_obs.goal=2")
 
 

@@ -32,7 +32,7 @@ class _Read:
     def __init__(self, episodes: Episodes) -> None:
         self.episodes = episodes
 
-    def played(self) -> Episodes:
+    def without_closing_frames(self) -> Episodes:
         return self.episodes
 
 

@@ -270,7 +270,7 @@ def test_a_stop_during_the_duel_can_be_resumed(tmp_path, monkeypatch):
         signal.raise_signal(signal.SIGTERM)
         before_round()
 
-    monkeypatch.setattr(loop.guards, "duel", stop)
+    monkeypatch.setattr(loop.guards, "compare_with_base", stop)
     with pytest.raises(Interrupted, match="resume with"):
         trainer.train()
     assert not (tmp_path / "run" / "report.json").exists()

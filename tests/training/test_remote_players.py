@@ -188,7 +188,7 @@ def test_what_players_cannot_do_is_said(monkeypatch):
     monkeypatch.setitem(WORKER_HANDLES, "process", Here)
     monkeypatch.setitem(TOPOLOGIES._rows, "flat", Continued)
     algorithm, feed = source(players=1)
-    with pytest.raises(UserError, match="ability 'branch', which RemoteWorld lacks"):
+    with pytest.raises(UserError, match="ability 'branch', which RemoteRolloutEnv lacks"):
         for _ in range(4):
             feed.next(algorithm)
     feed.close()

@@ -28,7 +28,7 @@ def test_the_spec_is_read_off_the_data(episodes):
     assert spec_of(episodes, proprio=("gripper",)).proprio_dim == 2
     with pytest.raises(UserError, match="Unknown camera 'wrist'"):
         spec_of(episodes, cameras=("wrist",))
-    with pytest.raises(UserError, match="cannot render images"):
+    with pytest.raises(UserError, match="has no pictures"):
         spec_of(replace(episodes, arrays={k: v for k, v in episodes.arrays.items() if k != "image.top"}))
 
 

@@ -195,7 +195,7 @@ def test_a_local_model_is_loaded_without_the_network_and_asked_with_its_own_temp
         return types.SimpleNamespace(from_pretrained=from_pretrained)
 
     fake = types.SimpleNamespace(AutoProcessor=loader(Processor()), AutoModelForImageTextToText=loader(Model()))
-    monkeypatch.setattr(vlm, "need", lambda package, extra: fake)
+    monkeypatch.setattr(vlm, "require", lambda package, extra: fake)
     backend = Local("models/tiny")
     first, again, other = (
         (backend("?", [np.zeros((4, 4, 3), np.uint8)] * 2, seed), calls["draw"]) for seed in (1, 1, 2)

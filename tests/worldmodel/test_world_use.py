@@ -50,7 +50,7 @@ def test_a_vision_language_model_sees_the_film_every_twentieth_step(folder, monk
             shown.append(len(frames))
             return NO
 
-    monkeypatch.setattr("robopolicy.training.world_sims.Served", Watching)
+    monkeypatch.setattr("robopolicy.training.world_sims.ServedVLM", Watching)
     sim = world(folder, judge="vlm:name@http://127.0.0.1:1/v1", steps=25)
     sim.reset(0)
     done = [sim.step(torch.zeros(3, 2)) for _ in range(25)]
@@ -111,11 +111,11 @@ def test_a_judge_without_a_world_model_is_refused(folder, refused):
         budget=BudgetConfig(updates=1),
         worldmodel=WorldOptions(steps=3),
     )
-    with pytest.raises(UserError, match=r"Settings of world\.\* belong to a world model"):
+    with pytest.raises(UserError, match=r"Settings of worldmodel\.\* need a world model"):
         resolve_config(settings)
     plain = to_dict(settings)
-    plain["world"]["penalty"] = -1.0
-    with pytest.raises(UserError, match=r"world\.penalty must not be negative, got -1\.0"):
+    plain["worldmodel"]["penalty"] = -1.0
+    with pytest.raises(UserError, match=r"worldmodel\.penalty must not be negative, got -1\.0"):
         from_dict(TrainConfig, plain, "")
 
 

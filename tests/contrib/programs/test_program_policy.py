@@ -242,11 +242,14 @@ def test_a_tree_is_improved_from_the_command_line_and_goes_on(capsys, tmp_path, 
         (["tree.txt", "--task", "toy/point_mass"], "A program is a behaviour tree (.json) or Python (.py)"),
         (["gone.json", "--task", "toy/point_mass"], "gone.json cannot be read"),
         (["tree.json", "--task", "toy/point_mass", "--skills", "a"], "--skills takes NAME=CKPT"),
-        (["act.py", "--task", "toy/point_mass", "--rest", "1"], "--skills and --rest are for behaviour trees"),
-        (["tree.json", "--task", "toy/point_mass", "--resume"], "There is no search to go on with"),
+        (
+            ["act.py", "--task", "toy/point_mass", "--default-action", "1"],
+            "--skills and --default-action are for behaviour trees",
+        ),
+        (["tree.json", "--task", "toy/point_mass", "--resume"], "There is no search to resume"),
         (["tree.json", "--task", "toy/point_mass", "--seed", "30000"], "must not overlap"),
         (["tree.json", "--task", "toy/point_mass", "--out", "."], "exists and is not a checkpoint"),
-        (["act.py", "--task", "text/grid", "--rounds", "1", "--author", "tree.json"], "tree.json"),
+        (["act.py", "--task", "text/grid", "--rounds", "1", "--llm", "tree.json"], "tree.json"),
     ],
 )
 def test_a_command_that_cannot_run_is_refused_in_one_line(words, complaint, capsys, tmp_path, monkeypatch):

@@ -66,7 +66,7 @@ def played(tree, steps):
         obs = {"state": torch.tensor(state).view(1, 1, 3)}
         if policy.spec.hidden_dim:
             obs["memory"] = torch.zeros(1, 1, policy.spec.hidden_dim) if memory is None else memory
-            memory = policy.remember(obs)
+            memory = policy.next_hidden(obs)
         found.append(policy.act(obs)[0, 0].tolist())
     return found
 
@@ -194,10 +194,10 @@ def test_ticks_repeat_and_rows_do_not_depend_on_each_other():
     tree = {"kind": "selector", "children": [{"kind": "condition", "holds": "state[0] > 0"}, {**GO, "limit": 2}, STOP]}
     policy, obs = grow(read_tree(tree), {}, SPEC), states()
     obs["memory"] = torch.randint(0, 4, (16, 1, 1), generator=torch.Generator().manual_seed(1)).float()
-    chunk, memory = policy.act(obs), policy.remember(obs)
-    assert torch.equal(policy.act(obs), chunk) and torch.equal(policy.remember(obs), memory)
+    chunk, memory = policy.act(obs), policy.next_hidden(obs)
+    assert torch.equal(policy.act(obs), chunk) and torch.equal(policy.next_hidden(obs), memory)
     alone = {key: value[5:6] for key, value in obs.items()}
-    assert torch.equal(policy.act(alone), chunk[5:6]) and torch.equal(policy.remember(alone), memory[5:6])
+    assert torch.equal(policy.act(alone), chunk[5:6]) and torch.equal(policy.next_hidden(alone), memory[5:6])
 
 
 def test_a_limit_counts_decisions_and_starts_anew_after_a_pause():
@@ -232,7 +232,7 @@ def test_a_tree_with_one_leaf_equals_that_policy(make):
     assert policy.spec == skill.spec
     if skill.spec.hidden_dim:
         obs["memory"] = torch.rand(16, 1, 4)
-        assert torch.equal(policy.remember(obs), skill.remember(obs))
+        assert torch.equal(policy.next_hidden(obs), skill.next_hidden(obs))
     for deterministic in (True, False):
         chunks = [
             p.act(obs, deterministic=deterministic, generator=PerRowGenerator(range(16), [3] * 16))
@@ -272,8 +272,8 @@ def test_the_memory_of_a_skill_begins_anew_with_its_turn():
     skill = recurrent()
     policy = grow(tree, {"r": skill})
     obs = {"state": torch.tensor([[[1.0, 0, 0]], [[-1.0, 0, 0]]]), "memory": torch.rand(2, 1, 4)}
-    after = policy.remember(obs)
-    assert torch.equal(after[0], skill.remember(obs)[0]) and (after[1] == 0).all()
+    after = policy.next_hidden(obs)
+    assert torch.equal(after[0], skill.next_hidden(obs)[0]) and (after[1] == 0).all()
     with pytest.raises(UserError, match="This tree remembers"):
         policy.act({"state": obs["state"]})
 
