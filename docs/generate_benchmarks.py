@@ -12,7 +12,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from docs.markdown import table
+from docs.generate_methods import load
+from docs.markdown import cite, table
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
 PAGE = Path(__file__).parent / "benchmarks.md"
@@ -84,8 +85,16 @@ def _section(name: str, question: str) -> str:
             f"![Success before and after fine-tuning on {task}](charts/{_chart(task).name})\n" for task in tasks()
         ]
     elif len(rows) <= LONG:
-        lines.append(table(list(rows[0]), [[str(value) for value in row.values()] for row in rows]))
+        keys = {method.id: method.reference for method in load().methods}
+        cells = [[_cell(value, keys) for value in row.values()] for row in rows]
+        lines.append(table(list(rows[0]), cells))
     return "\n".join(lines)
+
+
+def _cell(value: object, keys: dict[str, str]) -> str:
+    """Text of a cell; the id of a source becomes its citation."""
+    text = str(value)
+    return cite(keys[text]) if text in keys else text
 
 
 def _rows(name: str) -> list[dict[str, Any]]:
