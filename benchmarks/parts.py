@@ -56,12 +56,14 @@ class Part:
 
 def _preserving(gain: float, cap: float) -> Part:
     options = {"low_gain": gain, "high_gain": gain, "cap": cap}
-    return Part("S086", {"surrogate": "gradient_preserving", "surrogate_options": options})
+    return Part("GPPO, Su et al. 2025", {"surrogate": "gradient_preserving", "surrogate_options": options})
 
 
 def _hierarchical(up: float, down: float, residual: float) -> Part:
     budgets = {"outer": "sequence", "budget_up": up, "budget_down": down, "residual": residual}
-    return Part("S044", {"level": "hierarchical", "hierarchy": budgets, "surrogate": "importance_sampling"})
+    return Part(
+        "FiberPO, Li et al. 2026", {"level": "hierarchical", "hierarchy": budgets, "surrogate": "importance_sampling"}
+    )
 
 
 PARTS: dict[str, Part] = {
@@ -69,15 +71,18 @@ PARTS: dict[str, Part] = {
     "gradient-preserving clip": _preserving(1.0, 3.0),
     "gentle gradient-preserving clip": _preserving(0.3, 1.5),
     "ratio variance": Part(
-        "S047", {"surrogate": "importance_sampling", "ratio_variance_coef": 1.0}, {"controllers": "r2vpo"}
+        "Luo et al. 2026", {"surrogate": "importance_sampling", "ratio_variance_coef": 1.0}, {"controllers": "r2vpo"}
     ),
     "hierarchical ratio": _hierarchical(0.02, 0.01, 0.2),
     "wide hierarchical ratio": _hierarchical(0.3, 0.15, 0.5),
-    "dynamic bounds": Part("S089", {"bounds": {"name": "probability", "low": 0.16, "high": 0.2, "limit": 10.0}}),
+    "dynamic bounds": Part(
+        "DCPO, Yang et al. 2025", {"bounds": {"name": "probability", "low": 0.16, "high": 0.2, "limit": 10.0}}
+    ),
     "stopped-gradient weights": Part(
         "CISPO", {"bounds": {"name": "constant", "low": 1.0, "high": 0.28}, "surrogate": "cispo"}
     ),
-    "sibling baseline": Part("S016", taken={"advantage": "rloo"}),  # mean of the others in the group, spread left alone
+    # mean of the others in the group, spread left alone
+    "sibling baseline": Part("LOOP, Chen et al. 2025", taken={"advantage": "rloo"}),
 }
 
 Key = tuple[str, int]  # part, seed

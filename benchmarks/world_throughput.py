@@ -29,7 +29,7 @@ from robopolicy.sim.registry import SimOptions, make_sim
 from robopolicy.sim.vector_env import core_count
 from robopolicy.worldmodel.backend import SimInitialStates, WorldSim
 from robopolicy.worldmodel.contract import WorldSpec
-from robopolicy.worldmodel.latent import PRESETS, LatentConfig, LatentWorldModel
+from robopolicy.worldmodel.latent import PRESETS, LatentWorldModel, LatentWorldModelConfig
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ MODELS = (("smoke", 32), ("tiny", 64), ("small", 64))  # presets with their pixe
 SIMULATOR, DRAWN = "simulator", "simulator, drawn"
 
 
-def world(shown: Shown, config: LatentConfig, pixels: int, num_envs: int, device: str) -> WorldSim:
+def world(shown: Shown, config: LatentWorldModelConfig, pixels: int, num_envs: int, device: str) -> WorldSim:
     """A world model of random weights as a simulator."""
     real = make_sim(shown.task, SimOptions(num_envs=1, cameras=(shown.camera,), image_size=pixels))
     size = sum(int(np.prod(real.spec.observation[name].shape)) for name in shown.proprio)

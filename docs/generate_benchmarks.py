@@ -12,8 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from docs.generate_methods import load
-from docs.markdown import cite, table
+from docs.markdown import table
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
 PAGE = Path(__file__).parent / "benchmarks.md"
@@ -85,16 +84,8 @@ def _section(name: str, question: str) -> str:
             f"![Success before and after fine-tuning on {task}](charts/{_chart(task).name})\n" for task in tasks()
         ]
     elif len(rows) <= LONG:
-        keys = {method.id: method.reference for method in load().methods}
-        cells = [[_cell(value, keys) for value in row.values()] for row in rows]
-        lines.append(table(list(rows[0]), cells))
+        lines.append(table(list(rows[0]), [[str(value) for value in row.values()] for row in rows]))
     return "\n".join(lines)
-
-
-def _cell(value: object, keys: dict[str, str]) -> str:
-    """Text of a cell; the id of a source becomes its citation."""
-    text = str(value)
-    return cite(keys[text]) if text in keys else text
 
 
 def _rows(name: str) -> list[dict[str, Any]]:

@@ -205,7 +205,7 @@ def _row(method: Method, recipes: list[tuple[str, str]]) -> list[str]:
     where = [f"`{name}`" for name in (*method.symbols, *method.tests)]
     if method.benchmark:
         where.append(f"benchmark `{method.benchmark}`")
-    where += recipes_measured([name for name, source in recipes if source in (method.id, method.reference)])
+    where += recipes_measured([name for name, source in recipes if source == method.reference])
     return [cite(method.reference, "../"), method.title, part, method.status, "<br>".join(where)]
 
 

@@ -1,4 +1,4 @@
-"""ReinFlow on one page: a flow policy improved by reinforcement learning (S078, Zhang et al. 2025).
+"""ReinFlow on one page: a flow policy improved by reinforcement learning (Zhang et al. 2025).
 
 A flow policy draws its chunk by K Euler steps from noise, which leaves no probability for a policy gradient to work on.
 ReinFlow adds a little learned Gaussian noise to every step. The chain of K steps then has an exact log-probability, and

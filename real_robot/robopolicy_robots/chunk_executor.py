@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from robopolicy.deploy.chunk_buffer import ChunkBuffer, delay_steps
-from robopolicy.deploy.safety.interventions import Intervention
+from robopolicy.deploy.safety.interventions import SafetyIntervention
 from robopolicy.deploy.safety.motion import Array
 from robopolicy.deploy.safety.ood import ActionOODCheck, ActionOODResult, ObservationGate
 from robopolicy.errors import UserError
@@ -60,7 +60,7 @@ class ChunkExecutor:
         self.buffer = ChunkBuffer(embodiment.control_dt, runner.spec.action_dim, join)
         self._robot, self._embodiment, self._runner, self._gate = robot, embodiment, runner, gate
         self._support = support
-        self._limited: list[Intervention] = []  # interventions of the OOD check since the last call
+        self._limited: list[SafetyIntervention] = []  # interventions of the OOD check since the last call
         self._order = [embodiment.joints.index(name) for name in robot.names]
         self._history: deque[dict[str, NDArray[Any]]] = deque(maxlen=runner.spec.obs_horizon)
         self._origin = np.inf  # [s] when slot 0 began
@@ -105,7 +105,7 @@ class ChunkExecutor:
         if self._gate is not None:
             finding = self._gate.update(self._history[-1])
             if self._gate.closed:
-                found = Intervention("gate", finding.key, finding.value, finding.limit, now)
+                found = SafetyIntervention("gate", finding.key, finding.value, finding.limit, now)
                 raise SafetyHold(Reason.STRANGE_OBSERVATION, f"{finding.key} = {finding.value:.4g}", found)
 
     def ahead(self, due: float) -> float:
@@ -170,7 +170,7 @@ class ChunkExecutor:
             self._waited = False
         return goal
 
-    def limited(self) -> tuple[Intervention, ...]:
+    def limited(self) -> tuple[SafetyIntervention, ...]:
         """Interventions of the OOD check since the last call."""
         done, self._limited = tuple(self._limited), []
         return done
@@ -200,7 +200,7 @@ class ChunkExecutor:
         """
         if said.fraction == 1.0 and not said.held:
             return goal
-        found = Intervention("support", "", said.score, said.threshold, now)
+        found = SafetyIntervention("support", "", said.score, said.threshold, now)
         if said.held or not following:
             raise SafetyHold(Reason.UNSUPPORTED, f"score {said.score:.4g}, at least {said.threshold:.4g}", found)
         self._limited.append(found)

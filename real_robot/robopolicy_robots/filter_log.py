@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from robopolicy.deploy.safety.filter import FilterConfig, FilterState, JointMeasurement, SafetyFilter, Workspace
-from robopolicy.deploy.safety.interventions import Intervention
-from robopolicy.deploy.safety.motion import Array, JointLimits, Motion
+from robopolicy.deploy.safety.interventions import SafetyIntervention
+from robopolicy.deploy.safety.motion import Array, JointLimits, JointMotion
 from robopolicy.errors import UserError
 from robopolicy.files import parse_json
 from robopolicy_robots.messages import String
@@ -36,7 +36,7 @@ class RecordedFilter(SafetyFilter):
 
     def step(
         self, command: Any, state: FilterState, measured: JointMeasurement, dt: float
-    ) -> tuple[Array, FilterState, tuple[Intervention, ...]]:
+    ) -> tuple[Array, FilterState, tuple[SafetyIntervention, ...]]:
         """Call the filter and record the step."""
         sent, after, done = super().step(command, state, measured, dt)
         self._keep(state, dt, sent, after, asked=_plain(command), measured=_plain(measured), done=done)
@@ -98,4 +98,4 @@ def _array(value: Any) -> Any:
 
 def _state(value: Any) -> FilterState:
     motion, target = value
-    return FilterState(Motion(*(np.array(each) for each in motion)), np.array(target))
+    return FilterState(JointMotion(*(np.array(each) for each in motion)), np.array(target))

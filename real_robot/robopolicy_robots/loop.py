@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from robopolicy.deploy.safety.filter import FilterState, JointMeasurement, SafetyFilter
-from robopolicy.deploy.safety.interventions import Intervention, InterventionLog
+from robopolicy.deploy.safety.interventions import InterventionLog, SafetyIntervention
 from robopolicy.deploy.safety.motion import Array
 from robopolicy.deploy.safety.watchdog import EStop
 from robopolicy.errors import UserError
@@ -226,7 +226,7 @@ class ControlLoop:
             self._warm, self._retry = self._warm + 1, -np.inf
             self.executor.receive(answer)
             return
-        self.log.add(Intervention(f"policy {answer.fault}", "", np.nan, np.nan, self._now))
+        self.log.add(SafetyIntervention(f"policy {answer.fault}", "", np.nan, np.nan, self._now))
         log.warning("Policy: %s: %s", answer.fault, answer.detail)
         if self.state in MOVING:
             if answer.fault != "exception":
@@ -240,7 +240,7 @@ class ControlLoop:
             self.estop.press(f"'{late[0]}' silent for {late[1]:.2f} s")
         if self.estop.check(now):
             if self.state is not State.ESTOP:
-                self.log.add(Intervention("estop", "", np.nan, np.nan, now))
+                self.log.add(SafetyIntervention("estop", "", np.nan, np.nan, now))
                 self._wanted_running = self._ready = False
                 self._enter(State.ESTOP, self.estop.cause)
         elif self.state not in MOVING:
@@ -282,7 +282,7 @@ class ControlLoop:
             raise SafetyHold(Reason.PEER_LOST if stranger.startswith("0 ") else Reason.PUBLISHER, stranger)
         if late:
             reason = Reason.STALE_CAMERA if late[0].startswith(CAMERA) else Reason.STALE_OBSERVATION
-            raise SafetyHold(reason, f"'{late[0]}'", Intervention("stale", *late, self._now))
+            raise SafetyHold(reason, f"'{late[0]}'", SafetyIntervention("stale", *late, self._now))
         if self._measured is None:
             raise SafetyHold(Reason.BAD_OBSERVATION, self._joint_fault)
         if not self.options.dry_run and self._publisher.matched < 1:
@@ -339,7 +339,7 @@ class ControlLoop:
         self.log.reset_window()
         self._enter(State.RUN, "")
 
-    def _command(self) -> tuple[Array | None, Array | None, tuple[Intervention, ...]]:
+    def _command(self) -> tuple[Array | None, Array | None, tuple[SafetyIntervention, ...]]:
         """Wanted command, sent command, and interventions of the filter."""
         wanted, done = None, ()
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from robopolicy.deploy.safety.interventions import Intervention
+from robopolicy.deploy.safety.interventions import SafetyIntervention
 from robopolicy.deploy.safety.motion import Array
 
 
@@ -53,7 +53,7 @@ RESUME_FROM_COMMAND = frozenset(
 class SafetyHold(Exception):
     """The robot must hold; `found` is an intervention to record."""
 
-    def __init__(self, reason: Reason, detail: str = "", found: Intervention | None = None) -> None:
+    def __init__(self, reason: Reason, detail: str = "", found: SafetyIntervention | None = None) -> None:
         super().__init__(f"{reason}: {detail}" if detail else str(reason))
         self.reason, self.found = reason, found
 
@@ -68,4 +68,4 @@ class Tick:
     measured: Array | None  # (J,) positions
     wanted: Array | None  # (J,) before the filter
     command: Array | None  # (J,) sent; None while nothing is
-    interventions: tuple[Intervention, ...]
+    interventions: tuple[SafetyIntervention, ...]

@@ -1,4 +1,4 @@
-"""AC-Flow: flow matching with intermediate feedback (S147, Fan et al. 2025), a reconstruction for action chunks.
+"""AC-Flow: flow matching with intermediate feedback (Fan et al. 2025), a reconstruction for action chunks.
 
 An intermediate critic V(x_t, t, s) estimates, at points on the way from noise to the chunk, the outcome to come. The
 actor repeats the matching loss of pretraining on its own chunks, each stored pair weighted by `exp(A / temperature)`

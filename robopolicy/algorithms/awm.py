@@ -1,4 +1,4 @@
-"""AWM: advantage-weighted matching (S075, Xue et al. 2025), carried over from images to action chunks.
+"""AWM: advantage-weighted matching (Xue et al. 2025), carried over from images to action chunks.
 
 The loss of pretraining is also the loss of RL: each sample's matching loss l is weighted by its signed advantage. Like
 FPO++ it forms one ratio `exp(l_old - l)` per stored pair of noise and time, but hardly bounds it (clip 1): at

@@ -1,10 +1,11 @@
-"""Decoupled Q-chunking (DQC, S027): a critic over long chunks teaches one over the short prefix that is really played.
+"""Decoupled Q-chunking: a critic over long chunks teaches one over the short prefix that is really played.
 
-Long chunks make value learning fast, but policies over long chunks are hard to learn and react late. So Q_h judges the
-long chunk and bootstraps from V after h steps; Q_p judges the prefix of p actions and regresses on Q_h, member by
-member, by an expectile, optimistic about the unseen tail; V regresses on Q_p at the data's prefixes by a quantile, so
-that no target evaluates an action outside the data. Acting takes the best of N cloned prefixes by Q_p. Values are
-probabilities of success, discounted by the time it takes, and critics learn them as logits by cross-entropy.
+Source: Li et al. 2025, DQC. Long chunks make value learning fast, but policies over long chunks are hard to learn and
+react late. So Q_h judges the long chunk and bootstraps from V after h steps; Q_p judges the prefix of p actions and
+regresses on Q_h, member by member, by an expectile, optimistic about the unseen tail; V regresses on Q_p at the data's
+prefixes by a quantile, so that no target evaluates an action outside the data. Acting takes the best of N cloned
+prefixes by Q_p. Values are probabilities of success, discounted by the time it takes, and critics learn them as logits
+by cross-entropy.
 
 Use it with large play-like data, long horizons and a sparse success reward in [0, 1] that ends the episode. Not for
 dense rewards, whose returns leave [0, 1] (refused while learning), nor with little data: nothing is tried that was not

@@ -1,4 +1,4 @@
-"""DSRL-NA: noise-aliased steering of a frozen diffusion or flow policy (S116, Wagenmaker et al. 2025).
+"""DSRL-NA: noise-aliased steering of a frozen diffusion or flow policy (Wagenmaker et al. 2025).
 
 Many noises give the same action. So the temporal-difference critic Q_A lives on actions, and is distilled into Q_W on
 noise: draw noise w, let the base turn it into a chunk P(s, w), regress Q_W(s, w) on Q_A(s, P(s, w)). The actor

@@ -1,4 +1,4 @@
-"""DSRL-SAC: soft actor-critic over the noise of a frozen diffusion or flow policy (S116, Wagenmaker et al. 2025).
+"""DSRL-SAC: soft actor-critic over the noise of a frozen diffusion or flow policy (Wagenmaker et al. 2025).
 
 The noise is the action: the base policy becomes part of the environment, and plain SAC learns Q(s, w) and pi(w | s) in
 the box [-b, b], one decision per chunk. The base is only called, once per chunk played, and never changes.

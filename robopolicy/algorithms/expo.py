@@ -1,4 +1,4 @@
-"""EXPO: an expressive base policy, a small edit policy, and the better of their proposals (Dong et al. 2025, S019).
+"""EXPO: an expressive base policy, a small edit policy, and the better of their proposals (Dong et al. 2025).
 
 The base policy is trained by imitation alone, on dataset and played steps. A Gaussian edit policy e(d | s, a) shifts
 its samples by at most beta and is trained to raise Q, with entropy. Acting and bootstrapping take the candidate of

@@ -38,7 +38,7 @@ from robopolicy.algorithms.common.fine_tuning import (
 )
 from robopolicy.algorithms.common.rollout_batch import Epochs, RolloutBatch, minibatches
 from robopolicy.constraints import AtLeastTwo, NonNegative, Positive, PositiveInt
-from robopolicy.core.advantage import Baseline, Clip, Pipeline, Scale, Scope
+from robopolicy.core.advantage import Baseline, ClipAdvantage, Pipeline, Scale, Scope
 from robopolicy.core.decisions import Decisions, by_group
 from robopolicy.core.estimator import Estimator, EstimatorConfig
 from robopolicy.core.ratios import ConstantBounds
@@ -67,7 +67,9 @@ class FlowGRPOConfig(ChainConfig, PolicyGradientConfig):
 def group_advantage(returns: Tensor, group: Tensor, limit: float) -> Tensor:
     """Returns `(N,)` standardised within their groups `(N,)` int64 and clamped; 0 where all of a group are equal."""
     scope = Scope(by_group)
-    stages = Pipeline([Baseline("mean", scope, singleton="zero"), Scale(scope, unbiased=False, eps=1e-4), Clip(limit)])
+    stages = Pipeline(
+        [Baseline("mean", scope, singleton="zero"), Scale(scope, unbiased=False, eps=1e-4), ClipAdvantage(limit)]
+    )
     return stages(returns, Decisions(logp_old=torch.zeros_like(returns)[:, None], group=group)).squeeze(1)
 
 

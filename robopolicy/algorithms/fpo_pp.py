@@ -1,4 +1,4 @@
-"""FPO++: flow policy gradients for robots (Yi, Choi et al. 2026).
+"""FPO++: flow policy gradients for robots (Yi et al. 2026).
 
 FPO with four changes that made it work on locomotion and manipulation. Every stored pair of noise and time has a ratio
 of its own, `exp(l_old - l)`, and is clipped by itself. Losses and their differences are bounded before the exponential.

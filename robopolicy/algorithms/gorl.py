@@ -1,4 +1,4 @@
-"""GoRL: a generative policy learned online without likelihoods of its samples (S043, Zhang, Wan et al. 2025).
+"""GoRL: a generative policy learned online without likelihoods of its samples (Zhang et al. 2025).
 
 An encoder, a Gaussian over the noise z, is trained by PPO; a frozen decoder, a denoising head, turns z into actions.
 Stages alternate. In stage 0 the decoder is the identity, so that PPO trains a tanh-Gaussian policy. At the end of a

@@ -1,4 +1,4 @@
-"""PA-RL: policy-agnostic RL by imitation of optimised actions (Mark et al. 2024, S039).
+"""PA-RL: policy-agnostic RL by imitation of optimised actions (Mark et al. 2024).
 
 Of m samples of the policy the k best by Q stay, each climbs the critic for T gradient steps and keeps the best point it
 has seen. The best of them acts and bootstraps; draws from their softmax are what the policy imitates with its own

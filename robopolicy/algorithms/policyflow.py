@@ -1,4 +1,4 @@
-"""PolicyFlow: PPO on flow policies without likelihoods along the path (S022, Yang et al. 2026).
+"""PolicyFlow: PPO on flow policies without likelihoods along the path (Yang et al. 2026).
 
 An action is the endpoint of the flow plus Gaussian noise of learned size. How the endpoint would move under new weights
 is approximated by the change of velocity at random points of the straight line from the initial noise to the old

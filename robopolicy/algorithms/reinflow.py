@@ -1,4 +1,4 @@
-"""ReinFlow: online RL fine-tuning of a flow policy by noise injection (S078, Zhang et al. 2025).
+"""ReinFlow: online RL fine-tuning of a flow policy by noise injection (Zhang et al. 2025).
 
 A small network adds Gaussian noise to every Euler step of the pretrained flow, which turns the deterministic sampler
 into a Markov chain with exact transition densities. The whole chain is one decision: its log-probabilities are summed,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from robopolicy.cli.options import check_numbers
 
 if TYPE_CHECKING:
-    from robopolicy.deploy.batching import Served
+    from robopolicy.deploy.batching import BatchedPolicy
 
 EXAMPLES = """\
 examples:
@@ -87,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _load(args: argparse.Namespace) -> Served:
+def _load(args: argparse.Namespace) -> BatchedPolicy:
     """The policy behind the path."""
     from robopolicy.deploy.bundle import MANIFEST, open_bundle
     from robopolicy.errors import UserError

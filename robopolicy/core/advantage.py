@@ -37,7 +37,7 @@ class Stateful(Protocol):
 
 
 @runtime_checkable
-class Observer(Protocol):
+class BatchObserver(Protocol):
     """A stage that learns from a batch once its update is over, such as a tracker."""
 
     def observe(self, decisions: Decisions) -> None:
@@ -98,7 +98,7 @@ class Pipeline:
     def observe(self, decisions: Decisions) -> None:
         """Update the stages that keep running estimates; call it once, after the update."""
         for stage in self.stages:
-            if isinstance(stage, Observer):
+            if isinstance(stage, BatchObserver):
                 stage.observe(decisions)
 
     def state_dict(self) -> dict[str, Any]:
@@ -170,7 +170,7 @@ class GivenBaseline:
 
 @dataclass(frozen=True)
 class TrackerBaseline:
-    """Subtract a running estimate per group (single-stream methods: no second rollout is needed, S037).
+    """Subtract a running estimate per group (single-stream methods: no second rollout is needed, Xu and Ding 2025).
 
     The tracker is read here and written by `observe`, after the update. With `half_life` it forgets the more, the
     further the policy has moved: the share `2 ** (-drift / half_life)`, within `keep`, stays, where the drift
@@ -306,7 +306,7 @@ class Broadcast:
 
 @dataclass(frozen=True)
 class Indicator:
-    """1 where the advantage is positive, else 0: imitate what went better than expected (DigiRL, S157)."""
+    """1 where the advantage is positive, else 0: imitate what went better than expected (DigiRL, Bai et al. 2024)."""
 
     def __call__(self, advantage: Tensor, decisions: Decisions) -> Tensor:
         """Zeros and ones."""
@@ -314,7 +314,7 @@ class Indicator:
 
 
 @dataclass(frozen=True)
-class Clip:
+class ClipAdvantage:
     """Clamp to [-limit, limit]."""
 
     limit: NonNegative

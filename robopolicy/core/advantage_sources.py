@@ -89,7 +89,7 @@ def next_entries(value: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class StepGain:
-    """`V(next) - V - penalty + r + return-to-go` of each unit, at its decisions (DigiRL, S157).
+    """`V(next) - V - penalty + r + return-to-go` of each unit, at its decisions (DigiRL, Bai et al. 2024).
 
     The value of a unit stands at its first decision, that after the last is 0; the return is discounted per unit.
     """
@@ -154,9 +154,7 @@ class ReturnToGo:
 
     gamma: Fraction = 1.0
     level: str = "token"  # token | unit
-    window: PositiveInt = (
-        1  # mean over this many entries, the own and those that follow: that of smoothed rewards (S082)
-    )
+    window: PositiveInt = 1  # mean over this many entries, the own and those that follow: as of smoothed rewards (PCPG)
 
     def __post_init__(self) -> None:
         _check_level(self.level)
@@ -183,8 +181,8 @@ def windowed_mean(value: Tensor, decisions: Decisions, window: int) -> Tensor:
 class Gae:
     """Generalised advantage estimation on `Decisions.value`.
 
-    With `inner_gamma = inner_lam = 1` tokens or denoising steps of one unit share a moment of time (two clocks, S021);
-    with `level = unit` the critic is read once per unit (S178).
+    With `inner_gamma = inner_lam = 1` tokens or denoising steps of one unit share a moment of time (two clocks,
+    Wen et al. 2024); with `level = unit` the critic is read once per unit (Bredis et al. 2025).
     """
 
     gamma: Fraction = 1.0
@@ -192,9 +190,7 @@ class Gae:
     inner_gamma: Fraction | None = None  # between decisions of one unit; None: as gamma
     inner_lam: Fraction | None = None  # None: as lam
     level: str = "token"  # token | unit
-    rollout_weight: Fraction = (
-        0.0  # w of V = (1 - w) value + w extra["rollout_value"] (N, T), from cheap rollouts (S180)
-    )
+    rollout_weight: Fraction = 0.0  # w of V = (1 - w) value + w extra["rollout_value"] (N, T), from cheap rollouts
 
     def __post_init__(self) -> None:
         _check_level(self.level)
@@ -250,7 +246,7 @@ class Critic:
 
     coef: float = 0.5  # weight of the value loss
     clip: NonNegative = 0.0  # largest change of a value that its loss rewards, as in PPO; 0 disables
-    detach: bool = False  # its gradient stops at what it shares with the policy (VL-DAC, S178)
+    detach: bool = False  # its gradient stops at what it shares with the policy (VL-DAC, Bredis et al. 2025)
     warmup: NonNegativeInt = 0  # first updates, in which it learns alone
 
     def __post_init__(self) -> None:

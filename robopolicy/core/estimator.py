@@ -1,4 +1,4 @@
-"""The policy-gradient estimator: one loss composed of orthogonal parts (S053's four parts, generalised).
+"""The policy-gradient estimator: one loss composed of orthogonal parts (the four parts of Lv et al. 2025, generalised).
 
     loss = aggregate( mask * weight * surrogate(log_ratio, advantage, bounds) ) + sum_j coefficient_j * regulariser_j
 
@@ -21,7 +21,7 @@ from robopolicy.core.aggregate import AGGREGATES, masked_mean
 from robopolicy.core.decisions import Decisions
 from robopolicy.core.options import validate_option
 from robopolicy.core.ratios import LEVELS, REDUCTIONS, Bounds, ConstantBounds, Hierarchy, importance_weight, log_ratio
-from robopolicy.core.regularizers import KL_ESTIMATORS, Constant, Controller, Dual, k3, ratio_variance
+from robopolicy.core.regularizers import KL_ESTIMATORS, CoefficientController, Constant, Dual, k3, ratio_variance
 from robopolicy.core.selection import MaskRule, Weight, compose
 from robopolicy.core.surrogates import LINEAR_IN_LOG_RATIO, SURROGATES
 
@@ -65,7 +65,7 @@ class EstimatorConfig:
 class Estimator:
     """Computes the loss of a configuration; holds the coefficient controllers, its only memory."""
 
-    def __init__(self, config: EstimatorConfig, controllers: Mapping[str, Controller] | None = None) -> None:
+    def __init__(self, config: EstimatorConfig, controllers: Mapping[str, CoefficientController] | None = None) -> None:
         """Compose the parts.
 
         Args:
@@ -74,7 +74,7 @@ class Estimator:
                 surrogate, such as a width that narrows as training ends.
         """
         self.config = config
-        self.controllers: dict[str, Controller] = {
+        self.controllers: dict[str, CoefficientController] = {
             "kl": Constant(config.kl_coef),
             "entropy": Constant(config.entropy_coef),
             "ratio_variance": Constant(config.ratio_variance_coef),

@@ -30,7 +30,7 @@ def flat_gradient(loss: Tensor, parameters: Iterable[Tensor]) -> Tensor:
 
 
 def influence(gradients: Tensor) -> Tensor:
-    """How far a step down the sum of several losses lowers each of them: `<g_i, sum_j g_j>` (O,), S114.
+    """How far a step down the sum of several losses lowers each of them: `<g_i, sum_j g_j>` (O,); Lu et al. 2025.
 
     Args:
         gradients: (O, P), of the losses.

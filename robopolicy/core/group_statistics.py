@@ -77,12 +77,12 @@ GROUP_STATISTICS: dict[str, Callable[..., Stage]] = {
 
 @dataclass(frozen=True)
 class HistoryGroups:
-    """Compare steps of a group that saw the same last observations, at several lengths of history (HGPO, S023).
+    """Compare steps of a group that saw the same last observations, at several lengths of history.
 
     Ids of observations are `extra["observation"]` (N, T) int, read at the first decision of each unit. The discounted
     return of a step is centred within its cluster at each history length from 1 to `longest + 1`. With `base` the
     advantage so far, that of the episode, counts as length 0; else it is dropped. The result is the mean over the
-    lengths at which there is an advantage at all, weighted by `(length + 1) ** power`.
+    lengths at which there is an advantage at all, weighted by `(length + 1) ** power`. Source: He et al. 2026, HGPO.
     """
 
     centres: ClassVar[bool] = True

@@ -82,11 +82,11 @@ def _row_reduce(difference: Tensor, decisions: Decisions, reduction: str) -> Ten
 
 @dataclass(frozen=True)
 class Hierarchy:
-    """Hierarchical log-ratio (FiberPO, S044): a budget per trajectory or chunk, and a small one per decision in it.
+    """Hierarchical log-ratio: a budget per trajectory or chunk, and a small one per decision in it.
 
     Upward and downward mean drifts of the outer level pass up to their budgets and are rolled back beyond; what a
     decision deviates from its outer level is clipped. Inside all budgets the result equals the plain log-ratio.
-    Reconstructed from a description; no reference implementation was available.
+    Reconstructed from a description; no reference implementation was available. Source: Li et al. 2026, FiberPO.
     """
 
     outer: str = "sequence"  # level that owns the drift budget: "sequence" or "unit"
@@ -174,7 +174,7 @@ BOUNDS: Registry[Callable[..., Bounds]] = Registry(
 
 
 def covariance(logp: Tensor, advantage: Tensor, decisions: Decisions) -> Tensor:
-    """Share `(N, T)` of each decision in Cov(logp, A) over the batch, `(logp - mean) (A - mean)` (S066).
+    """Share `(N, T)` of each decision in Cov(logp, A) over the batch, `(logp - mean) (A - mean)` (Cui et al. 2025).
 
     Its mean, times the step size, is about how fast the entropy of a softmax policy falls. 0 where the mask is off.
     """

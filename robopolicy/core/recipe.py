@@ -22,7 +22,7 @@ from robopolicy.core.objectives import Objective
 from robopolicy.core.options import validate_option
 from robopolicy.core.recipe_keys import CHOICES, DEFAULTS
 from robopolicy.core.registry import build
-from robopolicy.core.regularizers import Constant, Controller, Regularizer
+from robopolicy.core.regularizers import CoefficientController, Constant, Regularizer
 from robopolicy.core.selection import Selector
 
 ESTIMATOR_TERMS = ("kl", "entropy", "ratio_variance")
@@ -34,7 +34,7 @@ class Recipe:
     def __init__(self, plain: Mapping[str, Any]) -> None:
         """See `from_dict`."""
         self.plain = {**DEFAULTS, **plain}
-        self.title, self.source, self.section = (str(self.plain[key]) for key in ("title", "source", "section"))
+        self.title, self.source = str(self.plain["title"]), str(self.plain["source"])
         self.status, self.data = str(self.plain["status"]), str(self.plain["data"])
         self.epochs, self.minibatches = int(self.plain["epochs"]), int(self.plain["minibatches"])
         self.group_size = int(self.plain["group_size"])
@@ -47,7 +47,7 @@ class Recipe:
                 f"A critic needs an advantage source with values (gae); got {self.plain['advantage_source']!r}."
             )
         self.pipeline: Pipeline = build("pipeline", self.plain["advantage"])
-        controllers: dict[str, Controller] = {
+        controllers: dict[str, CoefficientController] = {
             name: build("controller", entry) for name, entry in self.plain["controllers"].items()
         }
         config = None if self.plain["estimator"] is None else build("estimator", self.plain["estimator"])
@@ -56,7 +56,7 @@ class Recipe:
         self.estimator = None if config is None else Estimator(config, own)
         self.objective, self.objective_coef = _objective(self.plain["objective"])
         self.regularizers: dict[str, Regularizer] = {}
-        self.controllers: dict[str, Controller] = {}
+        self.controllers: dict[str, CoefficientController] = {}
         for entry in self.plain["regularizers"]:
             name, coef, part = _weighted("regularizer", entry)
             if name in self.regularizers:
@@ -83,7 +83,7 @@ class Recipe:
         for key, options in CHOICES.items():
             if plain.get(key, DEFAULTS[key]) not in options:
                 raise ValueError(f"'{key}' of a recipe must be one of {', '.join(options)}, got {plain[key]!r}.")
-        for key in ("source", "title", "section", "deviations"):
+        for key in ("source", "title", "deviations"):
             validate_option(f"'{key}' of a recipe", str, plain.get(key, DEFAULTS[key]))
         for key in ("epochs", "minibatches", "group_size"):
             validate_option(f"'{key}' of a recipe", PositiveInt, plain.get(key, DEFAULTS[key]))

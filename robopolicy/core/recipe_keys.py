@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 DEFAULTS: dict[str, Any] = {
-    "source": "",  # row of the catalogue, e.g. S002; "" for baselines
+    "source": "",  # key in docs/references.bib, e.g. ao2026bounded, or free text
     "title": "",
-    "section": "",  # of the catalogue
     "status": "works",  # works | experimental | reconstructed
     "deviations": "",  # where it is not what the source does
     "data": "rollout",  # training data: rollout | pairs | demonstrations | offline

@@ -43,7 +43,7 @@ def gaussian_kl(mean: Tensor, std: Tensor, ref_mean: Tensor, ref_std: Tensor) ->
 
 
 def ratio_variance(log_ratio: Tensor) -> Tensor:
-    """`(ratio - 1)^2` per decision; for small steps about twice the KL (S047)."""
+    """`(ratio - 1)^2` per decision; for small steps about twice the KL (Luo et al. 2026)."""
     return torch.expm1(log_ratio) ** 2
 
 
@@ -56,7 +56,7 @@ A penalty per decision `(N, T)` is aggregated as the losses are; a scalar is tak
 
 @dataclass(frozen=True)
 class KLTo:
-    """KL to another policy that scored the same decisions: the reference, or a teacher (KDRL, S080)."""
+    """KL to another policy that scored the same decisions: the reference, or a teacher (KDRL, Xu et al. 2025)."""
 
     key: str = ""  # extra[key] (N, T) holds its log-probabilities; "": those of the reference, `logp_ref`
     kind: str = "k2"  # k1 | k2 | k3
@@ -75,7 +75,10 @@ class KLTo:
 
 @dataclass(frozen=True)
 class CovarianceKL:
-    """`|log ratio|` at the share of decisions that cost most entropy, where Cov(logp, A) is highest (KL-Cov, S066)."""
+    """`|log ratio|` at the share of decisions that cost most entropy, where Cov(logp, A) is highest.
+
+    Source: Cui et al. 2025, KL-Cov.
+    """
 
     share: Fraction = 2e-4  # at least one decision where it is positive
 
@@ -95,7 +98,7 @@ REGULARIZERS: Registry[Callable[..., object]] = Registry(
 )
 
 
-class Controller(ABC):
+class CoefficientController(ABC):
     """A coefficient that may change from update to update."""
 
     value: float
@@ -113,7 +116,7 @@ class Controller(ABC):
         self.value = float(state["value"])
 
 
-class Constant(Controller):
+class Constant(CoefficientController):
     """A fixed coefficient."""
 
     def __init__(self, value: float) -> None:
@@ -123,7 +126,7 @@ class Constant(Controller):
         """Nothing changes."""
 
 
-class Anneal(Controller):
+class Anneal(CoefficientController):
     """Linear or cosine path from `start` to `end` over `steps` updates."""
 
     def __init__(self, start: float, end: float, steps: PositiveInt, shape: str = "linear") -> None:
@@ -150,7 +153,7 @@ class Anneal(Controller):
         self.value, self.step = float(state["value"]), int(state["step"])
 
 
-class Dual(Controller):
+class Dual(CoefficientController):
     """Multiplier of the constraint `measured <= target`: rises by `rate` times the excess, and never below 0."""
 
     def __init__(self, value: float, target: float, rate: NonNegative) -> None:
@@ -161,7 +164,7 @@ class Dual(Controller):
         self.value = max(self.value + self.rate * (measured - self.target), 0.0)
 
 
-CONTROLLERS: Registry[Callable[..., Controller]] = Registry(
+CONTROLLERS: Registry[Callable[..., CoefficientController]] = Registry(
     "parts.controller",
     {
         "anneal": Anneal,

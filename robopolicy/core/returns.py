@@ -89,7 +89,7 @@ def nested_discount(unit: Tensor, outer: float, inner: float = 1.0, mask: Tensor
     """Discount per decision on two levels: `outer` where a unit ends, `inner` inside it.
 
     With `outer = gamma`, `inner = 1` the decisions of one action or chunk (tokens, denoising steps) share one moment
-    of time (POAD, S021); `inner = outer` is the ordinary single clock.
+    of time (POAD, Wen et al. 2024); `inner = outer` is the ordinary single clock.
 
     Args:
         unit: (N, T) ids of turns or chunks, consecutive along a row.

@@ -49,7 +49,7 @@ Weight = Callable[[Decisions, Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class ClipCovariance:
-    """Drops random decisions among those with the highest entropy cost (Clip-Cov, S066).
+    """Drops random decisions among those with the highest entropy cost (Clip-Cov, Cui et al. 2025).
 
     Candidates have a share in Cov(logp, A) within (`least`, `most`) and are not clipped anyway. Silenced ones keep
     counting in the denominator of the aggregation, which is why this is a weight. For the level "token".

@@ -96,19 +96,19 @@ def soft_gate(
 
 
 def best_ratio(signal: Tensor, low: Bound, high: Bound, temperature: float) -> Tensor:
-    """Ratio within the bounds with the largest gain (S002): the upper bound where `signal` is positive, else the lower.
+    """Ratio within the bounds with the largest gain: the upper bound where `signal` is positive, else the lower.
 
-    The step between them is a sigmoid of width `temperature`, in units of the signal.
+    The step between them is a sigmoid of width `temperature`, in units of the signal. Source: Ao et al. 2026.
     """
     return low + (high - low) * torch.sigmoid(signal / temperature)
 
 
 def nft(log_ratio: Tensor, advantage: Tensor, low: Bound, high: Bound, floor: Positive = 1.0) -> SurrogateOut:
-    """Supervised learning on both outcomes (NFT, S098), for advantages `R - p` of 0/1 rewards; ignores the bounds.
+    """Supervised learning on both outcomes, for advantages `R - p` of 0/1 rewards; ignores the bounds.
 
     Successes are imitated, `-A log ratio`. Failures train the policy that is left when successes are taken out of the
     old one, `(1 - p ratio) / (1 - p)`, whose likelihood they raise. That likelihood is held above `floor`, with the
-    gradient passed through.
+    gradient passed through. Source: Chen et al. 2025, NFT.
     """
     return _negative_aware(log_ratio, advantage, -advantage, floor)
 

@@ -34,9 +34,9 @@ class Tracker(ABC):
 
 
 class BetaTracker(Tracker):
-    """Success probability per key as a Beta distribution with forgetting: counts decay before each observation (S037).
+    """Success probability per key as a Beta distribution with forgetting: counts decay before each observation.
 
-    Without forgetting (1.0) the estimate is the running average including the prior counts.
+    Without forgetting (1.0) the estimate is the running average including the prior counts. Source: Xu and Ding 2025.
     """
 
     def __init__(self, forgetting: Fraction = 0.96, successes: Positive = 1.0, failures: Positive = 1.0) -> None:

@@ -39,7 +39,7 @@ class ValueNet(nn.Module):
 
     It sees what the policy sees, or `config.privileged_obs`: names and sizes of observations, e.g. `{state: 39}`. A
     critic is needed in training alone, so it may know the state where the policy has only cameras (asymmetric
-    actor-critic, Pinto et al. 2018).
+    actor-critic, Pinto et al. 2017).
     """
 
     def __init__(self, config: ValueConfig, spec: PolicySpec) -> None:

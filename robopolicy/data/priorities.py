@@ -1,4 +1,4 @@
-"""Prioritised sampling of the slots of a replay buffer by their errors (Schaul et al. 2016)."""
+"""Prioritised sampling of the slots of a replay buffer by their errors (Schaul et al. 2015)."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ class Replay:
         capacity: Slots in all lanes together; an episode of T steps takes T + 1.
         lanes: Number of environments.
         gamma: Discount of `Transitions.returns`, per control step; None does not track returns.
-        prioritized: Exponent of prioritised sampling (Schaul et al. 2016); 0 samples uniformly.
+        prioritized: Exponent of prioritised sampling (Schaul et al. 2015); 0 samples uniformly.
         online: Value of `Transitions.online`.
     """
 

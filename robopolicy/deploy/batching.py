@@ -109,7 +109,7 @@ Streams = Sequence[tuple[int, int]]  # seed and step of each row, which key its 
 Batch = Mapping[str, NDArray[Any]]  # {key: (B, To, ...)} float32, images uint8
 
 
-class Served(Protocol):
+class BatchedPolicy(Protocol):
     """Batched policy interface of the server, called from one thread."""
 
     @property
@@ -237,7 +237,7 @@ def _checked(what: str, value: NDArray[Any], shape: tuple[int, ...], kind: type)
 class Batcher:
     """Thread that collects requests, calls the policy in batches and sets the results."""
 
-    def __init__(self, served: Served, statistics: ServerStatistics, *, max_batch: int, window: float) -> None:
+    def __init__(self, served: BatchedPolicy, statistics: ServerStatistics, *, max_batch: int, window: float) -> None:
         """Start the thread.
 
         Args:

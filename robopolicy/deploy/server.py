@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from robopolicy.deploy.batching import Batcher, Served, ServerStatistics, check_request
+from robopolicy.deploy.batching import BatchedPolicy, Batcher, ServerStatistics, check_request
 from robopolicy.deploy.wire import MAX_MESSAGE_BYTES, TOKEN, Reply, Request, WireError, decode, is_loopback
 from robopolicy.errors import UserError
 from robopolicy.optional import require
@@ -82,7 +82,7 @@ class ServerConfig:
 class ChunkServer:
     """Server of one policy at one address."""
 
-    def __init__(self, served: Served, config: ServerConfig, log: Log = lambda _: None) -> None:
+    def __init__(self, served: BatchedPolicy, config: ServerConfig, log: Log = lambda _: None) -> None:
         """Read the certificate and test the policy, without listening.
 
         Raises:
@@ -211,7 +211,7 @@ class ChunkServer:
             self._log(self.statistics.line())
 
 
-def serve(served: Served, config: ServerConfig, log: Log, ready: Callable[[ChunkServer], None]) -> None:
+def serve(served: BatchedPolicy, config: ServerConfig, log: Log, ready: Callable[[ChunkServer], None]) -> None:
     """Serve in the main thread until one of `stop_signals`.
 
     Raises:
@@ -229,7 +229,9 @@ def serve(served: Served, config: ServerConfig, log: Log, ready: Callable[[Chunk
 
 
 @contextmanager
-def running(served: Served, config: ServerConfig | None = None, log: Log = lambda _: None) -> Iterator[ChunkServer]:
+def running(
+    served: BatchedPolicy, config: ServerConfig | None = None, log: Log = lambda _: None
+) -> Iterator[ChunkServer]:
     """Run a server in a background thread, for notebooks and tests.
 
     Raises:
@@ -274,7 +276,7 @@ def _tls(config: ServerConfig) -> ssl.SSLContext | None:
     return context
 
 
-def _try(served: Served) -> None:
+def _try(served: BatchedPolicy) -> None:
     """Compute one chunk as warm-up and test of the policy."""
     spec = served.greeting.spec
     obs = {

@@ -1,6 +1,6 @@
 """The card of a dataset: what it holds, how good it is, what may be wrong with it, and what to learn from it with.
 
-Quality and coverage are those of Schweighofer et al. (2022, S102; `robopolicy.data.quality`), whose experiments say:
+Quality and coverage are those of Schweighofer et al. (2021; `robopolicy.data.quality`), whose experiments say:
 learners that nothing ties to the data need high coverage, learners that stay near the data do well where quality or
 coverage is high, and plain imitation competes with the best of them where quality is high. From which value on a number
 is high is ours (`HIGH`).

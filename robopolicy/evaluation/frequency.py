@@ -1,4 +1,4 @@
-"""Frequency curves: the score of a policy that decides every 1, 2, 4, ... control steps (S166).
+"""Frequency curves: the score of a policy that decides every 1, 2, 4, ... control steps (Patel and Siegelmann 2024).
 
 Robots decide late: a network is slow, a message is delayed. A policy that was trained to decide in every step often
 fails when its action is held for a few; one that plans chunks plays them out. The frequency-averaged score is the area

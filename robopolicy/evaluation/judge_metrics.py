@@ -15,7 +15,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 
 from robopolicy.evaluation.intervals import Interval, wilson
-from robopolicy.worldmodel.contract import Judge
+from robopolicy.worldmodel.contract import SuccessDetector
 from robopolicy.worldmodel.success_detectors.clips import Examples
 
 Array = NDArray[np.float64]
@@ -81,14 +81,14 @@ class Confusion:
         return asdict(self) | {name: None if side is None else side.to_dict() for name, side in sides.items()}
 
 
-def frame_confusions(judge: Judge, examples: Examples, threshold: float = 0.5) -> dict[str, Confusion]:
+def frame_confusions(judge: SuccessDetector, examples: Examples, threshold: float = 0.5) -> dict[str, Confusion]:
     """Confusion over the frames of labelled films, by how they are shown: as filmed, as a world model shows them."""
     truth = examples.films.success.numpy() > 0
     views = _judged(judge, examples, threshold)
     return {name: Confusion.of(guess, truth, doubt) for name, (guess, doubt) in views.items()}
 
 
-def episode_confusions(judge: Judge, examples: Examples, threshold: float = 0.5) -> dict[str, Confusion]:
+def episode_confusions(judge: SuccessDetector, examples: Examples, threshold: float = 0.5) -> dict[str, Confusion]:
     """As `frame_confusions` over episodes, which succeed with any frame; correct rates over episodes by this one.
 
     An episode is abstained from if it is a success by uncertain frames alone.
@@ -103,7 +103,7 @@ def episode_confusions(judge: Judge, examples: Examples, threshold: float = 0.5)
 
 
 def _judged(
-    judge: Judge, examples: Examples, threshold: float
+    judge: SuccessDetector, examples: Examples, threshold: float
 ) -> dict[str, tuple[NDArray[np.bool_], NDArray[np.bool_]]]:
     """Which frames `(F,)` are judged successes and which uncertain, by view."""
     found = {}
@@ -120,7 +120,7 @@ def _judged(
 def rogan_gladen(
     successes: int, n: int, confusion: Confusion, *, level: float = 0.95, resamples: int = 10_000, seed: int = 0
 ) -> Interval | None:
-    """True success rate behind `successes` of `n` judged clips (Rogan & Gladen 1978).
+    """True success rate behind `successes` of `n` judged clips (Rogan and Gladen 1978).
 
     (judged rate + specificity - 1) / (sensitivity + specificity - 1), within [0, 1]. The interval holds the uncertainty
     of all three rates: each is drawn from its posterior under Jeffreys' prior.

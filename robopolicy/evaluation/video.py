@@ -34,7 +34,7 @@ TEXT, BORDER, CAPTION, GAP = (226, 230, 236), 4, 26, 8
 
 
 @dataclass(frozen=True, eq=False)
-class Clip:
+class EpisodeVideo:
     """One recorded episode."""
 
     frames: Frames  # (T, h, w, 3)
@@ -49,7 +49,7 @@ class Clip:
 class Recording:
     """Clips of one policy, all at one frame rate."""
 
-    clips: list[Clip]
+    clips: list[EpisodeVideo]
     fps: float  # frames per second when played
     speed: float = 1.0  # how much faster than real time
 
@@ -113,11 +113,11 @@ def record(
             finished[row] |= moved and done
 
     result = play(policy, sim, seeds, deterministic=deterministic, before_step=film, on_step=listen)
-    clips: list[Clip] = []
+    clips: list[EpisodeVideo] = []
     for row, seed in enumerate(seeds):
         known = decided[row]
         clips.append(
-            Clip(
+            EpisodeVideo(
                 frames=np.stack(frames[row]),
                 decided=len(frames[row]) if known is None else known,
                 seed=int(seed),
@@ -159,7 +159,7 @@ def write_strip(recordings: Sequence[Recording], path: Path, *, moments: int = 5
     return path
 
 
-def _arrange(recordings: Sequence[Recording]) -> list[list[Clip]]:
+def _arrange(recordings: Sequence[Recording]) -> list[list[EpisodeVideo]]:
     if len(recordings) > 1:
         return [recording.clips for recording in recordings]
     clips = recordings[0].clips
@@ -167,13 +167,13 @@ def _arrange(recordings: Sequence[Recording]) -> list[list[Clip]]:
     return [clips[start : start + columns] for start in range(0, len(clips), columns)]
 
 
-def _grid_frames(grid: list[list[Clip]], fps: float) -> Iterator[Frames]:
+def _grid_frames(grid: list[list[EpisodeVideo]], fps: float) -> Iterator[Frames]:
     longest = max(len(clip.frames) for row in grid for clip in row)
     for t in range(longest + round(HOLD_SECONDS * fps)):
         yield _assemble([[_tile(clip, t) for clip in row] for row in grid])
 
 
-def _tile(clip: Clip, t: int) -> Frames:
+def _tile(clip: EpisodeVideo, t: int) -> Frames:
     """Picture of a clip at frame `t` with border and caption; from `t = T` on, the end with its outcome."""
     height, width = clip.frames.shape[1:3]
     known = t >= min(clip.decided, len(clip.frames))

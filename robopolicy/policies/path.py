@@ -21,7 +21,7 @@ from robopolicy.policies.base import Observation, Policy
 
 
 @dataclass(frozen=True)
-class Estimate:
+class PathEstimate:
     """Data and noise estimates of a model at one point of its path."""
 
     data: Tensor  # expected clean sample
@@ -48,28 +48,28 @@ def edm_sigma(t: Tensor) -> Tensor:
     return (1 - t) / t
 
 
-def _from_noise(y: Tensor, x_t: Tensor, a: Tensor, b: Tensor) -> Estimate:
-    return Estimate((x_t - b * y) / a, y)
+def _from_noise(y: Tensor, x_t: Tensor, a: Tensor, b: Tensor) -> PathEstimate:
+    return PathEstimate((x_t - b * y) / a, y)
 
 
-def _from_data(y: Tensor, x_t: Tensor, a: Tensor, b: Tensor) -> Estimate:
-    return Estimate(y, (x_t - a * y) / b)
+def _from_data(y: Tensor, x_t: Tensor, a: Tensor, b: Tensor) -> PathEstimate:
+    return PathEstimate(y, (x_t - a * y) / b)
 
 
-def _from_velocity(y: Tensor, x_t: Tensor, a: Tensor, b: Tensor) -> Estimate:
-    return Estimate((x_t + b * y) / (a + b), (x_t - a * y) / (a + b))
+def _from_velocity(y: Tensor, x_t: Tensor, a: Tensor, b: Tensor) -> PathEstimate:
+    return PathEstimate((x_t + b * y) / (a + b), (x_t - a * y) / (a + b))
 
 
-def _from_v(y: Tensor, x_t: Tensor, a: Tensor, b: Tensor) -> Estimate:
+def _from_v(y: Tensor, x_t: Tensor, a: Tensor, b: Tensor) -> PathEstimate:
     power = a.square() + b.square()
-    return Estimate((a * x_t - b * y) / power, (b * x_t + a * y) / power)
+    return PathEstimate((a * x_t - b * y) / power, (b * x_t + a * y) / power)
 
 
-def _from_score(y: Tensor, x_t: Tensor, a: Tensor, b: Tensor) -> Estimate:
+def _from_score(y: Tensor, x_t: Tensor, a: Tensor, b: Tensor) -> PathEstimate:
     return _from_noise(-b * y, x_t, a, b)
 
 
-_READERS: dict[str, Callable[[Tensor, Tensor, Tensor, Tensor], Estimate]] = {
+_READERS: dict[str, Callable[[Tensor, Tensor, Tensor, Tensor], PathEstimate]] = {
     "noise": _from_noise,
     "data": _from_data,
     "velocity": _from_velocity,
@@ -86,7 +86,7 @@ _WRITERS: dict[str, Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]] = {
 }
 
 
-def estimate(kind: str, prediction: Tensor, x_t: Tensor, a: Tensor, b: Tensor) -> Estimate:
+def estimate(kind: str, prediction: Tensor, x_t: Tensor, a: Tensor, b: Tensor) -> PathEstimate:
     """Read a model's `prediction` at `x_t = a * data + b * noise`.
 
     Args:

@@ -2,7 +2,7 @@
 
 An engine has a copy of the weights and answers prompts with tokens and with its own log-probabilities of them. The
 learner scores the tokens again: `logp_old` is the policy's, `logp_behaviour` the engine's, and every recipe weights
-decisions by `min(policy / engine, cap)` (truncated importance sampling, S065).
+decisions by `min(policy / engine, cap)` (truncated importance sampling, Zheng et al. 2025).
 """
 
 from __future__ import annotations

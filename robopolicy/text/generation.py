@@ -25,9 +25,10 @@ def restricted(logits: Tensor, support: Tensor) -> Tensor:
 
 
 def top_p_support(logits: Tensor, p: float) -> Tensor:
-    """Support of NLPO (S083), bool `(..., V)`: the likeliest choices that together have a probability of at least `p`.
+    """Support of NLPO, bool `(..., V)`: the likeliest choices that together have a probability of at least `p`.
 
     Of the logits of a lagged copy of the policy; the same support then restricts both sampling and scoring.
+    Source: Ramamurthy et al. 2022.
     """
     probability, order = logits.softmax(-1).sort(dim=-1, descending=True)
     before = probability.cumsum(-1) - probability

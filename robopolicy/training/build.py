@@ -31,7 +31,7 @@ from robopolicy.text.sft import TextLearner
 from robopolicy.training.config import TaskConfig, TrainConfig, section
 from robopolicy.training.distributed import check_distributed
 from robopolicy.training.learner import build_learner, eval_simulator, simulator
-from robopolicy.training.make_source import Source, make_source
+from robopolicy.training.make_source import DataSource, make_source
 from robopolicy.training.manifest import read_manifest
 from robopolicy.training.world_sims import is_world
 
@@ -47,7 +47,7 @@ class RunComponents:
     config: TrainConfig  # with every default and name filled in
     policy: Policy  # as it was before training
     algorithm: Algorithm
-    source: Source
+    source: DataSource
     eval_sim: VectorSim | None
     total_updates: int
 

@@ -22,7 +22,7 @@ FIRST_EPISODE = 1_000_000  # episode seeds of training start here, far above tho
 SEEDS_PER_RANK = 10_000_000  # between the first episodes of two processes
 
 
-class Source(Protocol):
+class DataSource(Protocol):
     """An endless stream of batches for `Algorithm.update`."""
 
     @property
@@ -91,7 +91,7 @@ class SourceKind(Protocol):
 
     whole_episodes: bool  # batches are whole episodes, of any length, so that a budget of steps counts no updates
 
-    def build(self, context: SourceContext, /) -> Source:
+    def build(self, context: SourceContext, /) -> DataSource:
         """A source for one run.
 
         Raises:
@@ -122,7 +122,7 @@ def make_source(
     episodes: Episodes | None,
     train_sim: VectorSim | None,
     device: torch.device,
-) -> Source:
+) -> DataSource:
     """The source that `algorithm` names, built from a dataset, a simulator or both."""
     from robopolicy.core.distributed import rank
 

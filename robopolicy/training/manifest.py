@@ -29,18 +29,18 @@ MANIFEST = "manifest.json"
 
 
 @dataclass(frozen=True)
-class Kind:
+class ModelKind:
     """One kind of model that checkpoints hold; its manifests have the name of the kind as a key."""
 
     noun: str
     command: str  # of `robopolicy`, that reads such checkpoints
 
 
-KINDS: Registry[Kind] = Registry(
+KINDS: Registry[ModelKind] = Registry(
     "checkpoints",
     {
-        "policy": Kind("policy", "eval"),
-        "worldmodel": Kind("world model", "worldmodel"),
+        "policy": ModelKind("policy", "eval"),
+        "worldmodel": ModelKind("world model", "worldmodel"),
     },
 )
 """Key in a manifest -> what its checkpoint holds."""

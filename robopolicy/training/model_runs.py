@@ -31,7 +31,7 @@ from robopolicy.training.resume import restore
 from robopolicy.training.world_sims import SCHEMA, WorldManifest, read_world_manifest, save_world
 from robopolicy.worldmodel.action_following import GateConfig, failure_share, judge, measure_action_following
 from robopolicy.worldmodel.base import VideoSource
-from robopolicy.worldmodel.latent import PRESETS, LatentConfig, LatentWorldModel
+from robopolicy.worldmodel.latent import PRESETS, LatentWorldModel, LatentWorldModelConfig
 from robopolicy.worldmodel.learner import LearnerConfig, StagedVideoSource, WorldLearner
 from robopolicy.worldmodel.pretrained.learner import PretrainedLearner, PretrainedTrainConfig, parts_of
 from robopolicy.worldmodel.videos import VideoDataset, spec_of, split
@@ -168,7 +168,7 @@ class WorldEvaluationConfig(Validated):
 class WorldTrainConfig(ModelRunConfig):
     """One run that trains a world model on a folder of films (`robopolicy collect --render`)."""
 
-    model: LatentConfig = field(default_factory=LatentConfig)
+    model: LatentWorldModelConfig = field(default_factory=LatentWorldModelConfig)
     learner: LearnerConfig = field(default_factory=LearnerConfig)
     pretrained: PretrainedTrainConfig = field(default_factory=PretrainedTrainConfig)  # in place of model and learner
     cameras: tuple[str, ...] = ()  # views to predict; empty: all
@@ -207,7 +207,7 @@ def resolve_config(config: WorldTrainConfig) -> WorldTrainConfig:
     return replace(config, name=name)
 
 
-def preset(name: str) -> LatentConfig:
+def preset(name: str) -> LatentWorldModelConfig:
     """Sizes by name.
 
     Raises:

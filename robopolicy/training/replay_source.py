@@ -20,7 +20,7 @@ from robopolicy.rollout.off_policy import ReplaySampler
 from robopolicy.rollout.on_policy import Act
 from robopolicy.sim.chunk import ChunkedSim
 from robopolicy.training.config import ReplayConfig
-from robopolicy.training.make_source import Source, SourceContext
+from robopolicy.training.make_source import DataSource, SourceContext
 from robopolicy.training.sources import on_device
 
 
@@ -82,7 +82,7 @@ class ReplaySource:
             self._first = offline.observations(sample_spec.obs_horizon)
 
     @classmethod
-    def build(cls, context: SourceContext) -> Source:
+    def build(cls, context: SourceContext) -> DataSource:
         """Memory of a dataset, of play or of both; the algorithm sees the whole dataset once."""
         algorithm, episodes = context.algorithm, context.episodes
         assert isinstance(algorithm, OffPolicy)

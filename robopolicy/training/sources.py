@@ -19,7 +19,7 @@ from robopolicy.rollout.groups import GroupSampler
 from robopolicy.rollout.on_policy import RolloutSampler
 from robopolicy.sim.chunk import ChunkedSim
 from robopolicy.training.distributed import gather_rollouts
-from robopolicy.training.make_source import Source, SourceContext
+from robopolicy.training.make_source import DataSource, SourceContext
 
 
 class DatasetSource:
@@ -33,7 +33,7 @@ class DatasetSource:
         self.device = device
 
     @classmethod
-    def build(cls, context: SourceContext) -> Source:
+    def build(cls, context: SourceContext) -> DataSource:
         """Chunks of the whole dataset."""
         spec = context.spec
         sampler = ChunkSampler(
@@ -119,7 +119,7 @@ class RolloutSource(SimSource):
         self._first = self.sampler.observations()
 
     @classmethod
-    def build(cls, context: SourceContext) -> Source:
+    def build(cls, context: SourceContext) -> DataSource:
         """Rollouts of this process, or those of all processes as one."""
         decisions, memory = context.settings.num_steps, context.spec.hidden_dim
         own = cls(context.chunked_sim(), context.device, decisions=decisions, seed=context.seed, memory=memory)
@@ -194,7 +194,7 @@ class GroupSource(SimSource):
         self._first = self.sampler.first_observations()
 
     @classmethod
-    def build(cls, context: SourceContext) -> Source:
+    def build(cls, context: SourceContext) -> DataSource:
         """Groups as large as the algorithm wants them."""
         size = context.settings.group_size
         return cls(context.chunked_sim(), context.device, group_size=size, seed=context.seed)

@@ -21,7 +21,7 @@ from robopolicy.text.sim import TextSim
 from robopolicy.text.task import TextTask
 from robopolicy.text.text_env import score, with_choices
 from robopolicy.training.checkpoint import load_policy
-from robopolicy.training.make_source import Source, SourceContext
+from robopolicy.training.make_source import DataSource, SourceContext
 from robopolicy.training.text_rollout_source import OverlappedSource, TextRolloutSource, TextSource, allowed_age
 
 
@@ -40,7 +40,7 @@ class DemonstrationSource(TextSource):
         self._known: dict[int, list[str]] = dict(enumerate(written))
 
     @classmethod
-    def build(cls, context: SourceContext) -> Source:
+    def build(cls, context: SourceContext) -> DataSource:
         """Solutions of the task or of a file, as the settings say."""
         algorithm = context.algorithm
         assert isinstance(algorithm, TextSFT)
@@ -199,13 +199,13 @@ class RecipeSource:
     whole_episodes: ClassVar[bool] = True
 
     @classmethod
-    def build(cls, context: SourceContext) -> Source:
+    def build(cls, context: SourceContext) -> DataSource:
         """The source that suits the recipe."""
         assert isinstance(context.algorithm, TextRecipe)
         return recipe_source(context.sim(), context.algorithm, context.seed)
 
 
-def recipe_source(sim: VectorSim, algorithm: TextRecipe, seed: int) -> Source:
+def recipe_source(sim: VectorSim, algorithm: TextRecipe, seed: int) -> DataSource:
     """The source of a recipe.
 
     Raises:

@@ -243,12 +243,12 @@ def measured(attempts: Sequence[Attempt]) -> dict[str, float]:
 
 
 class OverlappedSource(TextRolloutSource):
-    """Attempts that are played while the policy learns, by copies with weights of bounded age (AsyncFlow, S074).
+    """Attempts that are played while the policy learns, by copies with weights of bounded age.
 
     What is learned from is as old as `allowed_age` at most. Its recorded log-probabilities are those of the weights
     that wrote it, so that the recipe's ratios and bounds see the difference. One copy plays on a second thread, or
     `algorithm.players` do in processes of their own, which share the groups of an update. What comes first is not the
-    same twice: a resumed run plays fresh attempts.
+    same twice: a resumed run plays fresh attempts. Source: Han et al. 2025, AsyncFlow.
     """
 
     def __init__(self, sim: TextSim, algorithm: TextRecipe, *, seed: int) -> None:

@@ -1,4 +1,4 @@
-"""Rollout workers of text tasks in other processes, on this machine or in a Ray cluster (AsyncFlow, S074).
+"""Rollout workers of text tasks in other processes, on this machine or in a Ray cluster (AsyncFlow, Han et al. 2025).
 
 The learner samples tasks, composes rewards and intervenes; a player has a copy of the policy and of the task, and plays
 what it is sent. A `RemoteRolloutEnv` stands for it: a world that can play and nothing else, as conversations stay where

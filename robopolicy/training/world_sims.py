@@ -27,12 +27,12 @@ from robopolicy.worldmodel.backend import (
     WorldSim,
     WorldSimConfig,
 )
-from robopolicy.worldmodel.contract import Judge, WorldSpec
-from robopolicy.worldmodel.latent import EnsembleWorldModel, LatentConfig, LatentWorldModel
+from robopolicy.worldmodel.contract import SuccessDetector, WorldSpec
+from robopolicy.worldmodel.latent import EnsembleWorldModel, LatentWorldModel, LatentWorldModelConfig
 from robopolicy.worldmodel.pretrained.model import PretrainedConfig, PretrainedWorldModel
 from robopolicy.worldmodel.success_detectors.classifier import SuccessClassifier
 from robopolicy.worldmodel.success_detectors.store import load_judge
-from robopolicy.worldmodel.success_detectors.vlm import Local, Served, VLMJudge
+from robopolicy.worldmodel.success_detectors.vlm import Local, ServedVLM, VLMJudge
 
 SCHEMA = 1  # raise it with every change that an older reader would misunderstand
 
@@ -41,7 +41,7 @@ AnyWorldModel = LatentWorldModel | PretrainedWorldModel
 
 
 WORLD_MODELS: dict[str, tuple[type[Any], type[AnyWorldModel]]] = {
-    LatentWorldModel.name: (LatentConfig, LatentWorldModel),
+    LatentWorldModel.name: (LatentWorldModelConfig, LatentWorldModel),
     PretrainedWorldModel.name: (PretrainedConfig, PretrainedWorldModel),
 }
 
@@ -121,7 +121,7 @@ JUDGE_TOKEN = "ROBOPOLICY_JUDGE_TOKEN"  # environment variable that holds the to
 class _JudgeOptions:
     """A judge and how it wants to be asked."""
 
-    judge: Judge
+    judge: SuccessDetector
     success: float = 0.5  # probability from which it sees success
     clip: int = 1  # last frames that it looks at
     every: int = 1  # control steps between questions
@@ -243,7 +243,7 @@ def _judging(
     if name.startswith(VLM):
         where = name.removeprefix(VLM)
         who, at, url = where.partition("@")
-        backend = Served(url, who, token=os.environ.get(JUDGE_TOKEN, "")) if at else Local(where, device=device)
+        backend = ServedVLM(url, who, token=os.environ.get(JUDGE_TOKEN, "")) if at else Local(where, device=device)
         return _JudgeOptions(VLMJudge(backend, entry.description), clip=steps + 1, every=VLM_EVERY, rows=1)
     judge = load_judge(Path(name), entry.success_fn, device)
     threshold = judge.threshold if isinstance(judge, SuccessClassifier) else 0.5

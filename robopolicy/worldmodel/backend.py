@@ -21,7 +21,7 @@ from robopolicy.nets.encoder import IMAGE_PREFIX
 from robopolicy.policies.noise import assign_slots
 from robopolicy.sim.contract import TERM_PREFIX, Observation, SimSpec, Step, VectorSim
 from robopolicy.sim.vector_env import TorchVectorEnv
-from robopolicy.worldmodel.contract import Images, Judge, VideoWorldModel, WorldSpec, WorldState, first_frames
+from robopolicy.worldmodel.contract import Images, SuccessDetector, VideoWorldModel, WorldSpec, WorldState, first_frames
 from robopolicy.worldmodel.videos import VideoDataset, Window, check_names
 
 _KEPT = 4096  # start frames remembered
@@ -135,7 +135,7 @@ class WorldSim(TorchVectorEnv):
     def __init__(
         self,
         model: VideoWorldModel,
-        judge: Judge,
+        judge: SuccessDetector,
         starts: InitialStates,
         task: SimSpec,
         *,

@@ -129,7 +129,7 @@ class Judgement:
     uncertain: Tensor  # (B,) bool, the judge abstains
 
 
-class Judge(Protocol):
+class SuccessDetector(Protocol):
     """Looks at clips, real or predicted, and says how far the task has come. Holds no memory between calls."""
 
     def __call__(self, images: Images, proprio: Tensor) -> Judgement:

@@ -1,4 +1,6 @@
-"""Generate, imagine, refine: a policy whose chunks are tried in a learned model before the best is played (S160).
+"""Generate, imagine, refine: a policy whose chunks are tried in a learned model before the best is played.
+
+Source: Zhang et al. 2026, StarWM.
 
     planner = ImaginedPolicy(base, FilmDynamics(world, world.judge, shapes), Imagining(candidates=8))
 
@@ -31,10 +33,10 @@ from robopolicy.nets.encoder import IMAGE_PREFIX
 from robopolicy.policies.base import Observation, Policy, Sample
 from robopolicy.policies.noise import PerRowGenerator, Randomness, normal
 from robopolicy.policies.wrappers.best_of_n import Candidates
-from robopolicy.worldmodel.contract import Judge, VideoWorldModel, first_frames
+from robopolicy.worldmodel.contract import SuccessDetector, VideoWorldModel, first_frames
 
 
-class Dynamics(Protocol):
+class LearnedDynamics(Protocol):
     """What imagination needs of a model."""
 
     def begin(self, obs: Observation) -> Any:
@@ -71,7 +73,9 @@ class FunctionDynamics:
 class VideoDynamics:
     """A video world model and its judge: the reward is what success and progress have gained."""
 
-    def __init__(self, model: VideoWorldModel, judge: Judge, observation: Mapping[str, tuple[int, ...]]) -> None:
+    def __init__(
+        self, model: VideoWorldModel, judge: SuccessDetector, observation: Mapping[str, tuple[int, ...]]
+    ) -> None:
         """Imagine with `model`; `observation` gives the shapes of the vectors that it predicts, by key."""
         self.model, self.judge = model, judge
         self.sizes = [torch.Size(observation[key]).numel() for key in model.spec.proprio]
@@ -126,7 +130,7 @@ class ImaginedPolicy(Policy):
     def __init__(
         self,
         base: Policy,
-        dynamics: Dynamics,
+        dynamics: LearnedDynamics,
         config: ShootingConfig | None = None,
         observation: Mapping[str, tuple[int, ...]] | None = None,
     ) -> None:

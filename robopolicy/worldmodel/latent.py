@@ -1,8 +1,9 @@
-"""The embedded world model: residual latent EDM (S028's evaluation, DIAMOND's sampler), trained from scratch.
+"""The embedded world model: residual latent EDM with DIAMOND's sampler, trained from scratch.
 
-Frames are encoded by a small autoencoder. A convolutional denoiser draws the change from the newest latent to the next
-one in a few Euler steps, given the last C latents, state vectors and actions; the state vector is regressed beside it.
-In training the past is disturbed by noise of random size, so that the model stands its own errors.
+Evaluated as by Tseng et al. 2025. Frames are encoded by a small autoencoder. A convolutional denoiser draws the change
+from the newest latent to the next one in a few Euler steps, given the last C latents, state vectors and actions; the
+state vector is regressed beside it. In training the past is disturbed by noise of random size, so that the model stands
+its own errors.
 
 When not to use it: many objects, moving cameras or several seconds of memory need a larger, pretrained model.
 """
@@ -26,7 +27,7 @@ from robopolicy.worldmodel.networks import DOWN, AutoEncoder, Denoiser, OutcomeH
 
 
 @dataclass(frozen=True)
-class LatentConfig(Validated):
+class LatentWorldModelConfig(Validated):
     """Sizes of the networks and of the sampler."""
 
     autoencoder_width: PositiveInt = 32
@@ -47,10 +48,12 @@ class LatentConfig(Validated):
 
 
 PRESETS = {
-    "smoke": LatentConfig(autoencoder_width=16, width=32, blocks=2),  # for tests; sees little
-    "tiny": LatentConfig(),  # 64 pixels, about 1 M parameters
-    "small": LatentConfig(autoencoder_width=64, width=224, blocks=8),  # 64 pixels, about 8 M
-    "base": LatentConfig(autoencoder_width=64, latent_channels=16, width=352, blocks=12),  # 128 pixels, about 30 M
+    "smoke": LatentWorldModelConfig(autoencoder_width=16, width=32, blocks=2),  # for tests; sees little
+    "tiny": LatentWorldModelConfig(),  # 64 pixels, about 1 M parameters
+    "small": LatentWorldModelConfig(autoencoder_width=64, width=224, blocks=8),  # 64 pixels, about 8 M
+    "base": LatentWorldModelConfig(
+        autoencoder_width=64, latent_channels=16, width=352, blocks=12
+    ),  # 128 pixels, about 30 M
 }
 
 
@@ -61,9 +64,9 @@ class LatentWorldModel(LatentVideoModel):
     latent_mean: Tensor
     latent_std: Tensor
     change_std: Tensor
-    config: LatentConfig
+    config: LatentWorldModelConfig
 
-    def __init__(self, config: LatentConfig, spec: WorldSpec) -> None:
+    def __init__(self, config: LatentWorldModelConfig, spec: WorldSpec) -> None:
         """Build the networks; statistics are those of nothing until `fit_vectors` and `fit_latents`."""
         super().__init__(spec)
         if spec.size % DOWN:

@@ -25,7 +25,7 @@ def double(*values: float) -> Tensor:
 
 
 def test_the_critic_of_steps_learns_whether_reward_is_to_come() -> None:
-    """11.09."""
+    """DigiRL (Bai et al. 2024)."""
     reward = torch.tensor([[0.0, 1.0, 0.0], [0.0, 0.0, 0.0]], dtype=torch.float64)
     case = Decisions(torch.zeros_like(reward), reward=reward, unit=torch.arange(3).expand(2, 3))
     assert StepGain().targets(case)[0].tolist() == [[1.0, 1.0, 0.0], [0.0, 0.0, 0.0]]

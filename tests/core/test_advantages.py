@@ -6,7 +6,7 @@ import torch
 from robopolicy.core.advantage import (
     Baseline,
     Broadcast,
-    Clip,
+    ClipAdvantage,
     ConstantScale,
     DepthDiscount,
     GivenBaseline,
@@ -152,7 +152,7 @@ def test_broadcast_gives_every_decision_the_advantage_of_its_unit(decisions):
 def test_constant_scale_and_clip(decisions):
     raw = decisions.require("reward")
     torch.testing.assert_close(ConstantScale(4.0)(raw, decisions), raw / 4)
-    assert Clip(0.3)(raw, decisions).abs().max() <= 0.3
+    assert ClipAdvantage(0.3)(raw, decisions).abs().max() <= 0.3
 
 
 def test_memory_survives_a_checkpoint(decisions):

@@ -1,4 +1,4 @@
-"""U6: the closed-form policy gradient on a 1-D Gaussian bandit, within 3 standard errors.
+"""The closed-form policy gradient on a 1-D Gaussian bandit, within 3 standard errors.
 
 The action is a sum of K steps x_k ~ N(theta, 1), a chain (or a sentence of K tokens); the reward is -(action - 2)^2.
 Its expectation is -((K theta - 2)^2 + K), so the gradient is -2 K (K theta - 2).

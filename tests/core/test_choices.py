@@ -16,7 +16,7 @@ def column(*values: float) -> Tensor:
 
 
 def test_only_what_is_not_clipped_and_not_too_costly_is_silenced() -> None:
-    """2.01: costs are 3, 3, 0 and 0; the ratio of 0.7 is clipped for the negative advantage alone."""
+    """Clip-Cov: costs are 3, 3, 0 and 0; the ratio of 0.7 is clipped for the negative advantage alone."""
     change = column(math.log(0.7), math.log(0.7), 0.0, 0.0)
     case = Decisions(column(-3.0, 3.0, 0.0, 0.0) - change)
     advantage = column(-1.0, 1.0, 0.0, 0.0)

@@ -1,4 +1,4 @@
-"""Section 11 of the catalogue, and checklists: advantages that know turns, steps, histories and subgoals."""
+"""Recipes of agents, and checklists: advantages that know turns, steps, histories and subgoals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recipes of section 8 against their written formulas: imitation, imitation and reinforcement, weighted imitation."""
+"""Hybrid recipes against their written formulas: imitation, imitation and reinforcement, weighted imitation."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def steps(d: Decisions) -> int:
 
 
 def test_gains_of_steps_are_imitated():
-    """11.09."""
+    """DigiRL (Bai et al. 2024)."""
 
     def formula(case: Tabular) -> Tensor:
         d = case.decisions
@@ -45,7 +45,7 @@ def test_gains_of_steps_are_imitated():
 
 
 def test_if_every_step_gains_it_is_cloning():
-    """I (11.09)."""
+    """Limit of DigiRL (Bai et al. 2024)."""
     case = tabular()
     recipe = recipe_of("digirl", advantage_source={"name": "step_gain", "penalty": -100.0})
     check(recipe, case, lambda c: -((c.logp() - c.decisions.logp_old) * c.decisions.valid()).sum() / steps(c.decisions))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from robopolicy.deploy.safety.filter import FilterConfig, FilterState, JointMeasurement, SafetyFilter, Workspace
-from robopolicy.deploy.safety.motion import Bounds, JointLimits, Motion, braking_path, safe_stop
+from robopolicy.deploy.safety.motion import Bounds, JointLimits, JointMotion, braking_path, safe_stop
 from robopolicy.errors import UserError
 
 INF, NAN = np.inf, np.nan
@@ -243,7 +243,7 @@ def test_the_brake_ends_in_time_and_continues_its_own_plan() -> None:
         size = 10 ** rng.uniform(-3, 0, JOINTS)
         bend = np.minimum(size * 10 ** rng.uniform(-2, 0.5, JOINTS), 2 * size)
         bounds = Bounds(size, bend, np.minimum(bend * 10 ** rng.uniform(-1.5, 0.5, JOINTS), 2 * bend))
-        start = Motion(np.zeros(JOINTS), rng.uniform(-size, size), rng.uniform(-bend, bend))
+        start = JointMotion(np.zeros(JOINTS), rng.uniform(-size, size), rng.uniform(-bend, bend))
         path = braking_path(start, bounds)
         assert path[-1].at_rest
         bends = np.stack([start.acceleration, *(motion.acceleration for motion in path)])

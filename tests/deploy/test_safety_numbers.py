@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from robopolicy.deploy.safety.filter import FilterConfig, FilterState, JointMeasurement, SafetyFilter
-from robopolicy.deploy.safety.motion import Bounds, JointLimits, Motion, braking_path, safe_stop
+from robopolicy.deploy.safety.motion import Bounds, JointLimits, JointMotion, braking_path, safe_stop
 
 DT = 0.02  # [s]
 NOTHING = np.full(1, np.nan)
@@ -80,5 +80,5 @@ def test_a_stop_begins_with_the_acceleration_of_the_moment() -> None:
     path = safe_stop(np.zeros(1), np.full(1, 1.0), np.full(1, 10.0), limits, DT)
     # From +10 to 0, then -10 rad/s^2: the first period keeps 1 rad/s, the next loses 0.2 rad/s each.
     np.testing.assert_allclose(path[:3, 0], [0.02, 0.02 + 0.016, 0.02 + 0.016 + 0.012], atol=1e-12)
-    first = braking_path(Motion(np.zeros(1), np.full(1, 0.02), np.full(1, 10.0 * DT**2)), Bounds.of(limits, DT))[0]
+    first = braking_path(JointMotion(np.zeros(1), np.full(1, 0.02), np.full(1, 10.0 * DT**2)), Bounds.of(limits, DT))[0]
     assert path[0, 0] == first.position[0]

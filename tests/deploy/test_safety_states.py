@@ -9,16 +9,18 @@ import signal
 import numpy as np
 import pytest
 
-from robopolicy.deploy.safety.interventions import Intervention, InterventionLog
+from robopolicy.deploy.safety.interventions import InterventionLog, SafetyIntervention
 from robopolicy.deploy.safety.motion import JointLimits, go_home, hold
 from robopolicy.deploy.safety.ood import ObservationGate, ObservationGateConfig, ObservationRange
-from robopolicy.deploy.safety.watchdog import AGREE, WINDOW, EStop, Stream, Watchdog
+from robopolicy.deploy.safety.watchdog import AGREE, WINDOW, EStop, MessageTiming, Watchdog
 from robopolicy.errors import UserError
 
 EPOCH = 1.7e9
 
 
-def feed(stream: Stream, start: float, stop: float, skew: float = 0.0, delay: float = 0.001, dt: float = 0.01) -> float:
+def feed(
+    stream: MessageTiming, start: float, stop: float, skew: float = 0.0, delay: float = 0.001, dt: float = 0.01
+) -> float:
     """Messages every `dt` from `start` to `stop`, stamped by a clock that is `skew` ahead; returns the last time."""
     times = np.arange(start, stop, dt)
     for time in times:
@@ -28,14 +30,14 @@ def feed(stream: Stream, start: float, stop: float, skew: float = 0.0, delay: fl
 
 @pytest.mark.parametrize("skew", [0.0, 10.0, -10.0, -EPOCH + 5.0])
 def test_the_difference_of_the_clocks_does_not_matter(skew: float) -> None:
-    stream = Stream(0.1)
+    stream = MessageTiming(0.1)
     assert stream.age(0.0) == np.inf
     last = feed(stream, 5.0, 6.0, skew)
     assert stream.age(last + 0.05) == pytest.approx(0.049, abs=1e-5)
 
 
 def test_a_backlog_is_old_although_messages_arrive() -> None:
-    stream = Stream(0.1)
+    stream = MessageTiming(0.1)
     feed(stream, 0.0, 1.0)
     last = feed(stream, 1.0, 2.0, delay=0.371)
     assert stream.age(last + 0.371) == pytest.approx(0.37, abs=1e-5)
@@ -44,7 +46,7 @@ def test_a_backlog_is_old_although_messages_arrive() -> None:
 
 
 def test_frozen_stamps_are_old_although_messages_arrive() -> None:
-    stream = Stream(0.1)
+    stream = MessageTiming(0.1)
     last = feed(stream, 0.0, 1.0)
     for time in np.arange(1.0, 1.5, 0.01):
         stream.update(time, EPOCH + last, stream.sequence + 1)
@@ -52,7 +54,7 @@ def test_frozen_stamps_are_old_although_messages_arrive() -> None:
 
 
 def test_messages_out_of_order_are_ignored() -> None:
-    stream = Stream(0.1)
+    stream = MessageTiming(0.1)
     last = feed(stream, 0.0, 1.0)
     assert not stream.update(last + 0.002, EPOCH + last - 0.05, stream.sequence + 1)
     assert not stream.update(last + 0.002, EPOCH + last - 0.05, stream.sequence)  # asked again
@@ -62,7 +64,7 @@ def test_messages_out_of_order_are_ignored() -> None:
 
 @pytest.mark.parametrize("jump", [10.0, -10.0, -0.5])
 def test_a_clock_that_jumps_is_believed_after_a_few_messages(jump: float) -> None:
-    stream = Stream(0.1)
+    stream = MessageTiming(0.1)
     last = feed(stream, 0.0, 2.0)
     oldest = 0.0
     for time in np.arange(last + 0.01, 4.0, 0.01):
@@ -73,7 +75,7 @@ def test_a_clock_that_jumps_is_believed_after_a_few_messages(jump: float) -> Non
 
 
 def test_one_stamp_from_the_future_does_no_harm() -> None:
-    stream = Stream(0.1)
+    stream = MessageTiming(0.1)
     last = feed(stream, 0.0, 1.0)
     assert not stream.update(last + 0.005, EPOCH + last + 1000.0, stream.sequence + 1)
     last = feed(stream, 1.0, 2.0)
@@ -81,21 +83,21 @@ def test_one_stamp_from_the_future_does_no_harm() -> None:
 
 
 def test_clocks_may_drift() -> None:
-    stream = Stream(0.1)
+    stream = MessageTiming(0.1)
     for time in np.arange(0.0, 100 * WINDOW, 0.5):  # 50 ppm slow: 75 ms late by the end
         stream.update(time, EPOCH + time * (1.0 - 5e-5), stream.sequence + 1)
         assert stream.age(time) < 2 * WINDOW * 5e-5 + 1e-6
 
 
 def test_messages_without_a_stamp_are_judged_by_their_arrival() -> None:
-    stream = Stream(0.1)
+    stream = MessageTiming(0.1)
     assert stream.update(1.0, None, 1) and stream.update(1.0, None, 1)  # the same message again
     assert stream.age(1.5) == 0.5
 
 
 @pytest.mark.parametrize("stamp", [None, float("nan"), float("inf")])
 def test_a_message_without_a_stamp_is_no_older_than_its_arrival(stamp: float | None) -> None:
-    stream = Stream(0.1)
+    stream = MessageTiming(0.1)
     last = feed(stream, 0.0, 1.0)
     stream.update(last + 0.31, EPOCH + last + 0.01, stream.sequence + 1)  # 0.3 s late
     assert stream.age(last + 0.31) == pytest.approx(0.299, abs=1e-5)
@@ -104,7 +106,7 @@ def test_a_message_without_a_stamp_is_no_older_than_its_arrival(stamp: float | N
 
 
 def test_odd_stamps_now_and_then_are_no_clock_that_jumped() -> None:
-    stream = Stream(0.1)
+    stream = MessageTiming(0.1)
     last = feed(stream, 0.0, 1.0)
     for number in range(3 * AGREE):
         assert not stream.update(last + 0.005, EPOCH + last - 0.5, stream.sequence + 1)
@@ -113,7 +115,7 @@ def test_odd_stamps_now_and_then_are_no_clock_that_jumped() -> None:
 
 
 def test_old_stamps_that_stand_still_are_no_clock_that_jumped() -> None:
-    stream = Stream(0.1)
+    stream = MessageTiming(0.1)
     last = feed(stream, 0.0, 1.0)
     for number in range(3 * AGREE):
         assert not stream.update(last + 0.01 * number, EPOCH + last - 0.5, stream.sequence + 1)
@@ -262,17 +264,17 @@ def test_interventions_are_counted_logged_and_kept(caplog: pytest.LogCaptureFixt
     record = InterventionLog(window=4)
     with caplog.at_level(logging.WARNING):
         for tick in range(150):
-            record.tick([Intervention("velocity", "a", 3.0, 2.0, 0.01 * tick)] if tick % 2 else [])
+            record.tick([SafetyIntervention("velocity", "a", 3.0, 2.0, 0.01 * tick)] if tick % 2 else [])
     assert record.counts == {"velocity": 75} and record.limited_fraction == 0.5 and len(record.recent) == 75
     assert len(caplog.records) == 2  # one a second
     assert "velocity of a: 3, allowed 2" in caplog.text
-    assert str(Intervention("estop", "", float("nan"), float("nan"), 0.0)) == "estop"
+    assert str(SafetyIntervention("estop", "", float("nan"), float("nan"), 0.0)) == "estop"
     record.reset_window()
     assert record.limited_fraction == 0.0
 
 
 def test_the_share_of_bent_ticks_needs_a_whole_window() -> None:
-    record, bent = InterventionLog(window=4), [Intervention("velocity", "a", 3.0, 2.0, 0.0)]
+    record, bent = InterventionLog(window=4), [SafetyIntervention("velocity", "a", 3.0, 2.0, 0.0)]
     shares = []
     for _ in range(5):
         record.tick(bent)

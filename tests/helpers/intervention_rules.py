@@ -28,7 +28,7 @@ def with_rewards(group, *rewards):
 
 
 def check_leaves_solved_groups_alone(name: str) -> None:
-    """I (5.04 to 5.10, 8.01, 10.02): mixed groups trigger only repairs, and solved ones only what looks at ties."""
+    """Mixed groups trigger only repairs, and solved ones only what looks at ties."""
     part = make(name)
     mixed, solved = torch.tensor([1.0, 0.0, 1.0, 0.0]), torch.ones(4)
     assert part.triggered(mixed) == (name == "repair")

@@ -8,11 +8,11 @@ from films import push_films
 from robopolicy.data.formats.lerobot import write_lerobot
 from robopolicy.training.config import LoggingConfig
 from robopolicy.training.model_runs import WorldEvaluationConfig, WorldTrainConfig
-from robopolicy.worldmodel.latent import LatentConfig, LatentWorldModel
+from robopolicy.worldmodel.latent import LatentWorldModel, LatentWorldModelConfig
 from robopolicy.worldmodel.learner import LearnerConfig
 from robopolicy.worldmodel.videos import VideoDataset, spec_of
 
-CONFIG = LatentConfig(autoencoder_width=8, latent_channels=4, width=16, blocks=1, rows=4)
+CONFIG = LatentWorldModelConfig(autoencoder_width=8, latent_channels=4, width=16, blocks=1, rows=4)
 
 
 def small_films(episodes: int = 8, **options: Any) -> VideoDataset:
@@ -21,7 +21,7 @@ def small_films(episodes: int = 8, **options: Any) -> VideoDataset:
     return VideoDataset(spec_of(found), found)
 
 
-def small_world(films: VideoDataset, config: LatentConfig = CONFIG) -> LatentWorldModel:
+def small_world(films: VideoDataset, config: LatentWorldModelConfig = CONFIG) -> LatentWorldModel:
     """An untrained model of them."""
     return LatentWorldModel(config, films.spec).eval()
 

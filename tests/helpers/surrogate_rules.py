@@ -55,7 +55,7 @@ def gradient_of(estimator: Estimator, decisions, advantage: torch.Tensor, logp: 
 
 
 def check_fresh_data(name: str, decisions) -> None:
-    """U1: at ratio 1 the gradient is -mean(A grad logp), KL and clip fraction are 0."""
+    """At ratio 1 the gradient is -mean(A grad logp), KL and clip fraction are 0."""
     advantage, valid = decisions.require("reward"), decisions.valid()
     gradient, info = gradient_of(Estimator(EstimatorConfig(surrogate=name)), decisions, advantage, decisions.logp_old)
     torch.testing.assert_close(gradient, -(advantage * valid) / valid.sum())

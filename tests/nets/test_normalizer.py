@@ -1,4 +1,4 @@
-"""Normalisers: round trips, constant dimensions, exact merging, and refusal of damaged statistics (U5)."""
+"""Normalisers: round trips, constant dimensions, exact merging, and refusal of damaged statistics."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from robopolicy.policies.heads.diffusion import DiffusionConfig, DiffusionPolicy
 from robopolicy.policies.heads.edm import EDMConfig, EDMPolicy, preconditioning
 from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
 from robopolicy.policies.heads.generative import GenerativePolicy
-from robopolicy.policies.path import Estimate, prediction_target
+from robopolicy.policies.path import PathEstimate, prediction_target
 
 POINT = PolicySpec({"state": (1,)}, action_dim=1)
 RAW: dict[str, Any] = {"normalization": "identity", "action_normalization": "identity", "action_clip": 0.0}
@@ -37,7 +37,7 @@ class Mixture:
         chosen = torch.multinomial(torch.tensor(self.shares), rows, replacement=True)
         return (torch.tensor(self.means)[chosen] + self.std * torch.randn(rows)).view(-1, 1, 1)
 
-    def estimate(self, x: Tensor, a: Tensor, b: Tensor) -> Estimate:
+    def estimate(self, x: Tensor, a: Tensor, b: Tensor) -> PathEstimate:
         """Expected data and noise given `x = a * data + b * noise`."""
         x, a, b = x.double(), a.double(), b.double()
         means, shares = torch.tensor(self.means).double(), torch.tensor(self.shares).double()
@@ -46,7 +46,7 @@ class Mixture:
         responsibility = (shares.log() - gap**2 / (2 * variance)).softmax(-1)
         data = (responsibility * (means + a * self.std**2 * gap / variance)).sum(-1, keepdim=True)
         noise = (responsibility * b * gap / variance).sum(-1, keepdim=True)
-        return Estimate(data, noise)
+        return PathEstimate(data, noise)
 
     def velocity(self, x: Tensor, t: Tensor) -> Tensor:
         """Of the linear path."""

@@ -16,7 +16,7 @@ from robopolicy.policies.heads.average_velocity import MeanFlowConfig, MeanFlowP
 from robopolicy.policies.heads.diffusion import DiffusionConfig, DiffusionPolicy
 from robopolicy.policies.heads.edm import EDMConfig, EDMPolicy, preconditioning
 from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
-from robopolicy.policies.path import Estimate, prediction_target
+from robopolicy.policies.path import PathEstimate, prediction_target
 
 PLANE = PolicySpec({"state": (1,)}, action_dim=2)
 CHUNK = PolicySpec({"state": (3,)}, action_dim=2, horizon=4, action_horizon=2)
@@ -41,12 +41,12 @@ class Gaussian:
         mean, power, axes = self.parts
         return (mean + (z.double() @ axes * power.sqrt()) @ axes.T).to(z.dtype)
 
-    def estimate(self, x: Tensor, a: Tensor, b: Tensor) -> Estimate:
+    def estimate(self, x: Tensor, a: Tensor, b: Tensor) -> PathEstimate:
         """Expected data and noise given `x = a * data + b * noise` `(B, 1, A)`, with `a` and `b` `(B, 1, 1)`."""
         mean, power, axes = self.parts
         x, a, b = x.double(), a.double(), b.double()
         along = (x - a * mean) @ axes / (a.square() * power + b.square())
-        return Estimate(mean + a * (along * power) @ axes.T, b * along @ axes.T)
+        return PathEstimate(mean + a * (along * power) @ axes.T, b * along @ axes.T)
 
     def log_density(self, x: Tensor, t: float) -> Tensor:
         """Of the noised data `(B, 1, A)` on the linear path, up to its constant factor of pi."""

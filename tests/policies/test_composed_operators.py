@@ -17,7 +17,15 @@ from robopolicy.critics.q import CriticConfig, QEnsemble
 from robopolicy.errors import UserError
 from robopolicy.policies.base import Policy
 from robopolicy.policies.composition.guidance import Langevin, ValueGuidance
-from robopolicy.policies.composition.operators import Adaptive, And, Convex, Lookahead, Or, Scheduled, make_operator
+from robopolicy.policies.composition.operators import (
+    And,
+    Convex,
+    DensityWeighted,
+    Lookahead,
+    Or,
+    Scheduled,
+    make_operator,
+)
 from robopolicy.policies.wrappers.composed import compose
 from robopolicy.training.checkpoint import load_policy, save_checkpoint, verify_checkpoint
 
@@ -135,7 +143,7 @@ ADAPTIVE = [Or(), And(), Or(derivative="exact"), And(derivative="exact")]
 
 
 @pytest.mark.parametrize("operator", ADAPTIVE, ids=lambda operator: f"{operator.name}-{operator.derivative}")
-def test_weights_of_a_sample_do_not_depend_on_its_neighbours_and_carry_gradients(operator: Adaptive) -> None:
+def test_weights_of_a_sample_do_not_depend_on_its_neighbours_and_carry_gradients(operator: DensityWeighted) -> None:
     policy = compose([network("flow", 0), network("edm", 1)], operator)
     obs, noise = observations(5), torch.randn(5, 4, 2)
     some = policy.decode({"state": obs["state"][:2]}, noise[:2])
@@ -156,7 +164,7 @@ def test_weights_of_a_sample_do_not_depend_on_its_neighbours_and_carry_gradients
         (And(sampler="sde"), 3 * 2 + 1),  # the last step is one without noise
     ],
 )
-def test_differences_come_with_the_velocities_in_calls_of_more_rows(operator: Adaptive, calls: int) -> None:
+def test_differences_come_with_the_velocities_in_calls_of_more_rows(operator: DensityWeighted, calls: int) -> None:
     parents = [network("flow", 0), network("flow", 1)]
     counted = [0]
     parents[0].backbone.register_forward_hook(lambda *_: counted.__setitem__(0, counted[0] + 1))

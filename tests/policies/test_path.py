@@ -8,7 +8,7 @@ from torch import Tensor
 
 from robopolicy.errors import UserError
 from robopolicy.policies.path import (
-    Estimate,
+    PathEstimate,
     edm_sigma,
     estimate,
     interpolate,
@@ -60,7 +60,7 @@ def test_the_ends_of_the_path_are_noise_and_data() -> None:
     data, noise = pair()
     assert torch.equal(interpolate(noise, data, torch.tensor(0.0)), noise)
     torch.testing.assert_close(interpolate(noise, data, torch.tensor(1.0)), data, atol=1e-6, rtol=0)
-    assert torch.equal(Estimate(data, noise).velocity, data - noise)
+    assert torch.equal(PathEstimate(data, noise).velocity, data - noise)
 
 
 def test_the_grid_is_the_left_one() -> None:

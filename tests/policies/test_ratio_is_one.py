@@ -1,4 +1,4 @@
-"""U1, U2 and U4 for every head: fresh data scores as it was sampled, and a seed decides the chunk."""
+"""For every head: fresh data scores as it was sampled, and a seed decides the chunk."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from scripted import ScriptedLift
 
 from robopolicy.cli import main as cli
 from robopolicy.deploy.dashboard import parse_address
-from robopolicy.deploy.safety.interventions import Intervention
+from robopolicy.deploy.safety.interventions import SafetyIntervention
 from robopolicy.deploy.wire import TOKEN
 from robopolicy.errors import UserError
 from robopolicy.interop.sources import CheckpointChunkPolicy
@@ -39,7 +39,7 @@ def status(ticks: int) -> dict[str, Any]:
     return {"state": "RUN", "reason": "", "ticks": ticks, "overruns": 2, "ages": {"joints": 0.01}, "latency": 0.03}
 
 
-def tick(now: float, wanted: float = 0.4, *done: Intervention) -> Tick:
+def tick(now: float, wanted: float = 0.4, *done: SafetyIntervention) -> Tick:
     return Tick(now, State.RUN, "", MEASURED, np.array([wanted, 0.0, 0.0]), MEASURED + 0.5, done)
 
 
@@ -111,7 +111,7 @@ def test_figures_are_those_of_the_ticks() -> None:
     assert found["period_p50"] == pytest.approx(0.02) and found["period_p99"] == pytest.approx(0.04)
     assert found["jitter"] == pytest.approx(0.02) and found["missed"] == 2
     assert found["ages"] == {"joints": [0.01, 0.1]}
-    figures.update(status(1), tick(1000.0, 0.4, Intervention("velocity", "a", 3.0, 2.0, 1000.0)))
+    figures.update(status(1), tick(1000.0, 0.4, SafetyIntervention("velocity", "a", 3.0, 2.0, 1000.0)))
     again = figures.snapshot()  # a new loop counts from the start, and what lies between is no period
     assert again["rate"] is None and again["recent"] == ["velocity of a: 3, allowed 2"]
     for i in range(3 * WINDOW):

@@ -62,7 +62,7 @@ def asynchronous(limit: int, updates: int, players: int = 1, chunk: int = GROUPS
 
 
 def test_no_staleness_is_the_synchronous_loop():
-    """I (12.01): s = 0 equals playing and learning in turns, bit for bit."""
+    """Limit of AsyncFlow (Han et al. 2025): s = 0 equals playing and learning in turns, bit for bit."""
     found, ages, _ = asynchronous(0, updates=8)
     world, judge = Playground(length=4, symbols=2), Playground(length=4, symbols=2)
     side, logits = collector(world), world.logits.detach().clone()
@@ -82,7 +82,7 @@ def test_rows_are_never_older_than_the_bound(limit):
 
 
 def test_what_is_in_flight_is_bounded():
-    """12.01: at most (s + 1) batches are begun and not yet learned from."""
+    """AsyncFlow (Han et al. 2025): at most (s + 1) batches are begun and not yet learned from."""
     stream = Stream(Bounded(1), batch=2)
     tickets = [stream.begin(2), stream.begin(2)]
     blocked = threading.Thread(target=lambda: tickets.append(stream.begin(1)), daemon=True)
@@ -98,7 +98,7 @@ def test_what_is_in_flight_is_bounded():
 
 
 def test_play_and_learning_overlap():
-    """12.01: an update costs the longer of the two, not their sum; here 40 ms each, in sleep."""
+    """AsyncFlow (Han et al. 2025): an update costs the longer of the two, not their sum; here 40 ms each, in sleep."""
 
     def seconds(limit: int, updates: int = 8) -> float:
         def play(count, world):

@@ -32,7 +32,7 @@ def same_as_flat(topology, layout: str, budget: int = 6) -> None:
 @pytest.mark.parametrize("budget", [1, 2, 5, 8])
 @pytest.mark.parametrize("name", TOPOLOGIES.product())
 def test_the_budget_is_that_of_flat(world, name, budget):
-    """I (5.11): whatever the topology, a task costs its budget."""
+    """Limit of ARPO for tools (Dong et al. 2025): whatever the topology, a task costs its budget."""
     attempts = make(name).rollout(world, world.tasks(budget))
     assert [(group[0].task.key, len(group)) for group in groups_of(attempts)] == [(key, budget) for key in range(4)]
     assert [attempt.task.key for attempt in attempts] == sorted(attempt.task.key for attempt in attempts)
@@ -40,7 +40,7 @@ def test_the_budget_is_that_of_flat(world, name, budget):
 
 @pytest.mark.parametrize("layout", ["tokens", "chain"])
 def test_switched_off_it_is_flat(layout):
-    """I (5.11)."""
+    """Limit of ARPO for tools (Dong et al. 2025)."""
     same_as_flat(Branch(initial=1.0), layout)
 
 
@@ -77,7 +77,7 @@ def test_uncertain_moments_branch(world):
 
 
 def test_entropy_is_compared_with_that_of_the_first_unit(world):
-    """5.11: a second uncertain unit branches as the first one did."""
+    """ARPO for tools (Dong et al. 2025): a second uncertain unit branches as the first one did."""
     with torch.no_grad():
         world.know(0)
         world.logits[0, STEP:] = 0.0

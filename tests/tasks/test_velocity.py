@@ -15,7 +15,7 @@ from robopolicy.sim.checker import check_simulator
 from robopolicy.sim.registry import SimOptions, make_sim
 from robopolicy_tasks.velocity import rewards
 from robopolicy_tasks.velocity.go1 import GOOD, HOME, Go1
-from robopolicy_tasks.velocity.motion import Motion, matrix, read
+from robopolicy_tasks.velocity.motion import BaseMotion, matrix, read
 from robopolicy_tasks.velocity.randomization import NOMINAL, TRAINING, Randomization
 from robopolicy_tasks.velocity.rewards import ControlStep
 from robopolicy_tasks.velocity.scene import FEET
@@ -36,12 +36,12 @@ def stand(sim: MujocoSim, steps: int):
 
 def control_step(**values) -> ControlStep:
     """A robot that stands at home with a command to stand."""
-    motion = Motion(
+    motion = BaseMotion(
         velocity=np.zeros((1, 3)), turning=np.zeros((1, 3)), gravity=np.array([[0.0, 0.0, -1.0]]),
         height=np.array([0.29]), joints=HOME[None], speeds=np.zeros((1, 12)), contact=np.ones((1, 4), bool),
         foot_height=np.full((1, 4), 0.023), foot_speed=np.zeros((1, 4)),
     )  # fmt: skip
-    of_motion = {name: np.asarray(values.pop(name)) for name in list(values) if name in Motion._fields}
+    of_motion = {name: np.asarray(values.pop(name)) for name in list(values) if name in BaseMotion._fields}
     rest = {
         "command": np.zeros((1, 3)), "action": np.zeros((1, 12)), "last_action": np.zeros((1, 12)),
         "torque": np.zeros((1, 12)), "air_time": np.zeros((1, 4)), "offset": np.zeros((1, 12)),

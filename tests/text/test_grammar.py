@@ -12,7 +12,7 @@ def untrained(budget=6):
 
 
 def test_a_grammar_that_allows_everything_changes_nothing():
-    """I (3.06)."""
+    """Limit of ShIOEnv (Ragsdale and Boppana 2025)."""
     policy = untrained()
     prompts, everything = [policy.tokenizer.prompt(["1+1="])] * 4, torch.ones(policy.vocabulary, dtype=torch.bool)
     written = policy.write(prompts, torch.Generator().manual_seed(1), allowed=lambda _: everything)

@@ -11,7 +11,7 @@ from robopolicy.text.rollouts.protocols import Task
 from robopolicy.text.task import pack
 from robopolicy.text.text_env import TextWorld
 from robopolicy.training.text_file_source import conversations
-from robopolicy_tasks.text.commands import Command, Place, ProgramError, parse
+from robopolicy_tasks.text.commands import Place, ProgramError, RobotCommand, parse
 from robopolicy_tasks.text.panda import Panda, PandaTurns
 
 PROGRAMS = ("lift", "grasp", "grasp;carry pad left 7;release", "carry start; release ;grasp")
@@ -31,7 +31,7 @@ def test_programs_are_written_as_they_are_read(program):
 
 def test_places_are_told_from_an_anchor():
     (carry,) = parse("carry pad back 12")
-    assert carry == Command("carry", Place("pad", "back", 12))
+    assert carry == RobotCommand("carry", Place("pad", "back", 12))
     assert carry.place is not None
     np.testing.assert_allclose(carry.place.offset, [-0.12, 0.0])
 

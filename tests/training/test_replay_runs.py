@@ -54,7 +54,7 @@ def test_learning_goes_from_offline_to_online(
     tmp_path: Path, demonstrations: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     batches = spy(monkeypatch)
-    settings = [*SAC_RUN, f"dataset={demonstrations}", "replay.offline_updates=4", "replay.offline_share=0.25"]
+    settings = [*SAC_RUN, f"dataset={demonstrations}", "replay.offline_updates=4", "replay.offline_fraction=0.25"]
     run = trainer(tmp_path, *settings, "budget.env_steps=140")
     assert run.total == 4 + 5  # five times eight steps after the warm-up
     steps: list[int] = []
@@ -179,7 +179,7 @@ def test_only_a_collapse_at_the_end_restores_the_best_state(tmp_path: Path, monk
         ([*SAC_RUN, "budget.updates=1", "algorithm.utd=0.3"], "asks for 1.2 gradient steps"),
         ([*SAC_RUN, "budget.updates=1", "algorithm.utd=0.1"], "is a whole number"),
         ([*SAC_RUN, "budget.updates=1", "replay.capacity=5"], "replay.capacity=5 is too small"),
-        ([*SAC_RUN, "budget.updates=1", "replay.offline_share=1.5"], "must lie in [0, 1]"),
+        ([*SAC_RUN, "budget.updates=1", "replay.offline_fraction=1.5"], "must lie in [0, 1]"),
         ([*SAC_RUN, "budget.updates=1", "algorithm.tau=1.5"], "algorithm.tau must lie in (0, 1]"),
         ([*SAC_RUN, "budget.updates=1", "algorithm.critic.members=0"], "algorithm.critic.members must be at least 1"),
         ([*SAC_RUN, "budget.updates=1", "policy=gaussian"], "pass policy=squashed_gaussian"),

@@ -8,7 +8,7 @@ from small_world import small_films, small_world
 
 from robopolicy.policies.noise import PerRowGenerator
 from robopolicy.worldmodel.contract import WorldState, first_frames
-from robopolicy.worldmodel.latent import LatentConfig, LatentWorldModel
+from robopolicy.worldmodel.latent import LatentWorldModel, LatentWorldModelConfig
 from robopolicy.worldmodel.videos import VideoDataset
 
 CONTEXT, CELL = 4, (4, 2, 2)  # frames, and channels, height and width of a latent
@@ -44,7 +44,7 @@ def test_noise_levels_are_seen_as_a_quarter_of_their_logarithm(model: LatentWorl
 
 def test_three_euler_steps_of_what_is_known_of_unit_gaussian_data(model: LatentWorldModel) -> None:
     """A fresh denoiser says x / (1 + s^2), so that every number on the way down 5, 1, 0.2, 0 can be worked out."""
-    assert LatentConfig().sigmas == (5.0, 1.0, 0.2)
+    assert LatentWorldModelConfig().sigmas == (5.0, 1.0, 0.2)
     empty = torch.zeros(1, CONTEXT, *CELL), torch.zeros(1, CONTEXT, 4), torch.zeros(1, CONTEXT, 2)
     change, _ = model.sample(torch.ones(1, *CELL), *empty)
     x = 5.0

@@ -9,7 +9,7 @@ from small_world import CONFIG, small_films, small_world
 from robopolicy.errors import UserError
 from robopolicy.policies.noise import assign_slots
 from robopolicy.worldmodel.contract import WorldState, first_frames
-from robopolicy.worldmodel.latent import PRESETS, LatentConfig, LatentWorldModel, to_float, to_uint8
+from robopolicy.worldmodel.latent import PRESETS, LatentWorldModel, LatentWorldModelConfig, to_float, to_uint8
 from robopolicy.worldmodel.videos import VideoDataset
 
 
@@ -116,6 +116,6 @@ def test_sizes_that_do_not_fit_are_refused(films):
     with pytest.raises(UserError, match="multiple of 8 pixels, got 20"):
         LatentWorldModel(CONFIG, replace(films.spec, size=20))
     with pytest.raises(UserError, match="sigmas must fall, and be one or more"):
-        LatentConfig(sigmas=(1.0, 2.0))
+        LatentWorldModelConfig(sigmas=(1.0, 2.0))
     with pytest.raises(UserError, match="multiple of 8"):
-        LatentConfig(width=20)
+        LatentWorldModelConfig(width=20)

@@ -18,7 +18,14 @@ from PIL import Image
 
 from robopolicy.errors import UserError
 from robopolicy.worldmodel.success_detectors import vlm
-from robopolicy.worldmodel.success_detectors.vlm import Local, Served, VLMJudge, chosen_frames, parse_answer, pictures
+from robopolicy.worldmodel.success_detectors.vlm import (
+    Local,
+    ServedVLM,
+    VLMJudge,
+    chosen_frames,
+    parse_answer,
+    pictures,
+)
 
 YES, NO = "SUCCESS: yes\nPROGRESS: 90", "SUCCESS: no\nPROGRESS: 30"
 
@@ -126,7 +133,7 @@ def server():
 
 def test_a_served_model_is_asked_in_the_words_of_the_protocol(server):
     url = f"http://127.0.0.1:{server.server_port}/v1/"
-    judge = VLMJudge(Served(url, "tiny-vlm", token="secret"), "push the block", votes=2)
+    judge = VLMJudge(ServedVLM(url, "tiny-vlm", token="secret"), "push the block", votes=2)
     assert judge(clips(), torch.zeros(1, 45, 0)).success.tolist() == [1.0]
     (path, headers, body), (_, _, second) = server.asked
     assert path == "/v1/chat/completions" and headers["Authorization"] == "Bearer secret"
@@ -142,19 +149,19 @@ def test_a_served_model_is_asked_in_the_words_of_the_protocol(server):
 )
 def test_a_server_that_answers_something_else_is_reported(server, answer, message):
     server.answer = answer
-    backend = Served(f"http://127.0.0.1:{server.server_port}/v1", "m")
+    backend = ServedVLM(f"http://127.0.0.1:{server.server_port}/v1", "m")
     with pytest.raises(UserError, match=message):
         backend("?", [np.zeros((4, 4, 3), np.uint8)], 0)
 
 
 def test_addresses_and_tokens_are_checked():
     with pytest.raises(UserError, match="http://"):
-        Served("localhost:8000", "m")
+        ServedVLM("localhost:8000", "m")
     with pytest.raises(UserError, match="in the clear"):
-        Served("http://example.org/v1", "m", token="secret")
-    Served("https://example.org/v1", "m", token="secret")
+        ServedVLM("http://example.org/v1", "m", token="secret")
+    ServedVLM("https://example.org/v1", "m", token="secret")
     with pytest.raises(UserError, match="no answer"):
-        Served("http://127.0.0.1:9/v1", "m", timeout=2.0)("?", [], 0)
+        ServedVLM("http://127.0.0.1:9/v1", "m", timeout=2.0)("?", [], 0)
 
 
 class Batch(dict):

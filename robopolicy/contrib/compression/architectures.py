@@ -1,8 +1,8 @@
-"""P19 for networks: which layers of a network to remove and how far to shrink the others (N2N, S101; `ask` / `tell`).
+"""Search over networks, by `ask` and `tell`: which layers of one to remove and how far to shrink the others.
 
-An architecture is a tuple of layer widths. `Controllers` draws it by two recurrent policies, one after the other: a
-bidirectional LSTM reads the teacher's layers and keeps or removes each; then a second one reads the best of the first
-stage and gives each layer a share of its width. Both learn by REINFORCE from
+Source: Ashok et al. 2017, N2N. An architecture is a tuple of layer widths. `Controllers` draws it by two recurrent
+policies, one after the other: a bidirectional LSTM reads the teacher's layers and keeps or removes each; then a second
+one reads the best of the first stage and gives each layer a share of its width. Both learn by REINFORCE from
 
     R = accuracy / accuracy_teacher * C (2 - C),    C = 1 - parameters / parameters_teacher
 
@@ -93,7 +93,7 @@ class ArchitectureSearch(Part):
         """Rewards of the architectures asked for last."""
 
 
-class Controller(nn.Module):
+class ArchitectureController(nn.Module):
     """A recurrent policy with one categorical action per layer of a network."""
 
     def __init__(self, actions: int, config: ControllersConfig) -> None:
@@ -116,7 +116,7 @@ class Controller(nn.Module):
 class _Stage:
     """A controller under training, and what it changes."""
 
-    controller: Controller
+    controller: ArchitectureController
     optimizer: torch.optim.Optimizer
     start: Widths
     baseline: float = 0.0  # running mean of rewards
@@ -144,7 +144,7 @@ class Controllers(ArchitectureSearch):
             self._removal, self._shrinking = self._stage(2), self._stage(len(SHARES))
 
     def _stage(self, actions: int) -> _Stage:
-        controller = Controller(actions, self.config)
+        controller = ArchitectureController(actions, self.config)
         return _Stage(controller, torch.optim.Adam(controller.parameters(), self.config.lr), self.teacher)
 
     @property

@@ -1,4 +1,6 @@
-"""Small students of a policy: what it saw and did is learned by networks with fewer and narrower layers (N2N, S101).
+"""Small students of a policy: what it saw and did is learned by networks with fewer and narrower layers.
+
+Source: Ashok et al. 2017, N2N.
 
     seen = record(teacher, sim, range(40_000, 40_050), noise=0.1)
     student = distil(student_of(teacher, (32, 32)), seen, updates=2000)
@@ -46,7 +48,7 @@ class TeacherData:
         return len(self.chunk)
 
 
-class Recorder(Policy):
+class TeacherRecorder(Policy):
     """A policy that keeps what it is asked and what it answers; verb `act`."""
 
     name: ClassVar[str] = "recorder"
@@ -98,7 +100,7 @@ def record(
     """
     if teacher.spec.hidden_dim:
         raise UserError(f"Policy '{teacher.name}' remembers, and students do not; compress one without memory.")
-    recorder = Recorder(teacher)
+    recorder = TeacherRecorder(teacher)
     with evaluation_mode(teacher):
         play(NoisyActor(PolicyActor(recorder), noise), sim, seeds, progress=progress)
     return recorder.seen()

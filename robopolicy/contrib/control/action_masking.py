@@ -1,4 +1,7 @@
-"""Functions of both forms of CAMEL: actions masked around a prior, and a mask that the critic fades out (S076)."""
+"""Functions of both forms of CAMEL: actions masked around a prior, and a mask that the critic fades out.
+
+Source: Zhao et al. 2025.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bounded policy optimisation: regress every ratio onto the best one within bounds (Ao et al. 2026, S002).
+"""Bounded policy optimisation: regress every ratio onto the best one within bounds (Ao et al. 2026).
 
 The policy improvement problem "most advantage with all ratios in [1 - eps, 1 + eps]" has a solution in closed form: the
 bound itself, upper where an action is better than a threshold U(s) and lower where it is worse. With U the median of

@@ -1,4 +1,4 @@
-"""CAMEL on SAC: a coded prior bounds the actions of play, ever less often (Zhao et al. 2025, S076).
+"""CAMEL on SAC: a coded prior bounds the actions of play, ever less often (Zhao et al. 2025).
 
 A script or a trained policy says roughly what to do. At first every decision is mapped into a band around its action;
 the share of such decisions falls, faster where the critic already prefers the policy's own actions, and ends at 0. The

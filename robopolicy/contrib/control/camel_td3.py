@@ -1,4 +1,4 @@
-"""CAMEL on TD3: a coded prior bounds the actions of play, ever less often (Zhao et al. 2025, S076).
+"""CAMEL on TD3: a coded prior bounds the actions of play, ever less often (Zhao et al. 2025).
 
 As `camel_sac`, on the deterministic learner: what TD3 would play, noise included, is mapped into a band around the
 action of the prior.

@@ -1,4 +1,4 @@
-"""DSAC-T: soft actor-critic whose critics predict the distribution of the return (Duan et al. 2023, S146).
+"""DSAC-T: soft actor-critic whose critics predict the distribution of the return (Duan et al. 2023).
 
 Each critic gives mean and standard deviation of the soft return. The mean follows the expected target of the critic
 with the least mean, as in SAC; the spread follows sampled targets, clipped at three of its own averages; and both

@@ -1,4 +1,4 @@
-"""HAMNet's learner (Cho et al. 2025, S129): PPO with a value for every part of the reward.
+"""HAMNet's learner (Cho et al. 2025): PPO with a value for every part of the reward.
 
 A simulator may say which parts its reward has (`Step.info["reward.NAME"]`). A modular critic learns the return of each
 part by itself, so that a rare one is not drowned by the others, and every part has its advantage. Where parts disagree

@@ -1,4 +1,4 @@
-"""HARPG: recursive policy gradient with Hessian correction (Fatkhullin et al. 2023, S051), normalised or not.
+"""HARPG: recursive policy gradient with Hessian correction (Fatkhullin et al. 2023), normalised or not.
 
 Momentum is carried from the last weights to the present ones by a Hessian-vector product: the change of the gradient
 along the last step, estimated at a random point of that step, where half of the environments play. The other half

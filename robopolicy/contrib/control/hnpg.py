@@ -1,4 +1,4 @@
-"""HNPG: on-policy policy gradient with a critic and states from offline data beside it (Zhou et al. 2023, S071).
+"""HNPG: on-policy policy gradient with a critic and states from offline data beside it (Zhou et al. 2023).
 
 A Q network fits two things at once: the returns of what was just played, and the Bellman equation of the policy on a
 dataset. The policy then improves where it plays, as in PPO, and in states of the dataset, at actions of its own that Q

@@ -14,7 +14,7 @@ from robopolicy.data.batches import ReplaySampleSpec
 from robopolicy.data.replay import Replay
 from robopolicy.device import move
 from robopolicy.sim.chunk import ChunkedSim
-from robopolicy.training.make_source import Source, SourceContext
+from robopolicy.training.make_source import DataSource, SourceContext
 from robopolicy.training.sources import RolloutSource
 
 
@@ -38,7 +38,7 @@ class HybridSource(RolloutSource):
         self._generator = torch.Generator().manual_seed(seed)
 
     @classmethod
-    def build(cls, context: SourceContext) -> Source:
+    def build(cls, context: SourceContext) -> DataSource:
         """Rollouts, and windows as the algorithm requests them."""
         algorithm, settings = context.algorithm, context.settings
         assert isinstance(algorithm, HNPG)

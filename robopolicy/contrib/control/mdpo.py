@@ -1,8 +1,8 @@
-"""Mirror descent policy optimisation on rollouts: a linearised objective and a KL to the last policy (S088).
+"""Mirror descent policy optimisation on rollouts: a linearised objective and a KL to the last policy.
 
 Every rollout takes several epochs of steps on `-t A ratio + KL(new || old)`. Nothing is clipped: the KL pulls back
 what has moved too far, and as `t` falls to 0 over training, steps shrink. In the limit of many steps the policy is
-`old * exp(t A) / Z`.
+`old * exp(t A) / Z`. Source: Tomar et al. 2020.
 
 Use it in place of PPO where the policy has a density; it has no clip to choose, but a step size, in units of the
 standard deviation of the advantage. `mdpo_off` is its sibling for replay.

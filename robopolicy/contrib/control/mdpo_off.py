@@ -1,4 +1,4 @@
-"""Mirror descent policy optimisation from replay: SAC with a KL to a lagged copy of the policy (S088).
+"""Mirror descent policy optimisation from replay: SAC with a KL to a lagged copy of the policy (Tomar et al. 2020).
 
 The actor minimises `c log pi + (lambda - c) log pi_k - Q` at its own draws: entropy of weight `lambda`, of which a part
 `c` binds it to pi_k, a copy of itself that is renewed every so many steps. With c = lambda, or a copy renewed in every

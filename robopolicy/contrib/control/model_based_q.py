@@ -1,4 +1,7 @@
-"""Action-value ensembles with a model of the next observation: later actions are judged where it puts them (S166)."""
+"""Action-value ensembles with a model of the next observation: later actions are judged where it puts them.
+
+Source: Patel and Siegelmann 2024.
+"""
 
 from __future__ import annotations
 

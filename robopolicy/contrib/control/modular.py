@@ -1,7 +1,7 @@
-"""Gated modular perceptron: one small network per context, mixed from weight modules that all share (HAMNet, S129).
+"""Gated modular perceptron: one small network per context, mixed from weight modules that all share.
 
-Every layer holds M modules of weights. A context network turns the context into mixing shares `p` of the modules and
-gates `g` of the outputs, for weights and biases apart; the layer is
+Source: Cho et al. 2025, HAMNet. Every layer holds M modules of weights. A context network turns the context into mixing
+shares `p` of the modules and gates `g` of the outputs, for weights and biases apart; the layer is
 
     y = tanh(norm(g * sum_m p_m W_m x + g' * sum_m p'_m b_m)),
 

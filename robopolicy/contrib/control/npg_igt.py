@@ -1,4 +1,4 @@
-"""N-PG-IGT: normalised policy gradient with implicit gradient transport (Fatkhullin et al. 2023, S051).
+"""N-PG-IGT: normalised policy gradient with implicit gradient transport (Fatkhullin et al. 2023).
 
 Momentum averages gradients of past policies, which are biased at the present one. Transport evaluates each new gradient
 not at the present weights but beyond them, just so far that the average is the gradient at the present weights, exactly

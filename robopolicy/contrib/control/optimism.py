@@ -1,4 +1,7 @@
-"""Optimism of an ensemble, and a rule by which an actor rarely changes the critic that it maximises (S094)."""
+"""Optimism of an ensemble, and a rule by which an actor rarely changes the critic that it maximises.
+
+Source: Tan et al. 2025, optimistic actor-critic.
+"""
 
 from __future__ import annotations
 

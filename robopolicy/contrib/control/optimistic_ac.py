@@ -1,4 +1,4 @@
-"""Optimistic actor-critic with rare switches (after Tan et al. 2025, S094): hope where nobody has been, and start over.
+"""Optimistic actor-critic with rare switches (after Tan et al. 2025): hope where nobody has been, and start over.
 
 Three ideas of a theory of sample efficiency, on the parts of soft actor-critic. The critics aim at the best chunk of
 the next observation instead of the policy's, so that what they learn does not depend on who plays. The actor climbs an

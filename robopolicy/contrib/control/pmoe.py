@@ -1,9 +1,9 @@
-"""Probabilistic mixture-of-experts for reinforcement learning (PMOE, S092): soft actor-critic with several experts.
+"""Probabilistic mixture-of-experts for reinforcement learning: soft actor-critic with several experts.
 
 A choice among experts cannot be reparameterised. PMOE never differentiates through it: every expert proposes a chunk,
 the critic names the best one, only that expert is improved, and the router learns by regression how often each expert
 is the best (the frequency loss). Experts that find different optima therefore stay apart, where one Gaussian would have
-to choose or straddle them.
+to choose or straddle them. Source: Ren et al. 2021, PMOE.
 
 Use it from scratch where a task has a few distinct ways to succeed. For one way SAC is cheaper: the critic judges all
 experts in every actor step. Experts that are never the best are never improved: the router entropy in the metrics

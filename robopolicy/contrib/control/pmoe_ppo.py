@@ -1,4 +1,4 @@
-"""PMOE on rollouts (Ren et al. 2021, S092): PPO on the density of a mixture, whose router learns which expert is best.
+"""PMOE on rollouts (Ren et al. 2021): PPO on the density of a mixture, whose router learns which expert is best.
 
 The ratio is that of the whole mixture, so nothing is differentiated through the choice of an expert. Beside it a Q
 network learns the returns of what was played; every expert proposes a chunk in every state, Q names the best, and the

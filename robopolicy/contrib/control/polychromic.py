@@ -1,4 +1,4 @@
-"""Polychromic PPO: score sets of trajectories by return times diversity (Hamid et al. 2025, S060).
+"""Polychromic PPO: score sets of trajectories by return times diversity (Hamid et al. 2025).
 
 At some moments of every rollout the simulator is restored and played on several times (vines, `samplers/vine.py`). A
 set of vines from one state is worth the mean return of its members times the share of different ways among them, 0 if

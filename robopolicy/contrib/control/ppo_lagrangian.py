@@ -1,4 +1,4 @@
-"""PPO under constraints, by Lagrange multipliers; with a guarded world model it is OGSRL (Zhang et al. 2025, S127).
+"""PPO under constraints, by Lagrange multipliers; with a guarded world model it is OGSRL (Yan et al. 2025).
 
 Parts of the reward that punish (`Step.info["reward.NAME"]`, never above 0) leave the reward and become costs
 c = -part >= 0, each with a limit on what an episode may cost on average:

@@ -1,4 +1,4 @@
-"""Actions kept near those of a coded prior, ever less often: CAMEL's action masking (S076).
+"""Actions kept near those of a coded prior, ever less often: CAMEL's action masking (Zhao et al. 2025).
 
 A prior, e.g. a script of a few lines, knows roughly what to do. Around its action a the mask allows the interval
 `[max(-1, a - w), min(1, a + w)]` (normalised actions, half-width w), and what a learning policy asks for in [-1, 1] is

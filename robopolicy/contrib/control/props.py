@@ -1,4 +1,4 @@
-"""PROPS: PPO whose play seeks what its data lack, so that kept data stay on-policy (Corrado and Hanna 2025, S134).
+"""PROPS: PPO whose play seeks what its data lack, so that kept data stay on-policy (Corrado and Hanna 2023).
 
 A finite sample of the policy's own actions misses some and repeats others. PROPS plays with a behaviour policy instead:
 a copy of the policy, pushed away from the actions that the kept rollouts hold, a little and within bounds. What is

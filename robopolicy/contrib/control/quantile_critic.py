@@ -37,7 +37,7 @@ class QuantileQ(QEnsemble):
 
 
 def quantile_loss(quantiles: Tensor, target: Tensor, levels: Tensor, huber: float) -> Tensor:
-    """Quantile regression (Dabney et al. 2018) `(M, B)`, summed over the quantiles and averaged over the targets.
+    """Quantile regression (Dabney et al. 2017) `(M, B)`, summed over the quantiles and averaged over the targets.
 
     Args:
         quantiles: (M, B, n) predicted.

@@ -1,4 +1,7 @@
-"""Action-value ensembles that also predict what the judged chunk earns, from the same trunk (SL-MGAC, S151)."""
+"""Action-value ensembles that also predict what the judged chunk earns, from the same trunk.
+
+Source: Liu et al. 2024, SL-MGAC.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""How far decisions that were played are from a sample without chance of what the policy plays (S134).
+"""How far decisions that were played are from a sample without chance of what the policy plays.
 
 A finite sample has missed some actions and repeated others, so another policy explains it better than the one that
-drew it: `mean[log pi_mle(a | s) - log pi(a | s)]`, with the likeliest policy of the same form (Corrado and Hanna 2025).
+drew it: `mean[log pi_mle(a | s) - log pi(a | s)]`, with the likeliest policy of the same form (Corrado and Hanna 2023).
 """
 
 from __future__ import annotations

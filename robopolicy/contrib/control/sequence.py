@@ -1,8 +1,9 @@
-"""Recurrent policy that plays a sequence of primitive actions from one observation: the actor of SRL (S166).
+"""Recurrent policy that plays a sequence of primitive actions from one observation: the actor of SRL.
 
 A small network turns the observation into the state of a GRU, which then runs on its own actions: each is drawn from a
 tanh-Gaussian and fed back to give the next. So a later action knows which earlier ones it follows, as an action chunk
 drawn at once by independent Gaussians does not. The density of the chunk is the product over its actions, exact.
+Source: Patel and Siegelmann 2024.
 
 Use it where decisions are slow and actions are quick. `algorithm=srl` trains it from scratch through a model.
 """

@@ -1,4 +1,4 @@
-"""SL-MGAC on soft actor-critic: a critic that also learns, supervised, what its chunks earn (Liu et al. 2024, S151).
+"""SL-MGAC on soft actor-critic: a critic that also learns, supervised, what its chunks earn (Liu et al. 2024).
 
 Beside the value every critic predicts the reward of the window, from the same trunk. That is regression on what was
 seen, which no error of a bootstrap reaches, and it keeps in the trunk what rewards depend on. The prediction also

@@ -1,4 +1,4 @@
-"""SRL: an actor that plays sequences for slow decisions, judged through a model (Patel and Siegelmann 2025, S166).
+"""SRL: an actor that plays sequences for slow decisions, judged through a model (Patel and Siegelmann 2024).
 
 The actor sees one observation and plays a sequence of primitive actions. Its critic judges single actions, as in SAC;
 a model, learned beside it, imagines the observations in between, so that every action of the sequence is judged where

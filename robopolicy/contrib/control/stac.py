@@ -1,4 +1,4 @@
-"""STAC: one Gaussian critic of the one-step target, and pessimism by its spread (Özalp 2026, S150).
+"""STAC: one Gaussian critic of the one-step target, and pessimism by its spread (Özalp 2026).
 
 The critic fits mean and standard deviation of `r + gamma (mu' - beta sigma' - alpha log pi')` by likelihood. Its spread
 is the noise of rewards and of the next state, not that of the whole return; target and actor subtract beta of it. So a

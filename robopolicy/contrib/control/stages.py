@@ -1,4 +1,4 @@
-"""Advantages of sets of rollouts (S060)."""
+"""Advantages of sets of rollouts (Hamid et al. 2025)."""
 
 from __future__ import annotations
 
@@ -38,9 +38,10 @@ def set_advantage(returns: Tensor, ways: Tensor, members: int) -> Tensor:
 
 @dataclass(frozen=True)
 class SetAdvantage:
-    """Score sets of rollouts by mean reward times diversity: each gets what its sets exceed others by (S060).
+    """Score sets of rollouts by mean reward times diversity: each gets what its sets exceed others by.
 
     All sets of `size` out of the group are scored; rollouts with equal `extra["signature"]` (N,) int went the same way.
+    Source: Hamid et al. 2025.
     """
 
     centres: ClassVar[bool] = True

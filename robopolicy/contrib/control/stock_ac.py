@@ -1,4 +1,4 @@
-"""Stock-augmented distributional control: maximise a functional of the return, e.g. its CVaR (Pires et al. 2025, S096).
+"""Stock-augmented distributional control: maximise a functional of the return, e.g. its CVaR (Pires et al. 2025).
 
 The *stock* c is what an episode has earned so far, in today's worth, on top of a start c_0. A critic predicts quantiles
 of the return Z to come, given the stock, and the actor maximises `E u(c + Z)`: of u(x) = x it is the mean; of

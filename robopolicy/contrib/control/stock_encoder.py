@@ -1,4 +1,4 @@
-"""The stock of an episode as an observation: what was earned so far, on top of a start (S096).
+"""The stock of an episode as an observation: what was earned so far, on top of a start (Pires et al. 2025).
 
 A key `stock.<discount>` `(2,)` shows what was earned and how worth has grown since the episode began. It enters as one
 number, the stock: what was earned plus `start` times the growth.

@@ -1,4 +1,4 @@
-"""A simulator that also shows what the episode has earned so far: its stock (S096).
+"""A simulator that also shows what the episode has earned so far: its stock (Pires et al. 2025).
 
 What is good to do next may depend on what has been earned: to reach a total, or to avoid the worst episodes. The
 *stock* after t steps is `c_t = (c_0 + r_0 + gamma r_1 + ... + gamma^(t-1) r_(t-1)) / gamma^t`, or step by step
@@ -25,7 +25,7 @@ LARGEST_GROWTH = 1e6  # beyond it the stock of an episode loses its digits
 
 
 @dataclass(frozen=True)
-class StockConfig(Validated):
+class StockWrapperConfig(Validated):
     """Options of the wrapper `stock`."""
 
     discount: OpenFraction = 0.99  # gamma, equal to algorithm.gamma of stock_ac
@@ -35,10 +35,10 @@ class StockSim(SimWrapper):
     """Another simulator and the observation `stock.<gamma>`."""
 
     name = "stock"
-    config_class = StockConfig
+    config_class = StockWrapperConfig
     order: ClassVar[int] = 20  # counts the bonus of skills
 
-    def __init__(self, sim: VectorSim, config: StockConfig) -> None:
+    def __init__(self, sim: VectorSim, config: StockWrapperConfig) -> None:
         """Wrap `sim`.
 
         Raises:
@@ -56,7 +56,7 @@ class StockSim(SimWrapper):
         self._stock = self._fresh()
 
     @classmethod
-    def observation(cls, spec: SimSpec, config: StockConfig) -> dict[str, TensorSpec]:
+    def observation(cls, spec: SimSpec, config: StockWrapperConfig) -> dict[str, TensorSpec]:
         """`stock.<gamma>` `(2,)`: earned and growth."""
         return {f"{STOCK_PREFIX}{config.discount:g}": TensorSpec((2,), names=("earned [reward]", "growth"))}
 

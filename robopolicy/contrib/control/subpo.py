@@ -1,4 +1,4 @@
-"""SubPO: submodular policy optimisation, for what is worth less the second time (Prajapat et al. 2024, S084).
+"""SubPO: submodular policy optimisation, for what is worth less the second time (Prajapat et al. 2023).
 
 The objective is a set function F of all that an episode visits, with diminishing returns: cells covered, information
 gathered. It is no sum of rewards of single states, but its marginal gains `F(tau_{0:t+1}) - F(tau_{0:t})` add up to it,

@@ -1,4 +1,4 @@
-"""Symphony: limited strength under weak noise, a fading memory, wary critics (Ishuov et al. 2025, S143).
+"""Symphony: limited strength under weak noise, a fading memory, wary critics (Ishuov et al. 2025).
 
 Three ideas for learning on the robot itself. The policy plays `tanh(S A + n)` with a weak bounded noise; *swaddling*
 penalises the strength S, the more steeply the closer it is to 1, and lets the network choose with a tightness K how

@@ -1,4 +1,4 @@
-"""Deterministic actions of limited strength under smooth, limited noise: the policy of Symphony (S143).
+"""Deterministic actions of limited strength under smooth, limited noise: the policy of Symphony (Ishuov et al. 2025).
 
 The network gives a direction A, a strength S and a tightness K per action, `tanh(out / 2)` each, S and K positive; what
 is played is `tanh(S A + n)`. The noise n has a fixed deviation of 1 / e and never exceeds 1, so that weak actions drown

@@ -1,9 +1,10 @@
-"""Temporally-aware learned policy optimisation: a drift instead of a clip, narrower as training ends (S097).
+"""Temporally-aware learned policy optimisation: a drift instead of a clip, narrower as training ends.
 
 Every rollout takes several epochs of steps on `-A ratio + drift(ratio, A)`. The drift is what a step away from the old
 policy costs: nothing near it, all that the step gains far from it. Its widths fall with the share of the updates that
 are done, and the entropy bonus with them, so that early updates go far and the last ones settle. Any drift that is
 never negative, and flat at ratio 1, keeps the guarantee of a mirror step that the policy does not get worse.
+Source: Jackson et al. 2024.
 
 Use it in place of PPO where the budget is known in advance. Not for runs that may be cut short or prolonged: its steps
 shrink with the budget, as those of `mdpo` do.

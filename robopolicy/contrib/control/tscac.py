@@ -1,4 +1,4 @@
-"""Two-stage constrained actor-critic: teachers of side goals, then the main goal near them (Cai et al. 2023, S152).
+"""Two-stage constrained actor-critic: teachers of side goals, then the main goal near them (Cai et al. 2023).
 
 Stage one trains a policy of its own for every auxiliary reward, e.g. to spend little energy. Stage two freezes these
 teachers and trains the main policy on the task's reward while it stays close to all of them, which keeps the side goals

@@ -1,4 +1,7 @@
-"""State values by reward term: of plain layers, or of layers that the observation mixes from shared modules (S129)."""
+"""State values by reward term: of plain layers, or of layers that the observation mixes from shared modules.
+
+Source: Cho et al. 2025.
+"""
 
 from __future__ import annotations
 

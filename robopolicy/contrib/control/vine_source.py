@@ -8,7 +8,7 @@ import torch
 
 from robopolicy.contrib.control.vine_rollout import VineSampler
 from robopolicy.sim.chunk import ChunkedSim
-from robopolicy.training.make_source import Source, SourceContext
+from robopolicy.training.make_source import DataSource, SourceContext
 from robopolicy.training.sources import RolloutSource
 
 
@@ -24,7 +24,7 @@ class VineSource(RolloutSource):
         super().__init__(sim, device, decisions=decisions, seed=seed)
 
     @classmethod
-    def build(cls, context: SourceContext) -> Source:
+    def build(cls, context: SourceContext) -> DataSource:
         """Rollouts and branches as many as the settings say."""
         settings = context.settings
         return cls(

@@ -1,4 +1,7 @@
-"""Action-value ensembles of many nodes that are sorted and weighed towards the low ones (Symphony, S143)."""
+"""Action-value ensembles of many nodes that are sorted and weighed towards the low ones.
+
+Source: Ishuov et al. 2025, Symphony.
+"""
 
 from __future__ import annotations
 

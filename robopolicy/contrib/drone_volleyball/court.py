@@ -12,7 +12,7 @@ from typing import ClassVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from robopolicy.contrib.drone_volleyball.flight import Pose
+from robopolicy.contrib.drone_volleyball.flight import DroneState
 from robopolicy.contrib.drone_volleyball.scene import (
     BALL_RADIUS,
     COURT,
@@ -134,12 +134,12 @@ class VolleyTask(MujocoTask):
         """Positions of the scene's other joints."""
         return {}
 
-    def pose(self, state: BatchState) -> Pose:
+    def pose(self, state: BatchState) -> DroneState:
         """Motion of the drones `(N, D, ...)`."""
         poses = np.stack([state.qpos[:, part] for part in self._poses], 1)
         motions = np.stack([state.qvel[:, part] for part in self._motions], 1)
         rotation = np.stack([matrix(poses[:, i, 3:]) for i in range(self.drones)], 1)
-        return Pose(poses[..., :3], rotation, motions[..., :3], motions[..., 3:])
+        return DroneState(poses[..., :3], rotation, motions[..., :3], motions[..., 3:])
 
     def ball(self, state: BatchState) -> tuple[Array, Array]:
         """Position [m] and velocity [m/s] of the ball `(N, 3)`."""
@@ -244,7 +244,7 @@ def recall(state: BatchState) -> dict[str, Array]:
     return cast(dict[str, Array], state.memory)
 
 
-def _on_paddle(pose: Pose, ball: Array) -> NDArray[np.bool_]:
+def _on_paddle(pose: DroneState, ball: Array) -> NDArray[np.bool_]:
     """(N, D) whether the ball is over the paddle, and near it."""
     local = (pose.rotation.swapaxes(-1, -2) @ (ball[:, None] - pose.position)[..., None])[..., 0]
     above = (local[..., 2] > 0.0) & (local[..., 2] < 5 * BALL_RADIUS)

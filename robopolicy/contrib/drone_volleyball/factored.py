@@ -1,11 +1,11 @@
-"""Search over a few bounded settings by one agent per group of them and a shared score (S003), by `ask` and `tell`.
+"""Search over a few bounded settings by one agent per group of them and a shared score, by `ask` and `tell`.
 
 Controller gains or hardware parameters of different parts of a machine hardly interact, so each part gets an agent of
-its own. The agents split the shared score into a sum of their own values (value decomposition, Sunehag et al. 2018),
+its own. The agents split the shared score into a sum of their own values (value decomposition, Sunehag et al. 2017),
 here by Bayesian linear regression on which option each agent took; each then takes the option that is best in one draw
 from the posterior (Thompson sampling). Where the score is such a sum, about as many trials as there are options
 determine it, while all combinations of options grow exponentially with the agents. Settings that interact belong to one
-agent, whose options are all combinations of their levels.
+agent, whose options are all combinations of their levels. Source: Krishnan et al. 2022.
 
 Not for more than some hundred options, and Bayesian optimisation of a package is often better where a few hundred
 trials of a smooth score are all one has.
@@ -65,8 +65,8 @@ class Parameter:
 def nearness(value: float, target: float) -> float:
     """How near a metric is to its target, in (0, 1], 1 at the target: `|target| / (|target| + |value - target|)`.
 
-    Orders values as `target / |value - target|` does (S003), but is finite at the target and never negative. Of several
-    metrics take the product, or the sum.
+    Orders values as `target / |value - target|` does (Krishnan et al. 2022), but is finite at the target and never
+    negative. Of several metrics take the product, or the sum.
     """
     if target == 0:
         raise UserError("Nearness is relative to the target, which must not be 0; shift the metric.")

@@ -42,7 +42,7 @@ class Reference(NamedTuple):
     grip: Array = np.ones(1)  # (..., 1) share of the errors of position and velocity that tilt the drone
 
 
-class Pose(NamedTuple):
+class DroneState(NamedTuple):
     """Motion of a drone."""
 
     position: Array  # (..., 3) [m]
@@ -108,7 +108,7 @@ def along(coefficients: Array, time: Array, now: Array) -> Reference:
     return Reference(*parts)
 
 
-def rotor_thrusts(frame: Airframe, gains: Gains, pose: Pose, reference: Reference) -> Array:
+def rotor_thrusts(frame: Airframe, gains: Gains, pose: DroneState, reference: Reference) -> Array:
     """Thrusts `(..., 4)` [N], within the rotors' limits, that keep a drone on its reference; its heading stays."""
     error = gains.position * (reference.position - pose.position)
     error = error + gains.velocity * (reference.velocity - pose.velocity)

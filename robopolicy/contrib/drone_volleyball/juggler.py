@@ -17,8 +17,8 @@ from torch import Tensor
 
 from robopolicy.contrib.drone_volleyball.court import VolleyTask, recall
 from robopolicy.contrib.drone_volleyball.flight import (
+    DroneState,
     Gains,
-    Pose,
     Reference,
     along,
     at_rest,
@@ -39,7 +39,7 @@ SHORTEST = 0.1  # [s] before the ball is met; a swing does not begin later
 
 
 @dataclass(frozen=True)
-class Style:
+class JugglingStyle:
     """How the juggler plays; all that one may tune."""
 
     gains: Gains = field(default_factory=Gains)
@@ -81,10 +81,10 @@ class Moment:
 
     task: VolleyTask
     state: BatchState
-    pose: Pose  # (N, D, ...)
+    pose: DroneState  # (N, D, ...)
     meeting: Meeting
     swings: Swings
-    style: Style
+    style: JugglingStyle
 
 
 Skill = Callable[[Moment], Reference]
@@ -142,10 +142,10 @@ class Juggler:
         skills: Takes the place of skills of `SKILLS`, by name.
     """
 
-    def __init__(self, style: Style | None = None, skills: Mapping[str, Skill] | None = None) -> None:
+    def __init__(self, style: JugglingStyle | None = None, skills: Mapping[str, Skill] | None = None) -> None:
         if unknown := sorted(set(skills or {}) - set(SKILLS)):
             raise UserError(f"A juggler has the skills {', '.join(SKILLS)}, not {', '.join(unknown)}; use those.")
-        self.style = style or Style()
+        self.style = style or JugglingStyle()
         self.skills = dict(SKILLS) | dict(skills or {})
         self.skill: NDArray[np.int64] = np.zeros((0, 0), np.int64)  # (N, D) what each drone does
         self.swings = Swings.of(0, 0)
@@ -188,7 +188,7 @@ class Juggler:
         swings.lasts[begins] = time[begins]
 
 
-def meet(task: VolleyTask, state: BatchState, style: Style) -> Meeting:
+def meet(task: VolleyTask, state: BatchState, style: JugglingStyle) -> Meeting:
     """Where each drone would meet the ball to send it to its goal."""
     ball, velocity = (part[:, None] for part in task.ball(state))  # (N, 1, 3)
     goal = task.goal(state)  # (N, D, 3)

@@ -1,11 +1,11 @@
-"""Gains of a controller, tuned together on one page: one agent per group of gains, one score for all (S003).
+"""Gains of a controller, tuned together on one page: one agent per group of gains, one score for all.
 
 The scripted juggler of the volley drills has eight settings. Gains of one control loop interact and share an agent,
 the others have their own: six agents with 70 options, where all combinations would be 390,625. The score is the mean
 return of some episodes, whose seeds are the same for every trial. Afterwards the hand-made settings and the tuned ones
 are compared on seeds that were not tuned on. From nothing but the ranges, the agents come near what was found by hand,
 and not above it.
-`robopolicy tune_juggler` is the command.
+`robopolicy tune_juggler` is the command. Source: Krishnan et al. 2022.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 
 from robopolicy.contrib.drone_volleyball.factored import FactoredAgents, Parameter
 from robopolicy.contrib.drone_volleyball.flight import Gains
-from robopolicy.contrib.drone_volleyball.juggler import Juggler, Style
+from robopolicy.contrib.drone_volleyball.juggler import Juggler, JugglingStyle
 from robopolicy.sim.contract import VectorSim
 from robopolicy.sim.registry import SimOptions, make_sim
 
@@ -51,14 +51,14 @@ AGENTS = [
 NAMES = [parameter.name for group in AGENTS for parameter in group]
 
 
-def style_of(vector: Sequence[float]) -> Style:
+def style_of(vector: Sequence[float]) -> JugglingStyle:
     """The juggler's style with the settings `vector`, in the order of `NAMES`."""
     settings = dict(zip(NAMES, vector, strict=True))
     loops = {name: settings.pop(name) for name in ("position", "velocity", "attitude", "turning")}
-    return Style(gains=replace(Gains(), **loops), **settings)
+    return JugglingStyle(gains=replace(Gains(), **loops), **settings)
 
 
-def returns(sim: VectorSim, style: Style, seed: int, steps: int) -> torch.Tensor:
+def returns(sim: VectorSim, style: JugglingStyle, seed: int, steps: int) -> torch.Tensor:
     """Sums of rewards (N,) of the episodes from `seed` on, one per environment."""
     sim.reset(seed)
     juggler, active, total = Juggler(style), torch.ones(sim.num_envs, dtype=torch.bool), torch.zeros(sim.num_envs)
@@ -93,7 +93,8 @@ def tune(config: Config, report: Callable[[str], None] = print) -> tuple[float, 
     path.write_text(json.dumps(dict(zip(NAMES, best, strict=True)), indent=2))
     sim = make_sim(config.task, SimOptions(num_envs=config.held_out))
     before, after = (
-        float(returns(sim, style, HELD_OUT, sim.spec.max_episode_steps).mean()) for style in (Style(), style_of(best))
+        float(returns(sim, style, HELD_OUT, sim.spec.max_episode_steps).mean())
+        for style in (JugglingStyle(), style_of(best))
     )
     report(f"{config.held_out} held-out episodes: return {before:.2f} by hand, {after:.2f} tuned; {path}")
     return before, after

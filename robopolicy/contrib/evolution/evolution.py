@@ -1,4 +1,4 @@
-"""P19, search without gradients over parameters of a network: genetic algorithm, CMA-ES, archive (`ask` / `tell`).
+"""Search without gradients over parameters of a network: genetic algorithm, CMA-ES, archive (`ask` / `tell`).
 
 A *space* says which numbers of a network are searched: all of some parameters, the singular values of some matrices
 (adapters), or a scale per row of some matrices. What the fitness is, mean reward of a batch of texts or the success of
@@ -52,9 +52,10 @@ class AllOf(Space):
 
 
 class SingularValues(Space):
-    """The singular values of some matrices, whose directions stay (ESSA, S126; meant for the factors of adapters).
+    """The singular values of some matrices, whose directions stay; meant for the factors of adapters.
 
-    A matrix of rank r has r numbers here; those below `1e-6` of its largest are not searched.
+    Source: Korotyshova et al. 2025, ESSA. A matrix of rank r has r numbers here; those below `1e-6` of its largest are
+    not searched.
     """
 
     def __init__(self, matrices: Sequence[nn.Parameter]) -> None:
@@ -97,7 +98,7 @@ class RowScales(Space):
 
 
 class DeepGA(BlackBox):
-    """Mutation and truncation alone (S124): an individual is the chain of seeds of its mutations.
+    """Mutation and truncation alone (Such et al. 2017): an individual is the chain of seeds of its mutations.
 
     Every generation keeps its best individual, and mutates parents drawn uniformly from the `parents` best. A network
     of any size costs one integer per generation to store or to send.
@@ -232,10 +233,11 @@ class CMAES(BlackBox):
 
 
 class Archive(BlackBox):
-    """Candidates at least `distance` apart, each with the mean of its noisy fitness (POLCA, S045, with mutations).
+    """Candidates at least `distance` apart, each with the mean of its noisy fitness.
 
     Those with the highest `mean + bonus / sqrt(trials)` are tried again and mutated. What lies nearer than `distance`
     to a candidate counts as another trial of it, so that the archive covers the space with few of them.
+    Source: Ren et al. 2026, POLCA, with mutations.
     """
 
     def __init__(

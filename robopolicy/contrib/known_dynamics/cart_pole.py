@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from robopolicy.contrib.known_dynamics.dynamics import Dynamics, Outcome
+from robopolicy.contrib.known_dynamics.dynamics import DifferentiableDynamics, Outcome
 from robopolicy.sim.contract import Observation, SimSpec, TensorSpec
 
 DT, SUBSTEPS = 0.05, 2  # [s] control step, and integration steps in it
@@ -24,7 +24,7 @@ PUSH = 0.2  # [N] standard deviation of the disturbance
 TRACK = 2.4  # [m] half of what a picture shows
 
 
-class CartPole(Dynamics):
+class CartPole(DifferentiableDynamics):
     """State: position [m], angle from upright [rad], and their velocities."""
 
     def __init__(self) -> None:

@@ -34,7 +34,7 @@ class Outcome:
     info: dict[str, Tensor] = field(default_factory=dict[str, Tensor])  # (B,) each, e.g. parts of the reward
 
 
-class Dynamics(ABC):
+class DifferentiableDynamics(ABC):
     """Dynamics as functions of batches; S numbers of state, A of action and W of disturbance.
 
     `observe` and `step` are differentiable almost everywhere, compute in the type of the state, treat rows apart and
@@ -72,7 +72,7 @@ class Dynamics(ABC):
 class DynamicsSim(TorchVectorEnv):
     """N rows of known dynamics as a simulator."""
 
-    def __init__(self, dynamics: Dynamics, num_envs: int) -> None:
+    def __init__(self, dynamics: DifferentiableDynamics, num_envs: int) -> None:
         super().__init__(dynamics.spec, num_envs)
         self.dynamics = dynamics
         state, noise = dynamics.scenarios([0])

@@ -1,4 +1,4 @@
-"""HDPO: the exact pathwise gradient of the return through known dynamics (Alvo et al. 2023, S031).
+"""HDPO: the exact pathwise gradient of the return through known dynamics (Alvo et al. 2023).
 
 In hindsight all disturbances of an episode are known. So the return of a deterministic policy in a batch of recorded
 or drawn scenarios is differentiated through every step of the dynamics, by backpropagation: no critic, no likelihood
@@ -6,9 +6,9 @@ ratio, and all policies are compared on the same scenarios. `evaluation` on scen
 policy is kept.
 
 Use it where the dynamics are known and smooth almost everywhere
-(`robopolicy.contrib.known_dynamics.dynamics.Dynamics`): inventory, kinematics, cart-pole, quadrotors without contact.
-Hinges such as `max(0, x)` do no harm. Not for contact, whose jumps have no gradient, nor for chaotic motion over long
-episodes, whose gradient explodes and is then only clipped.
+(`robopolicy.contrib.known_dynamics.dynamics.DifferentiableDynamics`): inventory, kinematics, cart-pole, quadrotors
+without contact. Hinges such as `max(0, x)` do no harm. Not for contact, whose jumps have no gradient, nor for chaotic
+motion over long episodes, whose gradient explodes and is then only clipped.
 
 Deviations from the paper: networks that follow the graph of an inventory network are not built, orders are bounded by
 the squashed Gaussian instead of rounded up from a softplus, and all periods of an episode count, the first ones too.

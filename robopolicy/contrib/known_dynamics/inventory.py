@@ -1,4 +1,4 @@
-"""A store that orders from a supplier: the source's own test of HDPO (Alvo et al. 2023, S031).
+"""A store that orders from a supplier: the source's own test of HDPO (Alvo et al. 2023).
 
 Every day an order is placed, what was ordered `lead_time` days ago arrives, and demand is served from stock. Stock that
 is left costs, and so does demand that is not served; it waits (backlog) or is lost. Demand, costs and lead times are
@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from robopolicy.contrib.known_dynamics.dynamics import Dynamics, Outcome
+from robopolicy.contrib.known_dynamics.dynamics import DifferentiableDynamics, Outcome
 from robopolicy.sim.contract import Observation, SimSpec, TensorSpec, VectorSim
 
 DAYS = 50  # control steps of an episode
@@ -55,7 +55,7 @@ NEWSVENDOR = StoreConfig("differentiable/newsvendor", lead_time=0, lost=False, p
 LOST_SALES = StoreConfig("differentiable/lost_sales", lead_time=4, lost=True, poisson=True)
 
 
-class Store(Dynamics):
+class Store(DifferentiableDynamics):
     """State: stock (negative where demand waits), then the orders on their way, the next to arrive first."""
 
     def __init__(self, config: StoreConfig) -> None:

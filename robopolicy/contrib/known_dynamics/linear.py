@@ -3,7 +3,7 @@
 The action is the state that the next step should reach. The cheapest feasible controls that come near it are the
 solution of a convex program, so whatever a policy proposes, the limits hold. Deviation from the target costs `penalty`
 per unit, and the multiplier of the target's constraint tells how the cost would change with the target: TS-DDR
-(Rosemberg et al. 2024, S072) trains on it (`robopolicy.contrib.known_dynamics.ts_ddr`).
+(Rosemberg et al. 2024) trains on it (`robopolicy.contrib.known_dynamics.ts_ddr`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from robopolicy.contrib.known_dynamics.dynamics import Dynamics, Outcome
+from robopolicy.contrib.known_dynamics.dynamics import DifferentiableDynamics, Outcome
 from robopolicy.contrib.known_dynamics.qp_layer import QuadraticProgram
 from robopolicy.sim.contract import Observation
 
@@ -76,7 +76,7 @@ class LinearSystem:
         return QuadraticProgram(quadratic, linear, equal, np.concatenate(below), np.concatenate(bound))
 
 
-class LinearDynamics(Dynamics):
+class LinearDynamics(DifferentiableDynamics):
     """A linear system as a task: the action is the target, the state is `(x, w of the coming step, share of time)`.
 
     A subclass sets `spec`, whose action bounds lie within the limits of the state, and draws scenarios. The first state

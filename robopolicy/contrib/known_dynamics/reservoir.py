@@ -1,4 +1,4 @@
-"""Two reservoirs in a row and a year of uncertain inflow: hydrothermal dispatch in small (Rosemberg et al. 2024, S072).
+"""Two reservoirs in a row and a year of uncertain inflow: hydrothermal dispatch in small (Rosemberg et al. 2024).
 
 Every month a policy sets the volumes to reach; a quadratic program runs turbines and spillways. Water through a turbine
 makes energy, the demand that is left is bought at a price that rises with the amount. Much rain falls in the first

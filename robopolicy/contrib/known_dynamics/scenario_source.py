@@ -16,7 +16,7 @@ from robopolicy.device import move
 from robopolicy.errors import UserError
 from robopolicy.policies.base import Observation
 from robopolicy.sim.contract import VectorSim
-from robopolicy.training.make_source import Source, SourceContext
+from robopolicy.training.make_source import DataSource, SourceContext
 
 
 class ScenarioSource:
@@ -67,7 +67,7 @@ class ScenarioSource:
         self._first = {key: value[:, None].repeat_interleave(obs_horizon, 1) for key, value in first.items()}
 
     @classmethod
-    def build(cls, context: SourceContext) -> Source:
+    def build(cls, context: SourceContext) -> DataSource:
         """Scenarios as many as the settings say."""
         return cls(
             context.sim(),

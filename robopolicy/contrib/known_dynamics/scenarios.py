@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from robopolicy.contrib.known_dynamics.dynamics import Dynamics, Outcome
+from robopolicy.contrib.known_dynamics.dynamics import DifferentiableDynamics, Outcome
 from robopolicy.contrib.known_dynamics.linear import LinearDynamics
 from robopolicy.sim.contract import Observation
 
@@ -24,7 +24,7 @@ Decide = Callable[[Observation], Tensor]
 class Scenarios:
     """B episodes that are still to be played."""
 
-    dynamics: Dynamics
+    dynamics: DifferentiableDynamics
     state: Tensor  # (B, S) where they start
     noise: Tensor  # (B, T, W) the disturbances of every control step
 

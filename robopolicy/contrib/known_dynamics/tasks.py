@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from robopolicy.contrib.known_dynamics.cart_pole import CartPole
-from robopolicy.contrib.known_dynamics.dynamics import Dynamics, DynamicsSim
+from robopolicy.contrib.known_dynamics.dynamics import DifferentiableDynamics, DynamicsSim
 from robopolicy.contrib.known_dynamics.inventory import LOST_SALES, NEWSVENDOR, BaseStock, Store
 from robopolicy.sim.contract import VectorSim
 from robopolicy.sim.registry import Expert, SimOptions
 
 
-def _simulator(dynamics: Dynamics, options: SimOptions) -> VectorSim:
+def _simulator(dynamics: DifferentiableDynamics, options: SimOptions) -> VectorSim:
     options.refuse_cameras(dynamics.spec.task)
     return DynamicsSim(dynamics, options.num_envs)
 

@@ -1,4 +1,4 @@
-"""TS-DDR: a policy proposes targets, and the duals of a plan train it (Rosemberg et al. 2024, S072).
+"""TS-DDR: a policy proposes targets, and the duals of a plan train it (Rosemberg et al. 2024).
 
 The policy says which state every step should reach, from what it may know by then: the target before and the
 disturbances so far. A convex program then finds the cheapest feasible controls of the whole episode that come near the

@@ -1,4 +1,4 @@
-"""A2PR: TD3 on a dataset, pulled towards the better of the data's and a generated action (Liu et al. 2024, S009).
+"""A2PR: TD3 on a dataset, pulled towards the better of the data's and a generated action (Liu et al. 2024).
 
 A variational autoencoder (VAE) learns the actions of the data whose advantage is positive. The actor's own chunk,
 passed through it, comes back as one like them. Of that and the batch's chunk the actor is pulled towards the one with

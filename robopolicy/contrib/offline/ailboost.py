@@ -1,4 +1,4 @@
-"""AILBoost: adversarial imitation by boosting (Chang et al. 2024, S148), on soft actor-critic.
+"""AILBoost: adversarial imitation by boosting (Chang et al. 2024), on soft actor-critic.
 
 A discriminator tells demonstrations from what was played, and what it says is the reward of the next learner. Plain
 adversarial imitation from replay (discriminator-actor-critic, DAC) shows it the whole memory as if the current policy
@@ -188,7 +188,7 @@ class AILBoost(SAC):
         """
         if not len(expert) or not len(played):
             raise UserError(
-                "AILBoost compares demonstrations with play in every batch; set 0 < replay.offline_share < 1 and "
+                "AILBoost compares demonstrations with play in every batch; set 0 < replay.offline_fraction < 1 and "
                 "replay.offline_updates=0."
             )
         mix = uniform((min(len(expert), len(played)),), self.generator, expert.reward.device)

@@ -1,4 +1,4 @@
-"""CDSA: the networks that pull a frozen policy's actions back to the data (S067).
+"""CDSA: the networks that pull a frozen policy's actions back to the data (Liu et al. 2024).
 
 Four small networks are fitted to the transitions of a dataset: the scores of its actions and of its states by denoising
 score matching, an inverse model and a forward model. The policy itself is not touched; what is deployed is the policy

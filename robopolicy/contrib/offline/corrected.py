@@ -1,4 +1,4 @@
-"""A frozen policy whose actions are pulled back to what a dataset knows (CDSA, S067).
+"""A frozen policy whose actions are pulled back to what a dataset knows (CDSA, Liu et al. 2024).
 
     a' = clip(a + c1 S_a(s, a) + c2 (I(s, s_next + h S_s(s_next)) - I(s, s_next)))
 

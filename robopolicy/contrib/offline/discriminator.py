@@ -28,7 +28,7 @@ class Discriminator(nn.Module):
     """D(s, chunk) in (-1, 1), high where demonstrations are.
 
     It sees what a critic sees, and a mark of the end: an episode that terminated goes on for ever in a state of its
-    own, which is judged as well (Kostrikov et al. 2019). Otherwise to end would be worth nothing, good or bad according
+    own, which is judged as well (Kostrikov et al. 2018). Otherwise to end would be worth nothing, good or bad according
     to the sign of the reward alone.
     """
 

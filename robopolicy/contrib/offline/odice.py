@@ -1,4 +1,4 @@
-"""ODICE: V of a dual problem by an orthogonal gradient, and imitation weighted by what follows (Mao et al. 2024, S095).
+"""ODICE: V of a dual problem by an orthogonal gradient, and imitation weighted by what follows (Mao et al. 2024).
 
 Distribution correction estimation asks how often the best policy that stays near the data visits each of its pairs. The
 answer is `max(delta, 0)` of the residual `delta = r + gamma V(s') - V(s)` (Pearson's chi-squared), and V minimises

@@ -1,4 +1,4 @@
-"""PRDC: TD3 on a dataset, with an actor pulled to the nearest state-action pair of all data (Ran et al. 2023, S073).
+"""PRDC: TD3 on a dataset, with an actor pulled to the nearest state-action pair of all data (Ran et al. 2023).
 
 TD3+BC asks for the action that the data shows in this very state, however bad it is. PRDC looks the actor's own choice
 up: among all pairs of the dataset it finds the one nearest to `[beta s, pi(s)]`, in a k-d tree, and pulls towards that

@@ -1,4 +1,4 @@
-"""A diffusion model of whole trajectory segments, sampled under the guidance of a policy (PGD, S068).
+"""A diffusion model of whole trajectory segments, sampled under the guidance of a policy (PGD, Jackson et al. 2024).
 
 A segment is a chunk of transitions `[observations, action, reward, terminated]` (`data/segments.py`), so an EDM head
 that is told nothing learns their distribution p(tau) under the behaviour policy, dynamics included, and draws all steps

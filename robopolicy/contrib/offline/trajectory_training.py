@@ -25,13 +25,13 @@ from robopolicy.training.build import seed_everything
 from robopolicy.training.checkpoint import load_model, save_model
 from robopolicy.training.guards import Summary
 from robopolicy.training.loop import Trainer
-from robopolicy.training.manifest import MANIFEST, Kind, git_commit, manifest_content, versions
+from robopolicy.training.manifest import MANIFEST, ModelKind, git_commit, manifest_content, versions
 from robopolicy.training.model_runs import ModelRunComponents, ModelRunConfig, resume_model, start_model
 from robopolicy.training.sources import DatasetSource
 from robopolicy.worldmodel.videos import split
 
 SCHEMA = 1  # raise it with every change that an older reader would misunderstand
-KIND = Kind("trajectory model", "synthesize")
+KIND = ModelKind("trajectory model", "synthesize")
 SYNTHETIC = "synthetic"  # behaviour of generated episodes
 
 

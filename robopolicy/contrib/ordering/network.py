@@ -1,4 +1,4 @@
-"""The network that chooses the next visit from what is left (BQ-NCO, S006).
+"""The network that chooses the next visit from what is left (BQ-NCO, Drakulic et al. 2023).
 
 Its input is a reduced state: where one is, the points that are left, and where the way is to end. Points visited before
 are not in it, as the best way on does not depend on them (bisimulation quotienting); nor is the frame, as coordinates

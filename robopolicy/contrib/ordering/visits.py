@@ -1,4 +1,4 @@
-"""Ordering visits with a network, and its training by imitation of shortest ways (BQ-NCO, S006).
+"""Ordering visits with a network, and its training by imitation of shortest ways (BQ-NCO, Drakulic et al. 2023).
 
     policy = train_visits(VisitConfig(), updates=2000)
     order = order_visits(points, start, end, policy=policy)

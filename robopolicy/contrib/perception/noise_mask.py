@@ -1,10 +1,10 @@
-"""A learned mask on camera images: noise whose distribution follows the task loss (S049, code as reference).
+"""A learned mask on camera images: noise whose distribution follows the task loss.
 
-A tiny network sees the image and gives every cell of a grid a Beta distribution. What is drawn, between 0 and 1, is
-scaled up, blurred and multiplied with the image, whose grey is 0. REINFORCE moves the distribution towards masks under
-which the loss is low. Masks belong to the first part of imitation alone; the rest of it, and everything later, sees the
-images as they are, so the mask costs nothing once trained. Prefer crops, which need no training; try this where a
-policy leans on what will look different tomorrow.
+Source: Yavuz and Yang 2024, and its code. A tiny network sees the image and gives every cell of a grid a Beta
+distribution. What is drawn, between 0 and 1, is scaled up, blurred and multiplied with the image, whose grey is 0.
+REINFORCE moves the distribution towards masks under which the loss is low. Masks belong to the first part of imitation
+alone; the rest of it, and everything later, sees the images as they are, so the mask costs nothing once trained. Prefer
+crops, which need no training; try this where a policy leans on what will look different tomorrow.
 
 Deviations: the likelihood of a mask is that of all its cells (the code adds up densities), the policy's own gradient is
 not weighted with it, and the batch's mean loss is the baseline. Parameters follow the image alone, not a running mean.

@@ -133,10 +133,10 @@ def run(args: argparse.Namespace) -> int:
 
 def _language(args: argparse.Namespace, sim: VectorSim, skills: Mapping[str, Policy]) -> Language:
     """What the file is written in, by its name."""
-    from robopolicy.contrib.programs.program_backends import Python, Trees
+    from robopolicy.contrib.programs.program_backends import Python, TreeLanguage
 
     if args.program.suffix == ".json":
-        return Trees(sim.spec, skills, tuple(args.default_action))
+        return TreeLanguage(sim.spec, skills, tuple(args.default_action))
     if args.program.suffix != ".py":
         raise UserError(f"A program is a behaviour tree (.json) or Python (.py), got {args.program}.")
     if skills or args.default_action:

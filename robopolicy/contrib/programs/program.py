@@ -1,4 +1,4 @@
-"""A Python program as a policy, run in the sandbox (IPP, S040).
+"""A Python program as a policy, run in the sandbox (IPP, Aravindan et al. 2025).
 
     def act(obs):                          # robots: {"state": [x, y, ...]}, the newest observation
         return [obs["state"][4] - obs["state"][0], 0.0]

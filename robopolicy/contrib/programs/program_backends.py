@@ -28,7 +28,7 @@ from robopolicy.sim.contract import SimSpec
 from robopolicy.text.policy import TextPolicy
 from robopolicy.text.task import KEY
 from robopolicy.training.checkpoint import load_policy
-from robopolicy.worldmodel.success_detectors.vlm import Served
+from robopolicy.worldmodel.success_detectors.vlm import ServedVLM
 
 TOKEN = "ROBOPOLICY_AUTHOR_TOKEN"  # environment variable that holds the token of a served author
 LONGEST = 4096  # tokens that a served author may write
@@ -60,7 +60,7 @@ class Language(ABC):
         return []
 
 
-class Trees(Language):
+class TreeLanguage(Language):
     """Behaviour trees over skills."""
 
     file = "tree.json"
@@ -126,7 +126,7 @@ def author(name: str, device: str) -> Write:
     """
     model, at, url = name.partition("@")
     if at:
-        served = Served(url, model, token=os.environ.get(TOKEN, ""), longest=LONGEST)
+        served = ServedVLM(url, model, token=os.environ.get(TOKEN, ""), longest=LONGEST)
         return lambda prompt, seed: served(prompt, [], seed)
     policy = load_policy(Path(name), device)[0]
     if not isinstance(policy, TextPolicy):

@@ -1,11 +1,12 @@
-"""Who writes programs and behaviour trees for `samplers.programs`: a language model, or chance (IPP S040, PORTAL S032).
+"""Who writes programs and behaviour trees for `samplers.programs`: a language model, or chance.
 
-A language model is told the language, what the task shows and takes, and the best programs so far with their scores and
-the feedback of running them; its answer's last fenced block is the next candidate. With `pseudocode` it first writes
-down a plan, which the program then follows. Chance changes constants, comparisons, operators and the order of
-statements of a Python program; the changes of trees are in `samplers.programs`.
+Sources: Aravindan et al. 2025, IPP, and Xu et al. 2025, PORTAL. A language model is told the language, what the task
+shows and takes, and the best programs so far with their scores and the feedback of running them; its answer's last
+fenced block is the next candidate. With `pseudocode` it first writes down a plan, which the program then follows.
+Chance changes constants, comparisons, operators and the order of statements of a Python program; the changes of trees
+are in `samplers.programs`.
 
-Deviation of S040: the curriculum of prompts is left out, as its stages are not in the abstract.
+Deviation from Aravindan et al. 2025: the curriculum of prompts is left out, as its stages are not in the abstract.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""P19 for programs: readable policies improved by an evaluate-and-refine loop (`ask` / `tell`; S040, S032).
+"""Search over programs, by `ask` and `tell`: readable policies improved by an evaluate-and-refine loop.
+
+Sources: Aravindan et al. 2025, IPP, and Xu et al. 2025, PORTAL.
 
     propose -> run on common instances -> feedback -> keep the best -> propose ...
 

@@ -1,4 +1,4 @@
-"""A behaviour tree whose leaves are policies: readable rules decide which skill plays (PORTAL, S032).
+"""A behaviour tree whose leaves are policies: readable rules decide which skill plays (PORTAL, Xu et al. 2025).
 
     tree = read_tree({"kind": "selector", "children": [
         {"kind": "action", "skill": "reach", "until": "norm(state[0:2] - state[4:6]) < 0.1"},
@@ -31,7 +31,7 @@ import torch
 from torch import Tensor, nn
 
 from robopolicy.constraints import Finite, Validated
-from robopolicy.contrib.programs.trees.nodes import Node, Tick, Tree, read_tree
+from robopolicy.contrib.programs.trees.nodes import BehaviorTree, Node, TreeTick, read_tree
 from robopolicy.errors import UserError
 from robopolicy.policies.base import Observation, Policy, PolicySpec, Sample
 from robopolicy.policies.composition.alignment import part_of
@@ -133,7 +133,7 @@ class TreePolicy(Policy):
 
     # What the tree decides.
 
-    def tick(self, obs: Observation) -> Tick:
+    def tick(self, obs: Observation) -> TreeTick:
         """Tick the tree for observations `{key: (B, To, ...)}`, of which it reads the newest."""
         reference = next(iter(obs.values()))
         slots = len(self.tree.slots)
@@ -217,7 +217,7 @@ class TreePolicy(Policy):
 
 
 def grow(
-    tree: Tree, skills: Mapping[str, Policy], spec: PolicySpec | None = None, *, rest: tuple[float, ...] = ()
+    tree: BehaviorTree, skills: Mapping[str, Policy], spec: PolicySpec | None = None, *, rest: tuple[float, ...] = ()
 ) -> TreePolicy:
     """A policy of `tree` with `skills`, shared; those it does not call are left out.
 

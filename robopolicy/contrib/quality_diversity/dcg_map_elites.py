@@ -1,6 +1,6 @@
 """DCG-MAP-Elites: an archive of diverse policies, and one that shows all of their behaviours (Faldor et al. 2023).
 
-The archive keeps the best policy of every cell of behaviours (S176). Each generation plays candidates of three kinds,
+The archive keeps the best policy of every cell of behaviours. Each generation plays candidates of three kinds,
 and admits those that are better than what their cell holds:
 
 * *mutants* of elites (iso+line): `x1 + iso * noise + line * number * (x2 - x1)`;
@@ -38,7 +38,7 @@ from robopolicy.algorithms.td3 import TD3, TD3Config, q1
 from robopolicy.constraints import Finite, NonNegative, NonNegativeInt, Positive, PositiveInt
 from robopolicy.contrib.quality_diversity.behavior import DESCRIPTOR
 from robopolicy.contrib.quality_diversity.elites import EliteArchive, Elites
-from robopolicy.contrib.quality_diversity.generation import Candidates, Generation
+from robopolicy.contrib.quality_diversity.generation import EvaluationBatch, PopulationBatch
 from robopolicy.contrib.quality_diversity.stacked_policies import Population
 from robopolicy.critics.q import CriticConfig
 from robopolicy.data.batches import Transitions
@@ -138,16 +138,16 @@ class DCGMAPElites(TD3):
         )
         self.candidates = self._first()  # of the coming generation
 
-    def _first(self) -> Candidates:
+    def _first(self) -> EvaluationBatch:
         """The policy and fresh networks, at random descriptors."""
         config, count = self.config, self.config.ga_offspring + self.config.pg_offspring + self.config.actors
         weights = self.population.fresh(count, config.seed)
         with torch.device("cpu"):  # that of the generator, whatever the network is built on
             constants = torch.rand(count, self.population.descriptor_dim, generator=self.generator)
             asked = torch.zeros(count, dtype=torch.bool)
-        return Candidates(torch.cat([weights, constants.to(weights.device)], 1), asked)
+        return EvaluationBatch(torch.cat([weights, constants.to(weights.device)], 1), asked)
 
-    def update(self, batch: Generation) -> Metrics:
+    def update(self, batch: PopulationBatch) -> Metrics:
         """Selection, steps of critic and actor, and the candidates of the next generation."""
         candidates, scores = batch.candidates, batch.scores
         admitted = self.archive.add(candidates.members, scores.fitness, scores.descriptor)
@@ -162,7 +162,7 @@ class DCGMAPElites(TD3):
         self.candidates = self._bred(windows.obs)
         return metrics
 
-    def _shares(self, candidates: Candidates, admitted: Tensor) -> Metrics:
+    def _shares(self, candidates: EvaluationBatch, admitted: Tensor) -> Metrics:
         """Which share of each kind of candidates was admitted; of the first generation, of all."""
         if not self.updates:
             return {"archive/admitted": float(admitted.double().mean())}
@@ -172,13 +172,13 @@ class DCGMAPElites(TD3):
 
     # Variation.
 
-    def _bred(self, obs: Observation) -> Candidates:
+    def _bred(self, obs: Observation) -> EvaluationBatch:
         """Mutants, climbers and the actor, in this order; `obs` are states to climb at."""
         config, device = self.config, self.policy.device
         pg_offspring = self._climbed(self.archive.sample(config.pg_offspring, self.generator), obs)
         wanted = self.archive.sample(config.actors, self.generator).descriptor.float()
         members = torch.cat([self._mutated().to(device), pg_offspring, self.population.member(wanted)])
-        return Candidates(members, torch.arange(len(members)) >= config.ga_offspring + config.pg_offspring)
+        return EvaluationBatch(members, torch.arange(len(members)) >= config.ga_offspring + config.pg_offspring)
 
     def _mutated(self) -> Tensor:
         count = self.config.ga_offspring
@@ -263,4 +263,4 @@ class DCGMAPElites(TD3):
         """Restore `state_dict`."""
         super().load_state_dict(state)
         saved: Mapping[str, Tensor] = state["candidates"]  # type: ignore[assignment]
-        self.candidates = Candidates(saved["members"].to(self.policy.device), saved["asked"].clone())
+        self.candidates = EvaluationBatch(saved["members"].to(self.policy.device), saved["asked"].clone())

@@ -1,6 +1,6 @@
 """An archive of elites: the best solution found in every cell of a space of descriptors (MAP-Elites; pyribs).
 
-The cells are the Voronoi regions of centroids that k-means spreads over [0, 1]^C (Vassiliades et al. 2018). A solution
+The cells are the Voronoi regions of centroids that k-means spreads over [0, 1]^C (Vassiliades et al. 2016). A solution
 is a vector, its descriptor says which cell it competes in, and its fitness whether it stays.
 """
 

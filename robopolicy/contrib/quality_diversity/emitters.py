@@ -1,7 +1,8 @@
-"""Emitters: small populations that climb from one policy that was paid, each in its own place (SERENE; S112).
+"""Emitters: small populations that climb from one policy that was paid, each in its own place.
 
-An emitter starts with mutants of the policy that it was made for. Every generation adds two mutants of each of its
-members and keeps those that earn most. Ask for what is to be played, tell what came of it.
+As in SERENE and STAX (Paolo et al. 2021). An emitter starts with mutants of the policy that it was made for. Every
+generation adds two mutants of each of its members and keeps those that earn most. Ask for what is to be played, tell
+what came of it.
 """
 
 from __future__ import annotations

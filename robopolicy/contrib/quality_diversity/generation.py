@@ -10,7 +10,7 @@ from robopolicy.data.batches import Transitions
 
 
 @dataclass(frozen=True)
-class Candidates:
+class EvaluationBatch:
     """P members to be played for one episode each."""
 
     members: Tensor  # (P, D + C) weights, and the constant seen as descriptor
@@ -19,9 +19,9 @@ class Candidates:
     def __len__(self) -> int:
         return len(self.members)
 
-    def rows(self, rows: slice) -> Candidates:
+    def rows(self, rows: slice) -> EvaluationBatch:
         """Some of them."""
-        return Candidates(self.members[rows], self.asked[rows])
+        return EvaluationBatch(self.members[rows], self.asked[rows])
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,9 @@ class Scores:
 
 
 @dataclass(frozen=True)
-class Generation:
+class PopulationBatch:
     """One round of variation and selection."""
 
-    candidates: Candidates
+    candidates: EvaluationBatch
     scores: Scores
     windows: Transitions  # with the records `achieved` and `wanted` (B, C), the descriptors of their episodes

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from robopolicy.contrib.quality_diversity.behavior import DESCRIPTOR
-from robopolicy.contrib.quality_diversity.generation import Candidates, Scores
+from robopolicy.contrib.quality_diversity.generation import EvaluationBatch, Scores
 from robopolicy.contrib.quality_diversity.individuals import Individuals, view_of
 from robopolicy.data.replay import Replay
 from robopolicy.policies.base import Observation
@@ -108,14 +108,14 @@ class PopulationSampler(Rounds):
         self._played: list[tuple[Observation, StepTrace, Tensor, bool]] = []
         self._found = torch.zeros(0)  # (N, C) descriptors of the episodes that are over
 
-    def play(self, act: PlayMembers, candidates: Candidates) -> Scores:
+    def play(self, act: PlayMembers, candidates: EvaluationBatch) -> Scores:
         """One episode of every candidate."""
         count = self.sim.sim.num_envs
         starts = range(0, len(candidates), count)
         rounds = [self._scored(act, candidates.rows(slice(start, start + count))) for start in starts]
         return Scores(*(torch.cat(column) for column in zip(*rounds, strict=True)))
 
-    def _scored(self, act: PlayMembers, candidates: Candidates) -> tuple[Tensor, Tensor]:
+    def _scored(self, act: PlayMembers, candidates: EvaluationBatch) -> tuple[Tensor, Tensor]:
         """Fitness `(K,)` and descriptors `(K, C)` of a round."""
         count = self.sim.sim.num_envs
         fitness = self._round(act, candidates.members, range(self._seed, self._seed + count))

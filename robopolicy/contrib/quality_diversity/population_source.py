@@ -10,7 +10,7 @@ from torch import Tensor
 
 from robopolicy.algorithms.common.algorithm import Algorithm
 from robopolicy.contrib.quality_diversity.dcg_map_elites import DCGMAPElites
-from robopolicy.contrib.quality_diversity.generation import Generation
+from robopolicy.contrib.quality_diversity.generation import PopulationBatch
 from robopolicy.contrib.quality_diversity.individuals import Individuals
 from robopolicy.contrib.quality_diversity.population import PopulationSampler, ViewSampler
 from robopolicy.contrib.quality_diversity.stacked_policies import Population
@@ -20,7 +20,7 @@ from robopolicy.errors import UserError
 from robopolicy.policies.base import Observation
 from robopolicy.sim.chunk import ChunkedSim
 from robopolicy.training.config import ReplayConfig
-from robopolicy.training.make_source import Source, SourceContext
+from robopolicy.training.make_source import DataSource, SourceContext
 from robopolicy.training.replay_source import make_memory
 
 
@@ -89,19 +89,19 @@ class PopulationSource(PlayedPopulation):
         self.sampler = PopulationSampler(sim, make_memory(settings, self.sample_spec, sim), seed=seed)
 
     @classmethod
-    def build(cls, context: SourceContext) -> Source:
+    def build(cls, context: SourceContext) -> DataSource:
         """Generations of the algorithm's repertoire."""
         algorithm = context.algorithm
         assert isinstance(algorithm, DCGMAPElites)
         settings = context.config.replay
         return cls(context.chunked_sim(), context.device, algorithm, settings=settings, seed=context.seed)
 
-    def next(self, algorithm: Algorithm) -> Generation:
+    def next(self, algorithm: Algorithm) -> PopulationBatch:
         """Play the candidates, and sample the windows of the next gradient steps."""
         assert isinstance(algorithm, DCGMAPElites)
         scores = self.sampler.play(self._act, algorithm.candidates)
         windows = self.sampler.replay.sample(self.sample_spec, self._generator, batches=algorithm.config.critic_steps)
-        return move(Generation(algorithm.candidates, scores, windows), self.device)
+        return move(PopulationBatch(algorithm.candidates, scores, windows), self.device)
 
     def state_dict(self) -> dict[str, Any]:
         """Seeds, memory and generator."""
@@ -124,7 +124,7 @@ class ViewSource(PlayedPopulation):
         self.sampler = ViewSampler(sim, views=config.views, starts=config.starts, seed=seed)
 
     @classmethod
-    def build(cls, context: SourceContext) -> Source:
+    def build(cls, context: SourceContext) -> DataSource:
         """Members that the algorithm asks for."""
         assert isinstance(context.algorithm, STAX)
         return cls(context.chunked_sim(), context.device, context.algorithm, seed=context.seed)

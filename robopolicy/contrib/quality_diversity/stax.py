@@ -1,4 +1,4 @@
-"""STAX: search for rewards that are hardly ever paid, in a space of behaviours learned on the way (Paolo et al., S112).
+"""STAX: search for rewards that are hardly ever paid, in a space of behaviours learned on the way (Paolo et al. 2021).
 
 Nobody says which behaviours there are: an autoencoder learns to compress what policies see at a few moments of an
 episode, and its code is the behaviour. Two processes take turns, a chunk of episodes each.

@@ -1,6 +1,6 @@
-"""A simulator with messages beside its observations: a probe of what useless or hostile channels do to learning (S171).
+"""A simulator with messages beside its observations: a probe of what useless or hostile channels do to learning.
 
-In a *cheap talk* process (Lu et al. 2023) somebody appends `size` numbers to what the learner observes and has no
+In a *cheap talk* process (Lu et al. 2022) somebody appends `size` numbers to what the learner observes and has no
 other influence: the true observation stays visible, dynamics and rewards are untouched, and the message is a fixed
 function of the observation alone, as an unauthenticated topic or a useless sensor may be. Compare training with and
 without it:

@@ -1,9 +1,9 @@
-"""Decoder of skills: which of K codes a behaviour was conditioned on, and the bonus for telling it (S140).
+"""Decoder of skills: which of K codes a behaviour was conditioned on, and the bonus for telling it (Zhang et al. 2021).
 
 A policy that sees a code z, one of K drawn alike, is a set of policies. Its behaviour depends on the code as much as
 the code can be told from what it does: the mutual information I(z; o, a) is at least the mean of
 `log q(z | o, a) + log K` for any decoder q (Barber and Agakov 2003). Paid as a reward it makes the codes different
-skills, as in DIAYN (Eysenbach et al. 2019).
+skills, as in DIAYN (Eysenbach et al. 2018).
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""A simulator whose policies are sets: every episode shows one of K codes, and pays for what tells it (S140).
+"""A simulator whose policies are sets: every episode shows one of K codes, and pays for what tells it.
 
 The observation `embedding.skill` is the episode's code, drawn alike from K by the episode's seed. A policy that sees it
 is a set of K policies, whichever algorithm trains it. With a bonus, a decoder learns on the way to tell the code from
 observation and action, and the reward gains `bonus * (log q(z | o, a) + log K)`: skills that all solve the task, each
 in its own way. Play the codes afterwards and keep the one that does best where the policy is to go.
+Source: Zhang et al. 2021.
 
 Reconstructed from the abstract: the source's constraint between what is common to games and what is special to each,
 and its adaptation by first-order gradients, are not built; a chosen code can be fine-tuned like any policy.

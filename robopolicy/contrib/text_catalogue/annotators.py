@@ -1,12 +1,12 @@
 """Annotators of single recipes: further measurements of rollouts.
 
-extra["mean_ref"] (N,)          mean reward of attempts of the start of the run at the task (S182)
+extra["mean_ref"] (N,)          mean reward of attempts of the start of the run at the task (A-LoL)
 extra["value_ref"] (N,)         best value of the task, beta log mean exp(R / beta), by the start of the run (A*-PO)
-extra["likelihood"] (N,)        of the task's solution under the start of the run (S122)
-value, extra["rollout_value"] (N, T)    mean return of attempts that go on from each message (S180)
-value, unit (N, T)              the same from each segment of a message, and the number of the segment (S013)
-extra["probe_accuracy"], extra["probe_confidence"] (N, T)   of the solution, asked for before each message (S149)
-extra["duration"] (N, T)        tokens of each message, which stand for its time (S062)
+extra["likelihood"] (N,)        of the task's solution under the start of the run (SELF)
+value, extra["rollout_value"] (N, T)    mean return of attempts that go on from each message (ProAct)
+value, unit (N, T)              the same from each segment of a message, and the number of the segment
+extra["probe_accuracy"], extra["probe_confidence"] (N, T)   of the solution, asked for before each message (SPAE)
+extra["duration"] (N, T)        tokens of each message, which stand for its time
 """
 
 from __future__ import annotations

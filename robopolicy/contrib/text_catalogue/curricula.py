@@ -47,10 +47,10 @@ class MeanTracker(Tracker):
 
 
 class CategoryBandit(Uniform):
-    """SEC (S108): categories are drawn with `softmax(Q / temperature)`, Q follows the mean |advantage| of a category.
+    """SEC: categories are drawn with `softmax(Q / temperature)`, Q follows the mean |advantage| of a category.
 
     What is solved and what is hopeless has no advantage, so both fade. An infinite temperature is uniform over
-    categories. A category may run out within a proposal; others then take its place.
+    categories. A category may run out within a proposal; others then take its place. Source: Chen et al. 2025.
     """
 
     def __init__(self, temperature: Positive = 1.0, rate: NonNegative = 0.1) -> None:
@@ -88,9 +88,10 @@ class CategoryBandit(Uniform):
 
 
 class Frontier(Tracked):
-    """Prompt curriculum (PCL, S131): of `factor` times as many candidates, those with success rates nearest `target`.
+    """Prompt curriculum: of `factor` times as many candidates, those with success rates nearest `target`.
 
     The rate of a task without rollouts counts as the target itself, so that it is sampled. `factor = 1` is uniform.
+    Source: Gao et al. 2025, PCL.
     """
 
     def __init__(self, factor: PositiveInt = 4, target: float = 0.5, decay: Fraction = 0.5) -> None:
@@ -113,7 +114,7 @@ class Frontier(Tracked):
 
 
 class Regret(Tracked):
-    """Resampling of tasks on which the policy is worse than the best rollout so far (GROOVE, S069).
+    """Resampling of tasks on which the policy is worse than the best rollout so far (GROOVE, Jackson et al. 2023).
 
     The regret of a task is the best reward of all attempts at it minus the running mean. Each task of a proposal is,
     with chance `replay`, a known one drawn with weight `rank^(-1 / temperature)`, rank 1 (shared where regrets are
@@ -163,9 +164,9 @@ class Regret(Tracked):
 
 
 class StageCurriculum(Uniform):
-    """Stages of rising difficulty (CRAFT-GUI, S001): the next opens when the mean reward reaches `threshold`.
+    """Stages of rising difficulty: the next opens when the mean reward reaches `threshold`.
 
-    Tasks of open stages are drawn uniformly. One stage is the uniform sampler.
+    Tasks of open stages are drawn uniformly. One stage is the uniform sampler. Source: Nong et al. 2025, CRAFT-GUI.
     """
 
     def __init__(self, stages: PositiveInt = 3, threshold: float = 0.7, rate: NonNegative = 0.1) -> None:
@@ -214,7 +215,10 @@ class StageCurriculum(Uniform):
 
 
 class MixtureSampler(Uniform):
-    """Fixed shares of categories, e.g. a fifth of critique tasks among the problems (Critique-Coder, S177)."""
+    """Fixed shares of categories, e.g. a fifth of critique tasks among the problems.
+
+    Source: Ruan et al. 2025, Critique-Coder.
+    """
 
     def __init__(self, shares: Sequence[NonNegative]) -> None:
         """Validate and store the options.
@@ -245,7 +249,7 @@ class MixtureSampler(Uniform):
 
 
 class Instructions(Uniform):
-    """A population of instructions (INSPO, S118): each task is attempted with one of them.
+    """A population of instructions (INSPO, Zhou et al. 2025): each task is attempted with one of them.
 
     An instruction is drawn with `softmax(mean reward / temperature)`, those with fewer than `trial` uses first. When
     there are more than `most`, the worst tried one is dropped. New ones come by `admit`.

@@ -18,9 +18,10 @@ from robopolicy.core.segments import Segments
 
 @dataclass(frozen=True)
 class LongestSuccess:
-    """`low` for groups whose longest success is no longer than failures are on average, else 1 (ADORA, S033).
+    """`low` for groups whose longest success is no longer than failures are on average, else 1.
 
     Failures of `overlong` or more decisions do not count. A group without successes has `low`, one without failures 1.
+    Source: Ren et al. 2026, ADORA.
     """
 
     low: NonNegative = 0.1
@@ -40,9 +41,10 @@ class LongestSuccess:
 
 @dataclass(frozen=True)
 class OutcomeEntropy:
-    """`sigmoid(sharpness (H - middle))` of the entropy H [bits] of a group's final answers (COPO, S091), or 1 minus it.
+    """`sigmoid(sharpness (H - middle))` of the entropy H [bits] of a group's final answers, or 1 minus it.
 
     Answers are `extra["answer"]` (N,) int; equal ones are the same. `forced` gives 0 where all rewards of a group tie.
+    Source: Han et al. 2025, COPO.
     """
 
     sharpness: float = 20.0
@@ -66,7 +68,10 @@ class OutcomeEntropy:
 
 @dataclass(frozen=True)
 class UnitEntropy:
-    """`exp(-sharpness H)` of the mean entropy of each unit, min-max scaled over the batch; mean 1 (EMPG, S054)."""
+    """`exp(-sharpness H)` of the mean entropy of each unit, min-max scaled over the batch; mean 1.
+
+    Source: Wang et al. 2025, EMPG.
+    """
 
     sharpness: float = 1.0
 
@@ -78,7 +83,7 @@ class UnitEntropy:
 
 @dataclass(frozen=True)
 class AttentionRhythm:
-    """`1 + gain` on decisions where attention plans and on those that later ones look back to (S130).
+    """`1 + gain` on decisions where attention plans and on those that later ones look back to (Li et al. 2025).
 
     `extra["waad"]` (N, T) is the mean distance that a decision attends to, `extra["fai"]` (N, T) the attention it
     receives later; see `attention_distance` and `future_attention`. Each rule selects the top `share` of a row.
@@ -116,9 +121,9 @@ class AttentionRhythm:
 
 @dataclass(frozen=True)
 class Duration:
-    """Time that a decision took over the mean: asynchronous workers oversample fast ones (S062).
+    """Time that a decision took over the mean: asynchronous workers oversample fast ones.
 
-    Times are `extra["duration"]` (N,) or (N, T) [s].
+    Times are `extra["duration"]` (N,) or (N, T) [s]. Source: Yang et al. 2025, duration-aware gradients.
     """
 
     def __call__(self, decisions: Decisions) -> Tensor:
@@ -130,7 +135,10 @@ class Duration:
 
 @dataclass(frozen=True)
 class SaturationGate:
-    """`low` in the units behind the first whose potential exceeds `limit`, 1 up to it (SPAE, S149); see `potential`."""
+    """`low` in the units behind the first whose potential exceeds `limit`, 1 up to it; see `potential`.
+
+    Source: Wu et al. 2026, SPAE.
+    """
 
     low: NonNegative = 0.5
     limit: NonNegative = 0.9
@@ -153,7 +161,7 @@ def scaled_unit_entropy(decisions: Decisions) -> Tensor:
 
 
 def potential(decisions: Decisions) -> Tensor:
-    """Progress in [-1, 1] of each decision's step `(N, T)`, from probing the answer there (SPAE, S149).
+    """Progress in [-1, 1] of each decision's step `(N, T)`, from probing the answer there (SPAE, Wu et al. 2026).
 
     `extra["probe_accuracy"]` (N, T) is exp of the mean log-probability of the true answer, `extra["probe_confidence"]`
     (N, T) is exp of minus the entropy of the answer: sure and wrong is -1, sure and right 1.

@@ -1,11 +1,11 @@
 """Features of a causal model for single recipes.
 
-    features (N, D + 2)                of what was written: mean last hidden state, mean and largest entropy (S030)
-    prompt_features (N, D)             mean last hidden state over the first prompt (S004)
-    cluster (N,)                       which of the group's attempts have similar features (S135)
-    waad, fai (N, T)                   distance a decision attends to, and attention it receives later (S130)
-    collision, collision3 (N, T)       probability that two draws agree, and that three do (S052)
-    prompt_confidence (N,)             geometric mean probability of the prompt's least likely tokens (S158)
+    features (N, D + 2)                of what was written: mean last hidden state, mean and largest entropy (POISE)
+    prompt_features (N, D)             mean last hidden state over the first prompt (V0)
+    cluster (N,)                       which of the group's attempts have similar features (LSPO)
+    waad, fai (N, T)                   distance a decision attends to, and attention it receives later
+    collision, collision3 (N, T)       probability that two draws agree, and that three do (CAPO)
+    prompt_confidence (N,)             geometric mean probability of the prompt's least likely tokens (ProGRPO)
 
 Attention is the mean over all heads and layers; which heads plan is not looked for.
 """

@@ -1,6 +1,7 @@
-"""Messages that have a form: which tokens may come next, so that nothing else can be written (ShIOEnv, S042).
+"""Messages that have a form: which tokens may come next, so that nothing else can be written.
 
-grammar: true       key of `rollout` in a recipe: only messages of the task's form are written
+Source: Ragsdale and Boppana 2025, ShIOEnv. grammar: true key of `rollout` in a recipe: only messages of the task's form
+are written
 """
 
 from __future__ import annotations

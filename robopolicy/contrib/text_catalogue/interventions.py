@@ -2,7 +2,7 @@
 
 Rewards are the verdicts of the world, before any composition. A group that is not triggered stays untouched, as does
 every attempt that is not replaced. What is put in its place says so by its `source`, keeps the task it was played under
-(pitfall h) and the log-probabilities it was drawn with (pitfall c).
+and the log-probabilities it was drawn with.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Drop(Intervention):
 
 
 class Hint(WhenFailed):
-    """Resamples the whole group with a growing part of the reference solution (GHPO, S099)."""
+    """Resamples the whole group with a growing part of the reference solution (GHPO, Liu et al. 2025)."""
 
     def __init__(self, shares: Sequence[NonNegative] = (0.25, 0.5, 0.75), kind: str = "solution") -> None:
         """Validate and store the options.
@@ -77,10 +77,10 @@ class Hint(WhenFailed):
 
 
 class GradedHints(WhenFailed):
-    """Replaces one failed rollout by one made with the smallest hint that solves the task (Scaf-GRPO, S063).
+    """Replaces one failed rollout by one made with the smallest hint that solves the task.
 
     Hints grow kind by kind and level by level. The attempt is kept under its hint, or with `relabel` under the plain
-    task, scored without the hint.
+    task, scored without the hint. Source: Zhang et al. 2025, Scaf-GRPO.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class GradedHints(WhenFailed):
 
 
 class Teacher(WhenFailed):
-    """Replaces failed rollouts by up to `count` teacher rollouts (AMPO, S119)."""
+    """Replaces failed rollouts by up to `count` teacher rollouts (AMPO, Yuan et al. 2025)."""
 
     def __init__(self, count: PositiveInt = 2) -> None:
         self.count = count
@@ -146,9 +146,9 @@ class Teacher(WhenFailed):
 
 
 class Demonstration(Intervention):
-    """A group with at most `gate` successes becomes demonstrations (HPT, S053): imitation where RL has no signal.
+    """A group with at most `gate` successes becomes demonstrations: imitation where RL has no signal.
 
-    A gate of -1 is RL alone, one of the size of the group imitation alone.
+    A gate of -1 is RL alone, one of the size of the group imitation alone. Source: Lv et al. 2025, HPT.
     """
 
     def __init__(self, gate: NonNegativeInt = 0, count: PositiveInt = 1) -> None:
@@ -164,7 +164,9 @@ class Demonstration(Intervention):
 
 
 class SelfCorrect(Intervention):
-    """Replaces failed rollouts by self-corrected ones (FATE, S020; Search-R2, S181; reflection of R3, S174).
+    """Replaces failed rollouts by self-corrected ones.
+
+    FATE (Yin et al. 2026), Search-R2 (He et al. 2026), reflection of R3 (Jiang et al. 2026).
 
     A repair takes the place of its failure where it is better in one of the `objectives` and the failure does not
     dominate it. It keeps the task it was played under, with what went wrong in its context.
@@ -205,7 +207,7 @@ class SelfCorrect(Intervention):
 
 
 class Replay(Intervention):
-    """Replaces one failure by a stored success of the same task (ARPO for GUIs, S005)."""
+    """Replaces one failure by a stored success of the same task (ARPO for GUIs, Lu et al. 2025)."""
 
     def __init__(self, size: PositiveInt = 8, keep: float = 0.1, spread: NonNegative = 0.05, mean: float = 0.2) -> None:
         """Validate and store the options.
@@ -248,7 +250,7 @@ class Replay(Intervention):
 
 
 class SampleBuffer(Intervention):
-    """Replaces groups of equal rewards by earlier informative ones (Skywork R1V2, S167).
+    """Replaces groups of equal rewards by earlier informative ones (Skywork R1V2, Wang et al. 2025).
 
     A stored group is drawn in proportion to its mean |reward - mean|, at most `age` batches old, and goes when drawn.
     """

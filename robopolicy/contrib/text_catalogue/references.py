@@ -11,7 +11,9 @@ from torch import Tensor
 def average_weights(
     states: Sequence[Mapping[str, Tensor]], weights: Sequence[float] | None = None
 ) -> dict[str, Tensor]:
-    """Weighted mean of the parameters of several policies (SALSA, S104); integers are those of the first.
+    """Weighted mean of the parameters of several policies; integers are those of the first.
+
+    Source: Chegini et al. 2024, SALSA.
 
     Args:
         states: State dicts with the same keys and shapes.

@@ -11,7 +11,7 @@ from robopolicy.constraints import NonNegative, Positive, PositiveInt
 from robopolicy.core.advantage import outcome
 from robopolicy.core.aggregate import masked_mean
 from robopolicy.core.decisions import Decisions, by_group
-from robopolicy.core.regularizers import Controller
+from robopolicy.core.regularizers import CoefficientController
 from robopolicy.core.segments import Segments
 
 
@@ -41,7 +41,7 @@ class Imitation:
 class KLBarrier:
     """Keeps KL(old || new) below `limit` by the weight `max(0, slope (KL - limit))` on it, itself without gradient.
 
-    Within the limit there is no penalty and no gradient (DisCO, S103).
+    Within the limit there is no penalty and no gradient (DisCO, Li et al. 2025).
     """
 
     limit: NonNegative = 1e-4  # nats per decision
@@ -53,7 +53,7 @@ class KLBarrier:
         return (self.slope * (divergence - self.limit)).clamp(min=0.0).detach() * divergence
 
 
-class Adaptive(Controller):
+class AdaptiveKL(CoefficientController):
     """Multiplies the coefficient by `1 + clip(measured / target - 1, -0.2, 0.2) * count / horizon` (Ziegler et al.).
 
     `count` is the number of trajectories; batches of more than `horizon` count as that many, so the factor is positive.

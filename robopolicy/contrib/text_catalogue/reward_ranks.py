@@ -14,9 +14,10 @@ from robopolicy.text.rollouts.protocols import Outcomes, Reward
 
 @dataclass(frozen=True)
 class Rank(Reward):
-    """Rank of a metric within its group, from 0 to 1; equal values share the mean of their ranks (URPO, S055).
+    """Rank of a metric within its group, from 0 to 1; equal values share the mean of their ranks.
 
     With `where` only the attempts are ranked for which that metric is positive, e.g. those at tasks without a verifier.
+    Source: Lu et al. 2025, URPO.
     """
 
     metric: str = "reward"
@@ -30,9 +31,9 @@ class Rank(Reward):
 
 @dataclass(frozen=True)
 class RankFailures(Reward):
-    """Failed attempts earn `share` times the rank of a metric among the failures of their group (R3, S174).
+    """Failed attempts earn `share` times the rank of a metric among the failures of their group.
 
-    Successes keep their reward. A share of 0 changes nothing.
+    Successes keep their reward. A share of 0 changes nothing. Source: Jiang et al. 2026, R3.
     """
 
     metric: str = "progress"
@@ -49,7 +50,7 @@ class RankFailures(Reward):
 
 @dataclass(frozen=True)
 class ParetoRank(Reward):
-    """Share of its group that an attempt is not dominated by (FATE, S020); one objective gives the rank.
+    """Share of its group that an attempt is not dominated by (FATE, Yin et al. 2026); one objective gives the rank.
 
     An attempt is dominated by another that is nowhere worse and somewhere better; half of the equal ones count.
     """

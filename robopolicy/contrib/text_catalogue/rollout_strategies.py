@@ -16,10 +16,11 @@ from robopolicy.text.task import TextTask
 
 
 class Tree(Random):
-    """Every unit of every branch is tried `width` times (DialTree, S120), for `depth` units; then each is played out.
+    """Every unit of every branch is tried `width` times, for `depth` units; then each is played out.
 
     Where a metric of this name is positive (off-topic, malformed, unsafe), a branch is pruned unless all would be. More
     leaves than the budget are thinned at random, missing ones are played from the start. One branch per unit is flat.
+    Source: Guo et al. 2025, DialTree.
     """
 
     def __init__(
@@ -64,7 +65,7 @@ class Tree(Random):
 
 
 class ResetFromData(Random):
-    """Attempts begin in the middle of a demonstration with probability `share` (DR-PO, S105).
+    """Attempts begin in the middle of a demonstration with probability `share` (DR-PO, Chang et al. 2024).
 
     The length of its prefix is uniform, and one per task, so that a group starts from one state. What is given is not a
     decision of the policy. A share of 0 is flat.
@@ -85,10 +86,10 @@ class ResetFromData(Random):
 
 
 class AdaptiveHints(Random):
-    """Half of a group is played with the beginning of a reference solution, longer where the other half fails (S164).
+    """Half of a group is played with the beginning of a reference solution, longer where the other half fails.
 
     The share is `low + (high - low) (1 - p) + noise`, p the success rate of the plain half; a share of at most 0 leaves
-    the task as it is. The given decisions are masked.
+    the task as it is. The given decisions are masked. Source: Zhang et al. 2025, ADHint.
     """
 
     def __init__(
@@ -122,10 +123,10 @@ class AdaptiveHints(Random):
 
 
 class Rewritten(Topology):
-    """Tasks restated by how they went (CLPO, S070): failed ones simpler, half-solved ones varied, plus the originals.
+    """Tasks restated by how they went: failed ones simpler, half-solved ones varied, plus the originals.
 
     The restatements have keys, and so groups, of their own and come on top of the budget. With `hard` below 0 and an
-    empty middle nothing is restated.
+    empty middle nothing is restated. Source: Zhang et al. 2025, CLPO.
     """
 
     def __init__(self, hard: Fraction = 0.3, easy: Fraction = 0.7) -> None:
@@ -154,7 +155,7 @@ class Rewritten(Topology):
 
 
 class Privileged(Topology):
-    """Rolls out part of a group with a document that the policy will not have later (TriMPI, S029).
+    """Rolls out part of a group with a document that the policy will not have later (TriMPI, Wang et al. 2025).
 
     Its attempts join the group as answers to the plain task: scored without the document, `logp_behaviour` with it. A
     share of 0 is flat.
@@ -182,7 +183,10 @@ class Privileged(Topology):
 
 
 class PromptModes(Topology):
-    """A fixed fraction of every group in each mode (A2FM, S046), given in the context; the reward has the costs."""
+    """A fixed fraction of every group in each mode, given in the context; the reward has the costs.
+
+    Source: Chen et al. 2025, A2FM.
+    """
 
     def __init__(self, modes: Sequence[str]) -> None:
         self.modes = tuple(modes)
@@ -199,7 +203,7 @@ class PromptModes(Topology):
 
 
 class Resample(Topology):
-    """Resamples rollouts with low critic values (ReAd, S144) and keeps the best one.
+    """Resamples rollouts with low critic values (ReAd, Zhang et al. 2024) and keeps the best one.
 
     The critic is a metric of the world. The cost is up to `queries` attempts for each that is returned.
     """

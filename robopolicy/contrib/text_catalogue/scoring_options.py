@@ -42,7 +42,7 @@ def entries(key: str, value: Any, hints: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Temperatures(ScoringOption):
-    """Scores of the responses at other temperatures (S007)."""
+    """Scores of the responses at other temperatures (Li et al. 2026, DCPO)."""
 
     factors: Mapping[str, float]  # of the temperature of each row, by key of `extra`
 
@@ -63,7 +63,7 @@ class Temperatures(ScoringOption):
 
 @dataclass(frozen=True)
 class SoupReference(ScoringOption):
-    """A reference that averages the initial policy and the companion (SALSA, S104)."""
+    """A reference that averages the initial policy and the companion (SALSA, Chegini et al. 2024)."""
 
     needs: ClassVar[Collection[str]] = ("companion",)
 
@@ -86,7 +86,7 @@ class SoupReference(ScoringOption):
 
 @dataclass(frozen=True)
 class HiddenLayer(ScoringOption):
-    """Trains a hidden layer first, then the policy (BuPO, S036)."""
+    """Trains a hidden layer first, then the policy (BuPO, Tan et al. 2025)."""
 
     number: int  # of the hidden layer
     updates: int  # of the recipe, which learn it
@@ -103,7 +103,7 @@ class HiddenLayer(ScoringOption):
 
 
 class LikelySupport(ScoringOption):
-    """Restricts sampling to likely tokens of a copy of the policy (NLPO, S083)."""
+    """Restricts sampling to likely tokens of a copy of the policy (NLPO, Ramamurthy et al. 2022)."""
 
     needs = ("causal", "engine", "players", "vocabulary")
 
@@ -143,7 +143,10 @@ class LikelySupport(ScoringOption):
 
 @dataclass(frozen=True)
 class SegmentValues(ScoringOption):
-    """Splits messages where the policy is uncertain, with values at the splits (S013)."""
+    """Splits messages where the policy is uncertain, with values at the splits.
+
+    Source: Guo et al. 2025, segment policy optimisation.
+    """
 
     every: int
     below: float

@@ -16,10 +16,10 @@ from robopolicy.text.rollouts.trajectories import joined
 
 
 class Segments(Topology):
-    """Long attempts in context windows (SUPO, S057): at the limit the policy writes a summary and continues from it.
+    """Long attempts in context windows: at the limit the policy writes a summary and continues from it.
 
     Each window is a row of the attempt, and all share its advantage. What is unfinished after the last window is
-    masked: it enters neither loss nor statistics.
+    masked: it enters neither loss nor statistics. Source: Lu et al. 2025, SUPO.
     """
 
     def __init__(self, units: PositiveInt, summaries: NonNegativeInt = 2) -> None:
@@ -61,9 +61,9 @@ class Segments(Topology):
 
 
 class PerTurn(Topology):
-    """Every unit becomes a row (AgentFlow, S059), each with the reward of the whole.
+    """Every unit becomes a row (AgentFlow, Li et al. 2025), each with the reward of the whole.
 
-    Statistics over rows then count long attempts more often: pitfall (a), wanted by this method.
+    Statistics over rows then count long attempts more often, which this method wants.
     """
 
     def __init__(self, inner: Topology | None = None) -> None:
@@ -76,7 +76,7 @@ class PerTurn(Topology):
 
 
 class PartialRollout(Topology):
-    """Rollouts over several batches (T-PPO, S000): at the end of a window unfinished ones are trained on.
+    """Rollouts over several batches (T-PPO, Fan et al. 2025): at the end of a window unfinished ones are trained on.
 
     Unfinished ones go on in the next batch, in the place of fresh ones, and mark what was learned from before in
     `extra["seen"]` bool (n, T). For methods that value decisions, as there are no whole groups, and for one player.

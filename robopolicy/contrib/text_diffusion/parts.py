@@ -18,7 +18,10 @@ from robopolicy.text.rollouts.protocols import HINTED, Attempt, Intervention, Wo
 
 @dataclass(frozen=True)
 class UncertainPrefix:
-    """Of decisions that were given, `extra[key]` bool (N, T), keep the share with the highest entropy (IGPO, S100)."""
+    """Of decisions that were given, `extra[key]` bool (N, T), keep the share with the highest entropy.
+
+    Source: Zhao et al. 2025, IGPO.
+    """
 
     key: str
     share: Fraction = 0.2
@@ -30,11 +33,12 @@ class UncertainPrefix:
 
 
 def linear_bound(log_ratio: Tensor, advantage: Tensor, low: Bound, high: Bound) -> SurrogateOut:
-    """Lower bound of the importance-weighted objective for log-ratios that are averages of samples (BGPO, S015).
+    """Lower bound of the importance-weighted objective for log-ratios that are averages of samples.
 
     For policies whose log-likelihood is an expectation (diffusion losses): columns are samples of it, at noise and time
     shared by both policies, and `sequence_mean` aggregates. By Jensen `exp(mean)` lies above `1 + mean`, which bounds
     positive advantages, and below the mean of `exp`, which bounds negative ones. Ignores the bounds of the ratio.
+    Source: Lin et al. 2025, BGPO.
     """
     return SurrogateOut(
         -advantage * torch.where(advantage < 0, log_ratio.exp(), 1.0 + log_ratio), none_clipped(log_ratio)
@@ -42,9 +46,9 @@ def linear_bound(log_ratio: Tensor, advantage: Tensor, low: Bound, high: Bound) 
 
 
 class Inpaint(Intervention):
-    """Gaps between given pieces of a demonstration are filled, and what succeeds replaces failures (IGPO, S100).
+    """Gaps between given pieces of a demonstration are filled, and what succeeds replaces failures.
 
-    Only masked-diffusion texts and denoised chunks can be filled so.
+    Only masked-diffusion texts and denoised chunks can be filled so. Source: Zhao et al. 2025, IGPO.
     """
 
     def __init__(self, low: NonNegative = 0.2, high: NonNegative = 0.6, count: PositiveInt = 4, seed: Seed = 0) -> None:

@@ -18,8 +18,8 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from robopolicy.deploy.safety.interventions import Intervention
-from robopolicy.deploy.safety.motion import Array, Bounds, JointLimits, Motion, braking_path, stopping_acceleration
+from robopolicy.deploy.safety.interventions import SafetyIntervention
+from robopolicy.deploy.safety.motion import Array, Bounds, JointLimits, JointMotion, braking_path, stopping_acceleration
 from robopolicy.errors import UserError
 
 Mode = Literal["absolute", "delta", "velocity"]
@@ -44,14 +44,14 @@ class JointMeasurement(NamedTuple):
 class FilterState(NamedTuple):
     """State of the filter between two ticks."""
 
-    motion: Motion  # of the commands sent
+    motion: JointMotion  # of the commands sent
     target: Array  # (J,) last target, within position limits
 
     @classmethod
     def at_rest(cls, position: Array) -> FilterState:
         """Standing still at `position` `(J,)`."""
         position = np.array(position, np.float64)
-        return cls(Motion(position, np.zeros_like(position), np.zeros_like(position)), position)
+        return cls(JointMotion(position, np.zeros_like(position), np.zeros_like(position)), position)
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class SafetyFilter:
 
     def step(
         self, command: Any, state: FilterState, measured: JointMeasurement, dt: float
-    ) -> tuple[Array, FilterState, tuple[Intervention, ...]]:
+    ) -> tuple[Array, FilterState, tuple[SafetyIntervention, ...]]:
         """Filter a command `(J,)`.
 
         Args:
@@ -116,7 +116,7 @@ class SafetyFilter:
         wish = read_command(command, len(self.limits))
         if isinstance(wish, str):
             return self._send(motion, state.target, bounds, dt, [self._note(wish, measured)])
-        done: list[Intervention] = []
+        done: list[SafetyIntervention] = []
         target = self._target(wish, motion, measured, dt, bounds, done)
         overload = np.abs(measured.effort) > self.limits.effort
         if overload.any():
@@ -139,15 +139,15 @@ class SafetyFilter:
         return command, after
 
     def _send(
-        self, motion: Motion, target: Array, bounds: Bounds, dt: float, done: list[Intervention]
-    ) -> tuple[Array, FilterState, tuple[Intervention, ...]]:
+        self, motion: JointMotion, target: Array, bounds: Bounds, dt: float, done: list[SafetyIntervention]
+    ) -> tuple[Array, FilterState, tuple[SafetyIntervention, ...]]:
         after = motion.advance(stopping_acceleration(motion.velocity, motion.acceleration, bounds))
         return self._output(after, dt), FilterState(after, target), tuple(done)
 
-    def _output(self, motion: Motion, dt: float) -> Array:
+    def _output(self, motion: JointMotion, dt: float) -> Array:
         return motion.velocity / dt if self.config.mode == "velocity" else motion.position.copy()
 
-    def _anchored(self, motion: Motion, measured: JointMeasurement) -> Motion:
+    def _anchored(self, motion: JointMotion, measured: JointMeasurement) -> JointMotion:
         """Replace the integrated position by the measured one for a robot with velocity commands."""
         if self.config.mode != "velocity":
             return motion
@@ -157,11 +157,11 @@ class SafetyFilter:
     def _target(
         self,
         wish: Array,
-        motion: Motion,
+        motion: JointMotion,
         measured: JointMeasurement,
         dt: float,
         bounds: Bounds,
-        done: list[Intervention],
+        done: list[SafetyIntervention],
     ) -> Array:
         """Target position `(J,)`, within the position limits and the maximum lead over the measured one."""
         here = motion.position
@@ -179,11 +179,11 @@ class SafetyFilter:
         self,
         target: Array,
         before: Array,
-        motion: Motion,
+        motion: JointMotion,
         measured: JointMeasurement,
         bounds: Bounds,
         dt: float,
-        done: list[Intervention],
+        done: list[SafetyIntervention],
     ) -> tuple[Array, Mask]:
         """Wanted acceleration `(J,)`, and the mask of joints that do not reach the target in one period."""
         step = target - motion.position
@@ -214,10 +214,10 @@ class SafetyFilter:
         wanted: Array,
         limited: Mask,
         target: Array,
-        motion: Motion,
+        motion: JointMotion,
         bounds: Bounds,
         measured: JointMeasurement,
-        done: list[Intervention],
+        done: list[SafetyIntervention],
     ) -> Array:
         """Acceleration nearest to the wanted one from which every joint can stop in time; at worst that of a stop."""
         safe = self._safe(wanted, motion, bounds)
@@ -241,7 +241,7 @@ class SafetyFilter:
             width *= SHARES[1, 0]
         return np.where(safe, wanted, stop + np.minimum(low, 1.0) * (wanted - stop))
 
-    def _safe(self, acceleration: Array, motion: Motion, bounds: Bounds) -> Mask:
+    def _safe(self, acceleration: Array, motion: JointMotion, bounds: Bounds) -> Mask:
         """Whether a stop after one period with `acceleration` `(..., J)` stays within all limits."""
         low, high = np.minimum(self._low, motion.position), np.maximum(self._high, motion.position)
         after = motion.advance(acceleration)
@@ -262,10 +262,10 @@ class SafetyFilter:
         self,
         workspace: Workspace,
         wanted: Array,
-        motion: Motion,
+        motion: JointMotion,
         bounds: Bounds,
         measured: JointMeasurement,
-        done: list[Intervention],
+        done: list[SafetyIntervention],
     ) -> Array:
         """Wanted acceleration, or its largest blend with a stop from which the robot stops within the box."""
 
@@ -288,13 +288,15 @@ class SafetyFilter:
         return stop + low * (wanted - stop)
 
     def _record(
-        self, done: list[Intervention], kind: str, where: Mask, value: Array, limit: Array, time: float
+        self, done: list[SafetyIntervention], kind: str, where: Mask, value: Array, limit: Array, time: float
     ) -> None:
         names = self.limits.names
-        done += [Intervention(kind, names[j], float(value[j]), float(limit[j]), time) for j in np.flatnonzero(where)]
+        done += [
+            SafetyIntervention(kind, names[j], float(value[j]), float(limit[j]), time) for j in np.flatnonzero(where)
+        ]
 
-    def _note(self, kind: str, measured: JointMeasurement) -> Intervention:
-        return Intervention(kind, "", np.nan, np.nan, measured.time)
+    def _note(self, kind: str, measured: JointMeasurement) -> SafetyIntervention:
+        return SafetyIntervention(kind, "", np.nan, np.nan, measured.time)
 
 
 def read_command(command: Any, joints: int) -> Array | str:
@@ -314,7 +316,7 @@ def read_command(command: Any, joints: int) -> Array | str:
     return np.clip(wish, -HUGE, HUGE) if np.isfinite(wish).all() else "finite"
 
 
-def approach(target: Array, before: Array, motion: Motion, bounds: Bounds) -> Array:
+def approach(target: Array, before: Array, motion: JointMotion, bounds: Bounds) -> Array:
     """Velocity `(J,)` that reaches a moving target as fast as the limits allow, with little overshoot.
 
     The speed relative to the target, which moved from `before` to `target`, is the one that can be braked on the way

@@ -12,7 +12,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Intervention:
+class SafetyIntervention:
     """One intervention of the safety layer."""
 
     kind: str  # position | velocity | acceleration | ... | stale | gate | estop | ...
@@ -39,12 +39,12 @@ class InterventionLog:
     def __init__(self, window: int = 100, keep: int = 1000) -> None:
         self.counts: Counter[str] = Counter()
         self.ticks = 0
-        self.recent: deque[Intervention] = deque(maxlen=keep)
+        self.recent: deque[SafetyIntervention] = deque(maxlen=keep)
         self._window = window
         self._bent: deque[bool] = deque(maxlen=window)
         self._logged: dict[tuple[str, str], float] = {}
 
-    def tick(self, interventions: Iterable[Intervention]) -> None:
+    def tick(self, interventions: Iterable[SafetyIntervention]) -> None:
         """Record the interventions of the filter in one tick."""
         found = tuple(interventions)
         self.ticks += 1
@@ -52,7 +52,7 @@ class InterventionLog:
         for intervention in found:
             self.add(intervention)
 
-    def add(self, intervention: Intervention) -> None:
+    def add(self, intervention: SafetyIntervention) -> None:
         """Record one intervention outside of a tick."""
         self.counts[intervention.kind] += 1
         self.recent.append(intervention)

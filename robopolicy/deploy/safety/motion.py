@@ -94,17 +94,17 @@ class Bounds(NamedTuple):
         return self.velocity / self.acceleration + 5.0 * self.acceleration / self.jerk + 8.0
 
 
-class Motion(NamedTuple):
+class JointMotion(NamedTuple):
     """A motion at one instant, arrays `(..., J)` in units of one control period."""
 
     position: Array
     velocity: Array
     acceleration: Array
 
-    def advance(self, acceleration: Array) -> Motion:
+    def advance(self, acceleration: Array) -> JointMotion:
         """Motion after one period in which the velocity changes by `acceleration`."""
         step = self.velocity + acceleration
-        return Motion(self.position + step, step, acceleration)
+        return JointMotion(self.position + step, step, acceleration)
 
     @property
     def at_rest(self) -> bool:
@@ -121,7 +121,7 @@ def stopping_acceleration(step: Array, acceleration: Array, bounds: Bounds) -> A
     return np.minimum(np.maximum(wanted, acceleration - bounds.jerk), acceleration + bounds.jerk)
 
 
-def braking_path(motion: Motion, bounds: Bounds) -> list[Motion]:
+def braking_path(motion: JointMotion, bounds: Bounds) -> list[JointMotion]:
     """Motion of the fastest stop, from the next period until rest."""
     path = []
     periods = int(np.max(bounds.duration))
@@ -145,7 +145,7 @@ def safe_stop(position: Array, velocity: Array, acceleration: Array, limits: Joi
         At least one row; the last is where the joints rest.
     """
     bounds = Bounds.of(limits, dt)
-    path = braking_path(Motion(position, velocity * dt, acceleration * dt**2), bounds)
+    path = braking_path(JointMotion(position, velocity * dt, acceleration * dt**2), bounds)
     return np.stack([motion.position for motion in path] or [position])
 
 

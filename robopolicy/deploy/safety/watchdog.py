@@ -22,7 +22,7 @@ AGREE = 3  # consecutive messages that confirm a jump of the clock
 
 
 @dataclass
-class Stream:
+class MessageTiming:
     """Arrival times of one kind of message."""
 
     deadline: float  # [s] largest age that is fresh
@@ -89,7 +89,7 @@ class Watchdog:
     def __init__(self, deadlines: Mapping[str, float]) -> None:
         if not all(deadline > 0 for deadline in deadlines.values()):
             raise UserError(f"Every deadline of the watchdog must be positive, got {dict(deadlines)}.")
-        self.streams = {name: Stream(deadline) for name, deadline in deadlines.items()}
+        self.streams = {name: MessageTiming(deadline) for name, deadline in deadlines.items()}
 
     def update(self, name: str, received: float, stamp: float | None, sequence: int) -> bool:
         """Record the newest message of a stream; False if its stamp is out of order and it must not be used."""
@@ -103,7 +103,7 @@ class Watchdog:
 
     def reset(self) -> None:
         """Clear all streams, e.g. after a change of publisher."""
-        self.streams = {name: Stream(stream.deadline) for name, stream in self.streams.items()}
+        self.streams = {name: MessageTiming(stream.deadline) for name, stream in self.streams.items()}
 
 
 log = logging.getLogger(__name__)

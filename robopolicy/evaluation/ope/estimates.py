@@ -86,7 +86,7 @@ class Scoring(Protocol):
 
 
 @dataclass(frozen=True)
-class Estimate:
+class ValueEstimate:
     """What one estimator says."""
 
     name: str  # key of `NAMES`
@@ -99,10 +99,10 @@ class Estimate:
 class Estimates:
     """Discounted value of one policy according to every estimator."""
 
-    rows: tuple[Estimate, ...]
+    rows: tuple[ValueEstimate, ...]
     notes: tuple[str, ...]  # what a reader of the numbers must know
 
-    def __getitem__(self, name: str) -> Estimate:
+    def __getitem__(self, name: str) -> ValueEstimate:
         return next(row for row in self.rows if row.name == name)
 
     def table(self) -> tuple[list[str], list[list[str]]]:
@@ -150,14 +150,14 @@ def estimate(
     logs = Logs(episodes, policy.spec, config.gamma)
     options: dict[str, Any] = {"level": config.level, "seed": config.seed}
     decided = logs.decide(policy, samples=config.samples, deterministic=config.deterministic, seed=config.seed)
-    rows = [Estimate("behaviour", bootstrap_mean(logs.returns, **options))]
+    rows = [ValueEstimate("behaviour", bootstrap_mean(logs.returns, **options))]
     fqe = FQE(config.fqe, logs, decided, seed=config.seed, device=str(policy.device))
     errors, start = fqe.errors(), fqe.v(episodes.starts).mean(0)
     reason = why_unweighted(policy, behaviour, config.deterministic)
     if "executed" in episodes.arrays and not reason:
         reason = "noise disturbed the logged actions (collect --noise), so the behaviour does not say their density"
     if reason or behaviour is None:  # the reason says the second, too
-        rows += [Estimate(name, None, note=reason) for name in WEIGHTED]
+        rows += [ValueEstimate(name, None, note=reason) for name in WEIGHTED]
     else:
         ratios = log_density(policy, logs) - played_density(behaviour, Logs(episodes, behaviour.spec, config.gamma))
         _check_explored(behaviour, episodes)
@@ -166,19 +166,19 @@ def estimate(
     features = features_of(logs, config.features, config.seed)
     if features is None:
         note = "needs features of cameras or point clouds, which it does not learn"
-        rows += [Estimate(name, None, note=note) for name in ("marginal", "marginal_dr")]
+        rows += [ValueEstimate(name, None, note=note) for name in ("marginal", "marginal_dr")]
     else:
         found = marginal_of(logs, decided, features)
         both = corrected(start, found.weights, errors, logs.episode[logs.window])
         for name, terms in (("marginal", found.terms), ("marginal_dr", both)):
             rows.append(_guarded(name, found.effective, Terms(terms[:, None]), config))
     if played is not None:
-        rows.append(Estimate("played", bootstrap_mean(Logs(played, policy.spec, config.gamma).returns, **options)))
+        rows.append(ValueEstimate("played", bootstrap_mean(Logs(played, policy.spec, config.gamma).returns, **options)))
     order = list(NAMES)
     return Estimates(tuple(sorted(rows, key=lambda row: order.index(row.name))), _notes(logs, reason, decided))
 
 
-def weighted(logs: Logs, ratios: Array, start: Array, errors: Array, config: OPEConfig) -> list[Estimate]:
+def weighted(logs: Logs, ratios: Array, start: Array, errors: Array, config: OPEConfig) -> list[ValueEstimate]:
     """Estimates that weight decisions.
 
     Args:
@@ -246,20 +246,20 @@ def played_density(behaviour: Policy, logs: Logs) -> Array:
     return found
 
 
-def _guarded(name: str, size: float, terms: Terms, config: OPEConfig) -> Estimate:
+def _guarded(name: str, size: float, terms: Terms, config: OPEConfig) -> ValueEstimate:
     """An estimate that rests on `size` effective episodes, unless those are too few."""
     if size < config.minimum_size:
         note = f"refused: {size:.1f} effective of {len(terms.numerator)} episodes, at least {config.minimum_size:g}"
-        return Estimate(name, None, size, note)
+        return ValueEstimate(name, None, size, note)
     note = "few effective episodes; the interval is too narrow" if size < config.warn_size else ""
-    return Estimate(name, terms_interval(terms, level=config.level, seed=config.seed), size, note)
+    return ValueEstimate(name, terms_interval(terms, level=config.level, seed=config.seed), size, note)
 
 
-def _attempt(name: str, interval: Callable[[], Interval]) -> Estimate:
+def _attempt(name: str, interval: Callable[[], Interval]) -> ValueEstimate:
     try:
-        return Estimate(name, interval())
+        return ValueEstimate(name, interval())
     except UserError as error:
-        return Estimate(name, None, note=str(error))
+        return ValueEstimate(name, None, note=str(error))
 
 
 def _check_explored(behaviour: Policy, episodes: Episodes) -> None:

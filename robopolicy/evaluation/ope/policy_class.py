@@ -1,4 +1,4 @@
-"""Scoring a whole class of policies from one set of roll-outs (agnostic policy search, S107).
+"""Scoring a whole class of policies from one set of roll-outs (agnostic policy search, Li 2025).
 
 To find the best policy of a class, whether or not it holds a good one, no policy has to play. Two ways to an unbiased
 value of every member, from data that all members share:
@@ -6,7 +6,7 @@ value of every member, from data that all members share:
 * `class_scores`: roll-outs of uniformly random actions (`UniformPolicy`, or any behaviour with a density), weighted by
   how likely each member would have done the same. What two members do alike is shared, so that their difference varies
   with what they disagree about.
-* `grow_trees`: trees of every sequence of K actions from common starts (Kearns, Mansour & Ng 1999), in each of which a
+* `grow_trees`: trees of every sequence of K actions from common starts (Kearns et al. 1999), in each of which a
   member that chooses among them has one path. No weights, but K ** depth steps per start, and a simulator that can
   save its state.
 
@@ -167,7 +167,7 @@ def score_class(
 
 
 @dataclass(frozen=True, eq=False)
-class Trees:
+class TrajectoryTrees:
     """N trees of every sequence of K actions; node i of a level has the children i K to i K + K - 1."""
 
     obs: tuple[Observation, ...]  # per level d: {key: (N, K ** d, ...)}
@@ -187,7 +187,7 @@ class Trees:
 
 def grow_trees(
     sim: VectorSim, actions: Tensor, depth: int, *, seed: int | Sequence[int] = 0, gamma: float = 1.0
-) -> Trees:
+) -> TrajectoryTrees:
     """Play every sequence of `depth` of the `actions` `(K, A)` from the start of one episode per environment.
 
     Raises:
@@ -219,7 +219,7 @@ def grow_trees(
                 children.append((after, step.final_obs, alive & ~step.done.cpu()))
         rewards.append(torch.stack(found, 1).view(sim.num_envs, len(states), len(actions)))
         states, seen, going = (list(column) for column in zip(*children, strict=True))
-    return Trees(tuple(levels), tuple(rewards), gamma)
+    return TrajectoryTrees(tuple(levels), tuple(rewards), gamma)
 
 
 def sharpe_ratio(estimated: Mapping[str, float], real: Mapping[str, float], behaviour: str, k: int) -> float:

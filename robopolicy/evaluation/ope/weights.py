@@ -7,8 +7,8 @@ episodes, `Terms`, so that one bootstrap over episodes serves them all.
 * `trajectory_wise`: mean of w_T G. Unbiased; its variance grows exponentially with the episode's length.
 * `per_decision`: a reward is weighted by the decisions before it alone (Precup et al. 2000). Unbiased, less variance.
 * Self-normalised: divided by the mean weight instead of by 1. Biased, consistent, bounded by the rewards seen.
-* `doubly_robust`: a value function, corrected by weighted errors (Jiang & Li 2016; self-normalised: Thomas & Brunskill
-  2016). Unbiased if either the weights or the values are right.
+* `doubly_robust`: a value function, corrected by weighted errors (Jiang and Li 2015; self-normalised: Thomas and
+  Brunskill 2016). Unbiased if either the weights or the values are right.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def corrected(start: Array, weights: Array, errors: Array, episode: NDArray[np.i
 
 
 class RandomFeatures:
-    """Cosines of random projections of standardised vectors and actions, and a constant (Rahimi & Recht 2007)."""
+    """Cosines of random projections of standardised vectors and actions, and a constant (Rahimi and Recht 2007)."""
 
     def __init__(self, logs: Logs, count: int, seed: int) -> None:
         rng = np.random.default_rng(seed)

@@ -104,7 +104,7 @@ class GridConfig(Validated):
 
 
 class GridSearch:
-    """Every point of the lattice, all on the same episodes (S010)."""
+    """Every point of the lattice, all on the same episodes (Cao et al. 2025)."""
 
     name: ClassVar[str] = "grid"
 
@@ -141,7 +141,7 @@ class HalvingConfig(Validated):
 
 
 class HalvingSearch:
-    """Successive halving (Jamieson and Talwalkar, 2016): drop the worse half early, play the rest for longer.
+    """Successive halving (Jamieson and Talwalkar 2015): drop the worse half early, play the rest for longer.
 
     Candidates of one rung have always played the same episodes; what they have played counts in the next rung. A good
     candidate can be dropped early by bad luck, so the first rung should not be too short.
@@ -211,7 +211,7 @@ class BayesConfig(Validated):
 
 
 class BayesSearch:
-    """Expected improvement over the best posterior mean (Jones, Schonlau and Welch, 1998), one candidate at a time.
+    """Expected improvement over the best posterior mean (Jones et al. 1998), one candidate at a time.
 
     The weights it returns have the highest posterior mean among those played: a lucky candidate between two poor ones
     does not win.

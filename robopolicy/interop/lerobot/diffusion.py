@@ -21,9 +21,9 @@ from robopolicy.interop.lerobot.policy import LeRobotConfig, LeRobotPolicy, obse
 from robopolicy.interop.lerobot.source import EXTRA, SavedPolicy
 from robopolicy.optional import require
 from robopolicy.policies.base import Observation, PolicySpec
-from robopolicy.policies.composition.sampler_adapter import Grid, variance_preserving_grid
+from robopolicy.policies.composition.sampler_adapter import TimeGrid, variance_preserving_grid
 from robopolicy.policies.noise import Randomness
-from robopolicy.policies.path import Estimate, estimate, level_at, vp_coefficients
+from robopolicy.policies.path import PathEstimate, estimate, level_at, vp_coefficients
 
 
 class LeRobotDiffusion(LeRobotPolicy):
@@ -93,10 +93,10 @@ class LeRobotDiffusion(LeRobotPolicy):
         found = estimate(kind, self._network(own, level, features), own, a, b)
         if self.action_clip:
             data = found.data.clamp(-self.action_clip, self.action_clip)
-            found = Estimate(data, (own - a * data) / b)
+            found = PathEstimate(data, (own - a * data) / b)
         return found.velocity.roll(-past, 1)
 
-    def sampler_grid(self) -> Grid:
+    def sampler_grid(self) -> TimeGrid:
         """Times of the levels that DDIM visits."""
         levels = self.scheduler.alphas_cumprod.double()[self.scheduler.timesteps]
         return variance_preserving_grid(*vp_coefficients(torch.cat([levels, levels.new_ones(1)])))

@@ -21,7 +21,14 @@ from itertools import accumulate, pairwise
 import torch
 from torch import Tensor
 
-from robopolicy.policies.composition.operators import SAME_VELOCITY, Adaptive, And, Lookahead, Weights, orthonormal
+from robopolicy.policies.composition.operators import (
+    SAME_VELOCITY,
+    And,
+    DensityWeighted,
+    Lookahead,
+    Weights,
+    orthonormal,
+)
 from robopolicy.policies.heads.average_velocity import DIFFERENCE, forward_mode, full_precision
 from robopolicy.policies.noise import Randomness, normal
 
@@ -101,7 +108,7 @@ class JointField:
     def divergences(
         self, x: Tensor, t: Tensor, probes: int, how: str, generator: torch.Generator
     ) -> tuple[list[Tensor], Tensor]:
-        """Velocities, and their divergences `(B, M)` with respect to the shared actions; see `Adaptive` for probes."""
+    """Velocities and their divergences `(B, M)` with respect to the shared actions (`DensityWeighted` describes probes)."""
         directions = self._directions(x, probes, generator)
         us, slopes = self.slopes(x, t, directions.expand(-1, len(x), -1, -1), how)
         total = x.new_zeros(len(x), len(self.fields))
@@ -147,7 +154,7 @@ def _weighted(velocities: Sequence[Tensor], weights: Weights) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Step:
+class SamplerStep:
     """One step of a sampler from time `t` to `to`: `x' = x + drift * x + push * u + noise * n`."""
 
     t: float
@@ -157,12 +164,12 @@ class Step:
     noise: float
 
     @classmethod
-    def ode(cls, t: float, to: float) -> Step:
+    def ode(cls, t: float, to: float) -> SamplerStep:
         """Without noise: Euler's."""
         return cls(t, to, 0.0, to - t, 0.0)
 
     @classmethod
-    def sde(cls, t: float, to: float) -> Step:
+    def sde(cls, t: float, to: float) -> SamplerStep:
         """With as much noise as the forward process has taken on the way: DDPM's posterior, for steps of any length."""
         kept = t * (1 - to) / (to * (1 - t))  # ratio of the noise levels
         direct = (1 - to) * kept  # of the noise in x
@@ -188,8 +195,8 @@ class Step:
 
 def adaptive_step(
     blend: JointField,
-    operator: Adaptive,
-    step: Step,
+    operator: DensityWeighted,
+    step: SamplerStep,
     x: Tensor,
     levels: Tensor,
     generator: Randomness,
@@ -221,7 +228,7 @@ def adaptive_step(
     return end, levels - levels.mean(1, keepdim=True)
 
 
-def adaptive_calls(operator: Adaptive, steps: int, parents: int, size: int) -> int:
+def adaptive_calls(operator: DensityWeighted, steps: int, parents: int, size: int) -> int:
     """Calls of each parent in `steps` of `adaptive_step` with `size` shared numbers.
 
     Differences come with the velocities, in a call of more rows; one in forward mode counts as two calls.
@@ -239,14 +246,16 @@ def adaptive_calls(operator: Adaptive, steps: int, parents: int, size: int) -> i
 class _View:
     """How log-densities of the shared actions change with a step."""
 
-    step: Step
+    step: SamplerStep
     mean: Tensor  # (B, N) of the velocities
     apart: Tensor  # (B, M, N) velocities less their mean
     score: Tensor  # (B, N) mean of the scores
     curvature: Tensor  # (B, M)
 
     @classmethod
-    def of(cls, blend: JointField, step: Step, velocities: Sequence[Tensor], curvature: Tensor, x: Tensor) -> _View:
+    def of(
+        cls, blend: JointField, step: SamplerStep, velocities: Sequence[Tensor], curvature: Tensor, x: Tensor
+    ) -> _View:
         every = torch.stack([blend.flat(velocity) for velocity in velocities], 1)
         mean = every.mean(1)
         score = (step.t * mean - blend.flat(x)) / (1 - step.t)

@@ -183,7 +183,7 @@ class Lookahead:
 
 
 @dataclass(frozen=True)
-class Adaptive(Weighted):
+class DensityWeighted(Weighted):
     """Base of the operators whose weights follow the log-densities of the parents at the sample."""
 
     sampler: str = "ode"  # ode (needs divergences) | sde (injects noise while acting; `decode` takes the ode)
@@ -210,7 +210,7 @@ class Adaptive(Weighted):
 
 
 @dataclass(frozen=True)
-class Or(Adaptive):
+class Or(DensityWeighted):
     """Mixture of the parents: softmax of their log-densities, the weights are the shares of the mixture."""
 
     name: ClassVar[str] = "or"
@@ -229,7 +229,7 @@ class Or(Adaptive):
 
 
 @dataclass(frozen=True)
-class And(Adaptive):
+class And(DensityWeighted):
     """Samples that all parents find equally probable; the weights it starts from are those where parents agree."""
 
     name: ClassVar[str] = "and"

@@ -44,7 +44,7 @@ class Encoding(Protocol):
 class Sampling(Protocol):
     """A policy from another library, which describes its own sampler."""
 
-    def sampler_grid(self) -> Grid:
+    def sampler_grid(self) -> TimeGrid:
         """Steps of the sampler."""
         ...
 
@@ -54,7 +54,7 @@ class Sampling(Protocol):
 
 
 @dataclass(frozen=True)
-class Grid:
+class TimeGrid:
     """The steps of a sampler on the linear path."""
 
     times: tuple[float, ...]  # K + 1 rising times; the last is 1
@@ -65,23 +65,23 @@ class Grid:
         """K."""
         return len(self.times) - 1
 
-    def snr_from(self, level: float) -> Grid:
+    def snr_from(self, level: float) -> TimeGrid:
         """The same steps in common coordinates, in which noise is `level` times weaker than in the parent's."""
         if level == 1:
             return self
         times = tuple(level * t / (level * t + 1 - t) for t in self.times)
-        return Grid(times, self.spread * (times[0] + (1 - times[0]) * level) / level)
+        return TimeGrid(times, self.spread * (times[0] + (1 - times[0]) * level) / level)
 
 
-def uniform_grid(steps: int) -> Grid:
+def uniform_grid(steps: int) -> TimeGrid:
     """Equal steps from pure noise."""
-    return Grid((*left_grid(steps).tolist(), 1.0))
+    return TimeGrid((*left_grid(steps).tolist(), 1.0))
 
 
-def variance_preserving_grid(signal: Tensor, noise: Tensor) -> Grid:
+def variance_preserving_grid(signal: Tensor, noise: Tensor) -> TimeGrid:
     """Steps between points `(K + 1,)` of the variance-preserving path, given by their coefficients."""
     total = signal.double() + noise.double()
-    return Grid(tuple((signal.double() / total).tolist()), float(1 / total[0]))
+    return TimeGrid(tuple((signal.double() / total).tolist()), float(1 / total[0]))
 
 
 def _outer(policy: Policy) -> Policy:
@@ -109,7 +109,7 @@ def private_rows(policy: Policy) -> int:
     return policy.noise_shape[0] - policy.spec.horizon
 
 
-def native_grid(policy: Policy, *, leaps: bool) -> Grid:
+def native_grid(policy: Policy, *, leaps: bool) -> TimeGrid:
     """Steps of the parent's own sampler; `leaps` if its steps may be taken as it has learned them."""
     policy = _outer(policy)
     if isinstance(policy, Sampling):
@@ -119,7 +119,7 @@ def native_grid(policy: Policy, *, leaps: bool) -> Grid:
     if isinstance(policy, EDMPolicy):
         sigmas = policy.sigmas.double()
         times = (1 / (1 + sigmas)).tolist()
-        return Grid(tuple(times), 1 - times[0])
+        return TimeGrid(tuple(times), 1 - times[0])
     if isinstance(policy, AverageVelocityPolicy) and not leaps:
         return uniform_grid(max(policy.config.steps, MIN_STEPS))
     return uniform_grid(policy.nfe)

@@ -1,4 +1,4 @@
-"""Selection of the parents of a composition per observation (after DynamicControl, S161).
+"""Selection of the parents of a composition per observation (after DynamicControl, He et al. 2024).
 
 A selector scores the parents from the observation. It has learned to put them in order: the parents' own order is that
 of their discrepancies, how far the chunk that each expects lies from the one that was shown, and the scores are those

@@ -1,9 +1,10 @@
-"""A flow policy whose Euler steps carry learned Gaussian noise, so that its chain has a density (ReinFlow, S078).
+"""A flow policy whose Euler steps carry learned Gaussian noise, so that its chain has a density.
 
 `x_{k+1} ~ N(clip(x_k + v(x_k, k/K) / K), sigma(obs, k/K)^2)`, all in normalised units and over the whole chunk (also
 the steps that are not executed, as in the paper). Sampling and scoring index the same left grid {0, 1/K, ...,
 (K-1)/K}; the public code of ReinFlow samples on another grid than it scores on. The noise network is used in training
-only. Heads that take other steps than Euler's (shortcut, MeanFlow) keep their own mean.
+only. Heads that take other steps than Euler's (shortcut, MeanFlow) keep their own mean. Source: Zhang et al. 2025,
+ReinFlow.
 """
 
 from __future__ import annotations

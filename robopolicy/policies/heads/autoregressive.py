@@ -1,9 +1,10 @@
 """Autoregressive action tokens: each number of the chunk is a bin, chosen given the observation and all earlier ones.
 
-The normalised range [-1, 1] is cut into equal bins (128 by default, as in PA-RL, S039). A decoder-only transformer
-reads the To observations, then the H * A tokens in time order, all dimensions of a step before the next step. One
-decision per token: `decisions` scores a recorded chunk in one pass; sampling feeds the same network one token at a time
-and keeps what it has read. Log-probabilities and entropies of the tokens are exact, and any distribution fits.
+The normalised range [-1, 1] is cut into equal bins (128 by default, as in PA-RL, Mark et al. 2024). A decoder-only
+transformer reads the To observations, then the H * A tokens in time order, all dimensions of a step before the next
+step. One decision per token: `decisions` scores a recorded chunk in one pass; sampling feeds the same network one token
+at a time and keeps what it has read. Log-probabilities and entropies of the tokens are exact, and any distribution
+fits.
 
 Use it for discrete or strongly multimodal actions, and with everything that trains language models on their tokens.
 Sampling takes H * A network calls and no action is finer than a bin: for long chunks or fine motion use a flow.

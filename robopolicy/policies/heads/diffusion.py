@@ -2,7 +2,7 @@
 
 The network is trained at T discrete noise levels to predict noise, data or v, and read at K of them. Every step
 estimates the clean chunk, bounds it by `action_clip`, recomputes the noise that goes with it, and moves to the next
-level. DDIM (Song et al. 2021) is deterministic; DDPM (Ho et al. 2020) is the same step with eta = 1, on any grid, and
+level. DDIM (Song et al. 2020) is deterministic; DDPM (Ho et al. 2020) is the same step with eta = 1, on any grid, and
 adds noise in all steps but the last.
 
 Iterates live on the variance-preserving path. `velocity` and `matching_loss` convert from the linear path at any time:
@@ -30,7 +30,7 @@ from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.heads.generative import GenerativeConfig, GenerativePolicy
 from robopolicy.policies.noise import Randomness, normal
 from robopolicy.policies.path import (
-    Estimate,
+    PathEstimate,
     alpha_bars,
     estimate,
     level_at,
@@ -123,13 +123,13 @@ class DiffusionPolicy(GenerativePolicy):
         a, b, level = level_at(t, self.level_times, self.level_log_snr)
         return a, b, self._network_time(level)
 
-    def _read(self, features: Tensor, x: Tensor, a: Tensor, b: Tensor, time: Tensor) -> Estimate:
+    def _read(self, features: Tensor, x: Tensor, a: Tensor, b: Tensor, time: Tensor) -> PathEstimate:
         """Data and noise that the network sees in the iterate `x`, the data within the action bounds."""
         found = estimate(self.config.prediction, self.backbone(x, time, features), x, a, b)
         if not self.config.action_clip:
             return found
         data = self.clip(found.data)
-        return Estimate(data, (x - a * data) / b)
+        return PathEstimate(data, (x - a * data) / b)
 
     def velocity(self, features: Tensor, x: Tensor, t: Tensor) -> Tensor:
         """Data - noise as the sampler would see them, the data within the action bounds."""

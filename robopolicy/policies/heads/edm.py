@@ -28,7 +28,7 @@ from robopolicy.errors import unknown_name
 from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.heads.generative import GenerativeConfig, GenerativePolicy
 from robopolicy.policies.noise import Randomness, normal
-from robopolicy.policies.path import Estimate, edm_sigma, karras_sigmas, step_index
+from robopolicy.policies.path import PathEstimate, edm_sigma, karras_sigmas, step_index
 
 SOLVERS = ("heun", "euler")
 
@@ -96,7 +96,7 @@ class EDMPolicy(GenerativePolicy):
         sigma = self._sigma(t)
         x = x * (1 + sigma)
         data = self.denoise(features, x, sigma)
-        return Estimate(data, (x - data) / sigma).velocity
+        return PathEstimate(data, (x - data) / sigma).velocity
 
     def matching_loss(self, features: Tensor, data: Tensor, noise: Tensor, t: Tensor) -> Tensor:
         """Mean squared error `(B, H)` of the network: that of the denoiser, weighted by `1 / c_out^2`."""

@@ -1,8 +1,8 @@
-"""Mixture of Gaussian experts with a learned router: several ways to act, with an exact density (PMOE, S092).
+"""Mixture of Gaussian experts with a learned router: several ways to act, with an exact density.
 
 `p(chunk | obs) = sum_m w_m(obs) N(chunk; mean_m(obs), std_m(obs)^2)`: the router picks one expert for the whole chunk,
 so that a chunk follows one way from beginning to end. Densities are those of the normalised chunk; with `squash` the
-chunk is tanh of the mixture.
+chunk is tanh of the mixture. Source: Ren et al. 2021, PMOE.
 
 Use it where demonstrations or optima are few and distinct (left or right of an obstacle, this or that grasp), with
 `bc`, with `ppo`, which scores the exact mixture, router included, or with `pmoe`, the paper's off-policy training. For

@@ -1,4 +1,4 @@
-"""A policy that improves its samples by critic gradients and executes the best one (PA-RL, S039).
+"""A policy that improves its samples by critic gradients and executes the best one (PA-RL, Mark et al. 2024).
 
 Of m samples of any base policy the k best by mean Q stay; each climbs the critic for T gradient steps and keeps the
 best point it has seen, so it never gets worse than it started. T = 0 is best-of-N, and m = k = 1, T = 0 the base.

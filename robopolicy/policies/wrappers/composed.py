@@ -1,4 +1,4 @@
-"""Test-time composition: several pretrained generative policies denoise one chunk together (GPC, S010).
+"""Test-time composition: several pretrained generative policies denoise one chunk together (GPC, Cao et al. 2025).
 
     both = compose([by_camera, by_state], weights=[0.3, 0.7])
     mixture = compose([left, right], Or(sampler="sde"))
@@ -48,9 +48,16 @@ from robopolicy.policies.composition.alignment import (
     part_of,
 )
 from robopolicy.policies.composition.guidance import ValueGuidance, fitting, guide, value_gradient
-from robopolicy.policies.composition.joint_field import Field, JointField, Step, adaptive_calls, adaptive_step, rows_of
+from robopolicy.policies.composition.joint_field import (
+    Field,
+    JointField,
+    SamplerStep,
+    adaptive_calls,
+    adaptive_step,
+    rows_of,
+)
 from robopolicy.policies.composition.operators import (
-    Adaptive,
+    DensityWeighted,
     Operator,
     Prescribed,
     Weights,
@@ -137,7 +144,7 @@ class ComposedPolicy(Policy):
             heard += [n for n in range(len(self._readings)) if self._policy(n).spec.horizon == self.spec.horizon]
         self._playing = sorted(heard)
         extras = self.config.guidance is not None or self.config.corrector is not None
-        if extras and isinstance(self.operator, Adaptive):
+        if extras and isinstance(self.operator, DensityWeighted):
             raise UserError(f"Guidance and corrector need weights known in advance; '{self.operator.name}' has none.")
         policies = [self._policy(number) for number in self._playing]
         self._horizons = tuple(policy.spec.horizon for policy in policies)
@@ -174,7 +181,7 @@ class ComposedPolicy(Policy):
         if hasattr(self, "statistics"):
             gather_statistics(self.statistics, self._sources)
 
-    def _joint_grid(self, policies: Sequence[Policy]) -> sampler_adapter.Grid:
+    def _joint_grid(self, policies: Sequence[Policy]) -> sampler_adapter.TimeGrid:
         """The finest sampler's steps, in common times."""
         if self.config.steps:
             return sampler_adapter.uniform_grid(self.config.steps)
@@ -247,7 +254,7 @@ class ComposedPolicy(Policy):
         Raises:
             UserError: The weights depend on the path that leads to `x`.
         """
-        if isinstance(self.operator, Adaptive):
+        if isinstance(self.operator, DensityWeighted):
             raise UserError(f"Operator '{self.operator.name}' weighs whole paths, so the composition has no field.")
         blend = self._blend(obs)
         velocity = blend.mix(blend.velocities(x, t), self._weights_at(t, self._gates(obs)))
@@ -285,15 +292,15 @@ class ComposedPolicy(Policy):
             joint = blend.mix(blend.velocities(x, t), self._weights_at(t, gates))
             return joint if features is None else self._guided(features, joint, x, t[:, None, None])
 
-        if isinstance(operator, Adaptive):
-            operator = cast(Adaptive, operator.with_weights(blend.nominal))
+        if isinstance(operator, DensityWeighted):
+            operator = cast(DensityWeighted, operator.with_weights(blend.nominal))
         probing = torch.Generator().manual_seed(PROBE_SEED)
         for time, to in pairwise(grid.times):
-            if isinstance(operator, Adaptive):
-                step = (Step.sde if stochastic and operator.sampler == "sde" else Step.ode)(time, to)
+            if isinstance(operator, DensityWeighted):
+                step = (SamplerStep.sde if stochastic and operator.sampler == "sde" else SamplerStep.ode)(time, to)
                 x, levels = adaptive_step(blend, operator, step, x, levels, generator, probing)
             else:
-                x = Step.ode(time, to).apply(x, velocity(x, x.new_full((len(x),), time)))
+                x = SamplerStep.ode(time, to).apply(x, velocity(x, x.new_full((len(x),), time)))
             if self._bounds_iterates:
                 x = x.clamp(self.low, self.high)
             if corrector is not None and stochastic and to < 1:
@@ -322,7 +329,7 @@ class ComposedPolicy(Policy):
         if self._alone is not None and self._as_by_itself(self._alone):
             return self._policy(self._alone).nfe
         parents, steps, corrector = len(self._playing), self._grid.steps, self.config.corrector
-        if isinstance(self.operator, Adaptive):
+        if isinstance(self.operator, DensityWeighted):
             size = min(self._horizons) * self.spec.action_dim
             return parents * adaptive_calls(self.operator, steps, parents, size)
         critic = 2 if self.config.guidance is not None else 0

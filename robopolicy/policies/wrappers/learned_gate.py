@@ -1,4 +1,4 @@
-"""A composition with a learned selector of the parents for every observation (S161).
+"""A composition with a learned selector of the parents for every observation (He et al. 2024).
 
     both = gate(compose([left, right]), Selection(top=1))
     fit_selector(both, episodes)  # robopolicy.training.fit_selector

@@ -1,4 +1,4 @@
-"""A policy that edits the samples of another one and executes the best of originals and edits (EXPO, S019).
+"""A policy that edits the samples of another one and executes the best of originals and edits (EXPO, Dong et al. 2025).
 
 A small Gaussian policy e(d | s, a) sees the observation and a sampled chunk and adds d in [-beta, beta] (normalised
 action units, executed actions only). Candidates are N samples of the base policy and the edits of the first `edits` of

@@ -1,4 +1,4 @@
-"""P17, asynchronous play: how old weights may be, and the stream between those who play and the one who learns.
+"""Asynchronous play: how old weights may be, and the stream between those who play and the one who learns.
 
 A group counts as in flight from the moment it is begun until it has been learned from. At most `(s + 1) batch` groups
 are, so nothing older than s updates is learned from as long as groups arrive in order; what comes too late is left
@@ -22,7 +22,7 @@ Group = list[Attempt]
 
 
 class Bounded(Staleness):
-    """At most `limit` updates old (AsyncFlow, S074); 0 is synchronous."""
+    """At most `limit` updates old (AsyncFlow, Han et al. 2025); 0 is synchronous."""
 
     def __init__(self, limit: NonNegativeInt = 1) -> None:
         self.limit = limit

@@ -1,4 +1,4 @@
-"""P12, which tasks come next: uniform, by category, near the frontier, by uncertainty, in stages, with instructions.
+"""Which tasks come next: uniform, by category, near the frontier, by uncertainty, in stages, with instructions.
 
 Every sampler draws tasks of one proposal without replacement, so that no two groups share a key. One that learns from
 outcomes does so in `observe`; before it has seen anything, it is uniform unless it says otherwise.
@@ -102,7 +102,7 @@ class Tracked(Uniform):
 
 
 class Uncertain(Tracked):
-    """Tasks drawn with weight `sqrt(p (1 - p)) + floor` of their success rate p (single-stream, S037)."""
+    """Tasks drawn with weight `sqrt(p (1 - p)) + floor` of their success rate p (single-stream, Xu and Ding 2025)."""
 
     def __init__(self, floor: NonNegative = 0.05, tracker: Tracker | None = None) -> None:
         super().__init__(tracker or BetaTracker())

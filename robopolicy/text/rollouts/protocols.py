@@ -149,7 +149,7 @@ class Pool:
 
 
 class Sampler(Part):
-    """P12: what to attempt next, how often, and from where."""
+    """What to attempt next, how often, and from where."""
 
     @abstractmethod
     def begin(self, pool: Pool, seed: int) -> None:
@@ -170,7 +170,7 @@ class Sampler(Part):
 
 
 class Topology(Part):
-    """P13: how the attempts at a task hang together."""
+    """How the attempts at a task hang together."""
 
     def check(self, task: Any) -> None:
         """Refuse what can be played, e.g. a `robopolicy.text.task.TextTask`, before the first attempt.
@@ -185,7 +185,7 @@ class Topology(Part):
 
 
 class Intervention(Part):
-    """P14: what is done about a group from whose rewards nothing can be learned."""
+    """What is done about a group from whose rewards nothing can be learned."""
 
     @abstractmethod
     def triggered(self, rewards: Tensor) -> bool:
@@ -217,7 +217,7 @@ class Outcomes:
 
 
 class Reward(Part):
-    """P15: a reward made of the reward so far and of what the world measured.
+    """A reward made of the reward so far and of what the world measured.
 
     One that weighs objectives by what they do to the policy names them; the learner then tells it (`follow`).
     """
@@ -233,7 +233,7 @@ class Reward(Part):
 
 
 class Staleness(Part):
-    """P17: how old the weights may be that drew what is learned from."""
+    """How old the weights may be that drew what is learned from."""
 
     limit: int  # s, updates
 
@@ -247,7 +247,7 @@ class Staleness(Part):
 
 
 class BlackBox(Part):
-    """P19: search without gradients."""
+    """Search without gradients."""
 
     @abstractmethod
     def ask(self) -> Tensor:

@@ -1,4 +1,4 @@
-"""P13, how the attempts at a task hang together: side by side, as a tree, from demonstrations, in segments or modes.
+"""How the attempts at a task hang together: side by side, as a tree, from demonstrations, in segments or modes.
 
 A topology returns exactly `task.budget` attempts per task, those of one task side by side, so that methods can be
 compared at equal cost; where it cannot, it says so (`Rewritten`, `Windows`).
@@ -45,12 +45,13 @@ class Random(Topology):
 
 
 class Branch(Random):
-    """Branching where the policy becomes uncertain (ARPO for tools, S162): part of the budget continues other attempts.
+    """Branching where the policy becomes uncertain: part of the budget continues other attempts.
 
     Of each task `initial` attempts are played first. After each of their units, the mean entropy is compared with that
     of the first; where `uniform - weight * rise <= threshold`, `beam - 1` attempts branch off, until the budget is
     spent. What is left of it is played from the start. Shared beginnings are decisions of every branch. Branches do not
     branch again, and the entropy is that of whole decisions, not of the ten likeliest symbols.
+    Source: Dong et al. 2025, ARPO for tools.
     """
 
     def __init__(

@@ -123,7 +123,7 @@ def parse_answer(answer: str) -> tuple[bool, float] | None:
     return won, min(float(progress[-1]) / 100, 1.0) if progress else float(won)
 
 
-class Served:
+class ServedVLM:
     """A model behind an endpoint that speaks OpenAI's chat completions, as vLLM, llama.cpp and others do."""
 
     def __init__(

@@ -31,7 +31,7 @@ _STREAM = 0x5EED  # separates the random stream of the expert from the initial s
 
 
 @dataclass(frozen=True)
-class Style:
+class MotionStyle:
     """Style parameters of N episodes."""
 
     seed: NDArray[np.int64]  # (N,) episode that the row was drawn for
@@ -40,7 +40,7 @@ class Style:
     offset: Array  # (N, 2) [m] grasp point relative to the object's centre
 
     @classmethod
-    def of(cls, count: int) -> Style:
+    def of(cls, count: int) -> MotionStyle:
         """Empty styles for `count` episodes."""
         return cls(np.full(count, -1), np.zeros(count), np.zeros(count), np.zeros((count, 2)))
 
@@ -58,7 +58,7 @@ class PandaExpert(ABC):
     """Base class of experts with a style per episode."""
 
     def __init__(self) -> None:
-        self._style = Style.of(0)
+        self._style = MotionStyle.of(0)
 
     def __call__(self, sim: VectorSim, obs: Observation) -> Tensor:
         """Return actions `(N, 5)` for the simulator's present state."""
@@ -66,20 +66,20 @@ class PandaExpert(ABC):
         if not isinstance(sim, MujocoSim | WarpSim) or not isinstance(task, PandaTask):
             raise UserError("The scripted Panda experts need a manipulation task on a native MuJoCo backend.")
         if len(self._style.seed) != sim.num_envs:
-            self._style = Style.of(sim.num_envs)
+            self._style = MotionStyle.of(sim.num_envs)
         self._style.draw(sim.episode_seed.cpu().numpy())
         state = sim.state().on_host()
         return torch.from_numpy(self.act(task, task.arm(state), state, self._style)).float().to(sim.device)
 
     @abstractmethod
-    def act(self, task: PandaTask, arm: Arm, state: BatchState, style: Style) -> Array:
+    def act(self, task: PandaTask, arm: Arm, state: BatchState, style: MotionStyle) -> Array:
         """Actions `(N, 5)`."""
 
 
 class LiftExpert(PandaExpert):
     """Hover over the cube, descend while aligned, close, and raise once the cube is held."""
 
-    def act(self, task: PandaTask, arm: Arm, state: BatchState, style: Style) -> Array:
+    def act(self, task: PandaTask, arm: Arm, state: BatchState, style: MotionStyle) -> Array:
         """Actions `(N, 5)`."""
         assert isinstance(task, CubeTask)
         cube, quaternion = task.cube(state)
@@ -92,7 +92,7 @@ class LiftExpert(PandaExpert):
 class PickPlaceExpert(PandaExpert):
     """Grasp as in lift, carry the cube above the pad, descend, release and withdraw."""
 
-    def act(self, task: PandaTask, arm: Arm, state: BatchState, style: Style) -> Array:
+    def act(self, task: PandaTask, arm: Arm, state: BatchState, style: MotionStyle) -> Array:
         """Actions `(N, 5)`."""
         assert isinstance(task, PickPlace)
         cube, quaternion = task.cube(state)
@@ -119,7 +119,7 @@ class PickPlaceExpert(PandaExpert):
 class DrawerExpert(PandaExpert):
     """Come down over the handle, close, and pull in the direction in which the drawer slides."""
 
-    def act(self, task: PandaTask, arm: Arm, state: BatchState, style: Style) -> Array:
+    def act(self, task: PandaTask, arm: Arm, state: BatchState, style: MotionStyle) -> Array:
         """Actions `(N, 5)`."""
         assert isinstance(task, Drawer)
         handle, yaw = task.handle(state), task.cabinet_yaw(state)
@@ -133,7 +133,7 @@ class DrawerExpert(PandaExpert):
         return steer(np.where(pulling[:, None], pull, goal), turn, gripper, state, style)
 
 
-def over(cube: Array, style: Style) -> Array:
+def over(cube: Array, style: MotionStyle) -> Array:
     """Grasp points `(N, 3)`: the cube's centre plus the episode's own offset."""
     goal = cube.copy()
     goal[:, :2] += style.offset
@@ -145,7 +145,7 @@ def quarter_turn(angle: Array) -> Array:
     return (angle + np.pi / 4) % (np.pi / 2) - np.pi / 4
 
 
-def funnel(target: Array, turn: Array, arm: Arm, style: Style) -> Array:
+def funnel(target: Array, turn: Array, arm: Arm, style: MotionStyle) -> Array:
     """Height `(N,)` to aim at: the hover height far from `target`, sinking to it as position and heading align."""
     off = distance(target[:, :2], arm.tool.position[:, :2]) + 0.05 * np.abs(turn)
     return target[:, 2] + style.hover * np.clip((off - 0.012) / 0.03, 0.0, 1.0)
@@ -157,7 +157,7 @@ def grasping(target: Array, arm: Arm) -> Array:
     return np.where((offset[:, :2].max(axis=1) < 0.015) & (offset[:, 2] < 0.012), CLOSE, OPEN)
 
 
-def steer(goal: Array, turn: Array, gripper: Array, state: BatchState, style: Style) -> Array:
+def steer(goal: Array, turn: Array, gripper: Array, state: BatchState, style: MotionStyle) -> Array:
     """Actions `(N, 5)` that move the commanded tool towards `goal` `(N, 3)` and turn it by `turn`."""
     move = np.clip((goal - commanded(state)["position"]) / POSITION_STEP, -1.0, 1.0) * style.speed[:, None]
     return np.concatenate([move, np.clip(turn / YAW_STEP, -1, 1)[:, None], gripper[:, None]], axis=1)

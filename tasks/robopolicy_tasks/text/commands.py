@@ -48,7 +48,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Command:
+class RobotCommand:
     """One step of a program."""
 
     verb: str  # one of VERBS
@@ -58,7 +58,7 @@ class Command:
         return self.verb if self.place is None else f"{self.verb} {self.place}"
 
 
-def parse(program: str) -> list[Command]:
+def parse(program: str) -> list[RobotCommand]:
     """The commands of a program.
 
     Raises:
@@ -70,11 +70,11 @@ def parse(program: str) -> list[Command]:
     return [_command(text) for text in words]
 
 
-def _command(text: str) -> Command:
+def _command(text: str) -> RobotCommand:
     match = FORM.fullmatch(text)
     if match is None:
         raise ProgramError(f"'{text}' is not a command")
     verb, anchor, direction, number = match.groups()
     if verb:
-        return Command(verb)
-    return Command("carry", Place(anchor, direction, int(number)) if direction else Place(anchor))
+        return RobotCommand(verb)
+    return RobotCommand("carry", Place(anchor, direction, int(number)) if direction else Place(anchor))

@@ -17,7 +17,7 @@ import numpy as np
 
 from robopolicy.sim.backends.mujoco.task import Array
 from robopolicy.text.task import Episode, TextTask, Turn
-from robopolicy_tasks.text.commands import COMMAND, DIRECTIONS, PROGRAM, Command, Place, ProgramError, parse
+from robopolicy_tasks.text.commands import COMMAND, DIRECTIONS, PROGRAM, Place, ProgramError, RobotCommand, parse
 from robopolicy_tasks.text.workcell import CommandRequest, Snapshot, Workcell
 
 NEAREST, FARTHEST = 5, 9  # [cm] distances in instructions
@@ -32,7 +32,7 @@ _WORDINGS = {
     "beside": ("put the cube {n} cm {beside} the pad", "set the cube down {n} cm {beside} the pad"),
     "shift": ("move the cube {n} cm {way}", "shift the cube {way} by {n} cm"),
 }
-Program = tuple[Command, ...]
+Program = tuple[RobotCommand, ...]
 Key = tuple[int, Program]  # episode seed, commands so far
 
 
@@ -59,8 +59,12 @@ class Instruction:
     @property
     def solution(self) -> Program:
         """Program that follows the instruction."""
-        rest = (Command("lift"),) if self.place is None else (Command("carry", self.place), Command("release"))
-        return (Command("grasp"),) * (2 if self.grasp_error else 1) + rest
+        rest = (
+            (RobotCommand("lift"),)
+            if self.place is None
+            else (RobotCommand("carry", self.place), RobotCommand("release"))
+        )
+        return (RobotCommand("grasp"),) * (2 if self.grasp_error else 1) + rest
 
 
 class Panda(TextTask):

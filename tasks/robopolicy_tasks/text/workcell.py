@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 
 from robopolicy.sim.backends.mujoco.backend import MujocoSim
 from robopolicy.sim.backends.mujoco.task import Array, BatchState, StepResult
-from robopolicy_tasks.manipulation.experts import CLOSE, OPEN, Style, funnel, grasping, over, quarter_turn, steer
+from robopolicy_tasks.manipulation.experts import CLOSE, OPEN, MotionStyle, funnel, grasping, over, quarter_turn, steer
 from robopolicy_tasks.manipulation.lift import CUBE_HALF, LIFT_HEIGHT
 from robopolicy_tasks.manipulation.objects import distance, yaw_of
 from robopolicy_tasks.manipulation.panda_task import Arm, commanded
 from robopolicy_tasks.manipulation.pick_place import RELEASED, RESTING, PickPlace
-from robopolicy_tasks.text.commands import VERBS, Command
+from robopolicy_tasks.text.commands import VERBS, RobotCommand
 
 LIMITS = {"grasp": 60, "lift": 20, "carry": 50, "release": 30}  # maximum control steps of a command
 HOVER = 0.08  # [m] above the cube before the hand sinks, and of the cube above the table while it is carried
@@ -70,7 +70,7 @@ class CommandRequest:
     """A command to execute, with its start."""
 
     start: Snapshot
-    command: Command
+    command: RobotCommand
     target: Array  # (2,) [m] target of "carry"
     error: Array  # (2,) [m] position error of "grasp"
 
@@ -110,7 +110,7 @@ class Workcell:
         verb = np.array([VERBS.index(order.command.verb) for order in orders])
         limit = np.array([LIMITS[order.command.verb] for order in orders])
         target, error = (np.array([getattr(order, name) for order in orders]) for name in ("target", "error"))
-        style = Style(np.zeros(count, np.int64), np.full(count, HOVER), np.ones(count), error)
+        style = MotionStyle(np.zeros(count, np.int64), np.full(count, HOVER), np.ones(count), error)
         running = np.ones(count, bool)
         action, active = np.zeros((rows, self.task.action_low.size)), np.zeros(rows, bool)
         every = np.arange(count)
@@ -158,7 +158,7 @@ Motion = tuple[Array, NDArray[np.bool_]]
 """Actions `(N, 5)` of a controller, and whether it has finished `(N,)`."""
 
 
-def grasp(task: EndlessPickPlace, arm: Arm, state: BatchState, target: Array, style: Style, step: int) -> Motion:
+def grasp(task: EndlessPickPlace, arm: Arm, state: BatchState, target: Array, style: MotionStyle, step: int) -> Motion:
     """Move over the believed position of the cube, descend and close."""
     held = task.held(arm, state)
     cube, quaternion = task.cube(state)
@@ -169,13 +169,13 @@ def grasp(task: EndlessPickPlace, arm: Arm, state: BatchState, target: Array, st
     return steer(goal, turn, grasping(believed, arm), state, style), held | missed
 
 
-def lift(task: EndlessPickPlace, arm: Arm, state: BatchState, target: Array, style: Style, step: int) -> Motion:
+def lift(task: EndlessPickPlace, arm: Arm, state: BatchState, target: Array, style: MotionStyle, step: int) -> Motion:
     """Raise the hand with the gripper unchanged."""
     goal = commanded(state)["position"] + np.array([0.0, 0.0, 0.1])
     return steer(goal, np.zeros(len(goal)), _as_it_is(arm), state, style), arm.tool.position[:, 2] > RAISED
 
 
-def carry(task: EndlessPickPlace, arm: Arm, state: BatchState, target: Array, style: Style, step: int) -> Motion:
+def carry(task: EndlessPickPlace, arm: Arm, state: BatchState, target: Array, style: MotionStyle, step: int) -> Motion:
     """Rise, travel once clear of the table, and stop above the target; a held cube keeps its offset in the hand."""
     tool, (cube, _) = arm.tool.position, task.cube(state)
     held = task.held(arm, state)
@@ -189,7 +189,9 @@ def carry(task: EndlessPickPlace, arm: Arm, state: BatchState, target: Array, st
     return steer(goal, np.zeros(len(goal)), _as_it_is(arm), state, style), there
 
 
-def release(task: EndlessPickPlace, arm: Arm, state: BatchState, target: Array, style: Style, step: int) -> Motion:
+def release(
+    task: EndlessPickPlace, arm: Arm, state: BatchState, target: Array, style: MotionStyle, step: int
+) -> Motion:
     """Descend, open and withdraw."""
     tool = arm.tool.position
     opening = (tool[:, 2] < LOWERED) | (arm.width > OPENING)

@@ -11,7 +11,7 @@ from robopolicy.mirror_symmetry import MirrorSymmetry, SignedPermutation
 from robopolicy.sim.backends.mujoco.task import Array, BatchState, MujocoTask, ResetState, StepResult
 from robopolicy.sim.contract import TensorSpec
 from robopolicy_tasks.velocity import rewards
-from robopolicy_tasks.velocity.motion import Motion, feet_on_ground, read
+from robopolicy_tasks.velocity.motion import BaseMotion, feet_on_ground, read
 from robopolicy_tasks.velocity.randomization import NOMINAL, Randomization, edited_fields
 from robopolicy_tasks.velocity.rewards import ControlStep
 from robopolicy_tasks.velocity.scene import FEET, JOINTS, PUSHES, TRUNK, build_model
@@ -194,7 +194,7 @@ class Go1(MujocoTask):
         """Write one command for all segments."""
         memory["commands"] = np.repeat(velocity_command[:, None], SEGMENTS, axis=1)
 
-    def _torque(self, action: Array, motion: Motion) -> Array:
+    def _torque(self, action: Array, motion: BaseMotion) -> Array:
         """Torques of the nominal motors at the end of the step `(N, 12)` [N m]."""
         gain, limit = self.model.actuator_gainprm[self._motors, 0], self.model.actuator_forcerange[self._motors, 1]
         return np.clip(gain * (HOME + STROKE * action - motion.joints), -limit, limit)

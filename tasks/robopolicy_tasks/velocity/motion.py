@@ -13,7 +13,7 @@ from robopolicy_tasks.velocity.scene import FEET
 CONTACT = 1.0  # [N] at a foot that counts as touching
 
 
-class Motion(NamedTuple):
+class BaseMotion(NamedTuple):
     """Batched motion; vectors are in the frame of the robot unless stated otherwise."""
 
     velocity: Array  # (N, 3) [m/s]
@@ -27,12 +27,12 @@ class Motion(NamedTuple):
     foot_speed: Array  # (N, 4) [m/s] along the ground, in the world's frame
 
 
-def read(state: BatchState) -> Motion:
+def read(state: BatchState) -> BaseMotion:
     """Compute the motion of `state`; foot sensors lag by one physics step."""
     rotation = matrix(state.qpos[:, 3:7])
     inverse = rotation.transpose(0, 2, 1)
     feet = np.stack([state.sensor(f"{foot}_velocity") for foot in FEET], 1)
-    return Motion(
+    return BaseMotion(
         velocity=(inverse @ state.qvel[:, :3, None])[..., 0],
         turning=state.qvel[:, 3:6],
         gravity=-rotation[:, 2],

@@ -1,7 +1,7 @@
 """Terms of the reward for following velocity commands: plain functions of a control step, per second of time.
 
-The terms and most weights are those that velocity policies for quadrupeds are usually trained with (Rudin et al.,
-Learning to Walk in Minutes, 2021; MuJoCo Playground, Zakka et al., 2025).
+The terms and most weights are those that velocity policies for quadrupeds are usually trained with (Rudin et al. 2021;
+MuJoCo Playground, Zakka et al. 2025).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from robopolicy.sim.backends.mujoco.task import Array
-from robopolicy_tasks.velocity.motion import Motion
+from robopolicy_tasks.velocity.motion import BaseMotion
 
 TOLERANCE = 0.25  # [m^2/s^2, rad^2/s^2] width of the tracking rewards
 SWING = 0.09  # [m] wanted height of a foot's centre in the middle of a swing
@@ -25,7 +25,7 @@ SHORTEST_SWING = 0.12  # [s] shorter swings are penalised
 class ControlStep:
     """Inputs of the reward terms for N environments."""
 
-    motion: Motion  # after the step
+    motion: BaseMotion  # after the step
     command: Array  # (N, 3) wanted velocity along x and y [m/s] and turning rate [rad/s], in the robot's frame
     action: Array  # (N, 12)
     last_action: Array  # (N, 12) of the previous step

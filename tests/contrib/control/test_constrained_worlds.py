@@ -11,8 +11,19 @@ __all__ = ["folder"]  # a fixture
 
 def test_leaving_the_support_of_films_is_a_cost_that_a_constraint_bounds(folder):
     algorithm = ["algorithm=ppo_lagrangian", "algorithm.costs=[outside]", "algorithm.limits=[0.5]"]
-    settings = ["algorithm.num_steps=8", "sim.num_envs=4", "world.steps=6", "budget.updates=2", "evaluation.episodes=0"]
-    guard = [f"world.support={folder / 'films'}", "world.support_penalty=3", "task.observe=[gripper,block]"]
+    settings = [
+        "algorithm.num_steps=8",
+        "sim.num_envs=4",
+        "worldmodel.steps=6",
+        "budget.updates=2",
+        "evaluation.episodes=0",
+    ]
+    guard = [
+        f"worldmodel.support={folder / 'films'}",
+        "worldmodel.support_penalty=3",
+        "task.obs_keys=[gripper,block]",
+        "evaluation.episodes=0",
+    ]
     place = [f"sim.backend=worldmodel:{folder / 'world0'}", f"out={folder}", "name=bounded", "task=push"]
     policy = ["policy=gaussian", "policy.normalization=running", "logging.every=1"]
     assert main(["train", *algorithm, *settings, *guard, *place, *policy]) == 0

@@ -1,4 +1,4 @@
-"""Section 1 of the catalogue: every advantage against its written formula or its limiting cases."""
+"""Recipes of advantages: every one against its written formula or its limiting cases."""
 
 from __future__ import annotations
 

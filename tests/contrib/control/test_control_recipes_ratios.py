@@ -1,4 +1,4 @@
-"""Recipes of section 2 against their written formulas, and the limits in which they are something simpler."""
+"""Recipes of ratios against their written formulas, and the limits in which they are something simpler."""
 
 from __future__ import annotations
 

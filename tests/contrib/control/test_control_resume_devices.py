@@ -5,7 +5,7 @@ import torch
 from meta_device import GPU, SPEC, Elsewhere, rollout
 
 from robopolicy.contrib.control.props import PROPS, PROPSConfig
-from robopolicy.contrib.control.stock_wrapper import StockConfig, StockSim
+from robopolicy.contrib.control.stock_wrapper import StockSim, StockWrapperConfig
 from robopolicy.contrib.control.subpo import Visited
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
 
@@ -26,5 +26,5 @@ def test_what_an_algorithm_remembers_of_its_play() -> None:
 
 
 def test_what_the_stock_wrapper_remembers_of_running_episodes() -> None:
-    stock = StockSim(Elsewhere(), StockConfig(0.99))
+    stock = StockSim(Elsewhere(), StockWrapperConfig(0.99))
     assert stock.load_state_dict({"sim": {}, "stock": torch.zeros(3, 2)})[stock.key].device == GPU

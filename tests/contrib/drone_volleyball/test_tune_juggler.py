@@ -7,7 +7,7 @@ import torch
 
 from robopolicy.cli.main import main
 from robopolicy.contrib.drone_volleyball import tune_juggler
-from robopolicy.contrib.drone_volleyball.juggler import Style
+from robopolicy.contrib.drone_volleyball.juggler import JugglingStyle
 from robopolicy.sim.registry import SimOptions, make_sim
 
 
@@ -16,11 +16,11 @@ def test_a_style_has_the_settings_of_the_agents():
     style = tune_juggler.style_of(values)
     made = {**vars(style), **vars(style.gains)}
     assert [made[name] for name in tune_juggler.NAMES] == values
-    assert style.gains.heading == Style().gains.heading and style.apex == Style().apex
+    assert style.gains.heading == JugglingStyle().gains.heading and style.apex == JugglingStyle().apex
 
 
 def test_every_hand_made_setting_lies_within_the_range_that_is_searched():
-    made = {**vars(Style()), **vars(Style().gains)}
+    made = {**vars(JugglingStyle()), **vars(JugglingStyle().gains)}
     for parameter in (parameter for group in tune_juggler.AGENTS for parameter in group):
         assert parameter.low <= made[parameter.name] <= parameter.high
 
@@ -28,7 +28,7 @@ def test_every_hand_made_setting_lies_within_the_range_that_is_searched():
 def test_bad_gains_earn_less_on_the_same_seeds():
     sim = make_sim("volley/bump", SimOptions(num_envs=4, threads=1))
     limp = tune_juggler.style_of([4.0, 2.5, 50.0, 36.0, 0.6, 0.2, 0.08, 1.0])
-    good, again, bad = (tune_juggler.returns(sim, style, 0, 120) for style in (Style(), Style(), limp))
+    good, again, bad = (tune_juggler.returns(sim, style, 0, 120) for style in (JugglingStyle(), JugglingStyle(), limp))
     assert torch.equal(good, again) and bad.mean() < good.mean()
 
 

@@ -39,7 +39,7 @@ def test_they_climb(name):
 
 @pytest.mark.parametrize("name", RANKED)
 def test_only_the_order_of_fitness_counts(name):
-    """I (9.01)."""
+    """Limit of ESSA (Korotyshova et al. 2025)."""
     assert_close(run(make(name), 6), run(make(name), 6, lambda vectors: torch.exp(3.0 * bowl(vectors)) - 7.0))
 
 
@@ -61,7 +61,7 @@ def test_a_fitness_that_is_no_number_is_the_worst(name):
 
 
 def test_the_archive_keeps_its_candidates_apart_and_averages_noise():
-    """9.01 (POLCA): a net of candidates, and the best of them by its mean although single trials are misleading."""
+    """POLCA: a net of candidates, and the best of them by its mean although single trials are misleading."""
     box, generator = make("archive", size=2), torch.Generator().manual_seed(0)
     for _ in range(60):
         asked = box.ask()
@@ -72,7 +72,7 @@ def test_the_archive_keeps_its_candidates_apart_and_averages_noise():
 
 
 def test_a_genome_is_a_chain_of_seeds():
-    """S124: decoding the seeds gives the individual, whatever its size."""
+    """Such et al. 2017: decoding the seeds gives the individual, whatever its size."""
     box = DeepGA(torch.zeros(1000), population=6, parents=2, seed=3)
     for _ in range(4):
         asked = box.ask()
@@ -93,7 +93,7 @@ def test_the_best_survives():
 
 
 def test_an_adapter_of_rank_r_has_r_numbers():
-    """I (9.01): directions stay, values move; where the network stands it computes the same."""
+    """Limit of ESSA: directions stay, values move; where the network stands it computes the same."""
     torch.manual_seed(0)
     down, up = nn.Parameter(torch.randn(3, 8)), nn.Parameter(torch.randn(8, 3))
     thin = nn.Parameter(torch.randn(6, 1) @ torch.randn(1, 6))

@@ -11,14 +11,14 @@ from torch import nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from robopolicy.contrib.known_dynamics.cart_pole import CartPole
-from robopolicy.contrib.known_dynamics.dynamics import Dynamics
+from robopolicy.contrib.known_dynamics.dynamics import DifferentiableDynamics
 from robopolicy.contrib.known_dynamics.hdpo import HDPO, HDPOConfig, hdpo_loss
 from robopolicy.contrib.known_dynamics.inventory import LOST_SALES, NEWSVENDOR, BaseStock, Store
 from robopolicy.contrib.known_dynamics.scenarios import Scenarios, unroll
 from robopolicy.errors import UserError
 
 
-def scenarios(dynamics: Dynamics, first: int, count: int) -> Scenarios:
+def scenarios(dynamics: DifferentiableDynamics, first: int, count: int) -> Scenarios:
     return Scenarios(dynamics, *dynamics.scenarios(range(first, first + count)))
 
 
@@ -36,7 +36,7 @@ def cost(found: Scenarios, decide) -> float:
 
 
 @pytest.mark.parametrize("dynamics", [Store(LOST_SALES), CartPole()], ids=["hinges", "cart_pole"])
-def test_the_gradient_is_that_of_finite_differences(dynamics: Dynamics) -> None:
+def test_the_gradient_is_that_of_finite_differences(dynamics: DifferentiableDynamics) -> None:
     torch.manual_seed(0)
     key, entry = next(iter(dynamics.spec.observation.items()))
     network = nn.Sequential(nn.Linear(entry.shape[0], 8), nn.Tanh(), nn.Linear(8, 1)).double()

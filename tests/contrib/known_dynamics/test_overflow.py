@@ -3,11 +3,11 @@
 import torch
 from sim_rules import check_refuses_actions_that_are_no_numbers
 
-from robopolicy.contrib.known_dynamics.dynamics import Dynamics, DynamicsSim, Outcome
+from robopolicy.contrib.known_dynamics.dynamics import DifferentiableDynamics, DynamicsSim, Outcome
 from robopolicy.sim.contract import SimSpec, TensorSpec
 
 
-class Doubling(Dynamics):
+class Doubling(DifferentiableDynamics):
     """A number that grows by a factor of 1e30 times the action in every step."""
 
     def __init__(self) -> None:

@@ -218,7 +218,7 @@ def test_what_it_cannot_do_is_refused() -> None:
     with pytest.raises(UserError, match="squashed Gaussian"):
         AILBoost(AILBoostConfig(), flow(), total_updates=1)
     for online in (True, False):
-        with pytest.raises(UserError, match=r"0 < replay.offline_share < 1"):
+        with pytest.raises(UserError, match=r"0 < replay.offline_fraction < 1"):
             ailboost().update(mixed(online=torch.full((32,), online)))
 
 

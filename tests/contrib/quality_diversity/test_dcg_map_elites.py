@@ -212,7 +212,7 @@ def test_a_resumed_run_ends_with_the_same_archive_and_weights() -> None:
 
 
 def test_it_covers_more_of_where_an_arm_can_reach_than_as_many_random_networks() -> None:
-    """S176 (f), 320 episodes each; with three seeds 1.9 to 2.6 times as much."""
+    """Faldor et al. 2023: 320 episodes each; with three seeds 1.9 to 2.6 times as much."""
     sizes = {"cells": 128, "critic_steps": 20, "pg_steps": 5, "iso": 0.02, "line": 0.1}
     searched = run(num_envs=40, ga_offspring=24, pg_offspring=8, actors=8, **sizes)
     found = generations(searched, 8)[-1]

@@ -205,7 +205,7 @@ def test_a_resumed_run_ends_with_the_same_search() -> None:
 
 
 def test_it_covers_more_behaviours_than_as_many_random_networks() -> None:
-    """S112: where 1000 policies end, in squares of a metre; with four seeds 1.5 to 2.2 times as many."""
+    """Paolo et al. 2021: where 1000 policies end, in squares of a metre; with four seeds 1.5 to 2.2 times as many."""
     parts = run(num_envs=32, population=16, chunk=160, policy=replace(NETWORK, hidden=(16, 16)), code=4, together=4)
     algorithm, views, count = learner(parts), list[Tensor](), 0
     while count < 1000:

@@ -55,7 +55,7 @@ def test_near_observations_get_unlike_messages_at_a_high_frequency_alone() -> No
 
 
 def test_a_constant_message_leaves_learning_unchanged() -> None:
-    """S171 (f): weights on zeros get no gradient, so both policies take the same steps."""
+    """Lu et al. 2022: weights on zeros get no gradient, so both policies take the same steps."""
     torch.manual_seed(0)
     settings = GaussianConfig(hidden=(16,), normalization="identity")
     plain = GaussianPolicy(settings, PolicySpec({"state": (6,)}, action_dim=2))

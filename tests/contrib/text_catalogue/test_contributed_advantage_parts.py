@@ -41,7 +41,7 @@ def test_successes_must_be_longer_than_failures_that_are_not_overlong() -> None:
 
 
 def test_forced_local_weights_vanish_where_rewards_tie() -> None:
-    """1.09: also where the answers differ; the weight of the other half is then 1."""
+    """COPO (Han et al. 2025): also where the answers differ; the weight of the other half is then 1."""
     case = episodes([1, 1, 1, 0], [0, 0, 1, 1], extra={"answer": torch.arange(4)})  # 1 bit in both groups
     local = 1.0 / (1.0 + math.exp(-20.0 * 0.5))
     assert_close(OutcomeEntropy()(case)[:, 0], double(*[local] * 4))
@@ -50,14 +50,14 @@ def test_forced_local_weights_vanish_where_rewards_tie() -> None:
 
 
 def test_anchors_of_low_distance_share_their_bonus_with_the_peak_before() -> None:
-    """1.11: half of it."""
+    """Attention rhythm (Li et al. 2025): half of it."""
     distance, attention = double(9.0, 2.0, 1.0, 2.0, 3.0), double(0.0, 0.0, 1.0, 0.0, 0.0)
     case = Decisions(torch.zeros(1, 5), extra={"waad": distance[None], "fai": attention[None]})
     assert AttentionRhythm("coupled", gain=1.0, share=0.2)(case).tolist() == [[1.5, 1.0, 1.5, 1.0, 1.0]]
 
 
 def test_what_leads_to_a_sure_step_gets_the_bonus() -> None:
-    """1.10: of the unit that follows, and none at the end."""
+    """EMPG (Wang et al. 2025): of the unit that follows, and none at the end."""
     case = Decisions(torch.zeros(1, 3), entropy=double(0.0, 1.0, 0.5)[None], unit=torch.arange(3)[None])
     assert_close(FutureClarity(scale=1.0)(case), double(math.exp(-1.0), math.exp(-0.5), 0.0)[None].to(torch.float64))
 
@@ -75,20 +75,20 @@ def test_retrospection_remembers_a_window_of_batches() -> None:
 
 
 def test_five_rollouts_are_enough_company_and_four_are_not() -> None:
-    """6.02."""
+    """CM2 (Zhang et al. 2026)."""
     case = episodes([0.0] * 9, [0] * 5 + [1] * 4)
     kept = MinGroupSize(Scope(by_group, reduce_over=by_trajectory))(torch.ones(9, 1), case)
     assert kept[:, 0].tolist() == [1.0] * 5 + [0.0] * 4
 
 
 def test_rewards_of_any_range_are_brought_to_one() -> None:
-    """1.01: with the density of an even distribution only the range is left."""
+    """BNPO (Xiao et al. 2025): with the density of an even distribution only the range is left."""
     case = episodes([3, -1, 3, -1, 3, 3, 3, 3, -1, -1, -1, -1], [0] * 4 + [1] * 4 + [2] * 4)
     assert_close(BetaScale(-1.0, 3.0)(torch.ones(12, 1, dtype=torch.float64), case)[:4, 0], double(*[0.25] * 4))
 
 
 def test_the_latest_outcomes_make_the_context() -> None:
-    """1.04: the prior of 1/2 counts as one of them."""
+    """V0 (Zhang et al. 2026): the prior of 1/2 counts as one of them."""
     features = torch.zeros(3, 2, dtype=torch.float64)
     stage = ContextBaseline(size=2)
     stage.observe(episodes([1, 0, 0], [0, 1, 2], extra={"prompt_features": features}))
@@ -102,7 +102,7 @@ def test_a_rollout_without_siblings_teaches_the_probe_its_own_reward() -> None:
 
 
 def test_the_values_of_unfinished_windows_are_not_fitted() -> None:
-    """12.02."""
+    """T-PPO (Fan et al. 2025)."""
     value = torch.full((2, 2), 0.5, dtype=torch.float64)
     case = episodes([0.0, 0.0], [0, 1], 2, value=value, extra={"finished": torch.tensor([True, False])})
     targets, fitted = WindowGae()(case), WindowGae().targets(case)
@@ -112,7 +112,7 @@ def test_the_values_of_unfinished_windows_are_not_fitted() -> None:
 
 
 def test_steps_that_winners_and_losers_share_earn_nothing() -> None:
-    """11.05: both begin alike, then part."""
+    """SALT (Li et al. 2025): both begin alike, then part."""
     case = Decisions(
         torch.zeros(2, 2, dtype=torch.float64),
         reward=torch.tensor([[0.0, 1.0], [0.0, 0.0]], dtype=torch.float64),
@@ -126,14 +126,14 @@ def test_steps_that_winners_and_losers_share_earn_nothing() -> None:
 
 
 def test_rankings_are_compared_with_the_others_of_their_list() -> None:
-    """1.20."""
+    """PG-RANK (Gao et al. 2023)."""
     case = episodes([1.0, 0.0, 0.0, 0.5], [0, 0, 0, 0])
     found = Recipe.from_dict(read_recipe("pg_rank")).advantage(case)[:, 0]
     assert_close(found, double(1.0 - 0.5 / 3.0, -0.5, -0.5, 0.5 - 1.0 / 3.0))
 
 
 def test_a_tied_group_learns_little_from_its_earlier_visits() -> None:
-    """2.03: on the i-th visit 1 / i of how it compares with all of them."""
+    """DCPO (Yang et al. 2025): on the i-th visit 1 / i of how it compares with all of them."""
     stage, mixed = SmoothStandardize(), episodes([1.0, 0.0], [0, 0])
     stage.observe(mixed)
     stage.observe(mixed)

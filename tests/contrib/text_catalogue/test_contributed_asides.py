@@ -127,7 +127,7 @@ def test_conversations_have_moments(recipe, task):
 
 
 def test_the_best_value_is_a_soft_maximum_over_eight_attempts():
-    """4.05: beta_1 is 0.5."""
+    """A*-PO (Brantley et al. 2025): beta_1 is 0.5."""
     found = BestValue().value(torch.tensor([[1.0] + [0.0] * 7, [1.0] * 8]))
     torch.testing.assert_close(found, torch.tensor([0.5 * math.log((math.exp(2.0) + 7.0) / 8.0), 1.0]))
 
@@ -178,7 +178,7 @@ def test_values_before_messages_come_from_there():
 
 
 def test_messages_are_cut_behind_every_fifth_uncertain_token():
-    """S013: sure tokens do not count, the next message counts anew, and nothing begins behind its end."""
+    """Segments: sure tokens do not count, the next message counts anew, and nothing begins behind its end."""
     logp = torch.tensor([[-1.0] * 6 + [0.0] * 3 + [-1.0] * 4 + [0.0] * 2 + [-1.0] * 7])
     mask = torch.ones_like(logp).bool()
     mask[0, 13:15] = False  # the reply
@@ -190,7 +190,7 @@ def test_messages_are_cut_behind_every_fifth_uncertain_token():
 
 
 def test_values_at_cuts_come_from_there():
-    """S013: the message goes on where it was cut, and telescopes to the reward."""
+    """Segments: the message goes on where it was cut, and telescopes to the reward."""
     algorithm, feed, worlds, rows = played(Scale(), "segment_spo")
     feed.asides["segments"] = aside = SegmentValue(every=1, below=1.0)
     attempts = feed._batch.attempts
@@ -266,7 +266,7 @@ def test_what_players_elsewhere_said_cannot_be_gone_on_from():
 
 
 def test_weights_of_objectives_follow_the_gradients_of_the_learner_and_resume():
-    """S114 (b), against autograd of the loss that is written out."""
+    """Weights by gradients (Lu et al. 2025), against autograd of the loss that is written out."""
     algorithm, feed = learner(Scale(), "gradient_weights", group_size=4)
     weights = feed.collector.reward.parts[0]
     weights.followed = feed.collector.reward.followed = ("reward", "length", "cut")  # which differ without training
@@ -298,7 +298,7 @@ def test_weights_of_objectives_follow_the_gradients_of_the_learner_and_resume():
 
 
 def test_the_last_batch_is_judged_once_more_by_what_became_of_the_reward():
-    """S014: nothing while the reward is as before; with a gain, the rows of the last batch count again."""
+    """PIPO: nothing while the reward is as before; with a gain, the rows of the last batch count again."""
     algorithm, feed = learner(Scale(), "pipo", group_size=4)
     stage = algorithm.recipe.pipeline.stages[-1]
     for _ in range(2):
@@ -314,7 +314,7 @@ def test_the_last_batch_is_judged_once_more_by_what_became_of_the_reward():
 
 
 def test_a_batch_that_moves_the_front_is_worth_more():
-    """S114 (a)."""
+    """Weights by hypervolume (Lu et al. 2025)."""
     algorithm, feed = learner(Arithmetic(), "hypervolume")
     feed.next(algorithm)
     part = feed.collector.reward.parts[1]

@@ -23,7 +23,7 @@ def episodes(*reward: float, **fields: object) -> Decisions:
 
 
 def test_the_best_the_worst_and_a_share_of_the_rest() -> None:
-    """3.03: neither end is drawn again from the rest."""
+    """PF-PPO (Shen and Zhang 2024): neither end is drawn again from the rest."""
     case, middle = episodes(0.1, 0.9, 0.5, 0.4, 0.6), set[int]()
     for seed in range(20):
         rows = set(Extremes(rest=1 / 3)(case, torch.Generator().manual_seed(seed)).tolist())
@@ -38,13 +38,13 @@ def test_at_least_one_better_rollout_is_drawn() -> None:
 
 
 def test_a_small_share_keeps_the_best_and_the_worst() -> None:
-    """3.01."""
+    """D3S (Wang et al. 2025)."""
     kept = HighVarianceRows(0.1)(episodes(0.0, 0.0, 0.0, 0.0), column(0.3, -2.0, 0.1, 1.0), torch.zeros(4, 1))
     assert kept[:, 0].tolist() == [False, True, False, True]
 
 
 def test_a_density_above_one_counts_as_certain() -> None:
-    """5.07: a teacher's rows of a robot."""
+    """AMPO (Yuan et al. 2025): a teacher's rows of a robot."""
     case = episodes(0.0, 0.0, source=torch.tensor([2, 0]))
     loss, _ = OffPolicyRows(source=2, shape=0.1)(case, column(1.0, 1.0), column(3.0, 3.0))
     assert_close(loss, torch.tensor(-0.5 / 1.1, dtype=torch.float64))  # a mean over both kinds of rows

@@ -66,7 +66,7 @@ def test_shares_are_of_all_categories():
 
 
 def test_infinite_temperature_is_uniform():
-    """I (5.01): the bandit draws all categories alike however different their values."""
+    """Limit of SEC (Chen et al. 2025): the bandit draws all categories alike however different their values."""
     sampler = started(CategoryBandit(temperature=float("inf"), rate=1.0))
     outcome(sampler, POOL.tasks, lambda task: 0.0, lambda task: float(task.key % 3))
     count = torch.zeros(3)
@@ -76,7 +76,7 @@ def test_infinite_temperature_is_uniform():
 
 
 def test_solved_and_hopeless_categories_fade():
-    """I (5.01): without advantage the value decays to 0; the category that teaches is drawn almost always."""
+    """Limit of SEC: without advantage the value decays to 0; the category that teaches is drawn almost always."""
     sampler = started(CategoryBandit(temperature=0.1, rate=0.5))
     sampler.value += 1.0
     for _ in range(20):
@@ -86,7 +86,7 @@ def test_solved_and_hopeless_categories_fade():
 
 
 def test_categories_count_alike_however_many_tasks_they_have():
-    """5.01: Q follows the mean |advantage|, by 0.1 of the way."""
+    """SEC (Chen et al. 2025): Q follows the mean |advantage|, by 0.1 of the way."""
     sampler = started(CategoryBandit(), Pool(POOL.tasks, category=(torch.arange(COUNT) > 8).long()))
     drawn = torch.tensor([sampler.propose(1)[0].key > 108 for _ in range(600)])
     assert abs(float(drawn.double().mean()) - 0.5) < 0.06  # 3 standard deviations
@@ -95,7 +95,7 @@ def test_categories_count_alike_however_many_tasks_they_have():
 
 
 def test_one_candidate_per_task_is_uniform():
-    """I (5.02): k = 1."""
+    """Limit of PCL (Gao et al. 2025): k = 1."""
     plain, frontier = started(Uniform()), started(Frontier(factor=1))
     for _ in range(4):
         outcome(frontier, POOL.tasks, lambda task: float(task.key % 2), lambda task: 0.0)
@@ -109,7 +109,7 @@ def test_frontier_takes_what_is_half_solved():
 
 
 def test_four_candidates_per_task_and_new_ones_count_as_half_solved():
-    """5.02."""
+    """PCL (Gao et al. 2025)."""
     sampler = started(Frontier())
     assert (sampler.factor, sampler.target) == (4, 0.5)
     outcome(sampler, POOL.tasks[3:], lambda task: 0.4, lambda task: 0.0)
@@ -117,7 +117,7 @@ def test_four_candidates_per_task_and_new_ones_count_as_half_solved():
 
 
 def test_one_stage_is_uniform():
-    """I (5.17)."""
+    """Limit of CRAFT-GUI (Nong et al. 2025)."""
     plain, staged = started(Uniform()), started(StageCurriculum(stages=1), Pool(POOL.tasks))
     assert [staged.propose(5) for _ in range(4)] == [plain.propose(5) for _ in range(4)]
 
@@ -133,7 +133,7 @@ def test_stages_open_with_success():
 
 
 def test_a_share_of_nothing_leaves_the_base():
-    """I (6.06): share 0."""
+    """Limit of Critique-Coder (Ruan et al. 2025): share 0."""
     sampler = started(MixtureSampler([1.0, 0.0, 0.0]))
     assert {(key - 100) % 3 for key in keys(sampler.propose(4))} == {0}
     mixed = started(MixtureSampler([0.5, 0.0, 0.5])).propose(4)
@@ -231,7 +231,7 @@ def told(task: Task) -> str:
 
 
 def test_one_instruction_is_the_base():
-    """I (5.14): the tasks are those of the uniform sampler, all under the one instruction."""
+    """Limit of INSPO (Zhou et al. 2025): the tasks are those of the uniform sampler, all under the one instruction."""
     plain, sampler = started(Uniform()), started(Instructions(["think"]))
     tasks = sampler.propose(5)
     assert keys(tasks) == keys(plain.propose(5)) and all(told(task) == "think" for task in tasks)

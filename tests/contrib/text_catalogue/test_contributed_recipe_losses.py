@@ -68,7 +68,7 @@ def test_the_plain_loss_of_a_contributed_recipe(name: str) -> None:
 
 
 def test_sets_have_one_ratio() -> None:
-    """I (3.10): the product over the picks."""
+    """Limit of CaCoVID (Ma et al. 2026): the product over the picks."""
     case, advantage = case_and_advantage()
     advantage, valid = advantage[:, :1], case.decisions.valid()
     ratio = ((case.logp() - case.decisions.logp_old) * valid).sum(1, keepdim=True).exp()
@@ -85,7 +85,7 @@ def test_contributed_groups_that_agree_are_left_out(name: str) -> None:
 
 
 def test_outliers_with_negative_advantage_are_capped() -> None:
-    """2.08: entropies that are all equal leave bounds of 0.2, weights of 1 and the cap of 3."""
+    """HAPO (Liu et al. 2025): entropies that are all equal leave bounds of 0.2, weights of 1 and the cap of 3."""
     change, ones = torch.tensor([[math.log(50.0)]], dtype=torch.float64), torch.ones(1, 1, dtype=torch.float64)
     case = Decisions(-change, entropy=ones, reward=ones, group=torch.zeros(1, dtype=torch.long))
     loss, _ = recipe_of("hapo").loss(case, -ones, 0.0 * change)

@@ -1,4 +1,4 @@
-"""Section 11 of the catalogue, and checklists: advantages that know turns, steps, histories and subgoals."""
+"""Recipes of agents, and checklists: advantages that know turns, steps, histories and subgoals."""
 
 from __future__ import annotations
 
@@ -216,7 +216,7 @@ def test_smoothed_rewards_are_seen_from_before() -> None:
 
 
 def test_smoothing_pushes_no_right_answer_down() -> None:
-    """1.19: what is behind the end of a trajectory is no reward of 0; here three of four are right."""
+    """PCPG: what is behind the end of a trajectory is no reward of 0; here three of four are right."""
     length = torch.tensor([[5], [3], [4], [5]])
     mask = torch.arange(5) < length
     reward = (torch.arange(5) == length - 1) * torch.tensor([[1.0], [1.0], [1.0], [0.0]], dtype=DOUBLE)

@@ -1,4 +1,4 @@
-"""Recipes of sections 3 and 4: which rows and decisions enter, and what holds the policy near a reference."""
+"""Recipes of masks and references: which rows and decisions enter, what holds the policy near a reference."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recipes of section 7 against their written formulas, and the limits in which they are something simpler."""
+"""Recipes of preferences against their written formulas, and the limits in which they are something simpler."""
 
 from __future__ import annotations
 

@@ -93,12 +93,12 @@ def test_plain_policy_gradient_without_scale(name):
 
 
 def test_the_factor_of_a_front_is_not_divided_away():
-    """6.03 (a): Dr. GRPO, as a scale would undo a factor on all rewards."""
+    """Weights by hypervolume: Dr. GRPO, as a scale would undo a factor on all rewards."""
     check_recipe("hypervolume", lambda case: seq_mean(ppo(case, centred(case)), case.decisions.valid()))
 
 
 def test_coaches_compare_reflections():
-    """5.15."""
+    """Retroformer (Yao et al. 2023)."""
     check_recipe("retroformer", lambda case: ppo(case, centred(case))[first_units(case)].mean())
 
 
@@ -108,7 +108,7 @@ def first_units(case: Tabular) -> Tensor:
 
 
 def test_critiques_compare_with_the_others():
-    """6.05 and 6.08."""
+    """Critique-RL (Xi et al. 2025) and RLAC (Wu et al. 2025)."""
 
     def critique(case: Tabular) -> Tensor:
         losses = -others(case)[:, None] * (case.logp() - case.decisions.logp_old) + 0.01 * k3(case)
@@ -120,7 +120,7 @@ def test_critiques_compare_with_the_others():
 
 @pytest.mark.parametrize("name", ["asyncflow", "policy_rollout"])
 def test_old_rows_are_weighted_once(name):
-    """12.01 and 5.16: old / behaviour as a capped weight, new / old as the ratio."""
+    """AsyncFlow and TriMPI: old / behaviour as a capped weight, new / old as the ratio."""
 
     def formula(case: Tabular) -> Tensor:
         d = case.decisions
@@ -142,18 +142,18 @@ def ampo(case: Tabular) -> Tensor:
 
 
 def test_teachers_have_no_ratio():
-    """5.07: one mean over both kinds of rows, with the policy's own probability in those of the teacher."""
+    """AMPO: one mean over both kinds of rows, with the policy's own probability in those of the teacher."""
     check_recipe("ampo", ampo, source=TAUGHT)
 
 
 def test_solved_groups_are_on_policy():
-    """I (5.07): without rows of a teacher it is GRPO without scale."""
+    """Limit of AMPO (Yuan et al. 2025): without rows of a teacher it is GRPO without scale."""
     recipe = recipe_of("ampo", objective=None)
     check(recipe, tabular(), ampo)
 
 
 def test_rows_of_a_teacher_are_never_clipped():
-    """I (5.07): however far the policy is from what was recorded for them, they keep their gradient."""
+    """Limit of AMPO: however far the policy is from what was recorded for them, they keep their gradient."""
     case = tabular(source=TAUGHT)
     away = case.decisions.with_fields(logp_old=torch.where(TAUGHT[:, None] == 2, -9.0, case.decisions.logp_old))
     recipe, advantage = recipe_of("ampo"), torch.ones(16, 1, dtype=torch.float64)
@@ -167,7 +167,7 @@ def test_rows_of_a_teacher_are_never_clipped():
 
 
 def test_experts_are_imitated_beside_the_own_rows():
-    """6.10 (HILA): what an expert earns is not compared with."""
+    """HILA (Yang et al. 2026): what an expert earns is not compared with."""
 
     def formula(case: Tabular) -> Tensor:
         d, own = case.decisions, (case.decisions.require("source") == 0)[:, None]
@@ -182,7 +182,7 @@ def test_experts_are_imitated_beside_the_own_rows():
 
 
 def test_adversaries_of_logged_games():
-    """6.07: the ratio of a row is the exponential of the mean log-ratio to what was recorded."""
+    """SPC (Chen et al. 2025): the ratio of a row is the exponential of the mean log-ratio to what was recorded."""
 
     def formula(case: Tabular) -> Tensor:
         d, mask, values = case.decisions, case.decisions.valid(), rewards(case)
@@ -201,13 +201,13 @@ def test_adversaries_of_logged_games():
 
 
 def test_critics_of_pairs_are_dpo():
-    """6.06 (Critic-V): the loss of the baseline `dpo`."""
+    """Critic-V (Zhang et al. 2024): the loss of the baseline `dpo`."""
     ours, dpo = recipe_of("critic_v"), recipe_of("dpo")
     assert type(ours.objective) is type(dpo.objective) and ours.estimator is None is dpo.estimator
 
 
 def test_halves_with_and_without_hints_are_compared_apart():
-    """5.06; I: without hints GRPO."""
+    """ADHint (Zhang et al. 2025); without hints GRPO."""
 
     def formula(case: Tabular) -> Tensor:
         d = case.decisions
@@ -219,7 +219,7 @@ def test_halves_with_and_without_hints_are_compared_apart():
 
 
 def test_every_turn_is_a_row_with_the_final_reward():
-    """11.07: statistics over rows, so that the group's long rollouts weigh more."""
+    """AgentFlow (Li et al. 2025): statistics over rows, so that the group's long rollouts weigh more."""
     trajectory = torch.tensor([0, 0, 0, 1, 2, 2, 3, 3, 4, 5, 6, 7, 8, 8, 9, 10])
 
     def formula(case: Tabular) -> Tensor:
@@ -232,7 +232,7 @@ def test_every_turn_is_a_row_with_the_final_reward():
 
 
 def test_markers_of_structure_are_never_unlearned():
-    """5.12: masked where the advantage is negative. I: without markers GRPO."""
+    """DialTree (Guo et al. 2025): masked where the advantage is negative; without markers GRPO."""
 
     def formula(case: Tabular) -> Tensor:
         d, advantage = case.decisions, standardised(rewards(case), case.decisions.require("group"))
@@ -244,7 +244,7 @@ def test_markers_of_structure_are_never_unlearned():
 
 
 def test_windows_go_on_as_they_stood():
-    """12.02: at the cut V(next) = V(last); tokens of earlier windows are not learned from again."""
+    """T-PPO (Fan et al. 2025): at the cut V(next) = V(last); tokens of earlier windows are not learned from again."""
 
     def formula(case: Tabular) -> Tensor:
         d, mask = case.decisions, case.decisions.valid()
@@ -263,7 +263,7 @@ def test_windows_go_on_as_they_stood():
 
 
 def test_finished_rows_have_the_ordinary_advantage():
-    """I (12.02)."""
+    """Limit of T-PPO (Fan et al. 2025)."""
     case = tabular(extra={"finished": torch.ones(16, dtype=torch.bool)})
     d = case.decisions
     expected, _ = sequence_gae(d.require("reward"), d.require("value"), 1.0, 0.95, d.valid())
@@ -279,7 +279,7 @@ def whitened_gae(case: Tabular) -> Tensor:
 
 
 def test_resets_from_data_are_ppo_on_what_was_decided():
-    """5.13; I: without resets PPO: what was given is masked, and nothing else changes."""
+    """DR-PO (Chang et al. 2024); without resets PPO: what was given is masked, and nothing else changes."""
 
     def formula(case: Tabular) -> Tensor:
         d = case.decisions
@@ -291,7 +291,7 @@ def test_resets_from_data_are_ppo_on_what_was_decided():
 
 
 def test_strategies_follow_discounted_turns():
-    """6.11 (EPO): the return of a turn, discounted by turns, times the mean log-probability. I: one turn, REINFORCE."""
+    """EPO: the return of a turn, discounted by turns, times the mean log-probability; with one turn REINFORCE."""
     trajectory, unit = torch.arange(16) // 2, (torch.arange(16) % 2)[:, None].expand(16, 6)
 
     def formula(case: Tabular) -> Tensor:

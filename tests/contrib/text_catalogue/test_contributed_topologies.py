@@ -56,7 +56,7 @@ def same_as_flat(topology, layout: str, budget: int = 6) -> None:
 @pytest.mark.parametrize("budget", [1, 2, 5, 8])
 @pytest.mark.parametrize("name", sorted(set(TOPOLOGIES) - set(TOPOLOGIES.product()) - {"rewritten"}))
 def test_the_budget_is_that_of_flat(world, name, budget):
-    """I (5.11): whatever the topology, a task costs its budget."""
+    """Limit of ARPO for tools (Dong et al. 2025): whatever the topology, a task costs its budget."""
     attempts = make(name).rollout(world, world.tasks(budget))
     assert [(group[0].task.key, len(group)) for group in groups_of(attempts)] == [(key, budget) for key in range(4)]
     assert [attempt.task.key for attempt in attempts] == sorted(attempt.task.key for attempt in attempts)
@@ -75,7 +75,7 @@ def test_the_budget_is_that_of_flat(world, name, budget):
 )
 @pytest.mark.parametrize("layout", ["tokens", "chain"])
 def test_switched_off_it_is_flat(topology, layout):
-    """I (5.12, 5.13, 5.06, 5.16, 5.03)."""
+    """Each strategy makes the groups that its definition states."""
     same_as_flat(topology, layout)
 
 
@@ -91,7 +91,7 @@ def test_draws_resume(name):
 
 
 def test_rates_of_three_and_seven_tenths_are_still_restated():
-    """5.03."""
+    """CLPO (Zhang et al. 2025)."""
     world, asked = Playground("tokens"), []
     play, wins = world.play, (3, 4, 7, 8)
     world.play = lambda tasks: [
@@ -120,7 +120,7 @@ def test_the_noise_of_hints_goes_both_ways(world):
 
 
 def test_a_tree_of_one_branch_is_flat(world):
-    """I (5.12): the same number of attempts, none of which shares anything with another."""
+    """Limit of DialTree (Guo et al. 2025): the same number of attempts, none of which shares anything with another."""
     attempts = Tree(width=1, depth=2).rollout(world, [Task(0, budget=6)])
     world.know(0, -1.0)
     starts = {tuple(attempt.record["symbols"].tolist()) for attempt in attempts}
@@ -199,12 +199,12 @@ def test_modes_share_a_group(world):
 
 
 def test_an_endless_window_is_flat(world):
-    """I (11.06): threshold infinite."""
+    """Limit of SUPO (Lu et al. 2025): threshold infinite."""
     same_as_flat(Segments(units=1000), world.layout)
 
 
 def test_segments_share_their_advantage(world):
-    """I (11.06): the gradient is the sum over segments of the same advantage: that of the undivided attempt."""
+    """Limit of SUPO: the gradient is the sum over segments of the same advantage: that of the undivided attempt."""
     recipe = Recipe.from_dict(GROUP_MEAN)
     world.layout = "tokens"
     attempts = Segments(units=1, summaries=2).rollout(world, [Task(0, budget=6)])
@@ -227,7 +227,7 @@ def test_what_never_ends_is_masked(world):
 
 
 def test_windows_learn_from_every_decision_once(world):
-    """I (12.02): over the batches each decision is new exactly once, and carries what it was drawn with."""
+    """Limit of T-PPO: over the batches each decision is new exactly once, and carries what it was drawn with."""
     topology, new = PartialRollout(units=1), 0
     for number in range(3):
         attempts = topology.rollout(world, [Task(0), Task(1)])
@@ -253,7 +253,7 @@ def test_open_windows_resume(world, tmp_path):
 
 
 def test_turns_count_in_the_statistics():
-    """11.07: rows of turns share the final reward, and long attempts weigh more in the group's mean."""
+    """AgentFlow: rows of turns share the final reward, and long attempts weigh more in the group's mean."""
     world = Playground("tokens")
     long, short = Flat().rollout(world, [Task(0, budget=2)])
     short = world.play([Task(0)], units=1)[0]
@@ -270,7 +270,7 @@ def test_turns_count_in_the_statistics():
 
 
 def test_one_turn_is_flat():
-    """I (11.07)."""
+    """Limit of AgentFlow (Li et al. 2025)."""
     world = Playground("tokens", length=STEP)
     attempts = Flat().rollout(world, [Task(0, budget=3)])
     rows = PerTurn(Given(attempts)).rollout(world, [])
@@ -297,7 +297,7 @@ def test_a_world_must_be_able(world):
 
 
 def test_what_the_critic_doubts_is_asked_for_again(world):
-    """ReAd (S144): accepting everything is flat; a threshold costs more attempts and gives better ones."""
+    """ReAd (Zhang et al. 2024): accepting everything is flat; a threshold costs more attempts and gives better ones."""
     asked = world.tasks(budget=6)
     flat = Resample("share", threshold=-float("inf")).rollout(world, asked)
     assert len(world.played) == 24 == len(flat)

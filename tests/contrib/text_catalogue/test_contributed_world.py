@@ -116,7 +116,7 @@ def test_restated_problems_have_the_same_answer():
 
 
 def test_windows_go_on_from_summaries():
-    """S057: a row per window, of which all but the last end with a note; the next one sees it in place of the past."""
+    """SUPO: a row per window, of which all but the last end with a note; the next one sees it in place of the past."""
     world = world_of(Grid())
     attempts = Segments(units=3, summaries=2).rollout(world, tasks(budget=4))
     told = [attempt for attempt in attempts if len(attempt.decisions) == 3]

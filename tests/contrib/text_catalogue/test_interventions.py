@@ -50,7 +50,7 @@ def test_dropped_groups_are_gone(world):
 
 
 def test_hints_grow_until_something_succeeds(world):
-    """5.04: what is trained on is the hinted task; the log-probabilities are those under the hint."""
+    """GHPO (Liu et al. 2025): what is trained on is the hinted task; the log-probabilities are those under the hint."""
     group = Hint(shares=(0.0, 0.5, 1.0)).rows(failing(world), world)
     assert len(group) == 4 and {attempt.source for attempt in group} == {HINTED}
     assert {attempt.task.context["share"] for attempt in group} == {1.0}
@@ -60,7 +60,7 @@ def test_hints_grow_until_something_succeeds(world):
 
 
 def test_the_least_hint_that_solves_replaces_one(world):
-    """I (5.05): at most one attempt is replaced."""
+    """Limit of Scaf-GRPO (Zhang et al. 2025): at most one attempt is replaced."""
     group = failing(world)
     after = GradedHints(kinds=["plan", "solution"], levels=2, warmup=0).rows(group, world)
     changed = [place for place, (a, b) in enumerate(zip(after, group, strict=True)) if a is not b]
@@ -86,7 +86,7 @@ def test_scaffolds_wait():
 
 
 def test_teachers_replace_failures(world):
-    """5.07: rows of a teacher are tagged, succeed, and have log-probability 0, so that their ratio is the policy's."""
+    """AMPO: rows of a teacher are tagged, succeed, and have log-probability 0, so that their ratio is the policy's."""
     group = failing(world)
     after = Teacher(count=2).rows(group, world)
     assert [attempt.source for attempt in after] == [TEACHER, POLICY, POLICY, POLICY]  # it knows one
@@ -95,7 +95,7 @@ def test_teachers_replace_failures(world):
 
 
 def test_the_gate_between_imitation_and_reinforcement(world):
-    """I (8.01): gate -1 is RL, gate G imitation."""
+    """Limit of HPT (Lv et al. 2025): gate -1 is RL, gate G imitation."""
     rewards = torch.tensor([1.0, 0.0, 1.0, 0.0])
     assert not Demonstration(gate=-1).triggered(torch.zeros(4)) and not Demonstration(gate=1).triggered(rewards)
     assert Demonstration(gate=2).triggered(rewards) and Demonstration(gate=4).triggered(torch.ones(4))
@@ -111,14 +111,14 @@ def test_repairs_take_the_place_of_failures(world):
 
 
 def test_a_refiner_that_always_keeps_is_flat(world):
-    """I (5.19): repairs that are not better change nothing."""
+    """Limit of Search-R2 (He et al. 2026): repairs that are not better change nothing."""
     group = failing(world)
     world.repair = lambda attempt: Task(attempt.task.key)
     assert SelfCorrect(count=4).rows(group, world) == group
 
 
 def test_repairs_may_trade_objectives(world):
-    """5.18: kept where nothing is lost, or something is won; not where the failure dominates."""
+    """FATE (Yin et al. 2026): kept where nothing is lost, or something is won; not where the failure dominates."""
     part = SelfCorrect(objectives=["safe", "share"])
     base = replace(failing(world)[0], metrics={"safe": 0.5, "share": 0.5})
     for safe, share, better in ((1.0, 0.5, True), (1.0, 0.0, True), (0.5, 0.5, False), (0.0, 0.5, False)):
@@ -128,7 +128,7 @@ def test_repairs_may_trade_objectives(world):
 
 
 def test_an_empty_buffer_changes_nothing(world):
-    """I (5.08): GRPO."""
+    """Limit of ARPO for GUIs (Lu et al. 2025): GRPO."""
     group = failing(world)
     assert Replay().rows(group, world) == group
     assert SampleBuffer().rows(group, world) == group
@@ -169,7 +169,7 @@ def test_the_latest_success_is_replayed_and_the_buffer_keeps_its_size(world):
 
 
 def test_replays_are_for_low_and_nearly_equal_rewards():
-    """5.08: above .1 is stored; below .05 of deviation and below .2 of mean is in need."""
+    """ARPO for GUIs (Lu et al. 2025): above .1 is stored; below .05 of deviation and below .2 of mean is in need."""
     part = Replay()
     for rewards, needed in (
         ([0.0, 0.0, 0.0, 0.08], True),  # deviation 0.035
@@ -219,7 +219,7 @@ def test_only_so_many_failures_are_repaired_or_taught(world):
 
 
 def test_tied_groups_give_way_to_earlier_ones(world):
-    """5.09: a group that taught comes back once, with its own log-probabilities, and not when it is too old."""
+    """Skywork R1V2: a group that taught comes back once, with its own log-probabilities, and not when it is too old."""
     part = SampleBuffer(age=2)
     taught = with_rewards(world.play([Task(1)] * 4), 1.0, 0.0, 1.0, 0.0)
     part.observe([taught, with_rewards(world.play([Task(2)] * 4), 1.0, 1.0, 1.0, 1.0)])

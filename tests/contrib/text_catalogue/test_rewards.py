@@ -36,7 +36,7 @@ def gives(part, expected, *args, **kwargs) -> None:
 
 
 def test_sums_and_costs():
-    """I (6.10): a cost of 0 leaves the reward."""
+    """Limit of A2FM (Chen et al. 2025): a cost of 0 leaves the reward."""
     gives(Sum({"reward": 1.0, "mode": 0.0}), [1.0, 0.0], [1.0, 0.0], mode=[3.0, 2.0])
     gives(
         Sum({"reward": 1.0, "mode": -0.1, "format": 0.5}), [1.2, -0.2], [1.0, 0.0], mode=[3.0, 2.0], format=[1.0, 0.0]
@@ -44,13 +44,13 @@ def test_sums_and_costs():
 
 
 def test_improvement_of_the_next_episode():
-    """I (5.15): a constant return earns the coach nothing."""
+    """Limit of Retroformer (Yao et al. 2023): a constant return earns the coach nothing."""
     coach = Sum({"refined": 1.0, "first": -1.0})
     gives(coach, [0.0, 0.0, 1.0], [0.5, 0.0, 0.0], first=[0.5, 0.0, 0.0], refined=[0.5, 0.0, 1.0])
 
 
 def test_gates():
-    """3.08: later levels count only when the earlier are passed; one level is the plain reward."""
+    """ChatShopBuddy: later levels count only when the earlier are passed; one level is the plain reward."""
     gives(Gated(["reward"], [1.0]), [1.0, 0.3], [1.0, 0.3])
     part = Gated(["safe", "reward"], [1.0, 2.0], threshold=0.5)
     gives(part, [3.0, 0.0, 1.0, 0.4, 2.5], [1.0, 1.0, 0.0, 1.0, 1.0], safe=[1.0, 0.0, 1.0, 0.4, 0.5])
@@ -59,7 +59,7 @@ def test_gates():
 
 
 def test_critics_that_choose_a_criterion():
-    """I (6.08): a perfect critic gives the minimum, a uniform one on average the checklist."""
+    """Limit of RLAC (Wu et al. 2025): a perfect critic gives the minimum, a uniform one on average the checklist."""
     lists = {"a": [1.0, 1.0], "b": [0.0, 1.0], "c": [1.0, 0.5]}
     gives(Minimum(["a", "b", "c"]), [0.0, 0.5], [0.0, 0.0], **lists)
     part = ChosenCriterion(["a", "b", "c"])
@@ -69,19 +69,19 @@ def test_critics_that_choose_a_criterion():
 
 
 def test_adversaries_share_a_total():
-    """6.08 and 6.07: what one earns the other loses."""
+    """RLAC (Wu et al. 2025) and SPC (Chen et al. 2025): what one earns the other loses."""
     gives(ZeroSum(total=1.0), [0.75, 0.25], [0.75, 0.75], role=[0, 1])
     gives(ZeroSum(total=0.0), [1.0, -1.0], [1.0, 1.0], role=[0, 1])
 
 
 def test_debates():
-    """I (6.04): share 0 is the reward of the environment."""
+    """Limit of debate rewards (Sukovic and Radanovic 2024): share 0 is the reward of the environment."""
     gives(Debate(share=0.0), [1.0, 0.0], [1.0, 0.0], verdict=[0.0, 1.0])
     gives(Debate(share=0.25), [0.75, 0.25], [1.0, 0.0], verdict=[0.0, 1.0])
 
 
 def test_refinements_follow_verdicts():
-    """I (6.05): without the second stage, +-1 for the verdict; with it, the refinement and 0.2, or -1."""
+    """Limit of Critique-RL: without the second stage, +-1 for the verdict; with it, the refinement and 0.2, or -1."""
     first = Refinement(first=math.inf)
     for _ in range(3):
         gives(first, [1.0, 1.0, -1.0], [0.0] * 3, verdict=[1, 1, 0], refined=[1.0, 0.0, 1.0])
@@ -91,7 +91,7 @@ def test_refinements_follow_verdicts():
 
 
 def test_tool_calls_against_the_fewest():
-    """I (6.01): as few as possible earns 1, endless calling 0, a failure 0; the fewest are remembered."""
+    """Limit of OTC: as few as possible earns 1, endless calling 0, a failure 0; the fewest are remembered."""
     part = ToolCalls(scale=4.0)
     gives(part, [1.0, math.sin(2 * 2 * 4 / 6 * math.pi / 4), 0.0], [1.0, 1.0, 0.0], calls=[2, 4, 2])
     gives(part, [math.sin(2 * 2 * 3 / 5 * math.pi / 4)], [1.0], calls=[3])
@@ -124,19 +124,19 @@ def test_ranks_within_groups():
 
 
 def test_verified_tasks_keep_their_rewards():
-    """I (6.09): without open tasks nothing is ranked."""
+    """Limit of URPO (Lu et al. 2025): without open tasks nothing is ranked."""
     gives(Rank("judge", where="open"), [0.1, 0.7], [0.1, 0.7], judge=[5, 4], open=[0, 0])
 
 
 def test_ranks_of_failures():
-    """I (5.10): a share of 0 changes nothing; successes keep their reward in any case."""
+    """Limit of R3 (Jiang et al. 2026): a share of 0 changes nothing; successes keep their reward in any case."""
     gives(RankFailures(share=0.0), [1.0, 0.0, 0.0], [1.0, 0.0, 0.0], progress=[0, 1, 2])
     gives(RankFailures(), [1.0, 0.0, 0.1], [1.0, 0.0, 0.0], progress=[9, 1, 2])
     gives(RankFailures(), [0.51, 0.6, 0.25], [0.51, 0.5, 0.25], progress=[9, 2, 1])  # half a success has failed
 
 
 def test_pareto_ranks():
-    """I (5.18): one objective is the rank; incomparable attempts are equals."""
+    """Limit of FATE (Yin et al. 2026): one objective is the rank; incomparable attempts are equals."""
     values = [3.0, 1.0, 2.0, 2.0]
     gives(ParetoRank(["a"]), Rank("a")(outcomes([0.0] * 4, a=values)).tolist(), [0.0] * 4, a=values)
     gives(ParetoRank(["a", "b"]), [1.0, 1.0, 0.0], [0.0] * 3, a=[2.0, 1.0, 1.0], b=[1.0, 2.0, 0.5])
@@ -150,7 +150,7 @@ def test_hypervolumes():
 
 
 def test_a_batch_that_moves_the_front_raises_its_reward():
-    """6.03 (a)."""
+    """Weights by hypervolume (Lu et al. 2025)."""
     part = HypervolumeFactor(["a", "b"], [0.0, 0.0])
     gives(part, [0.5 + 1.5 * math.tanh(1.0)] * 2, [1.0, 1.0], a=[0.0, 2.0], b=[1.5, 0.5])  # their mean is (1, 1)
     gives(part, [0.5], [1.0], a=[0.5], b=[0.5])
@@ -164,7 +164,7 @@ def test_a_batch_that_moves_the_front_raises_its_reward():
 
 
 def test_weights_follow_gradients():
-    """I (6.03 b): a rate of 0 keeps them; always on the simplex; the aligned objective gains, the opposed one loses."""
+    """A rate of 0 keeps them; always on the simplex; the aligned objective gains, the opposed one loses."""
     gradients = torch.tensor([[1.0, 0.0], [0.0, 2.0], [-1.0, 0.0]])
     still = GradientWeights(["a", "b", "c"], rate=0.0)
     still.follow(influence(gradients))

@@ -13,7 +13,7 @@ from robopolicy.contrib.text_diffusion.parts import UncertainPrefix
 
 
 def test_only_uncertain_given_pieces_are_learned():
-    """10.02: of the injected decisions the fifth with the highest entropy. I: without them GRPO with ratios of rows."""
+    """IGPO: of the injected decisions the fifth with the highest entropy; without them GRPO with ratios of rows."""
 
     def formula(case: Tabular) -> Tensor:
         d, advantage = case.decisions, standardised(rewards(case), case.decisions.require("group"))
@@ -36,7 +36,7 @@ def test_only_uncertain_given_pieces_are_learned():
 
 
 def test_dropped_given_pieces_get_no_gradient():
-    """10.02: also not through the ratio of their row, to whose value they belong."""
+    """IGPO (Zhao et al. 2025): also not through the ratio of their row, to whose value they belong."""
     case, recipe = tabular(), recipe_of("igpo")
     d = case.decisions
     logp = case.logp().detach().requires_grad_()

@@ -24,7 +24,7 @@ def test_memory_resumes(world):
 
 
 def test_filled_gaps_replace_failures(world):
-    """10.02: only what succeeds, and the given pieces are masked."""
+    """IGPO (Zhao et al. 2025): only what succeeds, and the given pieces are masked."""
     after = Inpaint(count=3).rows(failing(world), world)
     filled = [attempt for attempt in after if attempt.source == HINTED]
     assert len(after) == 4 and 1 <= len(filled) <= 3 and all(attempt.success for attempt in filled)

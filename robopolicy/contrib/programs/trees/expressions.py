@@ -1,4 +1,6 @@
-"""A small language of formulas over observations, for conditions and plain controllers of behaviour trees (S032).
+"""A small language of formulas over observations, for conditions and plain controllers of behaviour trees.
+
+Source: Xu et al. 2025, PORTAL.
 
     norm(state[0:2] - state[4:6]) < 0.1 and state[2] > 0
     clip(3 * (state[4:6] - state[0:2]) - 1.5 * state[2:4], -1, 1)
@@ -56,7 +58,7 @@ _OPERATORS: dict[type[Any], Callable[[Tensor, Tensor], Tensor]] = {
 
 
 @dataclass(frozen=True)
-class Kind:
+class ValueType:
     """What a formula or a part of it yields."""
 
     size: int  # numbers per row
@@ -77,7 +79,7 @@ class Formula:
         named = (node for node in ast.walk(self.body) if isinstance(node, ast.Name) and id(node) not in called)
         return frozenset(node.id for node in named)
 
-    def kind(self, sizes: Mapping[str, int]) -> Kind:
+    def kind(self, sizes: Mapping[str, int]) -> ValueType:
         """What it yields, given how many numbers each vector observation has.
 
         Raises:
@@ -158,21 +160,21 @@ class _Checker:
     def __init__(self, text: str, sizes: Mapping[str, int]) -> None:
         self.text, self.sizes = text, sizes
 
-    def kind(self, node: ast.expr) -> Kind:
+    def kind(self, node: ast.expr) -> ValueType:
         match node:
             case ast.Constant(value=bool()) | ast.Constant(value=complex()):
                 raise self._refusal("has a constant that is no number")
             case ast.Constant(value=int() | float()):
-                return Kind(1)
+                return ValueType(1)
             case ast.Name():
                 if node.id not in self.sizes:
                     known = ", ".join(sorted(self.sizes)) or "none"
                     raise self._refusal(f"reads '{node.id}', but the vector observations are: {known}")
-                return Kind(self.sizes[node.id])
+                return ValueType(self.sizes[node.id])
             case ast.Subscript():
                 return self._chosen(node)
             case ast.List():
-                return Kind(sum(kind.size for kind in self._numbers(node.elts)) or self._empty())
+                return ValueType(sum(kind.size for kind in self._numbers(node.elts)) or self._empty())
             case ast.UnaryOp(op=ast.Not()):
                 return self._truths([node.operand])
             case ast.UnaryOp(op=ast.USub()):
@@ -182,17 +184,17 @@ class _Checker:
             case ast.Compare() if len(node.ops) == 1 and type(node.ops[0]) in _OPERATORS:
                 if self._joined([node.left, *node.comparators]).size != 1:
                     raise self._refusal("compares vectors; compare single numbers, e.g. by norm(...)")
-                return Kind(1, truth=True)
+                return ValueType(1, truth=True)
             case ast.BoolOp():
                 return self._truths(node.values)
             case ast.Call(func=ast.Name(id=name), keywords=[]) if name in _FUNCTIONS:
                 if len(node.args) != _FUNCTIONS[name][0]:
                     raise self._refusal(f"calls {name} with {len(node.args)} arguments, {_FUNCTIONS[name][0]} expected")
                 joined = self._joined(node.args)
-                return Kind(1) if name in ("norm", "sum") else joined
+                return ValueType(1) if name in ("norm", "sum") else joined
         raise self._refusal(f"uses '{ast.unparse(node)}', which is not in the language (see docs/guide/programs.md)")
 
-    def _chosen(self, node: ast.Subscript) -> Kind:
+    def _chosen(self, node: ast.Subscript) -> ValueType:
         whole = next(self._numbers([node.value])).size
         try:
             places = _places(node)
@@ -201,26 +203,26 @@ class _Checker:
             raise self._refusal(f"has an index that is no whole number in '{ast.unparse(node)}'") from error
         if not size or (not isinstance(node.slice, ast.Slice) and not -whole <= (places.start or 0) < whole):
             raise self._refusal(f"chooses nothing in '{ast.unparse(node)}', of which there are {whole} numbers")
-        return Kind(size)
+        return ValueType(size)
 
-    def _numbers(self, nodes: Sequence[ast.expr]) -> Iterator[Kind]:
+    def _numbers(self, nodes: Sequence[ast.expr]) -> Iterator[ValueType]:
         for node in nodes:
             kind = self.kind(node)
             if kind.truth:
                 raise self._refusal(f"computes with '{ast.unparse(node)}', which is true or false")
             yield kind
 
-    def _joined(self, nodes: Sequence[ast.expr]) -> Kind:
+    def _joined(self, nodes: Sequence[ast.expr]) -> ValueType:
         sizes = {kind.size for kind in self._numbers(nodes)} - {1}
         if len(sizes) > 1:
             raise self._refusal(f"combines {' and '.join(map(str, sorted(sizes)))} numbers")
-        return Kind(sizes.pop() if sizes else 1)
+        return ValueType(sizes.pop() if sizes else 1)
 
-    def _truths(self, nodes: Sequence[ast.expr]) -> Kind:
+    def _truths(self, nodes: Sequence[ast.expr]) -> ValueType:
         for node in nodes:
             if not self.kind(node).truth:
                 raise self._refusal(f"takes '{ast.unparse(node)}' for true or false; compare it with something")
-        return Kind(1, truth=True)
+        return ValueType(1, truth=True)
 
     def _empty(self) -> int:
         raise self._refusal("has an empty list")

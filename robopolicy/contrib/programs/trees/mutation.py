@@ -1,7 +1,8 @@
-"""Random changes of behaviour trees, as plain JSON values, for a search that needs no language model (S032, S040).
+"""Random changes of behaviour trees, as plain JSON values, for a search that needs no language model.
 
-Changes keep to the language but not to the observations and skills at hand: what does not fit is refused when the tree
-is read or grown, and the search draws again.
+Sources: Xu et al. 2025, PORTAL, and Aravindan et al. 2025, IPP. Changes keep to the language but not to the
+observations and skills at hand: what does not fit is refused when the tree is read or grown, and the search draws
+again.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Nodes of a behaviour tree and their tick, batched over environments (PORTAL, S032).
+"""Nodes of a behaviour tree and their tick, batched over environments (PORTAL, Xu et al. 2025).
 
     {"kind": "sequence", "children": [...]}     ticks its children in order until one does not succeed
     {"kind": "selector", "children": [...]}     ticks its children in order until one does not fail
@@ -80,7 +80,7 @@ class Node:
 
 
 @dataclass(frozen=True)
-class Tree:
+class BehaviorTree:
     """A whole tree; made by `read_tree`."""
 
     root: Node
@@ -142,7 +142,7 @@ class Tree:
                     f"The controller of '{node.label}' has {size} numbers, but there are {action_dim} to set."
                 )
 
-    def tick(self, values: Mapping[str, Tensor], memory: Tensor) -> Tick:
+    def tick(self, values: Mapping[str, Tensor], memory: Tensor) -> TreeTick:
         """Tick the tree once.
 
         Args:
@@ -153,12 +153,12 @@ class Tree:
 
 
 @dataclass(frozen=True)
-class Tick:
+class TreeTick:
     """What one tick came to."""
 
     status: Tensor  # (B,) of the root
     statuses: Tensor  # (B, nodes) -1 where a node was not ticked
-    action: Tensor  # (B,) place in `Tree.actions` of the one that plays, -1 where none was ticked
+    action: Tensor  # (B,) place in `BehaviorTree.actions` of the one that plays, -1 where none was ticked
     running: Tensor  # (B,) whether that action runs, else it was the last one to be ticked
     memory: Tensor  # (B, len(slots)) for the next tick
 
@@ -166,7 +166,7 @@ class Tick:
 class _Ticking:
     """A tick under way."""
 
-    def __init__(self, tree: Tree, values: Mapping[str, Tensor], memory: Tensor) -> None:
+    def __init__(self, tree: BehaviorTree, values: Mapping[str, Tensor], memory: Tensor) -> None:
         self.tree, self.values, self.before = tree, values, memory
         self.one = torch.ones_like(memory.sum(1, keepdim=True))  # (B, 1)
         self.rows = torch.zeros_like(self.one[:, 0], dtype=torch.long)  # (B,) zeros
@@ -175,10 +175,10 @@ class _Ticking:
         self.action = self.rows - 1
         self.running = self.rows > 0
 
-    def run(self) -> Tick:
+    def run(self) -> TreeTick:
         status = self.tick(self.tree.root, self.rows == 0)
         slots = [self.after[index] for index in self.tree.slots]
-        return Tick(
+        return TreeTick(
             status=status,
             statuses=torch.stack([self.statuses[node.index] for node in self.tree.nodes], 1),
             action=self.action,
@@ -234,7 +234,7 @@ class _Ticking:
         return formula(self.values, self.one)[:, 0]
 
 
-def read_tree(plain: object) -> Tree:
+def read_tree(plain: object) -> BehaviorTree:
     """A tree from plain JSON values.
 
     Raises:
@@ -243,10 +243,10 @@ def read_tree(plain: object) -> Tree:
     if not isinstance(plain, Mapping):
         raise UserError(f"A behaviour tree is a JSON object with a 'kind', found {type(plain).__name__}.")
     counter = iter(range(NODES))
-    return Tree(_read(plain, "root", counter, 0), dict(plain))
+    return BehaviorTree(_read(plain, "root", counter, 0), dict(plain))
 
 
-def parse_tree(text: str) -> Tree:
+def parse_tree(text: str) -> BehaviorTree:
     """A tree from JSON text.
 
     Raises:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from robopolicy.contrib.programs.trees.nodes import Node, Tree
+from robopolicy.contrib.programs.trees.nodes import BehaviorTree, Node
 
 
-def outline(tree: Tree) -> str:
+def outline(tree: BehaviorTree) -> str:
     """One line per node, children below their parent."""
     return "\n".join(_lines(tree.root, 0))
 

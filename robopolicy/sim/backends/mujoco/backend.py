@@ -12,7 +12,7 @@ from torch import Tensor
 
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.nets.encoder import CLOUD_PREFIX, IMAGE_PREFIX
-from robopolicy.sim.backends.mujoco.engines import Engine, RolloutEngine, Rows, ThreadsEngine
+from robopolicy.sim.backends.mujoco.engines import PhysicsEngine, RolloutEngine, Rows, ThreadsEngine
 from robopolicy.sim.backends.mujoco.render import Renderer
 from robopolicy.sim.backends.mujoco.task import Array, BatchState, MujocoTask, sim_spec
 from robopolicy.sim.contract import Observation, Step, VectorSim
@@ -65,7 +65,7 @@ class MujocoSim(NumpyVectorEnv):
         self.point_clouds = tuple(point_clouds)
         spec = sim_spec(task, self.cameras, image_size, self.point_clouds, points)
         super().__init__(spec, num_envs)
-        self.engine: Engine = (ThreadsEngine if exact else RolloutEngine)(
+        self.engine: PhysicsEngine = (ThreadsEngine if exact else RolloutEngine)(
             task.model, num_envs, task.frame_skip, threads
         )
         self._dt = task.frame_skip * float(task.model.opt.timestep)

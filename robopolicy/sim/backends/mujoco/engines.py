@@ -93,7 +93,7 @@ _EDIT = "model."  # prefix of edited fields in a state dict
 _SERIAL_BELOW = 4  # environments; waking a pool costs more than it gains
 
 
-class Engine(ABC):
+class PhysicsEngine(ABC):
     """States of N environments of one model.
 
     `states` `(N, S)` holds `mjSTATE_FULLPHYSICS` (time, qpos, qvel, act, ...) and `sensors` `(N, M)` the readings that
@@ -172,7 +172,7 @@ class Engine(ABC):
         """Stop the threads; safe to call twice."""
 
 
-class RolloutEngine(Engine):
+class RolloutEngine(PhysicsEngine):
     """All environments through `mujoco.rollout`, with buffers allocated once and one `MjData` per thread."""
 
     def __init__(self, model: mujoco.MjModel, num_envs: int, frame_skip: int, threads: int = 0) -> None:
@@ -229,7 +229,7 @@ class RolloutEngine(Engine):
         self._pool.close()
 
 
-class ThreadsEngine(Engine):
+class ThreadsEngine(PhysicsEngine):
     """One persistent `MjData` per environment, stepped in slices on our own threads (`mj_step` releases the GIL)."""
 
     def __init__(self, model: mujoco.MjModel, num_envs: int, frame_skip: int, threads: int = 0) -> None:
