@@ -64,7 +64,7 @@ class AlgorithmRow:
     benchmarks: list[str]  # under `benchmarks`, whose committed results are printed where there are any
     command: str  # a `robopolicy train` that works
     rows: list[str] = field(default_factory=list)  # names in the tables of the benchmarks; empty is `name`
-    finding: str = ""  # what the results say, where it needs saying: why the method did not help there
+    finding: str = ""  # an explanation of the results, for example why the method did not help
 
 
 def render_chooser(choices: Sequence[Choice], pages: Mapping[str, str]) -> str:
