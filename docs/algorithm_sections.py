@@ -1,12 +1,12 @@
-"""The part of `docs/methods.md` about what can be run: a chooser, the compatible policies, a section per algorithm."""
+"""Parts of the pages of `docs/methods`: a chooser, the compatible policies, a section per algorithm."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from docs.compatibility import all_heads, allowed
-from docs.markdown import anchor, cite, table
+from docs.markdown import cite, section_link, table
 from docs.measured import measured
 from robopolicy.algorithms.registry import ALGORITHMS
 from robopolicy.training.make_source import SOURCES
@@ -16,18 +16,18 @@ CHOOSER = """\
 """
 
 MATRIX = """\
-## Which policy goes with which algorithm
+# Which policy goes with which algorithm
 
-As the classes of the algorithms state it; `tests/algorithms/test_compatibility.py` builds and updates every pair once.
-Where a mark is missing, the algorithm refuses the policy with the reason. A squashed head is bounded by a tanh.
+The classes of the algorithms state it, and `tests/algorithms/test_compatibility.py` builds and updates every pair once.
+Without a mark, the algorithm refuses the policy and states the reason. A tanh bounds a squashed head. The
+[index](README.md) helps to choose an algorithm.
 """
 
-SECTIONS = """\
-## Algorithms
+COMMANDS = """\
+## Files that the commands use
 
-Papers that are not among the sources below are what those build on or are compared with. Defaults that differ from the
-paper's are named under "Deviations", the paper's in brackets. Commands start from what these make, one from the
-[world model](world_models.md) of push:
+The commands of the algorithms start from the results of these commands. One command uses the
+[world model](../world_models/README.md) of push.
 
 ```bash
 {preparations}
@@ -54,49 +54,52 @@ class Choice:
 
 @dataclass(frozen=True)
 class AlgorithmRow:
-    """What a user should know of one registered algorithm."""
+    """What a user should know about one registered algorithm."""
 
     name: str  # as registered
-    family: str  # heading under which it is printed
+    family: str  # which page it is on
     use: str  # when
     avoid: str  # when not
     deviations: str  # the main ones, all are in the docstring; and the defaults that differ from the source's
     benchmarks: list[str]  # under `benchmarks`, whose committed results are printed where there are any
     command: str  # a `robopolicy train` that works
     rows: list[str] = field(default_factory=list)  # names in the tables of the benchmarks; empty is `name`
-    finding: str = ""  # what the results say, where it needs saying: why the method did not help there
+    finding: str = ""  # an explanation of the results, for example why the method did not help
 
 
-def render_chooser(choices: Sequence[Choice]) -> str:
-    """What there is -> what to use."""
-    rows = [[choice.have, ", ".join(map(anchor, choice.use)) or "-", choice.why] for choice in choices]
+def render_chooser(choices: Sequence[Choice], pages: Mapping[str, str]) -> str:
+    """Algorithms to use, by what there is; `pages` maps each algorithm to the file of its page."""
+    rows = [
+        [choice.have, ", ".join(section_link(name, pages[name]) for name in choice.use) or "-", choice.why]
+        for choice in choices
+    ]
     return CHOOSER + "\n" + table(["what you have", "use", "because"], rows)
 
 
-def render_matrix(names: Sequence[str]) -> str:
-    """Algorithms against policies."""
-    trained = {name: allowed(name) for name in names}
-    rows = [[anchor(name), *("x" if head in heads else "" for head in all_heads())] for name, heads in trained.items()]
+def render_matrix(pages: Mapping[str, str]) -> str:
+    """Algorithms against policies; `pages` maps each algorithm to the file of its page."""
+    trained = {name: allowed(name) for name in pages}
+    rows = [
+        [section_link(name, pages[name]), *("x" if head in heads else "" for head in all_heads())]
+        for name, heads in trained.items()
+    ]
     return MATRIX + "\n" + table(["algorithm", *all_heads()], rows)
 
 
-def render_algorithms(algorithms: Sequence[AlgorithmRow]) -> str:
-    """A section per algorithm, by family, in the order of the table."""
-    parts = [SECTIONS.format(preparations="\n".join(PREPARATIONS))]
-    for family in dict.fromkeys(row.family for row in algorithms):
-        parts.append(f"### {family}\n")
-        parts += [_section(row) for row in algorithms if row.family == family]
-    return "\n".join(parts)
+def render_preparations() -> str:
+    """Commands that make the files from which the commands of the algorithms start."""
+    return COMMANDS.format(preparations="\n".join(PREPARATIONS))
 
 
-def _section(row: AlgorithmRow) -> str:
+def render_algorithm(row: AlgorithmRow) -> str:
+    """The section of one algorithm."""
     results = [measured(name, row.rows or [row.name]) for name in row.benchmarks]
     result = "\n".join(filter(None, results)) or "- **Our result**: not measured yet.\n"
     if row.finding:
         result += f"\n{row.finding}\n"
-    paper = cite(ALGORITHMS.attribute(row.name, "reference"))
+    paper = cite(ALGORITHMS.attribute(row.name, "reference"), "../")
     return f"""\
-#### `{row.name}`
+## `{row.name}`
 
 {ALGORITHMS.summary(row.name)}
 

@@ -1,6 +1,6 @@
-"""Turn `docs/methods.toml` into the readable `docs/methods.md`.
+"""Generate the pages of `docs/methods` from `docs/methods.toml` and the classes of the algorithms.
 
-Run `python -m docs.generate_methods` after an edit of the table, and `--check` to see whether the page is up to date.
+Run `python -m docs.generate_methods` after an edit of the table, and `--check` to see whether the pages are up to date.
 """
 
 from __future__ import annotations
@@ -14,7 +14,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from docs.algorithm_sections import AlgorithmRow, Choice, render_algorithms, render_chooser, render_matrix
+from docs.algorithm_sections import (
+    AlgorithmRow,
+    Choice,
+    render_algorithm,
+    render_chooser,
+    render_matrix,
+    render_preparations,
+)
 from docs.markdown import cite, table
 from docs.measured import recipes_measured
 from robopolicy import plugins
@@ -23,7 +30,7 @@ from robopolicy.recipe_files import read_recipe, recipe_names
 
 FOLDER = Path(__file__).parent
 SOURCE = FOLDER / "methods.toml"
-PAGE = FOLDER / "methods.md"
+PAGES = FOLDER / "methods"
 THEME = re.compile(r"(?:robopolicy\.|tests/)contrib[./](\w+)[./]")  # in a symbol or a test id
 
 STATUSES = {
@@ -33,28 +40,51 @@ STATUSES = {
     "nothing-to-run": "contains nothing that could be trained, tested or measured here",
 }
 
-HEADER = """\
-<!-- Generated from docs/methods.toml by `python -m docs.generate_methods`; edit the table, not this page. -->
+GENERATED = (
+    "<!-- Generated from docs/methods.toml by `python -m docs.generate_methods`; edit the table, not this page. -->\n"
+)
+
+INDEX = """\
 # Methods
 
-What can be run comes first: what to use, which policy goes with it, and a section per algorithm. Behind it, every
-published source that the project is built from, and the part it plays here.
+Start with the table of what to use. Each family has one page with its algorithms and its published sources.
+[Which policy goes with which algorithm](compatibility.md) is a table of its own, and so are all
+[references](../references.md).
 """
 
-SOURCES = """\
-## Sources
-
-S000 to S183, with their entries in the [references](references.md). Symbols are written `module:Name`; every symbol and
-test named below is resolved by the test suite.
+FAMILIES = """\
+## Families
 """
 
-COLUMNS = ("source", "paper", "title", "part", "status", "where")
+SECTIONS = """\
+The section of an algorithm names its data, when to use it, deviations from the paper, our results and a command.
+"Deviations" gives the paper's default in brackets where ours differs. Papers that are not in the table of sources are
+the basis of other sources or compared with them.
+"""
+
+STATUS = """\
+## Status of a source
+
+Symbols are written `module:Name`. The test suite resolves every symbol and every test that a page names.
+"""
 
 VERBS = """\
-### Which verb a method needs
+## Which verb a method needs
 
-A policy implements the verbs that make sense for it (`robopolicy/policies/base.py`); a method asks for few of them.
+A policy implements the verbs that make sense for it (`robopolicy/policies/base.py`). A method needs few of them.
 """
+
+COLUMNS = ("paper", "title", "part", "status", "where")
+
+
+@dataclass(frozen=True)
+class Page:
+    """One page of `docs/methods`."""
+
+    file: str  # name without suffix
+    title: str
+    summary: str  # one sentence
+    families: list[str]  # of algorithms and sources on the page, in this order
 
 
 @dataclass(frozen=True)
@@ -64,7 +94,7 @@ class Method:
     id: str  # S000 .. S183
     reference: str  # key in `docs/references.bib`
     title: str  # of the source, exactly
-    family: str  # heading under which the row is printed
+    family: str  # which page the row is on
     part: str  # one sentence: what it becomes in this project
     symbols: list[str]  # "module:Name"
     tests: list[str]  # pytest ids
@@ -87,6 +117,7 @@ class Verb:
 class Tables:
     """Everything in `methods.toml`."""
 
+    pages: list[Page]
     choices: list[Choice]
     algorithms: list[AlgorithmRow]
     verbs: list[Verb]
@@ -103,6 +134,7 @@ def load(path: Path = SOURCE, *, whole: bool = False) -> Tables:
     """
     found: dict[str, list[dict[str, Any]]] = tomllib.loads(path.read_text(encoding="utf-8"))
     tables = Tables(
+        pages=[Page(**row) for row in found["page"]],
         choices=[Choice(**row) for row in found["choose"]],
         algorithms=[AlgorithmRow(**row) for row in found["algorithm"]],
         verbs=[Verb(**row) for row in found["verb"]],
@@ -126,28 +158,44 @@ def _present(places: list[str]) -> list[str]:
     return [place for place, theme in found if theme is None or theme[1] in plugins.themes()]
 
 
-def render(tables: Tables) -> str:
-    """Return the page as Markdown."""
-    parts = [
-        HEADER,
-        render_chooser(tables.choices),
-        render_matrix([row.name for row in tables.algorithms]),
-        render_algorithms(tables.algorithms),
-        _sources(tables.methods, tables.verbs),
-    ]
+def render(tables: Tables) -> dict[Path, str]:
+    """All pages as Markdown, by file."""
+    owner = {family: f"{page.file}.md" for page in tables.pages for family in page.families}
+    algorithm_pages = {row.name: owner[row.family] for row in tables.algorithms}
+    recipes = [(name, str(read_recipe(name).get("source", ""))) for name in recipe_names()]
+    pages = {f"{page.file}.md": _page(page, tables, recipes) for page in tables.pages}
+    pages["README.md"] = _index(tables, algorithm_pages)
+    pages["compatibility.md"] = render_matrix(algorithm_pages)
+    return {PAGES / name: f"{GENERATED}{text}" for name, text in pages.items()}
+
+
+def _index(tables: Tables, algorithm_pages: dict[str, str]) -> str:
+    rows = []
+    for page in tables.pages:
+        counts = [sum(row.family in page.families for row in group) for group in (tables.algorithms, tables.methods)]
+        rows.append([f"[{page.title}]({page.file}.md)", page.summary, *map(str, counts)])
+    statuses = Counter(method.status for method in tables.methods)
+    summary = [[status, str(statuses[status]), meaning] for status, meaning in STATUSES.items()]
+    needs = [[f"`{verb.name}`", verb.shape, verb.use, verb.methods] for verb in tables.verbs]
+    parts = [INDEX, render_chooser(tables.choices, algorithm_pages)]
+    parts += [FAMILIES, table(["family", "content", "algorithms", "sources"], rows), SECTIONS, render_preparations()]
+    parts += [VERBS, table(["verb", "result", "for", "methods"], needs)]
+    parts += [STATUS, table(["status", "rows", "meaning"], summary)]
     return "\n".join(parts)
 
 
-def _sources(methods: list[Method], verbs: list[Verb]) -> str:
-    recipes = [(name, str(read_recipe(name).get("source", ""))) for name in recipe_names()]
-    counts = Counter(method.status for method in methods)
-    summary = [[status, str(counts[status]), meaning] for status, meaning in STATUSES.items()]
-    needs = [[f"`{verb.name}`", verb.shape, verb.use, verb.methods] for verb in verbs]
-    parts = [SOURCES, table(["status", "rows", "meaning"], summary), VERBS]
-    parts.append(table(["verb", "result", "for", "methods"], needs))
-    for family in sorted({method.family for method in methods}):
-        rows = [_row(method, recipes) for method in methods if method.family == family]
-        parts += [f"### {family[0].upper()}{family[1:]}\n", table(COLUMNS, rows)]
+def _page(page: Page, tables: Tables, recipes: list[tuple[str, str]]) -> str:
+    parts = [f"# {page.title}\n", f"{page.summary} The [index](README.md) explains sections, commands and statuses.\n"]
+    parts += [render_algorithm(row) for row in tables.algorithms if row.family in page.families]
+    sources = [row for row in tables.methods if row.family in page.families]
+    if sources:
+        parts.append("## Sources\n")
+    for family in page.families:
+        rows = [_row(row, recipes) for row in sources if row.family == family]
+        if len(page.families) > 1:
+            parts.append(f"### {family}\n")
+        if rows:
+            parts.append(table(COLUMNS, rows))
     return "\n".join(parts)
 
 
@@ -158,22 +206,33 @@ def _row(method: Method, recipes: list[tuple[str, str]]) -> list[str]:
     if method.benchmark:
         where.append(f"benchmark `{method.benchmark}`")
     where += recipes_measured([name for name, source in recipes if source == method.reference])
-    return [method.id, cite(method.reference), method.title, part, method.status, "<br>".join(where)]
+    return [cite(method.reference, "../"), method.title, part, method.status, "<br>".join(where)]
+
+
+def outdated(pages: dict[Path, str]) -> list[Path]:
+    """Files in `docs/methods` that are missing, differ from `pages`, or are not among them."""
+    stale = [file for file, text in pages.items() if not file.is_file() or file.read_text(encoding="utf-8") != text]
+    return stale + sorted(set(PAGES.glob("*.md")) - pages.keys())
 
 
 def main() -> int:
-    """Write the page, or with `--check` only compare it; returns the exit code."""
+    """Write the pages, or with `--check` only compare them; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="exit with 1 if docs/methods.md is out of date")
+    parser.add_argument("--check", action="store_true", help="exit with 1 if a page in docs/methods is out of date")
     check = parser.parse_args().check
-    page = render(load())
-    if not check:
-        PAGE.write_text(page, encoding="utf-8")
-        return 0
-    if PAGE.is_file() and PAGE.read_text(encoding="utf-8") == page:
-        return 0
-    sys.stderr.write("docs/methods.md is out of date; run `python -m docs.generate_methods`.\n")
-    return 1
+    pages = render(load())
+    stale = outdated(pages)
+    if check and stale:
+        names = ", ".join(file.name for file in stale)
+        sys.stderr.write(f"Out of date in docs/methods: {names}; run `python -m docs.generate_methods`.\n")
+        return 1
+    PAGES.mkdir(exist_ok=True)
+    for file in stale:
+        if file in pages:
+            file.write_text(pages[file], encoding="utf-8")
+        else:
+            file.unlink()
+    return 0
 
 
 if __name__ == "__main__":

@@ -13,11 +13,11 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)
 
 
-def anchor(name: str) -> str:
-    """A link to the section whose heading is the code `name`."""
-    return f"[`{name}`](#{name})"
+def section_link(name: str, page: str) -> str:
+    """A link to the section of a page whose heading is the code `name`."""
+    return f"[`{name}`]({page}#{name})"
 
 
-def cite(key: str) -> str:
-    """A citation that leads from a page of `docs` to the entry of the bibliography."""
-    return f"[{citation(key)}](references.md#{key})"
+def cite(key: str, folder: str = "") -> str:
+    """A link from a page to an entry of the bibliography; `folder` is the path from the page to `docs`."""
+    return f"[{citation(key)}]({folder}references.md#{key})"

@@ -68,7 +68,7 @@ Tail = Annotated[float, Range(0, 0.5, exclusive_maximum=True)]  # what may be cu
 
 @dataclass(frozen=True)
 class DPPOConfig(ChainConfig, FineTuningConfig):
-    """Settings of DPPO; defaults are the paper's for locomotion from states unless noted here or in docs/methods.md."""
+    """Settings of DPPO; defaults are the paper's for locomotion, except as noted here or in docs/methods."""
 
     trained_steps: NonNegativeInt = (
         0  # K', last sampler steps that are trained; 0: the newest network's (paper: 10 of 20)

@@ -50,7 +50,7 @@ OBJECTIVES = ("cal_ql", "iql")
 
 @dataclass(frozen=True)
 class PARLConfig(ImitationConfig):
-    """Settings of PA-RL; defaults are the public code's unless noted here or in docs/methods.md."""
+    """Settings of PA-RL; defaults are the public code's unless noted here or in docs/methods/learned_values.md."""
 
     critic: CriticConfig = field(default_factory=lambda: CriticConfig(members=10, hidden=(256, 256), activation="relu"))
     critic_objective: str = "cal_ql"  # cal_ql | iql

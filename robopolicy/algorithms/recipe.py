@@ -227,7 +227,7 @@ def _recipe(name: str) -> Recipe:
     if recipe.rollout:
         warnings.warn(
             f"Recipe '{name}' has a section 'rollout' ({', '.join(recipe.rollout)}), which algorithm=recipe does not "
-            "play: it compares groups of episodes from one start, scored by the task (docs/recipes.md).",
+            "play: it compares groups of episodes from one start, scored by the task (docs/text/recipes.md).",
             UserWarning,
             stacklevel=3,
         )

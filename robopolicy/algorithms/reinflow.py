@@ -54,7 +54,7 @@ from robopolicy.policies.noise import Randomness
 
 @dataclass(frozen=True)
 class ReinFlowConfig(ChainConfig, FineTuningConfig):
-    """Settings of ReinFlow; defaults are the paper's for states but for those in docs/methods.md."""
+    """Settings of ReinFlow; defaults are the paper's for states but for those in docs/methods/denoising_chain.md."""
 
     clip: Positive = 0.01  # ratio bounds on the normalised log-probability
     entropy_coef: NonNegative = 0.03  # weight of the mean entropy of the chain

@@ -181,4 +181,4 @@ class Policy(nn.Module, ABC):
         return asdict(self.config)  # type: ignore[attr-defined]
 
     def _lacks(self, verb: str) -> TypeError:
-        return TypeError(f"Policy '{self.name}' has no {verb}; see docs/methods.md for which method needs which verb.")
+        return TypeError(f"Policy '{self.name}' has no {verb}; docs/methods/README.md lists the verbs.")

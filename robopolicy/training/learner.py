@@ -136,7 +136,7 @@ def _check_policy(policy: Policy, algorithm: str, data_source: str) -> None:
     if getattr(type(policy), verb) is getattr(Policy, verb):
         raise UserError(
             f"Algorithm '{algorithm}' needs a policy with {verb}, which '{policy.name}' lacks; "
-            "docs/methods.md has a table of which algorithm trains which policy."
+            "docs/methods/compatibility.md has a table of which algorithm trains which policy."
         )
 
 

@@ -232,7 +232,7 @@ def test_weights_multiply_the_losses_without_a_gradient(monkeypatch: pytest.Monk
 
 def test_the_guide_names_every_extra_that_a_part_can_ask_for() -> None:
     root = Path(__file__).parents[2]
-    guide = set(re.findall(r"`(\w+)`", (root / "docs" / "recipes.md").read_text(encoding="utf-8")))
+    guide = set(re.findall(r"`(\w+)`", (root / "docs" / "text" / "recipes.md").read_text(encoding="utf-8")))
     parts = (root / "robopolicy" / "core").rglob("*.py")
     asked = {key for path in parts for key in re.findall(r'require_extra\("(\w+)"', path.read_text(encoding="utf-8"))}
     assert asked and not (asked | set(EXTRAS)) - guide, sorted((asked | set(EXTRAS)) - guide)

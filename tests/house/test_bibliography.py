@@ -75,4 +75,5 @@ def test_a_citation_names_at_most_two_authors(count, short):
 def test_the_package_cites_without_the_bibliography():
     assert citation("zhang2025reinflow") == "Zhang et al. 2025"
     assert cite("zhang2025reinflow") == "[Zhang et al. 2025](references.md#zhang2025reinflow)"
+    assert cite("zhang2025reinflow", "../") == "[Zhang et al. 2025](../references.md#zhang2025reinflow)"
     assert citation("of the user") == "of the user"

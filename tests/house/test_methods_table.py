@@ -1,8 +1,9 @@
-"""The methods table is complete, names only what exists, and the page is generated from it."""
+"""The methods table is complete, names only what exists, and the pages are generated from it."""
 
 import ast
 import importlib
 import json
+import re
 import shlex
 from functools import reduce
 from pathlib import Path
@@ -12,7 +13,7 @@ from source_tree import ROOT, parse
 
 from docs.algorithm_sections import PREPARATIONS, AlgorithmRow
 from docs.compatibility import all_heads, allowed
-from docs.generate_methods import PAGE, STATUSES, load, render
+from docs.generate_methods import STATUSES, load, outdated, render
 from docs.measured import measured, recipes_measured
 from robopolicy.algorithms.common.off_policy import OffPolicy
 from robopolicy.algorithms.registry import ALGORITHMS
@@ -179,5 +180,17 @@ def test_a_source_shows_what_its_text_recipes_did(tmp_path: Path):
 
 
 @pytest.mark.skipif(not themes(), reason="contrib is hidden")
-def test_page_is_up_to_date():
-    assert PAGE.read_text(encoding="utf-8") == render(TABLES), "Run `python -m docs.generate_methods`."
+def test_pages_are_up_to_date():
+    assert not outdated(render(TABLES)), "Run `python -m docs.generate_methods`."
+
+
+def test_every_family_has_one_page():
+    families = [family for page in TABLES.pages for family in page.families]
+    assert len(families) == len(set(families))
+    assert set(families) == {row.family for row in (*WHOLE.algorithms, *WHOLE.methods)}
+
+
+@pytest.mark.skipif(not themes(), reason="contrib is hidden")
+def test_pages_show_no_ids_of_sources():
+    for page, text in render(TABLES).items():
+        assert not re.search(r"\bS\d{3}\b", text), page.name

@@ -1,7 +1,7 @@
 """Processes that stop, die and come back: the robot ends in the documented state in time, and the log says why.
 
 The robot is a process of its own behind DDS, the bridge a thread of this one (or a process where it is what dies).
-`SLACK` is what a busy machine may add to the times that docs/deployment.md states.
+`SLACK` is what a busy machine may add to the times that docs/deployment/safety.md states.
 """
 
 from __future__ import annotations

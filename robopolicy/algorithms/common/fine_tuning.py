@@ -62,7 +62,7 @@ class FineTuningConfig(PolicyGradientConfig, OnPolicyConfig):
 
 @dataclass(frozen=True)
 class ChainConfig(Validated):
-    """Storage of the denoising chains of a rollout; `docs/guide.md` has the bytes."""
+    """Storage of the denoising chains of a rollout; `docs/guide/fine_tune.md` has the bytes."""
 
     chain_dtype: str = "float32"  # of recorded chains: float32 | bfloat16 (half the memory, ratios stay exact)
     recompute_chains: bool = False  # record only seeds and draw the chains again in the update: slow, tiny

@@ -37,7 +37,7 @@ from robopolicy.policies.base import Info, Policy
 
 @dataclass(frozen=True)
 class BPOConfig(ActorCriticConfig):
-    """Settings of BPO; defaults are the public code's for MuJoCo unless noted here or in docs/methods.md."""
+    """Settings of BPO; defaults are the public code's for MuJoCo unless noted here or in docs/methods/on_policy.md."""
 
     bound: OpenFraction = 0.3  # eps: target ratios lie in [1 - eps, 1 + eps]
     temperature: Positive = 0.001  # of the target, in units of the normalised return; towards 0 it is a step

@@ -35,7 +35,7 @@ WEIGHT_RANGE = (0.1, 10.0)  # of the scale of a row's gradient
 
 @dataclass(frozen=True)
 class DSACTConfig(SACConfig):
-    """Settings of DSAC-T; defaults are the public code's but for those in docs/methods.md."""
+    """Settings of DSAC-T; defaults are the public code's but for those in docs/methods/off_policy.md."""
 
     critic: CriticConfig = field(
         default_factory=lambda: CriticConfig(hidden=(256, 256, 256), activation="gelu", layer_norm=False)

@@ -46,7 +46,7 @@ _FADED = np.concatenate([[0.0], np.cumsum(np.tanh((math.pi * (_AGES[1:] + _AGES[
 
 @dataclass(frozen=True)
 class SymphonyConfig(OffPolicyConfig):
-    """Settings of Symphony; defaults are the public code's, the actor's width excepted (docs/methods.md)."""
+    """Settings of Symphony; defaults are the public code's, the actor's width excepted (docs/methods/off_policy.md)."""
 
     critic: CriticConfig = field(default_factory=lambda: CriticConfig(members=3, hidden=(512, 512)))
     batch_size: PositiveInt = 384  # windows per gradient step

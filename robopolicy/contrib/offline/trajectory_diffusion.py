@@ -15,7 +15,7 @@ dataset never did, segments stay with the dataset, or cease to be plausible as w
 
 Deviations: the paper adds the gradient of log pi at the noisy action, of unit length and times a coefficient that falls
 with the steps; blurring bounds the pull without either. Policies decide in chunks and see histories. Denoising heads
-guide by their own score, policies without a density as Gaussians. Defaults that differ are in docs/methods.md.
+guide by their own score, policies without a density as Gaussians. docs/methods/composition.md lists other defaults.
 """
 
 from __future__ import annotations

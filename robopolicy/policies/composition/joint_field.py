@@ -108,7 +108,7 @@ class JointField:
     def divergences(
         self, x: Tensor, t: Tensor, probes: int, how: str, generator: torch.Generator
     ) -> tuple[list[Tensor], Tensor]:
-        """Velocities and divergences `(B, M)` with respect to the shared actions; `DensityWeighted` describes probes."""
+        """Velocities and divergences `(B, M)` in the shared actions; `DensityWeighted` describes probes."""
         directions = self._directions(x, probes, generator)
         us, slopes = self.slopes(x, t, directions.expand(-1, len(x), -1, -1), how)
         total = x.new_zeros(len(x), len(self.fields))

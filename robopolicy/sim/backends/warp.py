@@ -1,7 +1,7 @@
 """GPU backend: a `MujocoTask` with torch functions on the physics of MuJoCo Warp.
 
 Compared with `MujocoSim`, episodes run in single precision: equal initial states, then trajectories that diverge
-slowly until the first contact and faster afterwards (see docs/guide.md for numbers).
+slowly until the first contact and faster afterwards (see docs/guide/gpu_simulation.md for numbers).
 """
 
 from __future__ import annotations

@@ -192,7 +192,7 @@ class _Checker:
                     raise self._refusal(f"calls {name} with {len(node.args)} arguments, {_FUNCTIONS[name][0]} expected")
                 joined = self._joined(node.args)
                 return ValueType(1) if name in ("norm", "sum") else joined
-        raise self._refusal(f"uses '{ast.unparse(node)}', which is not in the language (see docs/guide.md)")
+        raise self._refusal(f"uses '{ast.unparse(node)}', which is not in the language (see docs/guide/programs.md)")
 
     def _chosen(self, node: ast.Subscript) -> ValueType:
         whole = next(self._numbers([node.value])).size
