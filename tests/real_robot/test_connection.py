@@ -33,7 +33,7 @@ def robot(**changes: Any) -> RobotSpec:
 
 
 def test_the_robot_says_how_and_the_command_line_knows_better(opened: list[tuple[str, dict[str, Any]]]) -> None:
-    behind = robot(transport="rosbridge", domain=7, connections={"rosbridge": {"url": "ws://a:1", "ros1": True}})
+    behind = robot(transport="rosbridge", domain=7, transport_options={"rosbridge": {"url": "ws://a:1", "ros1": True}})
     connection.connect(arguments(), behind)
     connection.connect(arguments("--connect", "url=ws://b:2", "--connect", "timeout=2.5"), behind)
     connection.connect(arguments("--transport", "dds"), behind)
@@ -72,7 +72,7 @@ def test_lerobot_is_told_which_robot(opened: list[tuple[str, dict[str, Any]]]) -
 
 def test_another_process_is_told_the_same() -> None:
     args = arguments("--transport", "dds", "--domain", "3", "--connect", "interface=lo")
-    assert vars(arguments(*connection.repeated(args))) == vars(args)
+    assert vars(arguments(*connection.to_argv(args))) == vars(args)
 
 
 def test_what_is_wrong_is_one_line() -> None:
@@ -85,6 +85,6 @@ def test_what_is_wrong_is_one_line() -> None:
     with pytest.raises(UserError, match=r"sim_panda: Unknown transport 'dsd'\. Did you mean 'dds'"):
         robot(transport="dsd")
     with pytest.raises(UserError, match="sim_panda: Unknown transport 'rosbrige'"):
-        robot(connections={"rosbrige": {}})
+        robot(transport_options={"rosbrige": {}})
     with pytest.raises(UserError, match="transport_options must have the form"):
-        robot(connections={"rosbridge": "ws://a:1"})
+        robot(transport_options={"rosbridge": "ws://a:1"})
