@@ -38,6 +38,7 @@ from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
 from robopolicy.rollout.on_policy import RolloutSampler
 from robopolicy.sim.backends.mjlab import make_mjlab, mjlab_config
 from robopolicy.sim.chunk import ChunkedSim
+from robopolicy.sim.registry import SimOptions
 from robopolicy.sim.vector_env import core_count
 
 BOUND = 1e6  # of actions, which rsl_rl leaves unbounded
@@ -103,7 +104,7 @@ def train_ours(contest: Contest, seed: int, num_envs: int, device: str, updating
     torch.manual_seed(seed)
     settings = _settings(contest.env_id)
     theirs, actor, critic = settings["algorithm"], settings["actor"], settings["critic"]
-    sim = make_mjlab(contest.env_id, num_envs, device=device, action_bound=BOUND)
+    sim = make_mjlab(contest.env_id, SimOptions(num_envs, device=device), action_bound=BOUND)
     sizes = {key: value.shape[0] for key, value in sim.spec.observation.items()}
     spec = PolicySpec({"actor": (sizes["actor"],)}, sim.spec.action_dim)
     policy = GaussianPolicy(
@@ -188,7 +189,7 @@ def train_theirs(contest: Contest, seed: int, num_envs: int, device: str, updati
 
 def judge(act: Act, env_id: str, device: str, episodes: int = 32) -> float:
     """Mean return of as many first episodes, steps of each until it ends."""
-    sim = make_mjlab(env_id, episodes, device=device, action_bound=BOUND)
+    sim = make_mjlab(env_id, SimOptions(episodes, device=device), action_bound=BOUND)
     obs = sim.reset(10_000)
     total, alive = torch.zeros(episodes, device=device), torch.ones(episodes, dtype=torch.bool, device=device)
     while bool(alive.any()):

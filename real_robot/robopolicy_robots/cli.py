@@ -11,7 +11,11 @@ from robopolicy.cli.options import add_overwrite_option, check_numbers
 from robopolicy_robots.connection import add_options
 from robopolicy_robots.robot import robot_names
 
-COMMAND = Command(__name__, "run a policy on a real or simulated robot")
+COMMAND = Command(
+    __name__,
+    "run a policy on a real or simulated robot",
+    registries=("robopolicy_robots.transports.base:TRANSPORTS",),
+)
 
 EXAMPLES = """\
 examples:

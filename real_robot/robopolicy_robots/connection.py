@@ -8,14 +8,12 @@ from typing import Any
 from robopolicy.errors import UserError
 from robopolicy.files import parse_yaml
 from robopolicy_robots.robot import RobotSpec
-from robopolicy_robots.transports.base import TRANSPORTS, Transport, open_transport
-
-DOMAINS = ("loopback", "dds", "zenoh", "rclpy")  # transports with a domain
+from robopolicy_robots.transports.base import Transport, open_transport, transport_names, transport_settings
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add command-line options of the connection."""
-    names = ", ".join((*TRANSPORTS, "auto"))
+    names = ", ".join(transport_names())
     parser.add_argument("--transport", help=f"{names} (default: the robot's, mostly dds)")
     parser.add_argument("--domain", type=int, help="ROS_DOMAIN_ID (default: the robot's)")
     parser.add_argument(
@@ -47,12 +45,13 @@ def connect(args: argparse.Namespace, robot: RobotSpec) -> Transport:
         if not equals:
             raise UserError(f"A setting of a transport is written KEY=VALUE, got '{text}'.")
         settings[key] = _value(value)
-    if name in DOMAINS:
+    known = transport_settings(name)
+    if "domain" in known:
         if robot.domain is not None:
             settings.setdefault("domain", robot.domain)
         if args.domain is not None:
             settings["domain"] = args.domain
-    if name == "lerobot":
+    if "robot" in known:
         settings["robot"] = robot
     return open_transport(name, **settings)
 

@@ -49,7 +49,7 @@ from robopolicy_robots.simulated.client import START_TIMEOUT, SimulatedTime, Sim
 from robopolicy_robots.simulated.node import build, node_parser, task_of
 from robopolicy_robots.states import State, Tick
 from robopolicy_robots.task_embodiment import TaskEmbodiment
-from robopolicy_robots.transports.base import TRANSPORTS
+from robopolicy_robots.transports.base import check_transport
 from robopolicy_robots.tui import RunDisplay, open_view
 
 DRIVING = ("--episodes", "--seconds", "--record", "--out", "--dry-run", "--browser", "--ood-data")
@@ -151,8 +151,7 @@ def _check(args: argparse.Namespace, robot: RobotSpec) -> None:
     """
     if args.browser is not None:
         parse_address(args.browser)
-    if args.transport not in (*TRANSPORTS, "auto"):
-        raise unknown_name("transport", args.transport, (*TRANSPORTS, "auto"))
+    check_transport(args.transport)
     if args.chunk_blending not in BLENDINGS:
         raise unknown_name("chunk blending", args.chunk_blending, BLENDINGS)
     if args.ood_action not in RESPONSES:

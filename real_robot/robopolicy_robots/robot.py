@@ -30,7 +30,7 @@ from robopolicy_robots.messages import (
     JointTrajectory,
     String,
 )
-from robopolicy_robots.transports.base import COMMAND, IMAGE, LATCHED, MAX_DOMAIN, SENSOR, TOPIC, TRANSPORTS, QoS
+from robopolicy_robots.transports.base import COMMAND, IMAGE, LATCHED, MAX_DOMAIN, SENSOR, TOPIC, QoS, transport_names
 
 SHIPPED = Path(__file__).parent / "robots"
 QUALITIES: dict[str, QoS] = {"sensor": SENSOR, "image": IMAGE, "command": COMMAND, "latched": LATCHED}
@@ -156,8 +156,8 @@ class RobotSpec:
                 f"got {self.command_timeout:g}."
             )
         for transport in (self.transport, *self.transport_options):
-            if transport not in (*TRANSPORTS, "auto"):
-                raise UserError(f"{self.name}: {unknown_name('transport', transport, (*TRANSPORTS, 'auto'))}")
+            if transport not in transport_names():
+                raise UserError(f"{self.name}: {unknown_name('transport', transport, transport_names())}")
         if not all(isinstance(settings, Mapping) for settings in self.transport_options.values()):
             raise UserError(f"{self.name}: transport_options must have the form {{transport: {{setting: value}}}}.")
         if self.mode not in ("absolute", "velocity"):

@@ -10,8 +10,9 @@ from __future__ import annotations
 import importlib
 from dataclasses import dataclass
 from types import ModuleType
+from typing import Any
 
-from robopolicy.plugins import Registry
+from robopolicy.plugins import Registry, load
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,7 @@ class Command:
     module: str  # e.g. "robopolicy.cli.train"
     help: str  # one line
     needs_mujoco: bool = True  # it may import MuJoCo, which reads MUJOCO_GL; an unusable value is refused before
+    registries: tuple[str, ...] = ()  # "module:REGISTRY" of what it chooses among, for `robopolicy list` and `doctor`
 
     def load(self) -> ModuleType:
         """Import the module."""
@@ -58,3 +60,12 @@ COMMANDS: Registry[Command] = Registry("commands", _PRODUCT, read=lambda row: Co
 def command_names() -> list[str]:
     """Every command: the product's in the order of use, then the others, sorted."""
     return [*_PRODUCT, *(name for name in COMMANDS if name not in _PRODUCT)]
+
+
+def extra_registries() -> list[Registry[Any]]:
+    """Registries of what commands choose among by name, such as the transports of `deploy`.
+
+    Their classes state the constants `module` (a package that they need; empty for none), `extra` (of robopolicy, which
+    installs it) and `install` (how to get it where no extra does).
+    """
+    return [load(target) for name in command_names() for target in COMMANDS[name].registries]

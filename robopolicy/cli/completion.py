@@ -68,9 +68,9 @@ def complete_task(**_: Any) -> list[str]:
 
 def complete_kind(**_: Any) -> list[str]:
     """What `robopolicy list` takes."""
-    from robopolicy.cli.list import KINDS
+    from robopolicy.cli.list import kinds
 
-    return list(KINDS)
+    return list(kinds())
 
 
 def _keys() -> Iterator[str]:

@@ -20,10 +20,8 @@ examples:
 
 CORE = ("robopolicy", "torch", "numpy", "mujoco", "gymnasium", "safetensors", "hydra-core", "pyarrow")
 
-# distribution, module, what it enables, how to get it
+# distribution, module, what it enables, how to get it; backends and commands add the packages that they need
 OPTIONAL = (
-    ("envpool", "envpool", "the EnvPool backend", "pip install 'robopolicy[envpool]'"),
-    ("mujoco-warp", "mujoco_warp", "the warp backend: tasks on a GPU", "pip install 'robopolicy[warp]'"),
     ("metaworld", "metaworld", "Meta-World tasks and their scripted experts", "pip install 'robopolicy[metaworld]'"),
     ("ogbench", "ogbench", "OGBench tasks and their oracles", "pip install 'robopolicy[ogbench]'"),
     ("gym-pusht", "gym_pusht", "the PushT task and its planner", "pip install 'robopolicy[pusht]'"),
@@ -35,14 +33,6 @@ OPTIONAL = (
     ("wandb", "wandb", "logging.wandb=true", "pip install 'robopolicy[wandb]'"),
     ("diffusers", "diffusers", "schedulers of diffusers", "pip install 'robopolicy[diffusers]'"),
     ("lerobot", "lerobot", "policies of LeRobot (Python 3.12)", "pip install 'robopolicy[lerobot]'"),
-    ("mjlab", "mjlab", "GPU simulation with mjlab (slow without a GPU)", "pip install 'robopolicy[mjlab]'"),
-    (
-        "isaaclab",
-        "isaaclab",
-        "GPU simulation with Isaac Lab (Python 3.12, an environment of its own)",
-        "pip install 'robopolicy[isaaclab]'",
-    ),
-    ("rclpy", "rclpy", "driving a robot through ROS 2", "install ROS 2 and source its setup file"),
 )
 
 
@@ -68,7 +58,7 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Report; always 0."""
-    sections = {"core": core(), "machine": machine(), "optional": [optional(*row) for row in OPTIONAL]}
+    sections = {"core": core(), "machine": machine(), "optional": [optional(*row) for row in optional_packages()]}
     if args.json:
         print(json.dumps({name: [asdict(finding) for finding in findings] for name, findings in sections.items()}))
         return 0
@@ -134,6 +124,26 @@ def rendering() -> DoctorCheck:
     except Exception as error:  # a missing GL library shows as many kinds of error, and none may stop the report
         reason = str(error).strip().splitlines()
         return DoctorCheck("rendering", False, reason[0][:80] if reason else type(error).__name__, enables)
+
+
+def optional_packages() -> list[tuple[str, str, str, str]]:
+    """Rows of `OPTIONAL`, of simulator backends and of what commands of other packages choose among, by module."""
+    from robopolicy.cli.commands import extra_registries
+    from robopolicy.sim.backends import BACKENDS
+
+    rows = {row[1]: row for row in OPTIONAL}
+    found = [(f"backend {name}", row.module, row.extra, "") for name, row in BACKENDS.items()]
+    for registry in extra_registries():
+        for name in registry:
+            module, extra, install = (registry.attribute(name, key) for key in ("module", "extra", "install"))
+            found.append((f"{registry.kind.removesuffix('s')} {name}", module, extra, install))
+    for name, module, extra, install in found:
+        if module:
+            distribution, _, enables, how = rows.get(module, (module.replace("_", "-"), module, "", ""))
+            package = f"'robopolicy[{extra}]'" if extra else distribution
+            enables = f"{enables}, {name}" if enables else name
+            rows[module] = distribution, module, enables, how or install or f"pip install {package}"
+    return list(rows.values())
 
 
 def optional(distribution: str, module: str, enables: str, install: str) -> DoctorCheck:

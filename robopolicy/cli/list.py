@@ -5,12 +5,16 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable, Mapping
+from functools import partial
 from importlib.util import find_spec
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
+from robopolicy.cli.commands import extra_registries
+
 if TYPE_CHECKING:
     from robopolicy.plugins import Registry
+    from robopolicy.sim.backends import Backend
     from robopolicy.sim.registry import TaskEntry, TaskFamily
 
 EXAMPLES = """\
@@ -19,25 +23,6 @@ examples:
   robopolicy list tasks
   robopolicy list algorithms --json
 """
-
-# name, what it is, module and extra that it needs beyond the core
-BACKENDS = (
-    ("mujoco", "native MuJoCo on all cores, the engine that a task prefers", "", ""),
-    ("mujoco-exact", "native MuJoCo with one persistent MjData per environment", "", ""),
-    ("warp", "MuJoCo Warp: the same tasks on a GPU, in single precision", "mujoco_warp", "warp"),
-    ("gymnasium", "any registered gymnasium environment, stepped one at a time", "", ""),
-    ("envpool", "EnvPool's compiled environments; fast, but episodes are not repeatable", "envpool", "envpool"),
-    ("mjlab", "mjlab's environments on a GPU or, slowly, the CPU; episodes are not repeatable", "mjlab", "mjlab"),
-    (
-        "isaaclab",
-        "Isaac Lab's environments on a GPU or, slowly, the CPU; episodes are not repeatable",
-        "isaaclab",
-        "isaaclab",
-    ),
-    ("torch", "tasks that are written in torch: toys, and those of known dynamics", "", ""),
-    ("text", "conversations, in this process", "", ""),
-    ("worldmodel:FOLDER", "a learned world model in place of a task's own simulator", "", ""),
-)
 
 Row = dict[str, Any]
 
@@ -49,7 +34,7 @@ def add_parser(subparsers: Any) -> None:
         description="Show what can be named on the command line and in configurations.",
         epilog=EXAMPLES,
     )
-    parser.add_argument("what", nargs="?", metavar="KIND", help=f"{' | '.join(KINDS)} (default: all)")
+    parser.add_argument("what", nargs="?", metavar="KIND", help=f"{' | '.join(kinds())} (default: all)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
@@ -57,9 +42,10 @@ def run(args: argparse.Namespace) -> int:
     """List; always 0."""
     from robopolicy.errors import unknown_name
 
-    if args.what is not None and args.what not in KINDS:
-        raise unknown_name("kind", args.what, KINDS)
-    sections = {kind: rows() for kind, rows in KINDS.items() if args.what in (None, kind)}
+    known = kinds()
+    if args.what is not None and args.what not in known:
+        raise unknown_name("kind", args.what, known)
+    sections = {kind: rows() for kind, rows in known.items() if args.what in (None, kind)}
     if args.json:
         print(json.dumps(sections))
         return 0
@@ -127,10 +113,9 @@ def experiments() -> list[Row]:
 
 def backends() -> list[Row]:
     """Simulator backends."""
-    return [
-        {"name": name, "description": text, "missing": extra if _lacks(module) else ""}
-        for name, text, module, extra in BACKENDS
-    ]
+    from robopolicy.sim.backends import BACKENDS
+
+    return [_backend(name, row) | {"ring": BACKENDS.ring(name)} for name, row in BACKENDS.items()]
 
 
 def recipes() -> list[Row]:
@@ -151,6 +136,11 @@ def recipes() -> list[Row]:
     ]
 
 
+def kinds() -> dict[str, Callable[[], list[Row]]]:
+    """Everything that can be listed: `KINDS`, then what commands of other packages choose among."""
+    return KINDS | {registry.kind: partial(_of_command, registry) for registry in extra_registries()}
+
+
 KINDS: dict[str, Callable[[], list[Row]]] = {
     "tasks": tasks,
     "policies": policies,
@@ -163,6 +153,20 @@ KINDS: dict[str, Callable[[], list[Row]]] = {
 
 def _row(name: str, registry: Registry[Any]) -> Row:
     return {"name": name, "description": registry.summary(name), "missing": "", "ring": registry.ring(name)}
+
+
+def _of_command(registry: Registry[Any]) -> list[Row]:
+    rows: list[Row] = []
+    for name in registry:
+        extra = registry.attribute(name, "extra") if _lacks(registry.attribute(name, "module")) else ""
+        rows.append(_row(name, registry) | {"missing": extra})
+    return rows
+
+
+def _backend(name: str, row: Backend) -> Row:
+    text = row.help if row.repeatable else f"{row.help}; episodes are not repeatable"
+    shown = f"{name}:{row.argument}" if row.argument else name
+    return {"name": shown, "description": text, "missing": row.extra if _lacks(row.module) else ""}
 
 
 def _cited(recipe: Mapping[str, Any]) -> str:

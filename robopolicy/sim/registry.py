@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from robopolicy.constraints import NonNegative, NonNegativeInt, Validated
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.plugins import PRODUCT, contributed, installed, load, load_entry_point
+from robopolicy.sim.backends import BACKENDS
 from robopolicy.spec import IMAGE_PREFIX
 
 if TYPE_CHECKING:
@@ -184,17 +185,62 @@ def task_names() -> list[str]:
 
 
 def task_families() -> dict[str, TaskFamily]:
-    """The families by prefix, sorted."""
+    """The families by prefix, sorted: registered ones, and one for each backend that runs environments by id."""
     _register_installed()
-    return dict(sorted(_FAMILIES.items()))
+    families = _FAMILIES | {name: _backend_family(name) for name in BACKENDS if BACKENDS[name].by_id}
+    return dict(sorted(families.items()))
+
+
+def _backend_family(backend: str) -> TaskFamily:
+    row = BACKENDS[backend]
+    description = f"Any task of {backend} by its own id."
+    return TaskFamily(lambda name: backend_entry(backend, name), description, requires=row.extra, module=row.module)
+
+
+def backend_entry(backend: str, environment: str, name: str = "", description: str = "") -> TaskEntry:
+    """The task that runs an environment of another library on a backend.
+
+    Args:
+        backend: Key in `BACKENDS` of one that runs environments by id.
+        environment: Name of the environment in its library.
+        name: Id of the task; `BACKEND/ENVIRONMENT` by default.
+        description: One line.
+    """
+    name = name or f"{backend}/{environment}"
+    row = BACKENDS[backend]
+
+    def make(options: SimOptions) -> VectorSim:
+        return check_views(row.maker()(environment, options, task=name), options)
+
+    description = description or f"{environment} of {backend}."
+    return TaskEntry(name, make, description, backends=(backend,), requires=row.extra, module=row.module)
+
+
+def check_views(sim: VectorSim, options: SimOptions) -> VectorSim:
+    """The simulator, if its own observations include the requested cameras and point clouds.
+
+    Raises:
+        UserError: They do not; the simulator is closed.
+    """
+    from robopolicy.nets.encoder import CLOUD_PREFIX
+
+    wanted = [IMAGE_PREFIX + camera for camera in options.cameras]
+    wanted += [CLOUD_PREFIX + camera for camera in options.point_clouds]
+    if not set(wanted) <= set(sim.spec.observation):
+        sim.close()
+        raise UserError(f"Task {sim.spec.task} has fixed observations and cannot add cameras; leave them out.")
+    return sim
 
 
 def get_task(name: str) -> TaskEntry:
     """Look a task up by its id, or by its last part where that is unique ("lift")."""
     names = task_names()
     prefix, _, rest = name.partition("/")
-    if name not in names and prefix in _FAMILIES and rest:
-        return _FAMILIES[prefix].make_entry(rest)
+    if name not in names and rest:
+        if prefix in _FAMILIES:
+            return _FAMILIES[prefix].make_entry(rest)
+        if prefix in BACKENDS and BACKENDS[prefix].by_id:
+            return backend_entry(prefix, rest)
     matches = [name] if name in names else [task for task in names if task.rsplit("/", 1)[-1] == name]
     if len(matches) != 1:
         raise unknown_name("task", name, names)

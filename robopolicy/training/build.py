@@ -23,6 +23,7 @@ from robopolicy.errors import UserError
 from robopolicy.policies.base import Policy, PolicySpec
 from robopolicy.policies.registry import POLICIES
 from robopolicy.schema import fill_defaults, to_dict
+from robopolicy.sim.backends import all_lockstep
 from robopolicy.sim.contract import SimSpec, VectorSim
 from robopolicy.sim.registry import WorldOptions, get_task, observation_options, task_names
 from robopolicy.spec import HIDDEN_STATE
@@ -35,8 +36,6 @@ from robopolicy.training.make_source import DataSource, make_source
 from robopolicy.training.manifest import read_manifest
 from robopolicy.training.world_sims import is_world
 
-LOCKSTEP_BACKENDS = {"mjlab", "isaaclab"}
-"""Backends that step all environments or none."""
 OUT_OF_BOUNDS_WARN = 0.05  # share of actions outside the bounds that raises a doubt about a dataset
 
 
@@ -96,7 +95,7 @@ def resolve_config(config: TrainConfig) -> TrainConfig:
         raise UserError("No task is given; pass e.g. task=lift ('robopolicy list tasks' shows all).")
     task = get_task(task).name
     plays = _plays(config, ALGORITHMS[algorithm].data_source) and not is_world(config.sim.backend)
-    if plays and set(get_task(task).backends) <= LOCKSTEP_BACKENDS:
+    if plays and all_lockstep(get_task(task).backends):
         _check_one_action(config, task)
     _check_text(task, str(config.policy["name"]), algorithm)
     name = config.name or f"{task.rsplit('/', 1)[-1]}_{config.policy['name']}_{algorithm}_seed{config.seed}"

@@ -65,9 +65,10 @@ def test_play_says_where_a_task_cannot_draw_itself(monkeypatch, tmp_path, refuse
 def test_list_shows_every_kind(capsys):
     assert main(["list"]) == 0
     printed = capsys.readouterr().out
-    assert [line for line in printed.splitlines() if not line.startswith(" ")] == list(list_verb.KINDS)
+    assert [line for line in printed.splitlines() if not line.startswith(" ")] == list(list_verb.kinds())
     for name in (TASK, "manipulation/lift", "gymnasium/<id>", "flow", "reinflow", "lift_reinflow", "mujoco-exact"):
         assert f"  {name} " in printed
+    assert "  zenoh " in printed  # a transport, of the command deploy
 
 
 def test_list_knows_every_backend_of_a_task(capsys):

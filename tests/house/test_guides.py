@@ -22,9 +22,11 @@ PAGES = [path for path in project_files() if path.suffix == ".md" and path.parts
 LINKED = PAGES  # generated pages included
 PAGES = [path for path in PAGES if path.parent != Path("docs/methods")]
 needs_contrib = pytest.mark.skipif(not themes(), reason="contrib is hidden, of which the guides speak as well")
+TUTORIALS = Path("docs/extend")  # whose files and commands test_tutorials.py runs
+GUIDES = [path for path in PAGES if path.parent != TUTORIALS]
 COMMANDS = [
     (page, line.split("#")[0].strip())
-    for page in PAGES
+    for page in GUIDES
     for block in re.findall(r"```(?:bash|sh|console)\n(.*?)```", read(page), re.S)
     for line in block.splitlines()
 ]
@@ -38,7 +40,7 @@ def commands(start: str) -> list[tuple[Path, list[str]]]:
 
 
 @needs_contrib
-@pytest.mark.parametrize("page", [page for page in PAGES if "```python" in read(page)], ids=str)
+@pytest.mark.parametrize("page", [page for page in GUIDES if "```python" in read(page)], ids=str)
 def test_python_blocks_run(page):
     scope: dict[str, object] = {}
     with patch.dict(ALGORITHMS._rows), patch.dict(POLICIES._rows):  # a guide adds to them

@@ -10,14 +10,13 @@ import os
 import re
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
-from importlib import import_module
 from importlib.util import find_spec
 from inspect import signature
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
 from robopolicy.errors import UserError, unknown_name
+from robopolicy.plugins import Registry
 from robopolicy_robots.codecs.definitions import CodecError
 from robopolicy_robots.message import Message
 
@@ -26,15 +25,7 @@ Item = TypeVar("Item")
 TOPIC = re.compile(r"(/[A-Za-z_][A-Za-z0-9_]*)+")  # names valid in ROS 1 and ROS 2
 BLOCKING = 0.010  # [s] maximum wait of publishing
 MAX_DOMAIN = 232  # largest ROS_DOMAIN_ID; beyond it DDS has no ports
-TRANSPORTS = (
-    "loopback",
-    "dds",
-    "zenoh",
-    "rosbridge",
-    "ros1",
-    "rclpy",
-    "lerobot",
-)  # a module each that names its class TRANSPORT
+AUTO = "auto"  # name of the transport that fits the ROS environment
 
 
 class TransportError(UserError):
@@ -228,7 +219,14 @@ def drain(queue: deque[Item]) -> list[Item]:
 
 
 class Transport(ABC):
-    """Connection to a robot; a context manager that closes it."""
+    """Connection to a robot; a context manager that closes it.
+
+    The arguments of its constructor are its settings. Those named `domain` and `robot` are filled in from the robot.
+    """
+
+    module: ClassVar[str] = ""  # package that it needs beyond the core
+    extra: ClassVar[str] = ""  # extra of robopolicy that installs that package
+    install: ClassVar[str] = ""  # how to get that package, where no extra installs it
 
     def __init__(self) -> None:
         self._ends: list[Publisher[Any] | Subscription[Any]] = []
@@ -295,6 +293,22 @@ class Transport(ABC):
         """Free resources, after publishers and subscriptions."""
 
 
+TRANSPORTS: Registry[type[Transport]] = Registry(
+    "transports",
+    {
+        "dds": "robopolicy_robots.transports.dds:DdsTransport",
+        "lerobot": "robopolicy_robots.transports.lerobot:LerobotTransport",
+        "loopback": "robopolicy_robots.transports.loopback:LoopbackTransport",
+        "rclpy": "robopolicy_robots.transports.rclpy:RclpyTransport",
+        "ros1": "robopolicy_robots.transports.ros1:Ros1Transport",
+        "rosbridge": "robopolicy_robots.transports.rosbridge:RosbridgeTransport",
+        "zenoh": "robopolicy_robots.transports.zenoh:ZenohTransport",
+    },
+)
+"""Name -> class, imported when it is chosen; other packages add theirs by the entry-point group
+`robopolicy.transports`."""
+
+
 def stamp_of(message: Message) -> float | None:
     """Time in the header [s since the epoch]; None without a header or if its stamp is zero ("not given")."""
     header = getattr(message, "header", None)
@@ -317,7 +331,7 @@ def open_transport(name: str, **settings: Any) -> Transport:
     """Open a transport by its name.
 
     Args:
-        name: One of `TRANSPORTS`, or "auto" for `rclpy` in a ROS 2 environment. There is no fallback: a
+        name: Key in `TRANSPORTS`, or "auto" for `rclpy` in a ROS 2 environment. There is no fallback: a
             robot must not be controlled over another network than its owner expects.
         **settings: Arguments of its class.
 
@@ -325,16 +339,38 @@ def open_transport(name: str, **settings: Any) -> Transport:
         TransportError: It cannot be opened.
         UserError: The name or a setting is unknown, or a package is missing.
     """
-    if name == "auto":
+    if name == AUTO:
         name = _ros_environment()
-    if name not in TRANSPORTS:
-        raise unknown_name("transport", name, (*TRANSPORTS, "auto"))
-    make: Callable[..., Transport] = import_module(f"robopolicy_robots.transports.{name}").TRANSPORT
-    known = signature(make).parameters
+    known = transport_settings(name)
     for setting in settings:
         if setting not in known and "settings" not in known:  # which takes any
             raise unknown_name("setting", setting, known, f"of transport {name}")
-    return make(**settings)
+    return TRANSPORTS[name](**settings)
+
+
+def transport_names() -> tuple[str, ...]:
+    """Names that `open_transport` takes."""
+    return (*TRANSPORTS, AUTO)
+
+
+def check_transport(name: str) -> None:
+    """Check that `open_transport` takes a name.
+
+    Raises:
+        UserError: It does not.
+    """
+    if name not in transport_names():
+        raise unknown_name("transport", name, transport_names())
+
+
+def transport_settings(name: str) -> tuple[str, ...]:
+    """Names of the settings of a transport; of "auto" none, since it depends on the environment.
+
+    Raises:
+        UserError: The name is unknown.
+    """
+    check_transport(name)
+    return () if name == AUTO else tuple(signature(TRANSPORTS[name]).parameters)
 
 
 def _ros_environment() -> str:

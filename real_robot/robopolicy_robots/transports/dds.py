@@ -168,6 +168,9 @@ class DdsTransport(Transport):
         interface: Network interface; loopback by default. `CYCLONEDDS_URI` takes precedence.
     """
 
+    module = "cyclonedds"
+    extra = "ros"
+
     def __init__(self, domain: int | None = None, interface: str = "lo") -> None:
         super().__init__()
         require("rosbags.typesys", "ros")  # whose codecs every message needs
@@ -186,9 +189,6 @@ class DdsTransport(Transport):
 
     def _leave(self) -> None:
         self._participant = None  # entities of DDS are deleted with their last reference
-
-
-TRANSPORT = DdsTransport
 
 
 @cache

@@ -88,7 +88,7 @@ class JointUnits:
 
 
 class LerobotTransport(WrappedTransport):
-    """One robot, connected for as long as the transport is open.
+    """One robot of LeRobot, connected for as long as the transport is open.
 
     Args:
         robot: Description with the joint names of LeRobot motors.
@@ -101,6 +101,9 @@ class LerobotTransport(WrappedTransport):
         TransportError: The robot cannot be reached, is not calibrated, or has other joints.
     """
 
+    module = "lerobot"
+    extra = "lerobot"
+
     def __init__(self, robot: RobotSpec, type: str = "so101_follower", units: str = "degrees", **settings: Any) -> None:
         if robot.mode != "absolute":
             raise TransportError(f"LeRobot takes positions, and {robot.name} is driven by velocities.")
@@ -111,9 +114,6 @@ class LerobotTransport(WrappedTransport):
     def _leave(self) -> None:
         self._driver.close()
         super()._leave()
-
-
-TRANSPORT = LerobotTransport
 
 
 class _Driver:

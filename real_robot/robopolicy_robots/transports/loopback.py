@@ -118,9 +118,6 @@ class LoopbackTransport(Transport):
         pass  # the bus is freed with its last transport
 
 
-TRANSPORT = LoopbackTransport
-
-
 def _joined(publisher: LoopbackPublisher[Any], subscription: LoopbackSubscription[Any]) -> bool:
     return publisher.topic == subscription.topic and not _unmet(publisher, subscription)
 

@@ -79,6 +79,9 @@ class RclpyTransport(Transport):
         node: Name of our node.
     """
 
+    module = "rclpy"
+    install = "install ROS 2 and source its setup file"
+
     def __init__(self, domain: int | None = None, node: str = "robopolicy") -> None:
         super().__init__()
         try:
@@ -112,9 +115,6 @@ class RclpyTransport(Transport):
     def _spin(self) -> None:
         while not self._ending.is_set():
             self._executor.spin_once(timeout_sec=SPIN)
-
-
-TRANSPORT = RclpyTransport
 
 
 def _profile(reliable: bool, latched: bool, depth: int = 1) -> Any:

@@ -76,11 +76,16 @@ class Ros1Subscription(Subscription[M]):
 
 
 class Ros1Transport(Transport):
-    """ROS 1; ROS_MASTER_URI is the address of its master, ROS_IP our address (this machine by default).
+    """ROS 1 by rospy.
+
+    ROS_MASTER_URI is the address of the master, ROS_IP our address (this machine by default).
 
     Args:
         node: Name of our node, made unique; set by the first transport of a process.
     """
+
+    module = "rospy"
+    install = "apt-get install python3-rospy, or set up a ROS 1 shell"
 
     def __init__(self, node: str = "robopolicy") -> None:
         super().__init__()
@@ -101,9 +106,6 @@ class Ros1Transport(Transport):
 
     def _leave(self) -> None:
         pass  # the node stays until the process ends
-
-
-TRANSPORT = Ros1Transport
 
 
 @cache

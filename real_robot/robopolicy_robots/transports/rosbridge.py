@@ -93,6 +93,9 @@ class RosbridgeTransport(Transport):
         timeout: Seconds to wait for the first connection.
     """
 
+    module = "websockets"
+    extra = "ros"
+
     def __init__(
         self, url: str = "ws://127.0.0.1:9090", ros1: bool = False, token: str | None = None, timeout: float = 5.0
     ) -> None:
@@ -112,9 +115,6 @@ class RosbridgeTransport(Transport):
 
     def _leave(self) -> None:
         self._link.close()
-
-
-TRANSPORT = RosbridgeTransport
 
 
 class _Link:

@@ -131,6 +131,9 @@ class ZenohTransport(Transport):
         node: Name of our node in ROS.
     """
 
+    module = "zenoh"
+    extra = "ros"
+
     def __init__(
         self, domain: int | None = None, router: str = ROUTER, listen: str | None = None, node: str = "robopolicy"
     ) -> None:
@@ -167,9 +170,6 @@ class ZenohTransport(Transport):
 
     def _leave(self) -> None:
         self.session.close()
-
-
-TRANSPORT = ZenohTransport
 
 
 class _Ends:

@@ -17,7 +17,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from robopolicy.errors import UserError, unknown_environment
+from robopolicy.sim.backends import BACKENDS
 from robopolicy.sim.contract import Observation, SimSpec, Step
+from robopolicy.sim.registry import SimOptions
 from robopolicy.sim.spaces import ObservationMap, action_bounds
 from robopolicy.sim.vector_env import Arrays, NumpyVectorEnv, copied, core_count, fill, tensors
 
@@ -65,7 +67,7 @@ class EnvPoolSim(NumpyVectorEnv):
             action_high=high,
             control_dt=control_dt or float(getattr(config.config, "ctrl_dt", 1 / _DEFAULT_RATE)),
             max_episode_steps=int(config.config.max_episode_steps),
-            seeded_episodes=False,
+            seeded_episodes=BACKENDS["envpool"].repeatable,
         )
         self._pool: Any = None
         super().__init__(spec, num_envs)
@@ -137,6 +139,13 @@ class EnvPoolSim(NumpyVectorEnv):
         observation, extra = self._pool.reset(rows.astype(np.int32))
         fill(obs, extra["env_id"], self._map.batch(observation))
         self._steps[rows] = 0
+
+
+def make_envpool(environment: str, options: SimOptions, *, task: str = "") -> EnvPoolSim:
+    """Simulate an EnvPool environment; `task` is the name to report, its id by default."""
+    # Meta-World hides the goal by default.
+    extra = {"partially_observable": False} if environment.startswith("MetaWorld/") else {}
+    return EnvPoolSim(environment, options.num_envs, threads=options.threads, task=task, options=extra)
 
 
 def _import_envpool() -> Any:

@@ -23,6 +23,7 @@ from torch import Tensor
 from robopolicy.errors import SimulatorFailed, UserError
 from robopolicy.sim.contract import TERM_PREFIX, Observation, SimSpec, Step
 from robopolicy.sim.gl import gl_backend
+from robopolicy.sim.registry import SimOptions
 from robopolicy.sim.spaces import ObservationMap, action_bounds
 from robopolicy.sim.vector_env import Arrays, NumpyVectorEnv, copied, fill, finite_rows, tensors
 
@@ -209,6 +210,11 @@ def _fresh_starts(env: gymnasium.Env[Any, Any]) -> int:
         return 0
     lost = mujoco.mjtWarning
     return sum(data.warning[kind].number for kind in (lost.mjWARN_BADQPOS, lost.mjWARN_BADQVEL, lost.mjWARN_BADQACC))
+
+
+def make_gymnasium(environment: str, options: SimOptions, *, task: str = "") -> GymnasiumSim:
+    """Simulate a registered gymnasium environment; `task` is the name to report, its id by default."""
+    return GymnasiumSim(environment, options.num_envs, task=task)
 
 
 def _maker(name: str) -> Callable[[], gymnasium.Env[Any, Any]]:

@@ -217,6 +217,14 @@ class _RandomStream:
             torch.cuda.set_rng_state(states[2], self._device)
 
 
+def default_action_bound(environment: str) -> float:
+    """Bound of actions that the environment leaves unbounded: 3 for walking tasks, 1 elsewhere.
+
+    In the walking tasks an action is an offset of joint targets, scaled so that gaits need more than 1.
+    """
+    return 3.0 if "-Velocity-" in environment else 1.0
+
+
 def _action_bounds(space: Any, bound: float, task: str, device: torch.device) -> tuple[Tensor, Tensor]:
     """Finite bounds `(A,)` of a Box of gymnasium, or of mjlab, whose bounds may be single numbers."""
     if not hasattr(space, "low"):

@@ -10,24 +10,26 @@ from typing import Any
 import gymnasium
 
 from robopolicy.errors import UserError, unknown_environment
-from robopolicy.sim.backends.isaac_style import IsaacStyleSim, building
+from robopolicy.sim.backends.isaac_style import IsaacStyleSim, building, default_action_bound
+from robopolicy.sim.registry import SimOptions
 
 
 def make_isaaclab(
-    env_id: str, num_envs: int, *, device: str, task: str = "", action_bound: float = 1.0
+    environment: str, options: SimOptions, *, task: str = "", action_bound: float | None = None
 ) -> IsaacStyleSim:
-    """Build `num_envs` environments of one Isaac Lab id, for example `Isaac-Ant`; there can be one set per process.
+    """Build environments of one Isaac Lab id, for example `Isaac-Ant`; there can be one set per process.
 
     Args:
-        env_id: Isaac Lab's name.
-        num_envs: N.
-        device: `cuda`, `cuda:0`, ... or `cpu`.
+        environment: Isaac Lab's name.
+        options: `num_envs` and `device`: `cuda`, `cuda:0`, ... or `cpu`.
         task: Name to report; the id by default.
-        action_bound: Actions, which Isaac Lab leaves unbounded, are clipped to `[-action_bound, action_bound]`.
+        action_bound: Actions, which Isaac Lab leaves unbounded, are clipped to `[-action_bound, action_bound]`; None
+            is the default of the environment.
     """
-    with building(device):
-        config = isaaclab_config(env_id, num_envs, device)
-        return IsaacStyleSim(gymnasium.make(env_id, cfg=config), task=task or env_id, action_bound=action_bound)
+    bound = default_action_bound(environment) if action_bound is None else action_bound
+    with building(options.device):
+        config = isaaclab_config(environment, options.num_envs, options.device)
+        return IsaacStyleSim(gymnasium.make(environment, cfg=config), task=task or environment, action_bound=bound)
 
 
 def isaaclab_config(env_id: str, num_envs: int, device: str) -> Any:

@@ -6,25 +6,30 @@ from contextlib import suppress
 from typing import Any
 
 from robopolicy.errors import UserError, unknown_environment
-from robopolicy.sim.backends.isaac_style import IsaacStyleSim, building
+from robopolicy.sim.backends.isaac_style import IsaacStyleSim, building, default_action_bound
 from robopolicy.sim.gl import gl_backend
+from robopolicy.sim.registry import SimOptions
 
 
-def make_mjlab(env_id: str, num_envs: int, *, device: str, task: str = "", action_bound: float = 1.0) -> IsaacStyleSim:
-    """Build `num_envs` environments of one mjlab id, for example `Mjlab-Velocity-Flat-Unitree-Go1`.
+def make_mjlab(
+    environment: str, options: SimOptions, *, task: str = "", action_bound: float | None = None
+) -> IsaacStyleSim:
+    """Build environments of one mjlab id, for example `Mjlab-Velocity-Flat-Unitree-Go1`.
 
     Args:
-        env_id: mjlab's name.
-        num_envs: N.
-        device: `cuda`, `cuda:0`, ... or `cpu`.
+        environment: mjlab's name.
+        options: `num_envs` and `device`: `cuda`, `cuda:0`, ... or `cpu`.
         task: Name to report; the id by default.
-        action_bound: Actions, which mjlab leaves unbounded, are clipped to `[-action_bound, action_bound]`.
+        action_bound: Actions, which mjlab leaves unbounded, are clipped to `[-action_bound, action_bound]`; None is
+            the default of the environment.
     """
-    config = mjlab_config(env_id, num_envs)
-    with building(device):
+    config = mjlab_config(environment, options.num_envs)
+    bound = default_action_bound(environment) if action_bound is None else action_bound
+    with building(options.device):
         from mjlab.envs import ManagerBasedRlEnv
 
-        return IsaacStyleSim(ManagerBasedRlEnv(config, device=device), task=task or env_id, action_bound=action_bound)
+        env = ManagerBasedRlEnv(config, device=options.device)
+        return IsaacStyleSim(env, task=task or environment, action_bound=bound)
 
 
 def mjlab_config(env_id: str, num_envs: int) -> Any:

@@ -21,6 +21,7 @@ from robopolicy.errors import UserError
 from robopolicy.sim.backends.mujoco.render import Renderer
 from robopolicy.sim.backends.mujoco.task import BatchState, MujocoTask, sim_spec
 from robopolicy.sim.contract import Observation, Step, VectorSim
+from robopolicy.sim.registry import SimOptions
 from robopolicy.sim.vector_env import SeedCounter, check_action, check_number_of_envs
 
 CONTACTS = 64  # per environment, pooled; the Panda scenes reach 14
@@ -366,3 +367,14 @@ def _where(rows: Tensor, yes: Tensor, no: Tensor) -> Tensor:
 def _masked(values: Tensor, rows: Tensor) -> Tensor:
     """Copy of `values` with zeros outside `rows`."""
     return _where(rows, values, torch.zeros_like(values))
+
+
+def make_warp(environment: MujocoTask, options: SimOptions, *, task: str = "") -> WarpSim:
+    """Simulate a task on MuJoCo Warp.
+
+    Raises:
+        UserError: Camera observations are requested, or the task does not run on this backend.
+    """
+    if options.cameras or options.point_clouds:
+        raise UserError("Backend 'warp' renders no camera observations; use backend 'mujoco'.")
+    return WarpSim(environment, options.num_envs, device=options.device)

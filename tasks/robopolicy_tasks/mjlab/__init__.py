@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from robopolicy.sim.registry import backend_entry
 from robopolicy.sim.registry import register as register_entry
-from robopolicy_tasks.external import mjlab_entry
 
 # Name -> mjlab id, description.
 TASKS = {
@@ -20,4 +20,4 @@ TASKS = {
 def register() -> None:
     """Register every task without importing mjlab."""
     for task, (env_id, description) in TASKS.items():
-        register_entry(mjlab_entry(env_id, f"mjlab/{task}", description))
+        register_entry(backend_entry("mjlab", env_id, f"mjlab/{task}", description))

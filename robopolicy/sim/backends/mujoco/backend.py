@@ -12,6 +12,7 @@ from torch import Tensor
 
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.nets.encoder import CLOUD_PREFIX, IMAGE_PREFIX
+from robopolicy.sim.backends import BACKENDS
 from robopolicy.sim.backends.mujoco.engines import PhysicsEngine, RolloutEngine, Rows, ThreadsEngine
 from robopolicy.sim.backends.mujoco.render import Renderer
 from robopolicy.sim.backends.mujoco.task import Array, BatchState, MujocoTask, sim_spec
@@ -298,17 +299,15 @@ def _info_tensor(value: NDArray[Any]) -> Tensor:
 
 
 def make_mujoco(task: MujocoTask, options: SimOptions) -> VectorSim:
-    """Simulate `task` on the backend that `options` ask for: `auto`, `mujoco`, `mujoco-exact` or `warp`."""
-    if options.backend == "warp":
-        if options.cameras or options.point_clouds:
-            raise UserError("Backend 'warp' renders no camera observations; use backend 'mujoco'.")
-        from robopolicy.sim.backends.warp import WarpSim
+    """Simulate `task` on the backend that `options` ask for, `auto` being `mujoco`."""
+    backend = "mujoco" if options.backend == "auto" else options.backend
+    return BACKENDS[backend].maker()(task, options, task=task.name)
 
-        return WarpSim(task, options.num_envs, device=options.device)
-    from robopolicy.sim.backends.mujoco.backend import MujocoSim
 
+def make_native(environment: MujocoTask, options: SimOptions, *, task: str = "") -> MujocoSim:
+    """Simulate a task on native MuJoCo, the engine of backends `mujoco` and `mujoco-exact`."""
     return MujocoSim(
-        task,
+        environment,
         options.num_envs,
         engine="exact" if options.backend == "mujoco-exact" else "auto",
         threads=options.threads,
