@@ -88,10 +88,8 @@ class ExactQ(nn.Module):
 
 
 def point_mass(algorithm: Any, num_envs: int = 8, reward: str = "shaped") -> ReplaySampler:
-    spec = algorithm.policy.spec
-    sim = ChunkedSim(
-        make_sim("toy/point_mass", SimOptions(num_envs=num_envs, reward=reward)), action_horizon=spec.action_horizon
-    )
+    task = make_sim("toy/point_mass", SimOptions(num_envs=num_envs, reward=reward))
+    sim = ChunkedSim(task, action_horizon=algorithm.policy.spec.action_horizon)
     return ReplaySampler(sim, Replay(20_000, num_envs), seed=0)
 
 
