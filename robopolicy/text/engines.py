@@ -21,7 +21,7 @@ from robopolicy.text.generation import Generation
 from robopolicy.text.policy import TextPolicy
 from robopolicy.text.tokenizers import right_padded
 
-OWN = "own"  # the policy itself
+NATIVE = "native"  # the policy itself
 
 
 class Engine(Protocol):
@@ -31,7 +31,9 @@ class Engine(Protocol):
         """Take over the weights."""
         ...
 
-    def write(self, prompts: Sequence[Sequence[int]], generator: torch.Generator, *, temperature: Tensor) -> Generation:
+    def generate(
+        self, prompts: Sequence[Sequence[int]], generator: torch.Generator, *, temperature: Tensor
+    ) -> Generation:
         """Complete the N prompts at temperatures (N,); the entropy of the result may be 0 everywhere."""
         ...
 
@@ -72,40 +74,44 @@ class VLLM:
         self._llm.apply_model(partial(_replace, weights=weights))
         self._llm.reset_prefix_cache()
 
-    def write(self, prompts: Sequence[Sequence[int]], generator: torch.Generator, *, temperature: Tensor) -> Generation:
+    def generate(
+        self, prompts: Sequence[Sequence[int]], generator: torch.Generator, *, temperature: Tensor
+    ) -> Generation:
         """Complete the prompts, each with a seed of its own."""
         tokenizer, budget = self._policy.tokenizer, self._policy.budget
         self._policy.check_fits(max(map(len, prompts)), budget)
         seeds = torch.randint(2**31 - 1, (len(prompts),), generator=generator).tolist()
         common = {"max_tokens": budget, "stop_token_ids": [tokenizer.eos], "logprobs": 0, "detokenize": False}
         settings = [
-            self._library.SamplingParams(temperature=heat, seed=seed, **common)
-            for heat, seed in zip(temperature.tolist(), seeds, strict=True)
+            self._library.SamplingParams(temperature=temperatures, seed=seed, **common)
+            for temperatures, seed in zip(temperature.tolist(), seeds, strict=True)
         ]
-        asked = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
-        answers = [answer.outputs[0] for answer in self._llm.generate(asked, settings, use_tqdm=False)]
+        requests = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
+        answers = [answer.outputs[0] for answer in self._llm.generate(requests, settings, use_tqdm=False)]
         rows = [list(answer.token_ids) for answer in answers]
         scores = [
             [step[token].logprob for step, token in zip(answer.logprobs, row, strict=True)]
             for answer, row in zip(answers, rows, strict=True)
         ]
-        return made_of(rows, scores, eos=tokenizer.eos, pad=tokenizer.pad)
+        return generation_from(rows, scores, eos=tokenizer.eos, pad=tokenizer.pad)
 
 
-def made_of(rows: Sequence[Sequence[int]], logp: Sequence[Sequence[float]], *, eos: int, pad: int) -> Generation:
+def generation_from(
+    rows: Sequence[Sequence[int]], logp: Sequence[Sequence[float]], *, eos: int, pad: int
+) -> Generation:
     """The completions of an engine: tokens of each row with `eos`, and their log-probabilities."""
     tokens, mask = right_padded(rows, pad)
     scores = torch.zeros(tokens.shape)
     for row, values in enumerate(logp):
         scores[row, : len(values)] = torch.tensor(values)
-    cut = ~((tokens == eos) & mask).any(1)
-    return Generation(tokens, mask, scores, torch.zeros_like(scores), cut, mask.long().cumsum(1) * mask)
+    truncated = ~((tokens == eos) & mask).any(1)
+    return Generation(tokens, mask, scores, torch.zeros_like(scores), truncated, mask.long().cumsum(1) * mask)
 
 
 ENGINES: dict[str, Callable[[TextPolicy], Engine]] = {"vllm": VLLM}
 
 
-def corrected(recipe: Mapping[str, Any], cap: float) -> dict[str, Any]:
+def with_importance_cap(recipe: Mapping[str, Any], cap: float) -> dict[str, Any]:
     """A plain recipe that weights decisions for the mismatch of an engine, truncated at `cap` where it does not yet."""
     estimator = recipe.get("estimator", {})
     if estimator is None or estimator.get("importance_cap") is not None:

@@ -19,7 +19,7 @@ from robopolicy.text.model import body_of, head_of
 from robopolicy.text.tokenizers import left_padded
 
 
-def restricted(logits: Tensor, support: Tensor) -> Tensor:
+def masked_log_softmax(logits: Tensor, support: Tensor) -> Tensor:
     """Log-probabilities `(..., V)` of the policy renormalised on a support, bool `(..., V)`; -inf outside."""
     return logits.masked_fill(~support, -torch.inf).log_softmax(-1)
 
@@ -34,7 +34,7 @@ def top_p_support(logits: Tensor, p: float) -> Tensor:
     return torch.zeros_like(logits, dtype=torch.bool).scatter(-1, order, before < p)
 
 
-WORTH = 3  # one in so many tokens has to be saved
+MIN_SAVING = 3  # one in so many tokens has to be saved
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Generation:
     mask: Tensor  # (N, T) bool, tokens that were chosen
     logp: Tensor  # (N, T) float32 at the temperature they were drawn with, 0 where not chosen
     entropy: Tensor  # (N, T) float32 of the distributions they were drawn from, 0 where not chosen
-    cut: Tensor  # (N,) bool, the budget ended before the completion did
+    truncated: Tensor  # (N,) bool, the budget ended before the completion did
     order: Tensor  # (N, T) int64, 1 + the step in which a token was chosen, 0 where not chosen
     support: Tensor | None = None  # (N, T, V) bool, what might have been chosen; None: everything
 
@@ -55,7 +55,7 @@ class Generation:
 
 
 @dataclass
-class _Reader:
+class _IncrementalModel:
     """A model in the middle of the rows of a batch."""
 
     model: nn.Module
@@ -63,15 +63,15 @@ class _Reader:
     cache: Any
 
     @classmethod
-    def read(cls, model: nn.Module, prompt: Tensor, real: Tensor, copies: Tensor) -> _Reader:
+    def read_prompts(cls, model: nn.Module, prompt: Tensor, real: Tensor, copies: Tensor) -> _IncrementalModel:
         """Read the prompts, and go on with copies of them."""
-        out = call(model, prompt, real, positions(real), None)
+        out = run_body(model, prompt, real, positions(real), None)
         cache_of(out).batch_select_indices(copies)
         return cls(model, out.last_hidden_state[:, -1][copies], cache_of(out))
 
     def step(self, chosen: Tensor, seen: Tensor, place: Tensor) -> None:
         """Read the next token `(R,)` of each row."""
-        out = call(self.model, chosen[:, None], seen, place[:, None], self.cache)
+        out = run_body(self.model, chosen[:, None], seen, place[:, None], self.cache)
         self.hidden, self.cache = out.last_hidden_state[:, -1], cache_of(out)
 
     def logits(self) -> Tensor:
@@ -92,8 +92,8 @@ def generate(
     guide: nn.Module | None = None,
     top_p: float = 1.0,
     allowed: Callable[[str], Tensor] | None = None,
-    word: Callable[[int], str] = chr,
-    begun: Sequence[str] = (),
+    token_text: Callable[[int], str] = chr,
+    prefill: Sequence[str] = (),
 ) -> Generation:
     """Complete every prompt; equal ones are read once.
 
@@ -123,52 +123,54 @@ def generate(
     tokens = torch.full((count, budget), pad, dtype=torch.int64, device=device)
     logp, entropy = (torch.zeros(count, budget, device=device) for _ in range(2))
     mask = torch.zeros(count, budget, dtype=torch.bool, device=device)
-    readers = [_Reader.read(reader, prompt, real, copies) for reader in (model, guide) if reader is not None]
+    models = [
+        _IncrementalModel.read_prompts(reader, prompt, real, copies) for reader in (model, guide) if reader is not None
+    ]
     supports: list[Tensor] = []  # (N, V) of each step
-    texts = list(begun) or [""] * count
+    texts = list(prefill) or [""] * count
     seen = real[copies]
     place = seen.sum(1)  # (R,) position of the next token
     rows = torch.arange(count, device=device)  # those in the batch
     running = torch.ones(count, dtype=torch.bool, device=device)  # of them
     for step in range(budget):
-        logits = readers[0].logits()
-        support = None if guide is None else top_p_support(readers[1].logits(), top_p)
+        logits = models[0].logits()
+        support = None if guide is None else top_p_support(models[1].logits(), top_p)
         if allowed is not None:
             formed = torch.stack([allowed(texts[row]) for row in rows.tolist()]).to(device)
             support = formed if support is None else support & formed
         if support is not None:
             supports.append(support.new_ones(count, support.shape[1]).index_copy(0, rows, support))
             logits = logits.masked_fill(~support, -torch.inf)
-        chosen, *scores, _ = choose(logits, temperature[rows], None if draws is None else draws[rows, step])
+        chosen, *scores, _ = sample_tokens(logits, temperature[rows], None if draws is None else draws[rows, step])
         alive = rows[running]
         tokens[alive, step] = chosen[running]
         logp[alive, step], entropy[alive, step] = (score[running] for score in scores)
         mask[alive, step] = True
         if allowed is not None:
             for row, token in zip(alive.tolist(), chosen[running].tolist(), strict=True):
-                texts[row] += word(token)
+                texts[row] += token_text(token)
         running = running & (chosen != eos)
         left = int(running.sum())
         if left == 0 or step + 1 == budget:
             break
         if 2 * left <= len(rows):
             kept = running.nonzero().flatten()
-            for reader in readers:
+            for reader in models:
                 reader.cache.batch_select_indices(kept)
             rows, seen, place, chosen, running = (value[kept] for value in (rows, seen, place, chosen, running))
         seen = torch.cat([seen, seen.new_ones(len(rows), 1)], 1)
-        for reader in readers:
+        for reader in models:
             reader.step(chosen, seen, place)
         place = place + 1
     model.train(training)
     width = int(mask.any(0).sum())
     tokens, mask, logp, entropy = (value[:, :width] for value in (tokens, mask, logp, entropy))
     noted = torch.stack(supports, 1)[:, :width] if supports else None
-    cut, order = ~((tokens == eos) & mask).any(1), mask.long().cumsum(1) * mask
-    return Generation(tokens, mask, logp, entropy, cut, order, noted)
+    truncated, order = ~((tokens == eos) & mask).any(1), mask.long().cumsum(1) * mask
+    return Generation(tokens, mask, logp, entropy, truncated, order, noted)
 
 
-def behind_prompts(model: nn.Module, tokens: Tensor, start: Tensor, width: int, pad: int) -> Tensor | None:
+def completion_states(model: nn.Module, tokens: Tensor, start: Tensor, width: int, pad: int) -> Tensor | None:
     """Last hidden states from which the tokens behind prompts are drawn, differentiable; equal prompts are read once.
 
     Args:
@@ -185,13 +187,13 @@ def behind_prompts(model: nn.Module, tokens: Tensor, start: Tensor, width: int, 
     prompts = tokens[:, : len(places)].masked_fill(places >= start[:, None], -1)
     _, copies = prompts.unique(dim=0, return_inverse=True)
     count, rows = int(copies.max()) + 1, torch.arange(len(tokens), device=tokens.device)
-    if WORTH * (len(tokens) - count) * len(places) < len(tokens) * (len(places) + width):
+    if MIN_SAVING * (len(tokens) - count) * len(places) < len(tokens) * (len(places) + width):
         return None
     first = rows.new_zeros(count).scatter_reduce(0, copies, rows, "amin", include_self=False)
     index = places - (len(places) - start[first])[:, None]
     real = index >= 0  # padded on the left
     prompt = tokens[first].gather(1, index.clamp(min=0)).masked_fill(~real, pad)
-    out = call(model, prompt, real, positions(real), None, caching=True)
+    out = run_body(model, prompt, real, positions(real), None, caching=True)
     states = out.last_hidden_state[:, -1][copies][:, None]
     if width == 1:
         return states
@@ -199,18 +201,20 @@ def behind_prompts(model: nn.Module, tokens: Tensor, start: Tensor, width: int, 
     behind = torch.arange(width - 1, device=tokens.device).expand(len(tokens), -1) + start[:, None]
     written = tokens.gather(1, behind.clamp(max=tokens.shape[1] - 1))
     seen = torch.cat([real[copies], torch.ones_like(written, dtype=torch.bool)], 1)
-    later = call(model, written, seen, behind, cache_of(out), caching=True).last_hidden_state
+    later = run_body(model, written, seen, behind, cache_of(out), caching=True).last_hidden_state
     return torch.cat([states, later], 1)
 
 
 @torch.no_grad()
 def has_plain_cache(model: nn.Module) -> bool:
     """Whether all the model remembers of a prompt are keys and values of every token, which gradients pass."""
-    out = call(model, torch.zeros(1, 1, dtype=torch.int64, device=next(model.parameters()).device), None, None, None)
+    out = run_body(
+        model, torch.zeros(1, 1, dtype=torch.int64, device=next(model.parameters()).device), None, None, None
+    )
     return all(type(part).__name__ == "DynamicLayer" for part in getattr(cache_of(out), "layers", [None]))
 
 
-def call(
+def run_body(
     model: nn.Module,
     tokens: Tensor,
     seen: Tensor | None,
@@ -244,7 +248,7 @@ def call(
 
 
 def cache_of(out: Any) -> Any:
-    """The keys and values that `call` has left in its result, whatever this version of transformers calls them."""
+    """The keys and values that `run_body` has left in its result, whatever this version of transformers calls them."""
     return out.cache if hasattr(out, "cache") else out.past_key_values
 
 
@@ -260,7 +264,7 @@ def logits_of(model: nn.Module, hidden: Tensor) -> Tensor:
     return logits if head.bias is None else logits + head.bias.float()
 
 
-def choose(logits: Tensor, temperature: Tensor, draw: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def sample_tokens(logits: Tensor, temperature: Tensor, draw: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """One token per row by inversion of the cumulative distribution.
 
     Args:

@@ -16,9 +16,9 @@ from robopolicy.algorithms.common.algorithm import Checkpointable
 from robopolicy.core.decisions import Decisions
 from robopolicy.core.options import validate_option
 from robopolicy.plugins import Registry
-from robopolicy.text.annotators import Aside
+from robopolicy.text.annotators import RolloutAnnotator
 from robopolicy.text.policy import TextPolicy
-from robopolicy.text.text_env import TextWorld
+from robopolicy.text.text_env import TextEnv
 
 if TYPE_CHECKING:
     from robopolicy.text.recipe_trainer import TextRecipe
@@ -29,7 +29,7 @@ class ScoringOption:
 
     needs: Collection[str] = ()
     """What it cannot do without: a "companion" (a second policy), a "causal" policy, the policy's own "engine",
-    play in this process ("players"), or a "vocabulary" small enough to note for every token which others there were."""
+    play in this process ("num_workers"), or a "vocabulary" small enough to note for every token which others there were."""
 
     @classmethod
     def parse(cls, value: Any) -> Self:
@@ -40,31 +40,31 @@ class ScoringOption:
         """
         raise NotImplementedError
 
-    def begin(self, learner: TextRecipe) -> None:
+    def setup(self, learner: TextRecipe) -> None:
         """Get ready, once the learner has its policy."""
 
-    def prepare(self, env: TextWorld, learner: TextRecipe) -> None:
+    def configure_env(self, env: TextEnv, learner: TextRecipe) -> None:
         """Change how an environment is played: what may be written (`limits`), or who grades it (`judge`).
 
         Raises:
             UserError: The task does not offer that; names the recipe.
         """
 
-    def reference(self, start: TextPolicy, learner: TextRecipe) -> None:
+    def modify_reference(self, start: TextPolicy, learner: TextRecipe) -> None:
         """Change the weights of a copy of the policy that is to be the reference."""
 
-    def settings(self, update: int) -> dict[str, Any]:
+    def score_settings(self, update: int) -> dict[str, Any]:
         """Further arguments of `TextPolicy.score` in an update of the recipe."""
         return {}
 
-    def score(self, rows: Decisions, learner: TextRecipe) -> Decisions:
+    def add_scores(self, rows: Decisions, learner: TextRecipe) -> Decisions:
         """The rows of a batch with further fields."""
         return rows
 
     def after_update(self, learner: TextRecipe) -> None:
         """Follow the policy, after every update and after imitation."""
 
-    def asides(self) -> Mapping[str, Aside]:
+    def annotators(self) -> Mapping[str, RolloutAnnotator]:
         """What is played beside the attempts, by name."""
         return {}
 
@@ -78,7 +78,7 @@ class TeacherScores(ScoringOption):
     """What was written, scored by a teacher."""
 
     keys: tuple[str, ...]  # of `extra`
-    needs: ClassVar[Collection[str]] = ("companion",)
+    needs: ClassVar[Collection[str]] = ("teacher",)
 
     @classmethod
     def parse(cls, value: Any) -> Self:
@@ -88,10 +88,10 @@ class TeacherScores(ScoringOption):
             raise ValueError(f"rollout.score_with knows teacher, got {', '.join(sorted(strangers))}.")
         return cls(tuple(entries))
 
-    def score(self, rows: Decisions, learner: TextRecipe) -> Decisions:
+    def add_scores(self, rows: Decisions, learner: TextRecipe) -> Decisions:
         """Score with the companion."""
-        assert learner.companion is not None  # `text_source` has seen to that
-        found = {key: learner.scored(learner.companion, rows).logp for key in self.keys}
+        assert learner.teacher is not None  # `text_source` has seen to that
+        found = {key: learner.score_rows(learner.teacher, rows).logp for key in self.keys}
         return rows.with_fields(extra={**rows.extra, **found})
 
 

@@ -34,14 +34,14 @@ class TextSFTConfig(TextLearnerConfig):
     """Settings of imitation."""
 
     batch_size: PositiveInt = 64  # conversations per update
-    problems: NonNegativeInt = 0  # different ones, over and over; 0: always new ones
+    num_prompts: NonNegativeInt = 0  # different ones, over and over; 0: always new ones
     data: str = ""  # JSONL or parquet file of demonstrations; empty takes the task's own solutions
 
 
 class TextLearner(Algorithm):
     """Base of both: one AdamW on what is trainable of a text policy."""
 
-    own_data: ClassVar[str]  # what it learns from unless algorithm.data names a file, for messages
+    default_data: ClassVar[str]  # what it learns from unless algorithm.data names a file, for messages
     policy: TextPolicy
     config: Any
 
@@ -64,27 +64,27 @@ class TextLearner(Algorithm):
         """Refuse datasets of robots."""
         if dataset:
             raise UserError(
-                f"Algorithm '{cls.name}' reads no robot dataset; leave out dataset=. It learns from {cls.own_data} "
+                f"Algorithm '{cls.name}' reads no robot dataset; leave out dataset=. It learns from {cls.default_data} "
                 "from algorithm.data=FILE (JSONL or parquet)."
             )
 
-    def rate(self) -> float:
+    def learning_rate(self) -> float:
         """Learning rate of the running update."""
         config = self.config
         final = config.lr if config.lr_final is None else config.lr_final
-        return ramped(config.lr, final, self.updates, self.total_updates, config.warmup)
+        return warmup_linear(config.lr, final, self.updates, self.total_updates, config.warmup)
 
-    def imitate(self, batch: Sequence[Sequence[str]]) -> Metrics:
+    def sft_step(self, batch: Sequence[Sequence[str]]) -> Metrics:
         """One step towards conversations: messages of the world and of the demonstrator in turn."""
         self.policy.train()
         nll, entropy = self.policy.conversation_loss(batch, self.generator)
-        metrics = self.step(nll)
+        metrics = self.optimizer_step(nll)
         self.updates += 1
         return metrics | {"actor/entropy": float(entropy.detach())}
 
-    def step(self, loss: torch.Tensor) -> Metrics:
+    def optimizer_step(self, loss: torch.Tensor) -> Metrics:
         """One gradient step."""
-        self.optimizer.param_groups[0]["lr"] = rate = self.rate()
+        self.optimizer.param_groups[0]["lr"] = rate = self.learning_rate()
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         trained = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
@@ -105,15 +105,15 @@ class TextSFT(TextLearner):
     data_source = "text_demonstrations"
     heads = ("text",)
     reference = "radford2018gpt"
-    own_data = "the task's own solutions, or"
+    default_data = "the task's own solutions, or"
     config: TextSFTConfig
 
     def update(self, batch: Sequence[Sequence[str]]) -> Metrics:
         """One step."""
-        return self.imitate(batch)
+        return self.sft_step(batch)
 
 
-def ramped(start: float, final: float, done: int, total: int, warmup: int) -> float:
+def warmup_linear(start: float, final: float, done: int, total: int, warmup: int) -> float:
     """Learning rate after `done` of `total` updates: linear from `start` to `final`, below it while warming up."""
     rate = start + (final - start) * min(1.0, done / total)
     return rate * min(1.0, (done + 1) / (warmup + 1))

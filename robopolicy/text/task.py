@@ -33,7 +33,7 @@ def unpack(rows: Tensor) -> list[str]:
     return [bytes(row.tolist()).split(b"\0", 1)[0].decode("utf-8", errors="ignore") for row in data]
 
 
-def flaw(text: str) -> str:
+def find_invalid(text: str) -> str:
     """What a text holds that it may not, as it would end there or become another one; empty where there is nothing."""
     for mark, meaning in (("\0", "ends a text"), (TURN, "separates messages")):
         if mark in text:
@@ -46,12 +46,12 @@ def flaw(text: str) -> str:
 
 
 def check_text(text: str, what: str) -> None:
-    """Refuse a text with a `flaw`.
+    """Refuse a text with a `find_invalid`.
 
     Raises:
         UserError: It has one.
     """
-    if found := flaw(text):
+    if found := find_invalid(text):
         raise UserError(f"{what} holds {found}; take it out.")
 
 
@@ -59,7 +59,7 @@ def check_fits(text: str, width: int, what: str) -> None:
     """Refuse a text that `pack` would cut: a prompt without its end asks something else.
 
     Raises:
-        UserError: It is too long, or has a `flaw`.
+        UserError: It is too long, or has a `find_invalid`.
     """
     check_text(text, what)
     size = len(text.encode("utf-8", errors="replace"))
@@ -72,7 +72,7 @@ def messages(text: str) -> list[str]:
     return text.split(TURN)
 
 
-def shortened(text: str, width: int) -> str:
+def truncate(text: str, width: int) -> str:
     """The text as it is after `pack` and `unpack`."""
     return text.encode("utf-8", errors="replace")[:width].split(b"\0", 1)[0].decode("utf-8", errors="ignore")
 
@@ -92,23 +92,23 @@ class Turn:
     reply: str = ""  # the world's next message, where the episode goes on
     calls: int | None = None  # tool calls that the completion made; None: the task has no tools
     answer: str | None = None  # what the message states, where the task reads it out; None: the whole message
-    measures: Mapping[str, float] = field(default_factory=dict[str, float])  # further grades by name, e.g. "format"
+    metrics: Mapping[str, float] = field(default_factory=dict[str, float])  # further grades by name, e.g. "format"
 
     def numbers(self) -> list[float]:
         """All that has to be finite."""
-        return [self.reward, float(self.calls or 0), *self.measures.values()]
+        return [self.reward, float(self.calls or 0), *self.metrics.values()]
 
 
 @dataclass(frozen=True)
-class Inquiry:
+class JudgePrompt:
     """How to ask somebody whether what was said is right."""
 
     prompt: str
-    right: str  # message that says so
-    wrong: str
+    approve: str  # message that says so
+    reject: str
 
 
-class Episode(ABC):
+class TextEpisode(ABC):
     """One problem, possibly over several turns."""
 
     prompt: str  # the first message
@@ -122,7 +122,7 @@ class Episode(ABC):
         return None
 
 
-class Question(Episode):
+class SingleTurn(TextEpisode):
     """One turn: a prompt, an answer and a function that verifies it."""
 
     def __init__(
@@ -130,9 +130,9 @@ class Question(Episode):
         prompt: str,
         verify: Callable[[str], float],
         answer: str | None = None,
-        formed: Callable[[str], bool] | None = None,
-        states: Callable[[str], str | None] | None = None,
-        **measures: Callable[[str], float],
+        well_formed: Callable[[str], bool] | None = None,
+        extract_answer: Callable[[str], str | None] | None = None,
+        **metrics: Callable[[str], float],
     ) -> None:
         """Describe the problem.
 
@@ -145,15 +145,15 @@ class Question(Episode):
             **measures: Further grades of a completion, e.g. `progress`.
         """
         self.prompt = prompt
-        self._verify, self._answer, self._states = verify, answer, states
-        self._measures = measures if formed is None else {FORMAT: formed, **measures}
+        self._verify, self._answer, self._extract_answer = verify, answer, extract_answer
+        self._measures = metrics if well_formed is None else {FORMAT: well_formed, **metrics}
 
     def step(self, completion: str) -> Turn:
         """Verify the answer."""
         reward = float(self._verify(completion))
-        measures = {name: float(measure(completion)) for name, measure in self._measures.items()}
-        stated = None if self._states is None else self._states(completion)
-        return Turn(reward, success=reward >= 1.0, answer=stated, measures=measures)
+        metrics = {name: float(measure(completion)) for name, measure in self._measures.items()}
+        stated = None if self._extract_answer is None else self._extract_answer(completion)
+        return Turn(reward, success=reward >= 1.0, answer=stated, metrics=metrics)
 
     def demonstration(self) -> list[str] | None:
         """The right answer."""
@@ -167,15 +167,15 @@ class TextTask(ABC):
     prompt_bytes: int  # most bytes of a conversation, as the policy sees it
     completion_bytes: int  # most bytes of a message of the policy
     max_turns: int = 1  # after which an episode is cut
-    seconds: float = 2.0  # most time to answer one completion
-    recap: str = " note:"  # asks for a summary, where a conversation goes on from one in place of its history
-    form: str = ""  # regular expression of messages that have the form of an answer; empty: there is none
+    reward_timeout: float = 2.0  # most time to answer one completion
+    summary_prompt: str = " note:"  # asks for a summary, where a conversation goes on from one in place of its history
+    response_pattern: str = ""  # regular expression of messages that have the form of an answer; empty: there is none
 
     @abstractmethod
-    def episode(self, seed: int) -> Episode:
+    def episode(self, seed: int) -> TextEpisode:
         """The problem of a seed; the same one every time."""
 
-    def pose(self, seed: int) -> Episode:
+    def reset(self, seed: int) -> TextEpisode:
         """The problem of a seed.
 
         Raises:
@@ -193,18 +193,18 @@ class TextTask(ABC):
         """How hard the problem is, larger is harder; None: the task does not say."""
         return None
 
-    def restated(self, seed: int, how: str) -> int | None:
+    def paraphrase(self, seed: int, how: str) -> int | None:
         """Seed of another problem with the same answer, "simpler" or "varied"; None: the task finds none."""
         return None
 
-    def inquiry(self, seed: int, said: Sequence[str]) -> Inquiry | None:
-        """How to ask a judge about messages `said` about the problem; None: the verdict of the task stands."""
+    def judge_prompt(self, seed: int, responses: Sequence[str]) -> JudgePrompt | None:
+        """How to ask a judge about messages `responses` about the problem; None: the verdict of the task stands."""
         return None
 
-    def prepare(self, episodes: Sequence[Episode], completions: Sequence[str]) -> None:  # noqa: B027 - optional
+    def prepare(self, episodes: Sequence[TextEpisode], completions: Sequence[str]) -> None:  # noqa: B027 - optional
         """Hear which messages the episodes are about to get.
 
-        A task that simulates finds out here for all of them at once what `Episode.step` then tells; others need not.
+        A task that simulates finds out here for all of them at once what `TextEpisode.step` then tells; others need not.
         """
 
     def close(self) -> None:  # noqa: B027 - a task that holds nothing has nothing to free

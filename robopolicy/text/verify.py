@@ -65,5 +65,5 @@ def _last_number(text: str) -> float | None:
 
 
 VERIFIERS: dict[str, Callable[[str, str], float]] = {"exact": exact, "number": number, "math": mathematics}
-STATED: dict[str, Callable[[str], str | None]] = {"number": stated_number, "math": stated_expression}
+ANSWER_EXTRACTORS: dict[str, Callable[[str], str | None]] = {"number": stated_number, "math": stated_expression}
 """Of verifiers that look for the answer in the completion: what they find."""

@@ -32,11 +32,11 @@ from robopolicy.policies.registry import POLICIES
 from robopolicy.sim.registry import SimOptions, make_sim
 from robopolicy.spec import PolicySpec
 from robopolicy.text.policy import TextPolicy
-from robopolicy.text.reward_runner import Fault
-from robopolicy.text.rollouts.protocols import Attempt, Task
+from robopolicy.text.reward_runner import RewardError
+from robopolicy.text.rollouts.protocols import Task, Trajectory
 from robopolicy.text.rollouts.trajectories import from_dict, to_dict
 from robopolicy.text.sim import TextSim
-from robopolicy.text.text_env import TextWorld
+from robopolicy.text.text_env import TextEnv
 
 Item = TypeVar("Item")
 
@@ -114,21 +114,21 @@ class Worker:
         policy = POLICIES[role.policy](role.config, role.spec)
         sim = make_sim(role.task, SimOptions(num_envs=1))
         assert isinstance(sim, TextSim) and isinstance(policy, TextPolicy)
-        self.world = policy.env_class(policy, sim.task, torch.Generator().manual_seed(role.seed))
+        self.env = policy.env_class(policy, sim.task, torch.Generator().manual_seed(role.seed))
 
     def load(self, weights: bytes) -> None:
         """Take over weights."""
-        self.world.policy.load_state_dict(load(weights))
+        self.env.policy.load_state_dict(load(weights))
 
-    def play(self, tasks: Sequence[Mapping[str, Any]], units: int | None) -> dict[str, Any]:
+    def rollout(self, tasks: Sequence[Mapping[str, Any]], units: int | None) -> dict[str, Any]:
         """Attempt tasks; attempts, tokens and faults."""
-        before = self.world.generated
-        attempts = self.world.play([Task(**arrays_to_tensors(task)) for task in tasks], units=units)
-        self.world.played.clear()
+        before = self.env.generated
+        trajectories = self.env.rollout([Task(**arrays_to_tensors(task)) for task in tasks], units=units)
+        self.env.completed.clear()
         return {
-            "attempts": [tensors_to_arrays(to_dict(attempt)) for attempt in attempts],
-            "tokens": self.world.generated - before,
-            "faults": [(fault.key, fault.kind, fault.message) for fault in self.world.guard.take()],
+            "trajectories": [tensors_to_arrays(to_dict(trajectory)) for trajectory in trajectories],
+            "tokens": self.env.generated - before,
+            "reward_errors": [(error.key, error.kind, error.message) for error in self.env.reward_runner.pop_errors()],
         }
 
 
@@ -203,25 +203,25 @@ WORKER_HANDLES: dict[str, Callable[[WorkerSpec], WorkerHandle]] = {"process": Pr
 class RemoteRolloutEnv:
     """A world whose tasks another process plays; counts and faults are added to those of the world at home."""
 
-    def __init__(self, line: WorkerHandle, home: TextWorld) -> None:
+    def __init__(self, line: WorkerHandle, home: TextEnv) -> None:
         self._line, self._home = line, home
 
     def load(self, weights: bytes) -> None:
         """Load weights into the worker."""
         self._line.call("load", weights)
 
-    def play(self, tasks: Sequence[Task], *, units: int | None = None) -> list[Attempt]:
+    def rollout(self, tasks: Sequence[Task], *, units: int | None = None) -> list[Trajectory]:
         """Attempt every task once."""
         plain = [tensors_to_arrays({name: getattr(task, name) for name in TASK}) for task in tasks]
-        found = self._line.call("play", plain, units)
+        found = self._line.call("rollout", plain, units)
         with _COUNTS:
             self._home.generated += found["tokens"]
-            self._home.guard.faults += [Fault(*fault) for fault in found["faults"]]
-        return [from_dict(arrays_to_tensors(attempt)) for attempt in found["attempts"]]
+            self._home.reward_runner.reward_errors += [RewardError(*error) for error in found["reward_errors"]]
+        return [from_dict(arrays_to_tensors(trajectory)) for trajectory in found["trajectories"]]
 
-    def batch(self, attempts: Sequence[Attempt]) -> Decisions:
+    def batch(self, trajectories: Sequence[Trajectory]) -> Decisions:
         """Rows of all attempts."""
-        return self._home.batch(attempts)
+        return self._home.batch(trajectories)
 
     def close(self) -> None:
         """Stop the worker."""
@@ -234,7 +234,7 @@ def packed_weights(policy: TextPolicy) -> bytes:
 
 
 def start_workers(
-    policy: TextPolicy, task: str, home: TextWorld, *, count: int, where: str, seed: int
+    policy: TextPolicy, task: str, home: TextEnv, *, count: int, where: str, seed: int
 ) -> list[RemoteRolloutEnv]:
     """Start rollout workers.
 

@@ -46,8 +46,8 @@ def test_pairs_and_logs_become_groups(tmp_path):
     turns = {"messages": ["a", "b", "c", "d"], "rewards": [0.5, 1]}
     logs = read_offline(written(tmp_path / "t.jsonl", [turns, rows[1]]))
     assert [(item.rewards, item.reward, item.group) for item in logs] == [([0.5, 1.0], 1.5, 0), ([0.5], 0.5, 0)]
-    talk = read_demonstrations(written(tmp_path / "d.jsonl", [{"messages": ["a", "b", "c", "d"]}]))
-    assert talk[0].messages == ["a", "b", "c", "d"]
+    conversation = read_demonstrations(written(tmp_path / "d.jsonl", [{"messages": ["a", "b", "c", "d"]}]))
+    assert conversation[0].messages == ["a", "b", "c", "d"]
 
 
 def test_a_text_may_hold_any_end_of_a_line_but_that_of_the_file(tmp_path):
@@ -128,10 +128,10 @@ def test_recipes_learn_from_files(recipe, tmp_path):
         "sft": [{"prompt": f"{i}?", "completion": "yes"} for i in range(6)],
     }
     file = written(tmp_path / "x.jsonl", rows[recipe])
-    words = ["experiment=text_grpo", *SMALL, "algorithm.imitation=0", f"algorithm.recipe={recipe}"]
+    words = ["experiment=text_grpo", *SMALL, "algorithm.sft_updates=0", f"algorithm.recipe={recipe}"]
     words += [
         f"algorithm.data={file}",
-        "algorithm.prompts=6",
+        "algorithm.prompts_per_update=6",
         "algorithm.lr=5e-3",
         "budget.updates=15",
         "evaluation.every=0",

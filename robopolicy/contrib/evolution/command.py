@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from robopolicy.contrib.evolution.evolution import Space
     from robopolicy.policies.base import Policy
     from robopolicy.sim.contract import Observation, VectorSim
-    from robopolicy.text.rollouts.protocols import BlackBox
+    from robopolicy.text.rollouts.protocols import AskTellOptimizer
 
 MOST = 1000  # numbers that CMA-ES searches, whose covariance grows with their square
 
@@ -123,7 +123,7 @@ def _space(args: argparse.Namespace, policy: Policy) -> Space:
     return space
 
 
-def _box(args: argparse.Namespace, space: Space) -> BlackBox:
+def _box(args: argparse.Namespace, space: Space) -> AskTellOptimizer:
     from robopolicy.contrib.evolution.evolution import CMAES, Archive, DeepGA
 
     kind: Any = {"cmaes": CMAES, "deep_ga": DeepGA, "archive": Archive}[args.search]

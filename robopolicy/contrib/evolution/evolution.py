@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from robopolicy.optional import require
-from robopolicy.text.rollouts.protocols import BlackBox
+from robopolicy.text.rollouts.protocols import AskTellOptimizer
 
 Genome = tuple[int, ...]
 
@@ -96,7 +96,7 @@ class RowScales(Space):
             parameter.copy_(base * part.to(base).view(-1, *[1] * (base.dim() - 1)))
 
 
-class DeepGA(BlackBox):
+class DeepGA(AskTellOptimizer):
     """Mutation and truncation alone (S124): an individual is the chain of seeds of its mutations.
 
     Every generation keeps its best individual, and mutates parents drawn uniformly from the `parents` best. A network
@@ -170,7 +170,7 @@ class DeepGA(BlackBox):
         self._generator.set_state(state["generator"])
 
 
-class CMAES(BlackBox):
+class CMAES(AskTellOptimizer):
     """Covariance matrix adaptation (the package `cma`): for up to some hundred numbers, as singular values are.
 
     Only the order of the fitness matters. Its state is the fitness told so far, from which loading repeats the run.
@@ -231,7 +231,7 @@ class CMAES(BlackBox):
             self.tell(-ranks)
 
 
-class Archive(BlackBox):
+class Archive(AskTellOptimizer):
     """Candidates at least `distance` apart, each with the mean of its noisy fitness (POLCA, S045, with mutations).
 
     Those with the highest `mean + bonus / sqrt(trials)` are tried again and mutated. What lies nearer than `distance`
@@ -307,7 +307,7 @@ class Archive(BlackBox):
         self._generator.set_state(state["generator"])
 
 
-def evolve(box: BlackBox, space: Space, fitness: Callable[[], float], generations: int) -> list[float]:
+def evolve(box: AskTellOptimizer, space: Space, fitness: Callable[[], float], generations: int) -> list[float]:
     """Search for `generations`, and leave the network at the best that was found last.
 
     Args:

@@ -13,7 +13,7 @@ from robopolicy.constraints import Fraction, NonNegative, NonNegativeInt, Positi
 from robopolicy.core.trackers import Tracker, floats, integers
 from robopolicy.errors import UserError
 from robopolicy.text.rollouts.prompt_samplers import Tracked, Uniform
-from robopolicy.text.rollouts.protocols import Pool, Task
+from robopolicy.text.rollouts.protocols import PromptPool, Task
 
 
 class MeanTracker(Tracker):
@@ -56,9 +56,9 @@ class CategoryBandit(Uniform):
     def __init__(self, temperature: Positive = 1.0, rate: NonNegative = 0.1) -> None:
         self.temperature, self.rate = temperature, rate
 
-    def begin(self, pool: Pool, seed: int) -> None:
+    def setup(self, pool: PromptPool, seed: int) -> None:
         """Initialise for the categories of the pool."""
-        super().begin(pool, seed)
+        super().setup(pool, seed)
         self._category = pool.require("category").long()
         self.value = torch.zeros(int(self._category.max()) + 1, dtype=torch.float64)  # Q
 
@@ -126,9 +126,9 @@ class Regret(Tracked):
         super().__init__(MeanTracker(decay))
         self.replay, self.temperature = replay, temperature
 
-    def begin(self, pool: Pool, seed: int) -> None:
+    def setup(self, pool: PromptPool, seed: int) -> None:
         """Initialise for the tasks of the pool."""
-        super().begin(pool, seed)
+        super().setup(pool, seed)
         self.best = torch.full((len(pool.tasks),), -torch.inf, dtype=torch.float64)  # no attempt yet
 
     def propose(self, n: int) -> list[Task]:
@@ -179,9 +179,9 @@ class StageCurriculum(Uniform):
         self.stages, self.threshold, self.rate = stages, threshold, rate
         self.stage, self.mean = 1, 0.0
 
-    def begin(self, pool: Pool, seed: int) -> None:
+    def setup(self, pool: PromptPool, seed: int) -> None:
         """Sort the tasks into stages."""
-        super().begin(pool, seed)
+        super().setup(pool, seed)
         order = (
             torch.argsort(pool.require("difficulty"), stable=True) if self.stages > 1 else torch.arange(len(pool.tasks))
         )
@@ -226,9 +226,9 @@ class MixtureSampler(Uniform):
             raise UserError(f"Shares of categories must not be negative and sum to 1, got {list(shares)}.")
         self.shares = tuple(shares)
 
-    def begin(self, pool: Pool, seed: int) -> None:
+    def setup(self, pool: PromptPool, seed: int) -> None:
         """Initialise for the categories of the pool."""
-        super().begin(pool, seed)
+        super().setup(pool, seed)
         self._category = pool.require("category").long()
         if (found := int(self._category.max()) + 1) > len(self.shares):
             raise UserError(f"These tasks have {found} categories, but there are shares of {len(self.shares)}.")

@@ -11,7 +11,7 @@ import re
 
 import numpy as np
 
-from robopolicy.text.task import Question, TextTask
+from robopolicy.text.task import SingleTurn, TextTask
 
 SIGNS = "+-*"
 STEP = re.compile(r"([0-9a])([-+*])([0-9a])")
@@ -23,17 +23,17 @@ class Decompose(TextTask):
 
     name = "text/decompose"
     prompt_bytes, completion_bytes = 8, 10
-    form = r"[0-9a][-+*][0-9a] [0-9a][-+*][0-9a]"
+    response_pattern = r"[0-9a][-+*][0-9a] [0-9a][-+*][0-9a]"
 
-    def episode(self, seed: int) -> Question:
+    def episode(self, seed: int) -> SingleTurn:
         """Three digits and two signs, drawn uniformly."""
         numbers, signs = _problem(seed)
         answer = solved(plan(numbers, signs))
-        return Question(
+        return SingleTurn(
             f"{numbers[0]}{signs[0]}{numbers[1]}{signs[1]}{numbers[2]}=",
             lambda completion: float(solved(completion) == answer),
             plan(numbers, signs),
-            lambda completion: re.fullmatch(self.form, completion.strip()) is not None,
+            lambda completion: re.fullmatch(self.response_pattern, completion.strip()) is not None,
             consistency=lambda completion: consistency(completion, numbers),
         )
 

@@ -163,7 +163,7 @@ def potential(decisions: Decisions) -> Tensor:
 
 
 def attention_distance(attention: Tensor, window: int = 10) -> Tensor:
-    """Mean distance `(N, T)` that positions attend to, cut at `window`, for attention (N, T, T) to earlier ones."""
+    """Mean distance `(N, T)` that positions attend to, truncated at `window`, for attention (N, T, T) to earlier ones."""
     places = torch.arange(attention.shape[-1], device=attention.device)
     distance = (places.unsqueeze(1) - places).clamp(0, window).to(attention.dtype)
     return (attention * distance).sum(-1)

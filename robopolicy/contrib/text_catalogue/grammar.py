@@ -16,7 +16,7 @@ from robopolicy.errors import UserError
 from robopolicy.optional import require
 from robopolicy.text.recipe_trainer import TextRecipe
 from robopolicy.text.scoring_options import ScoringOption
-from robopolicy.text.text_env import TextWorld
+from robopolicy.text.text_env import TextEnv
 from robopolicy.text.tokenizers import Tokenizer
 
 
@@ -59,7 +59,7 @@ class Grammar:
 class FormOption(ScoringOption):
     """Nothing is written but messages of the form of the task."""
 
-    needs: ClassVar[Collection[str]] = ("causal", "engine", "players", "vocabulary")
+    needs: ClassVar[Collection[str]] = ("causal", "engine", "num_workers", "vocabulary")
 
     @classmethod
     def parse(cls, value: Any) -> Self:
@@ -68,11 +68,11 @@ class FormOption(ScoringOption):
             raise ValueError(f"rollout.grammar must be true, got {value!r}.")
         return cls()
 
-    def prepare(self, env: TextWorld, learner: TextRecipe) -> None:
+    def configure_env(self, env: TextEnv, learner: TextRecipe) -> None:
         """Allow what the form of the task allows."""
-        if not env.task.form:
+        if not env.task.response_pattern:
             raise UserError(
                 f"Recipe '{learner.config.recipe}' writes messages of a form, and task {env.task.name} has "
-                "none (`TextTask.form`); choose another recipe or task."
+                "none (`TextTask.response_pattern`); choose another recipe or task."
             )
-        env.limits["allowed"] = Grammar(env.task.form, env.policy.tokenizer).allowed
+        env.limits["allowed"] = Grammar(env.task.response_pattern, env.policy.tokenizer).allowed

@@ -110,17 +110,17 @@ class GradientWeights(Reward):
             rate: Step size of the mirror ascent.
             regularization: mu, its divisor.
         """
-        self.followed, self.rate, self.regularization = tuple(objectives), rate, regularization
-        self.weight = torch.full((len(self.followed),), 1.0 / len(self.followed), dtype=torch.float64)
+        self.objectives, self.rate, self.regularization = tuple(objectives), rate, regularization
+        self.weight = torch.full((len(self.objectives),), 1.0 / len(self.objectives), dtype=torch.float64)
 
-    def follow(self, influence: Tensor) -> None:
+    def set_influence(self, influence: Tensor) -> None:
         """Move the weights by the influence `(O,)` of every objective."""
         step = self.rate * influence.to(self.weight) / self.regularization
         self.weight = torch.softmax(self.weight.log() + step, 0)
 
     def __call__(self, outcomes: Outcomes) -> Tensor:
         """Rewards `(M,)`."""
-        return torch.stack([outcomes.require(name) for name in self.followed], 1).double() @ self.weight
+        return torch.stack([outcomes.require(name) for name in self.objectives], 1).double() @ self.weight
 
     def state_dict(self) -> dict[str, Any]:
         """The weights."""

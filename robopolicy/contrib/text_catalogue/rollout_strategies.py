@@ -9,13 +9,21 @@ from typing import Any
 import torch
 
 from robopolicy.constraints import Fraction, NonNegative, PositiveInt, Seed
-from robopolicy.text.rollouts.protocols import HINTED, Attempt, Task, Topology, World, able, need_metric
-from robopolicy.text.rollouts.strategies import Flat, Random
-from robopolicy.text.rollouts.trajectories import groups_of
+from robopolicy.text.rollouts.protocols import (
+    HINTED,
+    RolloutEnv,
+    RolloutStrategy,
+    Task,
+    Trajectory,
+    require_capability,
+    require_metric,
+)
+from robopolicy.text.rollouts.strategies import Independent, RandomStrategy
+from robopolicy.text.rollouts.trajectories import group_by_task
 from robopolicy.text.task import TextTask
 
 
-class Tree(Random):
+class Tree(RandomStrategy):
     """Every unit of every branch is tried `width` times (DialTree, S120), for `depth` units; then each is played out.
 
     Where a metric of this name is positive (off-topic, malformed, unsafe), a branch is pruned unless all would be. More
@@ -36,34 +44,34 @@ class Tree(Random):
         super().__init__(seed)
         self.width, self.depth, self.prune = width, depth, prune
 
-    def rollout(self, world: World, tasks: Sequence[Task]) -> list[Attempt]:
+    def rollout(self, env: RolloutEnv, tasks: Sequence[Task]) -> list[Trajectory]:
         """Task by task, a unit of all branches at a time."""
-        return [attempt for task in tasks for attempt in self._leaves(world, task)]
+        return [trajectory for task in tasks for trajectory in self._leaves(env, task)]
 
-    def _sound(self, attempt: Attempt) -> bool:
-        return self.prune is None or need_metric(attempt.metrics, self.prune, "topology") <= 0
+    def _is_kept(self, trajectory: Trajectory) -> bool:
+        return self.prune is None or require_metric(trajectory.metrics, self.prune, "strategy") <= 0
 
-    def _leaves(self, world: World, task: Task) -> list[Attempt]:
+    def _leaves(self, env: RolloutEnv, task: Task) -> list[Trajectory]:
         frontier = [task] * max(1, task.budget // self.width**self.depth)
-        leaves: list[Attempt] = []
+        leaves: list[Trajectory] = []
         for unit in range(1, self.depth + 1):
-            tried = world.play([branch for branch in frontier for _ in range(self.width)], units=1)
-            sound = [attempt for attempt in tried if self._sound(attempt)]
+            tried = env.rollout([branch for branch in frontier for _ in range(self.width)], units=1)
+            sound = [trajectory for trajectory in tried if self._is_kept(trajectory)]
             kept = self._thinned(sound or tried, task.budget - len(leaves))
-            leaves += [attempt for attempt in kept if attempt.finished]
-            open_ends = [attempt for attempt in kept if not attempt.finished]
-            frontier = [able(world, "branch")(attempt, unit) for attempt in open_ends]
-        leaves += world.play([*frontier, *[task] * (task.budget - len(leaves) - len(frontier))])
+            leaves += [trajectory for trajectory in kept if trajectory.finished]
+            unfinished = [trajectory for trajectory in kept if not trajectory.finished]
+            frontier = [require_capability(env, "branch")(trajectory, unit) for trajectory in unfinished]
+        leaves += env.rollout([*frontier, *[task] * (task.budget - len(leaves) - len(frontier))])
         return leaves
 
-    def _thinned(self, attempts: list[Attempt], most: int) -> list[Attempt]:
-        if len(attempts) <= most:
-            return attempts
-        chosen = torch.randperm(len(attempts), generator=self._generator)[:most].sort().values
-        return [attempts[index] for index in chosen.tolist()]
+    def _thinned(self, trajectories: list[Trajectory], most: int) -> list[Trajectory]:
+        if len(trajectories) <= most:
+            return trajectories
+        chosen = torch.randperm(len(trajectories), generator=self._generator)[:most].sort().values
+        return [trajectories[index] for index in chosen.tolist()]
 
 
-class ResetFromData(Random):
+class ResetFromData(RandomStrategy):
     """Attempts begin in the middle of a demonstration with probability `share` (DR-PO, S105).
 
     The length of its prefix is uniform, and one per task, so that a group starts from one state. What is given is not a
@@ -74,17 +82,17 @@ class ResetFromData(Random):
         super().__init__(seed)
         self.share = share
 
-    def rollout(self, world: World, tasks: Sequence[Task]) -> list[Attempt]:
+    def rollout(self, env: RolloutEnv, tasks: Sequence[Task]) -> list[Trajectory]:
         """Flat, from where the demonstrations lead."""
-        return Flat().rollout(world, [self._started(world, task) for task in tasks])
+        return Independent().rollout(env, [self._started(env, task) for task in tasks])
 
-    def _started(self, world: World, task: Task) -> Task:
+    def _started(self, env: RolloutEnv, task: Task) -> Task:
         chance, length = self.uniform(), self.uniform()
-        started = able(world, "begin")(task, length) if chance < self.share else None
+        started = require_capability(env, "start_from_solution")(task, length) if chance < self.share else None
         return task if started is None else started
 
 
-class AdaptiveHints(Random):
+class AdaptiveHints(RandomStrategy):
     """Half of a group is played with the beginning of a reference solution, longer where the other half fails (S164).
 
     The share is `low + (high - low) (1 - p) + noise`, p the success rate of the plain half; a share of at most 0 leaves
@@ -105,23 +113,23 @@ class AdaptiveHints(Random):
         super().__init__(seed)
         self.low, self.high, self.noise = low, high, noise
 
-    def rollout(self, world: World, tasks: Sequence[Task]) -> list[Attempt]:
+    def rollout(self, env: RolloutEnv, tasks: Sequence[Task]) -> list[Trajectory]:
         """Roll out the plain halves first, because they determine the length of the hints."""
-        plain = Flat().rollout(world, [replace(task, budget=task.budget - task.budget // 2) for task in tasks])
-        helped: list[Task] = []
-        for task, group in zip(tasks, groups_of(plain), strict=True):
-            rate = sum(attempt.success for attempt in group) / len(group)
+        plain = Independent().rollout(env, [replace(task, budget=task.budget - task.budget // 2) for task in tasks])
+        assisted: list[Task] = []
+        for task, group in zip(tasks, group_by_task(plain), strict=True):
+            rate = sum(trajectory.success for trajectory in group) / len(group)
             share = self.low + (self.high - self.low) * (1.0 - rate) + self.noise * (2.0 * self.uniform() - 1.0)
-            hinted = able(world, "begin")(task, min(share, 1.0)) if share > 0 else None
-            helped += [task if hinted is None else hinted] * (task.budget // 2)
+            hinted = require_capability(env, "start_from_solution")(task, min(share, 1.0)) if share > 0 else None
+            assisted += [task if hinted is None else hinted] * (task.budget // 2)
         told = [
-            replace(attempt, source=HINTED) if attempt.task.prefix is not None else attempt
-            for attempt in world.play(helped)
+            replace(trajectory, source=HINTED) if trajectory.task.prefix is not None else trajectory
+            for trajectory in env.rollout(assisted)
         ]
         return side_by_side(plain, told)
 
 
-class Rewritten(Topology):
+class Paraphrased(RolloutStrategy):
     """Tasks restated by how they went (CLPO, S070): failed ones simpler, half-solved ones varied, plus the originals.
 
     The restatements have keys, and so groups, of their own and come on top of the budget. With `hard` below 0 and an
@@ -139,21 +147,21 @@ class Rewritten(Topology):
 
     def check(self, task: Any) -> None:
         """Refuse a text task that cannot restate its problems."""
-        if isinstance(task, TextTask) and type(task).restated is TextTask.restated:
+        if isinstance(task, TextTask) and type(task).paraphrase is TextTask.paraphrase:
             raise ValueError(f"task {task.name} cannot restate its problems; choose another recipe or task.")
 
-    def rollout(self, world: World, tasks: Sequence[Task]) -> list[Attempt]:
+    def rollout(self, env: RolloutEnv, tasks: Sequence[Task]) -> list[Trajectory]:
         """The originals, then restatements of those that were not easy."""
-        attempts = Flat().rollout(world, tasks)
+        trajectories = Independent().rollout(env, tasks)
         again: list[Task] = []
-        for task, group in zip(tasks, groups_of(attempts), strict=True):
-            rate = sum(attempt.success for attempt in group) / len(group)
+        for task, group in zip(tasks, group_by_task(trajectories), strict=True):
+            rate = sum(trajectory.success for trajectory in group) / len(group)
             if rate <= self.easy:
-                again.append(able(world, "rewrite")(task, "simpler" if rate <= self.hard else "varied"))
-        return attempts + Flat().rollout(world, again)
+                again.append(require_capability(env, "rewrite")(task, "simpler" if rate <= self.hard else "varied"))
+        return trajectories + Independent().rollout(env, again)
 
 
-class Privileged(Topology):
+class Privileged(RolloutStrategy):
     """Rolls out part of a group with a document that the policy will not have later (TriMPI, S029).
 
     Its attempts join the group as answers to the plain task: scored without the document, `logp_behaviour` with it. A
@@ -169,27 +177,29 @@ class Privileged(Topology):
         """
         self.share, self.kind = share, kind
 
-    def rollout(self, world: World, tasks: Sequence[Task]) -> list[Attempt]:
+    def rollout(self, env: RolloutEnv, tasks: Sequence[Task]) -> list[Trajectory]:
         """Roll out the plain ones, then those with the document."""
         counts = [round(self.share * task.budget) for task in tasks]
-        plain = Flat().rollout(world, [replace(t, budget=t.budget - n) for t, n in zip(tasks, counts, strict=True)])
-        asked = [task for task, count in zip(tasks, counts, strict=True) for _ in range(count)]
-        if not asked:
+        plain = Independent().rollout(
+            env, [replace(t, budget=t.budget - n) for t, n in zip(tasks, counts, strict=True)]
+        )
+        requests = [task for task, count in zip(tasks, counts, strict=True) for _ in range(count)]
+        if not requests:
             return plain
-        told = [able(world, "hint")(task, self.kind, 1.0) or task for task in asked]
-        helped = able(world, "rescore")(world.play(told), asked)
-        return side_by_side(plain, [replace(attempt, source=HINTED) for attempt in helped])
+        told = [require_capability(env, "hint")(task, self.kind, 1.0) or task for task in requests]
+        assisted = require_capability(env, "rescore")(env.rollout(told), requests)
+        return side_by_side(plain, [replace(trajectory, source=HINTED) for trajectory in assisted])
 
 
-class PromptModes(Topology):
+class PromptModes(RolloutStrategy):
     """A fixed fraction of every group in each mode (A2FM, S046), given in the context; the reward has the costs."""
 
     def __init__(self, modes: Sequence[str]) -> None:
         self.modes = tuple(modes)
 
-    def rollout(self, world: World, tasks: Sequence[Task]) -> list[Attempt]:
+    def rollout(self, env: RolloutEnv, tasks: Sequence[Task]) -> list[Trajectory]:
         """Mode after mode, over and over until the budget is spent."""
-        return world.play(
+        return env.rollout(
             [
                 replace(task, context={"kind": "mode", "text": self.modes[number % len(self.modes)]})
                 for task in tasks
@@ -198,7 +208,7 @@ class PromptModes(Topology):
         )
 
 
-class Resample(Topology):
+class Resample(RolloutStrategy):
     """Resamples rollouts with low critic values (ReAd, S144) and keeps the best one.
 
     The critic is a metric of the world. The cost is up to `queries` attempts for each that is returned.
@@ -214,22 +224,24 @@ class Resample(Topology):
         """
         self.metric, self.threshold, self.queries = metric, threshold, queries
 
-    def rollout(self, world: World, tasks: Sequence[Task]) -> list[Attempt]:
+    def rollout(self, env: RolloutEnv, tasks: Sequence[Task]) -> list[Trajectory]:
         """As many as the budgets sum to, accepted or the best that there were."""
-        attempts = world.play([task for task in tasks for _ in range(task.budget)])
+        trajectories = env.rollout([task for task in tasks for _ in range(task.budget)])
         for _ in range(self.queries - 1):
-            places = [place for place, attempt in enumerate(attempts) if self._value(attempt) <= self.threshold]
+            places = [
+                place for place, trajectory in enumerate(trajectories) if self._value(trajectory) <= self.threshold
+            ]
             if not places:
                 break
-            for place, again in zip(places, world.play([attempts[place].task for place in places]), strict=True):
-                if self._value(again) > self._value(attempts[place]):
-                    attempts[place] = again
-        return attempts
+            for place, again in zip(places, env.rollout([trajectories[place].task for place in places]), strict=True):
+                if self._value(again) > self._value(trajectories[place]):
+                    trajectories[place] = again
+        return trajectories
 
-    def _value(self, attempt: Attempt) -> float:
-        return need_metric(attempt.metrics, self.metric, "topology")
+    def _value(self, trajectory: Trajectory) -> float:
+        return require_metric(trajectory.metrics, self.metric, "strategy")
 
 
-def side_by_side(first: Sequence[Attempt], second: Sequence[Attempt]) -> list[Attempt]:
+def side_by_side(first: Sequence[Trajectory], second: Sequence[Trajectory]) -> list[Trajectory]:
     """Attempts of both, group by group."""
-    return [attempt for group in groups_of([*first, *second]) for attempt in group]
+    return [trajectory for group in group_by_task([*first, *second]) for trajectory in group]

@@ -1,7 +1,7 @@
 """Scoring options of single recipes, each a key of `rollout`.
 
 score_temperatures: {KEY: FACTOR}   extra[KEY] (N, T): log-probabilities at FACTOR times the temperature of the row
-reference: soup                     the reference is the mean of the weights of the start and of the companion
+reference: average                   the reference is the mean of the weights of the start and of the companion
 layer: {number: K, updates: U}      the first U updates learn what the output layer reads off hidden layer K
 support: {top_p: P, refresh: U}     only what a copy of the policy, renewed every U updates, finds likely is chosen
 segments: {every: K, below: P}      a message is cut behind every K-th token less likely than P; units are such segments
@@ -20,11 +20,11 @@ from robopolicy.contrib.text_catalogue.references import average_weights
 from robopolicy.core.decisions import Decisions
 from robopolicy.core.options import validate_option
 from robopolicy.errors import UserError
-from robopolicy.text.annotators import Aside
+from robopolicy.text.annotators import RolloutAnnotator
 from robopolicy.text.policy import TextPolicy
 from robopolicy.text.recipe_trainer import TextRecipe
 from robopolicy.text.scoring_options import ScoringOption
-from robopolicy.text.text_env import TextWorld
+from robopolicy.text.text_env import TextEnv
 
 
 def entries(key: str, value: Any, hints: Mapping[str, Any]) -> dict[str, Any]:
@@ -41,7 +41,7 @@ def entries(key: str, value: Any, hints: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Temperatures(ScoringOption):
+class TemperatureScores(ScoringOption):
     """Scores of the responses at other temperatures (S007)."""
 
     factors: Mapping[str, float]  # of the temperature of each row, by key of `extra`
@@ -51,37 +51,37 @@ class Temperatures(ScoringOption):
         """See the top of this module."""
         return cls(validate_option("rollout.score_temperatures", Mapping[str, Positive], value))
 
-    def score(self, rows: Decisions, learner: TextRecipe) -> Decisions:
+    def add_scores(self, rows: Decisions, learner: TextRecipe) -> Decisions:
         """Score at every temperature."""
         found = dict(rows.extra)
         for key, factor in self.factors.items():
-            heat = rows.extra["temperature"] * factor
-            warmer = rows.with_fields(extra={**rows.extra, "temperature": heat})
-            found[key] = learner.scored(learner.policy, warmer).logp
+            temperatures = rows.extra["temperature"] * factor
+            warmer = rows.with_fields(extra={**rows.extra, "temperature": temperatures})
+            found[key] = learner.score_rows(learner.policy, warmer).logp
         return rows.with_fields(extra=found)
 
 
 @dataclass(frozen=True)
-class SoupReference(ScoringOption):
+class AveragedReference(ScoringOption):
     """A reference that averages the initial policy and the companion (SALSA, S104)."""
 
-    needs: ClassVar[Collection[str]] = ("companion",)
+    needs: ClassVar[Collection[str]] = ("teacher",)
 
     @classmethod
     def parse(cls, value: Any) -> Self:
         """See the top of this module."""
-        if value != "soup":
-            raise ValueError(f"rollout.reference must be soup, got {value!r}.")
+        if value != "average":
+            raise ValueError(f"rollout.reference must be average, got {value!r}.")
         return cls()
 
-    def reference(self, start: TextPolicy, learner: TextRecipe) -> None:
+    def modify_reference(self, start: TextPolicy, learner: TextRecipe) -> None:
         """Average the weights."""
-        if learner.companion is None:
+        if learner.teacher is None:
             return
         try:
-            start.load_state_dict(average_weights([start.state_dict(), learner.companion.state_dict()]))
+            start.load_state_dict(average_weights([start.state_dict(), learner.teacher.state_dict()]))
         except (RuntimeError, ValueError) as error:
-            raise UserError(f"algorithm.companion is of another architecture than the policy: {error}") from error
+            raise UserError(f"algorithm.teacher is of another architecture than the policy: {error}") from error
 
 
 @dataclass(frozen=True)
@@ -97,15 +97,15 @@ class HiddenLayer(ScoringOption):
         """See the top of this module."""
         return cls(**entries("layer", value, {"number": NonNegativeInt, "updates": NonNegativeInt}))
 
-    def settings(self, update: int) -> dict[str, Any]:
+    def score_settings(self, update: int) -> dict[str, Any]:
         """The hidden layer, in the first updates."""
         return {"layer": self.number} if update < self.updates else {}
 
 
-class LikelySupport(ScoringOption):
+class TopPSupport(ScoringOption):
     """Restricts sampling to likely tokens of a copy of the policy (NLPO, S083)."""
 
-    needs = ("causal", "engine", "players", "vocabulary")
+    needs = ("causal", "engine", "num_workers", "vocabulary")
 
     def __init__(self, top_p: float, refresh: int) -> None:
         """Validate and store the options.
@@ -122,18 +122,18 @@ class LikelySupport(ScoringOption):
         """See the top of this module."""
         return cls(**entries("support", value, {"top_p": PositiveFraction, "refresh": PositiveInt}))
 
-    def begin(self, learner: TextRecipe) -> None:
+    def setup(self, learner: TextRecipe) -> None:
         """Copy the policy."""
         self.guide = frozen_copy(learner.policy)
 
-    def prepare(self, env: TextWorld, learner: TextRecipe) -> None:
+    def configure_env(self, env: TextEnv, learner: TextRecipe) -> None:
         """Write only what the copy finds likely."""
         env.limits |= {"guide": self.guide, "top_p": self.top_p}
 
     def after_update(self, learner: TextRecipe) -> None:
         """Update the copy, at its interval and after imitation."""
         assert self.guide is not None
-        if learner.updates == learner.config.imitation or learner.updates % self.refresh == 0:
+        if learner.updates == learner.config.sft_updates or learner.updates % self.refresh == 0:
             self.guide.load_state_dict(learner.policy.state_dict())
 
     def checkpoint_items(self) -> Mapping[str, Checkpointable]:
@@ -142,7 +142,7 @@ class LikelySupport(ScoringOption):
 
 
 @dataclass(frozen=True)
-class SegmentValues(ScoringOption):
+class SegmentValueOption(ScoringOption):
     """Splits messages where the policy is uncertain, with values at the splits (S013)."""
 
     every: int
@@ -154,6 +154,6 @@ class SegmentValues(ScoringOption):
         """See the top of this module."""
         return cls(**entries("segments", value, {"every": PositiveInt, "below": PositiveFraction}))
 
-    def asides(self) -> Mapping[str, Aside]:
+    def annotators(self) -> Mapping[str, RolloutAnnotator]:
         """Values at the cuts."""
         return {"segments": SegmentValue(self.every, self.below)}

@@ -10,12 +10,12 @@ import torch
 
 from robopolicy.constraints import NonNegativeInt, PositiveInt
 from robopolicy.core.decisions import Decisions
-from robopolicy.text.rollouts.protocols import Attempt, Task, Topology, World, able
-from robopolicy.text.rollouts.strategies import Flat
-from robopolicy.text.rollouts.trajectories import joined
+from robopolicy.text.rollouts.protocols import RolloutEnv, RolloutStrategy, Task, Trajectory, require_capability
+from robopolicy.text.rollouts.strategies import Independent
+from robopolicy.text.rollouts.trajectories import concat_rows
 
 
-class Segments(Topology):
+class Segments(RolloutStrategy):
     """Long attempts in context windows (SUPO, S057): at the limit the policy writes a summary and continues from it.
 
     Each window is a row of the attempt, and all share its advantage. What is unfinished after the last window is
@@ -39,43 +39,43 @@ class Segments(Topology):
                 "choose another recipe or task."
             )
 
-    def rollout(self, world: World, tasks: Sequence[Task]) -> list[Attempt]:
+    def rollout(self, env: RolloutEnv, tasks: Sequence[Task]) -> list[Trajectory]:
         """Roll out one window of all unfinished rollouts at a time, each after the summary of the earlier ones."""
-        asked = [task for task in tasks for _ in range(task.budget)]
-        attempts = world.play(asked, units=self.units)
-        rows: list[list[Decisions]] = [[] for _ in asked]  # of windows that have ended with a summary
+        requests = [task for task in tasks for _ in range(task.budget)]
+        trajectories = env.rollout(requests, units=self.units)
+        rows: list[list[Decisions]] = [[] for _ in requests]  # of windows that have ended with a summary
         for _ in range(self.summaries):
-            places = [place for place, attempt in enumerate(attempts) if not attempt.finished]
+            places = [place for place, trajectory in enumerate(trajectories) if not trajectory.finished]
             if not places:
                 break
-            told = able(world, "summarize")([attempts[place] for place in places])
-            windows = world.play([task for _, task in told], units=self.units)
-            for place, (before, _), window in zip(places, told, windows, strict=True):
+            summarized = require_capability(env, "summarize")([trajectories[place] for place in places])
+            windows = env.rollout([task for _, task in summarized], units=self.units)
+            for place, (before, _), window in zip(places, summarized, windows, strict=True):
                 rows[place].append(before.decisions)
-                attempts[place] = window
+                trajectories[place] = window
         whole = [
-            replace(attempt, task=task, decisions=joined([*before, attempt.decisions]))
-            for task, attempt, before in zip(asked, attempts, rows, strict=True)
+            replace(trajectory, task=task, decisions=concat_rows([*before, trajectory.decisions]))
+            for task, trajectory, before in zip(requests, trajectories, rows, strict=True)
         ]
-        return [attempt if attempt.finished else without_decisions(attempt) for attempt in whole]
+        return [trajectory if trajectory.finished else without_decisions(trajectory) for trajectory in whole]
 
 
-class PerTurn(Topology):
+class PerTurn(RolloutStrategy):
     """Every unit becomes a row (AgentFlow, S059), each with the reward of the whole.
 
     Statistics over rows then count long attempts more often: pitfall (a), wanted by this method.
     """
 
-    def __init__(self, inner: Topology | None = None) -> None:
-        self.inner = inner or Flat()
+    def __init__(self, inner: RolloutStrategy | None = None) -> None:
+        self.inner = inner or Independent()
 
-    def rollout(self, world: World, tasks: Sequence[Task]) -> list[Attempt]:
+    def rollout(self, env: RolloutEnv, tasks: Sequence[Task]) -> list[Trajectory]:
         """Rows of units."""
-        attempts = self.inner.rollout(world, tasks)
-        return [replace(attempt, decisions=rows_of_units(attempt.decisions)) for attempt in attempts]
+        trajectories = self.inner.rollout(env, tasks)
+        return [replace(trajectory, decisions=rows_of_units(trajectory.decisions)) for trajectory in trajectories]
 
 
-class PartialRollout(Topology):
+class PartialRollout(RolloutStrategy):
     """Rollouts over several batches (T-PPO, S000): at the end of a window unfinished ones are trained on.
 
     Unfinished ones go on in the next batch, in the place of fresh ones, and mark what was learned from before in
@@ -86,22 +86,22 @@ class PartialRollout(Topology):
         self.units = units
         self._open: list[tuple[Task, int]] = []  # unfinished rollouts and their number of units
 
-    def rollout(self, world: World, tasks: Sequence[Task]) -> list[Attempt]:
+    def rollout(self, env: RolloutEnv, tasks: Sequence[Task]) -> list[Trajectory]:
         """As many attempts as the budgets sum to."""
         fresh = [(task, 0) for task in tasks for _ in range(task.budget)]
-        asked = [*self._open, *fresh][: len(fresh)]
+        requests = [*self._open, *fresh][: len(fresh)]
         waiting = self._open[len(fresh) :]
-        played = world.play([task for task, _ in asked], units=self.units)
-        attempts: list[Attempt] = []
-        for attempt, (_, before) in zip(played, asked, strict=True):
-            unit = attempt.decisions.require("unit")
-            extra = {**attempt.decisions.extra, "seen": unit < before}
-            attempts.append(replace(attempt, decisions=attempt.decisions.with_fields(extra=extra)))
-            if not attempt.finished:
+        rollouts = env.rollout([task for task, _ in requests], units=self.units)
+        trajectories: list[Trajectory] = []
+        for trajectory, (_, before) in zip(rollouts, requests, strict=True):
+            unit = trajectory.decisions.require("unit")
+            extra = {**trajectory.decisions.extra, "seen": unit < before}
+            trajectories.append(replace(trajectory, decisions=trajectory.decisions.with_fields(extra=extra)))
+            if not trajectory.finished:
                 units = before + self.units
-                waiting.append((able(world, "branch")(attempt, units), units))
+                waiting.append((require_capability(env, "branch")(trajectory, units), units))
         self._open = waiting
-        return attempts
+        return trajectories
 
     def state_dict(self) -> dict[str, Any]:
         """Unfinished rollouts."""
@@ -123,10 +123,10 @@ def rows_of_units(decisions: Decisions) -> Decisions:
     return cat(pieces) if pieces else decisions
 
 
-def without_decisions(attempt: Attempt) -> Attempt:
+def without_decisions(trajectory: Trajectory) -> Trajectory:
     """The attempt with everything masked."""
-    mask = torch.zeros_like(attempt.decisions.logp_old, dtype=torch.bool)
-    return replace(attempt, decisions=attempt.decisions.with_fields(mask=mask))
+    mask = torch.zeros_like(trajectory.decisions.logp_old, dtype=torch.bool)
+    return replace(trajectory, decisions=trajectory.decisions.with_fields(mask=mask))
 
 
 def cat(batches: Sequence[Decisions]) -> Decisions:

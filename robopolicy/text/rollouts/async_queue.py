@@ -15,13 +15,13 @@ from typing import Any
 
 from robopolicy.constraints import NonNegativeInt
 from robopolicy.plugins import Registry
-from robopolicy.text.rollouts.protocols import Attempt, Staleness, World
+from robopolicy.text.rollouts.protocols import RolloutEnv, Staleness, Trajectory
 from robopolicy.text.rollouts.trajectories import from_dict, to_dict
 
-Group = list[Attempt]
+Group = list[Trajectory]
 
 
-class Bounded(Staleness):
+class BoundedStaleness(Staleness):
     """At most `limit` updates old (AsyncFlow, S074); 0 is synchronous."""
 
     def __init__(self, limit: NonNegativeInt = 1) -> None:
@@ -38,19 +38,19 @@ class Bounded(Staleness):
 
 STALENESS: Registry[type[Staleness]] = Registry(
     "parts.staleness",
-    {"bounded": Bounded},
+    {"bounded": BoundedStaleness},
 )
 
 
 @dataclass(frozen=True)
-class Ticket:
+class VersionedWeights:
     """Leave to play some groups with these weights."""
 
     version: int
     weights: Any
 
 
-class Stream:
+class RolloutQueue:
     """First in, first out between threads; the learner publishes weights, the players take them with their tickets."""
 
     def __init__(self, staleness: Staleness, batch: int, weights: Any = None) -> None:
@@ -71,7 +71,7 @@ class Stream:
         self._error: BaseException | None = None
         self._changed = threading.Condition()
 
-    def begin(self, count: int) -> Ticket | None:
+    def reserve(self, count: int) -> VersionedWeights | None:
         """Wait for room for `count` groups; None once the stream is closed."""
         with self._changed:
             most = self.staleness.in_flight(self.batch)
@@ -79,17 +79,17 @@ class Stream:
             if self._closed:
                 return None
             self._in_flight += count
-            return Ticket(self.version, self.weights)
+            return VersionedWeights(self.version, self.weights)
 
-    def deliver(self, groups: Sequence[Group], ticket: Ticket, count: int) -> None:
+    def put(self, groups: Sequence[Group], reserved: VersionedWeights, count: int) -> None:
         """Hand over what was played under a ticket for `count` groups; some may have been dropped."""
-        tagged = [[replace(attempt, version=ticket.version) for attempt in group] for group in groups]
+        tagged = [[replace(trajectory, version=reserved.version) for trajectory in group] for group in groups]
         with self._changed:
             self._in_flight -= count - len(groups)
             self._waiting.extend(tagged)
             self._changed.notify_all()
 
-    def take(self, count: int) -> list[Group]:
+    def get(self, count: int) -> list[Group]:
         """Wait for `count` groups that are recent enough.
 
         Raises:
@@ -104,7 +104,7 @@ class Stream:
                 if not self._waiting:
                     raise RuntimeError("The stream is closed.")
                 group = self._waiting.popleft()
-                if self.staleness.admit(min(attempt.version for attempt in group), self.version):
+                if self.staleness.admit(min(trajectory.version for trajectory in group), self.version):
                     groups.append(group)
                 else:
                     self.stale += 1
@@ -113,7 +113,7 @@ class Stream:
             self._taken += count
         return groups
 
-    def learned(self, weights: Any) -> None:
+    def publish(self, weights: Any) -> None:
         """Publish the weights after an update; what was taken for it is no longer in flight."""
         with self._changed:
             self.version, self.weights = self.version + 1, weights
@@ -129,7 +129,7 @@ class Stream:
     def state_dict(self) -> dict[str, Any]:
         """Version and the groups that wait; those that are being played are played again."""
         with self._changed:
-            waiting = [[to_dict(attempt) for attempt in group] for group in self._waiting]
+            waiting = [[to_dict(trajectory) for trajectory in group] for group in self._waiting]
             return {"version": self.version, "waiting": waiting, "stale": self.stale}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -140,15 +140,19 @@ class Stream:
             self._in_flight, self._taken = len(self._waiting), 0
 
 
-Play = Callable[[int, World], list[Group]]
-"""`(groups, world) -> groups`, e.g. `Collector.play`."""
+RolloutFn = Callable[[int, RolloutEnv], list[Group]]
+"""`(groups, env) -> groups`, e.g. `Collector.rollout`."""
 
 
-class Players:
+class RolloutWorkers:
     """Threads that play into a stream, each in a world of its own with a copy of the policy."""
 
     def __init__(
-        self, stream: Stream, play: Play, worlds: Sequence[tuple[World, Callable[[Any], Any]]], chunk: int = 1
+        self,
+        queue: RolloutQueue,
+        rollout: RolloutFn,
+        envs: Sequence[tuple[RolloutEnv, Callable[[Any], Any]]],
+        chunk: int = 1,
     ):
         """Start them.
 
@@ -158,24 +162,24 @@ class Players:
             worlds: A world for every thread, and what loads weights into its policy.
             chunk: Groups played at once.
         """
-        self._stream, self._play, self._chunk = stream, play, chunk
-        self._threads = [threading.Thread(target=self._work, args=pair, daemon=True) for pair in worlds]
+        self._queue, self._rollout, self._chunk = queue, rollout, chunk
+        self._threads = [threading.Thread(target=self._work, args=pair, daemon=True) for pair in envs]
         for thread in self._threads:
             thread.start()
 
-    def _work(self, world: World, load: Callable[[Any], Any]) -> None:
+    def _work(self, env: RolloutEnv, load: Callable[[Any], Any]) -> None:
         version = -1
         try:
-            while (ticket := self._stream.begin(self._chunk)) is not None:
-                if ticket.version != version:
-                    load(ticket.weights)
-                    version = ticket.version
-                self._stream.deliver(self._play(self._chunk, world), ticket, self._chunk)
+            while (reserved := self._queue.reserve(self._chunk)) is not None:
+                if reserved.version != version:
+                    load(reserved.weights)
+                    version = reserved.version
+                self._queue.put(self._rollout(self._chunk, env), reserved, self._chunk)
         except BaseException as error:  # the learner waits for groups, and must hear of it
-            self._stream.close(error)
+            self._queue.close(error)
 
     def stop(self) -> None:
         """Close the stream and wait for the threads."""
-        self._stream.close()
+        self._queue.close()
         for thread in self._threads:
             thread.join()

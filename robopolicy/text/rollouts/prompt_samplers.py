@@ -16,15 +16,15 @@ from robopolicy.constraints import NonNegative
 from robopolicy.core.trackers import BetaTracker, Tracker
 from robopolicy.errors import UserError
 from robopolicy.plugins import Registry
-from robopolicy.text.rollouts.protocols import Pool, Sampler, Task
+from robopolicy.text.rollouts.protocols import PromptPool, Sampler, Task
 
 
 class Uniform(Sampler):
     """Shuffled epochs over the pool; the base of every other sampler, which changes what is drawn from it."""
 
-    pool: Pool
+    pool: PromptPool
 
-    def begin(self, pool: Pool, seed: int) -> None:
+    def setup(self, pool: PromptPool, seed: int) -> None:
         """Get to know the tasks."""
         if not pool.tasks:
             raise UserError("There are no tasks to sample from.")

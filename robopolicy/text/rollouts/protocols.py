@@ -2,8 +2,8 @@
 
     Sampler.propose -> Topology.rollout -> Reward -> Intervention -> batch -> core -> Sampler.observe
 
-None of the parts knows whether an attempt is a text or an episode of a robot. The `World` knows; what a part needs
-beyond playing is an ability of the world ("branch", "hint", ...), asked for with `able`.
+None of the parts knows whether an attempt is a text or an episode of a robot. The `RolloutEnv` knows; what a part needs
+beyond playing is an ability of the world ("branch", "hint", ...), asked for with `require_capability`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Attempt:
+class Trajectory:
     """One try at a task: a completion, a dialogue, an episode.
 
     Its decisions are `(1, T)` for a sequence, or one row per chunk, turn or context window. Their `logp_old` is what
@@ -64,10 +64,10 @@ class Attempt:
         return self.reward > 0.5
 
 
-class World(Protocol):
+class RolloutEnv(Protocol):
     """Tasks and the policy that is trained, together, e.g. a text environment."""
 
-    def play(self, tasks: Sequence[Task], *, units: int | None = None) -> list[Attempt]:
+    def rollout(self, tasks: Sequence[Task], *, units: int | None = None) -> list[Trajectory]:
         """Attempt every task once, in order.
 
         Args:
@@ -76,36 +76,36 @@ class World(Protocol):
         """
         ...
 
-    def batch(self, attempts: Sequence[Attempt]) -> Decisions:
-        """Rows of all attempts, as `samplers.attempts.stack` makes them."""
+    def batch(self, trajectories: Sequence[Trajectory]) -> Decisions:
+        """Rows of all attempts, as `samplers.trajectories.stack` makes them."""
         ...
 
 
-def able(world: object, ability: str) -> Callable[..., Any]:
-    """A function that not every world has: a method of it, or one of its registry `abilities`, which take the world.
+def require_capability(env: object, capability: str) -> Callable[..., Any]:
+    """A function that not every world has: a method of it, or one of its registry `capabilities`, which take the world.
 
-    Every world that can go on from the middle of an attempt has `branch(attempt, unit)`, which returns the task that
+    Every world that can go on from the middle of an attempt has `branch(trajectory, unit)`, which returns the task that
     goes on after the first `unit` units; those stay decisions of the policy, as recorded.
 
     Raises:
         UserError: The world has no such function.
     """
-    method = getattr(world, ability, None)
+    method = getattr(env, capability, None)
     if method is not None:
         return method
-    registered: Mapping[str, Callable[..., Any]] = getattr(world, "abilities", {})
-    if ability not in registered:
+    registered: Mapping[str, Callable[..., Any]] = getattr(env, "capabilities", {})
+    if capability not in registered:
         raise UserError(
-            f"This recipe needs a world with the ability '{ability}', which {type(world).__name__} lacks; "
+            f"This recipe needs a world with the ability '{capability}', which {type(env).__name__} lacks; "
             "choose another recipe or task."
         )
-    return partial(registered[ability], world)
+    return partial(registered[capability], env)
 
 
 Value = TypeVar("Value")
 
 
-def need_metric(metrics: Mapping[str, Value], name: str, part: str) -> Value:
+def require_metric(metrics: Mapping[str, Value], name: str, part: str) -> Value:
     """A metric that a part, "reward" or "topology", cannot do without.
 
     Raises:
@@ -129,7 +129,7 @@ class Part(ABC):  # noqa: B024 - its subclasses say what is abstract
 
 
 @dataclass(frozen=True)
-class Pool:
+class PromptPool:
     """Everything that may be attempted; keys are unique."""
 
     tasks: Sequence[Task]  # K, with the budget and temperature of a plain recipe
@@ -152,7 +152,7 @@ class Sampler(Part):
     """P12: what to attempt next, how often, and from where."""
 
     @abstractmethod
-    def begin(self, pool: Pool, seed: int) -> None:
+    def setup(self, pool: PromptPool, seed: int) -> None:
         """Get to know the tasks, once and before everything else."""
 
     @abstractmethod
@@ -169,7 +169,7 @@ class Sampler(Part):
         """
 
 
-class Topology(Part):
+class RolloutStrategy(Part):
     """P13: how the attempts at a task hang together."""
 
     def check(self, task: Any) -> None:
@@ -180,7 +180,7 @@ class Topology(Part):
         """
 
     @abstractmethod
-    def rollout(self, world: World, tasks: Sequence[Task]) -> list[Attempt]:
+    def rollout(self, env: RolloutEnv, tasks: Sequence[Task]) -> list[Trajectory]:
         """`task.budget` attempts at every task, those of one task side by side."""
 
 
@@ -188,14 +188,14 @@ class Intervention(Part):
     """P14: what is done about a group from whose rewards nothing can be learned."""
 
     @abstractmethod
-    def triggered(self, rewards: Tensor) -> bool:
+    def applies(self, rewards: Tensor) -> bool:
         """Whether a group with rewards `(G,)` is in need."""
 
     @abstractmethod
-    def rows(self, group: Sequence[Attempt], world: World) -> list[Attempt]:
+    def apply(self, group: Sequence[Trajectory], env: RolloutEnv) -> list[Trajectory]:
         """The group to learn from in its place; called for triggered groups alone."""
 
-    def observe(self, groups: Sequence[Sequence[Attempt]]) -> None:
+    def observe(self, groups: Sequence[Sequence[Trajectory]]) -> None:
         """See all groups of a batch as they were played, after the interventions."""
 
 
@@ -213,7 +213,7 @@ class Outcomes:
         Raises:
             ValueError: The world does not measure it.
         """
-        return self.reward if name == "reward" else need_metric(self.metrics, name, "reward")
+        return self.reward if name == "reward" else require_metric(self.metrics, name, "reward")
 
 
 class Reward(Part):
@@ -222,13 +222,13 @@ class Reward(Part):
     One that weighs objectives by what they do to the policy names them; the learner then tells it (`follow`).
     """
 
-    followed: Sequence[str] = ()  # O metrics
+    objectives: Sequence[str] = ()  # O metrics
 
     @abstractmethod
     def __call__(self, outcomes: Outcomes) -> Tensor:
         """Rewards `(M,)`."""
 
-    def follow(self, influence: Tensor) -> None:
+    def set_influence(self, influence: Tensor) -> None:
         """Hear how far an update for all objectives together improves each of them, `(O,)`."""
 
 
@@ -246,7 +246,7 @@ class Staleness(Part):
         """Attempts that may be under way or waiting at once."""
 
 
-class BlackBox(Part):
+class AskTellOptimizer(Part):
     """P19: search without gradients."""
 
     @abstractmethod
@@ -267,6 +267,6 @@ def degenerate(rewards: Tensor, spread: float = 1e-6) -> bool:
     return bool((rewards.max() - rewards.min()).item() <= spread)
 
 
-def rewards_of(group: Sequence[Attempt]) -> Tensor:
+def rewards_of(group: Sequence[Trajectory]) -> Tensor:
     """Rewards `(G,)` of attempts."""
-    return torch.tensor([attempt.reward for attempt in group], dtype=torch.float64)
+    return torch.tensor([trajectory.reward for trajectory in group], dtype=torch.float64)

@@ -1,7 +1,7 @@
 """P13, how the attempts at a task hang together: side by side, as a tree, from demonstrations, in segments or modes.
 
 A topology returns exactly `task.budget` attempts per task, those of one task side by side, so that methods can be
-compared at equal cost; where it cannot, it says so (`Rewritten`, `Windows`).
+compared at equal cost; where it cannot, it says so (`Paraphrased`, `Windows`).
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ import torch
 from robopolicy.constraints import Fraction, PositiveInt, Seed
 from robopolicy.core.decisions import Decisions
 from robopolicy.plugins import Registry
-from robopolicy.text.rollouts.protocols import Attempt, Task, Topology, World, able
+from robopolicy.text.rollouts.protocols import RolloutEnv, RolloutStrategy, Task, Trajectory, require_capability
 
 
-class Flat(Topology):
+class Independent(RolloutStrategy):
     """Independent attempts."""
 
-    def rollout(self, world: World, tasks: Sequence[Task]) -> list[Attempt]:
+    def rollout(self, env: RolloutEnv, tasks: Sequence[Task]) -> list[Trajectory]:
         """All at once."""
-        return world.play([task for task in tasks for _ in range(task.budget)])
+        return env.rollout([task for task in tasks for _ in range(task.budget)])
 
 
-class Random(Topology):
+class RandomStrategy(RolloutStrategy):
     """Base of the topologies that draw numbers of their own."""
 
     def __init__(self, seed: int) -> None:
@@ -44,7 +44,7 @@ class Random(Topology):
         self._generator.set_state(state["generator"])
 
 
-class Branch(Random):
+class Branch(RandomStrategy):
     """Branching where the policy becomes uncertain (ARPO for tools, S162): part of the budget continues other attempts.
 
     Of each task `initial` attempts are played first. After each of their units, the mean entropy is compared with that
@@ -73,32 +73,32 @@ class Branch(Random):
         super().__init__(seed)
         self.initial, self.beam, self.weight, self.threshold = initial, beam, weight, threshold
 
-    def rollout(self, world: World, tasks: Sequence[Task]) -> list[Attempt]:
+    def rollout(self, env: RolloutEnv, tasks: Sequence[Task]) -> list[Trajectory]:
         """Some from the start, then branches."""
         firsts = [max(1, round(self.initial * task.budget)) for task in tasks]
-        played = world.play([task for task, count in zip(tasks, firsts, strict=True) for _ in range(count)])
-        groups: list[list[Attempt]] = []
+        completed = env.rollout([task for task, count in zip(tasks, firsts, strict=True) for _ in range(count)])
+        groups: list[list[Trajectory]] = []
         more: list[Task] = []
         for task, count in zip(tasks, firsts, strict=True):
-            groups.append(played[:count])
-            played = played[count:]
-            more += self._continuations(task, groups[-1], task.budget - count, world)
-        branches = world.play(more)
+            groups.append(completed[:count])
+            completed = completed[count:]
+            more += self._continuations(task, groups[-1], task.budget - count, env)
+        branches = env.rollout(more)
         for task, group in zip(tasks, groups, strict=True):
             missing = task.budget - len(group)
             group += branches[:missing]
             branches = branches[missing:]
-        return [attempt for group in groups for attempt in group]
+        return [trajectory for group in groups for trajectory in group]
 
-    def _continuations(self, task: Task, group: Sequence[Attempt], room: int, world: World) -> list[Task]:
+    def _continuations(self, task: Task, group: Sequence[Trajectory], room: int, env: RolloutEnv) -> list[Task]:
         """`room` tasks that continue attempts of the group, or begin anew where too few moments are uncertain."""
         found: list[Task] = []
-        for attempt in group:
-            entropy = unit_entropy(attempt.decisions)
+        for trajectory in group:
+            entropy = unit_entropy(trajectory.decisions)
             for unit in range(1, len(entropy)):
                 rise = entropy[unit] - entropy[0]
                 if len(found) < room and self.uniform() - self.weight * rise <= self.threshold:
-                    continued = able(world, "branch")(attempt, unit)
+                    continued = require_capability(env, "branch")(trajectory, unit)
                     found += [continued] * min(self.beam - 1, room - len(found))
         return found + [task] * (room - len(found))
 
@@ -110,10 +110,10 @@ def unit_entropy(decisions: Decisions) -> list[float]:
     return [float(entropy[(unit == number) & valid].mean()) for number in unit[valid].unique().tolist()]
 
 
-TOPOLOGIES: Registry[type[Topology]] = Registry(
-    "parts.topology",
+STRATEGIES: Registry[type[RolloutStrategy]] = Registry(
+    "parts.strategy",
     {
-        "flat": Flat,
+        "independent": Independent,
         "branch": Branch,
     },
 )

@@ -20,7 +20,7 @@ SPEC = PolicySpec({"text": (Grid.prompt_bytes,)}, Grid.completion_bytes)
 def learner(recipe, **settings):
     torch.manual_seed(0)
     policy = TextPolicy(TextConfig(width=16, layers=1, heads=2, context=128), SPEC)
-    config = TextRecipeConfig(recipe=recipe, prompts=8, problems=50, warmup=0, **settings)
+    config = TextRecipeConfig(recipe=recipe, prompts_per_update=8, num_prompts=50, warmup=0, **settings)
     algorithm = TextRecipe(config, policy, total_updates=10)
     return algorithm, TextRolloutSource(TextSim(Grid(), SimOptions(num_envs=1)), algorithm, seed=0)
 

@@ -76,9 +76,9 @@ def test_poise_with_a_perfect_probe_is_leave_one_out_and_never_depends_on_the_ro
     reward = rewards(case)
     exact = case.decisions.with_fields(extra={"features": reward.unsqueeze(1)})
     torch.testing.assert_close(recipe.advantage(exact), recipe_of("rloo").advantage(case.decisions))
-    moved = reward.unsqueeze(1).clone()
-    moved[5] += 100.0
-    changed = recipe.advantage(case.decisions.with_fields(extra={"features": moved})) != recipe.advantage(exact)
+    to_device = reward.unsqueeze(1).clone()
+    to_device[5] += 100.0
+    changed = recipe.advantage(case.decisions.with_fields(extra={"features": to_device})) != recipe.advantage(exact)
     assert not bool(changed[5]) and bool(changed[4] & changed[6] & changed[7])
 
 
@@ -194,9 +194,9 @@ def test_spae_telescopes_and_keeps_the_base_without_bonus() -> None:
     sure = {**d.extra, "probe_accuracy": torch.ones(d.shape), "probe_confidence": torch.ones(d.shape)}
     after = recipe_of("spae", advantage=stages[:4]).advantage(d.with_fields(extra=sure))
     base = recipe_of("spae", advantage=stages[:3]).advantage(d)
-    begun = d.unit.masked_fill(~d.valid(), 9).amin(1, keepdim=True)
-    torch.testing.assert_close(after, torch.where(d.unit > begun, 0.5, 1.0) * base)  # solved at once: half behind it
-    assert bool((d.valid() & (d.unit > begun)).any())
+    started = d.unit.masked_fill(~d.valid(), 9).amin(1, keepdim=True)
+    torch.testing.assert_close(after, torch.where(d.unit > started, 0.5, 1.0) * base)  # solved at once: half behind it
+    assert bool((d.valid() & (d.unit > started)).any())
 
 
 def test_aspo_keeps_the_sign_of_successes_and_changes_nothing_else() -> None:

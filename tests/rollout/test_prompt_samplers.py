@@ -7,18 +7,18 @@ from robopolicy.core.registry import build
 from robopolicy.errors import UserError
 from robopolicy.recipe_files import read_recipe
 from robopolicy.text.rollouts.prompt_samplers import SAMPLERS, Uncertain, Uniform
-from robopolicy.text.rollouts.protocols import Pool, Task
+from robopolicy.text.rollouts.protocols import PromptPool, Task
 
 COUNT = 12
-POOL = Pool(
+POOL = PromptPool(
     [Task(100 + i, budget=4) for i in range(COUNT)],
     category=torch.arange(COUNT) % 3,
     difficulty=torch.arange(COUNT).flip(0).double(),
 )
 
 
-def started(sampler, pool: Pool = POOL, seed: int = 3):
-    sampler.begin(pool, seed)
+def started(sampler, pool: PromptPool = POOL, seed: int = 3):
+    sampler.setup(pool, seed)
     return sampler
 
 

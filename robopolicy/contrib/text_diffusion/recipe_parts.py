@@ -13,7 +13,7 @@ from robopolicy.constraints import Fraction, NonNegative, PositiveInt, Seed
 from robopolicy.core.decisions import Decisions
 from robopolicy.core.ratios import Bound, count_for_fraction, topk_mask
 from robopolicy.core.surrogates import SurrogateOut, none_clipped
-from robopolicy.text.rollouts.protocols import HINTED, Attempt, Intervention, World, able
+from robopolicy.text.rollouts.protocols import HINTED, Intervention, RolloutEnv, Trajectory, require_capability
 
 
 @dataclass(frozen=True)
@@ -59,17 +59,21 @@ class Inpaint(Intervention):
         self.low, self.high, self.count = low, high, count
         self._generator = torch.Generator().manual_seed(seed)
 
-    def triggered(self, rewards: Tensor) -> bool:
+    def applies(self, rewards: Tensor) -> bool:
         """All attempts failed."""
         return bool((rewards <= 0.5).all())
 
-    def rows(self, group: Sequence[Attempt], world: World) -> list[Attempt]:
+    def apply(self, group: Sequence[Trajectory], env: RolloutEnv) -> list[Trajectory]:
         """The group with verified completions in place of its first attempts."""
         shares = torch.rand(min(self.count, len(group)), generator=self._generator)
         shares = self.low + (self.high - self.low) * shares
-        asked = [able(world, "inpaint")(group[0].task, share) for share in shares.tolist()]
-        filled = [attempt for attempt in world.play([task for task in asked if task is not None]) if attempt.success]
-        return [*(replace(attempt, source=HINTED) for attempt in filled), *group[len(filled) :]]
+        requests = [require_capability(env, "inpaint")(group[0].task, share) for share in shares.tolist()]
+        filled = [
+            trajectory
+            for trajectory in env.rollout([task for task in requests if task is not None])
+            if trajectory.success
+        ]
+        return [*(replace(trajectory, source=HINTED) for trajectory in filled), *group[len(filled) :]]
 
     def state_dict(self) -> dict[str, Any]:
         """The generator."""

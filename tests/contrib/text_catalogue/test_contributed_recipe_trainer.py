@@ -22,7 +22,7 @@ def learner(task, **settings):
     policy = TextPolicy(
         TextConfig(width=16, layers=1, heads=2, context=128, dtype=settings.pop("dtype", "float32")), spec
     )
-    config = TextRecipeConfig(prompts=8, problems=50, warmup=0, **settings)
+    config = TextRecipeConfig(prompts_per_update=8, num_prompts=50, warmup=0, **settings)
     return TextRecipe(config, policy, total_updates=10)
 
 
