@@ -1,9 +1,9 @@
-"""What recipes read beside the attempts they learn from: other attempts at the same tasks, or other probabilities.
+"""Annotators of rollouts: further rollouts of the same tasks, or other probabilities.
 
-    extra["greedy"] (N,)    reward of the likeliest answers to the row's task (ReMax)
-    extra["drift"] (N,)     mean |change of log-probability| of the task's last attempt since then [nats]
+    extra["greedy"] (N,)    reward of the greedy response to the row's task (ReMax)
+    extra["drift"] (N,)     mean |change of log-probability| since the last rollout of the task [nats]
 
-What is played here is played by a world of its own, whose tokens count, but whose attempts are not reported.
+Annotators roll out in environments of their own. Their tokens count; their rollouts are not reported.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ Options = Mapping[str, Any]
 
 
 class FeatureExtractor(ABC):
-    """One or more fields of rows, found by looking into the model."""
+    """Base of the extractors of features of the model: one or more fields of rows."""
 
-    needs_full_batch: ClassVar[bool] = False  # looks at all rows together, and not at `BLOCK_ROWS` of them
+    needs_full_batch: ClassVar[bool] = False  # processes all rows together instead of blocks of `BLOCK_ROWS`
 
     @abstractmethod
     def __call__(self, policy: TextPolicy, rows: Decisions, options: Options) -> dict[str, Tensor]:
-        """Fields of `extra` by name, given the options of the part that asks."""
+        """Fields of `extra` by name, given the options of the requesting part."""
 
 
 @torch.no_grad()
@@ -61,22 +61,22 @@ class CollisionFeatures(FeatureExtractor):
     """`collision`, for the optimal baseline of tokens."""
 
     def __call__(self, policy: TextPolicy, rows: Decisions, options: Options) -> dict[str, Tensor]:
-        """See the top of this module."""
+        """See the module docstring."""
         return collision_features(policy, rows, 2)
 
 
 FEATURES: Registry[type[FeatureExtractor]] = Registry("features", {"optimal_token_baseline": CollisionFeatures})
-"""Part of a recipe, or key that one reads -> what it asks for."""
+"""Part of a recipe, or key that a part reads -> extractor."""
 
 
 def requested_features(recipe: Mapping[str, Any]) -> dict[str, Options]:
-    """Those of `FEATURES` that a plain recipe names, with the options of the part."""
+    """Entries of `FEATURES` that a plain recipe names, with the options of the part."""
     named = dict(named_parts(recipe))
     return {name: named[name] for name in FEATURES if name in named}
 
 
 def with_features(policy: TextPolicy, rows: Decisions, wanted: Mapping[str, Options]) -> Decisions:
-    """The rows with what parts read in `extra`.
+    """Add the requested features to `extra` of the rows.
 
     Raises:
         UserError: The policy is not causal.
@@ -96,7 +96,7 @@ def with_features(policy: TextPolicy, rows: Decisions, wanted: Mapping[str, Opti
 
 
 def named_parts(plain: Any) -> Iterator[tuple[str, Options]]:
-    """Every string among the values of a plain recipe, with the mapping in which it stands."""
+    """Every string among the values of a plain recipe, with the mapping that contains it."""
     if isinstance(plain, Mapping):
         for value in plain.values():
             if isinstance(value, str):
@@ -115,43 +115,43 @@ def score_inputs(rows: Decisions) -> tuple[Tensor, Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class AnnotatorEnvs:
-    """Where asides are played."""
+    """Environments of the annotators."""
 
     current: TextEnv  # of the policy
-    initial: TextEnv  # of the policy as it was when the run began
+    initial: TextEnv  # of the initial policy
 
 
 class RolloutAnnotator(ABC):
-    """Finds one or more fields of rows; what it remembers goes into `state_dict`."""
+    """Base of the annotators: they add one or more fields to rows; their memory is in `state_dict`."""
 
-    needs_initial_policy: ClassVar[bool] = False  # whether it asks the policy that the run began with
-    key: ClassVar[str] = ""  # of `extra`, or "value", that it fills, where that is one field
+    needs_initial_policy: ClassVar[bool] = False  # whether it rolls out the initial policy
+    key: ClassVar[str] = ""  # key of `extra`, or "value", where it adds one field
 
     @classmethod
     def from_recipe(cls, recipe: Mapping[str, Any]) -> Self:
-        """What a plain recipe asks for."""
+        """Build the annotator from the options of a plain recipe."""
         return cls()
 
     @abstractmethod
     def __call__(self, envs: AnnotatorEnvs, trajectories: Sequence[Trajectory], rows: Decisions) -> Decisions:
-        """The rows of the attempts with the fields."""
+        """Add the fields to the rows of the trajectories."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Nothing, unless the aside says otherwise."""
+        """Empty by default."""
         return {}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: B027 - most asides remember nothing
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: B027 - most annotators have no state
         """Restore `state_dict`."""
 
 
 class PerTaskAnnotator(RolloutAnnotator):
-    """One number per task, found once for every task."""
+    """One number per task, computed once and cached."""
 
     def __init__(self) -> None:
         self.known: dict[int, float] = {}
 
     def __call__(self, envs: AnnotatorEnvs, trajectories: Sequence[Trajectory], rows: Decisions) -> Decisions:
-        """Ask for the tasks that are new."""
+        """Compute the numbers of new tasks."""
         missing = {
             trajectory.task.key: plain(trajectory.task)
             for trajectory in trajectories
@@ -166,7 +166,7 @@ class PerTaskAnnotator(RolloutAnnotator):
         """The numbers of tasks."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What is known."""
+        """Cached numbers by task key."""
         return {"known": dict(self.known)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -175,17 +175,17 @@ class PerTaskAnnotator(RolloutAnnotator):
 
 
 class GreedyReward(PerTaskAnnotator):
-    """Rewards of the likeliest answers, which change as the policy does."""
+    """Reward of the greedy response, computed for every batch."""
 
     key = "greedy"
 
     def __call__(self, envs: AnnotatorEnvs, trajectories: Sequence[Trajectory], rows: Decisions) -> Decisions:
-        """Ask for all tasks."""
+        """Compute the rewards of all tasks."""
         self.known.clear()
         return super().__call__(envs, trajectories, rows)
 
     def compute(self, envs: AnnotatorEnvs, tasks: Sequence[Task]) -> list[float]:
-        """Play without chance."""
+        """Roll out greedily."""
         envs.current.deterministic = True
         try:
             return rewards(envs.current.rollout(tasks))
@@ -194,14 +194,14 @@ class GreedyReward(PerTaskAnnotator):
 
 
 class PolicyDrift(RolloutAnnotator):
-    """How far the policy has moved at each task since it was attempted last; 0 where it was not."""
+    """Change of the policy at each task since its last rollout; 0 for tasks without one."""
 
     def __init__(self) -> None:
         self.last: Decisions | None = None  # the last row of each task
 
     @torch.no_grad()
     def __call__(self, envs: AnnotatorEnvs, trajectories: Sequence[Trajectory], rows: Decisions) -> Decisions:
-        """Score the last attempts again, and remember these."""
+        """Score the last rollouts again, and store the present ones."""
         policy, group = envs.current.policy, rows.require("group")
         names = {*policy.score_fields, "support"} & rows.extra.keys()
         seen = {name: rows.extra[name] for name in sorted(names)}
@@ -234,16 +234,16 @@ class PolicyDrift(RolloutAnnotator):
 ANNOTATORS: Registry[type[RolloutAnnotator]] = Registry(
     "annotators", {"greedy": GreedyReward, "half_life": PolicyDrift}
 )
-"""What a recipe names, a part, a key or an option that is not 0, -> what it asks for.
+"""Part, key or non-zero option in a recipe -> annotator.
 
-"gae_value" is asked for by a recipe that starts with values (`gae`) and has no critic.
+A recipe whose advantage source is `gae` and that has no critic requests "gae_value".
 """
 
 
 def requested_annotators(
     recipe: Mapping[str, Any], given: Mapping[str, RolloutAnnotator] | None = None
 ) -> dict[str, RolloutAnnotator]:
-    """Those of `ANNOTATORS` that a plain recipe asks for, beside the `given` ones."""
+    """The `given` annotators and the entries of `ANNOTATORS` that a plain recipe requests."""
     named = dict(named_parts(recipe))
     requests = set(named) | {option for part in named.values() for option, value in part.items() if value}
     valued = any(annotator.key == "value" for annotator in (given or {}).values())
@@ -253,12 +253,12 @@ def requested_annotators(
 
 
 def plain(task: Task) -> Task:
-    """The task without help."""
+    """The task without prefix and context."""
     return replace(task, prefix=None, context=None)
 
 
 def rewards(trajectories: Sequence[Trajectory]) -> list[float]:
-    """Rewards, 0 where an attempt could not be judged."""
+    """Rewards, 0 where the reward function failed."""
     return [trajectory.reward if math.isfinite(trajectory.reward) else 0.0 for trajectory in trajectories]
 
 

@@ -1,21 +1,22 @@
-"""A conversation under way, and the row of decisions that it becomes.
+"""A conversation in progress, and its conversion to a row of decisions.
 
-A row is prompt, messages of the policy and replies of the world as one sequence of tokens, of which the policy decided
-those in the mask; a unit is a turn, whose reward stands at the last token of its message. Fields of `Decisions.extra`:
+A row is one token sequence of the prompt, the responses of the policy and the observations of the environment; the
+policy decided the tokens in the mask. A unit is a turn, whose reward is at the last token of its response. Fields of
+`Decisions.extra`:
 
-    tokens (N, L) int64     the whole conversation, zeros behind its end
+    tokens (N, L) int64     the whole conversation, zeros after its end
     chosen (N, T) int64     the token of each decision; of batches
-    start (N,) int64        place of the first column of the decisions in `tokens`
-    temperature (N,)        the tokens were drawn with
-    cut (N,) bool           a message reached the budget before it ended
-    order (N, T) int64      of masked diffusion (`diffusion.py`)
-    observation, action (N, T) int64    which last words of the world a message answers, and which message that is
-    answer, signature (N,) int64        what the last message answers, and which messages were said
-    structural (N, T) bool              ends of messages
-    first_event (N,) int64, gate (N, T) bool    of tasks with tools: column of the first message that called one, -1
-                            without, and beginnings of messages, which choose between tools and answers
-    subgoal, switch (N, T) bool     of tasks that tell messages with subgoals from others: their decisions
-    blamed_unit (N,) int64  of tasks that grade the advantage of messages: the first of the worst, -1 if none is below 0
+    start (N,) int64        index of the first column of the decisions in `tokens`
+    temperature (N,)        sampling temperature of the tokens
+    truncated (N,) bool     a response reached the budget before it ended
+    order (N, T) int64      generation order of masked diffusion (`contrib/text_diffusion`)
+    observation, action (N, T) int64    hash of the last observation before a response, and of the response
+    answer, signature (N,) int64        hash of the last answer, and of all responses
+    structural (N, T) bool              ends of responses
+    first_event (N,) int64, gate (N, T) bool    tasks with tools: column of the first response with a call, -1 without
+                            one, and first tokens of responses, which choose between tools and answers
+    subgoal, switch (N, T) bool     tasks that mark responses with subgoals: their decisions
+    blamed_unit (N,) int64  tasks that grade the advantage of responses: the first of the worst, -1 if none is below 0
 """
 
 from __future__ import annotations
@@ -34,31 +35,31 @@ from robopolicy.text.rollouts.protocols import Task
 from robopolicy.text.task import ADVANTAGE, FORMAT, SUBGOAL, TextEpisode, Turn
 
 COLUMNS = ("tokens", "own", "logp", "entropy", "order", "unit", "support")  # one entry per token behind the prompt
-NEUTRAL_CONTEXTS = ("instruction", "mode", "summary")  # kinds of contexts that tell nothing of the solution
+NEUTRAL_CONTEXTS = ("instruction", "mode", "summary")  # kinds of contexts without information on the solution
 
 
 @dataclass
 class Conversation:
-    """A conversation under way."""
+    """A conversation in progress."""
 
     task: Task
     episode: TextEpisode
     prompt: list[int]
     columns: dict[str, list[Any]] = field(default_factory=lambda: {name: [] for name in COLUMNS})
-    responses: list[str] = field(default_factory=list)  # finished messages of the policy
-    observations: list[str] = field(default_factory=list)  # replies to them
-    prior_tokens: int = 0  # tokens of the policy before the summary that this part goes on from
-    turn_starts: list[int] = field(default_factory=lambda: [0])  # column behind each reply, where a message begins
-    prefill: list[int] = field(default_factory=list)  # tokens of a message that was given in part
+    responses: list[str] = field(default_factory=list)  # finished responses of the policy
+    observations: list[str] = field(default_factory=list)  # observations after them
+    prior_tokens: int = 0  # tokens of the policy before the summary that this window continues
+    turn_starts: list[int] = field(default_factory=lambda: [0])  # first column of each response
+    prefill: list[int] = field(default_factory=list)  # given tokens of an unfinished response
     turn_rewards: list[float] = field(default_factory=list[float])  # reward of each turn
-    answer: str | None = None  # what the last message states, where the task reads it out
+    answer: str | None = None  # answer extracted from the last response, if the task extracts one
     success: bool = False
     done: bool = False
     truncated: bool = False
     reward_failed: bool = False
-    calls: int | None = None  # of tools, where the task has any
-    first_call: int = -1  # number of the message with the first one
-    metrics: dict[str, list[float]] = field(default_factory=dict[str, list[float]])  # grades of each turn
+    calls: int | None = None  # tool calls, if the task has tools
+    first_call: int = -1  # index of the response with the first call
+    metrics: dict[str, list[float]] = field(default_factory=dict[str, list[float]])  # values of each turn
 
     def append_tokens(
         self,
@@ -68,7 +69,7 @@ class Conversation:
         support: Sequence[Tensor] = (),
         **scores: Sequence[float],
     ) -> None:
-        """Append tokens that the policy chose in this order, or, without one, that the world or a solution gave."""
+        """Append tokens that the policy sampled in this order, or, without an order, given tokens."""
         self.columns["tokens"] += tokens
         self.columns["own"] += [bool(order)] * len(tokens)
         self.columns["order"] += order or [0] * len(tokens)
@@ -78,7 +79,7 @@ class Conversation:
         self.columns["support"] += support or [None] * len(tokens)
 
     def add_turn(self, turn: Turn) -> None:
-        """Write down what was replied to the last message, and measured of it."""
+        """Record the observation and the metrics after the last response."""
         self.observations.append(turn.reply)
         self.answer = turn.answer
         for name, value in turn.metrics.items():
@@ -94,20 +95,20 @@ class Conversation:
         return sum(self.turn_rewards)
 
     def rewards(self) -> list[float]:
-        """Reward of every column: that of a turn at the last token that the policy chose in it."""
+        """Reward of every column: the reward of a turn is at its last token of the policy."""
         ends = {unit: place for place, unit in enumerate(self.columns["unit"]) if self.columns["own"][place]}
         at = {ends[unit]: reward for unit, reward in enumerate(self.turn_rewards) if unit in ends}
         return [at.get(place, 0.0) for place in range(len(self.columns["unit"]))]
 
     @property
     def assisted(self) -> bool:
-        """Whether a hint was told, a failure shown or a beginning given; what `NEUTRAL_CONTEXTS` lists is no help."""
+        """Whether the task came with a hint, a failure or a prefix; `NEUTRAL_CONTEXTS` do not count."""
         context: Mapping[str, Any] = self.task.context or {}
         began = self.task.prefix is not None and bool(self.task.prefix["assisted"])
         return began or context.get("kind", "mode") not in NEUTRAL_CONTEXTS
 
     def rollout_metrics(self, most: int) -> dict[str, float]:
-        """Metrics of the attempt, whose budget is `most` tokens."""
+        """Metrics of the trajectory, whose budget is `most` tokens."""
         length = float(self.prior_tokens + sum(self.columns["own"]))
         found = {"length": length, "brevity": max(1.0 - length / most, 0.0), "turns": float(len(self.responses))}
         found |= {name: float(getattr(self, name)) for name in ("success", "truncated", "reward_failed", "assisted")}
@@ -118,17 +119,17 @@ class Conversation:
         return found if self.calls is None else found | {"calls": float(self.calls)}
 
     def first_event(self) -> int:
-        """Column of the message with the first call, -1 without."""
+        """Column of the response with the first call, -1 without one."""
         columns = zip(self.columns["unit"], self.columns["own"], strict=True)
         return next((place for place, (unit, own) in enumerate(columns) if own and unit == self.first_call), -1)
 
     def blamed_turn(self) -> int:
-        """Number of the first message with the lowest advantage, -1 where none is below 0."""
+        """Index of the first response with the lowest advantage, -1 where none is below 0."""
         worst = min(self.metrics[ADVANTAGE])
         return self.metrics[ADVANTAGE].index(worst) if worst < 0 else -1
 
     def turn_openings(self) -> list[bool]:
-        """Which columns are beginnings of messages."""
+        """Whether each column is the first token of a response."""
         begins = set(self.turn_starts[: len(self.responses)])
         return [own and place in begins for place, own in enumerate(self.columns["own"])]
 
@@ -136,13 +137,13 @@ class Conversation:
 def conversation_rows(
     conversations: Sequence[Conversation], eos: int, *, ordered: bool, vocabulary: int | None
 ) -> list[Decisions]:
-    """A row `(1, T)` per conversation; see above.
+    """A row `(1, T)` per conversation; see the module docstring.
 
     Args:
-        talks: Conversations, of any length.
+        conversations: Conversations of any length.
         eos: Token that ends messages.
-        ordered: Whether the rows tell in which order tokens were chosen.
-        vocabulary: Number of tokens of which the rows tell what might have been chosen; None: they do not.
+        ordered: Whether the rows have the generation order of tokens.
+        vocabulary: Vocabulary size, for rows with the support of every token; None: without.
     """
 
     def row(name: str) -> list[list[Any]]:
@@ -162,7 +163,7 @@ def conversation_rows(
     ]
     responses = [
         [*map(_number, conversation.responses), 0] for conversation in conversations
-    ]  # behind the last message nothing is said
+    ]  # no response follows the last one
     columns = {
         "tokens": _each(
             [conversation.prompt + conversation.columns["tokens"] for conversation in conversations], torch.int64
@@ -193,7 +194,7 @@ def conversation_rows(
             turn_openings = torch.tensor([conversation.turn_openings()], dtype=torch.bool)
             extra |= {"first_event": torch.tensor([conversation.first_event()]), "gate": own[place] & turn_openings}
         if SUBGOAL in conversation.metrics:
-            grades = [*conversation.metrics[SUBGOAL], 0.0]  # a last message that could not be judged has none
+            grades = [*conversation.metrics[SUBGOAL], 0.0]  # a last response without a valid reward has none
             announced = torch.tensor([[grades[number] > 0 for number in conversation.columns["unit"]]])
             extra |= dict.fromkeys(("subgoal", "switch"), own[place] & announced)
         if ADVANTAGE in conversation.metrics:
@@ -214,10 +215,10 @@ def _each(rows: Sequence[Sequence[Any]], kind: torch.dtype) -> list[Tensor]:
 
 
 def _of_units(numbers: Sequence[Sequence[int]], units: Sequence[Sequence[int]]) -> list[list[int]]:
-    """Of every column the number of its unit."""
+    """The number of each column's unit."""
     return [[row[unit] for unit in places] for row, places in zip(numbers, units, strict=True)]
 
 
 def _number(text: str) -> int:
-    """The same one for the same text, on every machine."""
+    """Hash of a text, equal on every machine."""
     return zlib.crc32(text.strip().encode())

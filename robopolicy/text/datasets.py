@@ -1,13 +1,13 @@
-"""Text in files: one JSON object per line (.jsonl) or the rows of a .parquet file, with these columns.
+"""Text datasets: one JSON object per line (.jsonl) or the rows of a .parquet file, with these columns.
 
     prompts         prompt, answer; verify: exact | number | math (exact)
-    demonstrations  prompt, completion; or messages: the world's and the demonstrator's in turn
+    demonstrations  prompt, completion; or messages: user and assistant alternate
     pairs           prompt, chosen, rejected
-    offline         prompt, completion, reward; or messages, and rewards: one for each of the writer's
+    offline         prompt, completion, reward; or messages, and rewards: one per assistant message
 
-Prompts are a task, `prompts/FILE`, or `prompts/FILE:BYTES` with messages of at most so many bytes (1024).
+Prompts are a task, `prompts/FILE`, or `prompts/FILE:BYTES` with messages of at most BYTES bytes (default 1024).
 
-Other columns are left alone. What is missing or of the wrong type is said with file, row and column.
+Other columns are ignored. Errors name the file, row and column.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ from robopolicy.text.verify import ANSWER_EXTRACTORS, VERIFIERS
 MAX_PROMPT_BYTES, DEFAULT_COMPLETION_BYTES = (
     4096,
     1024,
-)  # bytes, of tasks from files; the latter where the name says nothing
-MAX_COMPLETION_BYTES = 1 << 16  # bytes that a name may say
+)  # bytes, of tasks from files; the latter is the default
+MAX_COMPLETION_BYTES = 1 << 16  # bytes, the largest size in a name
 
 
 @dataclass(frozen=True)
 class WrittenConversation:
-    """A conversation somebody has written, and what it is worth."""
+    """A conversation of a dataset with its rewards."""
 
-    messages: list[str]  # the world's and the writer's in turn
-    rewards: list[float]  # of each of the writer's messages
-    group: int  # what it is compared with: the row of a pair, the prompt of a log
+    messages: list[str]  # user and assistant alternate
+    rewards: list[float]  # of each assistant message
+    group: int  # id of its group: the row of a pair, the prompt of a log
     location: str  # file and row
 
     @property
     def reward(self) -> float:
-        """Of the whole."""
+        """Sum over the conversation."""
         return sum(self.rewards)
 
 
@@ -64,7 +64,7 @@ def read_rows(path: str) -> list[dict[str, Any]]:
         if file.suffix == ".parquet":
             rows = pyarrow.parquet.read_table(file).to_pylist()
         else:
-            lines = file.read_text(encoding="utf-8").split("\n")  # texts may hold other ends of lines
+            lines = file.read_text(encoding="utf-8").split("\n")  # texts may contain other line endings
             rows = [_json(line, file, number) for number, line in enumerate(lines, 1) if line.strip()]
     except (OSError, UnicodeDecodeError, pyarrow.ArrowException) as error:
         raise UserError(f"{file} cannot be read: {str(error).splitlines()[0]}.") from error
@@ -94,7 +94,7 @@ def read_pairs(path: str) -> list[WrittenConversation]:
 
 
 def read_offline(path: str) -> list[WrittenConversation]:
-    """Completions with rewards; those of one prompt are compared with each other."""
+    """Completions with rewards; completions of one prompt form a group."""
     groups: dict[str, int] = {}
     written: list[WrittenConversation] = []
     for number, row in _numbered(path):
@@ -102,9 +102,7 @@ def read_offline(path: str) -> list[WrittenConversation]:
         messages = _messages(row, where)
         rewards = [row.get("reward")] if row.get("messages") is None else row.get("rewards")
         if not isinstance(rewards, list) or 2 * len(rewards) != len(messages):
-            raise UserError(
-                f"{where}: 'rewards' must be {len(messages) // 2} numbers, one for each message of the writer."
-            )
+            raise UserError(f"{where}: 'rewards' must be {len(messages) // 2} numbers, one for each assistant message.")
         numbers = [_reward(reward, where) for reward in rewards]
         written.append(WrittenConversation(messages, numbers, groups.setdefault(messages[0], len(groups)), where))
     return written
@@ -119,7 +117,7 @@ READERS: dict[str, Callable[[str], list[WrittenConversation]]] = {
 
 
 class PromptTask(TextTask):
-    """The prompts of a file as a task; episode seed s asks row s modulo their number."""
+    """The prompts of a file as a task; episode seed s is row s modulo their number."""
 
     prompt_bytes = MAX_PROMPT_BYTES
 
@@ -188,7 +186,7 @@ def _messages(row: dict[str, Any], where: str) -> list[str]:
         or len(messages) < 2
         or len(messages) % 2
     ):
-        raise UserError(f"{where}: 'messages' must be texts of world and demonstrator in turn, the latter's last.")
+        raise UserError(f"{where}: 'messages' must be texts of user and assistant in turn, the assistant's last.")
     for number, text in enumerate(messages, 1):
         check_text(text, f"{where}: message {number}")
     return messages

@@ -1,8 +1,8 @@
-"""Generation by another engine than the policy's own, whose log-probabilities therefore differ from the policy's.
+"""Generation by an engine other than the policy itself, whose log-probabilities differ from the policy's.
 
-An engine has a copy of the weights and answers prompts with tokens and with its own log-probabilities of them. The
-learner scores the tokens again: `logp_old` is the policy's, `logp_behaviour` the engine's, and every recipe weights
-decisions by `min(policy / engine, cap)` (truncated importance sampling, S065).
+An engine has a copy of the weights and returns tokens with its own log-probabilities. The learner scores the tokens
+again: `logp_old` is the policy's, `logp_behaviour` the engine's, and every recipe weights decisions by
+`min(policy / engine, cap)` (truncated importance sampling, Zheng et al. 2025).
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ NATIVE = "native"  # the policy itself
 
 
 class Engine(Protocol):
-    """What a world needs to let another engine write; `TextPolicy.write` is the policy's own."""
+    """Interface of a generation engine; `TextPolicy.generate` is the policy's own."""
 
     def load(self, policy: TextPolicy) -> None:
-        """Take over the weights."""
+        """Load the weights of the policy."""
         ...
 
     def generate(
@@ -49,12 +49,12 @@ class VLLM:
         """Hand the model over through a folder.
 
         Raises:
-            UserError: vLLM is not installed, or cannot play this policy.
+            UserError: vLLM is not installed, or does not support this policy.
         """
         if policy.name != TextPolicy.name:
-            raise UserError(f"Engine 'vllm' plays causal models (policy=text), not '{policy.name}'.")
+            raise UserError(f"Engine 'vllm' needs a causal model (policy=text), not '{policy.name}'.")
         if policy.config.lora_rank:
-            raise UserError("Engine 'vllm' plays whole models; set policy.lora_rank=0.")
+            raise UserError("Engine 'vllm' does not support LoRA; set policy.lora_rank=0.")
         self._library = require("vllm", "vllm")
         self._policy = policy
         with TemporaryDirectory() as folder:
@@ -77,7 +77,7 @@ class VLLM:
     def generate(
         self, prompts: Sequence[Sequence[int]], generator: torch.Generator, *, temperature: Tensor
     ) -> Generation:
-        """Complete the prompts, each with a seed of its own."""
+        """Complete the prompts, each with its own seed."""
         tokenizer, budget = self._policy.tokenizer, self._policy.budget
         self._policy.check_fits(max(map(len, prompts)), budget)
         seeds = torch.randint(2**31 - 1, (len(prompts),), generator=generator).tolist()
@@ -112,7 +112,7 @@ ENGINES: dict[str, Callable[[TextPolicy], Engine]] = {"vllm": VLLM}
 
 
 def with_importance_cap(recipe: Mapping[str, Any], cap: float) -> dict[str, Any]:
-    """A plain recipe that weights decisions for the mismatch of an engine, truncated at `cap` where it does not yet."""
+    """A plain recipe with importance weights for the mismatch of an engine, truncated at `cap` unless it has a cap."""
     estimator = recipe.get("estimator", {})
     if estimator is None or estimator.get("importance_cap") is not None:
         return dict(recipe)

@@ -1,8 +1,8 @@
-"""Sampling from a causal language model: left-padded prompts, one cache, every chosen token with its log-probability.
+"""Sampling from a causal language model: left-padded prompts, one cache, log-probabilities of sampled tokens.
 
-Each row draws from one uniform number per token, given before it starts, so what a row writes does not depend on which
-other rows there are (but for rounding). Prompts that are asked for several times are read once. Rows that have ended
-leave the batch when half of it has, so long completions do not keep short ones company.
+Each row uses one uniform number per token, drawn before it starts, so its tokens do not depend on the other rows
+(except for rounding). Equal prompts are processed once. Finished rows leave the batch once half of it has finished, so
+long completions do not cost computation for short ones.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ def masked_log_softmax(logits: Tensor, support: Tensor) -> Tensor:
 
 
 def top_p_support(logits: Tensor, p: float) -> Tensor:
-    """Support of NLPO (S083), bool `(..., V)`: the likeliest choices that together have a probability of at least `p`.
+    """Support of NLPO, bool `(..., V)`: the likeliest choices that together have a probability of at least `p`.
+
+    Source: Ramamurthy et al. 2022.
 
     Of the logits of a lagged copy of the policy; the same support then restricts both sampling and scoring.
     """
@@ -34,7 +36,7 @@ def top_p_support(logits: Tensor, p: float) -> Tensor:
     return torch.zeros_like(logits, dtype=torch.bool).scatter(-1, order, before < p)
 
 
-MIN_SAVING = 3  # one in so many tokens has to be saved
+MIN_SAVING = 3  # the saved fraction of tokens must be at least 1 / MIN_SAVING
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ class Generation:
 
 @dataclass
 class _IncrementalModel:
-    """A model in the middle of the rows of a batch."""
+    """A model with the cache of a batch."""
 
     model: nn.Module
     hidden: Tensor  # (R, D) behind the last token
@@ -64,13 +66,13 @@ class _IncrementalModel:
 
     @classmethod
     def read_prompts(cls, model: nn.Module, prompt: Tensor, real: Tensor, copies: Tensor) -> _IncrementalModel:
-        """Read the prompts, and go on with copies of them."""
+        """Process the prompts and copy their cache."""
         out = run_body(model, prompt, real, positions(real), None)
         cache_of(out).batch_select_indices(copies)
         return cls(model, out.last_hidden_state[:, -1][copies], cache_of(out))
 
     def step(self, chosen: Tensor, seen: Tensor, place: Tensor) -> None:
-        """Read the next token `(R,)` of each row."""
+        """Process the next token `(R,)` of each row."""
         out = run_body(self.model, chosen[:, None], seen, place[:, None], self.cache)
         self.hidden, self.cache = out.last_hidden_state[:, -1], cache_of(out)
 
@@ -95,7 +97,7 @@ def generate(
     token_text: Callable[[int], str] = chr,
     prefill: Sequence[str] = (),
 ) -> Generation:
-    """Complete every prompt; equal ones are read once.
+    """Complete every prompt; equal prompts are processed once.
 
     Args:
         model: Causal language model.
@@ -105,11 +107,11 @@ def generate(
         temperature: (N,) of each row.
         eos: Token that ends a completion.
         pad: Token that fills rows up.
-        guide: Only its likeliest tokens may be chosen, ...
-        top_p: ... those that have this probability together.
-        allowed: Tokens (V,) bool that may follow what has been written of a message.
-        word: Text of a token, for `allowed`.
-        begun: What has been written of each message already; nothing where it is empty.
+        guide: Model whose likeliest tokens are allowed, ...
+        top_p: ... with this total probability.
+        allowed: Tokens (V,) bool that may follow the beginning of a response.
+        token_text: Text of a token, for `allowed`.
+        prefill: Given beginning of each response; empty: none.
     """
     device = next(model.parameters()).device
     training = model.training
@@ -232,7 +234,7 @@ def run_body(
         seen: (N, L') bool over cache and tokens, False on padding; None: rows begin with their first token.
         position: (N, L) of the tokens; None with `seen`.
         cache: Keys and values of the tokens before, or None.
-        every_layer: Return the hidden states of all layers, too.
+        every_layer: Also return the hidden states of all layers.
         caching: Return a cache; None: where no gradient is needed.
     """
     body = body_of(model)

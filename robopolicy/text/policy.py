@@ -1,10 +1,10 @@
 """A causal language model as a `Policy`: observations are conversations, chunks are completions, decisions are tokens.
 
-Observations and chunks are UTF-8 bytes (`wire.py`); tokenizer and chat template live inside the policy. One chunk is
+Observations and chunks are UTF-8 bytes (`task.py`); tokenizer and chat template are part of the policy. One chunk is
 one message, so horizon and observation history are 1 and the action dimension is the longest message in bytes.
 
-Overflow: a completion ends at `spec.action_dim` tokens, whether or not it is complete, and its bytes beyond that are
-cut; a conversation longer than the model's context is refused by name, never shortened silently.
+Overflow: a completion ends after `spec.action_dim` tokens, complete or not, and its bytes beyond that are dropped. A
+conversation longer than the model's context raises an error; it is never shortened silently.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class TextConfig(Validated):
     width: PositiveInt = 128  # of the small model
     layers: Layers = 3  # of the small model
     heads: PositiveInt = 4  # of the small model
-    context: PositiveInt = 512  # tokens of a conversation that the small model has room for; more where a task asks
+    context: PositiveInt = 512  # context length of the small model in tokens; longer if the task needs it
     template: str = "plain"  # plain | chat, how messages become tokens
     temperature: Positive = 1.0  # of exploration
     lora_rank: NonNegativeInt = 0  # 0 trains all weights
@@ -64,22 +64,26 @@ class TextConfig(Validated):
 
 
 class TextPolicy(Policy):
-    """Writes messages with a transformers causal language model."""
+    """Text policy with a causal language model of transformers."""
 
     name = "text"
     config_class = TextConfig
     config: TextConfig
     causal: ClassVar[bool] = True  # a token is chosen from the hidden state behind those before it
-    special_tokens: ClassVar[int] = 0  # tokens of its own beside those of the tokenizer
-    score_fields: ClassVar[tuple[str, ...]] = ("tokens", "start", "temperature")  # what `score` needs beside the mask
+    special_tokens: ClassVar[int] = 0  # number of tokens in addition to those of the tokenizer
+    score_fields: ClassVar[tuple[str, ...]] = (
+        "tokens",
+        "start",
+        "temperature",
+    )  # arguments of `score` in addition to the mask
 
     def __init__(self, config: TextConfig, spec: PolicySpec) -> None:
         """Build the model; `config.pretrained` gives the weights unless a checkpoint is about to."""
         super().__init__()
         if set(spec.observation) != {KEY} or (spec.horizon, spec.obs_horizon) != (1, 1):
             raise UserError(
-                f"Policy 'text' sees '{KEY}' alone, one message at a time; choose a task such as text/arithmetic and "
-                "set chunk.horizon=1 chunk.action_horizon=1."
+                f"Policy 'text' needs the single observation '{KEY}', one message at a time; choose a task such as "
+                "text/arithmetic and set chunk.horizon=1 chunk.action_horizon=1."
             )
         self.spec = spec
         blob = torch.zeros(config.tokenizer_bytes, dtype=torch.uint8)
@@ -105,7 +109,7 @@ class TextPolicy(Policy):
 
     @property
     def env_class(self) -> type[TextEnv]:
-        """What plays a text task with a policy of this family."""
+        """Environment class of this policy family."""
         from robopolicy.text.text_env import TextEnv  # which imports this module
 
         return TextEnv
@@ -155,7 +159,7 @@ class TextPolicy(Policy):
         allowed: Callable[[str], Tensor] | None = None,
         prefill: Sequence[str] = (),
     ) -> Generation:
-        """Complete the N prompts; equal ones are read once.
+        """Complete the N prompts; equal prompts are processed once.
 
         Args:
             prompts: Tokens of each.
@@ -163,10 +167,10 @@ class TextPolicy(Policy):
             budget: Most tokens; that of the spec if None.
             temperature: One, or (N,) one per row; that of the config if None.
             deterministic: Take the likeliest tokens.
-            guide: Choose only from its likeliest tokens, ...
-            top_p: ... those that have this probability together.
-            allowed: Choose only tokens (V,) bool that may follow what has been written of a message.
-            begun: What has been written of each message already; nothing where it is empty.
+            guide: Policy whose likeliest tokens are allowed, ...
+            top_p: ... with this total probability.
+            allowed: Tokens (V,) bool that may follow the beginning of a response.
+            prefill: Given beginning of each response; empty: none.
 
         Raises:
             UserError: A prompt and the budget do not fit into the model's context.
@@ -212,7 +216,7 @@ class TextPolicy(Policy):
         return self._chunk(self.generate(self.prompts(obs), generator, deterministic=deterministic))
 
     def sample(self, obs: Observation, *, generator: Randomness = None) -> Sample:
-        """Messages with the tokens they were made of."""
+        """Messages with their tokens."""
         prompts = self.prompts(obs)
         made = self.generate(prompts, generator)
         record = {**self.pad_rows(prompts, made.completions()), "temperature": self.temperatures(None, len(prompts))}
@@ -244,14 +248,14 @@ class TextPolicy(Policy):
         return self.tokenizer.decode(tokens[: tokens.index(eos)] if eos in tokens else tokens)
 
     def generation_order(self, count: int, generator: Randomness = None) -> list[int]:
-        """In which steps the tokens of a message that another wrote count as chosen."""
+        """Generation steps of the tokens of a message that the policy did not write."""
         return list(range(1, count + 1))
 
     def conversations(self, batch: Sequence[Sequence[str]], generator: Randomness = None) -> tuple[Record, Tensor]:
-        """Solved conversations: messages of the world and of the policy in turn, the latter's last.
+        """Tokens of solved conversations: user and assistant messages alternate, the assistant's last.
 
         Returns:
-            As `rows`, and the turn `(N, T)` of each token; a reply of the world belongs to the turn that follows it.
+            As `pad_rows`, and the turn `(N, T)` of each token; an observation belongs to the turn after it.
         """
         prompts = [self.tokenizer.prompt(texts[:1]) for texts in batch]
         behind = [self._message_tokens(texts) for texts in batch]
@@ -262,7 +266,7 @@ class TextPolicy(Policy):
         return {**record, "mask": record["mask"] & (place % 2 == 0)}, (place + 1) // 2
 
     def check_conversation_fits(self, texts: Sequence[str], what: str) -> None:
-        """Refuse a conversation of a file, called `what`, that cannot be learned from as a whole.
+        """Refuse a conversation of a file, called `what`, that does not fit.
 
         Raises:
             UserError: It exceeds the model's context.
@@ -349,7 +353,7 @@ class TextPolicy(Policy):
         return layers[layer if layer < len(layers) else len(layers) - 2]
 
     def attach_likelihood(self, rows: Decisions, generator: Randomness = None) -> Decisions:
-        """Rows of tokens as the decisions that a recipe compares: the tokens themselves."""
+        """Rows with the likelihood that recipes use: the tokens' own."""
         return rows
 
     def imitation_loss(
@@ -384,7 +388,7 @@ class TextPolicy(Policy):
         return -out.logp.sum() / count, out.entropy.sum() / count
 
     def fit_normalizer(self, statistics: Statistics) -> None:
-        """There is none: the tokenizer is what stands between the world's units and the network's."""
+        """Do nothing: the tokenizer converts between text and tokens."""
 
     def trainable(self) -> list[nn.Parameter]:
         """All parameters, or the low-rank updates."""

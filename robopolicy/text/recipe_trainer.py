@@ -1,14 +1,14 @@
-"""Learning text by any recipe of the catalogue from what the policy writes.
+"""Training of a text policy by any text recipe.
 
-`text_recipe` hands the trajectories of the sampling side to a `Recipe`: select, compare, and per epoch and
-minibatch score, loss and step; all of it is the core that robots use. A policy that is fresh may first imitate the
-task's own solutions (`imitation.py`), as nothing can be compared where nobody ever succeeds. Log-probabilities of the
-start of an update are those recorded while sampling; where another engine wrote, or in half precision, where a cache
-rounds otherwise than a whole pass, the rows are scored again and the recorded ones become those of the behaviour. Rows
-that this policy did not draw, replayed ones and those of teachers, keep what was recorded.
+`text_recipe` passes trajectories to a `Recipe`: selection, advantages, and per epoch and minibatch scores, loss and
+step, all from the core that robots use. A fresh policy may first be fine-tuned on the task's own solutions (`sft.py`),
+since nothing can be compared where no rollout succeeds. Log-probabilities at the start of an update are those recorded
+while sampling. With another engine, or in half precision, where a cache rounds differently from a full pass, the rows
+are scored again and the recorded values become those of the behavior policy. Rows that this policy did not sample
+(replayed ones and those of teachers) keep the recorded values.
 
-Overflow: a message that reaches its budget is judged as it stands; `overlong=mask` leaves such rows out of loss and
-statistics (overlong filtering). Rows that could not be judged are always left out.
+Overflow: the reward of a message that reaches its budget is computed as it stands; `overlong=mask` leaves such rows out
+of loss and statistics (overlong filtering). Rows without a valid reward are always left out.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from robopolicy.text.text_env import score
 from robopolicy.text.value_head import ValueHead, score_with_value
 
 OVERLONG = ("score", "mask")
-WORKER_BACKENDS = ("process", "ray")  # where players are
+WORKER_BACKENDS = ("process", "ray")  # of rollout workers
 MAX_WORKERS = 256
 NumWorkers = Annotated[int, Range(0, MAX_WORKERS)]
 MAX_VOCAB = 4096  # largest vocabulary of which a support is noted
@@ -50,26 +50,26 @@ SCORING_BATCH = 1024  # rows scored at once where no gradient is needed
 
 @dataclass(frozen=True)
 class TextRecipeConfig(TextLearnerConfig):
-    """Settings of learning by a recipe."""
+    """Settings of training by a recipe."""
 
     lr: Positive = 3e-4  # of AdamW, after the warm-up
     recipe: str = "grpo"  # name of a recipe, or the path of a .yaml file
     critic_lr: Positive = 1e-3  # of the value head, where the recipe has a critic
-    sft_updates: NonNegativeInt = 0  # first updates, which imitate the task's own solutions
+    sft_updates: NonNegativeInt = 0  # first updates, supervised fine-tuning on the task's own solutions
     sft_lr: Positive = 1e-3  # learning rate of these
     prompts_per_update: Annotated[PositiveInt, AtMost("num_prompts")] = 16  # groups per update
-    group_size: NonNegativeInt = 0  # attempts per prompt; 0: as the recipe says
-    minibatches: NonNegativeInt = 0  # gradient steps per pass over a batch; 0: as the recipe says
-    num_prompts: PositiveInt = 2000  # different prompts of training
+    group_size: NonNegativeInt = 0  # rollouts per prompt; 0: as in the recipe
+    minibatches: NonNegativeInt = 0  # gradient steps per pass over a batch; 0: as in the recipe
+    num_prompts: PositiveInt = 2000  # number of different training prompts
     overlong: str = "score"  # score | mask, messages that reach their budget
-    engine: str = NATIVE  # own | vllm, what writes the attempts
+    engine: str = NATIVE  # native | vllm, engine that generates the rollouts
     importance_cap: Positive = 2.0  # largest weight for the mismatch of another engine, where the recipe names none
     staleness: NonNegativeInt | None = (
-        None  # age of weights in updates, above 0 played while learning; None: the recipe's
+        None  # maximum age of weights in updates, asynchronous above 0; None: the recipe's
     )
-    num_workers: NumWorkers = 0  # processes that play; 0: this one, on a second thread where staleness is above 0
-    worker_backend: str = "process"  # process | ray, of this machine or of a cluster
-    teacher: str = ""  # checkpoint of a second policy, for recipes with a teacher or a mean of two references
+    num_workers: NumWorkers = 0  # worker processes; 0: this process, on a second thread where staleness is above 0
+    worker_backend: str = "process"  # process | ray, workers on this machine or in a cluster
+    teacher: str = ""  # checkpoint of the teacher, for recipes with a teacher or an averaged reference
     data: str = ""  # JSONL or parquet file, for recipes that learn from demonstrations, pairs or offline logs
 
     def __post_init__(self) -> None:
@@ -79,20 +79,20 @@ class TextRecipeConfig(TextLearnerConfig):
         if self.engine not in (NATIVE, *ENGINES):
             raise unknown_name("engine", self.engine, (NATIVE, *ENGINES))
         if self.worker_backend not in WORKER_BACKENDS:
-            raise unknown_name("place", self.worker_backend, WORKER_BACKENDS, "of players")
+            raise unknown_name("backend", self.worker_backend, WORKER_BACKENDS, "of workers")
         if self.num_workers and self.engine != NATIVE:
-            raise UserError(f"Players need engine={NATIVE}, got {self.num_workers} and engine={self.engine}.")
+            raise UserError(f"Rollout workers need engine={NATIVE}, got {self.num_workers} and engine={self.engine}.")
 
 
 class TextRecipe(TextLearner):
-    """Any recipe of the catalogue."""
+    """Trains a text policy by any recipe."""
 
     name = "text_recipe"
     config_class = TextRecipeConfig
     data_source = "text_rollout"
     heads = ("text",)
     reference = "shao2024grpo"
-    default_data = "what it plays, or as its recipe says"
+    default_data = "its own rollouts, or as its recipe says"
     config: TextRecipeConfig
 
     def __init__(self, config: TextRecipeConfig, policy: Policy, *, total_updates: int) -> None:
@@ -108,8 +108,9 @@ class TextRecipe(TextLearner):
             raise UserError(f"Recipe '{config.recipe}': {error}") from error
         if config.sft_updates and (config.sft_updates >= total_updates or self.recipe.data != "rollout"):
             raise UserError(
-                f"Imitation comes before updates by a recipe that learns from rollouts, but recipe '{config.recipe}' "
-                f"learns from {self.recipe.data} and {config.sft_updates} of {total_updates} updates are to imitate."
+                "Supervised fine-tuning comes before updates of a recipe that learns from rollouts, but recipe "
+                f"'{config.recipe}' learns from {self.recipe.data} and {config.sft_updates} of {total_updates} updates "
+                "are supervised fine-tuning."
             )
         self._check_unused()
         self._check_family()
@@ -117,7 +118,7 @@ class TextRecipe(TextLearner):
         self.group_size = config.group_size or self.recipe.group_size
         if self.group_size == 1 < self.recipe.group_size and _within_groups(self.recipe.plain["advantage"]):
             raise UserError(
-                f"Recipe '{config.recipe}' compares the attempts of a group; set algorithm.group_size to 2 or more, or "
+                f"Recipe '{config.recipe}' compares the rollouts of a group; set algorithm.group_size to 2 or more, or "
                 "to 0 for its own."
             )
         self.teacher: TextPolicy | None = None  # see `set_teacher`
@@ -140,12 +141,12 @@ class TextRecipe(TextLearner):
         config, kind = self.config, self.recipe.data
         if config.data and kind == "rollout":
             raise UserError(
-                f"algorithm.data={config.data} is not read: recipe '{config.recipe}' learns from what it plays; leave "
-                "it out, or choose a recipe for demonstrations, pairs or offline logs, e.g. sft, dpo or kto."
+                f"algorithm.data={config.data} is not read: recipe '{config.recipe}' learns from its own rollouts; "
+                "leave it out, or choose a recipe for demonstrations, pairs or offline logs, e.g. sft, dpo or kto."
             )
         if config.teacher and not self.requires_teacher:
             raise UserError(
-                f"algorithm.teacher={config.teacher} is not read: recipe '{config.recipe}' has no second policy; "
+                f"algorithm.teacher={config.teacher} is not read: recipe '{config.recipe}' has no teacher; "
                 "leave it out, or choose a recipe that has one, e.g. kdrl."
             )
 
@@ -167,22 +168,22 @@ class TextRecipe(TextLearner):
                 raise UserError(f"Recipe '{name}' needs {words} for its {key}.")
             if "vocabulary" in needs and self.policy.vocabulary > MAX_VOCAB:
                 raise UserError(
-                    f"Recipe '{name}' notes which others might have been chosen for every token, too much for a "
+                    f"Recipe '{name}' stores the support of every token, which is too large for a "
                     f"vocabulary of {self.policy.vocabulary}; at most {MAX_VOCAB} are possible."
                 )
 
     @property
     def requires_teacher(self) -> bool:
-        """Whether the recipe has a second policy."""
+        """Whether the recipe needs a teacher."""
         return any("teacher" in option.needs for option in self.options.values())
 
     def annotators(self) -> dict[str, RolloutAnnotator]:
-        """What the recipe reads beside its attempts."""
+        """Annotators that the recipe requests."""
         given = {name: annotator for option in self.options.values() for name, annotator in option.annotators().items()}
         return requested_annotators(self.recipe.plain, given)
 
     def _needs_reference(self) -> bool:
-        """Whether the recipe certainly needs the policy that the run began with; others get it when they ask for it."""
+        """Whether the recipe needs the initial policy from the start; other recipes get it on demand."""
         plain = self.recipe.plain
         if any(annotator.needs_initial_policy for annotator in self.annotators().values()):
             return True
@@ -190,7 +191,7 @@ class TextRecipe(TextLearner):
         return bool(kl or self.recipe.data in ("pairs", "offline"))
 
     def rate(self) -> float:
-        """Learning rate of the running update; the recipe's own schedule begins behind imitation."""
+        """Learning rate of the running update; the recipe's own schedule starts after supervised fine-tuning."""
         config, done = self.config, self.updates - self.config.sft_updates
         if done < 0:
             return warmup_linear(config.sft_lr, config.sft_lr, self.updates, config.sft_updates, config.warmup)
@@ -200,11 +201,11 @@ class TextRecipe(TextLearner):
     def update(self, batch: Decisions | Sequence[Sequence[str]]) -> Metrics:
         """Select, compare, and the recipe's epochs; a batch without a row to learn from changes nothing.
 
-        Conversations, the batches of the first `imitation` updates, are imitated.
+        Batches of conversations, in the first `sft_updates` updates, are used for supervised fine-tuning.
         """
         if not isinstance(batch, Decisions):
             metrics = self.sft_step(batch)
-            if self.updates == self.config.sft_updates:  # what follows is a run of its own
+            if self.updates == self.config.sft_updates:  # the recipe starts with a fresh optimizer
                 self.optimizer.state.clear()
                 self.reference_policy = None if self.reference_policy is None else self._initial_reference()
                 self._after_update()
@@ -219,13 +220,15 @@ class TextRecipe(TextLearner):
                 self.recipe.load_state_dict(before[0])
                 self.generator.set_state(before[1])
                 return self.update(batch)
-            raise UserError(f"Recipe '{self.config.recipe}' asks for more than text records: {error}") from error
+            raise UserError(
+                f"Recipe '{self.config.recipe}' needs a field that text does not record: {error}"
+            ) from error
 
     def set_teacher(self, teacher: Policy) -> None:
-        """Get to know the second policy, before the first update.
+        """Set the teacher, before the first update.
 
         Raises:
-            UserError: It writes no text, or cannot be averaged with the first.
+            UserError: It is not a text policy, or cannot be averaged with the policy.
         """
         if not isinstance(teacher, TextPolicy):
             raise UserError(f"algorithm.teacher must be a text policy, not '{teacher.name}'.")
@@ -233,7 +236,7 @@ class TextRecipe(TextLearner):
         self.reference_policy = None if self.reference_policy is None else self._initial_reference()
 
     def _initial_reference(self) -> TextPolicy:
-        """What a reference is at the start: a copy of the policy, or its mean with the companion."""
+        """Initial reference: a copy of the policy, or its average with the teacher."""
         start: TextPolicy = frozen_copy(self.policy)
         for option in self.options.values():
             option.modify_reference(start, self)
@@ -283,7 +286,7 @@ class TextRecipe(TextLearner):
     def _loss(
         self, part: Decisions, advantage: torch.Tensor, fitted: tuple[torch.Tensor, torch.Tensor] | None
     ) -> tuple[torch.Tensor, Info]:
-        """The recipe's loss of a minibatch, and that of its critic beside it or, while that warms up, alone."""
+        """Loss of a minibatch: the recipe's and the critic's, or only the critic's during its warm-up."""
         critic = self.recipe.critic
         if self.critic is None or critic is None or fitted is None:
             out = score(self.policy, part, **self.score_settings)
@@ -299,7 +302,7 @@ class TextRecipe(TextLearner):
         }
 
     def _influence(self, decisions: Decisions) -> torch.Tensor:
-        """How far an update for all objectives improves each, where every row is climbed by its score in its group."""
+        """Improvement of each objective by an update for all, with rows weighted by their score in the group."""
         scores = group_scores(decisions.extra[OBJECTIVES], decisions.require("group"))
         learned = [parameter for parameter in self.policy.parameters() if parameter.requires_grad]
         total = torch.zeros((), device=self.policy.device)
@@ -311,13 +314,13 @@ class TextRecipe(TextLearner):
         return influence(total).detach().cpu()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore `state_dict`, with the reference that the first update may have asked for."""
+        """Restore `state_dict`, with the reference that the first update may have created."""
         if "reference" in state and self.reference_policy is None:
             self.reference_policy = frozen_copy(self.policy)
         super().load_state_dict(state)
 
     def checkpoint_items(self) -> Mapping[str, Checkpointable]:
-        """Those of the base, what the recipe remembers, and the reference."""
+        """Items of the base class, the recipe, the reference and the critic."""
         others = {"recipe": self.recipe, "reference": self.reference_policy, "critic": self.critic}
         found = {**super().checkpoint_items(), **{name: part for name, part in others.items() if part is not None}}
         return found | {
@@ -333,7 +336,7 @@ class TextRecipe(TextLearner):
 
     @torch.no_grad()
     def _preprocess(self, batch: Decisions) -> Decisions:
-        """Without overlong rows where asked, scored again where needed, and with what the recipe reads beside."""
+        """Mask overlong rows if configured, score again if needed, and add the fields that the recipe reads."""
         mask = batch.valid()
         if self.config.overlong == "mask":
             mask = mask & ~batch.extra["truncated"][:, None]
@@ -364,7 +367,7 @@ class TextRecipe(TextLearner):
 
 
 def _within_groups(stages: Any) -> bool:
-    """Whether stages of an advantage compare the attempts of a group with each other."""
+    """Whether stages of an advantage compare the rollouts of a group."""
     if isinstance(stages, Mapping):
         return stages.get("partition") == "group" or any(map(_within_groups, stages.values()))
     return isinstance(stages, list | tuple) and any(map(_within_groups, stages))

@@ -1,7 +1,7 @@
-"""Calls of code that is not ours to trust, reward functions above all: they may raise, hang or return no number.
+"""Execution of untrusted code, mainly reward functions: it may raise, hang or return invalid numbers.
 
-A call that hangs is abandoned in its thread, which Python cannot end; code that a model wrote belongs into
-`sandbox.run_python`, which can.
+A hanging call is abandoned in its thread, which Python cannot stop; code written by a model belongs in
+`sandbox.run_python`, which can stop it.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from typing import Any
 from robopolicy.errors import UserError
 from robopolicy.text.task import TextEpisode, TextTask, Turn, find_invalid
 
-MAX_HUNG_CALLS = 8  # threads that hang, after which the task is at fault and not a completion
+MAX_HUNG_CALLS = 8  # hanging threads after which the task counts as broken
 
 
 @dataclass(frozen=True)
 class RewardError:
-    """A completion that could not be judged."""
+    """A failed call of the reward function."""
 
     key: int  # prompt id (episode seed)
     kind: str  # raised | timed out | not finite | not readable
@@ -34,11 +34,11 @@ class RewardError:
 
 
 class RewardRunner:
-    """Runs calls one after the other on a second thread, each with a time limit."""
+    """Runs calls in sequence on a second thread, each with a time limit."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
-        self.reward_errors: list[RewardError] = []  # since they were last taken
+        self.reward_errors: list[RewardError] = []  # since the last `pop_errors`
         self._hung_calls = 0
         self._calls: SimpleQueue[Callable[[], Any] | None] | None = None
         self._results: SimpleQueue[Any] = SimpleQueue()
@@ -52,7 +52,7 @@ class RewardRunner:
         return self.steps([(episode, completion, key)])[0]
 
     def steps(self, requests: Sequence[tuple[TextEpisode, str, int]]) -> list[Turn | None]:
-        """As `step`, of different episodes one after the other."""
+        """`step` for different episodes in sequence."""
         turns: list[Turn | None] = []
         while len(turns) < len(requests):  # once, and once more for every call that hangs
             for episode, completion, _ in requests[len(turns) :]:
@@ -64,7 +64,7 @@ class RewardRunner:
         return turns
 
     def _receive_turn(self, key: int) -> Turn | None:
-        """The next answer, if it is one."""
+        """The next turn, if it is valid."""
         try:
             turn = self._receive(self.seconds)
         except TimeoutError:
@@ -74,7 +74,7 @@ class RewardRunner:
         except Exception as error:
             return self._record_error(key, "raised", f"{type(error).__name__}: {error}")
         if not isinstance(turn, Turn):
-            return self._record_error(key, "raised", f"no turn but {type(turn).__name__} came back")
+            return self._record_error(key, "raised", f"expected a turn, but {type(turn).__name__} came back")
         if not all(map(math.isfinite, turn.numbers())):
             return self._record_error(key, "not finite", f"it is {turn.reward}, with {dict(turn.metrics)}")
         if found := find_invalid(turn.reply):
@@ -82,7 +82,7 @@ class RewardRunner:
         return turn
 
     def prepare(self, task: TextTask, episodes: Sequence[TextEpisode], completions: Sequence[str]) -> None:
-        """Let the task find out at once what the messages lead to; what goes wrong there shows in `step`."""
+        """Let the task process all messages at once; errors show in `step`."""
         if type(task).prepare is TextTask.prepare or not episodes:
             return
         with suppress(Exception):
@@ -90,7 +90,7 @@ class RewardRunner:
             self._receive(self.seconds * len(episodes))
 
     def pop_errors(self) -> list[RewardError]:
-        """The faults since the last call."""
+        """The errors since the last call, which are cleared."""
         reward_errors, self.reward_errors = self.reward_errors, []
         return reward_errors
 
@@ -104,7 +104,7 @@ class RewardRunner:
         self.reward_errors.append(RewardError(key, kind, message.splitlines()[0] if message else kind))
 
     def _send(self, function: Callable[[], Any]) -> None:
-        """Have a function called, behind those that were sent before."""
+        """Queue a function call."""
         if self._calls is None:
             self._calls, self._results = SimpleQueue(), SimpleQueue()
             threading.Thread(target=_serve, args=(self._calls, self._results), daemon=True, name="judge").start()
@@ -114,7 +114,7 @@ class RewardRunner:
         """The result of the next function; raises what it raised.
 
         Raises:
-            TimeoutError: There is none yet. The thread is left to itself, and what was sent behind is not called.
+            TimeoutError: The call takes too long. Its thread is abandoned, and later calls are dropped.
         """
         try:
             result = self._results.get(timeout=seconds)

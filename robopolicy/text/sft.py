@@ -1,4 +1,4 @@
-"""Imitation of solved conversations, and the optimiser that all learning of text shares."""
+"""Supervised fine-tuning on solved conversations, and the optimizer that all text algorithms share."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from robopolicy.text.policy import TextPolicy
 
 @dataclass(frozen=True)
 class TextLearnerConfig(Validated):
-    """What imitation and recipes share."""
+    """Settings that supervised fine-tuning and recipes share."""
 
     lr: Positive = 1e-3  # of AdamW, after the warm-up
     weight_decay: NonNegative = 0.0  # decoupled
@@ -31,17 +31,17 @@ class TextLearnerConfig(Validated):
 
 @dataclass(frozen=True)
 class TextSFTConfig(TextLearnerConfig):
-    """Settings of imitation."""
+    """Settings of supervised fine-tuning."""
 
     batch_size: PositiveInt = 64  # conversations per update
-    num_prompts: NonNegativeInt = 0  # different ones, over and over; 0: always new ones
+    num_prompts: NonNegativeInt = 0  # number of different conversations; 0: always new ones
     data: str = ""  # JSONL or parquet file of demonstrations; empty takes the task's own solutions
 
 
 class TextLearner(Algorithm):
     """Base of both: one AdamW on what is trainable of a text policy."""
 
-    default_data: ClassVar[str]  # what it learns from unless algorithm.data names a file, for messages
+    default_data: ClassVar[str]  # data source without algorithm.data, for messages
     policy: TextPolicy
     config: Any
 
@@ -75,7 +75,7 @@ class TextLearner(Algorithm):
         return warmup_linear(config.lr, final, self.updates, self.total_updates, config.warmup)
 
     def sft_step(self, batch: Sequence[Sequence[str]]) -> Metrics:
-        """One step towards conversations: messages of the world and of the demonstrator in turn."""
+        """One supervised step on conversations: user and assistant messages alternate."""
         self.policy.train()
         nll, entropy = self.policy.conversation_loss(batch, self.generator)
         metrics = self.optimizer_step(nll)
@@ -98,7 +98,7 @@ class TextLearner(Algorithm):
 
 
 class TextSFT(TextLearner):
-    """Imitation of solved conversations."""
+    """Supervised fine-tuning on solved conversations."""
 
     name = "text_sft"
     config_class = TextSFTConfig

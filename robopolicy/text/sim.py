@@ -1,7 +1,7 @@
-"""A text task on the simulator contract: a control step is a turn, an action is a message in bytes.
+"""A text task as a simulator: a control step is a turn, an action is a message in bytes.
 
-So a text policy is evaluated, compared and chosen by the code that does it for robots. A completion that cannot be
-judged ends its episode as a failure and is reported with the prompt id (`reward_errors`).
+The code that evaluates, compares and selects robot policies therefore works for text policies. A completion without a
+valid reward ends its episode as a failure and is reported with the prompt id (`reward_errors`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class TextSim(TorchVectorEnv):
     """N episodes of a text task."""
 
     def __init__(self, task: TextTask, options: SimOptions) -> None:
-        """Play `task` in `options.num_envs` rows."""
+        """Create `options.num_envs` rows of `task`."""
         if options.cameras or options.point_clouds or options.reward != "sparse":
             raise UserError(f"Task {task.name} is text: it has no cameras, and its reward is what it verifies.")
         self.task = task
@@ -39,19 +39,19 @@ class TextSim(TorchVectorEnv):
         super().__init__(spec, options.num_envs)
         self.reward_runner = RewardRunner(task.reward_timeout)
         self._episodes: list[TextEpisode] = []  # of each row, none before the first reset
-        self._messages: list[list[str]] = [[] for _ in range(self.num_envs)]  # messages of each row, the world's first
+        self._messages: list[list[str]] = [[] for _ in range(self.num_envs)]  # messages of each row, the prompt first
 
     @property
     def episodes(self) -> list[TextEpisode]:
-        """The problems now running."""
+        """The running episodes."""
         return self._episodes
 
     def reward_errors(self) -> list[RewardError]:
-        """Completions since the last call that could not be judged."""
+        """Completions since the last call without a valid reward."""
         return self.reward_runner.pop_errors()
 
     def step(self, action: Tensor, active: Tensor | None = None) -> Step:
-        """Hand every row its message."""
+        """Step every row with its message."""
         active = self.active_rows(active)
         rows = active.nonzero().flatten().tolist()
         self.episode_step = self.episode_step + active
@@ -72,11 +72,11 @@ class TextSim(TorchVectorEnv):
         return Step(self.observe(), reward, terminated, truncated, final, {"success": success})
 
     def state_dict(self) -> dict[str, Any]:
-        """What was said beside seeds and steps; problems are functions of these."""
+        """Seeds, steps and messages; episodes are functions of seeds."""
         return super().state_dict() | {"responses": [list(row) for row in self._messages]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> Observation:
-        """Begin the problems again and say the same."""
+        """Restart the episodes and repeat their messages."""
         self._messages = [list(row) for row in state["responses"]]
         shown = super().load_state_dict(state)
         self._episodes = [self.task.episode(int(seed)) for seed in self._seeds.current]
@@ -86,24 +86,24 @@ class TextSim(TorchVectorEnv):
         return shown
 
     def close(self) -> None:
-        """End the thread of the rewards, and what the task holds."""
+        """Stop the reward thread and close the task."""
         self.reward_runner.close()
         self.task.close()
 
     def start_episodes(self, rows: Tensor, seeds: list[int]) -> None:
-        """Pose the problems of `seeds`."""
+        """Start the episodes of `seeds`."""
         started = {row: self.task.reset(seed) for row, seed in zip(rows.tolist(), seeds, strict=True)}
         self._episodes = [started.get(row) or self._episodes[row] for row in range(self.num_envs)]
         for row, episode in started.items():
             self._messages[row] = [episode.prompt]
 
     def observe(self) -> Observation:
-        """What was said, as far as the window of the prompt goes."""
+        """The conversations, truncated to the size of the prompt."""
         return {KEY: pack([TURN.join(row) for row in self._messages], self.task.prompt_bytes)}
 
 
 class DemonstrationExpert:
-    """Says what the task's own solution says."""
+    """Expert that follows the task's own solution."""
 
     def __call__(self, sim: VectorSim, obs: Observation) -> Tensor:
         """Messages `(N, A)` in bytes; empty where the task knows none."""

@@ -1,4 +1,4 @@
-"""Text tasks: an episode begins with a prompt, takes completions and answers with a reward that can be verified."""
+"""Text tasks: an episode starts with a prompt, takes completions and returns a verifiable reward."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ KEY = "text"  # of the observation
 
 
 def pack(texts: Sequence[str], width: int) -> Tensor:
-    """Texts as `(N, width)` float32, filled up with zeros; what does not fit is cut at the end."""
+    """Texts as `(N, width)` float32, padded with zeros; longer texts are truncated."""
     rows = torch.zeros(len(texts), width)
     for row, text in zip(rows, texts, strict=True):
         data = text.encode("utf-8", errors="replace")[:width]
@@ -34,7 +34,7 @@ def unpack(rows: Tensor) -> list[str]:
 
 
 def find_invalid(text: str) -> str:
-    """What a text holds that it may not, as it would end there or become another one; empty where there is nothing."""
+    """Description of the first invalid character of a text; empty where there is none."""
     for mark, meaning in (("\0", "ends a text"), (TURN, "separates messages")):
         if mark in text:
             return f"U+{ord(mark):04X} as character {text.index(mark) + 1}, which {meaning}"
@@ -46,7 +46,7 @@ def find_invalid(text: str) -> str:
 
 
 def check_text(text: str, what: str) -> None:
-    """Refuse a text with a `find_invalid`.
+    """Refuse a text with an invalid character.
 
     Raises:
         UserError: It has one.
@@ -56,10 +56,10 @@ def check_text(text: str, what: str) -> None:
 
 
 def check_fits(text: str, width: int, what: str) -> None:
-    """Refuse a text that `pack` would cut: a prompt without its end asks something else.
+    """Refuse a text that `pack` would truncate: a prompt without its end is a different prompt.
 
     Raises:
-        UserError: It is too long, or has a `find_invalid`.
+        UserError: It is too long, or has an invalid character.
     """
     check_text(text, what)
     size = len(text.encode("utf-8", errors="replace"))
@@ -77,22 +77,22 @@ def truncate(text: str, width: int) -> str:
     return text.encode("utf-8", errors="replace")[:width].split(b"\0", 1)[0].decode("utf-8", errors="ignore")
 
 
-FORMAT = "format"  # name of the grade of form: 1 where a message has the form of an answer
-SUBGOAL = "subgoal"  # of the grade that tells messages which announce what the next ones are to reach
-ADVANTAGE = "advantage"  # of a critic's grade: how much better than nothing a message was, below 0 if it did harm
+FORMAT = "format"  # metric of the form: 1 where a message is well-formed
+SUBGOAL = "subgoal"  # metric of messages that announce a subgoal
+ADVANTAGE = "advantage"  # metric of a critic: improvement by a message, negative if it did harm
 
 
 @dataclass(frozen=True)
 class Turn:
-    """What a completion leads to."""
+    """Result of a completion."""
 
     reward: float
     success: bool = False
     done: bool = True
-    reply: str = ""  # the world's next message, where the episode goes on
-    calls: int | None = None  # tool calls that the completion made; None: the task has no tools
-    answer: str | None = None  # what the message states, where the task reads it out; None: the whole message
-    metrics: Mapping[str, float] = field(default_factory=dict[str, float])  # further grades by name, e.g. "format"
+    reply: str = ""  # next observation, where the episode continues
+    calls: int | None = None  # tool calls of the completion; None: the task has no tools
+    answer: str | None = None  # answer extracted from the message; None: the whole message
+    metrics: Mapping[str, float] = field(default_factory=dict[str, float])  # further metrics by name, e.g. "format"
 
     def numbers(self) -> list[float]:
         """All that has to be finite."""
@@ -101,10 +101,10 @@ class Turn:
 
 @dataclass(frozen=True)
 class JudgePrompt:
-    """How to ask somebody whether what was said is right."""
+    """Prompt for a judge of responses, with the two possible verdicts."""
 
     prompt: str
-    approve: str  # message that says so
+    approve: str  # message that approves
     reject: str
 
 
@@ -115,10 +115,10 @@ class TextEpisode(ABC):
 
     @abstractmethod
     def step(self, completion: str) -> Turn:
-        """Take the policy's message."""
+        """Step with a response of the policy."""
 
     def demonstration(self) -> list[str] | None:
-        """Messages of a solution from here on, one per turn; None where the task knows none."""
+        """Remaining messages of a solution, one per turn; None without a known solution."""
         return None
 
 
@@ -137,12 +137,12 @@ class SingleTurn(TextEpisode):
         """Describe the problem.
 
         Args:
-            prompt: What is asked.
+            prompt: The prompt.
             verify: Completion to reward; 1 is a success.
             answer: A right completion, where one is known.
-            formed: Whether a completion has the form of an answer, right or wrong; None: not told.
-            states: What a completion states, the same text for the same answer; None: the whole completion.
-            **measures: Further grades of a completion, e.g. `progress`.
+            well_formed: Whether a completion has the form of an answer, right or wrong; None: unknown.
+            extract_answer: Canonical answer of a completion; None: the whole completion.
+            **metrics: Further metrics of a completion, e.g. `progress`.
         """
         self.prompt = prompt
         self._verify, self._answer, self._extract_answer = verify, answer, extract_answer
@@ -166,10 +166,10 @@ class TextTask(ABC):
     name: str  # registered task id
     prompt_bytes: int  # most bytes of a conversation, as the policy sees it
     completion_bytes: int  # most bytes of a message of the policy
-    max_turns: int = 1  # after which an episode is cut
-    reward_timeout: float = 2.0  # most time to answer one completion
-    summary_prompt: str = " note:"  # asks for a summary, where a conversation goes on from one in place of its history
-    response_pattern: str = ""  # regular expression of messages that have the form of an answer; empty: there is none
+    max_turns: int = 1  # maximum turns of an episode
+    reward_timeout: float = 2.0  # time limit of the reward of one completion [s]
+    summary_prompt: str = " note:"  # requests a summary that replaces the history
+    response_pattern: str = ""  # regular expression of well-formed messages; empty: none
 
     @abstractmethod
     def episode(self, seed: int) -> TextEpisode:
@@ -186,26 +186,26 @@ class TextTask(ABC):
         return episode
 
     def category(self, seed: int) -> int | None:
-        """Kind of the problem, for curricula; None: the task tells none apart."""
+        """Category of the problem, for curricula; None: no categories."""
         return None
 
     def difficulty(self, seed: int) -> float | None:
-        """How hard the problem is, larger is harder; None: the task does not say."""
+        """Difficulty of the problem, larger is harder; None: unknown."""
         return None
 
     def paraphrase(self, seed: int, how: str) -> int | None:
-        """Seed of another problem with the same answer, "simpler" or "varied"; None: the task finds none."""
+        """Seed of another problem with the same answer, "simpler" or "varied"; None: there is none."""
         return None
 
     def judge_prompt(self, seed: int, responses: Sequence[str]) -> JudgePrompt | None:
-        """How to ask a judge about messages `responses` about the problem; None: the verdict of the task stands."""
+        """Prompt for a judge of the responses to the problem; None: the reward of the task is used."""
         return None
 
     def prepare(self, episodes: Sequence[TextEpisode], completions: Sequence[str]) -> None:  # noqa: B027 - optional
-        """Hear which messages the episodes are about to get.
+        """Prepare for the next messages of the episodes.
 
-        A task that simulates finds out here for all of them at once what `TextEpisode.step` then tells; others need not.
+        A task with a simulator can compute the results of all messages here at once; others do nothing.
         """
 
-    def close(self) -> None:  # noqa: B027 - a task that holds nothing has nothing to free
-        """Free what the task holds; it can be used again."""
+    def close(self) -> None:  # noqa: B027 - most tasks hold no resources
+        """Free the resources of the task; it can be used again."""

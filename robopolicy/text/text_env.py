@@ -1,15 +1,15 @@
-"""A text task and the policy that answers it, as the `RolloutEnv` of the sampling side (`samplers/protocols.py`).
+"""Environment of a text task and the policy that responds, as a `RolloutEnv` (`rollouts/protocols.py`).
 
-An attempt is one row (`conversation.py` has its fields); a unit is a turn. `Task.payload` is the episode seed.
+A trajectory is one row (`conversation.py` lists its fields); a unit is a turn. `Task.payload` is the episode seed.
 
-Metrics of an attempt are `length` in tokens, `brevity` (the share of its budget that it has left), `concise` (that of
-successes, 0 of others), `turns`, `success`, `truncated`, `reward_failed`, `assisted`, `calls` of tools if any, and the task's own
-measures as means over its turns (`format`: the share of messages that have the form of an answer; then also
-`malformed`, the rest). With a judge there is `judge`: how sure it is that the messages are right, or the verdict where
-the task does not ask.
+Metrics of a trajectory are `length` in tokens, `brevity` (the fraction of its budget that is left), `concise` (brevity
+of successes, 0 for others), `turns`, `success`, `truncated`, `reward_failed`, `assisted`, `calls` of tools if any, and
+the task's own metrics as means over its turns (`format`: the fraction of well-formed messages; then also `malformed`,
+the rest). With a judge, `judge` is the probability that it approves the messages, or the reward of the task where there
+is no judge prompt.
 
-A completion that cannot be judged gives an attempt without decisions whose reward is no number, and which the sampling
-side therefore leaves out; `reward_runner` names the prompt.
+A completion without a valid reward yields a trajectory without decisions whose reward is NaN; the collector leaves it
+out, and `reward_runner` reports its prompt.
 """
 
 from __future__ import annotations
@@ -37,9 +37,10 @@ from robopolicy.text.task import JudgePrompt, TextEpisode, TextTask, Turn, trunc
 
 
 class TextEnv:
-    """Plays a text task with a policy.
+    """Environment of a text task with a policy.
 
-    What else a recipe asks for (hints, repairs, ...) are functions of `capabilities`, made of the methods below.
+    Further capabilities that recipes need (hints, repairs, ...) are functions of `capabilities`, built on these
+    methods.
     """
 
     capabilities: ClassVar[Registry[Callable[..., Any]]] = Registry("capabilities", {})  # name -> function(env, ...)
@@ -58,15 +59,15 @@ class TextEnv:
         self.reward_runner = RewardRunner(task.reward_timeout)
         self.generator = generator
         self.deterministic = False  # take the likeliest tokens
-        self.version = 0  # of the weights, noted with every attempt
-        self.engine: Engine | None = None  # writes in place of the policy, with weights of that version
-        self.judge: Callable[[Sequence[JudgePrompt]], list[float]] | None = None  # grades what is said
+        self.version = 0  # of the weights, stored with every trajectory
+        self.engine: Engine | None = None  # generates instead of the policy, with weights of that version
+        self.judge: Callable[[Sequence[JudgePrompt]], list[float]] | None = None  # grades responses
         self.generated = 0  # tokens so far
-        self._prompts: dict[str, list[int]] = {}  # tokens of those that were asked for, several times in a group
-        self.completed: list[Trajectory] = []  # since whoever reports on them has cleared it
+        self._prompts: dict[str, list[int]] = {}  # tokens of prompts, shared in a group
+        self.completed: list[Trajectory] = []  # since the last report
 
     def rollout(self, tasks: Sequence[Task], *, units: int | None = None) -> list[Trajectory]:
-        """Attempt every task once; a unit is a turn."""
+        """Roll out every task once; a unit is a turn."""
         self._prompts.clear()
         conversations = [self.start_conversation(task) for task in tasks]
         for _ in range(self.task.max_turns if units is None else units):
@@ -93,26 +94,26 @@ class TextEnv:
         return trajectories
 
     def set_version(self, version: int) -> None:
-        """Hear that the policy has other weights now."""
+        """Set the version of the policy's weights."""
         if self.engine is not None and version != self.version:
             self.engine.load(self.policy)
         self.version = version
 
     def batch(self, trajectories: Sequence[Trajectory]) -> Decisions:
-        """Rows of all attempts."""
+        """Rows of all trajectories."""
         decisions = self.policy.attach_likelihood(with_chosen_tokens(stack(trajectories)), self.generator)
         return decisions.with_fields(domain=torch.zeros_like(decisions.require("group")))
 
     def branch(self, trajectory: Trajectory, unit: int) -> Task:
-        """The task that goes on after `unit` turns of the attempt."""
+        """The task that continues after `unit` turns of the trajectory."""
         return self.continue_from(trajectory, trajectory.record.turn_starts[unit])
 
     def continue_from(self, trajectory: Trajectory, column: int) -> Task:
-        """The task that goes on before a column of the attempt's row, maybe in the middle of a message."""
+        """The task that continues before a column of the row, possibly inside a message."""
         return replace(trajectory.task, prefix=conversation_prefix(trajectory.record, column))
 
     def generate(self, conversations: Sequence[Conversation]) -> list[list[int]]:
-        """Tokens of the next message of every conversation, with which it is extended."""
+        """Generate and append the next response of every conversation; returns its tokens."""
         temperatures = torch.tensor([conversation.task.temperature for conversation in conversations])
         made = self._write(
             conversations,
@@ -134,7 +135,7 @@ class TextEnv:
     def _write(
         self, conversations: Sequence[Conversation], seen: Sequence[Sequence[int]], temperature: Tensor
     ) -> Generation:
-        """The next messages of conversations of which these tokens were seen."""
+        """Generate the next responses after these tokens."""
         if self.engine is not None:
             return self.engine.generate(seen, self.generator, temperature=temperature)
         settings: dict[str, Any] = {"temperature": temperature, "deterministic": self.deterministic}
@@ -143,11 +144,11 @@ class TextEnv:
         return self.policy.generate(seen, self.generator, **settings, **self.limits)
 
     def solution(self, task: Task) -> list[str] | None:
-        """Messages of the policy that solve the task; None where the task does not know any."""
+        """Responses that solve the task; None without a known solution."""
         return self.task.episode(int(task.payload)).demonstration()
 
     def prompt_tokens(self, task: Task, episode: TextEpisode) -> list[int]:
-        """Tokens of the first message, behind what the context tells."""
+        """Tokens of the first message, after the text of the context."""
         hint = task.context["text"] if isinstance(task.context, Mapping) else ""
         text = f"({hint}){episode.prompt}" if hint else episode.prompt
         if text not in self._prompts:
@@ -157,7 +158,7 @@ class TextEnv:
         return self._prompts[text]
 
     def start_conversation(self, task: Task) -> Conversation:
-        """A conversation at its prompt, or behind the prefix of the task."""
+        """A conversation at its prompt, or after the prefix of the task."""
         episode = self.task.reset(int(task.payload))
         conversation = Conversation(task, episode, self.prompt_tokens(task, episode))
         if task.prefix is not None:
@@ -172,7 +173,7 @@ class TextEnv:
         return conversation
 
     def append_message(self, conversation: Conversation, message: str, own: bool = False) -> None:
-        """Let a demonstration say a message."""
+        """Append a message of a demonstration."""
         tokens = self.policy.encode_message(message)
         conversation.append_tokens(tokens, self.policy.generation_order(len(tokens), self.generator) if own else ())
         text = self.read_message(conversation, tokens)
@@ -181,11 +182,11 @@ class TextEnv:
         )
 
     def read_message(self, conversation: Conversation, tokens: Sequence[int]) -> str:
-        """The message that ends with these tokens, as the episode gets it."""
+        """The message that ends with these tokens, as the episode receives it."""
         return truncate(self.policy.decode_message([*conversation.prefill, *tokens]), self.task.completion_bytes)
 
     def record_turn(self, conversation: Conversation, message: str, turn: Turn | None) -> None:
-        """Write down what the episode replies to a message."""
+        """Record the result of a response."""
         conversation.responses.append(message)
         conversation.prefill = []
         conversation.turn_rewards.append(0.0 if turn is None else turn.reward)
@@ -204,7 +205,7 @@ class TextEnv:
         return self.trajectories_of([conversation])[0]
 
     def trajectories_of(self, conversations: Sequence[Conversation]) -> list[Trajectory]:
-        """Conversations as they stand, with rows, rewards and metrics."""
+        """Trajectories of conversations, with rows, rewards and metrics."""
         vocabulary = self.policy.vocabulary if self.limits else None
         rows = conversation_rows(
             conversations, self.policy.tokenizer.eos, ordered="order" in self.policy.score_fields, vocabulary=vocabulary
@@ -226,7 +227,7 @@ class TextEnv:
         ]
 
     def _judge_scores(self, conversations: Sequence[Conversation]) -> list[dict[str, float]]:
-        """What the judge says of conversations, where there is one."""
+        """Scores of the judge, if there is one."""
         if self.judge is None:
             return [{} for _ in conversations]
         requests = [
@@ -261,7 +262,7 @@ def score(policy: TextPolicy, decisions: Decisions, **settings: Any) -> Decision
 
 
 def conversation_prefix(conversation: Conversation, column: int) -> dict[str, Any]:
-    """What a conversation that goes on before a column of `conversation` begins with; `Task.prefix` of this world."""
+    """Beginning of a conversation up to a column, as `Task.prefix` of this environment."""
     unit = bisect_right(conversation.turn_starts, column) - 1
     prefix: dict[str, Any] = {name: values[:column] for name, values in conversation.columns.items()}
     prefix |= {

@@ -1,4 +1,4 @@
-"""Sources of text: solutions, pairs and logs of a task or a file, or answers of the policy itself."""
+"""Sources of text: solutions, pairs and logs of a task or a file, or rollouts of the policy."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class DemonstrationSource(TextSource):
 
     @classmethod
     def build(cls, context: SourceContext) -> Source:
-        """Solutions of the task or of a file, as the settings say."""
+        """Create the source from the settings."""
         algorithm = context.algorithm
         assert isinstance(algorithm, TextSFT)
         return cls(text_sim(context.sim(), algorithm), algorithm.config, algorithm.policy, context.seed)
@@ -68,14 +68,14 @@ class DemonstrationSource(TextSource):
 
 
 class SFTThenRL(DemonstrationSource):
-    """Solved conversations for the first updates of a recipe, then its attempts."""
+    """Solved conversations for the first updates of a recipe, then its rollouts."""
 
     def __init__(self, sim: TextSim, trajectories: TextRolloutSource, seed: int) -> None:
         super().__init__(sim, TextSFTConfig(), trajectories.algorithm.policy, seed)
         self.trajectories, self.updates = trajectories, trajectories.algorithm.config.sft_updates
 
     def next(self, algorithm: Algorithm) -> Any:
-        """Conversations or attempts."""
+        """Conversations or rollouts."""
         if algorithm.updates < self.updates:
             return super().next(algorithm)
         batch = self.trajectories.next(algorithm)
@@ -94,7 +94,7 @@ class SFTThenRL(DemonstrationSource):
         return exact
 
     def close(self) -> None:
-        """Stop what plays and judges."""
+        """Stop the workers and the rewards."""
         self.trajectories.close()
 
 
@@ -162,7 +162,7 @@ class TextFileSource(TextSource):
 
 
 def checked(written: list[WrittenConversation], policy: TextPolicy) -> list[WrittenConversation]:
-    """What was read, all of which the policy can learn from.
+    """The conversations of a file, checked for length.
 
     Raises:
         UserError: Something is too long.
@@ -199,13 +199,13 @@ def conversations(task: TextTask, seeds: Sequence[int]) -> list[list[str]]:
 
 
 class RecipeSource:
-    """Answers to prompts, or a file of solutions, pairs or logs, as a recipe says."""
+    """Rollouts of prompts, or a file of solutions, pairs or logs, as the recipe needs."""
 
     whole_episodes: ClassVar[bool] = True
 
     @classmethod
     def build(cls, context: SourceContext) -> Source:
-        """The source that suits the recipe."""
+        """Create the source for the recipe."""
         assert isinstance(context.algorithm, TextRecipe)
         return recipe_source(context.sim(), context.algorithm, context.seed)
 
@@ -214,16 +214,14 @@ def recipe_source(sim: VectorSim, algorithm: TextRecipe, seed: int) -> Source:
     """The source of a recipe.
 
     Raises:
-        UserError: The task is no text, or the recipe needs a second policy or a file that the settings do not name.
+        UserError: The task is not a text task, or the settings lack the teacher or file that the recipe needs.
     """
     sim = text_sim(sim, algorithm)
     if algorithm.recipe.data != "rollout":
         return TextFileSource(sim, algorithm, seed=seed)
     if algorithm.requires_teacher and algorithm.teacher is None:
         if not algorithm.config.teacher:
-            raise UserError(
-                f"Recipe '{algorithm.config.recipe}' needs a second policy; set algorithm.teacher=CHECKPOINT."
-            )
+            raise UserError(f"Recipe '{algorithm.config.recipe}' needs a teacher; set algorithm.teacher=CHECKPOINT.")
         algorithm.set_teacher(load_policy(algorithm.config.teacher)[0])
     overlapped = allowed_age(algorithm).in_flight(1) > 1 or algorithm.config.num_workers
     trajectories = (AsyncTextRolloutSource if overlapped else TextRolloutSource)(sim, algorithm, seed=seed)

@@ -1,4 +1,4 @@
-"""Attempts of a text policy, played between updates, or beside them on a thread or in processes."""
+"""Rollouts of a text policy, collected between updates, or asynchronously on a thread or in processes."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ from robopolicy.text.task import TextTask
 from robopolicy.text.text_env import TextEnv
 from robopolicy.training.workers import RemoteRolloutEnv, packed_weights, start_workers
 
-MAX_SHOWN_ERRORS = 5  # faults written out per update
-MAX_EMPTY_BATCHES = 20  # batches without a group to learn from, after which the run ends
+MAX_SHOWN_ERRORS = 5  # reward errors printed per update
+MAX_EMPTY_BATCHES = 20  # batches without a usable group after which the run ends
 
 
 @dataclass(frozen=True)
 class TextPromptPool(PromptPool):
-    """Problems of a task, which tells their categories and difficulties when a sampler asks."""
+    """Tasks with categories and difficulties computed on demand."""
 
     task: TextTask | None = None
 
@@ -56,7 +56,7 @@ class TextPromptPool(PromptPool):
 
 
 class TextSource:
-    """What the sources of text have in common."""
+    """Base of the sources of text."""
 
     def __init__(self, sim: TextSim, seed: int) -> None:
         self.sim, self.task, self.seed = sim, sim.task, seed
@@ -64,7 +64,7 @@ class TextSource:
         self._metrics: dict[str, float] = {}
 
     def metrics(self) -> dict[str, float]:
-        """What happened since the last call."""
+        """Metrics since the last call."""
         metrics, self._metrics = self._metrics, {}
         return metrics
 
@@ -73,12 +73,12 @@ class TextSource:
         return {key: value.unsqueeze(1) for key, value in self.sim.reset(self.seed).items()}
 
     def close(self) -> None:
-        """End the thread of the rewards."""
+        """Stop the reward thread."""
         self.sim.close()
 
 
 class TextRolloutSource(TextSource):
-    """Attempts of the policy, played as the `rollout` section of a recipe says."""
+    """Rollouts of the policy, collected as the `rollout` section of a recipe says."""
 
     def __init__(self, sim: TextSim, algorithm: TextRecipe, *, seed: int) -> None:
         super().__init__(sim, seed)
@@ -86,9 +86,7 @@ class TextRolloutSource(TextSource):
         self.env = self._env(algorithm.policy)
         self.annotators = algorithm.annotators()
         self._annotator_generator = torch.Generator().manual_seed(seed + 1)  # of these
-        self._annotator_tokens = (
-            0  # tokens that they have written; the world's are counted where it plays, maybe on a thread
-        )
+        self._annotator_tokens = 0  # tokens of the annotators; the environment counts its own, possibly on a thread
         seeds = range(seed, seed + algorithm.config.num_prompts)
         pool = TextPromptPool([Task(key, payload=key) for key in seeds], task=self.task)
         plain = algorithm.recipe.rollout
@@ -98,7 +96,7 @@ class TextRolloutSource(TextSource):
             self.collector.strategy.check(self.task)
         except ValueError as error:
             raise UserError(f"Recipe '{algorithm.config.recipe}': {error}") from error
-        self._batch: Batch | None = None  # what the collector has not heard about
+        self._batch: Batch | None = None  # not yet reported to the collector
 
     @property
     def generated(self) -> int:
@@ -106,7 +104,7 @@ class TextRolloutSource(TextSource):
         return self.env.generated + self._annotator_tokens
 
     def next(self, algorithm: Algorithm) -> Decisions:
-        """Play the next groups; where all of them are dropped, others in their place."""
+        """Collect the next groups; others where all of them are dropped."""
         self._observe_last()
         self.env.set_version(algorithm.updates)
         for _ in range(MAX_EMPTY_BATCHES):
@@ -115,8 +113,8 @@ class TextRolloutSource(TextSource):
                 break
         else:
             raise UserError(
-                f"None of {MAX_EMPTY_BATCHES} batches had a group to learn from: {self._failure_reason()}; mend the reward of "
-                f"{self.task.name}, imitate longer, or choose another recipe."
+                f"None of {MAX_EMPTY_BATCHES} batches had a usable group: {self._failure_reason()}; fix the reward of "
+                f"{self.task.name}, raise algorithm.sft_updates, or choose another recipe."
             )
         self._batch = self._make_batch(groups)
         completed, self.env.completed = self.env.completed, []
@@ -124,7 +122,7 @@ class TextRolloutSource(TextSource):
         return self._annotate(self._batch)
 
     def _annotate(self, batch: Batch) -> Decisions:
-        """The rows with what the recipe reads beside them."""
+        """Apply the annotators to the rows."""
         rows = batch.decisions
         if self.annotators:
             envs = self._annotator_envs()
@@ -136,7 +134,7 @@ class TextRolloutSource(TextSource):
         return rows
 
     def _annotator_envs(self) -> AnnotatorEnvs:
-        """Where asides are played: with the policy, and with what it was when the run began."""
+        """Environments of the annotators: with the current and with the initial policy."""
         start = self.algorithm.reference_policy or self.algorithm.policy
         policies = (self.algorithm.policy, start)
         return AnnotatorEnvs(*(player.env_class(player, self.task, self._annotator_generator) for player in policies))
@@ -162,10 +160,10 @@ class TextRolloutSource(TextSource):
             raise self._missing_field(error) from error
 
     def _missing_field(self, error: MissingField) -> UserError:
-        return UserError(f"Recipe '{self.algorithm.config.recipe}' asks for more than text measures: {error}")
+        return UserError(f"Recipe '{self.algorithm.config.recipe}' needs a metric that text does not measure: {error}")
 
     def _observe_last(self) -> None:
-        """Tell sampler and interventions what became of the last batch."""
+        """Report the last batch to the collector."""
         if self._batch is not None and self.algorithm.advantage is not None:
             self.collector.observe(self._batch, self.algorithm.advantage, self.algorithm.influence)
         self._batch = None
@@ -175,7 +173,7 @@ class TextRolloutSource(TextSource):
         return f"their rewards failed ({reward_errors[0]})" if reward_errors else "all rewards of a group are equal"
 
     def _update_metrics(self, completed: Sequence[Trajectory]) -> None:
-        """What the attempts show, and the faults since the last batch on the terminal."""
+        """Update the metrics, and print the reward errors since the last batch."""
         self._metrics = {f"rollout/{name}": value for name, value in rollout_metrics(completed).items()}
         self._metrics["rollout/tokens"] = float(self.generated)
         self.env_steps += int(sum(trajectory.metrics["turns"] for trajectory in completed))
@@ -186,7 +184,7 @@ class TextRolloutSource(TextSource):
             sys.stderr.write(f"{self.task.name}: and {len(reward_errors) - MAX_SHOWN_ERRORS} more\n")
 
     def state_dict(self) -> dict[str, Any]:
-        """The parts of the sampling side, the choices of the policy, and counts."""
+        """State of the collector, the generators, the annotators, and counts."""
         self._observe_last()
         return {
             "collector": self.collector.state_dict(),
@@ -208,16 +206,16 @@ class TextRolloutSource(TextSource):
         return True
 
     def close(self) -> None:
-        """End the threads of the rewards."""
+        """Stop the reward threads."""
         super().close()
         self.env.reward_runner.close()
 
 
 def allowed_age(algorithm: TextRecipe) -> Staleness:
-    """How old the weights may be that played: as configured, or as the recipe says.
+    """Bound on the age of weights: as configured, or as in the recipe.
 
     Raises:
-        UserError: The recipe says nothing sensible.
+        UserError: The recipe's staleness is invalid.
     """
     if algorithm.config.staleness is not None:
         return BoundedStaleness(algorithm.config.staleness)
@@ -228,12 +226,12 @@ def allowed_age(algorithm: TextRecipe) -> Staleness:
 
 
 def rollout_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """Means over attempts and groups, by name.
+    """Means over trajectories and groups, by name.
 
-    Of attempts without help, where there are any, that could be judged: all that every one of them measures (`length`,
-    `success`, `format`, `calls`, ...); `return`; `entropy` of the tokens as they were drawn [nats]; `degenerate`, the
-    share of groups whose verdicts are all equal; and pass@k for k the size of the smallest group of at least two. Of
-    all attempts: `error` and `assisted`.
+    Of trajectories without hints, if any, and with a valid reward: all metrics that each of them has (`length`,
+    `success`, `format`, `calls`, ...); `return`; `entropy` of the sampled tokens [nats]; `degenerate`, the
+    fraction of groups whose rewards are all equal; and pass@k for k the size of the smallest group of at least two. Of
+    all trajectories: `reward_failed` and `assisted`.
     """
     alone = [trajectory for trajectory in trajectories if not trajectory.metrics["assisted"]] or trajectories
     scored = [trajectory for trajectory in alone if not trajectory.metrics["reward_failed"]]
@@ -257,12 +255,12 @@ def rollout_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 
 
 class AsyncTextRolloutSource(TextRolloutSource):
-    """Attempts that are played while the policy learns, by copies with weights of bounded age (AsyncFlow, S074).
+    """Rollouts during training, by copies of the policy with weights of bounded age (AsyncFlow, Han et al. 2025).
 
     What is learned from is as old as `allowed_age` at most. Its recorded log-probabilities are those of the weights
-    that wrote it, so that the recipe's ratios and bounds see the difference. One copy plays on a second thread, or
+    that sampled it, so the recipe's ratios and bounds include the difference. One copy runs on a second thread, or
     `algorithm.policies` do in processes of their own, which share the groups of an update. What comes first is not the
-    same twice: a resumed run plays fresh attempts.
+    same twice: a resumed run collects new rollouts.
     """
 
     def __init__(self, sim: TextSim, algorithm: TextRecipe, *, seed: int) -> None:
@@ -270,7 +268,9 @@ class AsyncTextRolloutSource(TextRolloutSource):
         self._worker_policy = frozen_copy(algorithm.policy)
         self.env = self._env(self._worker_policy)
         self._remote: list[RemoteRolloutEnv] = []
-        self._workers: RolloutWorkers | None = None  # start with the first batch, when a resumed run has its weights
+        self._workers: RolloutWorkers | None = (
+            None  # started with the first batch, after a resumed run has loaded its weights
+        )
         self.queue = RolloutQueue(allowed_age(algorithm), algorithm.config.prompts_per_update)
 
     def _start(self) -> RolloutWorkers:
@@ -298,7 +298,7 @@ class AsyncTextRolloutSource(TextRolloutSource):
             self.queue.publish(packed_weights(self.algorithm.policy))
         self._batch = self._make_batch(self._take_groups())
         self.env.completed.clear()
-        self._update_metrics(self._batch.trajectories)  # others may be under way
+        self._update_metrics(self._batch.trajectories)  # others may be in flight
         age = [float(algorithm.updates - trajectory.version) for trajectory in self._batch.trajectories]
         self._metrics["rollout/staleness"] = fmean(age)
         self._metrics["rollout/stale_dropped"] = float(self.queue.stale)
@@ -308,14 +308,14 @@ class AsyncTextRolloutSource(TextRolloutSource):
         try:
             return self.queue.get(self.algorithm.config.prompts_per_update)
         except RuntimeError as error:
-            if isinstance(error.__cause__, UserError):  # e.g. a recipe asks for more than these players can
+            if isinstance(error.__cause__, UserError):  # e.g. a recipe needs a capability that these workers lack
                 raise error.__cause__ from error
             if isinstance(error.__cause__, MissingField):
                 raise self._missing_field(error.__cause__) from error
             raise
 
     def load_state_dict(self, state: Mapping[str, Any]) -> bool:
-        """Restore counts and samplers; what was under way is played again, otherwise."""
+        """Restore counts and samplers; groups in flight are collected again, not bit-equally."""
         super().load_state_dict(state)
         return False
 

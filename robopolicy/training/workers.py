@@ -1,8 +1,9 @@
-"""Rollout workers of text tasks in other processes, on this machine or in a Ray cluster (AsyncFlow, S074).
+"""Rollout workers of text tasks in other processes, on this machine or in a Ray cluster (AsyncFlow, Han et al. 2025).
 
-The learner samples tasks, composes rewards and intervenes; a player has a copy of the policy and of the task, and plays
-what it is sent. A `RemoteRolloutEnv` stands for it: a world that can play and nothing else, as conversations stay where
-they were held. Weights travel as safetensors, attempts as plain arrays, so nothing but numbers and text comes back.
+The learner samples tasks, computes rewards and intervenes; a worker has a copy of the policy and of the task, and rolls
+out the tasks that it receives. A `RemoteRolloutEnv` represents it as an environment that supports only rollouts, since
+conversations stay in the worker. Weights travel as safetensors and trajectories as plain arrays, so only numbers and
+text come back.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ def start_process() -> None:
 
 
 def _single_threaded(function: Callable[[Item], Any], item: Item) -> Any:
-    """Call `function` and give the memory of what it leaves back: a process that goes on may make a thousand models.
+    """Call `function` and give the memory of what it leaves back: a long-running process may create a thousand models.
 
     The C library of Linux keeps the gaps between small blocks; after ninety minutes of Meta-World they were 5 GB.
     """
@@ -88,7 +89,7 @@ def _end_with_parent() -> None:
 
 
 TASK = tuple(item.name for item in fields(Task))
-_COUNTS = threading.Lock()  # several players have one home
+_COUNTS = threading.Lock()  # several workers share one environment
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,7 @@ class WorkerSpec:
 
     @classmethod
     def of(cls, policy: TextPolicy, task: str, seed: int) -> WorkerSpec:
-        """The role of playing a task as `policy` does."""
+        """Specification for rollouts of a task by `policy`."""
         return cls(policy.name, policy.config, policy.spec, task, seed)
 
 
@@ -121,7 +122,7 @@ class Worker:
         self.env.policy.load_state_dict(load(weights))
 
     def rollout(self, tasks: Sequence[Mapping[str, Any]], units: int | None) -> dict[str, Any]:
-        """Attempt tasks; attempts, tokens and faults."""
+        """Roll out tasks; returns trajectories, tokens and reward errors."""
         before = self.env.generated
         trajectories = self.env.rollout([Task(**arrays_to_tensors(task)) for task in tasks], units=units)
         self.env.completed.clear()
@@ -137,7 +138,7 @@ class WorkerHandle(ABC):
 
     @abstractmethod
     def call(self, name: str, *arguments: Any) -> Any:
-        """Call a method of the player and wait for what it returns.
+        """Call a method of the worker and wait for its result.
 
         Raises:
             RuntimeError: It failed, or is gone.
@@ -164,9 +165,9 @@ class ProcessHandle(WorkerHandle):
             self._pipe.send((name, arguments))
             failed, value = self._pipe.recv()
         except (EOFError, OSError) as error:
-            raise RuntimeError("The process of a player has ended.") from error
+            raise RuntimeError("The process of a rollout worker has ended.") from error
         if failed:
-            raise RuntimeError(f"A player failed:\n{value}")
+            raise RuntimeError(f"A rollout worker failed:\n{value}")
         return value
 
     def close(self) -> None:
@@ -190,7 +191,7 @@ class RayHandle(WorkerHandle):
         try:
             return self._ray.get(getattr(self._actor, name).remote(*arguments))
         except self._ray.exceptions.RayError as error:
-            raise RuntimeError(f"A player failed:\n{error}") from error
+            raise RuntimeError(f"A rollout worker failed:\n{error}") from error
 
     def close(self) -> None:
         """End the actor."""
@@ -201,7 +202,7 @@ WORKER_HANDLES: dict[str, Callable[[WorkerSpec], WorkerHandle]] = {"process": Pr
 
 
 class RemoteRolloutEnv:
-    """A world whose tasks another process plays; counts and faults are added to those of the world at home."""
+    """An environment in another process; its counts and reward errors are added to the local environment."""
 
     def __init__(self, line: WorkerHandle, home: TextEnv) -> None:
         self._line, self._home = line, home
@@ -220,7 +221,7 @@ class RemoteRolloutEnv:
         return [from_dict(arrays_to_tensors(trajectory)) for trajectory in found["trajectories"]]
 
     def batch(self, trajectories: Sequence[Trajectory]) -> Decisions:
-        """Rows of all attempts."""
+        """Rows of all trajectories."""
         return self._home.batch(trajectories)
 
     def close(self) -> None:

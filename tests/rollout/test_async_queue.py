@@ -82,7 +82,7 @@ def test_rows_are_never_older_than_the_bound(limit):
 
 
 def test_what_is_in_flight_is_bounded():
-    """12.01: at most (s + 1) batches are begun and not yet learned from."""
+    """12.01: at most (s + 1) batches are started and not yet used by the learner."""
     queue = RolloutQueue(BoundedStaleness(1), batch=2)
     tickets = [queue.reserve(2), queue.reserve(2)]
     blocked = threading.Thread(target=lambda: tickets.append(queue.reserve(1)), daemon=True)

@@ -229,7 +229,7 @@ class Errands(TextTask):
 
 
 def test_answers_are_what_messages_state(tmp_path):
-    """Consistency (S091) compares answers, however they are worded, where the verifier reads them out."""
+    """Consistency (Han et al. 2025) compares answers, however they are worded, where the verifier reads them out."""
     file = tmp_path / "x.jsonl"
     file.write_text('{"prompt": "7+7=", "answer": "14", "verify": "number"}\n')
     responses = ["it is 14", "so: 14.0", "13", "none", "none ", "nothing"]

@@ -1,4 +1,7 @@
-"""Gradients through a policy that is itself the solution of a problem with parameters (PARL, S110)."""
+"""Gradients through a policy that is itself the solution of a problem with parameters.
+
+Source: PARL, Chakraborty et al. 2023.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""P19, search without gradients over parameters of a network: genetic algorithm, CMA-ES, archive (`ask` / `tell`).
+"""Gradient-free search over parameters of a network: genetic algorithm, CMA-ES, archive (`ask` / `tell`).
 
-A *space* says which numbers of a network are searched: all of some parameters, the singular values of some matrices
+A *space* defines the searched numbers of a network: all of some parameters, the singular values of some matrices
 (adapters), or a scale per row of some matrices. What the fitness is, mean reward of a batch of texts or the success of
 episodes, is the caller's matter; only its order counts.
 """
@@ -52,7 +52,9 @@ class AllOf(Space):
 
 
 class SingularValues(Space):
-    """The singular values of some matrices, whose directions stay (ESSA, S126; meant for the factors of adapters).
+    """The singular values of some matrices, whose directions stay.
+
+    Source: ESSA, Korotyshova et al. 2025; meant for the factors of adapters.
 
     A matrix of rank r has r numbers here; those below `1e-6` of its largest are not searched.
     """
@@ -97,7 +99,7 @@ class RowScales(Space):
 
 
 class DeepGA(AskTellOptimizer):
-    """Mutation and truncation alone (S124): an individual is the chain of seeds of its mutations.
+    """Mutation and truncation selection (Such et al. 2017): an individual is the chain of seeds of its mutations.
 
     Every generation keeps its best individual, and mutates parents drawn uniformly from the `parents` best. A network
     of any size costs one integer per generation to store or to send.
@@ -173,7 +175,7 @@ class DeepGA(AskTellOptimizer):
 class CMAES(AskTellOptimizer):
     """Covariance matrix adaptation (the package `cma`): for up to some hundred numbers, as singular values are.
 
-    Only the order of the fitness matters. Its state is the fitness told so far, from which loading repeats the run.
+    Only the order of the fitness matters. Its state is the reported fitness, from which loading repeats the run.
     """
 
     def __init__(self, start: Tensor, sigma: float = 0.1, population: int | None = None, seed: int = 1) -> None:
@@ -232,7 +234,9 @@ class CMAES(AskTellOptimizer):
 
 
 class Archive(AskTellOptimizer):
-    """Candidates at least `distance` apart, each with the mean of its noisy fitness (POLCA, S045, with mutations).
+    """Candidates at least `distance` apart, each with the mean of its noisy fitness.
+
+    Source: POLCA, Ren et al. 2026, with mutations.
 
     Those with the highest `mean + bonus / sqrt(trials)` are tried again and mutated. What lies nearer than `distance`
     to a candidate counts as another trial of it, so that the archive covers the space with few of them.
@@ -296,7 +300,7 @@ class Archive(AskTellOptimizer):
         return self.candidates[int(cautious.argmax())]
 
     def state_dict(self) -> dict[str, Any]:
-        """Candidates with means and trials, what was asked, and the generator."""
+        """Candidates with means and trials, the last candidates, and the generator."""
         kept = {name: getattr(self, name).clone() for name in ("candidates", "mean", "trials", "_asked")}
         return {**kept, "generator": self._generator.get_state()}
 
@@ -311,7 +315,7 @@ def evolve(box: AskTellOptimizer, space: Space, fitness: Callable[[], float], ge
     """Search for `generations`, and leave the network at the best that was found last.
 
     Args:
-        box: Who asks and is told.
+        box: Ask-tell optimizer.
         space: Where its vectors go.
         fitness: Of the network as it stands, higher is better.
         generations: Rounds of `ask` and `tell`.

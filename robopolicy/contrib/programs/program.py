@@ -7,8 +7,8 @@
         return "n" if "at 00" in messages[-1] else "e"
 
 The program is run anew for every decision and row, so it keeps nothing between calls; it may import what the sandbox
-allows, and what it prints is dropped. A row for which it fails plays zeros, or an empty message, and `reward_errors` tells
-why; a program that hangs or breaks down three times is not asked again. It cannot be exported.
+allows, and what it prints is dropped. A row for which it fails plays zeros, or an empty message, and `reward_errors`
+tells why; a program that hangs or breaks down three times is not asked again. It cannot be exported.
 
 Who improves such programs is `robopolicy.contrib.programs.search` with the proposers of
 `robopolicy.contrib.programs.refine`.

@@ -26,7 +26,7 @@ def unit_reward(decisions: Decisions) -> Tensor:
 
 @dataclass(frozen=True)
 class WindowGae:
-    """GAE in which rows that were cut off go on as they stood: V(next) = V(last) at the cut (T-PPO, S000).
+    """GAE in which truncated rows continue unchanged: V(next) = V(last) at the truncation (T-PPO, Fan et al. 2025).
 
     Needs `value`, and `extra["finished"]` (N,) bool; finished rows have the ordinary GAE.
     """
@@ -57,7 +57,7 @@ def _last(valid: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Subgoals:
-    """Advantages on two levels: one for choosing subgoals, one for acting on them (HiPER, S159).
+    """Advantages on two levels: one for choosing subgoals, one for acting on them (HiPER, Peng et al. 2026).
 
     A unit with `extra["switch"]` (N, T) true at its first decision begins a subgoal; the first unit always does. Above,
     an estimate over segments of d units: reward of the segment, discount `gamma ** d`, trace `gamma ** d * lam`, on

@@ -1,12 +1,12 @@
 """Annotators of single recipes: further measurements of rollouts.
 
-extra["mean_ref"] (N,)          mean reward of attempts of the start of the run at the task (S182)
-extra["value_ref"] (N,)         best value of the task, beta log mean exp(R / beta), by the start of the run (A*-PO)
-extra["likelihood"] (N,)        of the task's solution under the start of the run (S122)
-value, extra["rollout_value"] (N, T)    mean return of attempts that go on from each message (S180)
-value, unit (N, T)              the same from each segment of a message, and the number of the segment (S013)
-extra["probe_accuracy"], extra["probe_confidence"] (N, T)   of the solution, asked for before each message (S149)
-extra["duration"] (N, T)        tokens of each message, which stand for its time (S062)
+extra["mean_ref"] (N,)          mean reward of rollouts of the initial policy at the task (Baheti et al. 2023)
+extra["value_ref"] (N,)         best value of the task, beta log mean exp(R / beta), by the initial policy (A*-PO)
+extra["likelihood"] (N,)        of the task's solution under the initial policy (Nguyen et al. 2025)
+value, extra["rollout_value"] (N, T)    mean return of rollouts that continue from each response (Yu et al. 2026)
+value, unit (N, T)              the same from each segment of a response, and the index of the segment (Guo et al. 2025)
+extra["probe_accuracy"], extra["probe_confidence"] (N, T)   of the solution before each response (Wu et al. 2026)
+extra["duration"] (N, T)        tokens of each response, a proxy for its time (Yang et al. 2025)
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from robopolicy.text.annotators import (
 from robopolicy.text.rollouts.protocols import Task, Trajectory
 from robopolicy.text.text_env import TextEnv, score
 
-SAMPLES = 8  # attempts of the start of the run at a task, from which its best value is estimated
+SAMPLES = 8  # rollouts of the initial policy per task, from which its best value is estimated
 
 
 BETA = 0.5  # of the best value, in rewards
@@ -54,7 +54,7 @@ class MeanValue(PerTaskAnnotator):
         return self.value(found.view(-1, SAMPLES)).tolist()
 
     def value(self, found: Tensor) -> Tensor:
-        """Of tasks (M,) whose attempts earned this much (M, SAMPLES)."""
+        """Values (M,) of tasks with these rewards (M, SAMPLES)."""
         return found.mean(1)
 
 
@@ -64,12 +64,12 @@ class BestValue(MeanValue):
     key = "value_ref"
 
     def value(self, found: Tensor) -> Tensor:
-        """Soft maximum over the attempts."""
+        """Soft maximum over the rollouts."""
         return BETA * (torch.logsumexp(found / BETA, 1) - math.log(SAMPLES))
 
 
 class Likelihood(PerTaskAnnotator):
-    """How likely the solution is at the start of the run: geometric mean over its tokens, 0 where there is none."""
+    """Likelihood of the solution under the initial policy: geometric mean over its tokens, 0 without a solution."""
 
     key, begins = "likelihood", True
 
@@ -79,43 +79,43 @@ class Likelihood(PerTaskAnnotator):
 
 
 class RolloutValue(RolloutAnnotator):
-    """Mean return to the end before each message, over attempts that go on from there; a turn is a moment."""
+    """Mean return before each response, over rollouts that continue from there."""
 
     key = "rollout_value"
 
     def __init__(self, gamma: float = 1.0) -> None:
-        """Fill the field with returns that are discounted from turn to turn."""
+        """Estimate returns with this discount per turn."""
         self.gamma = gamma
 
     @classmethod
     def from_recipe(cls, recipe: Mapping[str, Any]) -> Self:
-        """Discounted as the start `gae` says."""
+        """Use the discount of the advantage source `gae`."""
         return cls(dict(named_parts(recipe)).get("gae", {}).get("gamma", 1.0))
 
     def __call__(self, envs: AnnotatorEnvs, trajectories: Sequence[Trajectory], rows: Decisions) -> Decisions:
-        """Play on from every message; the first ones of a task are the same moment."""
+        """Continue from every response; the prompt of a task is sampled once."""
         moments, places = cut_points(envs.current, trajectories)
         value = broadcast_values(mean_return(envs.current, moments, self.gamma), places, rows)
         return rows.with_fields(value=value) if self.key == "value" else with_extra(rows, **{self.key: value})
 
 
 class GaeValue(RolloutValue):
-    """The same as the value of decisions, where no critic knows it."""
+    """The same as the value of decisions, for recipes without a critic."""
 
     key = "value"
 
 
 class SegmentValue(RolloutAnnotator):
-    """Mean reward to come before each segment of a message; units are segments then."""
+    """Mean return before each segment of a response; units become segments."""
 
     key = "value"
 
     def __init__(self, every: int, below: float) -> None:
-        """Cut behind every so many tokens that were less likely than `below`."""
+        """Split after every `every` tokens that are less likely than `below`."""
         self.every, self.below = every, below
 
     def __call__(self, envs: AnnotatorEnvs, trajectories: Sequence[Trajectory], rows: Decisions) -> Decisions:
-        """Play on from every cut and message."""
+        """Continue from every split and response."""
         begins = segment_starts(rows, self.every, self.below)
         columns = [row.nonzero()[1:, 0].tolist() for row in begins]
         rows = rows.with_fields(unit=(begins.cumsum(1) - 1).clamp(min=0))
@@ -124,10 +124,10 @@ class SegmentValue(RolloutAnnotator):
 
 
 class Probe(RolloutAnnotator):
-    """How likely the solution's last message would be before each message, and how sure the policy is of it."""
+    """Likelihood of the solution's last message before each response, and the policy's confidence in it."""
 
     def __call__(self, envs: AnnotatorEnvs, trajectories: Sequence[Trajectory], rows: Decisions) -> Decisions:
-        """Score the solution at all moments."""
+        """Score the solution before all responses."""
         moments, places = cut_points(envs.current, trajectories)
         accuracy, sure = (broadcast_values(value, places, rows) for value in solutions(envs.current, moments))
         return with_extra(rows, probe_accuracy=accuracy, probe_confidence=sure)
@@ -144,7 +144,7 @@ class Duration(RolloutAnnotator):
 
 
 def mean_return(env: TextEnv, moments: Sequence[Task], gamma: float = 1.0) -> Tensor:
-    """What attempts that go on from each moment earn on average `(M,)`."""
+    """Mean return `(M,)` of rollouts that continue from each task."""
     rollouts = env.rollout([task for task in moments for _ in range(ROLLOUTS)])
     return torch.tensor([return_to_go(trajectory, gamma) for trajectory in rollouts]).view(-1, ROLLOUTS).mean(1)
 
@@ -158,7 +158,7 @@ def return_to_go(trajectory: Trajectory, gamma: float = 1.0) -> float:
 
 
 def segment_starts(rows: Decisions, every: int, below: float) -> Tensor:
-    """Bool `(N, T)`: begins a message, or follows every so many tokens of one that were less likely than `below`."""
+    """Bool `(N, T)`: first token of a response, or after every `every` of its tokens less likely than `below`."""
 
     def before(values: Tensor) -> Tensor:
         return torch.cat([torch.zeros_like(values[:, :1]), values[:, :-1]], 1)
@@ -174,9 +174,9 @@ def segment_starts(rows: Decisions, every: int, below: float) -> Tensor:
 def cut_points(
     env: TextEnv, trajectories: Sequence[Trajectory], columns: Sequence[Sequence[int]] | None = None
 ) -> tuple[list[Task], list[list[int]]]:
-    """Tasks that go on from before each message, equal first ones once, and their numbers for each attempt.
+    """Tasks that continue before each response, equal prompts once, and their indices for each trajectory.
 
-    With `columns` they go on from before these of each attempt's row, in place of the later messages.
+    With `columns` they continue before these columns of each row instead of the later responses.
     """
     moments: list[Task] = []
     first: dict[int, int] = {}
@@ -194,7 +194,7 @@ def cut_points(
 
 
 def broadcast_values(values: Tensor, places: Sequence[Sequence[int]], rows: Decisions) -> Tensor:
-    """Values `(M,)` of moments at the decisions `(N, T)` of the messages that follow them."""
+    """Values `(M,)` of tasks at the decisions `(N, T)` of the responses after them."""
     unit, result = rows.require("unit"), torch.zeros_like(rows.logp_old)
     for row, numbers in enumerate(places):
         result[row] = values[torch.tensor(numbers)][unit[row].clamp(max=len(numbers) - 1)].to(result)

@@ -31,7 +31,10 @@ class ReferencePenalty:
 
 @dataclass(frozen=True)
 class FutureClarity:
-    """`scale * exp(-sharpness H)` of the unit that follows: what leads to a sure step is better (EMPG, S054)."""
+    """`scale * exp(-sharpness H)` of the unit that follows: what leads to a sure step is better.
+
+    Source: EMPG, Wang et al. 2025.
+    """
 
     scale: float = 0.1
     sharpness: float = 1.0
@@ -45,7 +48,10 @@ class FutureClarity:
 
 @dataclass(frozen=True)
 class PotentialGain:
-    """`scale` times the change of the potential from a decision's unit to the next (SPAE, S149); see `potential`."""
+    """`scale` times the change of the potential from a decision's unit to the next; see `potential`.
+
+    Source: SPAE, Wu et al. 2026.
+    """
 
     scale: float = 0.1
 
@@ -59,7 +65,9 @@ class PotentialGain:
 
 @dataclass(frozen=True)
 class EarlyBonus:
-    """`slope` times how much later than its group a success met its first event, in mean lengths (ASPO, S011).
+    """`slope` times how much later than its group a success met its first event, in mean lengths.
+
+    Source: ASPO, Lin and Xu 2025.
 
     Positions are `extra[key]` (N,), negative where the event did not happen; only successes with the event get a bonus.
     """
@@ -81,7 +89,7 @@ class EarlyBonus:
 
 @dataclass(frozen=True)
 class NoveltyBonus:
-    """`scale * (c(prompt) - c(rollout))`, c the probability of the least likely decisions (ProGRPO, S158).
+    """`scale * (c(prompt) - c(rollout))`, c the probability of the least likely decisions (ProGRPO, Li et al. 2026).
 
     c is their geometric mean; `extra["prompt_confidence"]` (N,) is that of the prompt. Only mixed groups get it.
     """
@@ -100,7 +108,9 @@ class NoveltyBonus:
 
 @dataclass(frozen=True)
 class PrefixGain:
-    """Change of the value of the shared prefix: mean outcome of the rollouts of a group that begin alike (TEMPO, S165).
+    """Change of the value of the shared prefix: mean outcome of the rollouts of a group that begin alike.
+
+    Source: TEMPO, Tran et al. 2025.
 
     `extra["chosen"]` (N, T) int names what was chosen; each rollout is one row.
     """

@@ -17,7 +17,7 @@ def relative_entropy(decisions: Decisions, quantile: float = 0.8, *, logarithm: 
 
     Args:
         decisions: Gives `entropy`; entries where the mask is off are 0.
-        quantile: Share of decisions below 0 (HAPO, S025).
+        quantile: Share of decisions below 0 (HAPO, Liu et al. 2025).
         logarithm: Compare logarithms, for entropies of discrete choices. Those of densities, which may be negative, are
             logarithms of a width already: False takes them as they are.
     """
@@ -32,7 +32,9 @@ def relative_entropy(decisions: Decisions, quantile: float = 0.8, *, logarithm: 
 
 @dataclass(frozen=True)
 class ProbabilityBounds:
-    """Bounds that widen for unlikely decisions (DCPO, S089): a fixed share of the probability would barely move them.
+    """Bounds that widen for unlikely decisions: a fixed share of the probability would barely move them.
+
+    Source: DCPO, Yang et al. 2025.
 
     With q the old probability they are `(1 + sqrt(1 -+ 4 width / q)) / 2`, so that q times the change of the ratio
     times the ratio stays within the width. A density is first brought to one dimension, and counts as 1 above 1.
@@ -52,7 +54,7 @@ class ProbabilityBounds:
 
 @dataclass(frozen=True)
 class EntropyBounds:
-    """Bounds that follow the relative entropy h (HAPO, S025).
+    """Bounds that follow the relative entropy h (HAPO, Liu et al. 2025).
 
     Certain decisions (h < 0) may lose more probability, `low (1 - h)`; uncertain ones may gain more, `high (1 + h)`.
     """

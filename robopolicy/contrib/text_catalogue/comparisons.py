@@ -22,7 +22,7 @@ LEAST_VARIANCE = 1e-4  # of success rates, where all groups of a batch agree
 
 @dataclass(frozen=True)
 class Pool:
-    """Replace each entry by the mean of its scope, e.g. a group by its success rate (S091)."""
+    """Replace each entry by the mean of its scope, e.g. a group by its success rate (Han et al. 2025)."""
 
     scope: Scope
 
@@ -34,7 +34,9 @@ class Pool:
 
 @dataclass(frozen=True)
 class BetaScale:
-    """Divide by the density of a Beta distribution, fitted to the batch, at the success rate of the group (BNPO, S087).
+    """Divide by the density of a Beta distribution, fitted to the batch, at the success rate of the group.
+
+    Source: BNPO, Xiao et al. 2025.
 
     Moments of the success rates give a and b; the density is that of Beta(1 + a / 3, 1 + b / 3), its parameters at
     least 1. With both 1 nothing is scaled, with both 3/2 it is the population standard deviation, up to a factor.
@@ -68,7 +70,7 @@ class BetaScale:
 
 @dataclass(frozen=True)
 class SplitBaseline:
-    """Compare the halves of a group that differ in a metric (CANON, S153): does more of it help?
+    """Compare the halves of a group that differ in a metric (CANON, Chen et al. 2025): does more of it help?
 
     Between the halves a high row gets `R - alpha mean_low + beta`, a low one `alpha R - mean_high - beta`; within them
     every row gets R minus the mean of its own half. A half without rollouts has the mean of the group.
@@ -99,7 +101,7 @@ class SplitBaseline:
 
 @dataclass(frozen=True)
 class MinGroupSize:
-    """0 where fewer than `least` entries share the scope: too few for a comparison (CM2, S172)."""
+    """0 where fewer than `least` entries share the scope: too few for a comparison (CM2, Zhang et al. 2026)."""
 
     scope: Scope
     least: NonNegativeInt = 5
@@ -111,7 +113,7 @@ class MinGroupSize:
 
 
 class ImprovementBaseline:
-    """Judge the last batch once more by whether its update helped (PIPO, S014).
+    """Judge the last batch once more by whether its update helped (PIPO, Wang et al. 2026).
 
     Rows of source `replayed` are those of the last batch. Their advantage, divided by its mean size in the group, is
     multiplied by the gain in mean reward since then: the mean reward of the other rows minus that of the last `window`
@@ -174,7 +176,7 @@ def metric_of(decisions: Decisions, metric: str) -> Tensor:
 
 
 def upper_half(values: Tensor, decisions: Decisions) -> Tensor:
-    """Bool `(N, 1)`: in the upper half of the rollouts of the group; of equal ones the later, and the odd one too."""
+    """Bool `(N, 1)`: upper half of the group; ties go to the later rollout, and an odd group rounds up."""
     first = first_rows(decisions)
     group = decisions.require("group")[first]
     order = torch.argsort(values[first, 0], stable=True)
@@ -201,7 +203,7 @@ def lengths(decisions: Decisions) -> Tensor:
 
 @dataclass(frozen=True)
 class SharedSteps:
-    """Give steps that several rollouts of a group have in common the mean of their advantages (SALT, S169).
+    """Give steps that several rollouts of a group have in common the mean of their advantages (SALT, Li et al. 2025).
 
     A step is an observation and what was done: `extra["observation"]` and `extra["action"]` (N, T) int, read at the
     first decision of each unit. What winners and losers share gets little credit, where they part keeps its own.

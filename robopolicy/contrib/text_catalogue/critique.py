@@ -1,8 +1,8 @@
-"""Sums of digits to answer, `7+8=`, and answers of others to judge: `7+8=14?` wants `y` or `n`.
+"""Sums of digits to answer, `7+8=`, and answers to verify: `7+8=14?` wants `y` or `n`.
 
-Half of the problems are of each kind (categories 0 and 1); half of the answers to judge are wrong, mostly by little. So
-who learns this can be asked about answers to the sums, which are marked `open`: a judge could stand in for their
-verifier. To judge is harder than to answer, as nothing can be worked out on the way.
+Half of the problems are of each kind (categories 0 and 1); half of the answers to verify are wrong, mostly by little. A
+policy trained on both kinds can therefore judge answers to the sums (metric `open`) in place of their verifier.
+Verifying is harder than answering, as there is no room for intermediate steps.
 """
 
 from __future__ import annotations

@@ -47,7 +47,9 @@ class MeanTracker(Tracker):
 
 
 class CategoryBandit(Uniform):
-    """SEC (S108): categories are drawn with `softmax(Q / temperature)`, Q follows the mean |advantage| of a category.
+    """SEC: categories are drawn with `softmax(Q / temperature)`, Q follows the mean |advantage| of a category.
+
+    Source: Chen et al. 2025.
 
     What is solved and what is hopeless has no advantage, so both fade. An infinite temperature is uniform over
     categories. A category may run out within a proposal; others then take its place.
@@ -88,7 +90,9 @@ class CategoryBandit(Uniform):
 
 
 class Frontier(Tracked):
-    """Prompt curriculum (PCL, S131): of `factor` times as many candidates, those with success rates nearest `target`.
+    """Prompt curriculum: of `factor` times as many candidates, those with success rates nearest `target`.
+
+    Source: PCL, Gao et al. 2025.
 
     The rate of a task without rollouts counts as the target itself, so that it is sampled. `factor = 1` is uniform.
     """
@@ -113,9 +117,9 @@ class Frontier(Tracked):
 
 
 class Regret(Tracked):
-    """Resampling of tasks on which the policy is worse than the best rollout so far (GROOVE, S069).
+    """Resampling of tasks on which the policy is worse than the best rollout so far (GROOVE, Jackson et al. 2023).
 
-    The regret of a task is the best reward of all attempts at it minus the running mean. Each task of a proposal is,
+    The regret of a task is the best reward of all its rollouts minus the running mean. Each task of a proposal is,
     with chance `replay`, a known one drawn with weight `rank^(-1 / temperature)`, rank 1 (shared where regrets are
     equal) being the largest regret. The others are the next of the epoch.
     """
@@ -129,7 +133,7 @@ class Regret(Tracked):
     def setup(self, pool: PromptPool, seed: int) -> None:
         """Initialise for the tasks of the pool."""
         super().setup(pool, seed)
-        self.best = torch.full((len(pool.tasks),), -torch.inf, dtype=torch.float64)  # no attempt yet
+        self.best = torch.full((len(pool.tasks),), -torch.inf, dtype=torch.float64)  # no rollout yet
 
     def propose(self, n: int) -> list[Task]:
         """Known tasks first, then others."""
@@ -149,7 +153,7 @@ class Regret(Tracked):
         """Follow the mean and the best of the rewards."""
         super().observe(keys, rewards, advantage)
         for key, reward in zip(keys.tolist(), rewards.tolist(), strict=True):
-            if (place := self._places.get(key)) is not None:  # not a task that a topology has made up
+            if (place := self._places.get(key)) is not None:  # not a task that a strategy created
                 self.best[place] = max(float(self.best[place]), reward)
 
     def state_dict(self) -> dict[str, Any]:
@@ -163,7 +167,9 @@ class Regret(Tracked):
 
 
 class StageCurriculum(Uniform):
-    """Stages of rising difficulty (CRAFT-GUI, S001): the next opens when the mean reward reaches `threshold`.
+    """Stages of rising difficulty: the next opens when the mean reward reaches `threshold`.
+
+    Source: CRAFT-GUI, Nong et al. 2025.
 
     Tasks of open stages are drawn uniformly. One stage is the uniform sampler.
     """
@@ -214,7 +220,10 @@ class StageCurriculum(Uniform):
 
 
 class MixtureSampler(Uniform):
-    """Fixed shares of categories, e.g. a fifth of critique tasks among the problems (Critique-Coder, S177)."""
+    """Fixed shares of categories, e.g. a fifth of critique tasks among the problems.
+
+    Source: Critique-Coder, Ruan et al. 2025.
+    """
 
     def __init__(self, shares: Sequence[NonNegative]) -> None:
         """Validate and store the options.
@@ -245,7 +254,7 @@ class MixtureSampler(Uniform):
 
 
 class Instructions(Uniform):
-    """A population of instructions (INSPO, S118): each task is attempted with one of them.
+    """A population of instructions (INSPO, Zhou et al. 2025): each task is rolled out with one of them.
 
     An instruction is drawn with `softmax(mean reward / temperature)`, those with fewer than `trial` uses first. When
     there are more than `most`, the worst tried one is dropped. New ones come by `admit`.

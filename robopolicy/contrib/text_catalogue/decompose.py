@@ -1,8 +1,8 @@
 """Plans for a solver that executes one operation at a time: `7-2*3=` wants `2*3 7-a`.
 
-Every step takes two numbers; `a` stands for what the first step gave. The solver is not trained: it does what it is
-told, and verified is whether its last result is right. `consistency` grades the share of steps that take what there is
-to take, each number of the problem once and the result of the first.
+Every step takes two numbers; `a` is the result of the first step. The solver is not trained: it executes the plan, and
+the reward verifies its last result. `consistency` is the fraction of steps that use each number of the problem once and
+the result of the first step.
 """
 
 from __future__ import annotations

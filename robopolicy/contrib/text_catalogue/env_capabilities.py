@@ -60,7 +60,7 @@ def teach(env: TextEnv, task: Task, count: int) -> list[Trajectory]:
 
 
 def final_message(env: TextEnv, task: Task) -> Trajectory | None:
-    """The last message of the solution, said here; what came before it is no decision. None: there is none."""
+    """Append the last message of the solution, the only decisions of the trajectory; None without a solution."""
     conversation = env.start_conversation(task)
     solution = conversation.episode.demonstration()
     if not solution:
@@ -91,11 +91,11 @@ def rewrite(env: TextEnv, task: Task, how: str) -> Task:
     """Another problem with the same answer, "simpler" or "varied", under a key of its own.
 
     Raises:
-        UserError: The task cannot restate its problems.
+        UserError: The task cannot paraphrase its problems.
     """
     seed = env.task.paraphrase(int(task.payload), how)
     if seed is None:
-        raise UserError(f"Task {env.task.name} cannot restate its problems; choose another recipe or task.")
+        raise UserError(f"Task {env.task.name} cannot paraphrase its problems; choose another recipe or task.")
     return replace(task, key=seed, payload=seed, prefix=None, context=None)
 
 
@@ -106,10 +106,10 @@ def repair(env: TextEnv, trajectory: Trajectory) -> Task:
 
 
 def summarize(env: TextEnv, trajectories: Sequence[Trajectory]) -> list[tuple[Trajectory, Task]]:
-    """A note in place of the next message, which the episode does not hear; what goes on sees it in the prompt.
+    """Generate a summary instead of the next response, for the prompt of the continuation.
 
-    In the row of its window it is part of the turn before which it was written. What goes on has played the window
-    once more when it ends, so the window is not `completed` any longer.
+    In the row of its window it is part of the turn before which it was generated. The continuation has completed the
+    window again when it ends, so the window is removed from `completed`.
     """
     summed = set(map(id, trajectories))
     env.completed = [trajectory for trajectory in env.completed if id(trajectory) not in summed]

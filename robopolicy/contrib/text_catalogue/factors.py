@@ -18,7 +18,9 @@ from robopolicy.core.segments import Segments
 
 @dataclass(frozen=True)
 class LongestSuccess:
-    """`low` for groups whose longest success is no longer than failures are on average, else 1 (ADORA, S033).
+    """`low` for groups whose longest success is no longer than failures are on average, else 1.
+
+    Source: ADORA, Ren et al. 2026.
 
     Failures of `overlong` or more decisions do not count. A group without successes has `low`, one without failures 1.
     """
@@ -40,7 +42,9 @@ class LongestSuccess:
 
 @dataclass(frozen=True)
 class OutcomeEntropy:
-    """`sigmoid(sharpness (H - middle))` of the entropy H [bits] of a group's final answers (COPO, S091), or 1 minus it.
+    """`sigmoid(sharpness (H - middle))` of the entropy H [bits] of a group's final answers, or 1 minus it.
+
+    Source: COPO, Han et al. 2025.
 
     Answers are `extra["answer"]` (N,) int; equal ones are the same. `forced` gives 0 where all rewards of a group tie.
     """
@@ -66,7 +70,10 @@ class OutcomeEntropy:
 
 @dataclass(frozen=True)
 class UnitEntropy:
-    """`exp(-sharpness H)` of the mean entropy of each unit, min-max scaled over the batch; mean 1 (EMPG, S054)."""
+    """`exp(-sharpness H)` of the mean entropy of each unit, min-max scaled over the batch; mean 1.
+
+    Source: EMPG, Wang et al. 2025.
+    """
 
     sharpness: float = 1.0
 
@@ -78,7 +85,7 @@ class UnitEntropy:
 
 @dataclass(frozen=True)
 class AttentionRhythm:
-    """`1 + gain` on decisions where attention plans and on those that later ones look back to (S130).
+    """`1 + gain` on decisions where attention plans and on those that later ones look back to (Li et al. 2025).
 
     `extra["waad"]` (N, T) is the mean distance that a decision attends to, `extra["fai"]` (N, T) the attention it
     receives later; see `attention_distance` and `future_attention`. Each rule selects the top `share` of a row.
@@ -116,7 +123,7 @@ class AttentionRhythm:
 
 @dataclass(frozen=True)
 class Duration:
-    """Time that a decision took over the mean: asynchronous workers oversample fast ones (S062).
+    """Time that a decision took over the mean: asynchronous workers oversample fast ones (Yang et al. 2025).
 
     Times are `extra["duration"]` (N,) or (N, T) [s].
     """
@@ -130,7 +137,10 @@ class Duration:
 
 @dataclass(frozen=True)
 class SaturationGate:
-    """`low` in the units behind the first whose potential exceeds `limit`, 1 up to it (SPAE, S149); see `potential`."""
+    """`low` in the units behind the first whose potential exceeds `limit`, 1 up to it; see `potential`.
+
+    Source: SPAE, Wu et al. 2026.
+    """
 
     low: NonNegative = 0.5
     limit: NonNegative = 0.9
@@ -153,7 +163,7 @@ def scaled_unit_entropy(decisions: Decisions) -> Tensor:
 
 
 def potential(decisions: Decisions) -> Tensor:
-    """Progress in [-1, 1] of each decision's step `(N, T)`, from probing the answer there (SPAE, S149).
+    """Progress in [-1, 1] of each decision's step `(N, T)`, from probing the answer there (SPAE, Wu et al. 2026).
 
     `extra["probe_accuracy"]` (N, T) is exp of the mean log-probability of the true answer, `extra["probe_confidence"]`
     (N, T) is exp of minus the entropy of the answer: sure and wrong is -1, sure and right 1.
@@ -163,7 +173,7 @@ def potential(decisions: Decisions) -> Tensor:
 
 
 def attention_distance(attention: Tensor, window: int = 10) -> Tensor:
-    """Mean distance `(N, T)` that positions attend to, truncated at `window`, for attention (N, T, T) to earlier ones."""
+    """Mean attended distance `(N, T)`, clipped at `window`, of attention (N, T, T) to earlier positions."""
     places = torch.arange(attention.shape[-1], device=attention.device)
     distance = (places.unsqueeze(1) - places).clamp(0, window).to(attention.dtype)
     return (attention * distance).sum(-1)

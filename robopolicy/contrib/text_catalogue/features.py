@@ -1,11 +1,11 @@
 """Features of a causal model for single recipes.
 
-    features (N, D + 2)                of what was written: mean last hidden state, mean and largest entropy (S030)
-    prompt_features (N, D)             mean last hidden state over the first prompt (S004)
-    cluster (N,)                       which of the group's attempts have similar features (S135)
-    waad, fai (N, T)                   distance a decision attends to, and attention it receives later (S130)
-    collision, collision3 (N, T)       probability that two draws agree, and that three do (S052)
-    prompt_confidence (N,)             geometric mean probability of the prompt's least likely tokens (S158)
+    features (N, D + 2)                mean last hidden state of the response, mean and largest entropy (Choi et al. 2026)
+    prompt_features (N, D)             mean last hidden state over the first prompt (Zhang et al. 2026)
+    cluster (N,)                       cluster of trajectories of the group with similar features (Xu et al. 2025)
+    waad, fai (N, T)                   distance a decision attends to, and attention it receives later (Li et al. 2025)
+    collision, collision3 (N, T)       probability that two draws agree, and that three do (Melo et al. 2025)
+    prompt_confidence (N,)             geometric mean probability of the prompt's least likely tokens (Li et al. 2026)
 
 Attention is the mean over all heads and layers; which heads plan is not looked for.
 """
@@ -103,7 +103,7 @@ def clustered(policy: TextPolicy, rows: Decisions) -> dict[str, Tensor]:
 
 
 def k_means(points: Tensor, count: int, rounds: int = 10) -> Tensor:
-    """Numbers below `count` `(M,)` of the clusters of points `(M, D)`, begun at points far from each other."""
+    """Numbers below `count` `(M,)` of the clusters of points `(M, D)`, initialised with distant points."""
     centres = points[:1]
     while len(centres) < min(count, len(points)):
         centres = torch.cat([centres, points[torch.cdist(points, centres).amin(1).argmax()][None]])
@@ -125,7 +125,7 @@ class WrittenFeatures(FeatureExtractor):
     """`features`, for a probe of returns."""
 
     def __call__(self, policy: TextPolicy, rows: Decisions, options: Options) -> dict[str, Tensor]:
-        """See the top of this module."""
+        """See the module docstring."""
         return probe_features(policy, rows)
 
 
@@ -133,7 +133,7 @@ class PromptFeatures(FeatureExtractor):
     """`prompt_features`, for a baseline by prompt."""
 
     def __call__(self, policy: TextPolicy, rows: Decisions, options: Options) -> dict[str, Tensor]:
-        """See the top of this module."""
+        """See the module docstring."""
         return prompt_features(policy, *score_inputs(rows))
 
 
@@ -141,7 +141,7 @@ class Attention(FeatureExtractor):
     """`waad` and `fai`."""
 
     def __call__(self, policy: TextPolicy, rows: Decisions, options: Options) -> dict[str, Tensor]:
-        """See the top of this module."""
+        """See the module docstring."""
         return attention_summary(policy, *score_inputs(rows))
 
 
@@ -149,7 +149,7 @@ class TripleCollisions(FeatureExtractor):
     """`collision` and `collision3`."""
 
     def __call__(self, policy: TextPolicy, rows: Decisions, options: Options) -> dict[str, Tensor]:
-        """See the top of this module."""
+        """See the module docstring."""
         return collision_features(policy, rows, 2, 3)
 
 
@@ -157,7 +157,7 @@ class PromptConfidence(FeatureExtractor):
     """`prompt_confidence`."""
 
     def __call__(self, policy: TextPolicy, rows: Decisions, options: Options) -> dict[str, Tensor]:
-        """See the top of this module."""
+        """See the module docstring."""
         return prompt_confidence(policy, rows, options.get("share", NoveltyBonus.share))
 
 
@@ -167,5 +167,5 @@ class Clusters(FeatureExtractor):
     needs_full_batch: ClassVar[bool] = True
 
     def __call__(self, policy: TextPolicy, rows: Decisions, options: Options) -> dict[str, Tensor]:
-        """See the top of this module."""
+        """See the module docstring."""
         return clustered(policy, rows)

@@ -1,6 +1,8 @@
-"""Messages that have a form: which tokens may come next, so that nothing else can be written (ShIOEnv, S042).
+"""Constrained generation: only tokens that continue a well-formed response are allowed.
 
-grammar: true       key of `rollout` in a recipe: only messages of the task's form are written
+Source: ShIOEnv, Ragsdale and Boppana 2025.
+
+grammar: true       key of `rollout` in a recipe: only responses of the task's pattern are generated
 """
 
 from __future__ import annotations
@@ -57,22 +59,22 @@ class Grammar:
 
 @dataclass(frozen=True)
 class FormOption(ScoringOption):
-    """Nothing is written but messages of the form of the task."""
+    """Restricts responses to the pattern of the task."""
 
     needs: ClassVar[Collection[str]] = ("causal", "engine", "num_workers", "vocabulary")
 
     @classmethod
     def parse(cls, value: Any) -> Self:
-        """See the top of this module."""
+        """See the module docstring."""
         if value is not True:
             raise ValueError(f"rollout.grammar must be true, got {value!r}.")
         return cls()
 
     def configure_env(self, env: TextEnv, learner: TextRecipe) -> None:
-        """Allow what the form of the task allows."""
+        """Restrict the tokens to the pattern of the task."""
         if not env.task.response_pattern:
             raise UserError(
-                f"Recipe '{learner.config.recipe}' writes messages of a form, and task {env.task.name} has "
+                f"Recipe '{learner.config.recipe}' generates responses of a pattern, and task {env.task.name} has "
                 "none (`TextTask.response_pattern`); choose another recipe or task."
             )
         env.limits["allowed"] = Grammar(env.task.response_pattern, env.policy.tokenizer).allowed

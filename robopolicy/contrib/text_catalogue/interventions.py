@@ -1,8 +1,8 @@
 """Interventions on groups without a training signal: hints, teachers, replays, repairs, or dropping them.
 
-Rewards are the verdicts of the world, before any composition. A group that is not triggered stays untouched, as does
-every attempt that is not replaced. What is put in its place says so by its `source`, keeps the task it was played under
-(pitfall h) and the log-probabilities it was drawn with (pitfall c).
+Rewards are those of the environment, before any reward part. A group to which the intervention does not apply stays
+unchanged, as does every trajectory that is not replaced. A replacement has its own `source`, its own task and the
+log-probabilities it was sampled with.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class OnFailure(Intervention):
     """Base of the interventions on groups without any success."""
 
     def applies(self, rewards: Tensor) -> bool:
-        """All attempts failed."""
+        """All rollouts failed."""
         return failed(rewards)
 
 
@@ -52,13 +52,13 @@ class Drop(Intervention):
 
 
 class Hint(OnFailure):
-    """Resamples the whole group with a growing part of the reference solution (GHPO, S099)."""
+    """Resamples the whole group with a growing part of the reference solution (GHPO, Liu et al. 2025)."""
 
     def __init__(self, shares: Sequence[NonNegative] = (0.25, 0.5, 0.75), kind: str = "solution") -> None:
         """Validate and store the options.
 
         Args:
-            shares: Of the hint, tried in order until an attempt succeeds; the last one is kept in any case.
+            shares: Of the hint, tried in order until a rollout succeeds; the last one is always kept.
             kind: Kind of hint.
         """
         self.shares, self.kind = tuple(shares), kind
@@ -77,9 +77,11 @@ class Hint(OnFailure):
 
 
 class GradedHints(OnFailure):
-    """Replaces one failed rollout by one made with the smallest hint that solves the task (Scaf-GRPO, S063).
+    """Replaces one failed rollout by one made with the smallest hint that solves the task.
 
-    Hints grow kind by kind and level by level. The attempt is kept under its hint, or with `relabel` under the plain
+    Source: Scaf-GRPO, Zhang et al. 2025.
+
+    Hints grow by kind and level. The trajectory keeps its hint, or with `relabel` belongs to the plain
     task, scored without the hint.
     """
 
@@ -96,7 +98,7 @@ class GradedHints(OnFailure):
             kinds: Of hints, least first.
             levels: Equal shares of each kind.
             warmup: Batches before the first hint.
-            relabel: Keep the attempt as an answer to the plain task.
+            relabel: Keep the trajectory as an answer to the plain task.
         """
         self.kinds, self.levels, self.warmup, self.relabel = tuple(kinds), levels, warmup, relabel
         self.batches = 0
@@ -106,7 +108,7 @@ class GradedHints(OnFailure):
         return self.batches >= self.warmup and failed(rewards)
 
     def apply(self, group: Sequence[Trajectory], env: RolloutEnv) -> list[Trajectory]:
-        """The group with at most one attempt replaced."""
+        """The group with at most one trajectory replaced."""
         plain = group[0].task
         for kind in self.kinds:
             for level in range(1, self.levels + 1):
@@ -134,21 +136,23 @@ class GradedHints(OnFailure):
 
 
 class Teacher(OnFailure):
-    """Replaces failed rollouts by up to `count` teacher rollouts (AMPO, S119)."""
+    """Replaces failed rollouts by up to `count` teacher rollouts (AMPO, Yuan et al. 2025)."""
 
     def __init__(self, count: PositiveInt = 2) -> None:
         self.count = count
 
     def apply(self, group: Sequence[Trajectory], env: RolloutEnv) -> list[Trajectory]:
-        """The group with its first attempts replaced."""
+        """The group with its first trajectories replaced."""
         taught = require_capability(env, "teach")(group[0].task, min(self.count, len(group)))
         return [*taught, *group[len(taught) :]]
 
 
 class Demonstration(Intervention):
-    """A group with at most `gate` successes becomes demonstrations (HPT, S053): imitation where RL has no signal.
+    """A group with at most `gate` successes becomes demonstrations: imitation where RL has no signal.
 
-    A gate of -1 is RL alone, one of the size of the group imitation alone.
+    Source: HPT, Lv et al. 2025.
+
+    A gate of -1 is pure RL, a gate of the group size pure imitation.
     """
 
     def __init__(self, gate: NonNegativeInt = 0, count: PositiveInt = 1) -> None:
@@ -164,27 +168,29 @@ class Demonstration(Intervention):
 
 
 class SelfCorrect(Intervention):
-    """Replaces failed rollouts by self-corrected ones (FATE, S020; Search-R2, S181; reflection of R3, S174).
+    """Replaces failed rollouts by self-corrected ones.
+
+    Source: FATE, Yin et al. 2026; Search-R2, He et al. 2026; reflection of R3, Jiang et al. 2026.
 
     A repair takes the place of its failure where it is better in one of the `objectives` and the failure does not
-    dominate it. It keeps the task it was played under, with what went wrong in its context.
+    dominate it. It keeps its own task, with the failure in the context.
     """
 
     def __init__(self, count: PositiveInt = 1, objectives: Sequence[str] = ()) -> None:
         """Validate and store the options.
 
         Args:
-            count: Attempts per group that are repaired.
+            count: Rollouts per group that are repaired.
             objectives: Metrics, higher is better; none: the reward.
         """
         self.count, self.objectives = count, tuple(objectives)
 
     def applies(self, rewards: Tensor) -> bool:
-        """Some attempt failed."""
+        """Some rollout failed."""
         return bool((rewards <= 0.5).any())
 
     def apply(self, group: Sequence[Trajectory], env: RolloutEnv) -> list[Trajectory]:
-        """The group with improved attempts."""
+        """The group with improved trajectories."""
         places = [place for place, trajectory in enumerate(group) if not trajectory.success][: self.count]
         requests = [require_capability(env, "repair")(group[place]) for place in places]
         result = list(group)
@@ -205,15 +211,15 @@ class SelfCorrect(Intervention):
 
 
 class Replay(Intervention):
-    """Replaces one failure by a stored success of the same task (ARPO for GUIs, S005)."""
+    """Replaces one failure by a stored success of the same task (ARPO for GUIs, Lu et al. 2025)."""
 
     def __init__(self, size: PositiveInt = 8, keep: float = 0.1, spread: NonNegative = 0.05, mean: float = 0.2) -> None:
         """Validate and store the options.
 
         Args:
-            size: Stored attempts per task, first in first out.
-            keep: Reward above which an attempt is stored.
-            spread: Standard deviation of rewards below which a group is in need.
+            size: Stored trajectories per task, first in first out.
+            keep: Reward above which a trajectory is stored.
+            spread: Standard deviation of rewards below which the intervention applies.
             mean: Mean reward below which it is.
         """
         self.size, self.keep, self.spread, self.mean = size, keep, spread, mean
@@ -224,14 +230,14 @@ class Replay(Intervention):
         return float(rewards.std(unbiased=False)) < self.spread and float(rewards.mean()) < self.mean
 
     def apply(self, group: Sequence[Trajectory], env: RolloutEnv) -> list[Trajectory]:
-        """The group with the latest stored success in place of its first attempt."""
+        """The group with the latest stored success in place of its first trajectory."""
         stored = self._stored.get(group[0].task.key)
         if not stored:
             return list(group)
         return [replace(stored[-1], source=REPLAYED), *group[1:]]
 
     def observe(self, groups: Sequence[Sequence[Trajectory]]) -> None:
-        """Store what earned enough and was not replayed."""
+        """Store trajectories with a high reward that were not replayed."""
         for group in groups:
             for trajectory in group:
                 if trajectory.reward > self.keep and trajectory.source != REPLAYED:
@@ -248,7 +254,7 @@ class Replay(Intervention):
 
 
 class SampleBuffer(Intervention):
-    """Replaces groups of equal rewards by earlier informative ones (Skywork R1V2, S167).
+    """Replaces groups of equal rewards by earlier informative ones (Skywork R1V2, Wang et al. 2025).
 
     A stored group is drawn in proportion to its mean |reward - mean|, at most `age` batches old, and goes when drawn.
     """
@@ -281,7 +287,7 @@ class SampleBuffer(Intervention):
         return [replace(trajectory, source=REPLAYED) for trajectory in self._stored.pop(place)[1]]
 
     def observe(self, groups: Sequence[Sequence[Trajectory]]) -> None:
-        """Store fresh groups that teach, forget old ones."""
+        """Store new groups with different rewards, drop old ones."""
         self.batches += 1
         for group in groups:
             fresh = all(trajectory.source != REPLAYED for trajectory in group)
@@ -302,7 +308,7 @@ class SampleBuffer(Intervention):
 
 
 def dominates(gains: Sequence[float]) -> bool:
-    """Whether an attempt that is ahead by these objectives is nowhere worse and somewhere better."""
+    """Whether a trajectory with these gains is nowhere worse and somewhere better."""
     return min(gains) >= 0 and max(gains) > 0
 
 

@@ -1,7 +1,7 @@
 """A policy as a judge of answers: its probability that they are correct, for the prompt of the task.
 
-judge: policy       key of `rollout` in a recipe: who plays also judges what is said
-judge: companion    the second policy does
+judge: policy       key of `rollout` in a recipe: the trained policy judges its own responses
+judge: teacher      the teacher judges them
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ class PolicyJudge:
 class JudgeOption(ScoringOption):
     """Judge by one of the two policies."""
 
-    who: str  # policy | companion
+    who: str  # policy | teacher
 
     @classmethod
     def parse(cls, value: Any) -> Self:
-        """See the top of this module."""
+        """See the module docstring."""
         if value not in ("policy", "teacher"):
-            raise ValueError(f"rollout.judge must be policy or companion, got {value!r}.")
+            raise ValueError(f"rollout.judge must be policy or teacher, got {value!r}.")
         return cls(value)
 
     @property

@@ -17,7 +17,10 @@ from robopolicy.core.segments import Segments
 
 @dataclass(frozen=True)
 class FirstUnits:
-    """Keep the first units of trajectories: what follows a reflection or a critique is another's (S064, S145)."""
+    """Keep the first units of trajectories: what follows a reflection or a critique is another's.
+
+    Source: Yao et al. 2023, Xi et al. 2025.
+    """
 
     count: PositiveInt = 1
 
@@ -50,7 +53,7 @@ class Source:
 
 @dataclass(frozen=True)
 class ProtectedTokens:
-    """Drop decisions marked in `extra[key]`, bool (N, T), where the advantage is negative (DialTree, S120).
+    """Drop decisions marked in `extra[key]`, bool (N, T), where the advantage is negative (DialTree, Guo et al. 2025).
 
     A marker of structure (a format token, the choice of a skill) is then never unlearned for what came after it.
     """
@@ -64,7 +67,9 @@ class ProtectedTokens:
 
 @dataclass(frozen=True)
 class BlamedTurn:
-    """Of a failed trajectory keep only the unit that a judge blames (A2P, S179): `extra[key]` int (N,), -1 for all.
+    """Of a failed trajectory keep only the unit that a judge blames: `extra[key]` int (N,), -1 for all.
+
+    Source: A2P, West et al. 2025.
 
     It reads outcomes, and therefore stands before rules that drop single decisions.
     """
@@ -79,7 +84,9 @@ class BlamedTurn:
 
 @dataclass(frozen=True)
 class HighVarianceRows:
-    """Keep the share of all trajectories whose advantages vary most: some of the best, some of the worst (D3S, S012).
+    """Keep the share of all trajectories whose advantages vary most: some of the best, some of the worst.
+
+    Source: D3S, Wang et al. 2025.
 
     Each counts with the mean over its decisions. The advantages themselves stay those of the whole groups.
     """
@@ -116,7 +123,10 @@ def most_varied(values: Tensor, count: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Informative:
-    """Keep the share of decisions with the largest `|A| H`: uncertain, and with something at stake (D3S, S012)."""
+    """Keep the share of decisions with the largest `|A| H`: uncertain, and with something at stake.
+
+    Source: D3S, Wang et al. 2025.
+    """
 
     share: Fraction = 1.0
 
@@ -129,7 +139,10 @@ class Informative:
 
 @dataclass(frozen=True)
 class Uncertain:
-    """Keep decisions whose probability was below `below` when sampled: the others leave little to choose (S013)."""
+    """Keep decisions whose probability was below `below` when sampled: the others leave little to choose.
+
+    Source: Guo et al. 2025.
+    """
 
     below: PositiveFraction = 0.9
 
@@ -144,7 +157,9 @@ class Uncertain:
 
 @dataclass(frozen=True)
 class PredictedKL:
-    """Drop decisions whose own gradient step is predicted to move the policy too far or to lose (CAPO, S052).
+    """Drop decisions whose own gradient step is predicted to move the policy too far or to lose.
+
+    Source: CAPO, Melo et al. 2025.
 
     The model of the step is of second order and knows the logits alone. With d = A (onehot(a) - p), the gradient of
     A log p_a, and F = diag(p) - p p^T, a step `rate` d shifts the policy by KL = rate^2 d'Fd / 2 and changes A log p_a

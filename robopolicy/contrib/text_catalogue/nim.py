@@ -1,7 +1,7 @@
-"""Nim: three heaps, `3 0 5:`; who takes the last piece wins. `c2+` takes two of the third and says that this wins.
+"""Nim: three heaps, `3 0 5:`; taking the last piece wins. `c2+` takes two of the third heap and claims that this wins.
 
-Verified is the move: it must leave nothing to win, where that can be done, and be legal elsewhere. `legal` grades it
-alone, and `analysis` whether the sign tells the truth about the position.
+The reward verifies the move: it must leave a lost position where that is possible, and be legal elsewhere. The metric
+`legal` covers only legality, and `analysis` whether the claim about the position is right.
 """
 
 from __future__ import annotations

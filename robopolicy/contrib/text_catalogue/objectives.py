@@ -23,7 +23,7 @@ REGRESSED: dict[str, Partition] = {"unit": by_unit, "trajectory": by_trajectory}
 
 @dataclass(frozen=True)
 class PairRegression:
-    """CoPG (S061): differences of `R - beta log pi / pi_ref` within a group, squared.
+    """CoPG (Flet-Berliac et al. 2024): differences of `R - beta log pi / pi_ref` within a group, squared.
 
     At 0 the policy is `pi_ref exp(R / beta)` up to its norm, whatever drew the trajectories; for two of them this is
     IPO. On policy its gradient is that of RLOO with the penalised reward.
@@ -44,7 +44,9 @@ class PairRegression:
 
 @dataclass(frozen=True)
 class StepRegression:
-    """Direct advantage policy optimisation (S109): `(beta log pi / pi_ref - A)^2` of each unit, a step or a chunk.
+    """Direct advantage policy optimisation: `(beta log pi / pi_ref - A)^2` of each unit, a step or a chunk.
+
+    Source: Liu et al. 2024.
 
     The advantage of a unit is the mean over its decisions. At 0 the policy is `pi_ref exp(A / beta)`. With the level
     "trajectory" whole rollouts are regressed (A*-PO).
@@ -69,7 +71,7 @@ class StepRegression:
 
 @dataclass(frozen=True)
 class Discriminative:
-    """DisCO (S103): raise the scores of successes above those of failures, in groups that have both.
+    """DisCO (Li et al. 2025): raise the scores of successes above those of failures, in groups that have both.
 
     The score is the mean log-probability of a trajectory, or its mean ratio to the old policy. With a `temperature` tau
     the failures count by `tau log mean exp(score / tau)`, so that the likeliest ones matter most; without one by their
@@ -108,7 +110,7 @@ class Discriminative:
 
 @dataclass(frozen=True)
 class SetPreference:
-    """GEPO (S117): the winners of a group, all equally good, against the rest.
+    """GEPO (Wu et al. 2025): the winners of a group, all equally good, against the rest.
 
     `-log sigmoid(beta (mean r+ - mean r-)) + variance Var(r+)` with `r = log pi / pi_ref` of a trajectory; the second
     term keeps the winners alike. One winner and one loser: DPO.
@@ -133,7 +135,7 @@ class SetPreference:
 
 @dataclass(frozen=True)
 class EmbeddingTriplet:
-    """OPPO (S113): the best condition lies nearer to preferred trajectories than to others.
+    """OPPO (Kang et al. 2023): the best condition lies nearer to preferred trajectories than to others.
 
     `extra["embedding"]` (N, Z) is each trajectory's embedding, under which its log-probabilities were computed, and
     `extra["best"]` (N, Z) the learned condition of deployment, the same in all rows. Both are made anew for every
@@ -181,7 +183,9 @@ class DivergenceImitation:
 
 @dataclass(frozen=True)
 class OffPolicyRows:
-    """`-A p / (p + shape)` with the current probability p of each decision of a teacher's rows (AMPO, S119).
+    """`-A p / (p + shape)` with the current probability p of each decision of a teacher's rows.
+
+    Source: AMPO, Yuan et al. 2025.
 
     No ratio to a behaviour that is unknown, and none that is clipped: unlikely decisions learn most, likely ones hardly
     any more. The mean is over all decisions of the batch, so that beside an estimator with the weight `source_weight`
@@ -202,7 +206,9 @@ class OffPolicyRows:
 
 @dataclass(frozen=True)
 class ReplayedRows:
-    """`-A min(ratio, 1 + high)` of the rows of an earlier batch, beside the loss of the new ones (PIPO, S014).
+    """`-A min(ratio, 1 + high)` of the rows of an earlier batch, beside the loss of the new ones.
+
+    Source: PIPO, Wang et al. 2026.
 
     The ratio is bounded above alone, whatever the sign of A. Beside an estimator with the mask `source` a batch that is
     not judged, A = 0 everywhere, changes nothing.

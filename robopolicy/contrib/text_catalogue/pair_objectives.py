@@ -17,7 +17,7 @@ from robopolicy.core.segments import Segments
 
 @dataclass(frozen=True)
 class Contrastive:
-    """CPL (S090): a pair of segments by their discounted log-probabilities, which stand for advantages.
+    """CPL (Hejna et al. 2023): a pair of segments by their discounted log-probabilities, which stand for advantages.
 
     No reference: `-log sigmoid(alpha (s+ - penalty s-))` with `s = sum_t gamma^t logp_t`, t the unit. With a `penalty`
     below 1 the losing segment is not pushed out of the policy.
@@ -39,7 +39,7 @@ class Contrastive:
 
 @dataclass(frozen=True)
 class SoftPair:
-    """DNO (S106): fits the preference between two trajectories of the last policy, itself a probability.
+    """DNO (Rosset et al. 2024): fits the preference between two trajectories of the last policy, itself a probability.
 
     The value of a trajectory is how often it beats the others of its group, ties counting half; two of them are
     preferred with `q = sigmoid(difference of their values)`. Cross-entropy of q with
@@ -61,7 +61,7 @@ class SoftPair:
 
 @dataclass(frozen=True)
 class NashPair:
-    """Self-play towards the policy that none beats, near the reference (Nash-MD, Nash-MP, S115).
+    """Self-play towards the policy that none beats, near the reference (Nash-MD, Nash-MP, Tiapkin et al. 2025).
 
     `sum_t beta sg[log pi / pi_ref] logp - (P - 1/2) sum_t logp`, with P how often the trajectory beats the others of
     its group. Opponents are of the same batch; draw them from an averaged or mixed policy for the mirror-prox step.
@@ -81,7 +81,9 @@ class NashPair:
 
 @dataclass(frozen=True)
 class AnchoredPair:
-    """SePPO (S018): the loser is a sample of an earlier policy, which may be better; an anchor says which it is.
+    """SePPO: the loser is a sample of an earlier policy, which may be better; an anchor says which it is.
+
+    Source: Zhang et al. 2024.
 
     The demonstration is the preferred trajectory, the sample the other one. If the policy has moved towards the sample
     more than the reference says (its log-ratio exceeds that of the demonstration, the anchor test), the sample counts
@@ -128,7 +130,7 @@ def squared_difference(first: Tensor, second: Tensor, target: float | Tensor) ->
 
 
 def self_test_pair(passes: Tensor) -> tuple[int, int, int] | None:
-    """A preference pair from programs and tests that the policy wrote itself (DSTC, S183).
+    """A preference pair from programs and tests that the policy wrote itself (DSTC, Liu et al. 2024).
 
     Tests are believed by the programs that pass them: the chosen program passes most tests, the rejected one fewest,
     and the test is, of those that tell the two apart, the one that most programs pass.

@@ -62,7 +62,7 @@ class RidgeProbe:
 
 
 class ProbeBaseline:
-    """Subtract what a ridge probe predicts for the other rollouts of the group (POISE, S030).
+    """Subtract what a ridge probe predicts for the other rollouts of the group (POISE, Choi et al. 2026).
 
     Features are `extra["features"]` (N, D), e.g. hidden states and entropies of the actor. The baseline of a row does
     not depend on the row itself. The probe learns, after the update, the mean reward of a rollout's siblings.
@@ -97,7 +97,9 @@ class ProbeBaseline:
 
 
 class ContextBaseline:
-    """Subtract a success rate read off recent (prompt, outcome) pairs that resemble the prompt, without fitting (S004).
+    """Subtract a success rate read off recent (prompt, outcome) pairs that resemble the prompt, without fitting.
+
+    Source: Zhang et al. 2026.
 
     Prompts or start states are `extra["prompt_features"]` (N, D); the prediction weighs the last `size` outcomes by
     `exp(-distance^2 / (2 width^2))`. It is a plain stand-in for the pretrained in-context predictor of the source.

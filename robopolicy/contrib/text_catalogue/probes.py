@@ -12,12 +12,15 @@ from robopolicy.core.segments import Segments
 
 
 def coverage_shrinks(before: tuple[float, float], after: tuple[float, float], slack: float = 0.0) -> bool:
-    """Whether pass@1 rose while pass@K fell by more than `slack` (S122); each pair is (pass@1, pass@K)."""
+    """Whether pass@1 rose while pass@K fell by more than `slack`; each pair is (pass@1, pass@K).
+
+    Source: Nguyen et al. 2025.
+    """
     return after[0] > before[0] and after[1] < before[1] - slack
 
 
 def without_support(solved: Tensor, base_successes: Tensor) -> Tensor:
-    """Share of the solved prompts that the base policy never solved in its samples (S011).
+    """Share of the solved prompts that the base policy never solved in its samples (Lin and Xu 2025).
 
     Args:
         solved: (P,) bool.
@@ -27,7 +30,7 @@ def without_support(solved: Tensor, base_successes: Tensor) -> Tensor:
 
 
 def entropy_law(entropy: Tensor, reward: Tensor) -> tuple[Tensor, Tensor]:
-    """Least-squares fit of `reward = -a exp(entropy) + b` (S066) on measurements `(M,)`; a and b.
+    """Least-squares fit of `reward = -a exp(entropy) + b` (Cui et al. 2025) on measurements `(M,)`; a and b.
 
     `b - a` is the reward at which the entropy is used up.
     """
@@ -40,12 +43,14 @@ def entropy_law(entropy: Tensor, reward: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def entropy_drift(logp: Tensor, advantage: Tensor, decisions: Decisions) -> Tensor:
-    """Cov(logp, A) over the decisions: entropy falls by about the step size times it (S066)."""
+    """Cov(logp, A) over the decisions: entropy falls by about the step size times it (Cui et al. 2025)."""
     return masked_mean(covariance(logp.detach(), advantage, decisions), decisions.valid())
 
 
 def interference(before: Tensor, after: Tensor, decisions: Decisions, trained: Tensor) -> Tensor:
-    """What an update on some groups did to known answers of the others: mean change of their log-probability (S122).
+    """What an update on some groups did to known answers of the others: mean change of their log-probability.
+
+    Source: Nguyen et al. 2025.
 
     Args:
         before: (N, T) log-probabilities of the answers before the update.

@@ -41,7 +41,7 @@ class Imitation:
 class KLBarrier:
     """Keeps KL(old || new) below `limit` by the weight `max(0, slope (KL - limit))` on it, itself without gradient.
 
-    Within the limit there is no penalty and no gradient (DisCO, S103).
+    Within the limit there is no penalty and no gradient (DisCO, Li et al. 2025).
     """
 
     limit: NonNegative = 1e-4  # nats per decision

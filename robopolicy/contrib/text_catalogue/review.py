@@ -1,7 +1,7 @@
-"""Two messages about another's sum: `7+8=14?` wants `y` or `n`, then `7+8=` the right answer.
+"""Two messages about a given sum: `7+8=14?` wants `y` or `n`, then `7+8=` the right answer.
 
-Verified is the answer. Graded beside it are `verdict` (of the first message), `refined` (the reward of the second) and
-`first` (whether the other's sum was right).
+The reward verifies the answer. Metrics are `verdict` (of the first message), `refined` (the reward of the second) and
+`first` (whether the given sum was right).
 """
 
 from __future__ import annotations

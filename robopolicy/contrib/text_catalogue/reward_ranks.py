@@ -1,4 +1,4 @@
-"""Rewards that compare the attempts of a group: ranks, ranks of failures, Pareto fronts."""
+"""Rewards that compare the trajectories of a group: ranks, ranks of failures, Pareto fronts."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ from robopolicy.text.rollouts.protocols import Outcomes, Reward
 
 @dataclass(frozen=True)
 class Rank(Reward):
-    """Rank of a metric within its group, from 0 to 1; equal values share the mean of their ranks (URPO, S055).
+    """Rank of a metric within its group, from 0 to 1; equal values share the mean of their ranks.
 
-    With `where` only the attempts are ranked for which that metric is positive, e.g. those at tasks without a verifier.
+    Source: URPO, Lu et al. 2025.
+
+    With `where` only trajectories with a positive value of that metric are ranked, e.g. tasks without a verifier.
     """
 
     metric: str = "reward"
@@ -30,7 +32,9 @@ class Rank(Reward):
 
 @dataclass(frozen=True)
 class RankFailures(Reward):
-    """Failed attempts earn `share` times the rank of a metric among the failures of their group (R3, S174).
+    """Failed trajectories earn `share` times the rank of a metric among the failures of their group.
+
+    Source: R3, Jiang et al. 2026.
 
     Successes keep their reward. A share of 0 changes nothing.
     """
@@ -49,9 +53,9 @@ class RankFailures(Reward):
 
 @dataclass(frozen=True)
 class ParetoRank(Reward):
-    """Share of its group that an attempt is not dominated by (FATE, S020); one objective gives the rank.
+    """Fraction of its group that does not dominate a trajectory (FATE, Yin et al. 2026); one objective gives the rank.
 
-    An attempt is dominated by another that is nowhere worse and somewhere better; half of the equal ones count.
+    A trajectory is dominated by another that is nowhere worse and somewhere better; ties count half.
     """
 
     objectives: Sequence[str]  # metrics, higher is better
@@ -73,7 +77,7 @@ def in_groups(key: Tensor, values: Tensor, function: Callable[[Tensor], Tensor])
 
 
 def ranks(values: Tensor) -> Tensor:
-    """Ranks `(G,)` from 0 to 1 of values `(G,)`; one alone gets 0.5."""
+    """Ranks `(G,)` from 0 to 1 of values `(G,)`; a single value gets 0.5."""
     return pareto_ranks(values.unsqueeze(1))
 
 

@@ -1,6 +1,6 @@
-"""Rewards of single attempts: sums, gates, minima, chosen criteria, debates, refinements.
+"""Rewards of single trajectories: sums, gates, minima, chosen criteria, debates, refinements.
 
-Wherever a metric is named, "reward" stands for the reward composed so far.
+Wherever a metric is named, "reward" stands for the reward so far.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ class Sum(Reward):
 
 @dataclass(frozen=True)
 class Gated(Reward):
-    """Levels that count only when all before are passed (ChatShopBuddy, S041): `sum_l w_l s_l prod_{k<l} [s_k passes]`.
+    """Levels that count only when all before are passed: `sum_l w_l s_l prod_{k<l} [s_k passes]`.
+
+    Source: ChatShopBuddy, Cheng et al. 2026.
 
     Safety before success before style.
     """
@@ -54,7 +56,7 @@ class Gated(Reward):
 
 @dataclass(frozen=True)
 class Minimum(Reward):
-    """The minimum of some criteria: the choice of a perfect adversary (RLAC, S173)."""
+    """The minimum of some criteria: the choice of a perfect adversary (RLAC, Wu et al. 2025)."""
 
     criteria: Sequence[str]
 
@@ -65,7 +67,10 @@ class Minimum(Reward):
 
 @dataclass(frozen=True)
 class ChosenCriterion(Reward):
-    """The one criterion that a critic chose for each attempt (RLAC, S173), who earns the rest (`ZeroSum`)."""
+    """The one criterion that a critic chose for each trajectory; the critic earns the rest (`ZeroSum`).
+
+    Source: RLAC, Wu et al. 2025.
+    """
 
     criteria: Sequence[str]
     choice: str = "criterion"  # metric: index of the chosen criterion
@@ -78,9 +83,12 @@ class ChosenCriterion(Reward):
 
 @dataclass(frozen=True)
 class ZeroSum(Reward):
-    """Zero-sum reward of two roles: one earns the reward, the other `total` minus it (RLAC: 1; SPC, S155: 0)."""
+    """Zero-sum reward of two roles: one earns the reward, the other `total` minus it.
 
-    role: str = "role"  # metric: 0 for the player who earns the reward, 1 for its adversary
+    Source: RLAC: 1; SPC, Chen et al. 2025: 0.
+    """
+
+    role: str = "role"  # metric: 0 for the role that earns the reward, 1 for its adversary
     total: float = 1.0
 
     def __call__(self, outcomes: Outcomes) -> Tensor:
@@ -90,7 +98,10 @@ class ZeroSum(Reward):
 
 @dataclass(frozen=True)
 class Debate(Reward):
-    """`(1 - share)` of the reward and `share` of a judge's verdict on a debate about it (S141)."""
+    """`(1 - share)` of the reward and `share` of a judge's verdict on a debate about it.
+
+    Source: Sukovic and Radanovic 2024.
+    """
 
     share: Fraction = 0.5
     verdict: str = "verdict"
@@ -101,7 +112,9 @@ class Debate(Reward):
 
 
 class Refinement(Reward):
-    """Critique-RL (S145): a critique earns +-1 for its verdict, after `first` batches what the refinement earns.
+    """Critique-RL: a critique earns +-1 for its verdict, after `first` batches what the refinement earns.
+
+    Source: Xi et al. 2025.
 
     Then it is the success of the refinement plus `bonus` for a right verdict, and -1 for a wrong one whatever follows.
     """
@@ -137,7 +150,7 @@ class Refinement(Reward):
 
 
 def cosine_calls(calls: Tensor, fewest: Tensor, scale: Tensor | float) -> Tensor:
-    """Efficiency in [0, 1] of successes with `calls` tool calls where `fewest` would do (OTC, S024).
+    """Efficiency in [0, 1] of successes with `calls` tool calls where `fewest` would do (OTC, Wang et al. 2025).
 
     1 where neither needs any, `cos(m pi / (2 m + c))` where none was needed, and `sin(f pi / (2 n))` with
     `f = 2 m n / (m + n)` otherwise.

@@ -15,7 +15,9 @@ from robopolicy.text.rollouts.protocols import Outcomes, Reward
 
 
 class ToolCalls(Reward):
-    """The reward times the efficiency of its tool calls (OTC, S024): calls are compared with the fewest that did.
+    """The reward times the efficiency of its tool calls: calls are compared with the fewest that did.
+
+    Source: OTC, Wang et al. 2025.
 
     The fewest calls of a success are kept per task as a running minimum. Failures earn nothing for being short.
     """
@@ -51,10 +53,10 @@ class ToolCalls(Reward):
 
 
 class HypervolumeFactor(Reward):
-    """The reward times `0.5 + 1.5 tanh(gain)`: more where the policy has moved the Pareto front (S114).
+    """The reward times `0.5 + 1.5 tanh(gain)`: more where the policy has moved the Pareto front (Lu et al. 2025).
 
     The gain is the hypervolume that the mean metrics of the batch add to those of earlier ones, above a reference
-    point. It is one number for all attempts, so that an advantage divided by its spread does not feel it.
+    point. It is one number for all trajectories, so that an advantage divided by its standard deviation is unchanged.
     """
 
     def __init__(self, metrics: Sequence[str], reference: Sequence[float]) -> None:
@@ -97,7 +99,7 @@ class HypervolumeFactor(Reward):
 
 
 class GradientWeights(Reward):
-    """Weighted objectives whose weights follow their influence on all (S114).
+    """Weighted objectives whose weights follow their influence on all (Lu et al. 2025).
 
     `w <- softmax(log w + rate <g_i, sum_j g_j> / mu)` stays on the simplex; a rate of 0 keeps it.
     """

@@ -24,10 +24,12 @@ from robopolicy.text.task import TextTask
 
 
 class Tree(RandomStrategy):
-    """Every unit of every branch is tried `width` times (DialTree, S120), for `depth` units; then each is played out.
+    """Tree of rollouts: `width` continuations of every unit for `depth` units, then to the end.
+
+    Source: DialTree, Guo et al. 2025.
 
     Where a metric of this name is positive (off-topic, malformed, unsafe), a branch is pruned unless all would be. More
-    leaves than the budget are thinned at random, missing ones are played from the start. One branch per unit is flat.
+    leaves than the budget are thinned at random, missing ones are rolled out from the start. Width 1 is independent.
     """
 
     def __init__(
@@ -38,14 +40,14 @@ class Tree(RandomStrategy):
         Args:
             width: Continuations of each unit.
             depth: Units that branch.
-            prune: Metric of attempts that are not continued.
+            prune: Metric of rollouts that are not continued.
             seed: Of the draws.
         """
         super().__init__(seed)
         self.width, self.depth, self.prune = width, depth, prune
 
     def rollout(self, env: RolloutEnv, tasks: Sequence[Task]) -> list[Trajectory]:
-        """Task by task, a unit of all branches at a time."""
+        """Roll out each task, one unit of all branches at a time."""
         return [trajectory for task in tasks for trajectory in self._leaves(env, task)]
 
     def _is_kept(self, trajectory: Trajectory) -> bool:
@@ -72,10 +74,10 @@ class Tree(RandomStrategy):
 
 
 class ResetFromData(RandomStrategy):
-    """Attempts begin in the middle of a demonstration with probability `share` (DR-PO, S105).
+    """Rollouts start in the middle of a demonstration with probability `share` (DR-PO, Chang et al. 2024).
 
     The length of its prefix is uniform, and one per task, so that a group starts from one state. What is given is not a
-    decision of the policy. A share of 0 is flat.
+    decision of the policy. A share of 0 is independent.
     """
 
     def __init__(self, share: Fraction = 1.0, seed: Seed = 0) -> None:
@@ -83,7 +85,7 @@ class ResetFromData(RandomStrategy):
         self.share = share
 
     def rollout(self, env: RolloutEnv, tasks: Sequence[Task]) -> list[Trajectory]:
-        """Flat, from where the demonstrations lead."""
+        """Independent rollouts after the prefixes."""
         return Independent().rollout(env, [self._started(env, task) for task in tasks])
 
     def _started(self, env: RolloutEnv, task: Task) -> Task:
@@ -93,7 +95,9 @@ class ResetFromData(RandomStrategy):
 
 
 class AdaptiveHints(RandomStrategy):
-    """Half of a group is played with the beginning of a reference solution, longer where the other half fails (S164).
+    """Half of a group starts with a prefix of a reference solution, longer where the other half fails.
+
+    Source: Zhang et al. 2025.
 
     The share is `low + (high - low) (1 - p) + noise`, p the success rate of the plain half; a share of at most 0 leaves
     the task as it is. The given decisions are masked.
@@ -130,28 +134,28 @@ class AdaptiveHints(RandomStrategy):
 
 
 class Paraphrased(RolloutStrategy):
-    """Tasks restated by how they went (CLPO, S070): failed ones simpler, half-solved ones varied, plus the originals.
+    """Paraphrased tasks (CLPO, Zhang et al. 2025): failed ones simpler, half-solved ones varied, plus the originals.
 
-    The restatements have keys, and so groups, of their own and come on top of the budget. With `hard` below 0 and an
-    empty middle nothing is restated.
+    Paraphrases have their own keys and groups and are added to the budget. With `hard` below 0 and an
+    empty middle nothing is paraphrased.
     """
 
     def __init__(self, hard: Fraction = 0.3, easy: Fraction = 0.7) -> None:
         """Validate and store the options.
 
         Args:
-            hard: Success rate up to which a task is restated simpler.
-            easy: Success rate up to which it is varied.
+            hard: Success rate up to which a simpler paraphrase is used.
+            easy: Success rate up to which a varied paraphrase is used.
         """
         self.hard, self.easy = hard, easy
 
     def check(self, task: Any) -> None:
-        """Refuse a text task that cannot restate its problems."""
+        """Refuse a text task that cannot paraphrase its problems."""
         if isinstance(task, TextTask) and type(task).paraphrase is TextTask.paraphrase:
-            raise ValueError(f"task {task.name} cannot restate its problems; choose another recipe or task.")
+            raise ValueError(f"task {task.name} cannot paraphrase its problems; choose another recipe or task.")
 
     def rollout(self, env: RolloutEnv, tasks: Sequence[Task]) -> list[Trajectory]:
-        """The originals, then restatements of those that were not easy."""
+        """The originals, then paraphrases of those that were not easy."""
         trajectories = Independent().rollout(env, tasks)
         again: list[Task] = []
         for task, group in zip(tasks, group_by_task(trajectories), strict=True):
@@ -162,10 +166,10 @@ class Paraphrased(RolloutStrategy):
 
 
 class Privileged(RolloutStrategy):
-    """Rolls out part of a group with a document that the policy will not have later (TriMPI, S029).
+    """Rolls out part of a group with a document that the policy will not have later (TriMPI, Wang et al. 2025).
 
-    Its attempts join the group as answers to the plain task: scored without the document, `logp_behaviour` with it. A
-    share of 0 is flat.
+    Its trajectories join the group as answers to the plain task: scored without the document, `logp_behaviour` with it.
+    A share of 0 is independent.
     """
 
     def __init__(self, share: Fraction = 0.5, kind: str = "document") -> None:
@@ -192,13 +196,16 @@ class Privileged(RolloutStrategy):
 
 
 class PromptModes(RolloutStrategy):
-    """A fixed fraction of every group in each mode (A2FM, S046), given in the context; the reward has the costs."""
+    """A fixed fraction of every group in each mode, given in the context; the reward includes their costs.
+
+    Source: A2FM, Chen et al. 2025.
+    """
 
     def __init__(self, modes: Sequence[str]) -> None:
         self.modes = tuple(modes)
 
     def rollout(self, env: RolloutEnv, tasks: Sequence[Task]) -> list[Trajectory]:
-        """Mode after mode, over and over until the budget is spent."""
+        """Cycle through the modes until the budget is spent."""
         return env.rollout(
             [
                 replace(task, context={"kind": "mode", "text": self.modes[number % len(self.modes)]})
@@ -209,23 +216,23 @@ class PromptModes(RolloutStrategy):
 
 
 class Resample(RolloutStrategy):
-    """Resamples rollouts with low critic values (ReAd, S144) and keeps the best one.
+    """Resamples rollouts with low critic values (ReAd, Zhang et al. 2024) and keeps the best one.
 
-    The critic is a metric of the world. The cost is up to `queries` attempts for each that is returned.
+    The critic is a metric of the environment. The cost is up to `queries` rollouts per returned trajectory.
     """
 
     def __init__(self, metric: str = "advantage", threshold: float = 0.0, queries: PositiveInt = 3) -> None:
         """Validate and store the options.
 
         Args:
-            metric: What the critic says of an attempt.
-            threshold: Above it an attempt is accepted; -.inf accepts all.
-            queries: Most attempts at one place.
+            metric: Metric with the critic's value.
+            threshold: Values above it are accepted; -.inf accepts all.
+            queries: Maximum rollouts per returned trajectory.
         """
         self.metric, self.threshold, self.queries = metric, threshold, queries
 
     def rollout(self, env: RolloutEnv, tasks: Sequence[Task]) -> list[Trajectory]:
-        """As many as the budgets sum to, accepted or the best that there were."""
+        """As many as the budgets sum to, accepted or the best of the queries."""
         trajectories = env.rollout([task for task in tasks for _ in range(task.budget)])
         for _ in range(self.queries - 1):
             places = [
@@ -243,5 +250,5 @@ class Resample(RolloutStrategy):
 
 
 def side_by_side(first: Sequence[Trajectory], second: Sequence[Trajectory]) -> list[Trajectory]:
-    """Attempts of both, group by group."""
+    """Trajectories of both, by group."""
     return [trajectory for group in group_by_task([*first, *second]) for trajectory in group]

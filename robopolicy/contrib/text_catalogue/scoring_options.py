@@ -1,10 +1,11 @@
 """Scoring options of single recipes, each a key of `rollout`.
 
 score_temperatures: {KEY: FACTOR}   extra[KEY] (N, T): log-probabilities at FACTOR times the temperature of the row
-reference: average                   the reference is the mean of the weights of the start and of the companion
-layer: {number: K, updates: U}      the first U updates learn what the output layer reads off hidden layer K
-support: {top_p: P, refresh: U}     only what a copy of the policy, renewed every U updates, finds likely is chosen
-segments: {every: K, below: P}      a message is cut behind every K-th token less likely than P; units are such segments
+reference: average                  the reference has the average weights of the initial policy and the teacher
+layer: {number: K, updates: U}      the first U updates train the distribution that the output layer reads at layer K
+support: {top_p: P, refresh: U}     sampling is restricted to the top-p tokens of a copy of the policy, updated every U
+                                    updates
+segments: {every: K, below: P}      split messages after every K-th token less likely than P; units are such segments
 """
 
 from __future__ import annotations
@@ -42,13 +43,13 @@ def entries(key: str, value: Any, hints: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class TemperatureScores(ScoringOption):
-    """Scores of the responses at other temperatures (S007)."""
+    """Scores of the responses at other temperatures (Li et al. 2026)."""
 
     factors: Mapping[str, float]  # of the temperature of each row, by key of `extra`
 
     @classmethod
     def parse(cls, value: Any) -> Self:
-        """See the top of this module."""
+        """See the module docstring."""
         return cls(validate_option("rollout.score_temperatures", Mapping[str, Positive], value))
 
     def add_scores(self, rows: Decisions, learner: TextRecipe) -> Decisions:
@@ -63,13 +64,13 @@ class TemperatureScores(ScoringOption):
 
 @dataclass(frozen=True)
 class AveragedReference(ScoringOption):
-    """A reference that averages the initial policy and the companion (SALSA, S104)."""
+    """A reference that averages the initial policy and the teacher (SALSA, Chegini et al. 2024)."""
 
     needs: ClassVar[Collection[str]] = ("teacher",)
 
     @classmethod
     def parse(cls, value: Any) -> Self:
-        """See the top of this module."""
+        """See the module docstring."""
         if value != "average":
             raise ValueError(f"rollout.reference must be average, got {value!r}.")
         return cls()
@@ -86,7 +87,7 @@ class AveragedReference(ScoringOption):
 
 @dataclass(frozen=True)
 class HiddenLayer(ScoringOption):
-    """Trains a hidden layer first, then the policy (BuPO, S036)."""
+    """Trains a hidden layer first, then the policy (BuPO, Tan et al. 2025)."""
 
     number: int  # of the hidden layer
     updates: int  # of the recipe, which learn it
@@ -94,7 +95,7 @@ class HiddenLayer(ScoringOption):
 
     @classmethod
     def parse(cls, value: Any) -> Self:
-        """See the top of this module."""
+        """See the module docstring."""
         return cls(**entries("layer", value, {"number": NonNegativeInt, "updates": NonNegativeInt}))
 
     def score_settings(self, update: int) -> dict[str, Any]:
@@ -103,7 +104,7 @@ class HiddenLayer(ScoringOption):
 
 
 class TopPSupport(ScoringOption):
-    """Restricts sampling to likely tokens of a copy of the policy (NLPO, S083)."""
+    """Restricts sampling to likely tokens of a copy of the policy (NLPO, Ramamurthy et al. 2022)."""
 
     needs = ("causal", "engine", "num_workers", "vocabulary")
 
@@ -119,7 +120,7 @@ class TopPSupport(ScoringOption):
 
     @classmethod
     def parse(cls, value: Any) -> Self:
-        """See the top of this module."""
+        """See the module docstring."""
         return cls(**entries("support", value, {"top_p": PositiveFraction, "refresh": PositiveInt}))
 
     def setup(self, learner: TextRecipe) -> None:
@@ -127,11 +128,11 @@ class TopPSupport(ScoringOption):
         self.guide = frozen_copy(learner.policy)
 
     def configure_env(self, env: TextEnv, learner: TextRecipe) -> None:
-        """Write only what the copy finds likely."""
+        """Restrict sampling to the top-p tokens of the copy."""
         env.limits |= {"guide": self.guide, "top_p": self.top_p}
 
     def after_update(self, learner: TextRecipe) -> None:
-        """Update the copy, at its interval and after imitation."""
+        """Update the copy, at its interval and after supervised fine-tuning."""
         assert self.guide is not None
         if learner.updates == learner.config.sft_updates or learner.updates % self.refresh == 0:
             self.guide.load_state_dict(learner.policy.state_dict())
@@ -143,7 +144,7 @@ class TopPSupport(ScoringOption):
 
 @dataclass(frozen=True)
 class SegmentValueOption(ScoringOption):
-    """Splits messages where the policy is uncertain, with values at the splits (S013)."""
+    """Splits messages where the policy is uncertain, with values at the splits (Guo et al. 2025)."""
 
     every: int
     below: float
@@ -151,9 +152,9 @@ class SegmentValueOption(ScoringOption):
 
     @classmethod
     def parse(cls, value: Any) -> Self:
-        """See the top of this module."""
+        """See the module docstring."""
         return cls(**entries("segments", value, {"every": PositiveInt, "below": PositiveFraction}))
 
     def annotators(self) -> Mapping[str, RolloutAnnotator]:
-        """Values at the cuts."""
+        """Values at the splits."""
         return {"segments": SegmentValue(self.every, self.below)}

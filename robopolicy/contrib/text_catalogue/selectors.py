@@ -17,7 +17,9 @@ from robopolicy.core.segments import Segments
 def positive(
     decisions: Decisions, generator: torch.Generator | None, *, key: str = "mean_ref", share: Fraction = 1.0
 ) -> Tensor:
-    """Trajectories better than the reference policy does on average, those by most more often (A-LoL, S182).
+    """Trajectories better than the reference policy does on average, those by most more often.
+
+    Source: A-LoL, Baheti et al. 2023.
 
     `extra[key]` (N,) is the mean outcome of the reference policy. Of the trajectories above it a `share` is drawn with
     a probability in proportion to the advantage, none twice; 1 takes all.
@@ -35,13 +37,16 @@ def positive(
 def unlikely(
     decisions: Decisions, generator: torch.Generator | None, *, key: str = "likelihood", below: float = 1.0
 ) -> Tensor:
-    """Groups whose known answer the base policy finds unlikely, `extra[key]` (N,) in [0, 1] (SELF, S122)."""
+    """Groups whose known answer the base policy finds unlikely, `extra[key]` (N,) in [0, 1].
+
+    Source: SELF, Nguyen et al. 2025.
+    """
     return torch.nonzero(decisions.require_extra(key) <= below).squeeze(1)
 
 
 @dataclass(frozen=True)
 class Diverse:
-    """Of every group the trajectories that differ most from each other (DED, S121).
+    """Of every group the trajectories that differ most from each other (DED, Wu et al. 2025).
 
     They differ by the share of their pairs of neighbouring decisions, `extra["chosen"]` (N, T) int, that only one of
     them has. The first one is taken, then always the one that is farthest from all that were.
@@ -85,7 +90,9 @@ def _distance(one: set[tuple[int, int]], other: set[tuple[int, int]]) -> float:
 
 @dataclass(frozen=True)
 class Extremes:
-    """Best and worst trajectory of every group, for a reward model that is trusted at its extremes (PF-PPO, S128).
+    """Best and worst trajectory of every group, for a reward model that is trusted at its extremes.
+
+    Source: PF-PPO, Shen and Zhang 2024.
 
     `rest` of the others, drawn at random, come along; with all of them it is no filter.
     """
@@ -106,7 +113,7 @@ class Extremes:
 
 @dataclass(frozen=True)
 class Contrast:
-    """Of every group the best and the worst trajectories, `keep` in all (trajectory selection, S041).
+    """Of every group the best and the worst trajectories, `keep` in all (trajectory selection, Cheng et al. 2026).
 
     Among equal outcomes, shorter trajectories count as better.
     """
@@ -128,7 +135,7 @@ class Contrast:
 
 @dataclass(frozen=True)
 class DemonstrationSwitch:
-    """Per group either the policy's own rows or its demonstrations (HPT, S053).
+    """Per group either the policy's own rows or its demonstrations (HPT, Lv et al. 2025).
 
     Groups with at most `gate` successes among their own trajectories keep only the rows of source 1, where they have
     any; all others only those of source 0. With a negative gate nothing is imitated.

@@ -1,4 +1,4 @@
-"""Standardisation over all visits of a prompt or start state (SAS of DCPO, S089)."""
+"""Standardisation over all visits of a prompt or start state (SAS of DCPO, Yang et al. 2025)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A surrogate that keeps the gradient of clipped decisions (S086)."""
+"""A surrogate that keeps the gradient of clipped decisions (Su et al. 2025)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def gradient_preserving(
     high_gain: NonNegative = 1.0,
     cap: Positive = 3.0,
 ) -> SurrogateOut:
-    """Value of the dual clip, but clipped decisions keep the gradient they had at the bound (GPPO, S086).
+    """Value of the dual clip, but clipped decisions keep the gradient they had at the bound (GPPO, Su et al. 2025).
 
     `low_gain` and `high_gain` scale what is left of it beyond the lower and the upper bound; 0 and 0 is the dual clip.
     """

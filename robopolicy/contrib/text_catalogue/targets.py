@@ -1,4 +1,7 @@
-"""Advantages towards a target distribution: the tempered policy (S007), a reward-tilted reference (S077)."""
+"""Advantages towards a target distribution: the tempered policy, a reward-tilted reference (Go et al. 2023).
+
+Source: Li et al. 2026.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,9 @@ from robopolicy.core.ratios import log_ratio
 
 @dataclass(frozen=True)
 class TemperedTarget:
-    """Pull successes towards the policy at another temperature, to hold the entropy (distribution-centric DCPO, S007).
+    """Pull successes towards the policy at another temperature, to hold the entropy.
+
+    Source: distribution-centric DCPO, Li et al. 2026.
 
     `(1 - a) A + a 1[R > above] w`, where w is the probability of a decision at the other temperature over that at 1:
     `extra["logp_warm"]` (N, T) above 1 while the mean entropy is at most `entropy`, else `extra["logp_cool"]`. With
@@ -78,7 +83,7 @@ DIVERGENCES: dict[str, Callable[[Tensor], Tensor]] = {
 
 @dataclass(frozen=True)
 class TargetDivergence:
-    """Turns outcomes R into `-f'(pi / p)`, whose policy gradient lowers an f-divergence to p (f-DPG, S077).
+    """Turns outcomes R into `-f'(pi / p)`, whose policy gradient lowers an f-divergence to p (f-DPG, Go et al. 2023).
 
     The target is `p = pi_ref exp(R / beta) / Z`, with Z estimated from the trajectories of the group. Put a baseline
     after it. With the reverse KL that is the gradient of the reward minus beta times the KL, divided by beta.

@@ -14,7 +14,7 @@ from robopolicy.core.decisions import Decisions
 
 @dataclass(frozen=True)
 class EntropyGate:
-    """Factor `1 + beta h` with the relative entropy h of a decision (HAPO, S025).
+    """Factor `1 + beta h` with the relative entropy h of a decision (HAPO, Liu et al. 2025).
 
     Uncertain decisions gain weight only once their ratio has left the inner half of the bounds, certain ones lose it
     only within. The clipped surrogates grow in proportion to the advantage, so the factor may stand outside of them.

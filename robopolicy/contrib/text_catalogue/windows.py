@@ -16,26 +16,29 @@ from robopolicy.text.rollouts.trajectories import concat_rows
 
 
 class Segments(RolloutStrategy):
-    """Long attempts in context windows (SUPO, S057): at the limit the policy writes a summary and continues from it.
+    """Long rollouts in context windows: at the limit the policy writes a summary and continues from it.
 
-    Each window is a row of the attempt, and all share its advantage. What is unfinished after the last window is
-    masked: it enters neither loss nor statistics.
+    Source: SUPO, Lu et al. 2025.
+
+    Each window is a row of the trajectory, and all share its advantage. Trajectories unfinished after the last window
+    are
+    masked: they enter neither loss nor statistics.
     """
 
     def __init__(self, units: PositiveInt, summaries: NonNegativeInt = 2) -> None:
         """Validate and store the options.
 
         Args:
-            units: Of one window, behind which the policy sums up if it has not finished.
+            units: Of one window, after which an unfinished policy writes a summary.
             summaries: Windows after the first.
         """
         self.units, self.summaries = units, summaries
 
     def check(self, task: Any) -> None:
-        """Refuse a task whose attempts end within the first window."""
+        """Refuse a task whose episodes end within the first window."""
         if self.units >= task.max_turns:
             raise ValueError(
-                f"it sums up after {self.units} turns, and {task.name} has only {task.max_turns}; "
+                f"it writes a summary after {self.units} turns, and {task.name} has only {task.max_turns}; "
                 "choose another recipe or task."
             )
 
@@ -61,9 +64,9 @@ class Segments(RolloutStrategy):
 
 
 class PerTurn(RolloutStrategy):
-    """Every unit becomes a row (AgentFlow, S059), each with the reward of the whole.
+    """Every unit becomes a row (AgentFlow, Li et al. 2025), each with the reward of the whole.
 
-    Statistics over rows then count long attempts more often: pitfall (a), wanted by this method.
+    Statistics over rows then count long trajectories more often, which this method intends.
     """
 
     def __init__(self, inner: RolloutStrategy | None = None) -> None:
@@ -76,10 +79,10 @@ class PerTurn(RolloutStrategy):
 
 
 class PartialRollout(RolloutStrategy):
-    """Rollouts over several batches (T-PPO, S000): at the end of a window unfinished ones are trained on.
+    """Rollouts over several batches (T-PPO, Fan et al. 2025): at the end of a window unfinished ones are trained on.
 
-    Unfinished ones go on in the next batch, in the place of fresh ones, and mark what was learned from before in
-    `extra["seen"]` bool (n, T). For methods that value decisions, as there are no whole groups, and for one player.
+    Unfinished ones continue in the next batch in place of new ones, and mark decisions of earlier updates in
+    `extra["seen"]` bool (n, T). For methods with a critic, as there are no whole groups, and for a single worker.
     """
 
     def __init__(self, units: PositiveInt) -> None:
@@ -87,7 +90,7 @@ class PartialRollout(RolloutStrategy):
         self._open: list[tuple[Task, int]] = []  # unfinished rollouts and their number of units
 
     def rollout(self, env: RolloutEnv, tasks: Sequence[Task]) -> list[Trajectory]:
-        """As many attempts as the budgets sum to."""
+        """As many trajectories as the budgets sum to."""
         fresh = [(task, 0) for task in tasks for _ in range(task.budget)]
         requests = [*self._open, *fresh][: len(fresh)]
         waiting = self._open[len(fresh) :]
@@ -124,7 +127,7 @@ def rows_of_units(decisions: Decisions) -> Decisions:
 
 
 def without_decisions(trajectory: Trajectory) -> Trajectory:
-    """The attempt with everything masked."""
+    """The trajectory with everything masked."""
     mask = torch.zeros_like(trajectory.decisions.logp_old, dtype=torch.bool)
     return replace(trajectory, decisions=trajectory.decisions.with_fields(mask=mask))
 

@@ -68,7 +68,7 @@ class DiffusionTextPolicy(TextPolicy):
 
     @property
     def env_class(self) -> type[DiffusionTextEnv]:
-        """The world that can fill gaps."""
+        """Environment that can fill gaps."""
         from robopolicy.contrib.text_diffusion.text_env import DiffusionTextEnv  # which imports this module
 
         return DiffusionTextEnv
@@ -175,7 +175,7 @@ class DiffusionTextPolicy(TextPolicy):
         Args:
             tokens: (N, L) int64 conversations, any number behind their end.
             start: (N,) int64 place of the first column of `order`.
-            mask: (N, T), or (N, M) with `masked`, bool, which decisions are asked for.
+            mask: (N, T), or (N, M) with `masked`, bool, requested decisions.
             temperature: (N,) the tokens were drawn with.
             order: (N, T) int64, see above.
             masked: (N, M, T) bool, what each sample of the bound masks; None: the chain.
@@ -333,7 +333,7 @@ class DiffusionTextPolicy(TextPolicy):
         view: Tensor,
         column: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        """Scores `(M,)` of tokens at `column` of `view`: V rows `owner`, `hidden` (V, T) masked, truncated after `inside`."""
+        """Scores `(M,)` of tokens at `column` of `view`: V rows `owner`, `hidden` (V, T) masked, after `inside`."""
         columns = torch.arange(hidden.shape[1], device=tokens.device)
         end = start[owner] + 1 + torch.where(inside, columns, 0).amax(1)
         seen = tokens[owner]  # a copy

@@ -18,7 +18,10 @@ from robopolicy.text.rollouts.protocols import HINTED, Intervention, RolloutEnv,
 
 @dataclass(frozen=True)
 class UncertainPrefix:
-    """Of decisions that were given, `extra[key]` bool (N, T), keep the share with the highest entropy (IGPO, S100)."""
+    """Of decisions that were given, `extra[key]` bool (N, T), keep the share with the highest entropy.
+
+    Source: IGPO, Zhao et al. 2025.
+    """
 
     key: str
     share: Fraction = 0.2
@@ -30,7 +33,9 @@ class UncertainPrefix:
 
 
 def linear_bound(log_ratio: Tensor, advantage: Tensor, low: Bound, high: Bound) -> SurrogateOut:
-    """Lower bound of the importance-weighted objective for log-ratios that are averages of samples (BGPO, S015).
+    """Lower bound of the importance-weighted objective for log-ratios that are averages of samples.
+
+    Source: BGPO, Lin et al. 2025.
 
     For policies whose log-likelihood is an expectation (diffusion losses): columns are samples of it, at noise and time
     shared by both policies, and `sequence_mean` aggregates. By Jensen `exp(mean)` lies above `1 + mean`, which bounds
@@ -42,7 +47,9 @@ def linear_bound(log_ratio: Tensor, advantage: Tensor, low: Bound, high: Bound) 
 
 
 class Inpaint(Intervention):
-    """Gaps between given pieces of a demonstration are filled, and what succeeds replaces failures (IGPO, S100).
+    """Gaps between given pieces of a demonstration are filled, and what succeeds replaces failures.
+
+    Source: IGPO, Zhao et al. 2025.
 
     Only masked-diffusion texts and denoised chunks can be filled so.
     """
@@ -60,11 +67,11 @@ class Inpaint(Intervention):
         self._generator = torch.Generator().manual_seed(seed)
 
     def applies(self, rewards: Tensor) -> bool:
-        """All attempts failed."""
+        """All rollouts failed."""
         return bool((rewards <= 0.5).all())
 
     def apply(self, group: Sequence[Trajectory], env: RolloutEnv) -> list[Trajectory]:
-        """The group with verified completions in place of its first attempts."""
+        """The group with verified completions in place of its first trajectories."""
         shares = torch.rand(min(self.count, len(group)), generator=self._generator)
         shares = self.low + (self.high - self.low) * shares
         requests = [require_capability(env, "inpaint")(group[0].task, share) for share in shares.tolist()]

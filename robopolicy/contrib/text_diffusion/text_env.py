@@ -1,4 +1,4 @@
-"""The world of a text policy that writes by masked diffusion, and can fill gaps."""
+"""Environment of a text policy with masked diffusion, which can fill gaps."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from robopolicy.text.generation import Generation
 from robopolicy.text.rollouts.protocols import Task, Trajectory
 from robopolicy.text.text_env import TextEnv, score
 
-PIECES = 4  # into which a message is cut before some of it is given
+PIECES = 4  # number of pieces of a message, of which some are given
 
 
 class DiffusionTextEnv(TextEnv):
-    """Plays a text task with masked diffusion; what was written around given pieces answers the plain task."""
+    """Text environment with masked diffusion; completions around given pieces answer the plain task."""
 
     policy: DiffusionTextPolicy
 
@@ -48,7 +48,7 @@ class DiffusionTextEnv(TextEnv):
 
     @torch.no_grad()
     def _with_injected(self, trajectory: Trajectory) -> Trajectory:
-        """The attempt; what was given counts as written in a random order, and `extra["injected"]` tells it apart."""
+        """The trajectory; given tokens count as generated in a random order and are marked in `extra["injected"]`."""
         old = trajectory.decisions
         order, first = old.extra["order"].clone(), old.valid() & (old.require("unit") == 0)
         injected = old.valid() & (order == 0)

@@ -1,8 +1,8 @@
-"""P17, asynchronous play: how old weights may be, and the stream between those who play and the one who learns.
+"""Asynchronous rollouts: a bound on the age of weights, and the queue between rollout workers and the learner.
 
-A group counts as in flight from the moment it is begun until it has been learned from. At most `(s + 1) batch` groups
-are, so nothing older than s updates is learned from as long as groups arrive in order; what comes too late is left
-out. With s = 0 no group is begun before the update it belongs to: the synchronous loop.
+A group is in flight from its reservation until the learner has used it. At most `(s + 1) batch` groups are in flight,
+so no group is older than s updates as long as groups arrive in order; older groups are dropped. With s = 0 no group
+starts before the update that it belongs to: the synchronous loop.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Group = list[Trajectory]
 
 
 class BoundedStaleness(Staleness):
-    """At most `limit` updates old (AsyncFlow, S074); 0 is synchronous."""
+    """At most `limit` updates old (AsyncFlow, Han et al. 2025); 0 is synchronous."""
 
     def __init__(self, limit: NonNegativeInt = 1) -> None:
         self.limit = limit
@@ -44,35 +44,35 @@ STALENESS: Registry[type[Staleness]] = Registry(
 
 @dataclass(frozen=True)
 class VersionedWeights:
-    """Leave to play some groups with these weights."""
+    """Weights for the next groups, with their version."""
 
     version: int
     weights: Any
 
 
 class RolloutQueue:
-    """First in, first out between threads; the learner publishes weights, the players take them with their tickets."""
+    """FIFO queue between threads: the learner publishes weights, the workers load them and put groups."""
 
     def __init__(self, staleness: Staleness, batch: int, weights: Any = None) -> None:
-        """Open the stream at version 0.
+        """Create the queue at version 0.
 
         Args:
             staleness: Bound on the age of weights.
             batch: Groups per update.
-            weights: What players load, e.g. a state dict; never changed in place.
+            weights: Weights that workers load, e.g. a state dict; never changed in place.
         """
         self.staleness, self.batch = staleness, batch
         self.version, self.weights = 0, weights
-        self.stale = 0  # groups left out so far because they came too late
+        self.stale = 0  # groups dropped so far because they were too old
         self._waiting: deque[Group] = deque()
-        self._in_flight = 0  # begun and not yet learned from
-        self._taken = 0  # of these, with the learner
+        self._in_flight = 0  # started and not yet used by the learner
+        self._taken = 0  # of these, taken by the learner
         self._closed = False
         self._error: BaseException | None = None
         self._changed = threading.Condition()
 
     def reserve(self, count: int) -> VersionedWeights | None:
-        """Wait for room for `count` groups; None once the stream is closed."""
+        """Wait for room for `count` groups; None once the queue is closed."""
         with self._changed:
             most = self.staleness.in_flight(self.batch)
             self._changed.wait_for(lambda: self._closed or self._in_flight + count <= most)
@@ -82,7 +82,7 @@ class RolloutQueue:
             return VersionedWeights(self.version, self.weights)
 
     def put(self, groups: Sequence[Group], reserved: VersionedWeights, count: int) -> None:
-        """Hand over what was played under a ticket for `count` groups; some may have been dropped."""
+        """Add the groups of a reservation of `count`; some may have been dropped."""
         tagged = [[replace(trajectory, version=reserved.version) for trajectory in group] for group in groups]
         with self._changed:
             self._in_flight -= count - len(groups)
@@ -93,16 +93,16 @@ class RolloutQueue:
         """Wait for `count` groups that are recent enough.
 
         Raises:
-            RuntimeError: A player has failed, or the stream was closed.
+            RuntimeError: A worker has failed, or the queue was closed.
         """
         groups: list[Group] = []
         with self._changed:
             while len(groups) < count:
                 self._changed.wait_for(lambda: bool(self._waiting) or self._closed)
                 if self._error is not None:
-                    raise RuntimeError("A player has failed.") from self._error
+                    raise RuntimeError("A rollout worker has failed.") from self._error
                 if not self._waiting:
-                    raise RuntimeError("The stream is closed.")
+                    raise RuntimeError("The queue is closed.")
                 group = self._waiting.popleft()
                 if self.staleness.admit(min(trajectory.version for trajectory in group), self.version):
                     groups.append(group)
@@ -114,26 +114,26 @@ class RolloutQueue:
         return groups
 
     def publish(self, weights: Any) -> None:
-        """Publish the weights after an update; what was taken for it is no longer in flight."""
+        """Publish the weights after an update; the groups of that update are no longer in flight."""
         with self._changed:
             self.version, self.weights = self.version + 1, weights
             self._in_flight, self._taken = self._in_flight - self._taken, 0
             self._changed.notify_all()
 
     def close(self, error: BaseException | None = None) -> None:
-        """Let everybody go; with an error, `take` raises it."""
+        """Release all waiting threads; with an error, `get` raises it."""
         with self._changed:
             self._closed, self._error = True, self._error or error
             self._changed.notify_all()
 
     def state_dict(self) -> dict[str, Any]:
-        """Version and the groups that wait; those that are being played are played again."""
+        """Version and waiting groups; unfinished groups are rolled out again."""
         with self._changed:
             waiting = [[to_dict(trajectory) for trajectory in group] for group in self._waiting]
             return {"version": self.version, "waiting": waiting, "stale": self.stale}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore `state_dict`, before anybody plays."""
+        """Restore `state_dict`, before the workers start."""
         with self._changed:
             self.version, self.stale = int(state["version"]), int(state["stale"])
             self._waiting = deque([from_dict(item) for item in group] for group in state["waiting"])
@@ -141,11 +141,11 @@ class RolloutQueue:
 
 
 RolloutFn = Callable[[int, RolloutEnv], list[Group]]
-"""`(groups, env) -> groups`, e.g. `Collector.rollout`."""
+"""`(count, env) -> groups`, e.g. `Collector.collect_groups`."""
 
 
 class RolloutWorkers:
-    """Threads that play into a stream, each in a world of its own with a copy of the policy."""
+    """Threads that fill a queue, each with its own environment and copy of the policy."""
 
     def __init__(
         self,
@@ -154,13 +154,13 @@ class RolloutWorkers:
         envs: Sequence[tuple[RolloutEnv, Callable[[Any], Any]]],
         chunk: int = 1,
     ):
-        """Start them.
+        """Start the threads.
 
         Args:
-            stream: Where groups go.
-            play: Plays groups in a world; called from several threads.
-            worlds: A world for every thread, and what loads weights into its policy.
-            chunk: Groups played at once.
+            queue: Queue for the groups.
+            rollout: Collects groups in an environment; called from several threads.
+            envs: Environment of every thread, and a function that loads weights into its policy.
+            chunk: Groups per call.
         """
         self._queue, self._rollout, self._chunk = queue, rollout, chunk
         self._threads = [threading.Thread(target=self._work, args=pair, daemon=True) for pair in envs]
@@ -175,11 +175,11 @@ class RolloutWorkers:
                     load(reserved.weights)
                     version = reserved.version
                 self._queue.put(self._rollout(self._chunk, env), reserved, self._chunk)
-        except BaseException as error:  # the learner waits for groups, and must hear of it
+        except BaseException as error:  # the learner waits for groups and raises it
             self._queue.close(error)
 
     def stop(self) -> None:
-        """Close the stream and wait for the threads."""
+        """Close the queue and wait for the threads."""
         self._queue.close()
         for thread in self._threads:
             thread.join()

@@ -1,4 +1,4 @@
-"""The sampling side of a recipe as one object: it plays groups, and tells its parts how that went."""
+"""Collector of rollouts: samples tasks, rolls them out, computes rewards and reports the results to its parts."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from robopolicy.text.rollouts.trajectories import from_dict, group_by_task, to_d
 
 
 class RewardChain(Reward):
-    """Rewards from left to right, starting with the verdict of the world."""
+    """Rewards from left to right, starting with the reward of the environment."""
 
     def __init__(self, parts: Sequence[Reward]) -> None:
         self.parts = list(parts)
@@ -49,7 +49,7 @@ class RewardChain(Reward):
         return outcomes.reward
 
     def set_influence(self, influence: Tensor) -> None:
-        """Tell every part about its objectives."""
+        """Pass the influence of its objectives to every part."""
         counts = [len(part.objectives) for part in self.parts]
         for part, own in zip(self.parts, influence.split(counts), strict=True):
             part.set_influence(own)
@@ -65,7 +65,7 @@ class RewardChain(Reward):
 
 
 def collect_outcomes(trajectories: Sequence[Trajectory]) -> Outcomes:
-    """Keys, verdicts and metrics of attempts; only metrics that all of them have."""
+    """Keys, rewards and metrics of trajectories; only metrics that all of them have."""
     names = set.intersection(*(set(trajectory.metrics) for trajectory in trajectories)) if trajectories else set()
 
     def column(values: list[float]) -> Tensor:
@@ -96,35 +96,35 @@ NESTED.update(inner="strategy")
 
 
 DEFAULTS: dict[str, Any] = {
-    "reward": [],  # composition of rewards, left to right; none: the verdict of the world
-    "sampler": {"name": "uniform"},  # which tasks come next
-    "strategy": {"name": "independent"},  # how the attempts at a task hang together
-    "intervention": [],  # what is done about groups that teach nothing, in order
-    "temperature": 1.0,  # of the policy while it plays
-    "max_resample_rounds": 0,  # times that dropped groups are replaced by playing others
-    "replay_last_batch": False,  # the last batch is learned from once more, as `REPLAYED` rows with the rewards they had
-    "staleness": {"name": "bounded", "limit": 0},  # how old weights may be, where play and learning overlap
+    "reward": [],  # chain of rewards, left to right; empty: the reward of the environment
+    "sampler": {"name": "uniform"},  # choice of the next tasks
+    "strategy": {"name": "independent"},  # how the rollouts of a task depend on each other
+    "intervention": [],  # what replaces groups without a learning signal, in order
+    "temperature": 1.0,  # sampling temperature
+    "max_resample_rounds": 0,  # rounds of new groups that replace dropped ones
+    "replay_last_batch": False,  # train on the last batch once more, as `REPLAYED` rows with their old rewards
+    "staleness": {"name": "bounded", "limit": 0},  # maximum age of weights of asynchronous rollouts
 }
-"""The keys of `rollout` in a recipe and what they are where it is silent."""
+"""The keys of `rollout` in a recipe and their defaults."""
 
 SCALAR_OPTIONS = {"temperature": Positive, "max_resample_rounds": NonNegativeInt, "replay_last_batch": bool}
-"""Keys of `rollout` that hold no parts, and their types."""
+"""Keys of `rollout` without parts, and their types."""
 
 OBJECTIVES = "objectives"
-"""Key of `Decisions.extra` with what each row is worth (N, O) by every objective that the rewards name."""
+"""Key of `Decisions.extra` with the value of each row (N, O) by every objective that the rewards name."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """What is learned from next."""
+    """The next training batch."""
 
-    trajectories: list[Trajectory]  # with their composed rewards
+    trajectories: list[Trajectory]  # with their final rewards
     decisions: Decisions  # their rows
-    invalid: list[int]  # keys of attempts whose reward was no number; they are left out
+    invalid: list[int]  # keys of trajectories with an invalid reward, which are left out
 
 
 class Collector:
-    """Samples, plays, rewards and intervenes as the `rollout` section of a recipe says."""
+    """Samples tasks, rolls them out, computes rewards and intervenes as the `rollout` section of a recipe says."""
 
     def __init__(
         self,
@@ -140,11 +140,11 @@ class Collector:
 
         Args:
             plain: Keys of `DEFAULTS`.
-            pool: What may be attempted; budgets and temperatures are set here.
-            world: Where.
-            group_size: Attempts per task.
+            pool: Tasks to sample from; budgets and temperatures are set here.
+            env: Environment.
+            group_size: Rollouts per task.
             seed: Of the sampler.
-            others: Further keys of `plain`, which the learner reads.
+            extra_keys: Further keys of `plain`, which the learner reads.
 
         Raises:
             ValueError: A key, name or option is unknown or does not fit; one line.
@@ -166,16 +166,18 @@ class Collector:
         self.staleness: Staleness = build("staleness", settings["staleness"])
         self.replay_last_batch, self._last = bool(settings["replay_last_batch"]), list[Trajectory]()
         if self.replay_last_batch and self.reward.objectives:
-            raise ValueError("Rewards that follow gradients cannot judge the last batch again; leave one of them out.")
+            raise ValueError(
+                "Rewards with objectives cannot be combined with replay_last_batch; leave one of them out."
+            )
         temperature = float(settings["temperature"])
         tasks = [replace(task, budget=group_size, temperature=temperature) for task in pool.tasks]
         self.sampler.setup(replace(pool, tasks=tasks), seed)
-        self._task_rewards: list[tuple[int, float]] = []  # of what was played since `observe`
+        self._task_rewards: list[tuple[int, float]] = []  # of the rollouts since `observe`
         self._invalid: list[int] = []
-        self._lock = threading.RLock()  # players of `samplers.staleness` come from several threads
+        self._lock = threading.RLock()  # workers of the queue run on several threads
 
     def collect_groups(self, n: int, env: RolloutEnv | None = None) -> list[list[Trajectory]]:
-        """Play `n` groups and intervene; fewer where groups were dropped and not refilled."""
+        """Roll out `n` groups and intervene; fewer where groups were dropped and not replaced."""
         env, groups = env or self.env, []
         for _ in range(1 + self.max_resample_rounds):
             with self._lock:
@@ -196,7 +198,7 @@ class Collector:
         return group
 
     def _drop_invalid(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
-        """Those with a finite reward; the keys of the others are reported with the next batch."""
+        """Trajectories with a finite reward; the keys of the others are reported with the next batch."""
         self._invalid += [trajectory.task.key for trajectory in trajectories if not math.isfinite(trajectory.reward)]
         return [trajectory for trajectory in trajectories if math.isfinite(trajectory.reward)]
 
@@ -204,7 +206,7 @@ class Collector:
         """Rewards and rows of groups.
 
         Raises:
-            RuntimeError: There are none: everything was dropped or lost.
+            RuntimeError: All groups were dropped or invalid.
         """
         trajectories = [trajectory for group in groups for trajectory in group]
         outcomes = collect_outcomes(trajectories)
@@ -217,7 +219,7 @@ class Collector:
             ]
             trajectories, invalid, self._invalid = self._drop_invalid(rewarded), self._invalid, []
             if not trajectories:
-                raise RuntimeError("No group is left to learn from; raise rollout.refill or drop fewer.")
+                raise RuntimeError("No group is left to train on; raise rollout.max_resample_rounds or drop fewer.")
             if self.replay_last_batch:
                 fresh = trajectories
                 trajectories = [*fresh, *self._last]
@@ -231,16 +233,16 @@ class Collector:
         return Batch(trajectories, rows, invalid)
 
     def collect(self, n: int) -> Batch:
-        """Play and make rows of `n` groups."""
+        """Roll out `n` groups and make their rows."""
         return self.batch(self.collect_groups(n))
 
     def observe(self, batch: Batch, advantage: Tensor, influence: Tensor | None = None) -> None:
-        """Tell the sampler and the rewards what was learned.
+        """Report the results of an update to the sampler and the rewards.
 
         Args:
-            batch: What `collect` gave.
+            batch: Result of `collect`.
             advantage: (N, 1) or (N, T) of its rows, 0 for those that were not selected.
-            influence: (O,) of the objectives of the rewards, see `Reward.follow`.
+            influence: (O,) of the objectives of the rewards, see `Reward.set_influence`.
         """
         if influence is not None:
             self.reward.set_influence(influence)
@@ -262,7 +264,7 @@ class Collector:
         return {name: part.state_dict() for name, part in self._parts().items()} | {"last": last}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore `state_dict`; the next batches equal those of the uninterrupted run, if the world is restored too."""
+        """Restore `state_dict`; with a restored environment, the next batches equal those of the uninterrupted run."""
         for name, part in self._parts().items():
             part.load_state_dict(state[name])
         self._last = [from_dict(trajectory) for trajectory in state["last"]]

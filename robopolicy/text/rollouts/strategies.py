@@ -1,7 +1,7 @@
-"""P13, how the attempts at a task hang together: side by side, as a tree, from demonstrations, in segments or modes.
+"""Rollout strategies: independent rollouts, or branches at uncertain turns.
 
-A topology returns exactly `task.budget` attempts per task, those of one task side by side, so that methods can be
-compared at equal cost; where it cannot, it says so (`Paraphrased`, `Windows`).
+A strategy returns exactly `task.budget` trajectories per task, adjacent to each other, so that methods are compared at
+equal cost. Exceptions are documented in their classes (`Paraphrased`, `PartialRollout`).
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from robopolicy.text.rollouts.protocols import RolloutEnv, RolloutStrategy, Task
 
 
 class Independent(RolloutStrategy):
-    """Independent attempts."""
+    """Independent rollouts."""
 
     def rollout(self, env: RolloutEnv, tasks: Sequence[Task]) -> list[Trajectory]:
-        """All at once."""
+        """Roll out all tasks in one call."""
         return env.rollout([task for task in tasks for _ in range(task.budget)])
 
 
 class RandomStrategy(RolloutStrategy):
-    """Base of the topologies that draw numbers of their own."""
+    """Base of the strategies with a random generator."""
 
     def __init__(self, seed: int) -> None:
         self._generator = torch.Generator().manual_seed(seed)
@@ -45,12 +45,14 @@ class RandomStrategy(RolloutStrategy):
 
 
 class Branch(RandomStrategy):
-    """Branching where the policy becomes uncertain (ARPO for tools, S162): part of the budget continues other attempts.
+    """Branching where the policy becomes uncertain: part of the budget continues other rollouts.
 
-    Of each task `initial` attempts are played first. After each of their units, the mean entropy is compared with that
-    of the first; where `uniform - weight * rise <= threshold`, `beam - 1` attempts branch off, until the budget is
-    spent. What is left of it is played from the start. Shared beginnings are decisions of every branch. Branches do not
-    branch again, and the entropy is that of whole decisions, not of the ten likeliest symbols.
+    Source: ARPO, Dong et al. 2025.
+
+    A fraction `initial` of the budget is rolled out first. After each unit, the mean entropy is compared with that
+    of the first; where `uniform - weight * rise <= threshold`, `beam - 1` rollouts branch off, until the budget is
+    spent. The rest of the budget is rolled out from the start. Shared beginnings are decisions of every branch.
+    Branches do not branch again, and the entropy is that of whole decisions, not of the ten likeliest symbols.
     """
 
     def __init__(
@@ -64,17 +66,17 @@ class Branch(RandomStrategy):
         """Get ready.
 
         Args:
-            initial: Share of the budget played from the start; 1 is flat.
-            beam: Continuations of an uncertain moment, the first attempt included.
+            initial: Fraction of the budget rolled out from the start; 1: no branches.
+            beam: Continuations of an uncertain turn, the first rollout included.
             weight: Of the rise of the entropy [1/nat].
-            threshold: Below it a moment branches.
+            threshold: Below it a turn branches.
             seed: Of the draws.
         """
         super().__init__(seed)
         self.initial, self.beam, self.weight, self.threshold = initial, beam, weight, threshold
 
     def rollout(self, env: RolloutEnv, tasks: Sequence[Task]) -> list[Trajectory]:
-        """Some from the start, then branches."""
+        """Roll out some from the start, then branches."""
         firsts = [max(1, round(self.initial * task.budget)) for task in tasks]
         completed = env.rollout([task for task, count in zip(tasks, firsts, strict=True) for _ in range(count)])
         groups: list[list[Trajectory]] = []
@@ -91,7 +93,7 @@ class Branch(RandomStrategy):
         return [trajectory for group in groups for trajectory in group]
 
     def _continuations(self, task: Task, group: Sequence[Trajectory], room: int, env: RolloutEnv) -> list[Task]:
-        """`room` tasks that continue attempts of the group, or begin anew where too few moments are uncertain."""
+        """`room` tasks that continue rollouts of the group, or start again where too few turns are uncertain."""
         found: list[Task] = []
         for trajectory in group:
             entropy = unit_entropy(trajectory.decisions)

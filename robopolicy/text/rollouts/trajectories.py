@@ -1,4 +1,4 @@
-"""From attempts to rows: stacking, groups, and how attempts go into checkpoints."""
+"""Conversion of trajectories: stacking into rows, grouping, and plain values for checkpoints."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from torch.nn.utils.rnn import pad_sequence
 from robopolicy.core.decisions import FIELDS, PER_DECISION, Decisions, MissingField
 from robopolicy.text.rollouts.protocols import Task, Trajectory
 
-PLAIN_FIELDS = ("reward", "source", "version", "finished")  # fields of an attempt that checkpoints keep as they are
+PLAIN_FIELDS = ("reward", "source", "version", "finished")  # fields of a trajectory that checkpoints store unchanged
 TASK = tuple(item.name for item in fields(Task))
 
 
 def stack(trajectories: Sequence[Trajectory]) -> Decisions:
-    """One batch of the rows of all attempts, in order.
+    """One batch of the rows of all trajectories, in order.
 
     Rows are padded on the right to the longest, masked there. Group is the key of the task, trajectory the number of
-    the attempt; source and version are those of the attempt. What the world gave step by step stays where it is, and
-    the last decision of an attempt makes up for what its reward has beside that. `extra` fields `(n, L, ...)` are
-    padded with zeros to the longest L. Attempts that do not tell `logp_behaviour` apart were drawn with their
-    `logp_old`. `extra["finished"]` (N,) says which have ended.
+    the trajectory; source and version are copied from it. Rewards of single decisions stay where they are, and
+    the last decision of a trajectory gets the rest of its reward. `extra` fields `(n, L, ...)` are
+    padded with zeros to the longest L. Trajectories without `logp_behaviour` were sampled with their
+    `logp_old`. `extra["finished"]` (N,) marks finished trajectories.
     """
     counts = torch.tensor([len(trajectory.decisions) for trajectory in trajectories])
 
@@ -56,10 +56,10 @@ def concat_rows(parts: Sequence[Decisions]) -> Decisions:
         values = [part.valid() if name == "mask" else getattr(part, name) for part in parts]
         if any(value is not None for value in values):
             if any(value is None for value in values):
-                raise MissingField(f"Some attempts come with {name} and some without.")
+                raise MissingField(f"Some trajectories come with {name} and some without.")
             named[name] = _padded(values, longest) if name in PER_DECISION else torch.cat(values)
     if uneven := {name for part in parts for name in part.extra.keys() ^ parts[0].extra.keys()}:
-        raise MissingField(f"Some attempts come with extra['{min(uneven)}'] and some without.")
+        raise MissingField(f"Some trajectories come with extra['{min(uneven)}'] and some without.")
     extra = {name: _padded([part.extra[name] for part in parts]) for name in parts[0].extra}
     return Decisions(**named, extra=extra)
 
@@ -110,7 +110,7 @@ def _with_remainder(reward: Tensor, valid: Tensor, trajectory: Tensor, total: Te
 
 
 def group_by_task(trajectories: Sequence[Trajectory]) -> list[list[Trajectory]]:
-    """Attempts by the key of their task, in the order in which keys appear."""
+    """Trajectories by the key of their task, in order of appearance."""
     groups: dict[int, list[Trajectory]] = {}
     for trajectory in trajectories:
         groups.setdefault(trajectory.task.key, []).append(trajectory)
@@ -118,7 +118,7 @@ def group_by_task(trajectories: Sequence[Trajectory]) -> list[list[Trajectory]]:
 
 
 def to_dict(trajectory: Trajectory) -> dict[str, Any]:
-    """Tensors and plain values of an attempt; what the world recorded for itself is left out."""
+    """Tensors and plain values of a trajectory, without the record of the environment."""
     decisions = trajectory.decisions
     kept = {item.name: getattr(decisions, item.name) for item in fields(Decisions) if item.name != "extra"}
     return {
@@ -131,7 +131,7 @@ def to_dict(trajectory: Trajectory) -> dict[str, Any]:
 
 
 def from_dict(state: Mapping[str, Any]) -> Trajectory:
-    """The attempt that `to_dict` took apart."""
+    """Inverse of `to_dict`."""
     return Trajectory(
         task=Task(**state["task"]),
         decisions=Decisions(**state["decisions"], extra=dict(state["extra"])),

@@ -8,7 +8,7 @@ from robopolicy.text.task import SingleTurn, TextTask
 from robopolicy.text.verify import exact
 
 LIMIT = 30
-FAR, TRIES = 2**40, 2000  # first seed of paraphrased problems, and number of attempts for each
+FAR, TRIES = 2**40, 2000  # first seed of paraphrased problems, and number of candidates for each
 
 
 class Arithmetic(TextTask):

@@ -1,7 +1,7 @@
 """Sums with a calculator tool: `17+28=`, answered at once or after the message `?`, which returns the sum.
 
-Demonstrations call the tool in every second problem, so that imitation calls it half of the time. The effect of
-rewards is visible in the metric `calls`: a call is always correct, and free unless the recipe adds a cost. The grade
+Demonstrations call the tool in every second problem, so that a fine-tuned policy calls it half of the time. The effect
+of rewards is visible in the metric `calls`: a call is always correct, and free unless the recipe adds a cost. The grade
 `grounding` measures the use of the tool: calls, and answers that repeat its result.
 """
 

@@ -1,4 +1,4 @@
-"""Grid worlds in text: walk to the goal, one move per turn, with the position returned after each.
+"""Grids in text: walk to the goal, one move per turn, with the position returned after each.
 
 Every move is graded: `legal` (a word that moves, and not into a wall), `efficiency` (it is a step of a shortest way),
 `advantage` (reduction of the distance to the goal in steps), `safe` (it does not end in a pit).

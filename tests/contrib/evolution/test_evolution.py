@@ -72,7 +72,7 @@ def test_the_archive_keeps_its_candidates_apart_and_averages_noise():
 
 
 def test_a_genome_is_a_chain_of_seeds():
-    """S124: decoding the seeds gives the individual, whatever its size."""
+    """Such et al. 2017: decoding the seeds gives the individual, whatever its size."""
     box = DeepGA(torch.zeros(1000), population=6, parents=2, seed=3)
     for _ in range(4):
         asked = box.ask()

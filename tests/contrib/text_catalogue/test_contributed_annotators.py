@@ -183,7 +183,7 @@ def test_values_before_messages_come_from_there():
 
 
 def test_messages_are_cut_behind_every_fifth_uncertain_token():
-    """S013: sure tokens do not count, the next message counts anew, and nothing begins behind its end."""
+    """Guo et al. 2025: sure tokens do not count, the next message counts anew, and nothing begins behind its end."""
     logp = torch.tensor([[-1.0] * 6 + [0.0] * 3 + [-1.0] * 4 + [0.0] * 2 + [-1.0] * 7])
     mask = torch.ones_like(logp).bool()
     mask[0, 13:15] = False  # the reply
@@ -195,7 +195,7 @@ def test_messages_are_cut_behind_every_fifth_uncertain_token():
 
 
 def test_values_at_cuts_come_from_there():
-    """S013: the message goes on where it was cut, and telescopes to the reward."""
+    """Guo et al. 2025: the message goes on where it was cut, and telescopes to the reward."""
     algorithm, feed, envs, rows = completed(Scale(), "segment_spo")
     feed.annotators["segments"] = annotator = SegmentValue(every=1, below=1.0)
     trajectories = feed._batch.trajectories
@@ -275,7 +275,7 @@ def test_what_players_elsewhere_said_cannot_be_gone_on_from():
 
 
 def test_weights_of_objectives_follow_the_gradients_of_the_learner_and_resume():
-    """S114 (b), against autograd of the loss that is written out."""
+    """Lu et al. 2025 (b), against autograd of the loss that is written out."""
     algorithm, feed = learner(Scale(), "gradient_weights", group_size=4)
     weights = feed.collector.reward.parts[0]
     weights.objectives = feed.collector.reward.objectives = (
@@ -311,7 +311,7 @@ def test_weights_of_objectives_follow_the_gradients_of_the_learner_and_resume():
 
 
 def test_the_last_batch_is_judged_once_more_by_what_became_of_the_reward():
-    """S014: nothing while the reward is as before; with a gain, the rows of the last batch count again."""
+    """Wang et al. 2026: nothing while the reward is as before; with a gain, the rows of the last batch count again."""
     algorithm, feed = learner(Scale(), "pipo", group_size=4)
     stage = algorithm.recipe.pipeline.stages[-1]
     for _ in range(2):
@@ -327,7 +327,7 @@ def test_the_last_batch_is_judged_once_more_by_what_became_of_the_reward():
 
 
 def test_a_batch_that_moves_the_front_is_worth_more():
-    """S114 (a)."""
+    """Lu et al. 2025 (a)."""
     algorithm, feed = learner(Arithmetic(), "hypervolume")
     feed.next(algorithm)
     part = feed.collector.reward.parts[1]

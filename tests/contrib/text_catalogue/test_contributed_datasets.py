@@ -58,7 +58,7 @@ def test_recipes_learn_from_files(recipe, tmp_path):
 
 
 def test_logged_turns_keep_their_rewards(tmp_path):
-    """Returns of the strategist (S133) are discounted from turn to turn, and a turn is a unit."""
+    """Returns of the strategist (Liu et al. 2025) are discounted from turn to turn, and a turn is a unit."""
     rows = [
         {"messages": ["go", "a", "on", "bb", "", "c"], "rewards": [1, 0.25, 0.5]},
         {"prompt": "go", "completion": "dd", "reward": 2},

@@ -284,7 +284,12 @@ def test_proact_without_rollouts_is_step_level_ppo() -> None:
     case, written = tabular(), recipe_of("proact").plain["advantage_source"]
     start = {name: value for name, value in written.items() if name != "rollout_weight"}
     none = recipe_of("proact", advantage_source=start).advantage(case.decisions.with_fields(extra={}))
-    steps = {"name": "gae", "gamma": 0.9, "lam": 0.95, "level": "unit"}  # of the recipe of single steps, S178
+    steps = {
+        "name": "gae",
+        "gamma": 0.9,
+        "lam": 0.95,
+        "level": "unit",
+    }  # of the recipe of single steps, Bredis et al. 2025
     torch.testing.assert_close(none, recipe_of("vl_dac", advantage_source=steps).advantage(case.decisions))
     zero = recipe_of("proact", advantage_source={**written, "rollout_weight": 0.0})
     torch.testing.assert_close(zero.advantage(case.decisions), none)

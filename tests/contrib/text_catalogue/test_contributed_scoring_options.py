@@ -36,7 +36,7 @@ def learner(recipe, start=None, **settings):
     ("rollout", "message"),
     [
         ({"layer": {"number": -1, "updates": 3}}, "rollout.layer.number must be at least 0, got -1"),
-        ({"judge": 3}, "rollout.judge must be policy or companion, got 3"),
+        ({"judge": 3}, "rollout.judge must be policy or teacher, got 3"),
         (
             {"score_temperatures": {"logp_cool": 0}},
             "'logp_cool' in rollout.score_temperatures must be positive",

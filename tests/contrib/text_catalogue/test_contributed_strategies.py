@@ -308,7 +308,7 @@ def test_a_world_must_be_able(env):
 
 
 def test_what_the_critic_doubts_is_asked_for_again(env):
-    """ReAd (S144): accepting everything is flat; a threshold costs more attempts and gives better ones."""
+    """ReAd (Zhang et al. 2024): accepting everything is flat; a threshold costs more attempts and gives better ones."""
     asked = env.tasks(budget=6)
     flat = Resample("share", threshold=-float("inf")).rollout(env, asked)
     assert len(env.completed) == 24 == len(flat)
@@ -317,5 +317,5 @@ def test_what_the_critic_doubts_is_asked_for_again(env):
     chosen = Resample("share", threshold=0.5, queries=4).rollout(env, asked)
     assert len(chosen) == 24 < len(env.completed) <= 96
     assert sum(a.metrics["share"] for a in chosen) > sum(a.metrics["share"] for a in flat)
-    with pytest.raises(ValueError, match="needs the metric 'foresight'; the world measures: "):
+    with pytest.raises(ValueError, match="needs the metric 'foresight'; the environment measures: "):
         Resample("foresight").rollout(env, asked)

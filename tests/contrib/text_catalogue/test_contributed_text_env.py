@@ -118,7 +118,7 @@ def test_restated_problems_have_the_same_answer():
 
 
 def test_windows_go_on_from_summaries():
-    """S057: a row per window, of which all but the last end with a note; the next one sees it in place of the past."""
+    """Lu et al. 2025: a row per window; all but the last end with a summary, which the next one has in its prompt."""
     env = env_of(Grid())
     trajectories = Segments(units=3, summaries=2).rollout(env, tasks(budget=4))
     told = [trajectory for trajectory in trajectories if len(trajectory.decisions) == 3]

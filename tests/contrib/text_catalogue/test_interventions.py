@@ -125,7 +125,7 @@ def test_repairs_may_trade_objectives(env):
     base = replace(failing(env)[0], metrics={"safe": 0.5, "share": 0.5})
     for safe, share, better in ((1.0, 0.5, True), (1.0, 0.0, True), (0.5, 0.5, False), (0.0, 0.5, False)):
         assert part._better(replace(base, metrics={"safe": safe, "share": share}), base) == better
-    with pytest.raises(ValueError, match="intervention needs the metric 'safe'; the world measures: share"):
+    with pytest.raises(ValueError, match="intervention needs the metric 'safe'; the environment measures: share"):
         part._better(base, replace(base, metrics={"share": 0.5}))
 
 

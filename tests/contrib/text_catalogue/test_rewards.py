@@ -220,6 +220,6 @@ def test_outcomes_of_attempts_and_what_they_lack():
     made = collect_outcomes(trajectories)
     assert made.key.tolist() == [0, 1, 2, 3] and {"share", "length"} <= set(made.metrics)
     with pytest.raises(
-        ValueError, match="needs the metric 'questions'; the world measures: advantage, analysis, brevity"
+        ValueError, match="needs the metric 'questions'; the environment measures: advantage, analysis, brevity"
     ):
         ToolCalls("questions")(made)
