@@ -38,7 +38,7 @@ PROMPTS, SAMPLES = 200, 16
 ROWS = 256  # attempts per update, whatever the size of a group
 MEASURED = (
     "rollout/degenerate",
-    "rollout/helped",
+    "rollout/assisted",
     "actor/nonzero_advantage_fraction",
     "actor/clip_fraction",
     "actor/approx_kl",

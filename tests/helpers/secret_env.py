@@ -1,6 +1,7 @@
-"""A world small enough to be checked by hand, which stands for both kinds: guess the secret sequence of each key.
+"""An environment small enough to be checked by hand, which stands for both kinds: guess the secret sequence of each
+key.
 
-The policy is a table of logits per key and position; a told symbol (hint) is 6 nats likelier. As "tokens" an attempt is
+The policy is a table of logits per key and position; a told symbol (hint) is 6 nats likelier. As "tokens" a rollout is
 one row of T decisions in units (turns) of two; as "chain" every unit is a row of two decisions (denoising steps).
 The reward is 1 when all symbols are right, and "share" measures how many are.
 """
@@ -120,7 +121,7 @@ class SecretSequenceEnv:
         )
 
     def score(self, trajectory: Trajectory, task: Task | None = None) -> torch.Tensor:
-        """Log-probabilities of an attempt under the current table, in the shape of its rows."""
+        """Log-probabilities of a rollout under the current table, in the shape of its rows."""
         extra = trajectory.decisions.extra
         return self.logp(task or trajectory.task)[extra["position"]].gather(2, extra["symbols"][:, :, None]).squeeze(2)
 

@@ -137,7 +137,7 @@ def test_late_groups_are_left_out():
     assert [trajectory.version for trajectory in queue.get(1)[0]] == [1] and queue.stale == 1
 
 
-def test_a_failing_player_is_heard():
+def test_a_failing_worker_is_heard():
     def rollout(count, env):
         raise ValueError("no such task")
 

@@ -1,4 +1,4 @@
-"""The sampling side as one object: what it plays, drops, refills, reports and remembers."""
+"""The sampling side as one object: what it plays, drops, resamples, reports and remembers."""
 
 from dataclasses import replace
 
@@ -86,7 +86,7 @@ def test_runs_resume_exactly(env):
 
 
 def test_rewards_that_are_no_numbers_are_reported(env):
-    """A faulty verdict leaves out its attempt, names the task, and poisons nothing."""
+    """A faulty verdict leaves out its rollout, names the task, and poisons nothing."""
     rollout = env.rollout
 
     def faulty(tasks, units=None):
@@ -124,10 +124,10 @@ def test_unknown_names_are_told(env):
     ("plain", "message"),
     [
         ({"temperature": -1}, "rollout.temperature must be positive, got -1"),
-        ({"max_resample_rounds": 1.5}, "rollout.refill must be a whole number, got 1.5"),
-        ({"again": "yes"}, "rollout.again must be true or false, got 'yes'"),
+        ({"max_resample_rounds": 1.5}, "rollout.max_resample_rounds must be a whole number, got 1.5"),
+        ({"replay_last_batch": "yes"}, "rollout.replay_last_batch must be true or false, got 'yes'"),
         ({"reward": "sum"}, "rollout.reward must be a list, got 'sum'"),
-        ({"strategy": 3}, "Expected a name or a mapping of options for topology, found 3"),
+        ({"strategy": 3}, "Expected a name or a mapping of options for strategy, found 3"),
     ],
 )
 def test_values_that_do_not_fit_are_told(env, plain, message):

@@ -27,7 +27,7 @@ def keys(tasks) -> list[int]:
 
 
 def outcome(sampler, tasks, reward, advantage) -> None:
-    """Tell a sampler of one attempt per task."""
+    """Tell a sampler of one rollout per task."""
     values = [torch.tensor([f(task) for task in tasks], dtype=torch.float64) for f in (reward, advantage)]
     sampler.observe(torch.tensor(keys(tasks)), *values)
 
@@ -66,7 +66,7 @@ def test_uncertain_tasks_come_more_often():
     assert (drawn - weight / weight.sum()).abs().max() < 0.06
 
 
-def test_the_single_stream_draws_prompts_by_the_spread_of_their_outcomes():
+def test_the_single_queue_draws_prompts_by_the_spread_of_their_outcomes():
     sampler = started(build("sampler", read_recipe("single_stream")["rollout"]["sampler"]))
     outcome(sampler, POOL.tasks, lambda task: float(task.key < 102), lambda task: 0.0)
     rates = torch.tensor([0.96 * 4 + 1, 0.96 * 4]).double() / (0.96 * 8 + 1)

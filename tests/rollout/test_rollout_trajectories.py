@@ -1,4 +1,4 @@
-"""Attempts become rows: padding, ids, rewards, what checkpoints keep; and worlds that lack an ability say so."""
+"""Rollouts become rows: padding, ids, rewards, what checkpoints keep; and worlds that lack an ability say so."""
 
 from dataclasses import replace
 
@@ -21,14 +21,14 @@ def env(request) -> SecretSequenceEnv:
 def test_rows_carry_ids_and_rewards(env):
     trajectories = env.rollout([Task(2), Task(0), Task(0)])
     batch = stack(trajectories)
-    per_attempt = len(trajectories[0].decisions)
-    assert batch.group.tolist() == [2] * per_attempt + [0] * 2 * per_attempt
-    assert batch.trajectory.tolist() == [i for i in range(3) for _ in range(per_attempt)]
+    per_rollout = len(trajectories[0].decisions)
+    assert batch.group.tolist() == [2] * per_rollout + [0] * 2 * per_rollout
+    assert batch.trajectory.tolist() == [i for i in range(3) for _ in range(per_rollout)]
     reward = torch.tensor([trajectory.reward for trajectory in trajectories], dtype=torch.float64)
-    torch.testing.assert_close(outcome(batch)[::per_attempt, 0], reward)
+    torch.testing.assert_close(outcome(batch)[::per_rollout, 0], reward)
 
 
-def test_shorter_attempts_are_padded_and_masked(env):
+def test_shorter_rollouts_are_padded_and_masked(env):
     env.layout = "tokens"
     whole, truncated = env.rollout([Task(0)]) + env.rollout([Task(1)], units=1)
     batch = stack([replace(whole, reward=2.0), replace(truncated, reward=3.0)])
@@ -53,7 +53,7 @@ def test_behaviour_of_fresh_rows_is_their_own(env):
     assert torch.equal(batch.logp_old[half:], batch.logp_behaviour[half:])
 
 
-def test_checkpoints_keep_attempts(env, tmp_path):
+def test_checkpoints_keep_rollouts(env, tmp_path):
     trajectory = env.rollout([env.hint(Task(1, temperature=0.5), "plan", 0.5)])[0]
     save_tree(tmp_path, to_dict(trajectory))
     back = from_dict(load_tree(tmp_path))
@@ -67,7 +67,7 @@ def test_groups_keep_order(env):
     assert [[trajectory.task.key for trajectory in group] for group in group_by_task(trajectories)] == [[2, 2], [0]]
 
 
-def test_worlds_are_asked_for_their_abilities(env):
+def test_envs_are_asked_for_their_capabilities(env):
     assert require_capability(env, "branch") == env.branch
     env.capabilities = {"count": lambda env, keys: env.length + len(keys)}
     assert require_capability(env, "count")([1, 2]) == env.length + 2

@@ -1,4 +1,4 @@
-"""How attempts hang together: equal budgets, limits at which a topology is flat, what is and is not a decision."""
+"""Rollout strategies: equal budgets, limits at which a strategy is independent, decisions and given tokens."""
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ def env(request) -> SecretSequenceEnv:
 
 
 def same_as_flat(strategy, layout: str, budget: int = 6) -> None:
-    """The topology plays what `Independent` plays, draw for draw (of one task: some play the tasks in waves)."""
+    """The strategy plays what `Independent` plays, draw for draw (of one task: some play the tasks in waves)."""
     first, second = SecretSequenceEnv(layout, keys=1), SecretSequenceEnv(layout, keys=1)
     ours, flat = strategy.rollout(first, first.tasks(budget)), Independent().rollout(second, second.tasks(budget))
     assert len(ours) == len(flat)
@@ -32,7 +32,7 @@ def same_as_flat(strategy, layout: str, budget: int = 6) -> None:
 @pytest.mark.parametrize("budget", [1, 2, 5, 8])
 @pytest.mark.parametrize("name", STRATEGIES.product())
 def test_the_budget_is_that_of_flat(env, name, budget):
-    """I (5.11): whatever the topology, a task costs its budget."""
+    """I (5.11): whatever the strategy, a task costs its budget."""
     trajectories = make(name).rollout(env, env.tasks(budget))
     assert [(group[0].task.key, len(group)) for group in group_by_task(trajectories)] == [
         (key, budget) for key in range(4)
@@ -43,7 +43,7 @@ def test_the_budget_is_that_of_flat(env, name, budget):
 
 
 @pytest.mark.parametrize("layout", ["tokens", "chain"])
-def test_switched_off_it_is_flat(layout):
+def test_switched_off_it_is_independent(layout):
     """I (5.11)."""
     same_as_flat(Branch(initial=1.0), layout)
 
@@ -94,7 +94,7 @@ def test_entropy_is_compared_with_that_of_the_first_unit(env):
     assert prefixes == [STEP, 2 * STEP]
 
 
-def test_a_world_must_be_able(env):
+def test_a_env_must_be_able(env):
     class Plain:
         rollout = env.rollout
 

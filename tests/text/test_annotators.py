@@ -1,4 +1,4 @@
-"""What recipes read beside their attempts: other attempts at the same tasks, and other probabilities."""
+"""Annotators: other rollouts at the same tasks, and other probabilities."""
 
 import copy
 import threading
@@ -25,8 +25,8 @@ from robopolicy_tasks.text.arithmetic import Arithmetic
 from robopolicy_tasks.text.calculator import Calculator
 from robopolicy_tasks.text.grid import Grid, Waypoints
 
-READERS = {"remax": ["greedy"], "single_stream": ["half_life"]}  # recipe -> what is found for it beside its attempts
-MORE = ("gigpo", "optimal_token_baseline")  # recipes that read what the world or the model shows
+READERS = {"remax": ["greedy"], "single_stream": ["half_life"]}  # recipe -> what is found for it beside its rollouts
+MORE = ("gigpo", "optimal_token_baseline")  # recipes that read what the environment or the model shows
 
 
 class Scale(TextTask):
@@ -62,14 +62,14 @@ def completed(task, recipe):
 
 
 @pytest.mark.parametrize("recipe", READERS)
-def test_recipes_say_what_they_read_beside(recipe):
+def test_recipes_say_what_they_read_alongside(recipe):
     algorithm, _ = learner(Arithmetic(), recipe, group_size=2)
     assert list(algorithm.annotators()) == READERS[recipe]
     assert not requested_annotators({**DEFAULTS, **read_recipe("ppo")})  # its critic knows the value
 
 
 @pytest.mark.parametrize("recipe", [*READERS, *MORE])
-def test_recipes_that_read_more_than_their_attempts_run(recipe):
+def test_recipes_that_read_more_than_their_rollouts_run(recipe):
     algorithm, feed = learner(Arithmetic(), recipe, prompts_per_update=2)
     for _ in range(2):
         metrics = algorithm.update(feed.next(algorithm))
@@ -85,7 +85,7 @@ def test_conversations_have_moments(recipe, task):
     feed.close()
 
 
-def test_the_greedy_reward_is_that_of_the_likeliest_answer():
+def test_the_greedy_reward_is_that_of_the_greedy_answer():
     algorithm, _feed, envs, rows = completed(Scale(), "remax")
     prompts = [algorithm.policy.tokenizer.prompt([str(key)]) for key in rows.group.tolist()]
     likeliest = algorithm.policy.generate(prompts, deterministic=True).completions()
@@ -93,14 +93,14 @@ def test_the_greedy_reward_is_that_of_the_likeliest_answer():
     assert not envs.current.deterministic
 
 
-def test_the_likeliest_answers_are_asked_for_anew_in_every_batch():
+def test_the_greedy_answers_are_asked_for_anew_in_every_batch():
     annotator, answers = GreedyReward(), iter([[0.0], [1.0]])
     annotator.ask = lambda envs, tasks: next(answers)
     trajectories, rows = [SimpleNamespace(task=Task(0))], Decisions(torch.zeros(1, 1))
     assert [annotator(None, trajectories, rows).extra["greedy"].tolist() for _ in range(2)] == [[0.0], [1.0]]
 
 
-def test_drift_is_the_change_on_the_last_attempt():
+def test_drift_is_the_change_on_the_last_rollout():
     algorithm, feed, envs, rows = completed(Scale(), "single_stream")
     assert rows.extra["drift"].eq(0).all()
     trajectories = list(feed._batch.trajectories)
@@ -116,7 +116,7 @@ def test_drift_is_the_change_on_the_last_attempt():
 
 
 @pytest.mark.parametrize("recipe", ["remax", "single_stream"])
-def test_a_source_with_asides_resumes_exactly(recipe):
+def test_a_source_with_annotators_resumes_exactly(recipe):
     algorithm, feed = learner(Scale(), recipe)
     for _ in range(2):
         algorithm.update(feed.next(algorithm))
@@ -128,7 +128,7 @@ def test_a_source_with_asides_resumes_exactly(recipe):
     assert [other.update(again.next(other)) for _ in range(2)] == expected
 
 
-def test_tokens_of_asides_count_and_their_attempts_are_not_reported():
+def test_tokens_of_annotators_count_and_their_rollouts_are_not_reported():
     counts = {}
     for recipe in ("reinforce", "remax"):
         algorithm, feed = learner(Scale(), recipe, group_size=1)
@@ -138,7 +138,7 @@ def test_tokens_of_asides_count_and_their_attempts_are_not_reported():
     assert counts["remax"] > counts["reinforce"]
 
 
-def test_worlds_of_asides_leave_no_threads():
+def test_envs_of_annotators_leave_no_threads():
     algorithm, feed = learner(Scale(), "remax", group_size=1)
     feed.next(algorithm)
     time.sleep(0.1)

@@ -49,7 +49,7 @@ def learner(monkeypatch):
 
 def test_the_mismatch_of_an_engine_is_a_truncated_weight(learner):
     feed = TextRolloutSource(TextSim(Arithmetic(), SimOptions(num_envs=1)), learner, seed=0)
-    batch = learner._prepared(feed.next(learner))
+    batch = learner._preprocess(feed.next(learner))
     valid = batch.valid()
     expected = torch.where(torch.arange(batch.shape[1]) % 2 == 0, SHIFT, 0.0).expand(batch.shape)
     torch.testing.assert_close((batch.logp_old - batch.logp_behaviour)[valid], expected[valid], rtol=0, atol=3e-5)
@@ -114,7 +114,7 @@ def test_vllm_is_asked_for_tokens_and_what_they_were_drawn_with(monkeypatch):
     assert "model.embed_tokens.weight" in engine._llm.loaded and engine._llm.resets == 1
 
 
-def test_what_an_engine_cannot_do_is_said(monkeypatch):
+def test_what_an_engine_cannot_do_raises(monkeypatch):
     monkeypatch.setitem(sys.modules, "vllm", None)
     with pytest.raises(UserError, match=r"pip install 'robopolicy\[vllm\]'"):
         VLLM(TextPolicy(TextConfig(width=16, layers=1, heads=2), SPEC))

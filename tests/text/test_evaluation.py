@@ -27,7 +27,7 @@ def test_pass_at_k_counts_prompts_with_one_success():
     assert powers_of_two(8) == [1, 2, 4, 8] and powers_of_two(5) == [1, 2, 4]
 
 
-def test_attempts_are_the_same_for_the_same_seed():
+def test_rollouts_are_the_same_for_the_same_seed():
     first, second = (sample_rollouts(policy(), Arithmetic(), range(6), samples=4) for _ in range(2))
     assert torch.equal(first.success, second.success) and first.entropy == second.entropy > 0
 

@@ -74,7 +74,7 @@ def test_announced_places_are_subgoals():
     assert torch.equal(rows.extra["switch"], rows.extra["subgoal"]) and subgoal.any() and (own & ~subgoal).any()
 
 
-def test_a_message_that_cannot_be_judged_announces_nothing():
+def test_a_message_that_cannot_be_scored_announces_nothing():
     env = TextEnv(small(), Waypoints(), torch.Generator().manual_seed(0))
     trajectory = env.rollout([Task(3, payload=3)], units=1)[0]
     conversation = trajectory.record

@@ -94,7 +94,7 @@ def test_a_miss_is_felt_and_mended():
     task.close()
 
 
-def test_they_play_in_the_simulator_and_in_the_world():
+def test_they_play_in_the_simulator_and_in_the_env():
     sim = make_sim("text/panda_turns", SimOptions(num_envs=3))
     sim.reset(0)
     step = sim.step(pack(["grasp", "jump", "grasp"], sim.spec.action_dim))

@@ -72,7 +72,7 @@ def test_the_chat_template_places_the_messages(folder):
     assert whole + policy.tokenizer.reply("c") == policy.tokenizer.prompt(["a", "b", "c"])
 
 
-def test_what_a_folder_lacks_is_said_in_one_line(tmp_path, folder):
+def test_what_a_folder_lacks_raises_in_one_line(tmp_path, folder):
     with pytest.raises(UserError, match="is no folder of a causal language model"):
         TextPolicy(TextConfig(pretrained=str(tmp_path)), SPEC)
     with pytest.raises(UserError, match="template must be one of plain, chat"):
@@ -84,7 +84,7 @@ def test_what_a_folder_lacks_is_said_in_one_line(tmp_path, folder):
         TextConfig(width=12, heads=4)
     with pytest.raises(UserError, match="tokenizer_bytes must be at least 0, got -1"):
         TextConfig(tokenizer_bytes=-1)
-    with pytest.raises(UserError, match="sees 'text' alone"):
+    with pytest.raises(UserError, match="single observation 'text'"):
         TextPolicy(TextConfig(), PolicySpec({"state": (3,)}, 2))
     with pytest.raises(UserError, match="cannot build a causal model of type 'nothing'"):
         TextPolicy(TextConfig(architecture={"model_type": "nothing"}), SPEC)
@@ -191,7 +191,7 @@ def test_prompts_are_read_once_where_that_pays(policy, monkeypatch):
 
     assert policy._shares_prompts
     monkeypatch.setattr(generation, "run_body", watched)
-    monkeypatch.setattr("robopolicy.text.policy.call", watched)
+    monkeypatch.setattr("robopolicy.text.policy.run_body", watched)
     record, temperatures = grouped(policy)
     policy.score(**record, temperature=temperatures)
     assert sizes[0][0] == 3 and sizes[1] == (12, record["mask"].shape[1] - 1)

@@ -52,7 +52,7 @@ def source(task, algorithm, seed=0):
     return TextRolloutSource(TextSim(task, SimOptions(num_envs=1)), algorithm, seed=seed)
 
 
-def test_grpo_learns_a_letter_and_leaves_out_what_cannot_be_judged(capsys):
+def test_grpo_learns_a_letter_and_leaves_out_what_cannot_be_scored(capsys):
     algorithm = learner(Letter(), lr=1e-2, group_size=16)
     feed = source(Letter(), algorithm)
     optimizer = torch.optim.Adam(algorithm.policy.parameters(), lr=1e-2)
@@ -70,7 +70,7 @@ def test_grpo_learns_a_letter_and_leaves_out_what_cannot_be_judged(capsys):
         first = rollout if first is None else first
         assert all(torch.isfinite(torch.tensor(value)) for value in metrics.values())
         assert metrics["actor/ratio_max"] < 1e-4  # one step per batch: fresh data
-    assert first["rollout/fault"] > 0
+    assert first["rollout/reward_failed"] > 0
     assert rollout["rollout/success"] > 0.8 > first["rollout/success"] + 0.3
     assert "the reward raised (ZeroDivisionError" in capsys.readouterr().err
 
@@ -105,7 +105,7 @@ def test_a_prompt_at_fault_is_named_and_not_the_recipe(prompt):
 def test_half_precision_scores_again_and_keeps_the_recorded_as_behaviour():
     algorithm = learner(Grid(), group_size=2, dtype="bfloat16")
     batch = source(Grid(), algorithm).next(algorithm)
-    prepared = algorithm._prepared(batch)
+    prepared = algorithm._preprocess(batch)
     assert torch.equal(prepared.logp_behaviour, batch.logp_old)
     weight = importance_weight(prepared)[batch.valid()]
     assert 0 < float((weight - 1).abs().max()) < 0.1
@@ -130,11 +130,11 @@ def test_overlong_messages_can_be_left_out():
     batch = source(Grid(), kept).next(kept)
     truncated = batch.extra["truncated"]
     assert truncated.any()
-    assert torch.equal(kept._prepared(batch).valid(), batch.valid())
-    assert not masked._prepared(batch).valid()[truncated].any()
+    assert torch.equal(kept._preprocess(batch).valid(), batch.valid())
+    assert not masked._preprocess(batch).valid()[truncated].any()
 
 
-def test_attempts_beside_learning_are_at_most_as_old_as_allowed():
+def test_rollouts_alongside_learning_are_at_most_as_old_as_allowed():
     algorithm = learner(Grid(), group_size=2, staleness=1)
     feed = AsyncTextRolloutSource(TextSim(Grid(), SimOptions(num_envs=1)), algorithm, seed=0)
     ages = []
@@ -147,7 +147,7 @@ def test_attempts_beside_learning_are_at_most_as_old_as_allowed():
     state = feed.state_dict()
     feed.close()
     again = AsyncTextRolloutSource(TextSim(Grid(), SimOptions(num_envs=1)), algorithm, seed=0)
-    assert not again.load_state_dict(state)  # other attempts than the uninterrupted run
+    assert not again.load_state_dict(state)  # other rollouts than the uninterrupted run
     assert again.next(algorithm).version.min() == algorithm.updates
     again.close()
 
@@ -259,8 +259,8 @@ def test_interrupted_text_runs_resume_with_the_same_bits(kind, base, tmp_path, m
         (["algorithm.recipe=odd.yaml"], "Recipe 'odd.yaml': Option 'high' of bounds 'constant' must be a number"),
         (["algorithm.sft_updates=460"], "460 of 460 updates are supervised fine-tuning"),
         (["algorithm.overlong=cut"], "algorithm.overlong must be one of score, mask"),
-        (["algorithm.data=x.jsonl"], "algorithm.data=x.jsonl is not read: recipe 'grpo' learns from what it plays"),
-        (["algorithm.teacher=x"], "algorithm.teacher=x is not read: recipe 'grpo' has no second policy"),
+        (["algorithm.data=x.jsonl"], "algorithm.data=x.jsonl is not read: recipe 'grpo' learns from its own rollouts"),
+        (["algorithm.teacher=x"], "algorithm.teacher=x is not read: recipe 'grpo' has no teacher"),
         (["dataset=x"], "Algorithm 'text_recipe' reads no robot dataset; leave out dataset="),
         (["algorithm.group_size=1"], "compares the rollouts of a group; set algorithm.group_size to 2 or more"),
         (["algorithm.sft_lr=-1"], "algorithm.sft_lr must be positive, got -1.0"),

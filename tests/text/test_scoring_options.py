@@ -69,7 +69,7 @@ def other(tmp_path) -> Path:
 def test_a_teacher_scores_what_the_policy_wrote(other):
     algorithm, sim = learner("kdrl", group_size=2, teacher=str(other))
     batch = recipe_source(sim, algorithm, 0).next(algorithm)
-    found = algorithm._prepared(batch).extra["logp_teacher"]
+    found = algorithm._preprocess(batch).extra["logp_teacher"]
     assert torch.equal(found, score(policy(seed=1), batch).logp)
     assert "actor/kl_to" in algorithm.update(batch)
 
@@ -82,7 +82,7 @@ def test_play_and_learning_overlap_where_weights_may_be_old():
         source.close()
 
 
-def test_what_is_missing_or_makes_no_sense_is_said(other, tmp_path):
+def test_what_is_missing_or_makes_no_sense_raises(other, tmp_path):
     algorithm, sim = learner("kdrl")
-    with pytest.raises(UserError, match=r"needs a teacher; set algorithm\.companion=CHECKPOINT"):
+    with pytest.raises(UserError, match=r"needs a teacher; set algorithm\.teacher=CHECKPOINT"):
         recipe_source(sim, algorithm, 0)

@@ -63,7 +63,7 @@ def test_a_text_policy_is_evaluated_like_any_other(policy):
     assert (few.returns == many.returns).all()
 
 
-def test_faults_are_reported_with_the_prompt_and_fail_alone():
+def test_reward_errors_are_reported_with_the_prompt_and_fail_alone():
     sim = TextSim(Faulty(), SimOptions(num_envs=4))
     sim.reset(100)
     step = sim.step(pack(["a"] * 4, 4))

@@ -1,4 +1,4 @@
-"""A text task as the world of the sampling side: attempts, rows, and what samplers ask of it."""
+"""A text task as the environment of the sampling side: rollouts, rows, and what samplers ask of it."""
 
 import math
 from dataclasses import replace
@@ -72,7 +72,7 @@ def test_calls_and_form_are_measured():
     assert "calls" not in env_of(Arithmetic()).rollout([Task(1, payload=1)])[0].metrics
 
 
-def test_what_was_chosen_stands_beside_its_decision():
+def test_what_was_chosen_stands_alongside_its_decision():
     env = env_of(Arithmetic())
     batch = env.batch(Independent().rollout(env, tasks()))
     for row in range(len(batch)):
@@ -106,7 +106,7 @@ class Broken(TextTask):
         return SingleTurn(str(seed), verify, "ok")
 
 
-def test_an_attempt_that_cannot_be_judged_has_no_decisions():
+def test_an_rollout_that_cannot_be_scored_has_no_decisions():
     env = env_of(Broken())
     trajectories = Independent().rollout(env, tasks(2))
     assert [trajectory.metrics["reward_failed"] for trajectory in trajectories] == [0.0, 0.0, 1.0, 1.0]
@@ -116,12 +116,12 @@ def test_an_attempt_that_cannot_be_judged_has_no_decisions():
     assert {reward_failed.key for reward_failed in env.reward_runner.pop_errors()} == {6}
 
 
-def test_abilities_are_methods_or_named_functions(monkeypatch):
+def test_capabilities_are_methods_or_named_functions(monkeypatch):
     env = env_of(Grid())
     assert require_capability(env, "branch") == env.branch
     monkeypatch.setattr(TextEnv, "capabilities", {"solved": lambda env, task: env.solution(task)})
     assert require_capability(env, "solved")(Task(3, payload=3)) == Grid().episode(3).demonstration()
-    with pytest.raises(UserError, match="ability 'unheard', which TextWorld lacks"):
+    with pytest.raises(UserError, match="capability 'unheard', which TextEnv lacks"):
         require_capability(env, "unheard")
 
 
@@ -145,7 +145,7 @@ def test_branches_keep_the_decisions_before_them():
     torch.testing.assert_close(score(env.policy, batch).logp, batch.logp_old, rtol=0, atol=2e-5)
 
 
-def test_attempts_survive_a_checkpoint():
+def test_rollouts_survive_a_checkpoint():
     env = env_of(Grid())
     trajectory = env.rollout(tasks(1, (5,)))[0]
     again = from_dict(to_dict(trajectory))

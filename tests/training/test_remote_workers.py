@@ -37,7 +37,7 @@ from robopolicy_tasks.text.arithmetic import Arithmetic
 
 
 class Here(WorkerHandle):
-    """To a player in this process, which starts at once."""
+    """To a worker in this process, which starts at once."""
 
     def __init__(self, role):
         self.player = Worker(role)
@@ -62,7 +62,7 @@ def source(**settings):
 
 
 def plays(line, policy):
-    """Tasks come back as attempts, drawn with the weights that were sent."""
+    """Tasks come back as rollouts, drawn with the weights that were sent."""
     home = TextEnv(policy, Arithmetic(), torch.Generator())
     env = RemoteRolloutEnv(line, home)
     try:
@@ -138,7 +138,7 @@ def test_ray_plays_with_the_weights_it_was_sent():
 
 
 @pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed")
-def test_players_are_on_different_nodes_of_a_cluster(monkeypatch):
+def test_workers_are_on_different_nodes_of_a_cluster(monkeypatch):
     """Three nodes with stores of their own, on one machine: the head has no core, the others have one each."""
     ray, policy, store = import_module("ray"), small(seed=3), {"object_store_memory": 80_000_000}
     ray.shutdown()  # what an earlier test has started
@@ -165,7 +165,7 @@ def test_without_ray_the_extra_is_named():
         RayHandle(WorkerSpec.of(small(), "text/arithmetic", seed=1))
 
 
-def test_two_players_share_the_groups_and_stay_within_the_bound(monkeypatch):
+def test_two_workers_share_the_groups_and_stay_within_the_bound(monkeypatch):
     monkeypatch.setitem(WORKER_HANDLES, "process", Here)
     algorithm, feed = source(staleness=1, num_workers=2)
     try:
@@ -180,13 +180,13 @@ def test_two_players_share_the_groups_and_stay_within_the_bound(monkeypatch):
 
 
 class Continued(Independent):
-    """Goes on from the middle of attempts."""
+    """Goes on from the middle of rollouts."""
 
     def rollout(self, env, tasks):
         return [require_capability(env, "branch")(trajectory, 1) for trajectory in super().rollout(env, tasks)]
 
 
-def test_what_players_cannot_do_is_said(monkeypatch):
+def test_what_workers_cannot_do_raises(monkeypatch):
     monkeypatch.setitem(WORKER_HANDLES, "process", Here)
     monkeypatch.setitem(STRATEGIES._rows, "independent", Continued)
     algorithm, feed = source(num_workers=1)

@@ -1,6 +1,6 @@
 """Features of a causal model for single recipes.
 
-    features (N, D + 2)                mean last hidden state of the response, mean and largest entropy (Choi et al. 2026)
+    features (N, D + 2)                mean last state of the response, mean and largest entropy (Choi et al. 2026)
     prompt_features (N, D)             mean last hidden state over the first prompt (Zhang et al. 2026)
     cluster (N,)                       cluster of trajectories of the group with similar features (Xu et al. 2025)
     waad, fai (N, T)                   distance a decision attends to, and attention it receives later (Li et al. 2025)

@@ -1,4 +1,4 @@
-"""What recipes read beside their attempts: other attempts at the same tasks, and other probabilities."""
+"""Annotators: other rollouts at the same tasks, and other probabilities."""
 
 import copy
 import math
@@ -34,7 +34,7 @@ from robopolicy_tasks.text.arithmetic import Arithmetic
 from robopolicy_tasks.text.calculator import Calculator
 from robopolicy_tasks.text.grid import Grid, Waypoints
 
-READERS = {  # recipe -> what is found for it beside its attempts
+READERS = {  # recipe -> what is found for it beside its rollouts
     "a_star_po": ["value_ref"],
     "a_lol": ["mean_ref"],
     "self": ["unlikely"],
@@ -45,7 +45,7 @@ READERS = {  # recipe -> what is found for it beside its attempts
 }
 
 
-MORE = (  # recipes that read what the world or the model shows
+MORE = (  # recipes that read what the environment or the model shows
     *(
         "v0",
         "hgpo",
@@ -109,13 +109,13 @@ def completed(task, recipe):
 
 
 @pytest.mark.parametrize("recipe", READERS)
-def test_recipes_say_what_they_read_beside(recipe):
+def test_recipes_say_what_they_read_alongside(recipe):
     algorithm, _ = learner(Arithmetic(), recipe, group_size=2)
     assert list(algorithm.annotators()) == READERS[recipe]
 
 
 @pytest.mark.parametrize("recipe", [*READERS, *MORE])
-def test_recipes_that_read_more_than_their_attempts_run(recipe):
+def test_recipes_that_read_more_than_their_rollouts_run(recipe):
     algorithm, feed = learner(Arithmetic(), recipe, prompts_per_update=2)
     for _ in range(2):
         metrics = algorithm.update(feed.next(algorithm))
@@ -131,7 +131,7 @@ def test_conversations_have_moments(recipe, task):
     feed.close()
 
 
-def test_the_best_value_is_a_soft_maximum_over_eight_attempts():
+def test_the_best_value_is_a_soft_maximum_over_eight_rollouts():
     """4.05: beta_1 is 0.5."""
     found = BestValue().value(torch.tensor([[1.0] + [0.0] * 7, [1.0] * 8]))
     torch.testing.assert_close(found, torch.tensor([0.5 * math.log((math.exp(2.0) + 7.0) / 8.0), 1.0]))
@@ -256,7 +256,7 @@ def test_durations_are_tokens_of_messages():
 
 
 @pytest.mark.parametrize("recipe", ["a_star_po", "proact"])
-def test_a_source_with_asides_resumes_exactly(recipe):
+def test_a_source_with_annotators_resumes_exactly(recipe):
     algorithm, feed = learner(Scale(), recipe)
     for _ in range(2):
         algorithm.update(feed.next(algorithm))
@@ -268,7 +268,7 @@ def test_a_source_with_asides_resumes_exactly(recipe):
     assert [other.update(again.next(other)) for _ in range(2)] == expected
 
 
-def test_what_players_elsewhere_said_cannot_be_gone_on_from():
+def test_what_workers_elsewhere_said_cannot_be_gone_on_from():
     _algorithm, feed, envs, _rows = completed(Grid(), "segment_spo")
     with pytest.raises(UserError, match="needs num_workers=0"):
         cut_points(envs.current, [replace(feed._batch.trajectories[0], record=None)])
@@ -310,7 +310,7 @@ def test_weights_of_objectives_follow_the_gradients_of_the_learner_and_resume():
     assert torch.equal(other.collector.reward.parts[0].weight, weights.weight)
 
 
-def test_the_last_batch_is_judged_once_more_by_what_became_of_the_reward():
+def test_the_last_batch_is_scored_once_more_by_what_became_of_the_reward():
     """Wang et al. 2026: nothing while the reward is as before; with a gain, the rows of the last batch count again."""
     algorithm, feed = learner(Scale(), "pipo", group_size=4)
     stage = algorithm.recipe.pipeline.stages[-1]

@@ -1,4 +1,4 @@
-"""The sampling side as one object: what it plays, drops, refills, reports and remembers."""
+"""The sampling side as one object: what it plays, drops, resamples, reports and remembers."""
 
 from dataclasses import replace
 
@@ -59,7 +59,7 @@ def env(request) -> SecretSequenceEnv:
 
 
 def test_the_last_batch_is_learned_from_again_and_resumes(env):
-    side = collector(env, {"again": True})
+    side = collector(env, {"replay_last_batch": True})
     first, second, third = (side.collect(2) for _ in range(3))
     assert [trajectory.source for trajectory in first.trajectories] == [0] * 8
     for before, now in ((first, second), (second, third)):
@@ -68,14 +68,14 @@ def test_the_last_batch_is_learned_from_again_and_resumes(env):
         assert [trajectory.reward for trajectory in now.trajectories[8:]] == [trajectory.reward for trajectory in fresh]
         rows = now.decisions.source == REPLAYED
         assert_close(now.decisions.logp_old[rows], before.decisions.logp_old[before.decisions.source != REPLAYED])
-    again = collector(env, {"again": True})
+    again = collector(env, {"replay_last_batch": True})
     again.load_state_dict(side.state_dict())
     assert [trajectory.task.key for trajectory in again._last] == [
         trajectory.task.key for trajectory in third.trajectories[:8]
     ]
     follow = {"name": "gradient_weights", "objectives": ["share"]}
     with pytest.raises(ValueError, match="leave one of them out"):
-        collector(env, {"again": True, "reward": [follow]})
+        collector(env, {"replay_last_batch": True, "reward": [follow]})
 
 
 def test_runs_resume_exactly(env):
@@ -93,8 +93,8 @@ def test_runs_resume_exactly(env):
     assert [learn(again, other) for _ in range(4)] == ahead
 
 
-def test_tied_groups_are_dropped_and_refilled(env):
-    """DAPO: every group that is learned from is mixed, at the cost of more attempts; the sampler hears of all."""
+def test_tied_groups_are_dropped_and_resampled(env):
+    """DAPO: every group that is learned from is mixed, at the cost of more rollouts; the sampler hears of all."""
     env.know(0)
     env.know(1)
     side = collector(env, {"intervention": ["drop"], "max_resample_rounds": 20})
@@ -112,7 +112,7 @@ def test_tied_groups_are_dropped_and_refilled(env):
     )
 
 
-def test_faults_under_help_and_in_rewards_are_reported_too(env):
+def test_reward_errors_under_help_and_in_rewards_are_reported_too(env):
     for key in range(4):
         env.know(key, -1e9)
     rollout = env.rollout
@@ -131,7 +131,7 @@ def test_faults_under_help_and_in_rewards_are_reported_too(env):
     assert bool(batch.decisions.require("reward").isfinite().all())
 
 
-def test_a_batch_of_nothing_is_said(env):
+def test_a_batch_of_nothing_raises(env):
     for key in range(4):
         env.know(key)
     with pytest.raises(RuntimeError, match="No group is left to learn from"):

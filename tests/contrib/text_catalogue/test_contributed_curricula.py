@@ -41,7 +41,7 @@ def keys(tasks) -> list[int]:
 
 
 def outcome(sampler, tasks, reward, advantage) -> None:
-    """Tell a sampler of one attempt per task."""
+    """Tell a sampler of one rollout per task."""
     values = [torch.tensor([f(task) for task in tasks], dtype=torch.float64) for f in (reward, advantage)]
     sampler.observe(torch.tensor(keys(tasks)), *values)
 
@@ -170,20 +170,20 @@ def test_tasks_without_weight_fill_up_a_batch():
 
 
 def test_rewards_of_tasks_outside_the_pool_are_ignored():
-    """Restatements of a topology have keys of their own."""
+    """Restatements of a strategy have keys of their own."""
     sampler = started(Regret())
     sampler.observe(torch.tensor([100, 999]), torch.tensor([1.0, 1.0]), torch.zeros(2))
     assert sampler.best[0] == 1.0 and not sampler.best[1:].isfinite().any()
 
 
 def completed(sampler, tasks, rewards) -> None:
-    """Two attempts at each task, worth `rewards(task)`."""
+    """Two rollouts at each task, worth `rewards(task)`."""
     twice = torch.tensor([key for key in keys(tasks) for _ in range(2)])
     values = torch.tensor([value for task in tasks for value in rewards(task)], dtype=torch.float64)
     sampler.observe(twice, values, torch.zeros(len(twice)))
 
 
-def test_regret_is_the_best_attempt_minus_the_running_mean():
+def test_regret_is_the_best_rollout_minus_the_running_mean():
     sampler = started(Regret(replay=1.0, temperature=1.0, decay=0.5))
     first, second, third = POOL.tasks[:3]
     completed(sampler, [first], lambda task: (1.0, 0.0))  # regret 1 - 0.5
@@ -247,7 +247,7 @@ def test_instructions_live_by_their_rewards():
     assert set(sampler.population) == {"good", "new"}
 
 
-def test_instructions_are_judged_after_their_trial():
+def test_instructions_are_scored_after_their_trial():
     sampler = started(Instructions(["good", "bad"], most=2, trial=2))
     sampler.population = {"good": (1.5, 2), "bad": (0.0, 1)}
     sampler.admit("new")
@@ -257,6 +257,6 @@ def test_instructions_are_judged_after_their_trial():
     assert sampler.population["bad"] == (1.0, 3)
 
 
-def test_what_tasks_lack_is_said():
+def test_what_tasks_lack_raises():
     with pytest.raises(UserError, match="needs the category of every task"):
         started(CategoryBandit(), PromptPool(POOL.tasks))

@@ -62,7 +62,7 @@ def test_a_judge_compares_two_messages():
     assert sure[0] == pytest.approx(float(ratio.detach()), abs=0.05)
 
 
-def test_who_cannot_be_judged_is_refused():
+def test_who_cannot_be_scored_is_refused():
     algorithm = TextRecipe(TextRecipeConfig(recipe="urpo"), small(), total_updates=4)
     with pytest.raises(UserError, match=r"text/arithmetic does not say how to ask one"):
         recipe_source(make_sim("text/arithmetic", SimOptions(num_envs=1)), algorithm, seed=0)
@@ -71,7 +71,7 @@ def test_who_cannot_be_judged_is_refused():
     with pytest.raises(UserError, match="players must be at most 256"):
         TextRecipeConfig(num_workers=2000)
     external = TextRecipe(TextRecipeConfig(recipe="craft_gui"), small(), total_updates=4)
-    with pytest.raises(UserError, match="needs a second policy"):
+    with pytest.raises(UserError, match="needs a teacher"):
         recipe_source(make_sim("text/critique", SimOptions(num_envs=1)), external, seed=0)
     assert Arithmetic().judge_prompt(0, ["1"]) is None
 

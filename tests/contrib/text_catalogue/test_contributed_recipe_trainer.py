@@ -37,7 +37,7 @@ def test_half_precision_keeps_what_was_recorded_of_rows_that_this_policy_did_not
     algorithm.update(first)
     batch = feed.next(algorithm)
     batch.source[0] = TEACHER
-    prepared, again = algorithm._prepared(batch), batch.source == REPLAYED
+    prepared, again = algorithm._preprocess(batch), batch.source == REPLAYED
     assert torch.equal(prepared.logp_old[0], batch.logp_old[0])
     width = first.shape[1]
     torch.testing.assert_close(prepared.logp_old[again][:, :width], first.logp_old)

@@ -241,7 +241,7 @@ def test_pipo_judges_the_last_batch_by_the_gain() -> None:
 
 
 @pytest.mark.parametrize("history", [[], [0.1] * 7 + [0.2], [0.9] * 7 + [0.8]], ids=["none", "gain", "loss"])
-def test_pipo_adds_a_step_on_the_last_batch_and_none_where_it_is_not_judged(history: list[float]) -> None:
+def test_pipo_adds_a_step_on_the_last_batch_and_none_where_it_is_not_scored(history: list[float]) -> None:
     case = tabular(rollouts=8, source=torch.tensor([0] * 4 + [1] * 4).repeat(4), drift=0.5)
     d, stages = case.decisions, read_recipe("pipo")["advantage"]
     stages[-1]["loss_weight"] = 0.5
@@ -328,7 +328,7 @@ def test_attention_marks_get_more_credit_where_the_advantage_is_positive() -> No
 
 
 def test_the_rhythm_compares_with_the_next_decision_whatever_stands_between() -> None:
-    """Neither padding nor the world's tokens, whose distance is 0, are steps."""
+    """Neither padding nor the environment's tokens, whose distance is 0, are steps."""
     distance = torch.tensor([[5.0, 5.0, 9.0, 8.0]], dtype=torch.float64)
     wide = torch.tensor([[5.0, 0.0, 5.0, 9.0, 0.0, 8.0, 0.0, 0.0]], dtype=torch.float64)
     mask = wide > 0

@@ -256,7 +256,7 @@ def test_salsa_is_grpo_near_its_reference() -> None:
     check_recipe("salsa", formula)
 
 
-def test_a_soup_of_one_policy_is_that_policy() -> None:
+def test_a_average_of_one_policy_is_that_policy() -> None:
     state = {"weight": torch.randn(3, 2), "steps": torch.tensor(7)}
     mixed = average_weights([state, state], [0.3, 0.7])
     torch.testing.assert_close(mixed["weight"], state["weight"])

@@ -166,7 +166,7 @@ def test_rows_of_a_teacher_are_never_clipped():
     assert bool((found[1][rows][case.decisions.valid()[rows]] < 0).all())
 
 
-def test_experts_are_imitated_beside_the_own_rows():
+def test_experts_are_imitated_alongside_the_own_rows():
     """6.10 (HILA): what an expert earns is not compared with."""
 
     def formula(case: Tabular) -> Tensor:

@@ -54,7 +54,7 @@ def test_values_that_make_no_sense_are_told(rollout, message):
 def test_rows_are_scored_at_other_temperatures():
     algorithm, sim = learner("distribution_dcpo", group_size=2)
     batch = TextRolloutSource(sim, algorithm, seed=0).next(algorithm)
-    prepared = algorithm._prepared(batch)
+    prepared = algorithm._preprocess(batch)
     temperatures = {**batch.extra, "temperature": batch.extra["temperature"] * 0.8}
     cool = score(algorithm.policy, batch.with_fields(extra=temperatures)).logp
     assert torch.equal(prepared.extra["logp_cool"], cool)
@@ -121,7 +121,7 @@ def other(tmp_path) -> Path:
     return tmp_path / "other"
 
 
-def test_a_soup_is_the_reference_and_comes_back_with_a_resumed_run(other):
+def test_a_average_is_the_reference_and_comes_back_with_a_resumed_run(other):
     algorithm, sim = learner("salsa", group_size=2, teacher=str(other))
     recipe_source(sim, algorithm, 0)
     key = "model.model.embed_tokens.weight"
@@ -140,7 +140,7 @@ def test_recipes_that_overlap_play_and_learning_do_unless_told_otherwise():
         source.close()
 
 
-def test_what_is_missing_or_makes_no_sense_is_said(other, tmp_path):
+def test_what_is_missing_or_makes_no_sense_raises(other, tmp_path):
     algorithm, _ = learner("salsa", start=policy(width=32))
     with pytest.raises(UserError, match="of another architecture"):
         algorithm.set_teacher(policy())

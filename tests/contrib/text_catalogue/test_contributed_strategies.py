@@ -1,4 +1,4 @@
-"""How attempts hang together: equal budgets, limits at which a topology is flat, what is and is not a decision."""
+"""Rollout strategies: equal budgets, limits at which a strategy is independent, decisions and given tokens."""
 
 from dataclasses import replace
 
@@ -44,7 +44,7 @@ def env(request) -> SecretSequenceEnv:
 
 
 def same_as_flat(strategy, layout: str, budget: int = 6) -> None:
-    """The topology plays what `Independent` plays, draw for draw (of one task: some play the tasks in waves)."""
+    """The strategy plays what `Independent` plays, draw for draw (of one task: some play the tasks in waves)."""
     first, second = SecretSequenceEnv(layout, keys=1), SecretSequenceEnv(layout, keys=1)
     ours, flat = strategy.rollout(first, first.tasks(budget)), Independent().rollout(second, second.tasks(budget))
     assert len(ours) == len(flat)
@@ -56,7 +56,7 @@ def same_as_flat(strategy, layout: str, budget: int = 6) -> None:
 @pytest.mark.parametrize("budget", [1, 2, 5, 8])
 @pytest.mark.parametrize("name", sorted(set(STRATEGIES) - set(STRATEGIES.product()) - {"rewritten"}))
 def test_the_budget_is_that_of_flat(env, name, budget):
-    """I (5.11): whatever the topology, a task costs its budget."""
+    """I (5.11): whatever the strategy, a task costs its budget."""
     trajectories = make(name).rollout(env, env.tasks(budget))
     assert [(group[0].task.key, len(group)) for group in group_by_task(trajectories)] == [
         (key, budget) for key in range(4)
@@ -78,7 +78,7 @@ def test_the_budget_is_that_of_flat(env, name, budget):
     ids=lambda strategy: type(strategy).__name__,
 )
 @pytest.mark.parametrize("layout", ["tokens", "chain"])
-def test_switched_off_it_is_flat(strategy, layout):
+def test_switched_off_it_is_independent(strategy, layout):
     """I (5.12, 5.13, 5.06, 5.16, 5.03)."""
     same_as_flat(strategy, layout)
 
@@ -94,7 +94,7 @@ def test_draws_resume(name):
     assert all(torch.equal(a.decisions.logp_old, b.decisions.logp_old) for a, b in zip(ours, theirs, strict=True))
 
 
-def test_rates_of_three_and_seven_tenths_are_still_restated():
+def test_rates_of_three_and_seven_tenths_are_still_paraphrased():
     """5.03."""
     env, asked = SecretSequenceEnv("tokens"), []
     rollout, wins = env.rollout, (3, 4, 7, 8)
@@ -126,8 +126,8 @@ def test_the_noise_of_hints_goes_both_ways(env):
     assert 0.25 < min(shares) < 0.4 and 0.6 < max(shares) < 0.75
 
 
-def test_a_tree_of_one_branch_is_flat(env):
-    """I (5.12): the same number of attempts, none of which shares anything with another."""
+def test_a_tree_of_one_branch_is_independent(env):
+    """I (5.12): the same number of rollouts, none of which shares anything with another."""
     trajectories = Tree(width=1, depth=2).rollout(env, [Task(0, budget=6)])
     env.know(0, -1.0)
     starts = {tuple(trajectory.record["symbols"].tolist()) for trajectory in trajectories}
@@ -184,7 +184,7 @@ def test_failing_tasks_get_longer_hints(env):
     assert [trajectory.source for trajectory in solved] == [POLICY] * 4
 
 
-def test_restated_tasks_follow_the_success(env):
+def test_paraphrased_tasks_follow_the_success(env):
     env.know(0, -1e9)
     env.know(1)
     trajectories = Paraphrased().rollout(env, env.tasks(4)[:2])
@@ -193,7 +193,7 @@ def test_restated_tasks_follow_the_success(env):
     ] * 4
 
 
-def test_privileged_attempts_answer_the_plain_task(env):
+def test_privileged_rollouts_answer_the_plain_task(env):
     """Pitfall h: scored without the document, while what was drawn with it is kept beside."""
     trajectories = Privileged().rollout(env, [Task(0, budget=4)])
     batch = stack(trajectories)
@@ -209,13 +209,13 @@ def test_modes_share_a_group(env):
     assert [trajectory.task.context["text"] for trajectory in trajectories] == ["think", "act", "think", "act"]
 
 
-def test_an_endless_window_is_flat(env):
+def test_an_endless_window_is_independent(env):
     """I (11.06): threshold infinite."""
     same_as_flat(Segments(units=1000), env.layout)
 
 
 def test_segments_share_their_advantage(env):
-    """I (11.06): the gradient is the sum over segments of the same advantage: that of the undivided attempt."""
+    """I (11.06): the gradient is the sum over segments of the same advantage: that of the undivided rollout."""
     recipe = Recipe.from_dict(GROUP_MEAN)
     env.layout = "tokens"
     trajectories = Segments(units=1, summaries=2).rollout(env, [Task(0, budget=6)])
@@ -264,7 +264,7 @@ def test_open_windows_resume(env, tmp_path):
 
 
 def test_turns_count_in_the_statistics():
-    """11.07: rows of turns share the final reward, and long attempts weigh more in the group's mean."""
+    """11.07: rows of turns share the final reward, and long rollouts weigh more in the group's mean."""
     env = SecretSequenceEnv("tokens")
     long, short = Independent().rollout(env, [Task(0, budget=2)])
     short = env.rollout([Task(0)], units=1)[0]
@@ -280,7 +280,7 @@ def test_turns_count_in_the_statistics():
     assert_close(recipe.advantage(batch).flatten(), torch.tensor([0.25, 0.25, 0.25, -0.75], dtype=torch.float64))
 
 
-def test_one_turn_is_flat():
+def test_one_turn_is_independent():
     """I (11.07)."""
     env = SecretSequenceEnv("tokens", length=STEP)
     trajectories = Independent().rollout(env, [Task(0, budget=3)])
@@ -299,7 +299,7 @@ class Given(Independent):
         return list(self.trajectories)
 
 
-def test_a_world_must_be_able(env):
+def test_a_env_must_be_able(env):
     class Plain:
         rollout = env.rollout
 
@@ -308,7 +308,7 @@ def test_a_world_must_be_able(env):
 
 
 def test_what_the_critic_doubts_is_asked_for_again(env):
-    """ReAd (Zhang et al. 2024): accepting everything is flat; a threshold costs more attempts and gives better ones."""
+    """ReAd (Zhang et al. 2024): without a threshold it is independent; with one, rollouts cost more and are better."""
     asked = env.tasks(budget=6)
     flat = Resample("share", threshold=-float("inf")).rollout(env, asked)
     assert len(env.completed) == 24 == len(flat)

@@ -1,4 +1,4 @@
-"""A text task as the world of the sampling side: attempts, rows, and what samplers ask of it."""
+"""A text task as the environment of the sampling side: rollouts, rows, and what samplers ask of it."""
 
 import pytest
 import torch
@@ -31,11 +31,11 @@ def tasks(budget=3, keys=(5, 6), temperature=1.0):
     return [Task(key, payload=key, budget=budget, temperature=temperature) for key in keys]
 
 
-def test_abilities():
+def test_capabilities():
     env = env_of(Grid())
     for ability in ("hint", "start_from_solution", "repair", "rescore", "rewrite", "summarize", "teach"):
         assert callable(require_capability(env, ability))
-    with pytest.raises(UserError, match="ability 'inpaint', which TextWorld lacks"):
+    with pytest.raises(UserError, match="capability 'inpaint', which TextEnv lacks"):
         require_capability(env, "inpaint")
 
 
@@ -102,7 +102,7 @@ def test_scaffolds_tell_ever_more_of_the_solution(monkeypatch):
     assert len(set(texts)) == 4
 
 
-def test_restated_problems_have_the_same_answer():
+def test_paraphrased_problems_have_the_same_answer():
     env, arithmetic = env_of(Arithmetic()), Arithmetic()
     for seed in range(12):
         problem = arithmetic.episode(seed)

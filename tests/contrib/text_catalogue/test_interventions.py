@@ -60,7 +60,7 @@ def test_hints_grow_until_something_succeeds(env):
 
 
 def test_the_least_hint_that_solves_replaces_one(env):
-    """I (5.05): at most one attempt is replaced."""
+    """I (5.05): at most one rollout is replaced."""
     group = failing(env)
     after = GradedHints(kinds=["plan", "solution"], levels=2, warmup=0).apply(group, env)
     changed = [place for place, (a, b) in enumerate(zip(after, group, strict=True)) if a is not b]
@@ -112,7 +112,7 @@ def test_repairs_take_the_place_of_failures(env):
     )
 
 
-def test_a_refiner_that_always_keeps_is_flat(env):
+def test_a_refiner_that_always_keeps_is_independent(env):
     """I (5.19): repairs that are not better change nothing."""
     group = failing(env)
     env.repair = lambda trajectory: Task(trajectory.task.key)

@@ -136,7 +136,7 @@ def test_ranks_of_failures():
 
 
 def test_pareto_ranks():
-    """I (5.18): one objective is the rank; incomparable attempts are equals."""
+    """I (5.18): one objective is the rank; incomparable rollouts are equals."""
     values = [3.0, 1.0, 2.0, 2.0]
     gives(ParetoRank(["a"]), Rank("a")(outcomes([0.0] * 4, a=values)).tolist(), [0.0] * 4, a=values)
     gives(ParetoRank(["a", "b"]), [1.0, 1.0, 0.0], [0.0] * 3, a=[2.0, 1.0, 1.0], b=[1.0, 2.0, 0.5])
@@ -214,7 +214,7 @@ def test_rewards_compose_from_left_to_right():
     gives(RewardChain([]), [1.0, 0.0], [1.0, 0.0])
 
 
-def test_outcomes_of_attempts_and_what_they_lack():
+def test_outcomes_of_rollouts_and_what_they_lack():
     env = SecretSequenceEnv()
     trajectories = env.rollout(env.tasks())
     made = collect_outcomes(trajectories)

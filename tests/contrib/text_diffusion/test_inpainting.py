@@ -1,4 +1,4 @@
-"""Failures are replaced by attempts that fill gaps in the solution."""
+"""Failures are replaced by rollouts that fill gaps in the solution."""
 
 import pytest
 import torch
