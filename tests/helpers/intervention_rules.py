@@ -8,7 +8,7 @@ from secret_env import SecretSequenceEnv
 from robopolicy.text.rollouts.collector import INTERVENTIONS
 from robopolicy.text.rollouts.protocols import Task
 
-SETTINGS = {"scaffold": {"warmup": 0}}
+SETTINGS = {"graded_hints": {"warmup": 0}}
 
 
 def make(name: str):
@@ -31,7 +31,7 @@ def check_leaves_solved_groups_alone(name: str) -> None:
     """I (5.04 to 5.10, 8.01, 10.02): mixed groups trigger only repairs, and solved ones only what looks at ties."""
     part = make(name)
     mixed, solved = torch.tensor([1.0, 0.0, 1.0, 0.0]), torch.ones(4)
-    assert part.applies(mixed) == (name == "repair")
+    assert part.applies(mixed) == (name == "self_correct")
     assert part.applies(solved) == (name in ("drop", "sample_buffer"))
 
 

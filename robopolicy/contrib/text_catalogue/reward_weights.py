@@ -112,8 +112,8 @@ class GradientWeights(Reward):
             rate: Step size of the mirror ascent.
             regularization: mu, its divisor.
         """
-        self.objectives, self.rate, self.regularization = tuple(objectives), rate, regularization
-        self.weight = torch.full((len(self.objectives),), 1.0 / len(self.objectives), dtype=torch.float64)
+        self.weighted_objectives, self.rate, self.regularization = tuple(objectives), rate, regularization
+        self.weight = torch.full((len(self.weighted_objectives),), 1.0 / len(self.weighted_objectives), dtype=torch.float64)
 
     def set_influence(self, influence: Tensor) -> None:
         """Move the weights by the influence `(O,)` of every objective."""
@@ -122,7 +122,7 @@ class GradientWeights(Reward):
 
     def __call__(self, outcomes: Outcomes) -> Tensor:
         """Rewards `(M,)`."""
-        return torch.stack([outcomes.require(name) for name in self.objectives], 1).double() @ self.weight
+        return torch.stack([outcomes.require(name) for name in self.weighted_objectives], 1).double() @ self.weight
 
     def state_dict(self) -> dict[str, Any]:
         """The weights."""

@@ -40,7 +40,7 @@ class RewardChain(Reward):
 
     def __init__(self, parts: Sequence[Reward]) -> None:
         self.parts = list(parts)
-        self.objectives = tuple(name for part in self.parts for name in part.objectives)
+        self.weighted_objectives = tuple(name for part in self.parts for name in part.weighted_objectives)
 
     def __call__(self, outcomes: Outcomes) -> Tensor:
         """Rewards `(M,)`."""
@@ -50,7 +50,7 @@ class RewardChain(Reward):
 
     def set_influence(self, influence: Tensor) -> None:
         """Pass the influence of its objectives to every part."""
-        counts = [len(part.objectives) for part in self.parts]
+        counts = [len(part.weighted_objectives) for part in self.parts]
         for part, own in zip(self.parts, influence.split(counts), strict=True):
             part.set_influence(own)
 
@@ -165,7 +165,7 @@ class Collector:
         self.interventions: list[Intervention] = [build("intervention", entry) for entry in settings["intervention"]]
         self.staleness: Staleness = build("staleness", settings["staleness"])
         self.replay_last_batch, self._last = bool(settings["replay_last_batch"]), list[Trajectory]()
-        if self.replay_last_batch and self.reward.objectives:
+        if self.replay_last_batch and self.reward.weighted_objectives:
             raise ValueError(
                 "Rewards with objectives cannot be combined with replay_last_batch; leave one of them out."
             )
@@ -225,9 +225,9 @@ class Collector:
                 trajectories = [*fresh, *self._last]
                 self._last = [replace(trajectory, source=REPLAYED, record=None) for trajectory in fresh]
         rows = self.env.batch(trajectories)
-        if self.reward.objectives:
+        if self.reward.weighted_objectives:
             valid = torch.tensor([math.isfinite(reward) for reward in composed])
-            worth = torch.stack([outcomes.require(name)[valid] for name in self.reward.objectives], 1)
+            worth = torch.stack([outcomes.require(name)[valid] for name in self.reward.weighted_objectives], 1)
             worth = worth.float().to(rows.logp_old.device)[rows.require("trajectory")]
             rows = rows.with_fields(extra={**rows.extra, OBJECTIVES: worth})
         return Batch(trajectories, rows, invalid)

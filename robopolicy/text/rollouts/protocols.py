@@ -222,7 +222,7 @@ class Reward(Part):
     A reward that weights objectives by their influence on the policy names them; the learner calls `set_influence`.
     """
 
-    objectives: Sequence[str] = ()  # O metrics
+    weighted_objectives: Sequence[str] = ()  # O metrics
 
     @abstractmethod
     def __call__(self, outcomes: Outcomes) -> Tensor:

@@ -278,7 +278,7 @@ def test_weights_of_objectives_follow_the_gradients_of_the_learner_and_resume():
     """Lu et al. 2025 (b), against autograd of the loss that is written out."""
     algorithm, feed = learner(Scale(), "gradient_weights", group_size=4)
     weights = feed.collector.reward.parts[0]
-    weights.objectives = feed.collector.reward.objectives = (
+    weights.weighted_objectives = feed.collector.reward.weighted_objectives = (
         "reward",
         "length",
         "split",

@@ -45,7 +45,7 @@ def learn(env: SecretSequenceEnv, side: Collector, groups: int = 3) -> list[floa
     recipe = Recipe.from_dict(GRPO)
     batch = side.collect(groups)
     advantage = recipe.advantage(batch.decisions)
-    loss, _ = recipe.loss(batch.decisions, advantage, env.score_rows(batch.trajectories))
+    loss, _ = recipe.loss(batch.decisions, advantage, env.scored(batch.trajectories))
     (gradient,) = torch.autograd.grad(loss, env.logits)
     with torch.no_grad():
         env.logits -= 20.0 * gradient

@@ -201,7 +201,7 @@ def test_privileged_rollouts_answer_the_plain_task(env):
     assert int(told.sum()) * 2 == len(batch) and all(trajectory.task.context is None for trajectory in trajectories)
     assert torch.equal(batch.logp_old[~told], batch.logp_behaviour[~told])
     assert bool((batch.logp_old[told] < batch.logp_behaviour[told]).any())
-    assert_close(batch.logp_old, env.score_rows(trajectories).detach())  # the ratio of fresh data is 1
+    assert_close(batch.logp_old, env.scored(trajectories).detach())  # the ratio of fresh data is 1
 
 
 def test_modes_share_a_group(env):
@@ -224,7 +224,7 @@ def test_segments_share_their_advantage(env):
     assert len(batch) == 18 and batch.valid().sum(1).tolist() == [STEP] * 18
     advantage = recipe.advantage(batch)
     assert_close(advantage.view(6, 3), (batch.require("reward").sum(1).view(6, 3).sum(1) - 1.0)[:, None].expand(6, 3))
-    loss, _ = recipe.loss(batch, advantage, env.score_rows(trajectories))
+    loss, _ = recipe.loss(batch, advantage, env.scored(trajectories))
     (found,) = torch.autograd.grad(loss, env.logits)
     whole = torch.stack([env.logp(Task(0)).gather(1, a.record["symbols"][:, None]).sum() for a in trajectories])
     weights = torch.tensor([float(i % 3) for i in range(6)], dtype=torch.float64) - 1.0
@@ -248,7 +248,7 @@ def test_windows_learn_from_every_decision_once(env):
         assert bool(batch.extra["finished"].all()) == (number == 2)
         new += int(fresh.sum())
     assert new == 2 * env.length == int(batch.valid().sum())
-    assert_close(batch.logp_old[batch.valid()], env.score_rows(trajectories).detach()[batch.valid()])
+    assert_close(batch.logp_old[batch.valid()], env.scored(trajectories).detach()[batch.valid()])
     assert [trajectory.task.prefix for trajectory in strategy.rollout(env, [Task(2)])] == [None]
 
 

@@ -54,7 +54,7 @@ def test_hints_grow_until_something_succeeds(env):
     group = Hint(shares=(0.0, 0.5, 1.0)).apply(failing(env), env)
     assert len(group) == 4 and {trajectory.source for trajectory in group} == {HINTED}
     assert {trajectory.task.context["share"] for trajectory in group} == {1.0}
-    assert_close(stack(group).logp_old, env.score_rows(group).detach())  # ratio 1 only under the stored conditioning
+    assert_close(stack(group).logp_old, env.scored(group).detach())  # ratio 1 only under the stored conditioning
     plain = torch.cat([env.score(trajectory, Task(0)) for trajectory in group])
     assert bool((plain < stack(group).logp_old - 1e-3).any())
 
