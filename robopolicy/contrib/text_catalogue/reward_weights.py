@@ -113,7 +113,9 @@ class GradientWeights(Reward):
             regularization: mu, its divisor.
         """
         self.weighted_objectives, self.rate, self.regularization = tuple(objectives), rate, regularization
-        self.weight = torch.full((len(self.weighted_objectives),), 1.0 / len(self.weighted_objectives), dtype=torch.float64)
+        self.weight = torch.full(
+            (len(self.weighted_objectives),), 1.0 / len(self.weighted_objectives), dtype=torch.float64
+        )
 
     def set_influence(self, influence: Tensor) -> None:
         """Move the weights by the influence `(O,)` of every objective."""

@@ -202,7 +202,9 @@ def test_a_composition_hands_on_what_each_part_wants_to_know():
     first, second = GradientWeights(["a", "b"]), GradientWeights(["c"])
     composed = RewardChain([first, Sum({"reward": 1.0}), second])
     assert composed.weighted_objectives == ("a", "b", "c")
-    assert RewardChain([ParetoRank(["a", "b"])]).weighted_objectives == ()  # has objectives, and ranks by them without gradients
+    assert (
+        RewardChain([ParetoRank(["a", "b"])]).weighted_objectives == ()
+    )  # has objectives, and ranks by them without gradients
     composed.set_influence(torch.tensor([1.0, 0.0, 5.0]))
     assert_close(first.weight, torch.softmax(torch.tensor([1.0, 0.0], dtype=torch.float64), 0))
     assert_close(second.weight, torch.ones(1, dtype=torch.float64))
