@@ -180,13 +180,8 @@ class TextPolicy(Policy):
         temperatures = self.temperatures(temperature, len(prompts))
         draws = None if deterministic else uniform((len(prompts), budget), generator, self.device)
         special_tokens = {"eos": self.tokenizer.eos, "pad": self.tokenizer.pad}
-        limits: dict[str, Any] = {
-            "top_p": top_p,
-            "allowed": allowed,
-            "prefill": prefill,
-            "token_text": self._token_text,
-        }
-        limits |= special_tokens | {"guide": None if guide is None else guide.model}
+        limits: dict[str, Any] = {"top_p": top_p, "allowed": allowed, "prefill": prefill}
+        limits |= {"token_text": self._token_text} | special_tokens | {"guide": None if guide is None else guide.model}
         return generate(self.model, prompts, draws, budget=budget, temperature=temperatures, **limits)
 
     def _token_text(self, token: int) -> str:
@@ -206,10 +201,8 @@ class TextPolicy(Policy):
 
     def temperatures(self, temperature: float | Tensor | None, count: int) -> Tensor:
         """Temperatures `(count,)`: one for all or one each; that of the config if None."""
-        temperatures = self.config.temperature if temperature is None else temperature
-        return (temperatures if isinstance(temperatures, Tensor) else torch.full((count,), temperatures)).to(
-            self.device
-        )
+        value = self.config.temperature if temperature is None else temperature
+        return (value if isinstance(value, Tensor) else torch.full((count,), value)).to(self.device)
 
     def act(self, obs: Observation, *, deterministic: bool = False, generator: Randomness = None) -> Tensor:
         """Messages `(B, 1, A)` in bytes."""

@@ -95,7 +95,7 @@ def test_the_greedy_reward_is_that_of_the_greedy_answer():
 
 def test_the_greedy_answers_are_asked_for_anew_in_every_batch():
     annotator, answers = GreedyReward(), iter([[0.0], [1.0]])
-    annotator.ask = lambda envs, tasks: next(answers)
+    annotator.compute = lambda envs, tasks: next(answers)
     trajectories, rows = [SimpleNamespace(task=Task(0))], Decisions(torch.zeros(1, 1))
     assert [annotator(None, trajectories, rows).extra["greedy"].tolist() for _ in range(2)] == [[0.0], [1.0]]
 

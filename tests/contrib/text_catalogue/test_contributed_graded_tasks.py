@@ -10,7 +10,7 @@ from graded_tasks import check_solutions_solve_and_fit
 from robopolicy.contrib.text_catalogue.critique import Critique
 from robopolicy.contrib.text_catalogue.decompose import Decompose, consistency, plan, solved
 from robopolicy.contrib.text_catalogue.judge import PolicyJudge
-from robopolicy.contrib.text_catalogue.nim import Nim, completed, divided, value
+from robopolicy.contrib.text_catalogue.nim import Nim, apply_move, divided, value
 from robopolicy.contrib.text_catalogue.review import Review
 from robopolicy.errors import UserError
 from robopolicy.policies.base import PolicySpec
@@ -111,8 +111,8 @@ def graded(task, seed, *messages):
 
 
 def test_nim_is_won_by_leaving_nothing_to_win():
-    assert divided(3 + 0 * 6 + 5 * 36) == [3, 0, 5] and completed([3, 0, 5], "c2+") == [3, 0, 3]
-    assert completed([3, 0, 5], "b1+") is None and completed([3, 0, 5], "c2") is None
+    assert divided(3 + 0 * 6 + 5 * 36) == [3, 0, 5] and apply_move([3, 0, 5], "c2+") == [3, 0, 3]
+    assert apply_move([3, 0, 5], "b1+") is None and completed([3, 0, 5], "c2") is None
     seeds = {tuple(map(int, Nim().episode(seed).prompt[:-1].split())): seed for seed in range(2000)}
     won, invalid = seeds[3, 0, 5], seeds[2, 2, 0]
     (grades,), turn = graded(Nim(), won, "c2+")
