@@ -19,7 +19,7 @@ from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
 from robopolicy.recipe_files import read_recipe, recipe_ring
 from robopolicy.text.rollouts.collector import DEFAULTS as OF_ROLLOUTS
 from robopolicy.text.rollouts.collector import Collector
-from robopolicy.text.rollouts.protocols import Pool
+from robopolicy.text.rollouts.protocols import PromptPool
 
 
 def gradients_of_one_update(recipe: Recipe, decisions: Decisions, score, parameters) -> float:
@@ -138,7 +138,7 @@ def robot_batch() -> tuple[SDEChain, Decisions, torch.Tensor, torch.Tensor]:
 
 def collector(name: str, env: SecretSequenceEnv, size: int = 4) -> Collector:
     count = len(env.secret)
-    pool = Pool(env.tasks(), category=torch.arange(count) % 2, difficulty=torch.arange(count))
+    pool = PromptPool(env.tasks(), category=torch.arange(count) % 2, difficulty=torch.arange(count))
     rollout = read_recipe(name)["rollout"]
     return Collector(rollout, pool, env, group_size=size, seed=0, others=rollout)
 

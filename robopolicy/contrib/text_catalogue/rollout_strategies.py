@@ -126,11 +126,11 @@ class AdaptiveHints(RandomStrategy):
             share = self.low + (self.high - self.low) * (1.0 - rate) + self.noise * (2.0 * self.uniform() - 1.0)
             hinted = require_capability(env, "start_from_solution")(task, min(share, 1.0)) if share > 0 else None
             assisted += [task if hinted is None else hinted] * (task.budget // 2)
-        told = [
+        hinted_rollouts = [
             replace(trajectory, source=HINTED) if trajectory.task.prefix is not None else trajectory
             for trajectory in env.rollout(assisted)
         ]
-        return side_by_side(plain, told)
+        return side_by_side(plain, hinted_rollouts)
 
 
 class Paraphrased(RolloutStrategy):
@@ -190,8 +190,8 @@ class Privileged(RolloutStrategy):
         requests = [task for task, count in zip(tasks, counts, strict=True) for _ in range(count)]
         if not requests:
             return plain
-        told = [require_capability(env, "hint")(task, self.kind, 1.0) or task for task in requests]
-        assisted = require_capability(env, "rescore")(env.rollout(told), requests)
+        hinted = [require_capability(env, "hint")(task, self.kind, 1.0) or task for task in requests]
+        assisted = require_capability(env, "rescore")(env.rollout(hinted), requests)
         return side_by_side(plain, [replace(trajectory, source=HINTED) for trajectory in assisted])
 
 

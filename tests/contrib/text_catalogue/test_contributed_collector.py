@@ -134,7 +134,7 @@ def test_reward_errors_under_help_and_in_rewards_are_reported_too(env):
 def test_a_batch_of_nothing_raises(env):
     for key in range(4):
         env.know(key)
-    with pytest.raises(RuntimeError, match="No group is left to learn from"):
+    with pytest.raises(RuntimeError, match="No group is left to train on"):
         collector(env, {"intervention": ["drop"]}).collect(2)
 
 

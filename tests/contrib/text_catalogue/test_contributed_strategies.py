@@ -119,7 +119,7 @@ def test_plans_at_the_threshold_are_asked_for_again_and_worse_ones_forgotten():
 
 def test_the_noise_of_hints_goes_both_ways(env):
     shares = []
-    env.begin = lambda task, share: shares.append(share)
+    env.start_from_solution = lambda task, share: shares.append(share)
     part = AdaptiveHints(low=0.5, high=0.5, noise=0.25)
     for _ in range(20):
         part.rollout(env, [Task(0, budget=2)])

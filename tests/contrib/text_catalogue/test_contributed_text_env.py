@@ -113,7 +113,7 @@ def test_paraphrased_problems_have_the_same_answer():
             if again.key != seed:
                 assert set(other.prompt[:-1].split("+")) != set(problem.prompt[:-1].split("+"))
                 assert how == "varied" or arithmetic.difficulty(again.payload) < arithmetic.difficulty(seed)
-    with pytest.raises(UserError, match="text/grid cannot restate"):
+    with pytest.raises(UserError, match="text/grid cannot paraphrase"):
         require_capability(env_of(Grid()), "rewrite")(Task(3, payload=3), "simpler")
 
 
