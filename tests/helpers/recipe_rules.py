@@ -140,7 +140,7 @@ def collector(name: str, env: SecretSequenceEnv, size: int = 4) -> Collector:
     count = len(env.secret)
     pool = PromptPool(env.tasks(), category=torch.arange(count) % 2, difficulty=torch.arange(count))
     rollout = read_recipe(name)["rollout"]
-    return Collector(rollout, pool, env, group_size=size, seed=0, others=rollout)
+    return Collector(rollout, pool, env, group_size=size, seed=0, extra_keys=rollout)
 
 
 def completed(decisions: Decisions) -> Decisions:

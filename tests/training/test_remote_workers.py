@@ -71,7 +71,7 @@ def plays(line, policy):
         batch = env.batch(trajectories)
         torch.testing.assert_close(score(policy, batch).logp, batch.logp_old, rtol=0, atol=2e-5)
         assert batch.group.tolist() == [5, 5, 6] and home.generated == int(batch.valid().sum()) > 0
-        with pytest.raises(RuntimeError, match="A player failed"):
+        with pytest.raises(RuntimeError, match="A rollout worker failed"):
             env.load(b"no weights")
     finally:
         env.close()
@@ -190,7 +190,7 @@ def test_what_workers_cannot_do_raises(monkeypatch):
     monkeypatch.setitem(WORKER_HANDLES, "process", Here)
     monkeypatch.setitem(STRATEGIES._rows, "independent", Continued)
     algorithm, feed = source(num_workers=1)
-    with pytest.raises(UserError, match="ability 'branch', which RemoteWorld lacks"):
+    with pytest.raises(UserError, match="capability 'branch', which RemoteRolloutEnv lacks"):
         for _ in range(4):
             feed.next(algorithm)
     feed.close()

@@ -281,7 +281,7 @@ def test_weights_of_objectives_follow_the_gradients_of_the_learner_and_resume():
     weights.weighted_objectives = feed.collector.reward.weighted_objectives = (
         "reward",
         "length",
-        "split",
+        "truncated",
     )  # which differ without training
     rows = feed.next(algorithm)
     worth, group = rows.extra["objectives"], rows.require("group")
