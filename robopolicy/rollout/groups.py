@@ -111,7 +111,7 @@ def play_out(
         step = replace(
             step,
             reward=torch.where(running, step.reward, 0.0),
-            earned=torch.where(running, step.undiscounted, 0.0),
+            undiscounted=torch.where(running, step.undiscounted, 0.0),
             steps=torch.where(running, step.steps, 0),
             terminated=step.terminated & running,
             truncated=step.truncated & running,

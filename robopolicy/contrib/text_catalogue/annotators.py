@@ -46,7 +46,7 @@ ROLLOUTS = 4  # from each message
 class MeanValue(PerTaskAnnotator):
     """Mean return of the initial policy."""
 
-    key, begins = "mean_ref", True
+    key, needs_initial_policy = "mean_ref", True
 
     def compute(self, envs: AnnotatorEnvs, tasks: Sequence[Task]) -> list[float]:
         """Roll out every task several times."""
@@ -71,7 +71,7 @@ class BestValue(MeanValue):
 class Likelihood(PerTaskAnnotator):
     """Likelihood of the solution under the initial policy: geometric mean over its tokens, 0 without a solution."""
 
-    key, begins = "likelihood", True
+    key, needs_initial_policy = "likelihood", True
 
     def compute(self, envs: AnnotatorEnvs, tasks: Sequence[Task]) -> list[float]:
         """Score the solutions."""
