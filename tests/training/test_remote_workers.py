@@ -194,5 +194,5 @@ def test_what_workers_cannot_do_raises(monkeypatch):
         for _ in range(4):
             feed.next(algorithm)
     feed.close()
-    with pytest.raises(UserError, match="Unknown place 'rai' of players"):
+    with pytest.raises(UserError, match="Unknown backend 'rai' of workers"):
         TextRecipeConfig(worker_backend="rai")

@@ -54,7 +54,7 @@ class Rounds:
                 replace(
                     step,
                     reward=torch.where(running, step.reward, 0.0),
-                    earned=torch.where(running, step.undiscounted, 0.0),
+                    undiscounted=torch.where(running, step.undiscounted, 0.0),
                     steps=torch.where(running, step.steps, 0),
                     terminated=step.terminated & running,
                     truncated=step.truncated & running,

@@ -287,7 +287,7 @@ def test_weights_of_objectives_follow_the_gradients_of_the_learner_and_resume():
     worth, group = rows.extra["objectives"], rows.require("group")
     assert worth.shape == (len(rows), 3)
     told = [trajectory.metrics for trajectory in feed._batch.trajectories]
-    assert worth[:, 1:].tolist() == [[metrics["length"], metrics["split"]] for metrics in told]
+    assert worth[:, 1:].tolist() == [[metrics["length"], metrics["truncated"]] for metrics in told]
     logp, valid = score(algorithm.policy, rows).logp, rows.valid()
     mean = (logp * valid).sum(1) / valid.sum(1).clamp(min=1)
     jacobian = []
