@@ -12,7 +12,7 @@ TORCH312       ?= torch==2.11.0
 PYTHON312      ?= $(firstword $(foreach python,python3.12 $(wildcard $(HOME)/.pyenv/versions/3.12*/bin/python3.12),\
   $(shell $(python) -c 'import sys; print(sys.executable)' 2>/dev/null)))
 TEST    := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal
-NUMERIC := $(addprefix tests/,core nets policies critics samplers algorithms evaluation worldmodel)
+NUMERIC := $(addprefix tests/,core nets policies critics rollout algorithms evaluation worldmodel)
 export OMP_NUM_THREADS ?= 2
 
 .PHONY: demo test test-product test-all test-portable test-lerobot test-isaaclab test-ros lint types format docs check setup setup-dev clean

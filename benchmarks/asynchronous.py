@@ -72,11 +72,11 @@ def run(key: Key, updates: int) -> dict[str, Any]:
     config = TextRecipeConfig(
         recipe="asyncflow",
         lr=TASK.lr,
-        prompts=32,
+        prompts_per_update=32,
         minibatches=4,
         staleness=mode.staleness,
-        players=mode.players,
-        players_on=mode.place,
+        num_workers=mode.players,
+        worker_backend=mode.place,
     )
     algorithm = TextRecipe(config, policy, total_updates=updates)
     sim = make_sim(TASK.task, SimOptions(num_envs=1))

@@ -24,7 +24,7 @@ from robopolicy.evaluation.harness import evaluate
 from robopolicy.files import write_text
 from robopolicy.recipe_files import read_recipe, recipe_names
 from robopolicy.sim.registry import SimOptions, make_sim
-from robopolicy.text.evaluation import sample_attempts
+from robopolicy.text.evaluation import sample_rollouts
 from robopolicy.text.policy import TextPolicy
 from robopolicy.text.recipe_trainer import TextRecipe, TextRecipeConfig
 from robopolicy.text.sim import TextSim
@@ -38,7 +38,7 @@ PROMPTS, SAMPLES = 200, 16
 ROWS = 256  # attempts per update, whatever the size of a group
 MEASURED = (
     "rollout/degenerate",
-    "rollout/helped",
+    "rollout/assisted",
     "actor/nonzero_advantage_fraction",
     "actor/clip_fraction",
     "actor/approx_kl",
@@ -135,9 +135,9 @@ def run_cell(recipe: str, task: BenchTask, seed: int, *, tokens: int | None = No
         recipe=recipe,
         lr=task.lr,
         lr_final=task.lr / 10,
-        prompts=max(1, ROWS // size),
+        prompts_per_update=max(1, ROWS // size),
         minibatches=1 if single else max(1, STEPS // epochs),
-        companion=str(imitated(task, task.taught)[0]) if recipe in ACCOMPANIED else "",
+        teacher=str(imitated(task, task.taught)[0]) if recipe in ACCOMPANIED else "",
     )
     tokens = tokens or task.tokens
     updates = math.ceil(tokens / (ROWS * base["length"]))  # over which the rate falls
@@ -181,10 +181,10 @@ def judge(policy: TextPolicy, task: BenchTask) -> dict[str, Any]:
         assert isinstance(sim, TextSim)
         greedy = evaluate(policy, sim, episodes=PROMPTS, seed=HELD_OUT)
         seeds = range(HELD_OUT, HELD_OUT + PROMPTS)
-        sampled = sample_attempts(policy, sim.task, seeds, samples=SAMPLES)
+        sampled = sample_rollouts(policy, sim.task, seeds, samples=SAMPLES)
     assert greedy.success is not None
     wins = sampled.success.sum(1).tolist()
-    return {"correct": int(greedy.success.sum()), "n": PROMPTS, "wins": wins, **sampled.facts()}
+    return {"correct": int(greedy.success.sum()), "n": PROMPTS, "wins": wins, **sampled.to_dict()}
 
 
 def _load(checkpoint: Path) -> TextPolicy:

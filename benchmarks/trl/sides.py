@@ -73,7 +73,7 @@ def ours(base: Path, setting: Setting) -> tuple[TextPolicy, list[float], list[fl
     """GRPO by the recipe; the policy, a time and a mean reward per update, and the tokens after the first one."""
     policy = _policy(base)
     adam = {"lr": LR, "beta1": BETAS[0], "beta2": BETAS[1], "warmup": 0, "grad_clip": GRAD_CLIP}
-    config = TextRecipeConfig(recipe="grpo", prompts=PROMPTS, group_size=GROUP, problems=POOL, **adam)
+    config = TextRecipeConfig(recipe="grpo", prompts_per_update=PROMPTS, group_size=GROUP, num_prompts=POOL, **adam)
     learner = TextRecipe(config, policy, total_updates=setting.updates)
     times, rewards, first = [], [], 0
     with closing(TextRolloutSource(_sim(), learner, seed=2_000_000 + 10_000 * setting.seed)) as source:

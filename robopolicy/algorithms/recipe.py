@@ -1,19 +1,18 @@
-"""Any recipe for rollouts on a denoising chain: the catalogue of text methods, trained on robots.
+"""Text recipes for rollouts of a denoising chain: the methods of text policies, applied to robots.
 
-A recipe (a name, or a file of yours) is a method as plain data; here a denoising step takes the place
-of a token, a chunk that of a turn, an episode that of a completion, and a start state that of a prompt. Several
-episodes are played from each start. Flows are sampled by the stochastic differential equation with their marginals
-(`sde_chain`), diffusion by its own noisy steps (`diffusion_chain`); every step is a decision with the log-density of
-all its dimensions, which the ratio bounds of the recipes are meant for.
+A recipe (a name, or a file) is a method as plain data. Here a denoising step takes the place of a token, a chunk the
+place of a turn, an episode the place of a completion, and a start state the place of a prompt. Several episodes run
+from each start. Flows are sampled by the stochastic differential equation with their marginals (`sde_chain`), diffusion
+by its own noisy steps (`diffusion_chain`); every step is a decision with the log-density of all its dimensions, which
+the ratio bounds of the recipes assume.
 
-Use it to try a way of comparing rollouts, bounding ratios or choosing rows that no algorithm of its own offers. Not
-where a specialised one exists: flow_grpo, reinflow and dppo know more about the chain (exact KL, noise schedules, a
-critic). Recipes that need a critic, hidden states or other things that a simulator does not record are refused, with
-the name of what is missing.
+Use it to try a group comparison, ratio bound or row selection that no other algorithm offers. Prefer a specialised
+algorithm where one exists: flow_grpo, reinflow and dppo use more of the chain (exact KL, noise schedules, a critic).
+Recipes that need a critic, hidden states or other data that a simulator does not record are refused with the name of
+the missing field.
 
-Deviations: `rollout` of a recipe (rewards, curricula, interventions) is not played, of which a warning tells;
-minibatches hold whole groups and have `batch_size` chunks at least, so that the recipe's own number of minibatches is
-not used.
+Deviations: the `rollout` section of a recipe (rewards, curricula, interventions) is ignored with a warning; minibatches
+hold whole groups and have at least `batch_size` chunks, so the recipe's own number of minibatches is not used.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ class RecipeFineTunerConfig(PolicyGradientConfig):
     group_size: PositiveInt = 8  # G, episodes per start state; must divide sim.num_envs
     noise_level: Positive = 0.3  # c of a flow's noise c sqrt((1 - t) / t)
     std_min: Positive = 0.1  # smallest standard deviation of a diffusion step, normalised action units
-    epochs: PositiveInt | None = None  # passes over each rollout; null: as the recipe says
+    epochs: PositiveInt | None = None  # passes over each rollout; null: as in the recipe
     lr: Positive = 1e-4  # peak learning rate
     target_kl: Positive | None = None  # stop the epochs when the approximate KL exceeds this
 
@@ -75,12 +74,12 @@ class ScoredBatch:
 
 
 def decisions_of(batch: GroupRollout, scale: float, version: int) -> Decisions:
-    """The B chunks that were played as rows of K decisions, in order of time; reward falls on the last step of a chunk.
+    """The B executed chunks as rows of K decisions, in order of time; reward falls on the last step of a chunk.
 
     Args:
         batch: Episodes.
         scale: Factor on its log-probabilities.
-        version: Of the weights that played.
+        version: Of the weights that acted.
     """
     played = batch.valid  # (T, N)
     chunks, episodes = played.shape
@@ -178,7 +177,9 @@ class RecipeFineTuner(Algorithm):
                 stats["actor/nonzero_advantage_fraction"] = (rows.advantage != 0).any(1).float().mean()
                 info, stats["actor/epochs"] = self._train(rows)
         except MissingField as error:
-            raise UserError(f"Recipe '{self.config.recipe}' asks for more than robots record: {error}") from error
+            raise UserError(
+                f"Recipe '{self.config.recipe}' needs a field that robots do not record: {error}"
+            ) from error
         self.recipe.observe(every, {key.removeprefix("actor/"): value for key, value in info.items()})
         self.policy.update_stats(subtree("obs", every.extra))
         self.updates += 1
@@ -186,7 +187,7 @@ class RecipeFineTuner(Algorithm):
         return {key: float(value) for key, value in stats.items()}
 
     def _train(self, rows: ScoredBatch) -> tuple[Info, int]:
-        """Epochs of clipped steps; what the last step logged, and the epochs before the KL became too large."""
+        """Epochs of clipped steps; metrics of the last step, and the number of epochs before the KL limit."""
         config, info = self.config, dict[str, Tensor]()
         group = rows.decisions.require("group")
         epochs = Epochs(partial(group_minibatches, group, config.batch_size, self.generator), self.epochs)
@@ -212,7 +213,7 @@ class RecipeFineTuner(Algorithm):
         return decisions.with_fields(entropy=torch.cat(entropy) * scale, logp_ref=torch.cat(reference) * scale)
 
     def checkpoint_items(self) -> Mapping[str, Checkpointable]:
-        """Networks, the frozen base too, the optimiser, and the state of the recipe."""
+        """Networks including the frozen base, the optimiser, and the state of the recipe."""
         own = {"policy": self.policy, "base": self.base, "actor_optimizer": self.actor_optimizer}
         return {**own, "recipe": self.recipe}
 
@@ -223,11 +224,13 @@ def _recipe(name: str) -> Recipe:
     except ValueError as error:
         raise UserError(f"Recipe '{name}': {error}") from error
     if recipe.data != "rollout":
-        raise UserError(f"Recipe '{name}' learns from {recipe.data}; this algorithm plays, take a recipe for rollouts.")
+        raise UserError(
+            f"Recipe '{name}' learns from {recipe.data}; algorithm=recipe needs a recipe that learns from rollouts."
+        )
     if recipe.rollout:
         warnings.warn(
-            f"Recipe '{name}' has a section 'rollout' ({', '.join(recipe.rollout)}), which algorithm=recipe does not "
-            "play: it compares groups of episodes from one start, scored by the task (docs/text/recipes.md).",
+            f"Recipe '{name}' has a section 'rollout' ({', '.join(recipe.rollout)}), which algorithm=recipe "
+            "ignores: it compares groups of episodes from one start, scored by the task (docs/recipes.md).",
             UserWarning,
             stacklevel=3,
         )

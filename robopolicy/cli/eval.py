@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from robopolicy.evaluation.result import EvalResult
     from robopolicy.policies.base import Policy
     from robopolicy.sim.registry import TaskEntry
-    from robopolicy.text.evaluation import Sampled
+    from robopolicy.text.evaluation import SampledRollouts
 
 EXAMPLES = """\
 examples:
@@ -102,7 +102,7 @@ def run(args: argparse.Namespace) -> int:
     from robopolicy.evaluation.report import Report, aligned, all_notes, table, to_dict, write_report
     from robopolicy.evaluation.result import compare
     from robopolicy.files import atomic_folder, check_new_folder, next_free_path
-    from robopolicy.text.evaluation import sampled_facts, sampled_table
+    from robopolicy.text.evaluation import pass_at_k_facts, pass_at_k_table
 
     check_numbers(args, positive=("episodes", "num_envs"), non_negative=("seed", "video", "samples"))
     if len(args.policies) > 2 or len(set(args.policies)) < len(args.policies):
@@ -132,7 +132,7 @@ def run(args: argparse.Namespace) -> int:
         sampled = _sample(args, policy_entries, entry)
         tables = {ACTION_REPEATS: frequency_table(held)} if held else {}
         tables |= {f"{LATENCY} (chunk blending '{args.chunk_blending}')": latency_table(late)} if late else {}
-        tables |= {PASS_AT_K.format(args.samples): sampled_table(sampled)} if sampled else {}
+        tables |= {PASS_AT_K.format(args.samples): pass_at_k_table(sampled)} if sampled else {}
         pairable = len(results) == 2 and all(result.seeded for result in results.values())
         report = Report(
             title=f"{' vs '.join(results)} on {entry.name}",
@@ -145,7 +145,7 @@ def run(args: argparse.Namespace) -> int:
             tables=tables,
             extra=(frequency_facts(held) if held else {})
             | (latency_facts(late) if late else {})
-            | (sampled_facts(sampled) if sampled else {}),
+            | (pass_at_k_facts(sampled) if sampled else {}),
         )
         write_report(folder, report)
     if args.json:
@@ -221,12 +221,14 @@ def _notes(played: Policy | Actor) -> list[str]:
     return played.notes() if isinstance(played, Policy) else []
 
 
-def _sample(args: argparse.Namespace, policy_entries: list[PolicyEntry], entry: TaskEntry) -> dict[str, Sampled]:
+def _sample(
+    args: argparse.Namespace, policy_entries: list[PolicyEntry], entry: TaskEntry
+) -> dict[str, SampledRollouts]:
     """Several answers of every text policy to each prompt; nothing where the task is no text."""
     from contextlib import closing
 
     from robopolicy.cli.policy_args import open_sim, sim_options
-    from robopolicy.text.evaluation import sample_attempts
+    from robopolicy.text.evaluation import sample_rollouts
     from robopolicy.text.policy import TextPolicy
     from robopolicy.text.sim import TextSim
 
@@ -236,7 +238,7 @@ def _sample(args: argparse.Namespace, policy_entries: list[PolicyEntry], entry: 
             return {}
         policies = {policy_entry.label: policy_entry.make() for policy_entry in policy_entries}
         return {
-            label: sample_attempts(policy, sim.task, seeds, samples=args.samples)
+            label: sample_rollouts(policy, sim.task, seeds, samples=args.samples)
             for label, policy in policies.items()
             if isinstance(policy, TextPolicy)
         }

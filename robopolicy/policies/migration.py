@@ -24,7 +24,8 @@ def migrate(settings: Mapping[str, Any]) -> dict[str, Any]:
 def migrate_state(state: Any) -> Any:
     """A state dict, or mappings and sequences that hold some, with the names that modules have now."""
     if isinstance(state, Mapping):
-        return {_renamed(key): migrate_state(value) for key, value in state.items()}
+        names = _PREFIX if _PREFIX.keys() <= state.keys() else {}
+        return {names.get(key) or _renamed(key): migrate_state(value) for key, value in state.items()}
     if isinstance(state, list | tuple):
         return type(state)(migrate_state(item) for item in state)
     return state
@@ -90,5 +91,15 @@ _SETTINGS: tuple[Callable[[dict[str, Any]], dict[str, Any]], ...] = (_entities, 
 _RENAMED = (
     (re.compile(r"(^|\.)(encoder|statistics)\.start$"), r"\1\2.stock.start"),
     (re.compile(r"\.noise_mask\."), ".augmentation."),
+    (re.compile(r"^cut$"), "truncated"),
+    (re.compile(r"^said$"), "responses"),
+    (re.compile(r"^helped$"), "assisted"),
+    (re.compile(r"^fault$"), "reward_failed"),
+    (re.compile(r"^topology$"), "strategy"),
+    (re.compile(r"^asides$"), "annotators"),
+    (re.compile(r"^attempts$"), "trajectories"),
 )
 """Old part of the name of a tensor -> present name."""
+
+_PREFIX = {"paid": "turn_rewards", "begun": "prefill", "earlier": "prior_tokens", "starts": "turn_starts"}
+"""Old keys of the prefix of a conversation -> present keys; only where all of them stand together."""

@@ -1,9 +1,9 @@
-"""What recipes read beside the attempts they learn from: other attempts at the same tasks, or other probabilities.
+"""Annotators of rollouts: further rollouts of the same tasks, or other probabilities.
 
-    extra["greedy"] (N,)    reward of the likeliest answers to the row's task (ReMax)
-    extra["drift"] (N,)     mean |change of log-probability| of the task's last attempt since then [nats]
+    extra["greedy"] (N,)    reward of the greedy response to the row's task (ReMax)
+    extra["drift"] (N,)     mean |change of log-probability| since the last rollout of the task [nats]
 
-What is played here is played by a world of its own, whose tokens count, but whose attempts are not reported.
+Annotators roll out in environments of their own. Their tokens count; their rollouts are not reported.
 """
 
 from __future__ import annotations
@@ -22,61 +22,61 @@ from robopolicy.errors import UserError
 from robopolicy.plugins import Registry
 from robopolicy.text.model import head_of
 from robopolicy.text.policy import TextPolicy
-from robopolicy.text.rollouts.protocols import Attempt, Task
-from robopolicy.text.rollouts.trajectories import joined
+from robopolicy.text.rollouts.protocols import Task, Trajectory
+from robopolicy.text.rollouts.trajectories import concat_rows
 from robopolicy.text.scoring import collisions
-from robopolicy.text.text_env import TextWorld, score
+from robopolicy.text.text_env import TextEnv, score
 
-ROWS = 64  # conversations at once: attention is rows x heads x length x length numbers
+BLOCK_ROWS = 64  # conversations at once: attention is rows x heads x length x length numbers
 
 
 Options = Mapping[str, Any]
 
 
-class Summary(ABC):
-    """One or more fields of rows, found by looking into the model."""
+class FeatureExtractor(ABC):
+    """Base of the extractors of features of the model: one or more fields of rows."""
 
-    whole: ClassVar[bool] = False  # looks at all rows together, and not at `ROWS` of them
+    needs_full_batch: ClassVar[bool] = False  # processes all rows together instead of blocks of `BLOCK_ROWS`
 
     @abstractmethod
     def __call__(self, policy: TextPolicy, rows: Decisions, options: Options) -> dict[str, Tensor]:
-        """Fields of `extra` by name, given the options of the part that asks."""
+        """Fields of `extra` by name, given the options of the requesting part."""
 
 
 @torch.no_grad()
-def choice_norms(policy: TextPolicy, rows: Decisions, *draws: int) -> dict[str, Tensor]:
+def collision_features(policy: TextPolicy, rows: Decisions, *draws: int) -> dict[str, Tensor]:
     """`collision`, or with three draws `collision3`, at the temperature of the rows."""
-    tokens, start, mask = conversations_of(rows)
-    heat = rows.extra["temperature"][mask.nonzero(as_tuple=True)[0]]
+    tokens, start, mask = score_inputs(rows)
+    temperatures = rows.extra["temperature"][mask.nonzero(as_tuple=True)[0]]
     head = head_of(policy.model)
     hidden, result = policy.states(tokens, start, mask), dict[str, Tensor]()
     for number in draws:
-        found = collisions(hidden, head.weight, head.bias, heat, number)
+        found = collisions(hidden, head.weight, head.bias, temperatures, number)
         name = "collision" if number == 2 else f"collision{number}"
         result[name] = found.new_zeros(mask.shape).masked_scatter(mask, found)
     return result
 
 
-class Collisions(Summary):
+class CollisionFeatures(FeatureExtractor):
     """`collision`, for the optimal baseline of tokens."""
 
     def __call__(self, policy: TextPolicy, rows: Decisions, options: Options) -> dict[str, Tensor]:
-        """See the top of this module."""
-        return choice_norms(policy, rows, 2)
+        """See the module docstring."""
+        return collision_features(policy, rows, 2)
 
 
-SUMMARIES: Registry[type[Summary]] = Registry("features", {"optimal_token_baseline": Collisions})
-"""Part of a recipe, or key that one reads -> what it asks for."""
+FEATURES: Registry[type[FeatureExtractor]] = Registry("features", {"optimal_token_baseline": CollisionFeatures})
+"""Part of a recipe, or key that a part reads -> extractor."""
 
 
-def summaries_of(recipe: Mapping[str, Any]) -> dict[str, Options]:
-    """Those of `SUMMARIES` that a plain recipe names, with the options of the part."""
+def requested_features(recipe: Mapping[str, Any]) -> dict[str, Options]:
+    """Entries of `FEATURES` that a plain recipe names, with the options of the part."""
     named = dict(named_parts(recipe))
-    return {name: named[name] for name in SUMMARIES if name in named}
+    return {name: named[name] for name in FEATURES if name in named}
 
 
-def summarised(policy: TextPolicy, rows: Decisions, wanted: Mapping[str, Options]) -> Decisions:
-    """The rows with what parts read in `extra`.
+def with_features(policy: TextPolicy, rows: Decisions, wanted: Mapping[str, Options]) -> Decisions:
+    """Add the requested features to `extra` of the rows.
 
     Raises:
         UserError: The policy is not causal.
@@ -87,8 +87,8 @@ def summarised(policy: TextPolicy, rows: Decisions, wanted: Mapping[str, Options
         )
     extra = dict(rows.extra)
     for name, options in wanted.items():
-        find = SUMMARIES[name]()
-        size = len(rows) if find.whole else ROWS
+        find = FEATURES[name]()
+        size = len(rows) if find.needs_full_batch else BLOCK_ROWS
         blocks = (rows.select(slice(at, at + size)) for at in range(0, len(rows), size))
         parts = [find(policy, block, options) for block in blocks]
         extra |= {key: torch.cat([part[key] for part in parts]) for key in parts[0]}
@@ -96,7 +96,7 @@ def summarised(policy: TextPolicy, rows: Decisions, wanted: Mapping[str, Options
 
 
 def named_parts(plain: Any) -> Iterator[tuple[str, Options]]:
-    """Every string among the values of a plain recipe, with the mapping in which it stands."""
+    """Every string among the values of a plain recipe, with the mapping that contains it."""
     if isinstance(plain, Mapping):
         for value in plain.values():
             if isinstance(value, str):
@@ -108,61 +108,65 @@ def named_parts(plain: Any) -> Iterator[tuple[str, Options]]:
             yield from [(value, {})] if isinstance(value, str) else named_parts(value)
 
 
-def conversations_of(rows: Decisions) -> tuple[Tensor, Tensor, Tensor]:
+def score_inputs(rows: Decisions) -> tuple[Tensor, Tensor, Tensor]:
     """`tokens`, `start` and `mask`, as `TextPolicy.score` takes them."""
     return rows.extra["tokens"], rows.extra["start"], rows.valid()
 
 
 @dataclass(frozen=True)
-class Worlds:
-    """Where asides are played."""
+class AnnotatorEnvs:
+    """Environments of the annotators."""
 
-    own: TextWorld  # of the policy
-    start: TextWorld  # of the policy as it was when the run began
+    current: TextEnv  # of the policy
+    initial: TextEnv  # of the initial policy
 
 
-class Aside(ABC):
-    """Finds one or more fields of rows; what it remembers goes into `state_dict`."""
+class RolloutAnnotator(ABC):
+    """Base of the annotators: they add one or more fields to rows; their memory is in `state_dict`."""
 
-    begins: ClassVar[bool] = False  # whether it asks the policy that the run began with
-    key: ClassVar[str] = ""  # of `extra`, or "value", that it fills, where that is one field
+    needs_initial_policy: ClassVar[bool] = False  # whether it rolls out the initial policy
+    key: ClassVar[str] = ""  # key of `extra`, or "value", where it adds one field
 
     @classmethod
-    def of(cls, recipe: Mapping[str, Any]) -> Self:
-        """What a plain recipe asks for."""
+    def from_recipe(cls, recipe: Mapping[str, Any]) -> Self:
+        """Build the annotator from the options of a plain recipe."""
         return cls()
 
     @abstractmethod
-    def __call__(self, worlds: Worlds, attempts: Sequence[Attempt], rows: Decisions) -> Decisions:
-        """The rows of the attempts with the fields."""
+    def __call__(self, envs: AnnotatorEnvs, trajectories: Sequence[Trajectory], rows: Decisions) -> Decisions:
+        """Add the fields to the rows of the trajectories."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Nothing, unless the aside says otherwise."""
+        """Empty by default."""
         return {}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: B027 - most asides remember nothing
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: B027 - most annotators have no state
         """Restore `state_dict`."""
 
 
-class PerTask(Aside):
-    """One number per task, found once for every task."""
+class PerTaskAnnotator(RolloutAnnotator):
+    """One number per task, computed once and cached."""
 
     def __init__(self) -> None:
         self.known: dict[int, float] = {}
 
-    def __call__(self, worlds: Worlds, attempts: Sequence[Attempt], rows: Decisions) -> Decisions:
-        """Ask for the tasks that are new."""
-        missing = {attempt.task.key: plain(attempt.task) for attempt in attempts if attempt.task.key not in self.known}
+    def __call__(self, envs: AnnotatorEnvs, trajectories: Sequence[Trajectory], rows: Decisions) -> Decisions:
+        """Compute the numbers of new tasks."""
+        missing = {
+            trajectory.task.key: plain(trajectory.task)
+            for trajectory in trajectories
+            if trajectory.task.key not in self.known
+        }
         if missing:
-            self.known |= zip(missing, self.ask(worlds, list(missing.values())), strict=True)
-        return with_extra(rows, **{self.key: [self.known[attempt.task.key] for attempt in attempts]})
+            self.known |= zip(missing, self.compute(envs, list(missing.values())), strict=True)
+        return with_extra(rows, **{self.key: [self.known[trajectory.task.key] for trajectory in trajectories]})
 
     @abstractmethod
-    def ask(self, worlds: Worlds, tasks: Sequence[Task]) -> list[float]:
+    def compute(self, envs: AnnotatorEnvs, tasks: Sequence[Task]) -> list[float]:
         """The numbers of tasks."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What is known."""
+        """Cached numbers by task key."""
         return {"known": dict(self.known)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -170,36 +174,36 @@ class PerTask(Aside):
         self.known = {int(key): float(value) for key, value in state["known"].items()}
 
 
-class Greedy(PerTask):
-    """Rewards of the likeliest answers, which change as the policy does."""
+class GreedyReward(PerTaskAnnotator):
+    """Reward of the greedy response, computed for every batch."""
 
     key = "greedy"
 
-    def __call__(self, worlds: Worlds, attempts: Sequence[Attempt], rows: Decisions) -> Decisions:
-        """Ask for all tasks."""
+    def __call__(self, envs: AnnotatorEnvs, trajectories: Sequence[Trajectory], rows: Decisions) -> Decisions:
+        """Compute the rewards of all tasks."""
         self.known.clear()
-        return super().__call__(worlds, attempts, rows)
+        return super().__call__(envs, trajectories, rows)
 
-    def ask(self, worlds: Worlds, tasks: Sequence[Task]) -> list[float]:
-        """Play without chance."""
-        worlds.own.deterministic = True
+    def compute(self, envs: AnnotatorEnvs, tasks: Sequence[Task]) -> list[float]:
+        """Roll out greedily."""
+        envs.current.deterministic = True
         try:
-            return rewards(worlds.own.play(tasks))
+            return rewards(envs.current.rollout(tasks))
         finally:
-            worlds.own.deterministic = False
+            envs.current.deterministic = False
 
 
-class Drift(Aside):
-    """How far the policy has moved at each task since it was attempted last; 0 where it was not."""
+class PolicyDrift(RolloutAnnotator):
+    """Change of the policy at each task since its last rollout; 0 for tasks without one."""
 
     def __init__(self) -> None:
         self.last: Decisions | None = None  # the last row of each task
 
     @torch.no_grad()
-    def __call__(self, worlds: Worlds, attempts: Sequence[Attempt], rows: Decisions) -> Decisions:
-        """Score the last attempts again, and remember these."""
-        policy, group = worlds.own.policy, rows.require("group")
-        names = {*policy.recorded, "support"} & rows.extra.keys()
+    def __call__(self, envs: AnnotatorEnvs, trajectories: Sequence[Trajectory], rows: Decisions) -> Decisions:
+        """Score the last rollouts again, and store the present ones."""
+        policy, group = envs.current.policy, rows.require("group")
+        names = {*policy.score_fields, "support"} & rows.extra.keys()
         seen = {name: rows.extra[name] for name in sorted(names)}
         here = Decisions(rows.logp_old, mask=rows.valid(), group=group, extra=seen)
         newest = here.select(torch.tensor(list({key: row for row, key in enumerate(group.tolist())}.values())))
@@ -211,7 +215,7 @@ class Drift(Aside):
                 change = (score(policy, before).logp.cpu() - before.logp_old).abs()
                 mean = change.masked_fill(~before.valid(), 0.0).sum(1) / before.valid().sum(1).clamp(min=1)
                 drift = (mean * (group[:, None] == before.require("group"))).sum(1)
-            newest = joined([self.last.select((~again).nonzero()[:, 0]), newest])
+            newest = concat_rows([self.last.select((~again).nonzero()[:, 0]), newest])
         self.last = newest
         return with_extra(rows, drift=drift)
 
@@ -227,31 +231,35 @@ class Drift(Aside):
             self.last = Decisions(state["logp"], mask=state["mask"], group=state["group"], extra=dict(state["extra"]))
 
 
-ASIDES: Registry[type[Aside]] = Registry("annotators", {"greedy": Greedy, "half_life": Drift})
-"""What a recipe names, a part, a key or an option that is not 0, -> what it asks for.
+ANNOTATORS: Registry[type[RolloutAnnotator]] = Registry(
+    "annotators", {"greedy": GreedyReward, "half_life": PolicyDrift}
+)
+"""Part, key or non-zero option in a recipe -> annotator.
 
-"gae_value" is asked for by a recipe that starts with values (`gae`) and has no critic.
+A recipe whose advantage source is `gae` and that has no critic requests "gae_value".
 """
 
 
-def asides_of(recipe: Mapping[str, Any], given: Mapping[str, Aside] | None = None) -> dict[str, Aside]:
-    """Those of `ASIDES` that a plain recipe asks for, beside the `given` ones."""
+def requested_annotators(
+    recipe: Mapping[str, Any], given: Mapping[str, RolloutAnnotator] | None = None
+) -> dict[str, RolloutAnnotator]:
+    """The `given` annotators and the entries of `ANNOTATORS` that a plain recipe requests."""
     named = dict(named_parts(recipe))
-    asked = set(named) | {option for part in named.values() for option, value in part.items() if value}
-    valued = any(aside.key == "value" for aside in (given or {}).values())
+    requests = set(named) | {option for part in named.values() for option, value in part.items() if value}
+    valued = any(annotator.key == "value" for annotator in (given or {}).values())
     if recipe["critic"] is None and "gae" in named and not valued:
-        asked.add("gae_value")
-    return {**(given or {}), **{name: ASIDES[name].of(recipe) for name in ASIDES if name in asked}}
+        requests.add("gae_value")
+    return {**(given or {}), **{name: ANNOTATORS[name].from_recipe(recipe) for name in ANNOTATORS if name in requests}}
 
 
 def plain(task: Task) -> Task:
-    """The task without help."""
+    """The task without prefix and context."""
     return replace(task, prefix=None, context=None)
 
 
-def rewards(attempts: Sequence[Attempt]) -> list[float]:
-    """Rewards, 0 where an attempt could not be judged."""
-    return [attempt.reward if math.isfinite(attempt.reward) else 0.0 for attempt in attempts]
+def rewards(trajectories: Sequence[Trajectory]) -> list[float]:
+    """Rewards, 0 where the reward function failed."""
+    return [trajectory.reward if math.isfinite(trajectory.reward) else 0.0 for trajectory in trajectories]
 
 
 def with_extra(rows: Decisions, **found: Any) -> Decisions:

@@ -1,13 +1,13 @@
-"""Text in files: one JSON object per line (.jsonl) or the rows of a .parquet file, with these columns.
+"""Text datasets: one JSON object per line (.jsonl) or the rows of a .parquet file, with these columns.
 
     prompts         prompt, answer; verify: exact | number | math (exact)
-    demonstrations  prompt, completion; or messages: the world's and the demonstrator's in turn
+    demonstrations  prompt, completion; or messages: user and assistant alternate
     pairs           prompt, chosen, rejected
-    offline         prompt, completion, reward; or messages, and rewards: one for each of the writer's
+    offline         prompt, completion, reward; or messages, and rewards: one per assistant message
 
-Prompts are a task, `prompts/FILE`, or `prompts/FILE:BYTES` with messages of at most so many bytes (1024).
+Prompts are a task, `prompts/FILE`, or `prompts/FILE:BYTES` with messages of at most BYTES bytes (default 1024).
 
-Other columns are left alone. What is missing or of the wrong type is said with file, row and column.
+Other columns are ignored. Errors name the file, row and column.
 """
 
 from __future__ import annotations
@@ -26,25 +26,28 @@ import pyarrow.parquet
 
 from robopolicy.errors import UserError
 from robopolicy.files import parse_json
-from robopolicy.text.task import Question, TextTask, check_fits, check_text
-from robopolicy.text.verify import STATED, VERIFIERS
+from robopolicy.text.task import SingleTurn, TextTask, check_fits, check_text
+from robopolicy.text.verify import ANSWER_EXTRACTORS, VERIFIERS
 
-MOST_PROMPT, MOST_COMPLETION = 4096, 1024  # bytes, of tasks from files; the latter where the name says nothing
-LONGEST = 1 << 16  # bytes that a name may say
+MAX_PROMPT_BYTES, DEFAULT_COMPLETION_BYTES = (
+    4096,
+    1024,
+)  # bytes, of tasks from files; the latter is the default
+MAX_COMPLETION_BYTES = 1 << 16  # bytes, the largest size in a name
 
 
 @dataclass(frozen=True)
-class Written:
-    """A conversation somebody has written, and what it is worth."""
+class WrittenConversation:
+    """A conversation of a dataset with its rewards."""
 
-    messages: list[str]  # the world's and the writer's in turn
-    rewards: list[float]  # of each of the writer's messages
-    group: int  # what it is compared with: the row of a pair, the prompt of a log
-    where: str  # file and row
+    messages: list[str]  # user and assistant alternate
+    rewards: list[float]  # of each assistant message
+    group: int  # id of its group: the row of a pair, the prompt of a log
+    location: str  # file and row
 
     @property
     def reward(self) -> float:
-        """Of the whole."""
+        """Sum over the conversation."""
         return sum(self.rewards)
 
 
@@ -61,7 +64,7 @@ def read_rows(path: str) -> list[dict[str, Any]]:
         if file.suffix == ".parquet":
             rows = pyarrow.parquet.read_table(file).to_pylist()
         else:
-            lines = file.read_text(encoding="utf-8").split("\n")  # texts may hold other ends of lines
+            lines = file.read_text(encoding="utf-8").split("\n")  # texts may contain other line endings
             rows = [_json(line, file, number) for number, line in enumerate(lines, 1) if line.strip()]
     except (OSError, UnicodeDecodeError, pyarrow.ArrowException) as error:
         raise UserError(f"{file} cannot be read: {str(error).splitlines()[0]}.") from error
@@ -70,39 +73,42 @@ def read_rows(path: str) -> list[dict[str, Any]]:
     return rows
 
 
-def read_demonstrations(path: str) -> list[Written]:
+def read_demonstrations(path: str) -> list[WrittenConversation]:
     """Solved conversations."""
     return [_demonstration(row, f"{path} row {number}", number) for number, row in _numbered(path)]
 
 
-def read_pairs(path: str) -> list[Written]:
+def read_pairs(path: str) -> list[WrittenConversation]:
     """Two per row of the file: the chosen completion with reward 1, the rejected one with 0."""
-    written: list[Written] = []
+    written: list[WrittenConversation] = []
     for number, row in _numbered(path):
         where = f"{path} row {number}"
         prompt, chosen, rejected = (_text(row, key, where) for key in ("prompt", "chosen", "rejected"))
         if chosen == rejected:
             raise UserError(f"{where}: 'chosen' and 'rejected' are the same; drop the row.")
-        written += [Written([prompt, said], [worth], number, where) for said, worth in ((chosen, 1.0), (rejected, 0.0))]
+        written += [
+            WrittenConversation([prompt, messages], [worth], number, where)
+            for messages, worth in ((chosen, 1.0), (rejected, 0.0))
+        ]
     return written
 
 
-def read_offline(path: str) -> list[Written]:
-    """Completions with rewards; those of one prompt are compared with each other."""
+def read_offline(path: str) -> list[WrittenConversation]:
+    """Completions with rewards; completions of one prompt form a group."""
     groups: dict[str, int] = {}
-    written: list[Written] = []
+    written: list[WrittenConversation] = []
     for number, row in _numbered(path):
         where = f"{path} row {number}"
-        said = _messages(row, where)
+        messages = _messages(row, where)
         rewards = [row.get("reward")] if row.get("messages") is None else row.get("rewards")
-        if not isinstance(rewards, list) or 2 * len(rewards) != len(said):
-            raise UserError(f"{where}: 'rewards' must be {len(said) // 2} numbers, one for each message of the writer.")
+        if not isinstance(rewards, list) or 2 * len(rewards) != len(messages):
+            raise UserError(f"{where}: 'rewards' must be {len(messages) // 2} numbers, one for each assistant message.")
         numbers = [_reward(reward, where) for reward in rewards]
-        written.append(Written(said, numbers, groups.setdefault(said[0], len(groups)), where))
+        written.append(WrittenConversation(messages, numbers, groups.setdefault(messages[0], len(groups)), where))
     return written
 
 
-READERS: dict[str, Callable[[str], list[Written]]] = {
+READERS: dict[str, Callable[[str], list[WrittenConversation]]] = {
     "demonstrations": read_demonstrations,
     "pairs": read_pairs,
     "offline": read_offline,
@@ -111,9 +117,9 @@ READERS: dict[str, Callable[[str], list[Written]]] = {
 
 
 class PromptTask(TextTask):
-    """The prompts of a file as a task; episode seed s asks row s modulo their number."""
+    """The prompts of a file as a task; episode seed s is row s modulo their number."""
 
-    prompt_bytes = MOST_PROMPT
+    prompt_bytes = MAX_PROMPT_BYTES
 
     def __init__(self, name: str) -> None:
         """Read the file called FILE or FILE:BYTES.
@@ -122,18 +128,23 @@ class PromptTask(TextTask):
             UserError: It is not as described above.
         """
         self.name = f"prompts/{name}"
-        told = re.fullmatch(r"(.+\.(?:jsonl|parquet)):(\d{1,9})", name)
-        path, size = (name, MOST_COMPLETION) if told is None else (told[1], int(told[2]))
-        if not 1 <= size <= LONGEST:
-            raise UserError(f"Messages of {self.name} must have 1 to {LONGEST} bytes, got {size}.")
+        match = re.fullmatch(r"(.+\.(?:jsonl|parquet)):(\d{1,9})", name)
+        path, size = (name, DEFAULT_COMPLETION_BYTES) if match is None else (match[1], int(match[2]))
+        if not 1 <= size <= MAX_COMPLETION_BYTES:
+            raise UserError(f"Messages of {self.name} must have 1 to {MAX_COMPLETION_BYTES} bytes, got {size}.")
         self.completion_bytes = size
         self._rows = [_prompt(row, f"{path} row {number}") for number, row in _numbered(path)]
 
-    def episode(self, seed: int) -> Question:
+    def episode(self, seed: int) -> SingleTurn:
         """One row."""
         prompt, answer, verify = self._rows[seed % len(self._rows)]
         verified = VERIFIERS[verify]
-        return Question(prompt, lambda completion: verified(completion, answer), answer, states=STATED.get(verify))
+        return SingleTurn(
+            prompt,
+            lambda completion: verified(completion, answer),
+            answer,
+            extract_answer=ANSWER_EXTRACTORS.get(verify),
+        )
 
 
 def _numbered(path: str) -> list[tuple[int, dict[str, Any]]]:
@@ -160,20 +171,25 @@ def _text(row: dict[str, Any], key: str, where: str) -> str:
     return value
 
 
-def _demonstration(row: dict[str, Any], where: str, number: int) -> Written:
-    said = _messages(row, where)
-    return Written(said, [0.0] * (len(said) // 2 - 1) + [1.0], number, where)
+def _demonstration(row: dict[str, Any], where: str, number: int) -> WrittenConversation:
+    messages = _messages(row, where)
+    return WrittenConversation(messages, [0.0] * (len(messages) // 2 - 1) + [1.0], number, where)
 
 
 def _messages(row: dict[str, Any], where: str) -> list[str]:
-    said = row.get("messages")
-    if said is None:
+    messages = row.get("messages")
+    if messages is None:
         return [_text(row, key, where) for key in ("prompt", "completion")]
-    if not isinstance(said, list) or not all(isinstance(text, str) for text in said) or len(said) < 2 or len(said) % 2:
-        raise UserError(f"{where}: 'messages' must be texts of world and demonstrator in turn, the latter's last.")
-    for number, text in enumerate(said, 1):
+    if (
+        not isinstance(messages, list)
+        or not all(isinstance(text, str) for text in messages)
+        or len(messages) < 2
+        or len(messages) % 2
+    ):
+        raise UserError(f"{where}: 'messages' must be texts of user and assistant in turn, the assistant's last.")
+    for number, text in enumerate(messages, 1):
         check_text(text, f"{where}: message {number}")
-    return said
+    return messages
 
 
 def _reward(value: Any, where: str) -> float:
@@ -187,5 +203,5 @@ def _prompt(row: dict[str, Any], where: str) -> tuple[str, str, str]:
     if not isinstance(verify, str) or verify not in VERIFIERS:
         raise UserError(f"{where}: 'verify' must be one of {', '.join(VERIFIERS)}, found {verify!r}.")
     prompt = _text(row, "prompt", where)
-    check_fits(prompt, MOST_PROMPT, f"{where}: 'prompt'")
+    check_fits(prompt, MAX_PROMPT_BYTES, f"{where}: 'prompt'")
     return prompt, _text(row, "answer", where), verify

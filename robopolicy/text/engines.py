@@ -1,8 +1,8 @@
-"""Generation by another engine than the policy's own, whose log-probabilities therefore differ from the policy's.
+"""Generation by an engine other than the policy itself, whose log-probabilities differ from the policy's.
 
-An engine has a copy of the weights and answers prompts with tokens and with its own log-probabilities of them. The
-learner scores the tokens again: `logp_old` is the policy's, `logp_behaviour` the engine's, and every recipe weights
-decisions by `min(policy / engine, cap)` (truncated importance sampling, Zheng et al. 2025).
+An engine has a copy of the weights and returns tokens with its own log-probabilities. The learner scores the tokens
+again: `logp_old` is the policy's, `logp_behaviour` the engine's, and every recipe weights decisions by
+`min(policy / engine, cap)` (truncated importance sampling, Zheng et al. 2025).
 """
 
 from __future__ import annotations
@@ -21,17 +21,19 @@ from robopolicy.text.generation import Generation
 from robopolicy.text.policy import TextPolicy
 from robopolicy.text.tokenizers import right_padded
 
-OWN = "own"  # the policy itself
+NATIVE = "native"  # the policy itself
 
 
 class Engine(Protocol):
-    """What a world needs to let another engine write; `TextPolicy.write` is the policy's own."""
+    """Interface of a generation engine; `TextPolicy.generate` is the policy's own."""
 
     def load(self, policy: TextPolicy) -> None:
-        """Take over the weights."""
+        """Load the weights of the policy."""
         ...
 
-    def write(self, prompts: Sequence[Sequence[int]], generator: torch.Generator, *, temperature: Tensor) -> Generation:
+    def generate(
+        self, prompts: Sequence[Sequence[int]], generator: torch.Generator, *, temperature: Tensor
+    ) -> Generation:
         """Complete the N prompts at temperatures (N,); the entropy of the result may be 0 everywhere."""
         ...
 
@@ -47,12 +49,12 @@ class VLLM:
         """Hand the model over through a folder.
 
         Raises:
-            UserError: vLLM is not installed, or cannot play this policy.
+            UserError: vLLM is not installed, or does not support this policy.
         """
         if policy.name != TextPolicy.name:
-            raise UserError(f"Engine 'vllm' plays causal models (policy=text), not '{policy.name}'.")
+            raise UserError(f"Engine 'vllm' needs a causal model (policy=text), not '{policy.name}'.")
         if policy.config.lora_rank:
-            raise UserError("Engine 'vllm' plays whole models; set policy.lora_rank=0.")
+            raise UserError("Engine 'vllm' does not support LoRA; set policy.lora_rank=0.")
         self._library = require("vllm", "vllm")
         self._policy = policy
         with TemporaryDirectory() as folder:
@@ -72,41 +74,45 @@ class VLLM:
         self._llm.apply_model(partial(_replace, weights=weights))
         self._llm.reset_prefix_cache()
 
-    def write(self, prompts: Sequence[Sequence[int]], generator: torch.Generator, *, temperature: Tensor) -> Generation:
-        """Complete the prompts, each with a seed of its own."""
+    def generate(
+        self, prompts: Sequence[Sequence[int]], generator: torch.Generator, *, temperature: Tensor
+    ) -> Generation:
+        """Complete the prompts, each with its own seed."""
         tokenizer, budget = self._policy.tokenizer, self._policy.budget
         self._policy.check_fits(max(map(len, prompts)), budget)
         seeds = torch.randint(2**31 - 1, (len(prompts),), generator=generator).tolist()
         common = {"max_tokens": budget, "stop_token_ids": [tokenizer.eos], "logprobs": 0, "detokenize": False}
         settings = [
-            self._library.SamplingParams(temperature=heat, seed=seed, **common)
-            for heat, seed in zip(temperature.tolist(), seeds, strict=True)
+            self._library.SamplingParams(temperature=temperatures, seed=seed, **common)
+            for temperatures, seed in zip(temperature.tolist(), seeds, strict=True)
         ]
-        asked = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
-        answers = [answer.outputs[0] for answer in self._llm.generate(asked, settings, use_tqdm=False)]
+        requests = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
+        answers = [answer.outputs[0] for answer in self._llm.generate(requests, settings, use_tqdm=False)]
         rows = [list(answer.token_ids) for answer in answers]
         scores = [
             [step[token].logprob for step, token in zip(answer.logprobs, row, strict=True)]
             for answer, row in zip(answers, rows, strict=True)
         ]
-        return made_of(rows, scores, eos=tokenizer.eos, pad=tokenizer.pad)
+        return generation_from(rows, scores, eos=tokenizer.eos, pad=tokenizer.pad)
 
 
-def made_of(rows: Sequence[Sequence[int]], logp: Sequence[Sequence[float]], *, eos: int, pad: int) -> Generation:
+def generation_from(
+    rows: Sequence[Sequence[int]], logp: Sequence[Sequence[float]], *, eos: int, pad: int
+) -> Generation:
     """The completions of an engine: tokens of each row with `eos`, and their log-probabilities."""
     tokens, mask = right_padded(rows, pad)
     scores = torch.zeros(tokens.shape)
     for row, values in enumerate(logp):
         scores[row, : len(values)] = torch.tensor(values)
-    cut = ~((tokens == eos) & mask).any(1)
-    return Generation(tokens, mask, scores, torch.zeros_like(scores), cut, mask.long().cumsum(1) * mask)
+    truncated = ~((tokens == eos) & mask).any(1)
+    return Generation(tokens, mask, scores, torch.zeros_like(scores), truncated, mask.long().cumsum(1) * mask)
 
 
 ENGINES: dict[str, Callable[[TextPolicy], Engine]] = {"vllm": VLLM}
 
 
-def corrected(recipe: Mapping[str, Any], cap: float) -> dict[str, Any]:
-    """A plain recipe that weights decisions for the mismatch of an engine, truncated at `cap` where it does not yet."""
+def with_importance_cap(recipe: Mapping[str, Any], cap: float) -> dict[str, Any]:
+    """A plain recipe with importance weights for the mismatch of an engine, truncated at `cap` unless it has a cap."""
     estimator = recipe.get("estimator", {})
     if estimator is None or estimator.get("importance_cap") is not None:
         return dict(recipe)

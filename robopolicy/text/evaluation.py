@@ -1,4 +1,4 @@
-"""pass@k of a text policy: how often at least one of k sampled answers is right, with an interval over the prompts."""
+"""pass@k of a text policy: probability that at least one of k samples is right, with an interval over prompts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from robopolicy.text.task import TextTask
 
 
 def pass_at_k(successes: Tensor, samples: Tensor | int, k: int) -> Tensor:
-    """Unbiased chance `(P,)` that at least one of k samples succeeds, from the count among n >= k samples.
+    """Unbiased probability `(P,)` that at least one of k samples succeeds, from the count among n >= k samples.
 
     `1 - C(n - c, k) / C(n, k)`, as a product that neither over- nor underflows.
     """
@@ -31,27 +31,27 @@ def pass_at_k(successes: Tensor, samples: Tensor | int, k: int) -> Tensor:
     return 1.0 - all_fail
 
 
-ROWS = 512  # attempts at once
-OWN = {"success", "length", "turns", "cut", "fault", "helped"}  # metrics of every task
+MAX_ROLLOUTS = 512  # rollouts at once
+COMMON_METRICS = {"success", "length", "turns", "truncated", "reward_failed", "assisted"}  # metrics of every task
 
 
 @dataclass(frozen=True)
-class Sampled:
-    """Several attempts at each of some prompts."""
+class SampledRollouts:
+    """Several rollouts of each prompt."""
 
     success: Tensor  # (P, n) bool
     entropy: float  # mean over the tokens that were chosen [nats]
-    length: float  # mean tokens of an attempt
-    faults: int  # attempts that could not be judged, and count as failures
+    length: float  # mean number of tokens of a rollout
+    reward_errors: int  # rollouts without a valid reward, which count as failures
     measures: Mapping[str, float] = field(default_factory=dict[str, float])  # means of "format", "calls", ...
 
     def pass_at(self, k: int) -> Interval:
-        """Chance that one of k attempts succeeds, estimated without bias from all n; bootstrap over prompts."""
+        """Unbiased estimate from all n rollouts that one of k succeeds; bootstrap over prompts."""
         return bootstrap_mean(pass_at_k(self.success.sum(1), self.success.shape[1], k).numpy())
 
-    def facts(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Plain numbers for reports."""
-        found = {k: self.pass_at(k) for k in powers(self.success.shape[1])}
+        found = {k: self.pass_at(k) for k in powers_of_two(self.success.shape[1])}
         return {
             "prompts": len(self.success),
             "samples": self.success.shape[1],
@@ -59,25 +59,25 @@ class Sampled:
             "entropy": self.entropy,
             "length": self.length,
             "degenerate": self.degenerate,
-            "faults": self.faults,
+            "reward_errors": self.reward_errors,
             **self.measures,
         }
 
     @property
     def degenerate(self) -> float:
-        """Share of the prompts at which all attempts end alike."""
+        """Fraction of the prompts whose rollouts all have the same outcome."""
         wins = self.success.sum(1)
         return float(((wins == 0) | (wins == self.success.shape[1])).double().mean())
 
 
-def powers(samples: int) -> list[int]:
-    """1, 2, 4, ... up to `samples`: the k of which pass@k is shown."""
+def powers_of_two(samples: int) -> list[int]:
+    """1, 2, 4, ... up to `samples`: the k of the reported pass@k."""
     return [2**i for i in range(samples.bit_length())]
 
 
-def sampled_table(results: Mapping[str, Sampled]) -> Table:
-    """One row per policy: pass@k for growing k, entropy, length, what the task measures, and prompts that end alike."""
-    columns = powers(min(result.success.shape[1] for result in results.values()))
+def pass_at_k_table(results: Mapping[str, SampledRollouts]) -> Table:
+    """One row per policy: pass@k, entropy, length, task metrics and the fraction of degenerate prompts."""
+    columns = powers_of_two(min(result.success.shape[1] for result in results.values()))
     names = sorted(set[str].intersection(*(set(result.measures) for result in results.values())))
     rows = [
         [
@@ -90,42 +90,44 @@ def sampled_table(results: Mapping[str, Sampled]) -> Table:
         ]
         for label, result in results.items()
     ]
-    return ["policy", *(f"pass@{k}" for k in columns), "entropy [nats]", "tokens", *names, "all alike"], rows
+    return ["policy", *(f"pass@{k}" for k in columns), "entropy [nats]", "tokens", *names, "degenerate"], rows
 
 
-def sampled_facts(results: Mapping[str, Sampled]) -> dict[str, Any]:
+def pass_at_k_facts(results: Mapping[str, SampledRollouts]) -> dict[str, Any]:
     """JSON-ready form."""
-    return {"sampled": {label: result.facts() for label, result in results.items()}}
+    return {"sampled": {label: result.to_dict() for label, result in results.items()}}
 
 
-def sample_attempts(
+def sample_rollouts(
     policy: TextPolicy, task: TextTask, seeds: Sequence[int], *, samples: int, temperature: float = 1.0, seed: int = 0
-) -> Sampled:
-    """Attempt every prompt `samples` times.
+) -> SampledRollouts:
+    """Roll out every prompt `samples` times.
 
     Args:
-        policy: Who answers.
-        task: What is asked.
+        policy: Policy to evaluate.
+        task: Text task.
         seeds: Episode seeds of the prompts.
-        samples: Attempts per prompt.
-        temperature: Of the policy.
-        seed: Of its choices.
+        samples: Rollouts per prompt.
+        temperature: Sampling temperature.
+        seed: Of the sampling.
     """
-    world = policy.env_class(policy, task, torch.Generator().manual_seed(seed))
-    prompts = max(1, ROWS // samples)
+    env = policy.env_class(policy, task, torch.Generator().manual_seed(seed))
+    prompts = max(1, MAX_ROLLOUTS // samples)
     wins: list[Tensor] = []
     measures: dict[str, list[float]] = {}
     entropy, count = 0.0, 0
     for start in range(0, len(seeds), prompts):
         tasks = [Task(key, payload=key, temperature=temperature) for key in seeds[start : start + prompts]]
-        attempts = world.play([task for task in tasks for _ in range(samples)])
-        wins.append(torch.tensor([attempt.metrics["success"] > 0 for attempt in attempts]).view(-1, samples))
-        for attempt in attempts:
-            entropy += float(attempt.decisions.require("entropy").sum())
-            count += int(attempt.metrics["length"])
-            for name in attempt.metrics.keys() - OWN:
-                measures.setdefault(name, []).append(attempt.metrics[name])
-    world.guard.close()
+        trajectories = env.rollout([task for task in tasks for _ in range(samples)])
+        wins.append(torch.tensor([trajectory.metrics["success"] > 0 for trajectory in trajectories]).view(-1, samples))
+        for trajectory in trajectories:
+            entropy += float(trajectory.decisions.require("entropy").sum())
+            count += int(trajectory.metrics["length"])
+            for name in trajectory.metrics.keys() - COMMON_METRICS:
+                measures.setdefault(name, []).append(trajectory.metrics[name])
+    env.reward_runner.close()
     success = torch.cat(wins)
     means = {name: fmean(values) for name, values in sorted(measures.items())}
-    return Sampled(success, entropy / max(count, 1), count / success.numel(), len(world.guard.take()), means)
+    return SampledRollouts(
+        success, entropy / max(count, 1), count / success.numel(), len(env.reward_runner.pop_errors()), means
+    )

@@ -1,8 +1,8 @@
-"""Sampling from a causal language model: left-padded prompts, one cache, every chosen token with its log-probability.
+"""Sampling from a causal language model: left-padded prompts, one cache, log-probabilities of sampled tokens.
 
-Each row draws from one uniform number per token, given before it starts, so what a row writes does not depend on which
-other rows there are (but for rounding). Prompts that are asked for several times are read once. Rows that have ended
-leave the batch when half of it has, so long completions do not keep short ones company.
+Each row uses one uniform number per token, drawn before it starts, so its tokens do not depend on the other rows
+(except for rounding). Equal prompts are processed once. Finished rows leave the batch once half of it has finished, so
+long completions do not cost computation for short ones.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from robopolicy.text.model import body_of, head_of
 from robopolicy.text.tokenizers import left_padded
 
 
-def restricted(logits: Tensor, support: Tensor) -> Tensor:
+def masked_log_softmax(logits: Tensor, support: Tensor) -> Tensor:
     """Log-probabilities `(..., V)` of the policy renormalised on a support, bool `(..., V)`; -inf outside."""
     return logits.masked_fill(~support, -torch.inf).log_softmax(-1)
 
@@ -27,15 +27,16 @@ def restricted(logits: Tensor, support: Tensor) -> Tensor:
 def top_p_support(logits: Tensor, p: float) -> Tensor:
     """Support of NLPO, bool `(..., V)`: the likeliest choices that together have a probability of at least `p`.
 
-    Of the logits of a lagged copy of the policy; the same support then restricts both sampling and scoring.
     Source: Ramamurthy et al. 2022.
+
+    Of the logits of a lagged copy of the policy; the same support then restricts both sampling and scoring.
     """
     probability, order = logits.softmax(-1).sort(dim=-1, descending=True)
     before = probability.cumsum(-1) - probability
     return torch.zeros_like(logits, dtype=torch.bool).scatter(-1, order, before < p)
 
 
-WORTH = 3  # one in so many tokens has to be saved
+MIN_SAVING = 3  # the saved fraction of tokens must be at least 1 / MIN_SAVING
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class Generation:
     mask: Tensor  # (N, T) bool, tokens that were chosen
     logp: Tensor  # (N, T) float32 at the temperature they were drawn with, 0 where not chosen
     entropy: Tensor  # (N, T) float32 of the distributions they were drawn from, 0 where not chosen
-    cut: Tensor  # (N,) bool, the budget ended before the completion did
+    truncated: Tensor  # (N,) bool, the budget ended before the completion did
     order: Tensor  # (N, T) int64, 1 + the step in which a token was chosen, 0 where not chosen
     support: Tensor | None = None  # (N, T, V) bool, what might have been chosen; None: everything
 
@@ -56,23 +57,23 @@ class Generation:
 
 
 @dataclass
-class _Reader:
-    """A model in the middle of the rows of a batch."""
+class _IncrementalModel:
+    """A model with the cache of a batch."""
 
     model: nn.Module
     hidden: Tensor  # (R, D) behind the last token
     cache: Any
 
     @classmethod
-    def read(cls, model: nn.Module, prompt: Tensor, real: Tensor, copies: Tensor) -> _Reader:
-        """Read the prompts, and go on with copies of them."""
-        out = call(model, prompt, real, positions(real), None)
+    def read_prompts(cls, model: nn.Module, prompt: Tensor, real: Tensor, copies: Tensor) -> _IncrementalModel:
+        """Process the prompts and copy their cache."""
+        out = run_body(model, prompt, real, positions(real), None)
         cache_of(out).batch_select_indices(copies)
         return cls(model, out.last_hidden_state[:, -1][copies], cache_of(out))
 
     def step(self, chosen: Tensor, seen: Tensor, place: Tensor) -> None:
-        """Read the next token `(R,)` of each row."""
-        out = call(self.model, chosen[:, None], seen, place[:, None], self.cache)
+        """Process the next token `(R,)` of each row."""
+        out = run_body(self.model, chosen[:, None], seen, place[:, None], self.cache)
         self.hidden, self.cache = out.last_hidden_state[:, -1], cache_of(out)
 
     def logits(self) -> Tensor:
@@ -93,10 +94,10 @@ def generate(
     guide: nn.Module | None = None,
     top_p: float = 1.0,
     allowed: Callable[[str], Tensor] | None = None,
-    word: Callable[[int], str] = chr,
-    begun: Sequence[str] = (),
+    token_text: Callable[[int], str] = chr,
+    prefill: Sequence[str] = (),
 ) -> Generation:
-    """Complete every prompt; equal ones are read once.
+    """Complete every prompt; equal prompts are processed once.
 
     Args:
         model: Causal language model.
@@ -106,11 +107,11 @@ def generate(
         temperature: (N,) of each row.
         eos: Token that ends a completion.
         pad: Token that fills rows up.
-        guide: Only its likeliest tokens may be chosen, ...
-        top_p: ... those that have this probability together.
-        allowed: Tokens (V,) bool that may follow what has been written of a message.
-        word: Text of a token, for `allowed`.
-        begun: What has been written of each message already; nothing where it is empty.
+        guide: Model whose likeliest tokens are allowed, ...
+        top_p: ... with this total probability.
+        allowed: Tokens (V,) bool that may follow the beginning of a response.
+        token_text: Text of a token, for `allowed`.
+        prefill: Given beginning of each response; empty: none.
     """
     device = next(model.parameters()).device
     training = model.training
@@ -124,52 +125,54 @@ def generate(
     tokens = torch.full((count, budget), pad, dtype=torch.int64, device=device)
     logp, entropy = (torch.zeros(count, budget, device=device) for _ in range(2))
     mask = torch.zeros(count, budget, dtype=torch.bool, device=device)
-    readers = [_Reader.read(reader, prompt, real, copies) for reader in (model, guide) if reader is not None]
+    models = [
+        _IncrementalModel.read_prompts(reader, prompt, real, copies) for reader in (model, guide) if reader is not None
+    ]
     supports: list[Tensor] = []  # (N, V) of each step
-    texts = list(begun) or [""] * count
+    texts = list(prefill) or [""] * count
     seen = real[copies]
     place = seen.sum(1)  # (R,) position of the next token
     rows = torch.arange(count, device=device)  # those in the batch
     running = torch.ones(count, dtype=torch.bool, device=device)  # of them
     for step in range(budget):
-        logits = readers[0].logits()
-        support = None if guide is None else top_p_support(readers[1].logits(), top_p)
+        logits = models[0].logits()
+        support = None if guide is None else top_p_support(models[1].logits(), top_p)
         if allowed is not None:
             formed = torch.stack([allowed(texts[row]) for row in rows.tolist()]).to(device)
             support = formed if support is None else support & formed
         if support is not None:
             supports.append(support.new_ones(count, support.shape[1]).index_copy(0, rows, support))
             logits = logits.masked_fill(~support, -torch.inf)
-        chosen, *scores, _ = choose(logits, temperature[rows], None if draws is None else draws[rows, step])
+        chosen, *scores, _ = sample_tokens(logits, temperature[rows], None if draws is None else draws[rows, step])
         alive = rows[running]
         tokens[alive, step] = chosen[running]
         logp[alive, step], entropy[alive, step] = (score[running] for score in scores)
         mask[alive, step] = True
         if allowed is not None:
             for row, token in zip(alive.tolist(), chosen[running].tolist(), strict=True):
-                texts[row] += word(token)
+                texts[row] += token_text(token)
         running = running & (chosen != eos)
         left = int(running.sum())
         if left == 0 or step + 1 == budget:
             break
         if 2 * left <= len(rows):
             kept = running.nonzero().flatten()
-            for reader in readers:
+            for reader in models:
                 reader.cache.batch_select_indices(kept)
             rows, seen, place, chosen, running = (value[kept] for value in (rows, seen, place, chosen, running))
         seen = torch.cat([seen, seen.new_ones(len(rows), 1)], 1)
-        for reader in readers:
+        for reader in models:
             reader.step(chosen, seen, place)
         place = place + 1
     model.train(training)
     width = int(mask.any(0).sum())
     tokens, mask, logp, entropy = (value[:, :width] for value in (tokens, mask, logp, entropy))
     noted = torch.stack(supports, 1)[:, :width] if supports else None
-    cut, order = ~((tokens == eos) & mask).any(1), mask.long().cumsum(1) * mask
-    return Generation(tokens, mask, logp, entropy, cut, order, noted)
+    truncated, order = ~((tokens == eos) & mask).any(1), mask.long().cumsum(1) * mask
+    return Generation(tokens, mask, logp, entropy, truncated, order, noted)
 
 
-def behind_prompts(model: nn.Module, tokens: Tensor, start: Tensor, width: int, pad: int) -> Tensor | None:
+def completion_states(model: nn.Module, tokens: Tensor, start: Tensor, width: int, pad: int) -> Tensor | None:
     """Last hidden states from which the tokens behind prompts are drawn, differentiable; equal prompts are read once.
 
     Args:
@@ -186,13 +189,13 @@ def behind_prompts(model: nn.Module, tokens: Tensor, start: Tensor, width: int, 
     prompts = tokens[:, : len(places)].masked_fill(places >= start[:, None], -1)
     _, copies = prompts.unique(dim=0, return_inverse=True)
     count, rows = int(copies.max()) + 1, torch.arange(len(tokens), device=tokens.device)
-    if WORTH * (len(tokens) - count) * len(places) < len(tokens) * (len(places) + width):
+    if MIN_SAVING * (len(tokens) - count) * len(places) < len(tokens) * (len(places) + width):
         return None
     first = rows.new_zeros(count).scatter_reduce(0, copies, rows, "amin", include_self=False)
     index = places - (len(places) - start[first])[:, None]
     real = index >= 0  # padded on the left
     prompt = tokens[first].gather(1, index.clamp(min=0)).masked_fill(~real, pad)
-    out = call(model, prompt, real, positions(real), None, caching=True)
+    out = run_body(model, prompt, real, positions(real), None, caching=True)
     states = out.last_hidden_state[:, -1][copies][:, None]
     if width == 1:
         return states
@@ -200,18 +203,20 @@ def behind_prompts(model: nn.Module, tokens: Tensor, start: Tensor, width: int, 
     behind = torch.arange(width - 1, device=tokens.device).expand(len(tokens), -1) + start[:, None]
     written = tokens.gather(1, behind.clamp(max=tokens.shape[1] - 1))
     seen = torch.cat([real[copies], torch.ones_like(written, dtype=torch.bool)], 1)
-    later = call(model, written, seen, behind, cache_of(out), caching=True).last_hidden_state
+    later = run_body(model, written, seen, behind, cache_of(out), caching=True).last_hidden_state
     return torch.cat([states, later], 1)
 
 
 @torch.no_grad()
 def has_plain_cache(model: nn.Module) -> bool:
     """Whether all the model remembers of a prompt are keys and values of every token, which gradients pass."""
-    out = call(model, torch.zeros(1, 1, dtype=torch.int64, device=next(model.parameters()).device), None, None, None)
+    out = run_body(
+        model, torch.zeros(1, 1, dtype=torch.int64, device=next(model.parameters()).device), None, None, None
+    )
     return all(type(part).__name__ == "DynamicLayer" for part in getattr(cache_of(out), "layers", [None]))
 
 
-def call(
+def run_body(
     model: nn.Module,
     tokens: Tensor,
     seen: Tensor | None,
@@ -229,7 +234,7 @@ def call(
         seen: (N, L') bool over cache and tokens, False on padding; None: rows begin with their first token.
         position: (N, L) of the tokens; None with `seen`.
         cache: Keys and values of the tokens before, or None.
-        every_layer: Return the hidden states of all layers, too.
+        every_layer: Also return the hidden states of all layers.
         caching: Return a cache; None: where no gradient is needed.
     """
     body = body_of(model)
@@ -245,7 +250,7 @@ def call(
 
 
 def cache_of(out: Any) -> Any:
-    """The keys and values that `call` has left in its result, whatever this version of transformers calls them."""
+    """The keys and values that `run_body` has left in its result, whatever this version of transformers calls them."""
     return out.cache if hasattr(out, "cache") else out.past_key_values
 
 
@@ -261,7 +266,7 @@ def logits_of(model: nn.Module, hidden: Tensor) -> Tensor:
     return logits if head.bias is None else logits + head.bias.float()
 
 
-def choose(logits: Tensor, temperature: Tensor, draw: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def sample_tokens(logits: Tensor, temperature: Tensor, draw: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """One token per row by inversion of the cumulative distribution.
 
     Args:

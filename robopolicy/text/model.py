@@ -79,7 +79,7 @@ def _without_dropout(config: Any) -> Any:
 
 
 def add_lora(model: nn.Module, rank: int, alpha: float) -> None:
-    """Freeze the model and put trainable low-rank updates beside all linear layers but the output one."""
+    """Freeze the model and add trainable low-rank updates to all linear layers except the output layer."""
     peft = require("peft", "text")
     config = peft.LoraConfig(r=rank, lora_alpha=alpha, target_modules="all-linear", task_type="CAUSAL_LM")
     peft.inject_adapter_in_model(config, model)

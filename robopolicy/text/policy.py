@@ -1,10 +1,10 @@
 """A causal language model as a `Policy`: observations are conversations, chunks are completions, decisions are tokens.
 
-Observations and chunks are UTF-8 bytes (`wire.py`); tokenizer and chat template live inside the policy. One chunk is
+Observations and chunks are UTF-8 bytes (`task.py`); tokenizer and chat template are part of the policy. One chunk is
 one message, so horizon and observation history are 1 and the action dimension is the longest message in bytes.
 
-Overflow: a completion ends at `spec.action_dim` tokens, whether or not it is complete, and its bytes beyond that are
-cut; a conversation longer than the model's context is refused by name, never shortened silently.
+Overflow: a completion ends after `spec.action_dim` tokens, complete or not, and its bytes beyond that are dropped. A
+conversation longer than the model's context raises an error; it is never shortened silently.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from robopolicy.nets.normalizer import Statistics
 from robopolicy.policies.base import DecisionOutput, Info, Observation, Policy, Record, Sample
 from robopolicy.policies.noise import Randomness, uniform
 from robopolicy.spec import PolicySpec
-from robopolicy.text.generation import Generation, behind_prompts, call, generate, has_plain_cache
+from robopolicy.text.generation import Generation, completion_states, generate, has_plain_cache, run_body
 from robopolicy.text.model import DTYPES, add_lora, build_model, check_head, head_of, load_pretrained, small_llama
 from robopolicy.text.scoring import supported_scores, token_scores
 from robopolicy.text.task import KEY, messages, pack, unpack
 from robopolicy.text.tokenizers import TEMPLATES, ByteTokenizer, HubTokenizer, Tokenizer, right_padded
 
 if TYPE_CHECKING:
-    from robopolicy.text.text_env import TextWorld
+    from robopolicy.text.text_env import TextEnv
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class TextConfig(Validated):
     width: PositiveInt = 128  # of the small model
     layers: Layers = 3  # of the small model
     heads: PositiveInt = 4  # of the small model
-    context: PositiveInt = 512  # tokens of a conversation that the small model has room for; more where a task asks
+    context: PositiveInt = 512  # context length of the small model in tokens; longer if the task needs it
     template: str = "plain"  # plain | chat, how messages become tokens
     temperature: Positive = 1.0  # of exploration
     lora_rank: NonNegativeInt = 0  # 0 trains all weights
@@ -64,22 +64,26 @@ class TextConfig(Validated):
 
 
 class TextPolicy(Policy):
-    """Writes messages with a transformers causal language model."""
+    """Text policy with a causal language model of transformers."""
 
     name = "text"
     config_class = TextConfig
     config: TextConfig
     causal: ClassVar[bool] = True  # a token is chosen from the hidden state behind those before it
-    marks: ClassVar[int] = 0  # tokens of its own beside those of the tokenizer
-    recorded: ClassVar[tuple[str, ...]] = ("tokens", "start", "temperature")  # what `score` needs beside the mask
+    special_tokens: ClassVar[int] = 0  # number of tokens in addition to those of the tokenizer
+    score_fields: ClassVar[tuple[str, ...]] = (
+        "tokens",
+        "start",
+        "temperature",
+    )  # arguments of `score` in addition to the mask
 
     def __init__(self, config: TextConfig, spec: PolicySpec) -> None:
         """Build the model; `config.pretrained` gives the weights unless a checkpoint is about to."""
         super().__init__()
         if set(spec.observation) != {KEY} or (spec.horizon, spec.obs_horizon) != (1, 1):
             raise UserError(
-                f"Policy 'text' sees '{KEY}' alone, one message at a time; choose a task such as text/arithmetic and "
-                "set chunk.horizon=1 chunk.action_horizon=1."
+                f"Policy 'text' needs the single observation '{KEY}', one message at a time; choose a task such as "
+                "text/arithmetic and set chunk.horizon=1 chunk.action_horizon=1."
             )
         self.spec = spec
         blob = torch.zeros(config.tokenizer_bytes, dtype=torch.uint8)
@@ -90,7 +94,7 @@ class TextPolicy(Policy):
             blob = tokenizer.blob()
             config = replace(config, architecture=architecture, tokenizer_bytes=len(blob))
         else:
-            size = ByteTokenizer.size + self.marks
+            size = ByteTokenizer.size + self.special_tokens
             needed = 1 + spec.observation[KEY][0] + spec.action_dim  # the longest conversation, in bytes
             context = max(config.context, needed)  # positions have no weights
             small = small_llama(config.width, config.layers, config.heads, context, size)
@@ -104,11 +108,11 @@ class TextPolicy(Policy):
             self.model.gradient_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator]
 
     @property
-    def env_class(self) -> type[TextWorld]:
-        """What plays a text task with a policy of this family."""
-        from robopolicy.text.text_env import TextWorld  # which imports this module
+    def env_class(self) -> type[TextEnv]:
+        """Environment class of this policy family."""
+        from robopolicy.text.text_env import TextEnv  # which imports this module
 
-        return TextWorld
+        return TextEnv
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -142,7 +146,7 @@ class TextPolicy(Policy):
         """Tokens of the conversations `{"text": (B, 1, P)}`."""
         return [self.tokenizer.prompt(messages(text)) for text in unpack(obs[KEY][:, 0])]
 
-    def write(
+    def generate(
         self,
         prompts: Sequence[Sequence[int]],
         generator: Randomness = None,
@@ -153,9 +157,9 @@ class TextPolicy(Policy):
         guide: TextPolicy | None = None,
         top_p: float = 1.0,
         allowed: Callable[[str], Tensor] | None = None,
-        begun: Sequence[str] = (),
+        prefill: Sequence[str] = (),
     ) -> Generation:
-        """Complete the N prompts; equal ones are read once.
+        """Complete the N prompts; equal prompts are processed once.
 
         Args:
             prompts: Tokens of each.
@@ -163,24 +167,24 @@ class TextPolicy(Policy):
             budget: Most tokens; that of the spec if None.
             temperature: One, or (N,) one per row; that of the config if None.
             deterministic: Take the likeliest tokens.
-            guide: Choose only from its likeliest tokens, ...
-            top_p: ... those that have this probability together.
-            allowed: Choose only tokens (V,) bool that may follow what has been written of a message.
-            begun: What has been written of each message already; nothing where it is empty.
+            guide: Policy whose likeliest tokens are allowed, ...
+            top_p: ... with this total probability.
+            allowed: Tokens (V,) bool that may follow the beginning of a response.
+            prefill: Given beginning of each response; empty: none.
 
         Raises:
             UserError: A prompt and the budget do not fit into the model's context.
         """
         budget = self.budget if budget is None else budget
         self.check_fits(max(map(len, prompts)), budget)
-        heat = self.heat(temperature, len(prompts))
+        temperatures = self.temperatures(temperature, len(prompts))
         draws = None if deterministic else uniform((len(prompts), budget), generator, self.device)
-        marks = {"eos": self.tokenizer.eos, "pad": self.tokenizer.pad}
-        limits: dict[str, Any] = {"top_p": top_p, "allowed": allowed, "begun": begun, "word": self._word}
-        limits |= marks | {"guide": None if guide is None else guide.model}
-        return generate(self.model, prompts, draws, budget=budget, temperature=heat, **limits)
+        special_tokens = {"eos": self.tokenizer.eos, "pad": self.tokenizer.pad}
+        limits: dict[str, Any] = {"top_p": top_p, "allowed": allowed, "prefill": prefill}
+        limits |= {"token_text": self._token_text} | special_tokens | {"guide": None if guide is None else guide.model}
+        return generate(self.model, prompts, draws, budget=budget, temperature=temperatures, **limits)
 
-    def _word(self, token: int) -> str:
+    def _token_text(self, token: int) -> str:
         return self.tokenizer.decode([token])
 
     def check_fits(self, prompt: int, budget: int, what: str = "A conversation") -> None:
@@ -195,27 +199,27 @@ class TextPolicy(Policy):
                 f"{self.context}; shorten prompts or messages, or set policy.context."
             )
 
-    def heat(self, temperature: float | Tensor | None, count: int) -> Tensor:
+    def temperatures(self, temperature: float | Tensor | None, count: int) -> Tensor:
         """Temperatures `(count,)`: one for all or one each; that of the config if None."""
-        heat = self.config.temperature if temperature is None else temperature
-        return (heat if isinstance(heat, Tensor) else torch.full((count,), heat)).to(self.device)
+        value = self.config.temperature if temperature is None else temperature
+        return (value if isinstance(value, Tensor) else torch.full((count,), value)).to(self.device)
 
     def act(self, obs: Observation, *, deterministic: bool = False, generator: Randomness = None) -> Tensor:
         """Messages `(B, 1, A)` in bytes."""
-        return self._chunk(self.write(self.prompts(obs), generator, deterministic=deterministic))
+        return self._chunk(self.generate(self.prompts(obs), generator, deterministic=deterministic))
 
     def sample(self, obs: Observation, *, generator: Randomness = None) -> Sample:
-        """Messages with the tokens they were made of."""
+        """Messages with their tokens."""
         prompts = self.prompts(obs)
-        made = self.write(prompts, generator)
-        record = {**self.rows(prompts, made.completions()), "temperature": self.heat(None, len(prompts))}
+        made = self.generate(prompts, generator)
+        record = {**self.pad_rows(prompts, made.completions()), "temperature": self.temperatures(None, len(prompts))}
         return Sample(self._chunk(made), record, made.logp)
 
     def decisions(self, obs: Observation, record: Record) -> DecisionOutput:
         """Score recorded tokens."""
         return self.score(record["tokens"], record["start"], record["mask"], record["temperature"])
 
-    def rows(self, prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]]) -> Record:
+    def pad_rows(self, prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]]) -> Record:
         """`tokens` (N, L) of prompts and completions, `start` (N,) of the completions and their `mask` (N, T)."""
         whole = [[*prompt, *completion] for prompt, completion in zip(prompts, completions, strict=True)]
         tokens, _ = right_padded(whole, self.tokenizer.pad)
@@ -223,44 +227,44 @@ class TextPolicy(Policy):
         start = torch.tensor([len(prompt) for prompt in prompts])
         return {"tokens": tokens.to(self.device), "start": start.to(self.device), "mask": mask.to(self.device)}
 
-    def message(self, text: str) -> list[int]:
+    def encode_message(self, text: str) -> list[int]:
         """Tokens of a finished message."""
         return [*self.tokenizer.encode(text), self.tokenizer.eos]
 
     def messages(self, chunk: Tensor) -> list[list[int]]:
         """Tokens of the messages `(B, 1, A)`."""
-        return [self.message(text) for text in unpack(chunk[:, 0])]
+        return [self.encode_message(text) for text in unpack(chunk[:, 0])]
 
-    def read(self, tokens: Sequence[int]) -> str:
+    def decode_message(self, tokens: Sequence[int]) -> str:
         """Text of a message, which ends at its first `eos`."""
         eos = self.tokenizer.eos
         return self.tokenizer.decode(tokens[: tokens.index(eos)] if eos in tokens else tokens)
 
-    def order(self, count: int, generator: Randomness = None) -> list[int]:
-        """In which steps the tokens of a message that another wrote count as chosen."""
+    def generation_order(self, count: int, generator: Randomness = None) -> list[int]:
+        """Generation steps of the tokens of a message that the policy did not write."""
         return list(range(1, count + 1))
 
     def conversations(self, batch: Sequence[Sequence[str]], generator: Randomness = None) -> tuple[Record, Tensor]:
-        """Solved conversations: messages of the world and of the policy in turn, the latter's last.
+        """Tokens of solved conversations: user and assistant messages alternate, the assistant's last.
 
         Returns:
-            As `rows`, and the turn `(N, T)` of each token; a reply of the world belongs to the turn that follows it.
+            As `pad_rows`, and the turn `(N, T)` of each token; an observation belongs to the turn after it.
         """
-        prompts = [self.tokenizer.prompt(said[:1]) for said in batch]
-        behind = [self._spoken(said) for said in batch]
-        record = self.rows(prompts, [[token for new in told for token in new] for told in behind])
+        prompts = [self.tokenizer.prompt(texts[:1]) for texts in batch]
+        behind = [self._message_tokens(texts) for texts in batch]
+        record = self.pad_rows(prompts, [[token for new in row for token in new] for row in behind])
         self._check_size(record["tokens"].shape[1], "A conversation")
-        places = [[place for place, new in enumerate(told) for _ in new] for told in behind]
+        places = [[place for place, new in enumerate(row) for _ in new] for row in behind]
         place = right_padded(places, -1)[0].to(self.device)  # number of the message behind the prompt, else -1
         return {**record, "mask": record["mask"] & (place % 2 == 0)}, (place + 1) // 2
 
-    def check_written(self, said: Sequence[str], what: str) -> None:
-        """Refuse a conversation of a file, called `what`, that cannot be learned from as a whole.
+    def check_conversation_fits(self, texts: Sequence[str], what: str) -> None:
+        """Refuse a conversation of a file, called `what`, that does not fit.
 
         Raises:
             UserError: It exceeds the model's context.
         """
-        self._check_size(len(self.tokenizer.prompt(said[:1])) + sum(map(len, self._spoken(said))), what)
+        self._check_size(len(self.tokenizer.prompt(texts[:1])) + sum(map(len, self._message_tokens(texts))), what)
 
     def _check_size(self, tokens: int, what: str) -> None:
         if tokens > self.context:
@@ -269,9 +273,9 @@ class TextPolicy(Policy):
                 "policy.context."
             )
 
-    def _spoken(self, said: Sequence[str]) -> list[list[int]]:
+    def _message_tokens(self, texts: Sequence[str]) -> list[list[int]]:
         """Tokens of every message behind the prompt."""
-        return [self.tokenizer.reply(text) if n % 2 else self.message(text) for n, text in enumerate(said[1:])]
+        return [self.tokenizer.reply(text) if n % 2 else self.encode_message(text) for n, text in enumerate(texts[1:])]
 
     def score(
         self,
@@ -301,11 +305,11 @@ class TextPolicy(Policy):
     def states(self, tokens: Tensor, start: Tensor, mask: Tensor, layer: int | None = None) -> Tensor:
         """Last hidden states `(M, D)` from which the M chosen tokens are drawn: those of the tokens before.
 
-        Prompts that several rows share are read once where that pays (`behind_prompts`).
+        Prompts that several rows share are read once where that pays (`completion_states`).
         """
         row, step = mask.nonzero(as_tuple=True)  # (M,) each
         if layer is None and self._shares_prompts:
-            found = behind_prompts(self.model, tokens, start, mask.shape[1], self.tokenizer.pad)
+            found = completion_states(self.model, tokens, start, mask.shape[1], self.tokenizer.pad)
             if found is not None:
                 return found[row, step]
         return self.hidden(tokens[:, :-1], layer)[row, start[row] + step - 1]
@@ -335,14 +339,14 @@ class TextPolicy(Policy):
 
         Those of the last layer, or those behind `layer` of them; of models with fewer layers the last but one.
         """
-        out = call(self.model, tokens, None, None, None, every_layer=layer is not None)
+        out = run_body(self.model, tokens, None, None, None, every_layer=layer is not None)
         if layer is None:
             return out.last_hidden_state
         layers = out.hidden_states
         return layers[layer if layer < len(layers) else len(layers) - 2]
 
-    def decided(self, rows: Decisions, generator: Randomness = None) -> Decisions:
-        """Rows of tokens as the decisions that a recipe compares: the tokens themselves."""
+    def attach_likelihood(self, rows: Decisions, generator: Randomness = None) -> Decisions:
+        """Rows with the likelihood that recipes use: the tokens' own."""
         return rows
 
     def imitation_loss(
@@ -362,7 +366,7 @@ class TextPolicy(Policy):
         self, prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]], generator: Randomness = None
     ) -> tuple[Tensor, Info]:
         """Mean negative log-likelihood `(B,)` of the tokens of each completion [nats]."""
-        record = self.rows(prompts, completions)
+        record = self.pad_rows(prompts, completions)
         mask = record["mask"]
         out = self.score(record["tokens"], record["start"], mask, torch.ones(len(mask), device=self.device))
         count = mask.sum(1).clamp(min=1)
@@ -373,11 +377,11 @@ class TextPolicy(Policy):
         """Mean negative log-likelihood per token of the policy in solved conversations [nats], and mean entropy."""
         record, _ = self.conversations(batch)
         count = record["mask"].sum()
-        out = self.score(record["tokens"], record["start"], record["mask"], self.heat(1.0, len(batch)))
+        out = self.score(record["tokens"], record["start"], record["mask"], self.temperatures(1.0, len(batch)))
         return -out.logp.sum() / count, out.entropy.sum() / count
 
     def fit_normalizer(self, statistics: Statistics) -> None:
-        """There is none: the tokenizer is what stands between the world's units and the network's."""
+        """Do nothing: the tokenizer converts between text and tokens."""
 
     def trainable(self) -> list[nn.Parameter]:
         """All parameters, or the low-rank updates."""
@@ -389,5 +393,5 @@ class TextPolicy(Policy):
         return self.budget
 
     def _chunk(self, made: Generation) -> Tensor:
-        texts = [self.read(row) for row in made.completions()]
+        texts = [self.decode_message(row) for row in made.completions()]
         return pack(texts, self.spec.action_dim)[:, None].to(self.device)

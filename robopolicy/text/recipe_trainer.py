@@ -1,14 +1,14 @@
-"""Learning text by any recipe of the catalogue from what the policy writes.
+"""Training of a text policy by any text recipe.
 
-`text_recipe` hands the attempts of the sampling side to a `Recipe`: select, compare, and per epoch and
-minibatch score, loss and step; all of it is the core that robots use. A policy that is fresh may first imitate the
-task's own solutions (`imitation.py`), as nothing can be compared where nobody ever succeeds. Log-probabilities of the
-start of an update are those recorded while sampling; where another engine wrote, or in half precision, where a cache
-rounds otherwise than a whole pass, the rows are scored again and the recorded ones become those of the behaviour. Rows
-that this policy did not draw, replayed ones and those of teachers, keep what was recorded.
+`text_recipe` passes trajectories to a `Recipe`: selection, advantages, and per epoch and minibatch scores, loss and
+step, all from the core that robots use. A fresh policy may first be fine-tuned on the task's own solutions (`sft.py`),
+since nothing can be compared where no rollout succeeds. Log-probabilities at the start of an update are those recorded
+while sampling. With another engine, or in half precision, where a cache rounds differently from a full pass, the rows
+are scored again and the recorded values become those of the behavior policy. Rows that this policy did not sample
+(replayed ones and those of teachers) keep the recorded values.
 
-Overflow: a message that reaches its budget is judged as it stands; `overlong=mask` leaves such rows out of loss and
-statistics (overlong filtering). Rows that could not be judged are always left out.
+Overflow: the reward of a message that reaches its budget is computed as it stands; `overlong=mask` leaves such rows out
+of loss and statistics (overlong filtering). Rows without a valid reward are always left out.
 """
 
 from __future__ import annotations
@@ -30,69 +30,69 @@ from robopolicy.core.recipe import Recipe
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.policies.base import DecisionOutput, Info, Policy
 from robopolicy.recipe_files import read_recipe
-from robopolicy.text.annotators import Aside, asides_of, summaries_of, summarised
-from robopolicy.text.engines import ENGINES, OWN, corrected
+from robopolicy.text.annotators import RolloutAnnotator, requested_annotators, requested_features, with_features
+from robopolicy.text.engines import ENGINES, NATIVE, with_importance_cap
 from robopolicy.text.policy import TextPolicy
 from robopolicy.text.rollouts.collector import OBJECTIVES
 from robopolicy.text.rollouts.protocols import REPLAYED, TEACHER
 from robopolicy.text.scoring_options import scoring_options
-from robopolicy.text.sft import TextLearner, TextLearnerConfig, ramped
+from robopolicy.text.sft import TextLearner, TextLearnerConfig, warmup_linear
 from robopolicy.text.text_env import score
 from robopolicy.text.value_head import ValueHead, score_with_value
 
 OVERLONG = ("score", "mask")
-PLACES = ("process", "ray")  # where players are
-MOST_PLAYERS = 256
-Players = Annotated[int, Range(0, MOST_PLAYERS)]
-WIDEST = 4096  # largest vocabulary of which a support is noted
-SCORED = 1024  # rows scored at once where no gradient is needed
+WORKER_BACKENDS = ("process", "ray")  # of rollout workers
+MAX_WORKERS = 256
+NumWorkers = Annotated[int, Range(0, MAX_WORKERS)]
+MAX_VOCAB = 4096  # largest vocabulary of which a support is noted
+SCORING_BATCH = 1024  # rows scored at once where no gradient is needed
 
 
 @dataclass(frozen=True)
 class TextRecipeConfig(TextLearnerConfig):
-    """Settings of learning by a recipe."""
+    """Settings of training by a recipe."""
 
     lr: Positive = 3e-4  # of AdamW, after the warm-up
     recipe: str = "grpo"  # name of a recipe, or the path of a .yaml file
     critic_lr: Positive = 1e-3  # of the value head, where the recipe has a critic
-    imitation: NonNegativeInt = 0  # first updates, which imitate the task's own solutions
-    imitation_lr: Positive = 1e-3  # learning rate of these
-    prompts: Annotated[PositiveInt, AtMost("problems")] = 16  # groups per update
-    group_size: NonNegativeInt = 0  # attempts per prompt; 0: as the recipe says
-    minibatches: NonNegativeInt = 0  # gradient steps per pass over a batch; 0: as the recipe says
-    problems: PositiveInt = 2000  # different prompts of training
+    sft_updates: NonNegativeInt = 0  # first updates, supervised fine-tuning on the task's own solutions
+    sft_lr: Positive = 1e-3  # learning rate of these
+    prompts_per_update: Annotated[PositiveInt, AtMost("num_prompts")] = 16  # groups per update
+    group_size: NonNegativeInt = 0  # rollouts per prompt; 0: as in the recipe
+    minibatches: NonNegativeInt = 0  # gradient steps per pass over a batch; 0: as in the recipe
+    num_prompts: PositiveInt = 2000  # number of different training prompts
     overlong: str = "score"  # score | mask, messages that reach their budget
-    engine: str = OWN  # own | vllm, what writes the attempts
+    engine: str = NATIVE  # native | vllm, engine that generates the rollouts
     importance_cap: Positive = 2.0  # largest weight for the mismatch of another engine, where the recipe names none
     staleness: NonNegativeInt | None = (
-        None  # age of weights in updates, above 0 played while learning; None: the recipe's
+        None  # maximum age of weights in updates, asynchronous above 0; None: the recipe's
     )
-    players: Players = 0  # processes that play; 0: this one, on a second thread where staleness is above 0
-    players_on: str = "process"  # process | ray, of this machine or of a cluster
-    companion: str = ""  # checkpoint of a second policy, for recipes with a teacher or a mean of two references
+    num_workers: NumWorkers = 0  # worker processes; 0: this process, on a second thread where staleness is above 0
+    worker_backend: str = "process"  # process | ray, workers on this machine or in a cluster
+    teacher: str = ""  # checkpoint of the teacher, for recipes with a teacher or an averaged reference
     data: str = ""  # JSONL or parquet file, for recipes that learn from demonstrations, pairs or offline logs
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.overlong not in OVERLONG:
             raise UserError(f"algorithm.overlong must be one of {', '.join(OVERLONG)}, got '{self.overlong}'.")
-        if self.engine not in (OWN, *ENGINES):
-            raise unknown_name("engine", self.engine, (OWN, *ENGINES))
-        if self.players_on not in PLACES:
-            raise unknown_name("place", self.players_on, PLACES, "of players")
-        if self.players and self.engine != OWN:
-            raise UserError(f"Players need engine={OWN}, got {self.players} and engine={self.engine}.")
+        if self.engine not in (NATIVE, *ENGINES):
+            raise unknown_name("engine", self.engine, (NATIVE, *ENGINES))
+        if self.worker_backend not in WORKER_BACKENDS:
+            raise unknown_name("backend", self.worker_backend, WORKER_BACKENDS, "of workers")
+        if self.num_workers and self.engine != NATIVE:
+            raise UserError(f"Rollout workers need engine={NATIVE}, got {self.num_workers} and engine={self.engine}.")
 
 
 class TextRecipe(TextLearner):
-    """Any recipe of the catalogue."""
+    """Trains a text policy by any recipe."""
 
     name = "text_recipe"
     config_class = TextRecipeConfig
     data_source = "text_rollout"
     heads = ("text",)
     reference = "shao2024grpo"
-    own_data = "what it plays, or as its recipe says"
+    default_data = "its own rollouts, or as its recipe says"
     config: TextRecipeConfig
 
     def __init__(self, config: TextRecipeConfig, policy: Policy, *, total_updates: int) -> None:
@@ -100,36 +100,39 @@ class TextRecipe(TextLearner):
         super().__init__(config, policy, total_updates=total_updates)
         try:
             plain = read_recipe(config.recipe)
-            self.recipe = Recipe.from_dict(corrected(plain, config.importance_cap) if config.engine != OWN else plain)
+            self.recipe = Recipe.from_dict(
+                with_importance_cap(plain, config.importance_cap) if config.engine != NATIVE else plain
+            )
             self.options = scoring_options(self.recipe.rollout)
         except ValueError as error:
             raise UserError(f"Recipe '{config.recipe}': {error}") from error
-        if config.imitation and (config.imitation >= total_updates or self.recipe.data != "rollout"):
+        if config.sft_updates and (config.sft_updates >= total_updates or self.recipe.data != "rollout"):
             raise UserError(
-                f"Imitation comes before updates by a recipe that learns from rollouts, but recipe '{config.recipe}' "
-                f"learns from {self.recipe.data} and {config.imitation} of {total_updates} updates are to imitate."
+                "Supervised fine-tuning comes before updates of a recipe that learns from rollouts, but recipe "
+                f"'{config.recipe}' learns from {self.recipe.data} and {config.sft_updates} of {total_updates} updates "
+                "are supervised fine-tuning."
             )
-        self._check_read()
+        self._check_unused()
         self._check_family()
-        self.summaries = summaries_of(self.recipe.plain)
+        self.features = requested_features(self.recipe.plain)
         self.group_size = config.group_size or self.recipe.group_size
         if self.group_size == 1 < self.recipe.group_size and _within_groups(self.recipe.plain["advantage"]):
             raise UserError(
-                f"Recipe '{config.recipe}' compares the attempts of a group; set algorithm.group_size to 2 or more, or "
+                f"Recipe '{config.recipe}' compares the rollouts of a group; set algorithm.group_size to 2 or more, or "
                 "to 0 for its own."
             )
-        self.companion: TextPolicy | None = None  # see `accompany`
-        self.reference_policy: TextPolicy | None = frozen_copy(policy) if self._compares() else None
+        self.teacher: TextPolicy | None = None  # see `set_teacher`
+        self.reference_policy: TextPolicy | None = frozen_copy(policy) if self._needs_reference() else None
         self.critic: ValueHead | None = None
         if self.recipe.critic is not None:
             self.critic = ValueHead(self.policy)
             self.optimizer.add_param_group({"params": list(self.critic.parameters()), "lr": config.critic_lr})
         for option in self.options.values():
-            option.begin(self)
+            option.setup(self)
         self.advantage: torch.Tensor | None = None  # (N, 1) or (N, T) of the last batch, 0 where not selected
         self.influence: torch.Tensor | None = None  # (O,) of its objectives, where the rewards want to know
 
-    def _check_read(self) -> None:
+    def _check_unused(self) -> None:
         """Refuse settings that the recipe does not read.
 
         Raises:
@@ -138,12 +141,12 @@ class TextRecipe(TextLearner):
         config, kind = self.config, self.recipe.data
         if config.data and kind == "rollout":
             raise UserError(
-                f"algorithm.data={config.data} is not read: recipe '{config.recipe}' learns from what it plays; leave "
-                "it out, or choose a recipe for demonstrations, pairs or offline logs, e.g. sft, dpo or kto."
+                f"algorithm.data={config.data} is not read: recipe '{config.recipe}' learns from its own rollouts; "
+                "leave it out, or choose a recipe for demonstrations, pairs or offline logs, e.g. sft, dpo or kto."
             )
-        if config.companion and not self.needs_companion:
+        if config.teacher and not self.requires_teacher:
             raise UserError(
-                f"algorithm.companion={config.companion} is not read: recipe '{config.recipe}' has no second policy; "
+                f"algorithm.teacher={config.teacher} is not read: recipe '{config.recipe}' has no teacher; "
                 "leave it out, or choose a recipe that has one, e.g. kdrl."
             )
 
@@ -154,101 +157,105 @@ class TextRecipe(TextLearner):
             UserError: Another family of policies, or another engine, is to do that.
         """
         name, config = self.config.recipe, self.config
-        asked = {} if self.recipe.critic is None else {"critic": ("causal",)}
-        for key, needs in (asked | {key: option.needs for key, option in self.options.items()}).items():
+        requests = {} if self.recipe.critic is None else {"critic": ("causal",)}
+        for key, needs in (requests | {key: option.needs for key, option in self.options.items()}).items():
             if "causal" in needs and not self.policy.causal:
                 raise UserError(f"Recipe '{name}' needs policy=text for its {key}.")
-            settings = {"engine": (OWN, config.engine), "players": (0, config.players)}
+            settings = {"engine": (NATIVE, config.engine), "num_workers": (0, config.num_workers)}
             wanted = {setting: pair for setting, pair in settings.items() if setting in needs}
             if any(value != right for right, value in wanted.values()):
                 words = " and ".join(f"{setting}={right}" for setting, (right, _) in wanted.items())
                 raise UserError(f"Recipe '{name}' needs {words} for its {key}.")
-            if "vocabulary" in needs and self.policy.vocabulary > WIDEST:
+            if "vocabulary" in needs and self.policy.vocabulary > MAX_VOCAB:
                 raise UserError(
-                    f"Recipe '{name}' notes which others might have been chosen for every token, too much for a "
-                    f"vocabulary of {self.policy.vocabulary}; at most {WIDEST} are possible."
+                    f"Recipe '{name}' stores the support of every token, which is too large for a "
+                    f"vocabulary of {self.policy.vocabulary}; at most {MAX_VOCAB} are possible."
                 )
 
     @property
-    def needs_companion(self) -> bool:
-        """Whether the recipe has a second policy."""
-        return any("companion" in option.needs for option in self.options.values())
+    def requires_teacher(self) -> bool:
+        """Whether the recipe needs a teacher."""
+        return any("teacher" in option.needs for option in self.options.values())
 
-    def asides(self) -> dict[str, Aside]:
-        """What the recipe reads beside its attempts."""
-        given = {name: aside for option in self.options.values() for name, aside in option.asides().items()}
-        return asides_of(self.recipe.plain, given)
+    def annotators(self) -> dict[str, RolloutAnnotator]:
+        """Annotators that the recipe requests."""
+        given = {name: annotator for option in self.options.values() for name, annotator in option.annotators().items()}
+        return requested_annotators(self.recipe.plain, given)
 
-    def _compares(self) -> bool:
-        """Whether the recipe certainly needs the policy that the run began with; others get it when they ask for it."""
+    def _needs_reference(self) -> bool:
+        """Whether the recipe needs the initial policy from the start; other recipes get it on demand."""
         plain = self.recipe.plain
-        if any(aside.begins for aside in self.asides().values()):
+        if any(annotator.needs_initial_policy for annotator in self.annotators().values()):
             return True
         kl = (plain["estimator"] or {}).get("kl_coef", 0.0) != 0.0 or "kl" in plain["controllers"]
         return bool(kl or self.recipe.data in ("pairs", "offline"))
 
     def rate(self) -> float:
-        """Learning rate of the running update; the recipe's own schedule begins behind imitation."""
-        config, done = self.config, self.updates - self.config.imitation
+        """Learning rate of the running update; the recipe's own schedule starts after supervised fine-tuning."""
+        config, done = self.config, self.updates - self.config.sft_updates
         if done < 0:
-            return ramped(config.imitation_lr, config.imitation_lr, self.updates, config.imitation, config.warmup)
+            return warmup_linear(config.sft_lr, config.sft_lr, self.updates, config.sft_updates, config.warmup)
         final = config.lr if config.lr_final is None else config.lr_final
-        return ramped(config.lr, final, done, self.total_updates - config.imitation, config.warmup)
+        return warmup_linear(config.lr, final, done, self.total_updates - config.sft_updates, config.warmup)
 
     def update(self, batch: Decisions | Sequence[Sequence[str]]) -> Metrics:
         """Select, compare, and the recipe's epochs; a batch without a row to learn from changes nothing.
 
-        Conversations, the batches of the first `imitation` updates, are imitated.
+        Batches of conversations, in the first `sft_updates` updates, are used for supervised fine-tuning.
         """
         if not isinstance(batch, Decisions):
-            metrics = self.imitate(batch)
-            if self.updates == self.config.imitation:  # what follows is a run of its own
+            metrics = self.sft_step(batch)
+            if self.updates == self.config.sft_updates:  # the recipe starts with a fresh optimizer
                 self.optimizer.state.clear()
-                self.reference_policy = None if self.reference_policy is None else self._start()
-                self._follow()
+                self.reference_policy = None if self.reference_policy is None else self._initial_reference()
+                self._after_update()
             return metrics
-        first = self.reference_policy is None and self.updates == self.config.imitation
+        first = self.reference_policy is None and self.updates == self.config.sft_updates
         before = copy.deepcopy((self.recipe.state_dict(), self.generator.get_state())) if first else None
         try:
-            return self._update(moved(batch, self.policy.device))
+            return self._update(to_device(batch, self.policy.device))
         except MissingField as error:
             if "logp_ref" in str(error) and before is not None:
-                self.reference_policy = self._start()  # nothing has been learned yet
+                self.reference_policy = self._initial_reference()  # nothing has been learned yet
                 self.recipe.load_state_dict(before[0])
                 self.generator.set_state(before[1])
                 return self.update(batch)
-            raise UserError(f"Recipe '{self.config.recipe}' asks for more than text records: {error}") from error
+            raise UserError(
+                f"Recipe '{self.config.recipe}' needs a field that text does not record: {error}"
+            ) from error
 
-    def accompany(self, companion: Policy) -> None:
-        """Get to know the second policy, before the first update.
+    def set_teacher(self, teacher: Policy) -> None:
+        """Set the teacher, before the first update.
 
         Raises:
-            UserError: It writes no text, or cannot be averaged with the first.
+            UserError: It is not a text policy, or cannot be averaged with the policy.
         """
-        if not isinstance(companion, TextPolicy):
-            raise UserError(f"algorithm.companion must be a text policy, not '{companion.name}'.")
-        self.companion = companion.to(self.policy.device)
-        self.reference_policy = None if self.reference_policy is None else self._start()
+        if not isinstance(teacher, TextPolicy):
+            raise UserError(f"algorithm.teacher must be a text policy, not '{teacher.name}'.")
+        self.teacher = teacher.to(self.policy.device)
+        self.reference_policy = None if self.reference_policy is None else self._initial_reference()
 
-    def _start(self) -> TextPolicy:
-        """What a reference is at the start: a copy of the policy, or its mean with the companion."""
+    def _initial_reference(self) -> TextPolicy:
+        """Initial reference: a copy of the policy, or its average with the teacher."""
         start: TextPolicy = frozen_copy(self.policy)
         for option in self.options.values():
-            option.reference(start, self)
+            option.modify_reference(start, self)
         return start
 
-    def _follow(self) -> None:
+    def _after_update(self) -> None:
         for option in self.options.values():
             option.after_update(self)
 
     @property
-    def settings(self) -> dict[str, Any]:
+    def score_settings(self) -> dict[str, Any]:
         """Further arguments of `TextPolicy.score` in the running update."""
-        update = self.updates - self.config.imitation
-        return {name: value for option in self.options.values() for name, value in option.settings(update).items()}
+        update = self.updates - self.config.sft_updates
+        return {
+            name: value for option in self.options.values() for name, value in option.score_settings(update).items()
+        }
 
     def _update(self, batch: Decisions) -> Metrics:
-        batch = self._prepared(batch)
+        batch = self._preprocess(batch)
         self.policy.train()
         info: Info = {}
         metrics: Metrics = {"actor/nonzero_advantage_fraction": 0.0}
@@ -264,14 +271,14 @@ class TextRecipe(TextLearner):
                 for index in self._minibatches(decisions):
                     fitted = None if targets is None else (targets[0][index], targets[1][index])
                     loss, info = self._loss(decisions.select(index), advantage[index], fitted)
-                    metrics |= self.step(loss)
+                    metrics |= self.optimizer_step(loss)
                     seen.append(info)
             metrics["actor/nonzero_advantage_fraction"] = float((advantage != 0).any(1).float().mean())
             blank = advantage.new_zeros(len(batch), advantage.shape[1])
             self.advantage = blank.index_copy_(0, rows, advantage).cpu()
         self.recipe.observe(batch, info)
         self.updates += 1
-        self._follow()
+        self._after_update()
         for key in info:
             metrics[f"actor/{key}"] = fmean(float(part[key]) for part in seen)
         return metrics | {"actor/row_fraction": len(rows) / len(batch)}
@@ -279,41 +286,41 @@ class TextRecipe(TextLearner):
     def _loss(
         self, part: Decisions, advantage: torch.Tensor, fitted: tuple[torch.Tensor, torch.Tensor] | None
     ) -> tuple[torch.Tensor, Info]:
-        """The recipe's loss of a minibatch, and that of its critic beside it or, while that warms up, alone."""
+        """Loss of a minibatch: the recipe's and the critic's, or only the critic's during its warm-up."""
         critic = self.recipe.critic
         if self.critic is None or critic is None or fitted is None:
-            out = score(self.policy, part, **self.settings)
+            out = score(self.policy, part, **self.score_settings)
             return self.recipe.loss(part, advantage, out.logp, out.entropy)
         out, value = score_with_value(self.policy, self.critic, part, detach=critic.detach)
         loss, info = self.recipe.loss(part, advantage, out.logp, out.entropy)
         error = critic.loss(value, part, *fitted)
         explained = explained_variance(value.detach(), *fitted)
-        alone = self.updates - self.config.imitation < critic.warmup
+        alone = self.updates - self.config.sft_updates < critic.warmup
         return critic.coef * error + (0.0 if alone else 1.0) * loss, info | {
             "value_loss": error.detach(),
             "value_explained": explained,
         }
 
     def _influence(self, decisions: Decisions) -> torch.Tensor:
-        """How far an update for all objectives improves each, where every row is climbed by its score in its group."""
+        """Improvement of each objective by an update for all, with rows weighted by their score in the group."""
         scores = group_scores(decisions.extra[OBJECTIVES], decisions.require("group"))
         learned = [parameter for parameter in self.policy.parameters() if parameter.requires_grad]
         total = torch.zeros((), device=self.policy.device)
-        for part, own in zip(_blocks(decisions), scores.split(SCORED), strict=True):
+        for part, own in zip(_blocks(decisions), scores.split(SCORING_BATCH), strict=True):
             valid = part.valid()
-            logp = score(self.policy, part, **self.settings).logp
+            logp = score(self.policy, part, **self.score_settings).logp
             mean = logp.masked_fill(~valid, 0.0).sum(1) / valid.sum(1).clamp(min=1)
             total = total + torch.stack([flat_gradient((mean * one).sum() / len(decisions), learned) for one in own.T])
         return influence(total).detach().cpu()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore `state_dict`, with the reference that the first update may have asked for."""
+        """Restore `state_dict`, with the reference that the first update may have created."""
         if "reference" in state and self.reference_policy is None:
             self.reference_policy = frozen_copy(self.policy)
         super().load_state_dict(state)
 
     def checkpoint_items(self) -> Mapping[str, Checkpointable]:
-        """Those of the base, what the recipe remembers, and the reference."""
+        """Items of the base class, the recipe, the reference and the critic."""
         others = {"recipe": self.recipe, "reference": self.reference_policy, "critic": self.critic}
         found = {**super().checkpoint_items(), **{name: part for name, part in others.items() if part is not None}}
         return found | {
@@ -328,45 +335,45 @@ class TextRecipe(TextLearner):
         return list(group_minibatches(decisions.require("group"), size, self.generator))
 
     @torch.no_grad()
-    def _prepared(self, batch: Decisions) -> Decisions:
-        """Without overlong rows where asked, scored again where needed, and with what the recipe reads beside."""
+    def _preprocess(self, batch: Decisions) -> Decisions:
+        """Mask overlong rows if configured, score again if needed, and add the fields that the recipe reads."""
         mask = batch.valid()
         if self.config.overlong == "mask":
-            mask = mask & ~batch.extra["cut"][:, None]
+            mask = mask & ~batch.extra["truncated"][:, None]
         batch = batch.with_fields(mask=mask)
-        if self.policy.config.dtype != "float32" or self.config.engine != OWN or self.settings:
+        if self.policy.config.dtype != "float32" or self.config.engine != NATIVE or self.score_settings:
             behaviour = batch.logp_old if batch.logp_behaviour is None else batch.logp_behaviour
-            out = self.scored(self.policy, batch, **self.settings)
+            out = self.score_rows(self.policy, batch, **self.score_settings)
             source = batch.require("source")[:, None]
             start = torch.where((source == REPLAYED) | (source == TEACHER), batch.logp_old, out.logp)
             batch = batch.with_fields(logp_old=start, logp_behaviour=behaviour, entropy=out.entropy)
         elif batch.logp_behaviour is None:
             batch = batch.with_fields(logp_behaviour=batch.logp_old)
         if self.reference_policy is not None:
-            batch = batch.with_fields(logp_ref=self.scored(self.reference_policy, batch).logp)
+            batch = batch.with_fields(logp_ref=self.score_rows(self.reference_policy, batch).logp)
         for option in self.options.values():
-            batch = option.score(batch, self)
-        batch = summarised(self.policy, batch, self.summaries)
+            batch = option.add_scores(batch, self)
+        batch = with_features(self.policy, batch, self.features)
         if self.critic is not None:
             pieces = [score_with_value(self.policy, self.critic, part)[1] for part in _blocks(batch)]
             batch = batch.with_fields(value=torch.cat(pieces))
         return batch
 
     @torch.no_grad()
-    def scored(self, policy: TextPolicy, batch: Decisions, **settings: Any) -> DecisionOutput:
+    def score_rows(self, policy: TextPolicy, batch: Decisions, **settings: Any) -> DecisionOutput:
         """Scores of all rows of a batch under a policy; `settings` as of `robopolicy.text.text_env.score`."""
         parts = [score(policy, part, **settings) for part in _blocks(batch)]
         return DecisionOutput(torch.cat([part.logp for part in parts]), torch.cat([part.entropy for part in parts]))
 
 
 def _within_groups(stages: Any) -> bool:
-    """Whether stages of an advantage compare the attempts of a group with each other."""
+    """Whether stages of an advantage compare the rollouts of a group."""
     if isinstance(stages, Mapping):
         return stages.get("partition") == "group" or any(map(_within_groups, stages.values()))
     return isinstance(stages, list | tuple) and any(map(_within_groups, stages))
 
 
-def moved(batch: Decisions, device: torch.device) -> Decisions:
+def to_device(batch: Decisions, device: torch.device) -> Decisions:
     """The batch on `device`."""
     values = {entry.name: getattr(batch, entry.name) for entry in fields(Decisions) if entry.name != "extra"}
     there = {name: value.to(device) for name, value in values.items() if value is not None}
@@ -382,4 +389,4 @@ def explained_variance(value: torch.Tensor, target: torch.Tensor, fitted: torch.
 
 
 def _blocks(batch: Decisions) -> list[Decisions]:
-    return [batch.select(slice(at, at + SCORED)) for at in range(0, len(batch), SCORED)]
+    return [batch.select(slice(at, at + SCORING_BATCH)) for at in range(0, len(batch), SCORING_BATCH)]

@@ -1,7 +1,7 @@
-"""Calls of code that is not ours to trust, reward functions above all: they may raise, hang or return no number.
+"""Execution of untrusted code, mainly reward functions: it may raise, hang or return invalid numbers.
 
-A call that hangs is abandoned in its thread, which Python cannot end; code that a model wrote belongs into
-`sandbox.run_python`, which can.
+A hanging call is abandoned in its thread, which Python cannot stop; code written by a model belongs in
+`sandbox.run_python`, which can stop it.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from robopolicy.errors import UserError
-from robopolicy.text.task import Episode, TextTask, Turn, flaw
+from robopolicy.text.task import TextEpisode, TextTask, Turn, find_invalid
 
-MOST_ABANDONED = 8  # threads that hang, after which the task is at fault and not a completion
+MAX_HUNG_CALLS = 8  # hanging threads after which the task counts as broken
 
 
 @dataclass(frozen=True)
-class Fault:
-    """A completion that could not be judged."""
+class RewardError:
+    """A failed call of the reward function."""
 
     key: int  # prompt id (episode seed)
     kind: str  # raised | timed out | not finite | not readable
@@ -33,66 +33,66 @@ class Fault:
         return f"prompt {self.key}: the reward {self.kind} ({self.message})"
 
 
-class Guard:
-    """Runs calls one after the other on a second thread, each with a time limit."""
+class RewardRunner:
+    """Runs calls in sequence on a second thread, each with a time limit."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
-        self.faults: list[Fault] = []  # since they were last taken
-        self._abandoned = 0
+        self.reward_errors: list[RewardError] = []  # since the last `pop_errors`
+        self._hung_calls = 0
         self._calls: SimpleQueue[Callable[[], Any] | None] | None = None
         self._results: SimpleQueue[Any] = SimpleQueue()
 
-    def step(self, episode: Episode, completion: str, key: int) -> Turn | None:
-        """The turn that follows, or None with a new entry in `faults`.
+    def step(self, episode: TextEpisode, completion: str, key: int) -> Turn | None:
+        """The turn that follows, or None with a new entry in `reward_errors`.
 
         Raises:
             UserError: Too many calls hang.
         """
         return self.steps([(episode, completion, key)])[0]
 
-    def steps(self, asked: Sequence[tuple[Episode, str, int]]) -> list[Turn | None]:
-        """As `step`, of different episodes one after the other."""
+    def steps(self, requests: Sequence[tuple[TextEpisode, str, int]]) -> list[Turn | None]:
+        """`step` for different episodes in sequence."""
         turns: list[Turn | None] = []
-        while len(turns) < len(asked):  # once, and once more for every call that hangs
-            for episode, completion, _ in asked[len(turns) :]:
+        while len(turns) < len(requests):  # once, and once more for every call that hangs
+            for episode, completion, _ in requests[len(turns) :]:
                 self._send(partial(episode.step, completion))
-            for _, _, key in asked[len(turns) :]:
-                turns.append(self._judged(key))
+            for _, _, key in requests[len(turns) :]:
+                turns.append(self._receive_turn(key))
                 if self._calls is None:  # what was sent behind a call that hangs is sent again
                     break
         return turns
 
-    def _judged(self, key: int) -> Turn | None:
-        """The next answer, if it is one."""
+    def _receive_turn(self, key: int) -> Turn | None:
+        """The next turn, if it is valid."""
         try:
             turn = self._receive(self.seconds)
         except TimeoutError:
-            if self._abandoned > MOST_ABANDONED:
-                raise UserError(f"{self._abandoned} reward calls hang; this task's reward does not work.") from None
-            return self._fault(key, "timed out", f"no answer within {self.seconds:g} s")
+            if self._hung_calls > MAX_HUNG_CALLS:
+                raise UserError(f"{self._hung_calls} reward calls hang; this task's reward does not work.") from None
+            return self._record_error(key, "timed out", f"no answer within {self.seconds:g} s")
         except Exception as error:
-            return self._fault(key, "raised", f"{type(error).__name__}: {error}")
+            return self._record_error(key, "raised", f"{type(error).__name__}: {error}")
         if not isinstance(turn, Turn):
-            return self._fault(key, "raised", f"no turn but {type(turn).__name__} came back")
+            return self._record_error(key, "raised", f"expected a turn, but {type(turn).__name__} came back")
         if not all(map(math.isfinite, turn.numbers())):
-            return self._fault(key, "not finite", f"it is {turn.reward}, with {dict(turn.measures)}")
-        if found := flaw(turn.reply):
-            return self._fault(key, "not readable", f"its reply holds {found}")
+            return self._record_error(key, "not finite", f"it is {turn.reward}, with {dict(turn.metrics)}")
+        if found := find_invalid(turn.reply):
+            return self._record_error(key, "not readable", f"its reply holds {found}")
         return turn
 
-    def prepare(self, task: TextTask, episodes: Sequence[Episode], completions: Sequence[str]) -> None:
-        """Let the task find out at once what the messages lead to; what goes wrong there shows in `step`."""
+    def prepare(self, task: TextTask, episodes: Sequence[TextEpisode], completions: Sequence[str]) -> None:
+        """Let the task process all messages at once; errors show in `step`."""
         if type(task).prepare is TextTask.prepare or not episodes:
             return
         with suppress(Exception):
             self._send(lambda: task.prepare(episodes, completions))
             self._receive(self.seconds * len(episodes))
 
-    def take(self) -> list[Fault]:
-        """The faults since the last call."""
-        faults, self.faults = self.faults, []
-        return faults
+    def pop_errors(self) -> list[RewardError]:
+        """The errors since the last call, which are cleared."""
+        reward_errors, self.reward_errors = self.reward_errors, []
+        return reward_errors
 
     def close(self) -> None:
         """End the thread."""
@@ -100,11 +100,11 @@ class Guard:
             self._calls.put(None)
             self._calls = None
 
-    def _fault(self, key: int, kind: str, message: str) -> None:
-        self.faults.append(Fault(key, kind, message.splitlines()[0] if message else kind))
+    def _record_error(self, key: int, kind: str, message: str) -> None:
+        self.reward_errors.append(RewardError(key, kind, message.splitlines()[0] if message else kind))
 
     def _send(self, function: Callable[[], Any]) -> None:
-        """Have a function called, behind those that were sent before."""
+        """Queue a function call."""
         if self._calls is None:
             self._calls, self._results = SimpleQueue(), SimpleQueue()
             threading.Thread(target=_serve, args=(self._calls, self._results), daemon=True, name="judge").start()
@@ -114,13 +114,13 @@ class Guard:
         """The result of the next function; raises what it raised.
 
         Raises:
-            TimeoutError: There is none yet. The thread is left to itself, and what was sent behind is not called.
+            TimeoutError: The call takes too long. Its thread is abandoned, and later calls are dropped.
         """
         try:
             result = self._results.get(timeout=seconds)
         except Empty:
             calls, self._calls = self._calls, None
-            self._abandoned += 1
+            self._hung_calls += 1
             if calls is not None:
                 with suppress(Empty):
                     while True:

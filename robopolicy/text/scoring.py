@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from robopolicy.text.generation import restricted
+from robopolicy.text.generation import masked_log_softmax
 
 ROWS, COLUMNS = 1024, 8192  # of a block of logits: 32 MiB
 
@@ -45,7 +45,7 @@ def supported_scores(logits: Tensor, support: Tensor, targets: Tensor) -> tuple[
         support: (M, V) bool.
         targets: (M,) int64 tokens to score, of the support.
     """
-    logp = restricted(logits, support)
+    logp = masked_log_softmax(logits, support)
     inside = logp.masked_fill(~support, 0.0)
     return logp.gather(1, targets[:, None]).squeeze(1), -(inside.exp().masked_fill(~support, 0.0) * inside).sum(1)
 

@@ -1,9 +1,9 @@
-"""How else rows are scored: the keys of `rollout` in a recipe that the learner reads, and not the sampling side.
+"""Options of `rollout` that the learner reads: further scores of the rows.
 
-score_with: {KEY: teacher}    extra[KEY] (N, T): log-probabilities under the companion
+score_with: {KEY: teacher}    extra[KEY] (N, T): log-probabilities under the teacher
 
-A key is an entry of `SCORING_OPTIONS`, a class that parses its value and offers hooks to the learner and to the source
-of its attempts.
+A key is an entry of `SCORING_OPTIONS`, a class that parses its value and provides hooks for the learner and for the
+source of its rollouts.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from robopolicy.algorithms.common.algorithm import Checkpointable
 from robopolicy.core.decisions import Decisions
 from robopolicy.core.options import validate_option
 from robopolicy.plugins import Registry
-from robopolicy.text.annotators import Aside
+from robopolicy.text.annotators import RolloutAnnotator
 from robopolicy.text.policy import TextPolicy
-from robopolicy.text.text_env import TextWorld
+from robopolicy.text.text_env import TextEnv
 
 if TYPE_CHECKING:
     from robopolicy.text.recipe_trainer import TextRecipe
 
 
 class ScoringOption:
-    """One key of `rollout`; every hook does nothing unless the option says otherwise."""
+    """One key of `rollout`; every hook does nothing by default."""
 
     needs: Collection[str] = ()
-    """What it cannot do without: a "companion" (a second policy), a "causal" policy, the policy's own "engine",
-    play in this process ("players"), or a "vocabulary" small enough to note for every token which others there were."""
+    """Requirements: a "teacher", a "causal" policy, the native "engine",
+    rollouts in this process ("num_workers"), or a "vocabulary" small enough to store the support of every token."""
 
     @classmethod
     def parse(cls, value: Any) -> Self:
@@ -40,32 +40,32 @@ class ScoringOption:
         """
         raise NotImplementedError
 
-    def begin(self, learner: TextRecipe) -> None:
-        """Get ready, once the learner has its policy."""
+    def setup(self, learner: TextRecipe) -> None:
+        """Set up the option for a learner."""
 
-    def prepare(self, env: TextWorld, learner: TextRecipe) -> None:
-        """Change how an environment is played: what may be written (`limits`), or who grades it (`judge`).
+    def configure_env(self, env: TextEnv, learner: TextRecipe) -> None:
+        """Configure the environment: the allowed tokens (`limits`) or the judge (`judge`).
 
         Raises:
             UserError: The task does not offer that; names the recipe.
         """
 
-    def reference(self, start: TextPolicy, learner: TextRecipe) -> None:
+    def modify_reference(self, start: TextPolicy, learner: TextRecipe) -> None:
         """Change the weights of a copy of the policy that is to be the reference."""
 
-    def settings(self, update: int) -> dict[str, Any]:
+    def score_settings(self, update: int) -> dict[str, Any]:
         """Further arguments of `TextPolicy.score` in an update of the recipe."""
         return {}
 
-    def score(self, rows: Decisions, learner: TextRecipe) -> Decisions:
+    def add_scores(self, rows: Decisions, learner: TextRecipe) -> Decisions:
         """The rows of a batch with further fields."""
         return rows
 
     def after_update(self, learner: TextRecipe) -> None:
-        """Follow the policy, after every update and after imitation."""
+        """Follow the policy, after every update and after supervised fine-tuning."""
 
-    def asides(self) -> Mapping[str, Aside]:
-        """What is played beside the attempts, by name."""
+    def annotators(self) -> Mapping[str, RolloutAnnotator]:
+        """Annotators by name."""
         return {}
 
     def checkpoint_items(self) -> Mapping[str, Checkpointable]:
@@ -75,23 +75,23 @@ class ScoringOption:
 
 @dataclass(frozen=True)
 class TeacherScores(ScoringOption):
-    """What was written, scored by a teacher."""
+    """Scores of the responses under the teacher."""
 
     keys: tuple[str, ...]  # of `extra`
-    needs: ClassVar[Collection[str]] = ("companion",)
+    needs: ClassVar[Collection[str]] = ("teacher",)
 
     @classmethod
     def parse(cls, value: Any) -> Self:
-        """See the top of this module."""
+        """See the module docstring."""
         entries = validate_option("rollout.score_with", Mapping[str, str], value)
         if strangers := set(entries.values()) - {"teacher"}:
             raise ValueError(f"rollout.score_with knows teacher, got {', '.join(sorted(strangers))}.")
         return cls(tuple(entries))
 
-    def score(self, rows: Decisions, learner: TextRecipe) -> Decisions:
-        """Score with the companion."""
-        assert learner.companion is not None  # `text_source` has seen to that
-        found = {key: learner.scored(learner.companion, rows).logp for key in self.keys}
+    def add_scores(self, rows: Decisions, learner: TextRecipe) -> Decisions:
+        """Score with the teacher."""
+        assert learner.teacher is not None  # `text_source` has seen to that
+        found = {key: learner.score_rows(learner.teacher, rows).logp for key in self.keys}
         return rows.with_fields(extra={**rows.extra, **found})
 
 

@@ -1,4 +1,4 @@
-"""Imitation of solved conversations, and the optimiser that all learning of text shares."""
+"""Supervised fine-tuning on solved conversations, and the optimizer that all text algorithms share."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from robopolicy.text.policy import TextPolicy
 
 @dataclass(frozen=True)
 class TextLearnerConfig(Validated):
-    """What imitation and recipes share."""
+    """Settings that supervised fine-tuning and recipes share."""
 
     lr: Positive = 1e-3  # of AdamW, after the warm-up
     weight_decay: NonNegative = 0.0  # decoupled
@@ -31,17 +31,17 @@ class TextLearnerConfig(Validated):
 
 @dataclass(frozen=True)
 class TextSFTConfig(TextLearnerConfig):
-    """Settings of imitation."""
+    """Settings of supervised fine-tuning."""
 
     batch_size: PositiveInt = 64  # conversations per update
-    problems: NonNegativeInt = 0  # different ones, over and over; 0: always new ones
+    num_prompts: NonNegativeInt = 0  # number of different conversations; 0: always new ones
     data: str = ""  # JSONL or parquet file of demonstrations; empty takes the task's own solutions
 
 
 class TextLearner(Algorithm):
     """Base of both: one AdamW on what is trainable of a text policy."""
 
-    own_data: ClassVar[str]  # what it learns from unless algorithm.data names a file, for messages
+    default_data: ClassVar[str]  # data source without algorithm.data, for messages
     policy: TextPolicy
     config: Any
 
@@ -64,27 +64,27 @@ class TextLearner(Algorithm):
         """Refuse datasets of robots."""
         if dataset:
             raise UserError(
-                f"Algorithm '{cls.name}' reads no robot dataset; leave out dataset=. It learns from {cls.own_data} "
+                f"Algorithm '{cls.name}' reads no robot dataset; leave out dataset=. It learns from {cls.default_data} "
                 "from algorithm.data=FILE (JSONL or parquet)."
             )
 
-    def rate(self) -> float:
+    def learning_rate(self) -> float:
         """Learning rate of the running update."""
         config = self.config
         final = config.lr if config.lr_final is None else config.lr_final
-        return ramped(config.lr, final, self.updates, self.total_updates, config.warmup)
+        return warmup_linear(config.lr, final, self.updates, self.total_updates, config.warmup)
 
-    def imitate(self, batch: Sequence[Sequence[str]]) -> Metrics:
-        """One step towards conversations: messages of the world and of the demonstrator in turn."""
+    def sft_step(self, batch: Sequence[Sequence[str]]) -> Metrics:
+        """One supervised step on conversations: user and assistant messages alternate."""
         self.policy.train()
         nll, entropy = self.policy.conversation_loss(batch, self.generator)
-        metrics = self.step(nll)
+        metrics = self.optimizer_step(nll)
         self.updates += 1
         return metrics | {"actor/entropy": float(entropy.detach())}
 
-    def step(self, loss: torch.Tensor) -> Metrics:
+    def optimizer_step(self, loss: torch.Tensor) -> Metrics:
         """One gradient step."""
-        self.optimizer.param_groups[0]["lr"] = rate = self.rate()
+        self.optimizer.param_groups[0]["lr"] = rate = self.learning_rate()
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         trained = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
@@ -98,22 +98,22 @@ class TextLearner(Algorithm):
 
 
 class TextSFT(TextLearner):
-    """Imitation of solved conversations."""
+    """Supervised fine-tuning on solved conversations."""
 
     name = "text_sft"
     config_class = TextSFTConfig
     data_source = "text_demonstrations"
     heads = ("text",)
     reference = "radford2018gpt"
-    own_data = "the task's own solutions, or"
+    default_data = "the task's own solutions, or"
     config: TextSFTConfig
 
     def update(self, batch: Sequence[Sequence[str]]) -> Metrics:
         """One step."""
-        return self.imitate(batch)
+        return self.sft_step(batch)
 
 
-def ramped(start: float, final: float, done: int, total: int, warmup: int) -> float:
+def warmup_linear(start: float, final: float, done: int, total: int, warmup: int) -> float:
     """Learning rate after `done` of `total` updates: linear from `start` to `final`, below it while warming up."""
     rate = start + (final - start) * min(1.0, done / total)
     return rate * min(1.0, (done + 1) / (warmup + 1))

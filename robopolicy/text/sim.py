@@ -1,7 +1,7 @@
-"""A text task on the simulator contract: a control step is a turn, an action is a message in bytes.
+"""A text task as a simulator: a control step is a turn, an action is a message in bytes.
 
-So a text policy is evaluated, compared and chosen by the code that does it for robots. A completion that cannot be
-judged ends its episode as a failure and is reported with the prompt id (`faults`).
+The code that evaluates, compares and selects robot policies therefore works for text policies. A completion without a
+valid reward ends its episode as a failure and is reported with the prompt id (`reward_errors`).
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from robopolicy.errors import UserError
 from robopolicy.sim.contract import Observation, SimSpec, Step, TensorSpec, VectorSim
 from robopolicy.sim.registry import SimOptions
 from robopolicy.sim.vector_env import TorchVectorEnv
-from robopolicy.text.reward_runner import Fault, Guard
-from robopolicy.text.task import KEY, TURN, Episode, TextTask, pack, unpack
+from robopolicy.text.reward_runner import RewardError, RewardRunner
+from robopolicy.text.task import KEY, TURN, TextEpisode, TextTask, pack, unpack
 
 
 class TextSim(TorchVectorEnv):
     """N episodes of a text task."""
 
     def __init__(self, task: TextTask, options: SimOptions) -> None:
-        """Play `task` in `options.num_envs` rows."""
+        """Create `options.num_envs` rows of `task`."""
         if options.cameras or options.point_clouds or options.reward != "sparse":
             raise UserError(f"Task {task.name} is text: it has no cameras, and its reward is what it verifies.")
         self.task = task
@@ -37,73 +37,73 @@ class TextSim(TorchVectorEnv):
             max_episode_steps=task.max_turns,
         )
         super().__init__(spec, options.num_envs)
-        self.guard = Guard(task.seconds)
-        self._episodes: list[Episode] = []  # of each row, none before the first reset
-        self._said: list[list[str]] = [[] for _ in range(self.num_envs)]  # messages of each row, the world's first
+        self.reward_runner = RewardRunner(task.reward_timeout)
+        self._episodes: list[TextEpisode] = []  # of each row, none before the first reset
+        self._messages: list[list[str]] = [[] for _ in range(self.num_envs)]  # messages of each row, the prompt first
 
     @property
-    def episodes(self) -> list[Episode]:
-        """The problems now running."""
+    def episodes(self) -> list[TextEpisode]:
+        """The running episodes."""
         return self._episodes
 
-    def faults(self) -> list[Fault]:
-        """Completions since the last call that could not be judged."""
-        return self.guard.take()
+    def reward_errors(self) -> list[RewardError]:
+        """Completions since the last call without a valid reward."""
+        return self.reward_runner.pop_errors()
 
     def step(self, action: Tensor, active: Tensor | None = None) -> Step:
-        """Hand every row its message."""
+        """Step every row with its message."""
         active = self.active_rows(active)
         rows = active.nonzero().flatten().tolist()
         self.episode_step = self.episode_step + active
         reward = torch.zeros(self.num_envs)
         terminated, truncated, success = (torch.zeros(self.num_envs, dtype=torch.bool) for _ in range(3))
-        said = unpack(action[rows])
-        self.guard.prepare(self.task, [self._episodes[row] for row in rows], said)
-        for row, completion in zip(rows, said, strict=True):
-            turn = self.guard.step(self._episodes[row], completion, int(self._seeds.current[row]))
+        responses = unpack(action[rows])
+        self.reward_runner.prepare(self.task, [self._episodes[row] for row in rows], responses)
+        for row, completion in zip(rows, responses, strict=True):
+            turn = self.reward_runner.step(self._episodes[row], completion, int(self._seeds.current[row]))
             if turn is None:
                 terminated[row] = True
                 continue
             reward[row], success[row], terminated[row] = turn.reward, turn.success, turn.done
             truncated[row] = not turn.done and int(self.episode_step[row]) >= self.task.max_turns
-            self._said[row] += [completion, turn.reply] if not turn.done else [completion]
+            self._messages[row] += [completion, turn.reply] if not turn.done else [completion]
         final = self.observe()
         self.restart(terminated | truncated)
         return Step(self.observe(), reward, terminated, truncated, final, {"success": success})
 
     def state_dict(self) -> dict[str, Any]:
-        """What was said beside seeds and steps; problems are functions of these."""
-        return super().state_dict() | {"said": [list(row) for row in self._said]}
+        """Seeds, steps and messages; episodes are functions of seeds."""
+        return super().state_dict() | {"responses": [list(row) for row in self._messages]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> Observation:
-        """Begin the problems again and say the same."""
-        self._said = [list(row) for row in state["said"]]
+        """Restart the episodes and repeat their messages."""
+        self._messages = [list(row) for row in state["responses"]]
         shown = super().load_state_dict(state)
         self._episodes = [self.task.episode(int(seed)) for seed in self._seeds.current]
         for row, episode in enumerate(self._episodes):
-            for completion in self._said[row][1::2]:
+            for completion in self._messages[row][1::2]:
                 episode.step(completion)
         return shown
 
     def close(self) -> None:
-        """End the thread of the rewards, and what the task holds."""
-        self.guard.close()
+        """Stop the reward thread and close the task."""
+        self.reward_runner.close()
         self.task.close()
 
     def start_episodes(self, rows: Tensor, seeds: list[int]) -> None:
-        """Pose the problems of `seeds`."""
-        begun = {row: self.task.pose(seed) for row, seed in zip(rows.tolist(), seeds, strict=True)}
-        self._episodes = [begun.get(row) or self._episodes[row] for row in range(self.num_envs)]
-        for row, episode in begun.items():
-            self._said[row] = [episode.prompt]
+        """Start the episodes of `seeds`."""
+        started = {row: self.task.reset(seed) for row, seed in zip(rows.tolist(), seeds, strict=True)}
+        self._episodes = [started.get(row) or self._episodes[row] for row in range(self.num_envs)]
+        for row, episode in started.items():
+            self._messages[row] = [episode.prompt]
 
     def observe(self) -> Observation:
-        """What was said, as far as the window of the prompt goes."""
-        return {KEY: pack([TURN.join(row) for row in self._said], self.task.prompt_bytes)}
+        """The conversations, truncated to the size of the prompt."""
+        return {KEY: pack([TURN.join(row) for row in self._messages], self.task.prompt_bytes)}
 
 
 class DemonstrationExpert:
-    """Says what the task's own solution says."""
+    """Expert that follows the task's own solution."""
 
     def __call__(self, sim: VectorSim, obs: Observation) -> Tensor:
         """Messages `(N, A)` in bytes; empty where the task knows none."""

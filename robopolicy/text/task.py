@@ -1,4 +1,4 @@
-"""Text tasks: an episode begins with a prompt, takes completions and answers with a reward that can be verified."""
+"""Text tasks: an episode starts with a prompt, takes completions and returns a verifiable reward."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ KEY = "text"  # of the observation
 
 
 def pack(texts: Sequence[str], width: int) -> Tensor:
-    """Texts as `(N, width)` float32, filled up with zeros; what does not fit is cut at the end."""
+    """Texts as `(N, width)` float32, padded with zeros; longer texts are truncated."""
     rows = torch.zeros(len(texts), width)
     for row, text in zip(rows, texts, strict=True):
         data = text.encode("utf-8", errors="replace")[:width]
@@ -33,8 +33,8 @@ def unpack(rows: Tensor) -> list[str]:
     return [bytes(row.tolist()).split(b"\0", 1)[0].decode("utf-8", errors="ignore") for row in data]
 
 
-def flaw(text: str) -> str:
-    """What a text holds that it may not, as it would end there or become another one; empty where there is nothing."""
+def find_invalid(text: str) -> str:
+    """Description of the first invalid character of a text; empty where there is none."""
     for mark, meaning in (("\0", "ends a text"), (TURN, "separates messages")):
         if mark in text:
             return f"U+{ord(mark):04X} as character {text.index(mark) + 1}, which {meaning}"
@@ -46,20 +46,20 @@ def flaw(text: str) -> str:
 
 
 def check_text(text: str, what: str) -> None:
-    """Refuse a text with a `flaw`.
+    """Refuse a text with an invalid character.
 
     Raises:
         UserError: It has one.
     """
-    if found := flaw(text):
+    if found := find_invalid(text):
         raise UserError(f"{what} holds {found}; take it out.")
 
 
 def check_fits(text: str, width: int, what: str) -> None:
-    """Refuse a text that `pack` would cut: a prompt without its end asks something else.
+    """Refuse a text that `pack` would truncate: a prompt without its end is a different prompt.
 
     Raises:
-        UserError: It is too long, or has a `flaw`.
+        UserError: It is too long, or has an invalid character.
     """
     check_text(text, what)
     size = len(text.encode("utf-8", errors="replace"))
@@ -72,57 +72,57 @@ def messages(text: str) -> list[str]:
     return text.split(TURN)
 
 
-def shortened(text: str, width: int) -> str:
+def truncate(text: str, width: int) -> str:
     """The text as it is after `pack` and `unpack`."""
     return text.encode("utf-8", errors="replace")[:width].split(b"\0", 1)[0].decode("utf-8", errors="ignore")
 
 
-FORMAT = "format"  # name of the grade of form: 1 where a message has the form of an answer
-SUBGOAL = "subgoal"  # of the grade that tells messages which announce what the next ones are to reach
-ADVANTAGE = "advantage"  # of a critic's grade: how much better than nothing a message was, below 0 if it did harm
+FORMAT = "format"  # metric of the form: 1 where a message is well-formed
+SUBGOAL = "subgoal"  # metric of messages that announce a subgoal
+ADVANTAGE = "advantage"  # metric of a critic: improvement by a message, negative if it did harm
 
 
 @dataclass(frozen=True)
 class Turn:
-    """What a completion leads to."""
+    """Result of a completion."""
 
     reward: float
     success: bool = False
     done: bool = True
-    reply: str = ""  # the world's next message, where the episode goes on
-    calls: int | None = None  # tool calls that the completion made; None: the task has no tools
-    answer: str | None = None  # what the message states, where the task reads it out; None: the whole message
-    measures: Mapping[str, float] = field(default_factory=dict[str, float])  # further grades by name, e.g. "format"
+    reply: str = ""  # next observation, where the episode continues
+    calls: int | None = None  # tool calls of the completion; None: the task has no tools
+    answer: str | None = None  # answer extracted from the message; None: the whole message
+    metrics: Mapping[str, float] = field(default_factory=dict[str, float])  # further metrics by name, e.g. "format"
 
     def numbers(self) -> list[float]:
         """All that has to be finite."""
-        return [self.reward, float(self.calls or 0), *self.measures.values()]
+        return [self.reward, float(self.calls or 0), *self.metrics.values()]
 
 
 @dataclass(frozen=True)
-class Inquiry:
-    """How to ask somebody whether what was said is right."""
+class JudgePrompt:
+    """Prompt for a judge of responses, with the two possible verdicts."""
 
     prompt: str
-    right: str  # message that says so
-    wrong: str
+    approve: str  # message that approves
+    reject: str
 
 
-class Episode(ABC):
+class TextEpisode(ABC):
     """One problem, possibly over several turns."""
 
     prompt: str  # the first message
 
     @abstractmethod
     def step(self, completion: str) -> Turn:
-        """Take the policy's message."""
+        """Step with a response of the policy."""
 
     def demonstration(self) -> list[str] | None:
-        """Messages of a solution from here on, one per turn; None where the task knows none."""
+        """Remaining messages of a solution, one per turn; None without a known solution."""
         return None
 
 
-class Question(Episode):
+class SingleTurn(TextEpisode):
     """One turn: a prompt, an answer and a function that verifies it."""
 
     def __init__(
@@ -130,30 +130,30 @@ class Question(Episode):
         prompt: str,
         verify: Callable[[str], float],
         answer: str | None = None,
-        formed: Callable[[str], bool] | None = None,
-        states: Callable[[str], str | None] | None = None,
-        **measures: Callable[[str], float],
+        well_formed: Callable[[str], bool] | None = None,
+        extract_answer: Callable[[str], str | None] | None = None,
+        **metrics: Callable[[str], float],
     ) -> None:
         """Describe the problem.
 
         Args:
-            prompt: What is asked.
+            prompt: The prompt.
             verify: Completion to reward; 1 is a success.
             answer: A right completion, where one is known.
-            formed: Whether a completion has the form of an answer, right or wrong; None: not told.
-            states: What a completion states, the same text for the same answer; None: the whole completion.
-            **measures: Further grades of a completion, e.g. `progress`.
+            well_formed: Whether a completion has the form of an answer, right or wrong; None: unknown.
+            extract_answer: Canonical answer of a completion; None: the whole completion.
+            **metrics: Further metrics of a completion, e.g. `progress`.
         """
         self.prompt = prompt
-        self._verify, self._answer, self._states = verify, answer, states
-        self._measures = measures if formed is None else {FORMAT: formed, **measures}
+        self._verify, self._answer, self._extract_answer = verify, answer, extract_answer
+        self._measures = metrics if well_formed is None else {FORMAT: well_formed, **metrics}
 
     def step(self, completion: str) -> Turn:
         """Verify the answer."""
         reward = float(self._verify(completion))
-        measures = {name: float(measure(completion)) for name, measure in self._measures.items()}
-        stated = None if self._states is None else self._states(completion)
-        return Turn(reward, success=reward >= 1.0, answer=stated, measures=measures)
+        metrics = {name: float(measure(completion)) for name, measure in self._measures.items()}
+        stated = None if self._extract_answer is None else self._extract_answer(completion)
+        return Turn(reward, success=reward >= 1.0, answer=stated, metrics=metrics)
 
     def demonstration(self) -> list[str] | None:
         """The right answer."""
@@ -166,16 +166,16 @@ class TextTask(ABC):
     name: str  # registered task id
     prompt_bytes: int  # most bytes of a conversation, as the policy sees it
     completion_bytes: int  # most bytes of a message of the policy
-    max_turns: int = 1  # after which an episode is cut
-    seconds: float = 2.0  # most time to answer one completion
-    recap: str = " note:"  # asks for a summary, where a conversation goes on from one in place of its history
-    form: str = ""  # regular expression of messages that have the form of an answer; empty: there is none
+    max_turns: int = 1  # maximum turns of an episode
+    reward_timeout: float = 2.0  # time limit of the reward of one completion [s]
+    summary_prompt: str = " note:"  # requests a summary that replaces the history
+    response_pattern: str = ""  # regular expression of well-formed messages; empty: none
 
     @abstractmethod
-    def episode(self, seed: int) -> Episode:
+    def episode(self, seed: int) -> TextEpisode:
         """The problem of a seed; the same one every time."""
 
-    def pose(self, seed: int) -> Episode:
+    def reset(self, seed: int) -> TextEpisode:
         """The problem of a seed.
 
         Raises:
@@ -186,26 +186,26 @@ class TextTask(ABC):
         return episode
 
     def category(self, seed: int) -> int | None:
-        """Kind of the problem, for curricula; None: the task tells none apart."""
+        """Category of the problem, for curricula; None: no categories."""
         return None
 
     def difficulty(self, seed: int) -> float | None:
-        """How hard the problem is, larger is harder; None: the task does not say."""
+        """Difficulty of the problem, larger is harder; None: unknown."""
         return None
 
-    def restated(self, seed: int, how: str) -> int | None:
-        """Seed of another problem with the same answer, "simpler" or "varied"; None: the task finds none."""
+    def paraphrase(self, seed: int, how: str) -> int | None:
+        """Seed of another problem with the same answer, "simpler" or "varied"; None: there is none."""
         return None
 
-    def inquiry(self, seed: int, said: Sequence[str]) -> Inquiry | None:
-        """How to ask a judge about messages `said` about the problem; None: the verdict of the task stands."""
+    def judge_prompt(self, seed: int, responses: Sequence[str]) -> JudgePrompt | None:
+        """Prompt for a judge of the responses to the problem; None: the reward of the task is used."""
         return None
 
-    def prepare(self, episodes: Sequence[Episode], completions: Sequence[str]) -> None:  # noqa: B027 - optional
-        """Hear which messages the episodes are about to get.
+    def prepare(self, episodes: Sequence[TextEpisode], completions: Sequence[str]) -> None:  # noqa: B027 - optional
+        """Prepare for the next messages of the episodes.
 
-        A task that simulates finds out here for all of them at once what `Episode.step` then tells; others need not.
+        A task with a simulator can compute the results of all messages here at once; others do nothing.
         """
 
-    def close(self) -> None:  # noqa: B027 - a task that holds nothing has nothing to free
-        """Free what the task holds; it can be used again."""
+    def close(self) -> None:  # noqa: B027 - most tasks hold no resources
+        """Free the resources of the task; it can be used again."""

@@ -1,4 +1,4 @@
-"""Tokenizers: bytes, which need no download, or those of a pretrained model; both turn conversations into tokens."""
+"""Tokenizers: bytes, which need no download, or the tokenizer of a pretrained model; both tokenize conversations."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Tokenizer(Protocol):
         ...
 
     def reply(self, message: str) -> list[int]:
-        """Tokens that go between a completion, its `eos` included, and the next one: the world's answer."""
+        """Tokens that go between a completion, its `eos` included, and the next one: the observation."""
         ...
 
     def encode(self, text: str) -> list[int]:
@@ -52,7 +52,7 @@ class ByteTokenizer:
         return tokens
 
     def reply(self, message: str) -> list[int]:
-        """The message alone."""
+        """Tokens of the message."""
         return self.encode(message)
 
     def encode(self, text: str) -> list[int]:
@@ -71,7 +71,7 @@ class HubTokenizer:
         """Wrap a `transformers` tokenizer.
 
         Raises:
-            UserError: It cannot be saved, ends nothing, or has no chat template where one is asked for.
+            UserError: It cannot be saved, has no end token, or lacks the requested chat template.
         """
         if not getattr(inner, "is_fast", False):
             raise UserError("The tokenizer of this model has no fast version, which checkpoints need; use another one.")
@@ -117,7 +117,7 @@ class HubTokenizer:
         return list(self.inner.encode(text, add_special_tokens=False))
 
     def blob(self) -> Tensor:
-        """Everything about it as uint8, so that it lies in `model.safetensors` beside the weights."""
+        """Serialized tokenizer as uint8, stored in `model.safetensors` with the weights."""
         special = {key: str(value) for key, value in self.inner.special_tokens_map.items() if isinstance(value, str)}
         parts = {
             "tokenizer": self.inner.backend_tokenizer.to_str(),

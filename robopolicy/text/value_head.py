@@ -1,7 +1,7 @@
 """A value head on the hidden states of a text policy, for recipes with a critic.
 
-The head belongs to the learner and not to the policy: a policy that has learned without one, or that only writes, never
-has or loads one. It reads the state from which a token is chosen, the one that is scored.
+The head belongs to the learner, not to the policy: a policy trained without a critic, or used only for inference,
+neither has nor loads a head. It reads the hidden state from which a token is sampled and scored.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class ValueHead(nn.Module):
         """Build a head for the hidden states that the policy's output layer reads.
 
         Raises:
-            UserError: No output layer tells their width.
+            UserError: The model has no output layer with a weight matrix.
         """
         super().__init__()
         weight = getattr(head_of(policy.model), "weight", None)
@@ -47,7 +47,7 @@ def score_with_value(
     """Scores of the rows of a text batch, and values `(N, T)` before each decision, 0 elsewhere; in one pass.
 
     Args:
-        policy: Who wrote.
+        policy: Policy that wrote the rows.
         head: Of the values.
         decisions: On the device of the policy.
         detach: No gradient of the values flows into the policy.

@@ -1,4 +1,4 @@
-"""Verifiers of answers, by name: `(completion, answer) -> reward` in [0, 1]; and what they read in a completion."""
+"""Verifiers of responses by name, `(completion, answer) -> reward` in [0, 1], and extraction of the answer."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def stated_expression(completion: str) -> str | None:
 
 
 def _math_verify() -> Any:
-    """The library, used without its own time limit, which works in the main thread alone; ours is that of the guard."""
+    """The library without its time limit, which needs the main thread; `RewardRunner` has one."""
     library = require("math_verify", "text")
     for module in ("parser", "grader"):
         logging.getLogger(f"math_verify.{module}").addFilter(_of_interest)
@@ -52,7 +52,7 @@ def _math_verify() -> Any:
 
 
 def _of_interest(record: logging.LogRecord) -> bool:
-    """Whether a log record says more than that the time limit is off, which each call does otherwise."""
+    """Whether a log record is not the message about the disabled time limit, which each call logs."""
     return not record.getMessage().startswith("Timeout is disabled")
 
 
@@ -65,5 +65,5 @@ def _last_number(text: str) -> float | None:
 
 
 VERIFIERS: dict[str, Callable[[str, str], float]] = {"exact": exact, "number": number, "math": mathematics}
-STATED: dict[str, Callable[[str], str | None]] = {"number": stated_number, "math": stated_expression}
-"""Of verifiers that look for the answer in the completion: what they find."""
+ANSWER_EXTRACTORS: dict[str, Callable[[str], str | None]] = {"number": stated_number, "math": stated_expression}
+"""Answer extractors by verifier."""

@@ -155,13 +155,13 @@ def compare_with_base(
         seed: Of the first episode.
         before_round: Called before each round; may raise to give up.
     """
-    played: list[tuple[EvalResult, EvalResult]] = []
+    completed: list[tuple[EvalResult, EvalResult]] = []
     for index in range(ROUNDS):
         before_round()
         seeds = range(seed + index * episodes, seed + (index + 1) * episodes)
         first, second = (play(policy, sim, seeds) for policy in (base, best))
-        played.append((first, second))
-        outcome = _difference(joined([pair[0] for pair in played]), joined([pair[1] for pair in played]))
+        completed.append((first, second))
+        outcome = _difference(joined([pair[0] for pair in completed]), joined([pair[1] for pair in completed]))
         interval = outcome.difference
         if interval.n >= MIN_EPISODES and (interval.low > 0 or interval.high < 0):
             break

@@ -42,6 +42,11 @@ def _aux_rewards(old: Mapping[str, Any]) -> list[str]:
     return [names.get(str(name), str(name)) for name in old["algorithm.signals"]]
 
 
+def _engine(old: Mapping[str, Any]) -> Any:
+    """`algorithm.engine` of text_recipe under its present name."""
+    return "native" if old["algorithm.engine"] == "own" else old["algorithm.engine"]
+
+
 MOVES: tuple[Move, ...] = (
     Move(("task.observe",), "task.obs_keys"),
     Move(("world",), "worldmodel"),
@@ -87,6 +92,15 @@ MOVES: tuple[Move, ...] = (
     Move(("algorithm.signals",), "algorithm.aux_rewards", _aux_rewards),
     Move(("algorithm.first_stage",), "algorithm.stage1_fraction"),
     Move(("algorithm.nearness",), "algorithm.constraint_coef"),
+    Move(("algorithm.prompts",), "algorithm.prompts_per_update", algorithm="text_recipe"),
+    Move(("algorithm.problems",), "algorithm.num_prompts", algorithm="text_recipe"),
+    Move(("algorithm.problems",), "algorithm.num_prompts", algorithm="text_sft"),
+    Move(("algorithm.imitation",), "algorithm.sft_updates", algorithm="text_recipe"),
+    Move(("algorithm.imitation_lr",), "algorithm.sft_lr", algorithm="text_recipe"),
+    Move(("algorithm.players",), "algorithm.num_workers", algorithm="text_recipe"),
+    Move(("algorithm.players_on",), "algorithm.worker_backend", algorithm="text_recipe"),
+    Move(("algorithm.companion",), "algorithm.teacher", algorithm="text_recipe"),
+    Move(("algorithm.engine",), "algorithm.engine", _engine, algorithm="text_recipe"),
 )
 
 

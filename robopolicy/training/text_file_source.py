@@ -1,4 +1,4 @@
-"""Sources of text: solutions, pairs and logs of a task or a file, or answers of the policy itself."""
+"""Sources of text: solutions, pairs and logs of a task or a file, or rollouts of the policy."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from robopolicy.algorithms.common.algorithm import Algorithm
 from robopolicy.core.decisions import Decisions
 from robopolicy.errors import UserError
 from robopolicy.sim.contract import VectorSim
-from robopolicy.text.datasets import READERS, Written, read_demonstrations
+from robopolicy.text.datasets import READERS, WrittenConversation, read_demonstrations
 from robopolicy.text.policy import TextPolicy
 from robopolicy.text.recipe_trainer import TextRecipe
-from robopolicy.text.reward_runner import Guard
+from robopolicy.text.reward_runner import RewardRunner
 from robopolicy.text.sft import TextSFT, TextSFTConfig
 from robopolicy.text.sim import TextSim
 from robopolicy.text.task import TextTask
-from robopolicy.text.text_env import score, with_choices
+from robopolicy.text.text_env import score, with_chosen_tokens
 from robopolicy.training.checkpoint import load_policy
 from robopolicy.training.make_source import DataSource, SourceContext
-from robopolicy.training.text_rollout_source import OverlappedSource, TextRolloutSource, TextSource, allowed_age
+from robopolicy.training.text_rollout_source import AsyncTextRolloutSource, TextRolloutSource, TextSource, allowed_age
 
 
 class DemonstrationSource(TextSource):
@@ -35,13 +35,13 @@ class DemonstrationSource(TextSource):
         self.batch_size = config.batch_size
         found = checked(read_demonstrations(config.data), policy) if config.data else []
         written = [item.messages for item in found]
-        self.problems = len(written) or config.problems
+        self.num_prompts = len(written) or config.num_prompts
         self._next = 0
         self._known: dict[int, list[str]] = dict(enumerate(written))
 
     @classmethod
     def build(cls, context: SourceContext) -> DataSource:
-        """Solutions of the task or of a file, as the settings say."""
+        """Create the source from the settings."""
         algorithm = context.algorithm
         assert isinstance(algorithm, TextSFT)
         return cls(text_sim(context.sim(), algorithm), algorithm.config, algorithm.policy, context.seed)
@@ -50,9 +50,9 @@ class DemonstrationSource(TextSource):
         """The next conversations."""
         numbers = range(self._next, self._next + self.batch_size)
         self._next += self.batch_size
-        if not self.problems:
+        if not self.num_prompts:
             return conversations(self.task, [self.seed + number for number in numbers])
-        places = [number % self.problems for number in numbers]
+        places = [number % self.num_prompts for number in numbers]
         missing = [place for place in dict.fromkeys(places) if place not in self._known]
         self._known |= zip(missing, conversations(self.task, [self.seed + place for place in missing]), strict=True)
         return [self._known[place] for place in places]
@@ -68,34 +68,34 @@ class DemonstrationSource(TextSource):
 
 
 class SFTThenRL(DemonstrationSource):
-    """Solved conversations for the first updates of a recipe, then its attempts."""
+    """Solved conversations for the first updates of a recipe, then its rollouts."""
 
-    def __init__(self, sim: TextSim, attempts: TextRolloutSource, seed: int) -> None:
-        super().__init__(sim, TextSFTConfig(), attempts.algorithm.policy, seed)
-        self.attempts, self.updates = attempts, attempts.algorithm.config.imitation
+    def __init__(self, sim: TextSim, trajectories: TextRolloutSource, seed: int) -> None:
+        super().__init__(sim, TextSFTConfig(), trajectories.algorithm.policy, seed)
+        self.trajectories, self.updates = trajectories, trajectories.algorithm.config.sft_updates
 
     def next(self, algorithm: Algorithm) -> Any:
-        """Conversations or attempts."""
+        """Conversations or rollouts."""
         if algorithm.updates < self.updates:
             return super().next(algorithm)
-        batch = self.attempts.next(algorithm)
-        self.env_steps, self._metrics = self.attempts.env_steps, self.attempts.metrics()
+        batch = self.trajectories.next(algorithm)
+        self.env_steps, self._metrics = self.trajectories.env_steps, self.trajectories.metrics()
         return batch
 
     def state_dict(self) -> dict[str, Any]:
         """Of both."""
-        return {**super().state_dict(), "attempts": self.attempts.state_dict()}
+        return {**super().state_dict(), "trajectories": self.trajectories.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> bool:
         """Restore `state_dict`."""
         super().load_state_dict(state)
-        exact = self.attempts.load_state_dict(state["attempts"])
-        self.env_steps = self.attempts.env_steps
+        exact = self.trajectories.load_state_dict(state["trajectories"])
+        self.env_steps = self.trajectories.env_steps
         return exact
 
     def close(self) -> None:
-        """Stop what plays and judges."""
-        self.attempts.close()
+        """Stop the workers and the rewards."""
+        self.trajectories.close()
 
 
 class TextFileSource(TextSource):
@@ -107,7 +107,7 @@ class TextFileSource(TextSource):
         kind, path = algorithm.recipe.data, algorithm.config.data
         if not path:
             raise UserError(f"Recipe '{algorithm.config.recipe}' learns from {kind}; pass algorithm.data=FILE.")
-        self.groups: dict[int, list[Written]] = {}
+        self.groups: dict[int, list[WrittenConversation]] = {}
         for item in checked(READERS[kind](path), algorithm.policy):
             self.groups.setdefault(item.group, []).append(item)
         self.means = {key: fmean(item.reward for item in items) for key, items in self.groups.items()}
@@ -120,28 +120,33 @@ class TextFileSource(TextSource):
         `extra["mean_ref"]` (N,) is the mean reward of the group in the file.
         """
         keys = list(self.groups)
-        while len(self._order) < self.algorithm.config.prompts:
+        while len(self._order) < self.algorithm.config.prompts_per_update:
             self._order += [keys[place] for place in torch.randperm(len(keys), generator=self._generator).tolist()]
-        count = self.algorithm.config.prompts
+        count = self.algorithm.config.prompts_per_update
         chosen, self._order = self._order[:count], self._order[count:]
         items = [item for key in chosen for item in self.groups[key]]
         policy = self.algorithm.policy
-        said = [item.messages for item in items]
-        record, turn = policy.conversations(said, self._generator)
+        transcripts = [item.messages for item in items]
+        record, turn = policy.conversations(transcripts, self._generator)
         mask = record.pop("mask")
         reward = torch.zeros(mask.shape, device=mask.device)
         for row, item in enumerate(items):
-            for number, paid in enumerate(item.rewards):
-                reward[row, int((mask[row] & (turn[row] == number)).nonzero()[-1])] = paid
-        heat = torch.ones(len(items), device=mask.device)
+            for number, value in enumerate(item.rewards):
+                reward[row, int((mask[row] & (turn[row] == number)).nonzero()[-1])] = value
+        temperatures = torch.ones(len(items), device=mask.device)
         group = torch.tensor([place for place, key in enumerate(chosen) for _ in self.groups[key]], device=mask.device)
         mean = torch.tensor([self.means[item.group] for item in items], device=mask.device)
-        extra = {**record, "temperature": heat, "cut": torch.zeros_like(heat, dtype=torch.bool), "mean_ref": mean}
+        extra = {
+            **record,
+            "temperature": temperatures,
+            "truncated": torch.zeros_like(temperatures, dtype=torch.bool),
+            "mean_ref": mean,
+        }
         source = torch.ones_like(group)
-        told = {"mask": mask, "reward": reward, "unit": turn, "group": group, "source": source}
-        rows = with_choices(Decisions(reward, **told, extra=extra))
+        fields = {"mask": mask, "reward": reward, "unit": turn, "group": group, "source": source}
+        rows = with_chosen_tokens(Decisions(reward, **fields, extra=extra))
         self._metrics = {"data/reward": fmean(item.reward for item in items)}
-        rows = policy.decided(rows, self._generator)
+        rows = policy.attach_likelihood(rows, self._generator)
         with torch.no_grad():
             return rows.with_fields(logp_old=score(self.algorithm.reference_policy or policy, rows).logp)
 
@@ -156,14 +161,14 @@ class TextFileSource(TextSource):
         return True
 
 
-def checked(written: list[Written], policy: TextPolicy) -> list[Written]:
-    """What was read, all of which the policy can learn from.
+def checked(written: list[WrittenConversation], policy: TextPolicy) -> list[WrittenConversation]:
+    """The conversations of a file, checked for length.
 
     Raises:
         UserError: Something is too long.
     """
     for item in written:
-        policy.check_written(item.messages, item.where)
+        policy.check_conversation_fits(item.messages, item.location)
     return written
 
 
@@ -173,34 +178,34 @@ def conversations(task: TextTask, seeds: Sequence[int]) -> list[list[str]]:
     Raises:
         UserError: The task knows no solutions, or one that does not solve it.
     """
-    episodes, guard = [task.pose(seed) for seed in seeds], Guard(task.seconds)
+    episodes, reward_runner = [task.reset(seed) for seed in seeds], RewardRunner(task.reward_timeout)
     solutions = [episode.demonstration() or [] for episode in episodes]
     if not all(solutions):
         raise UserError(f"Task {task.name} knows no solutions; pass algorithm.data=FILE with demonstrations.")
-    said = [[episode.prompt] for episode in episodes]
+    transcripts = [[episode.prompt] for episode in episodes]
     for turn in range(max(map(len, solutions), default=0)):
         for row, solution in enumerate(solutions):
-            said[row] += solution[turn : turn + 1]
+            transcripts[row] += solution[turn : turn + 1]
         going = [row for row, solution in enumerate(solutions) if turn + 1 < len(solution)]
         messages = [solutions[row][turn] for row in going]
-        guard.prepare(task, [episodes[row] for row in going], messages)
+        reward_runner.prepare(task, [episodes[row] for row in going], messages)
         for row, message in zip(going, messages, strict=True):
-            answer = guard.step(episodes[row], message, seeds[row])
+            answer = reward_runner.step(episodes[row], message, seeds[row])
             if answer is None:
-                raise UserError(f"The solution of {guard.take()[0]}.")
-            said[row].append(answer.reply)
-    guard.close()
-    return said
+                raise UserError(f"The solution of {reward_runner.pop_errors()[0]}.")
+            transcripts[row].append(answer.reply)
+    reward_runner.close()
+    return transcripts
 
 
 class RecipeSource:
-    """Answers to prompts, or a file of solutions, pairs or logs, as a recipe says."""
+    """Rollouts of prompts, or a file of solutions, pairs or logs, as the recipe needs."""
 
     whole_episodes: ClassVar[bool] = True
 
     @classmethod
     def build(cls, context: SourceContext) -> DataSource:
-        """The source that suits the recipe."""
+        """Create the source for the recipe."""
         assert isinstance(context.algorithm, TextRecipe)
         return recipe_source(context.sim(), context.algorithm, context.seed)
 
@@ -209,20 +214,18 @@ def recipe_source(sim: VectorSim, algorithm: TextRecipe, seed: int) -> DataSourc
     """The source of a recipe.
 
     Raises:
-        UserError: The task is no text, or the recipe needs a second policy or a file that the settings do not name.
+        UserError: The task is not a text task, or the settings lack the teacher or file that the recipe needs.
     """
     sim = text_sim(sim, algorithm)
     if algorithm.recipe.data != "rollout":
         return TextFileSource(sim, algorithm, seed=seed)
-    if algorithm.needs_companion and algorithm.companion is None:
-        if not algorithm.config.companion:
-            raise UserError(
-                f"Recipe '{algorithm.config.recipe}' needs a second policy; set algorithm.companion=CHECKPOINT."
-            )
-        algorithm.accompany(load_policy(algorithm.config.companion)[0])
-    overlapped = allowed_age(algorithm).in_flight(1) > 1 or algorithm.config.players
-    attempts = (OverlappedSource if overlapped else TextRolloutSource)(sim, algorithm, seed=seed)
-    return SFTThenRL(sim, attempts, seed) if algorithm.config.imitation else attempts
+    if algorithm.requires_teacher and algorithm.teacher is None:
+        if not algorithm.config.teacher:
+            raise UserError(f"Recipe '{algorithm.config.recipe}' needs a teacher; set algorithm.teacher=CHECKPOINT.")
+        algorithm.set_teacher(load_policy(algorithm.config.teacher)[0])
+    overlapped = allowed_age(algorithm).in_flight(1) > 1 or algorithm.config.num_workers
+    trajectories = (AsyncTextRolloutSource if overlapped else TextRolloutSource)(sim, algorithm, seed=seed)
+    return SFTThenRL(sim, trajectories, seed) if algorithm.config.sft_updates else trajectories
 
 
 def text_sim(sim: VectorSim, algorithm: Algorithm) -> TextSim:

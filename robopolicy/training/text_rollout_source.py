@@ -1,4 +1,4 @@
-"""Attempts of a text policy, played between updates, or beside them on a thread or in processes."""
+"""Rollouts of a text policy, collected between updates, or asynchronously on a thread or in processes."""
 
 from __future__ import annotations
 
@@ -16,39 +16,47 @@ from robopolicy.algorithms.common.algorithm import Algorithm, frozen_copy
 from robopolicy.core.decisions import Decisions, MissingField
 from robopolicy.errors import UserError
 from robopolicy.policies.base import Observation
-from robopolicy.text.annotators import Worlds
-from robopolicy.text.engines import ENGINES, OWN
+from robopolicy.text.annotators import AnnotatorEnvs
+from robopolicy.text.engines import ENGINES, NATIVE
 from robopolicy.text.evaluation import pass_at_k
 from robopolicy.text.policy import TextPolicy
 from robopolicy.text.recipe_trainer import TextRecipe
-from robopolicy.text.rollouts.async_queue import Bounded, Players, Stream
+from robopolicy.text.rollouts.async_queue import BoundedStaleness, RolloutQueue, RolloutWorkers
 from robopolicy.text.rollouts.collector import DEFAULTS, Batch, Collector, build
-from robopolicy.text.rollouts.protocols import Attempt, Pool, Staleness, Task, World, degenerate, rewards_of
-from robopolicy.text.rollouts.trajectories import groups_of
+from robopolicy.text.rollouts.protocols import (
+    PromptPool,
+    RolloutEnv,
+    Staleness,
+    Task,
+    Trajectory,
+    degenerate,
+    rewards_of,
+)
+from robopolicy.text.rollouts.trajectories import group_by_task
 from robopolicy.text.scoring_options import SCORING_OPTIONS
 from robopolicy.text.sim import TextSim
 from robopolicy.text.task import TextTask
-from robopolicy.text.text_env import TextWorld
+from robopolicy.text.text_env import TextEnv
 from robopolicy.training.workers import RemoteRolloutEnv, packed_weights, start_workers
 
-SHOWN = 5  # faults written out per update
-MOST_EMPTY = 20  # batches without a group to learn from, after which the run ends
+MAX_SHOWN_ERRORS = 5  # reward errors printed per update
+MAX_EMPTY_BATCHES = 20  # batches without a usable group after which the run ends
 
 
 @dataclass(frozen=True)
-class TextPool(Pool):
-    """Problems of a task, which tells their categories and difficulties when a sampler asks."""
+class TextPromptPool(PromptPool):
+    """Tasks with categories and difficulties computed on demand."""
 
     task: TextTask | None = None
 
     def require(self, name: str) -> Tensor:
-        """See `Pool`."""
+        """See `PromptPool`."""
         found = [getattr(self.task, name)(int(task.payload)) for task in self.tasks]
         return super().require(name) if None in found else torch.tensor(found)
 
 
 class TextSource:
-    """What the sources of text have in common."""
+    """Base of the sources of text."""
 
     def __init__(self, sim: TextSim, seed: int) -> None:
         self.sim, self.task, self.seed = sim, sim.task, seed
@@ -56,7 +64,7 @@ class TextSource:
         self._metrics: dict[str, float] = {}
 
     def metrics(self) -> dict[str, float]:
-        """What happened since the last call."""
+        """Metrics since the last call."""
         metrics, self._metrics = self._metrics, {}
         return metrics
 
@@ -65,124 +73,124 @@ class TextSource:
         return {key: value.unsqueeze(1) for key, value in self.sim.reset(self.seed).items()}
 
     def close(self) -> None:
-        """End the thread of the rewards."""
+        """Stop the reward thread."""
         self.sim.close()
 
 
 class TextRolloutSource(TextSource):
-    """Attempts of the policy, played as the `rollout` section of a recipe says."""
+    """Rollouts of the policy, collected as the `rollout` section of a recipe says."""
 
     def __init__(self, sim: TextSim, algorithm: TextRecipe, *, seed: int) -> None:
         super().__init__(sim, seed)
         self.algorithm = algorithm
-        self.world = self._world(algorithm.policy)
-        self.asides = algorithm.asides()
-        self._chance = torch.Generator().manual_seed(seed + 1)  # of these
-        self._beside = 0  # tokens that they have written; the world's are counted where it plays, maybe on a thread
-        seeds = range(seed, seed + algorithm.config.problems)
-        pool = TextPool([Task(key, payload=key) for key in seeds], task=self.task)
+        self.env = self._env(algorithm.policy)
+        self.annotators = algorithm.annotators()
+        self._annotator_generator = torch.Generator().manual_seed(seed + 1)  # of these
+        self._annotator_tokens = 0  # tokens of the annotators; the environment counts its own, possibly on a thread
+        seeds = range(seed, seed + algorithm.config.num_prompts)
+        pool = TextPromptPool([Task(key, payload=key) for key in seeds], task=self.task)
         plain = algorithm.recipe.rollout
         try:
             size = algorithm.group_size
-            self.collector = Collector(plain, pool, self.world, group_size=size, seed=seed, others=SCORING_OPTIONS)
-            self.collector.topology.check(self.task)
+            self.collector = Collector(plain, pool, self.env, group_size=size, seed=seed, extra_keys=SCORING_OPTIONS)
+            self.collector.strategy.check(self.task)
         except ValueError as error:
             raise UserError(f"Recipe '{algorithm.config.recipe}': {error}") from error
-        self._batch: Batch | None = None  # what the collector has not heard about
+        self._batch: Batch | None = None  # not yet reported to the collector
 
     @property
     def generated(self) -> int:
         """Tokens written so far."""
-        return self.world.generated + self._beside
+        return self.env.generated + self._annotator_tokens
 
     def next(self, algorithm: Algorithm) -> Decisions:
-        """Play the next groups; where all of them are dropped, others in their place."""
-        self._report()
-        self.world.renew(algorithm.updates)
-        for _ in range(MOST_EMPTY):
-            groups = self._played()
+        """Collect the next groups; others where all of them are dropped."""
+        self._observe_last()
+        self.env.set_version(algorithm.updates)
+        for _ in range(MAX_EMPTY_BATCHES):
+            groups = self._collect()
             if groups:
                 break
         else:
             raise UserError(
-                f"None of {MOST_EMPTY} batches had a group to learn from: {self._why()}; mend the reward of "
-                f"{self.task.name}, imitate longer, or choose another recipe."
+                f"None of {MAX_EMPTY_BATCHES} batches had a usable group: {self._failure_reason()}; fix the reward of "
+                f"{self.task.name}, raise algorithm.sft_updates, or choose another recipe."
             )
-        self._batch = self._rewarded(groups)
-        played, self.world.played = self.world.played, []
-        self._measure(played)
-        return self._with_asides(self._batch)
+        self._batch = self._make_batch(groups)
+        completed, self.env.completed = self.env.completed, []
+        self._update_metrics(completed)
+        return self._annotate(self._batch)
 
-    def _with_asides(self, batch: Batch) -> Decisions:
-        """The rows with what the recipe reads beside them."""
+    def _annotate(self, batch: Batch) -> Decisions:
+        """Apply the annotators to the rows."""
         rows = batch.decisions
-        if self.asides:
-            worlds = self._worlds()
-            for aside in self.asides.values():
-                rows = aside(worlds, batch.attempts, rows)
-            for world in (worlds.own, worlds.start):
-                self._beside += world.generated
-                world.guard.close()
+        if self.annotators:
+            envs = self._annotator_envs()
+            for annotator in self.annotators.values():
+                rows = annotator(envs, batch.trajectories, rows)
+            for env in (envs.current, envs.initial):
+                self._annotator_tokens += env.generated
+                env.reward_runner.close()
         return rows
 
-    def _worlds(self) -> Worlds:
-        """Where asides are played: with the policy, and with what it was when the run began."""
+    def _annotator_envs(self) -> AnnotatorEnvs:
+        """Environments of the annotators: with the current and with the initial policy."""
         start = self.algorithm.reference_policy or self.algorithm.policy
-        players = (self.algorithm.policy, start)
-        return Worlds(*(player.env_class(player, self.task, self._chance) for player in players))
+        policies = (self.algorithm.policy, start)
+        return AnnotatorEnvs(*(player.env_class(player, self.task, self._annotator_generator) for player in policies))
 
-    def _world(self, policy: TextPolicy) -> TextWorld:
-        world = policy.env_class(policy, self.task, torch.Generator().manual_seed(self.seed))
+    def _env(self, policy: TextPolicy) -> TextEnv:
+        env = policy.env_class(policy, self.task, torch.Generator().manual_seed(self.seed))
         for option in self.algorithm.options.values():
-            option.prepare(world, self.algorithm)
-        if self.algorithm.config.engine != OWN:
-            world.engine = ENGINES[self.algorithm.config.engine](policy)
-        return world
+            option.configure_env(env, self.algorithm)
+        if self.algorithm.config.engine != NATIVE:
+            env.engine = ENGINES[self.algorithm.config.engine](policy)
+        return env
 
-    def _played(self) -> list[list[Attempt]]:
+    def _collect(self) -> list[list[Trajectory]]:
         try:
-            return self.collector.play(self.algorithm.config.prompts)
+            return self.collector.collect_groups(self.algorithm.config.prompts_per_update)
         except MissingField as error:
-            raise self._asks(error) from error
+            raise self._missing_field(error) from error
 
-    def _rewarded(self, groups: Sequence[Sequence[Attempt]]) -> Batch:
+    def _make_batch(self, groups: Sequence[Sequence[Trajectory]]) -> Batch:
         try:
             return self.collector.batch(groups)
         except MissingField as error:
-            raise self._asks(error) from error
+            raise self._missing_field(error) from error
 
-    def _asks(self, error: MissingField) -> UserError:
-        return UserError(f"Recipe '{self.algorithm.config.recipe}' asks for more than text measures: {error}")
+    def _missing_field(self, error: MissingField) -> UserError:
+        return UserError(f"Recipe '{self.algorithm.config.recipe}' needs a metric that text does not measure: {error}")
 
-    def _report(self) -> None:
-        """Tell sampler and interventions what became of the last batch."""
+    def _observe_last(self) -> None:
+        """Report the last batch to the collector."""
         if self._batch is not None and self.algorithm.advantage is not None:
             self.collector.observe(self._batch, self.algorithm.advantage, self.algorithm.influence)
         self._batch = None
 
-    def _why(self) -> str:
-        faults = self.world.guard.take()
-        return f"their rewards failed ({faults[0]})" if faults else "all rewards of a group are equal"
+    def _failure_reason(self) -> str:
+        reward_errors = self.env.reward_runner.pop_errors()
+        return f"their rewards failed ({reward_errors[0]})" if reward_errors else "all rewards of a group are equal"
 
-    def _measure(self, played: Sequence[Attempt]) -> None:
-        """What the attempts show, and the faults since the last batch on the terminal."""
-        self._metrics = {f"rollout/{name}": value for name, value in measured(played).items()}
+    def _update_metrics(self, completed: Sequence[Trajectory]) -> None:
+        """Update the metrics, and print the reward errors since the last batch."""
+        self._metrics = {f"rollout/{name}": value for name, value in rollout_metrics(completed).items()}
         self._metrics["rollout/tokens"] = float(self.generated)
-        self.env_steps += int(sum(attempt.metrics["turns"] for attempt in played))
-        faults = {str(fault) for fault in self.world.guard.take()}
-        for fault in sorted(faults)[:SHOWN]:
-            sys.stderr.write(f"{self.task.name}, {fault}\n")
-        if len(faults) > SHOWN:
-            sys.stderr.write(f"{self.task.name}: and {len(faults) - SHOWN} more\n")
+        self.env_steps += int(sum(trajectory.metrics["turns"] for trajectory in completed))
+        reward_errors = {str(error) for error in self.env.reward_runner.pop_errors()}
+        for error in sorted(reward_errors)[:MAX_SHOWN_ERRORS]:
+            sys.stderr.write(f"{self.task.name}, {error}\n")
+        if len(reward_errors) > MAX_SHOWN_ERRORS:
+            sys.stderr.write(f"{self.task.name}: and {len(reward_errors) - MAX_SHOWN_ERRORS} more\n")
 
     def state_dict(self) -> dict[str, Any]:
-        """The parts of the sampling side, the choices of the policy, and counts."""
-        self._report()
+        """State of the collector, the generators, the annotators, and counts."""
+        self._observe_last()
         return {
             "collector": self.collector.state_dict(),
-            "generator": self.world.generator.get_state(),
-            "asides": {name: aside.state_dict() for name, aside in self.asides.items()},
-            "chance": self._chance.get_state(),
+            "generator": self.env.generator.get_state(),
+            "annotators": {name: annotator.state_dict() for name, annotator in self.annotators.items()},
+            "chance": self._annotator_generator.get_state(),
             "generated": self.generated,
             "env_steps": self.env_steps,
         }
@@ -190,123 +198,131 @@ class TextRolloutSource(TextSource):
     def load_state_dict(self, state: Mapping[str, Any]) -> bool:
         """Restore `state_dict`."""
         self.collector.load_state_dict(state["collector"])
-        self.world.generator.set_state(state["generator"])
-        self._chance.set_state(state["chance"])
-        for name, aside in self.asides.items():
-            aside.load_state_dict(state["asides"][name])
-        self.world.generated, self._beside, self.env_steps = int(state["generated"]), 0, int(state["env_steps"])
+        self.env.generator.set_state(state["generator"])
+        self._annotator_generator.set_state(state["chance"])
+        for name, annotator in self.annotators.items():
+            annotator.load_state_dict(state["annotators"][name])
+        self.env.generated, self._annotator_tokens, self.env_steps = int(state["generated"]), 0, int(state["env_steps"])
         return True
 
     def close(self) -> None:
-        """End the threads of the rewards."""
+        """Stop the reward threads."""
         super().close()
-        self.world.guard.close()
+        self.env.reward_runner.close()
 
 
 def allowed_age(algorithm: TextRecipe) -> Staleness:
-    """How old the weights may be that played: as configured, or as the recipe says.
+    """Bound on the age of weights: as configured, or as in the recipe.
 
     Raises:
-        UserError: The recipe says nothing sensible.
+        UserError: The recipe's staleness is invalid.
     """
     if algorithm.config.staleness is not None:
-        return Bounded(algorithm.config.staleness)
+        return BoundedStaleness(algorithm.config.staleness)
     try:
         return build("staleness", {**DEFAULTS, **algorithm.recipe.rollout}["staleness"])
     except ValueError as error:
         raise UserError(f"Recipe '{algorithm.config.recipe}': {error}") from error
 
 
-def measured(attempts: Sequence[Attempt]) -> dict[str, float]:
-    """Means over attempts and groups, by name.
+def rollout_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """Means over trajectories and groups, by name.
 
-    Of attempts without help, where there are any, that could be judged: all that every one of them measures (`length`,
-    `success`, `format`, `calls`, ...); `return`; `entropy` of the tokens as they were drawn [nats]; `degenerate`, the
-    share of groups whose verdicts are all equal; and pass@k for k the size of the smallest group of at least two. Of
-    all attempts: `fault` and `helped`.
+    Of trajectories without hints, if any, and with a valid reward: all metrics that each of them has (`length`,
+    `success`, `format`, `calls`, ...); `return`; `entropy` of the sampled tokens [nats]; `degenerate`, the
+    fraction of groups whose rewards are all equal; and pass@k for k the size of the smallest group of at least two. Of
+    all trajectories: `reward_failed` and `assisted`.
     """
-    alone = [attempt for attempt in attempts if not attempt.metrics["helped"]] or attempts
-    judged = [attempt for attempt in alone if not attempt.metrics["fault"]]
-    names = set[str].intersection(*(set(attempt.metrics) for attempt in judged))
-    found = {name: fmean(attempt.metrics[name] for attempt in judged) for name in sorted(names)}
-    found |= {name: fmean(attempt.metrics[name] for attempt in attempts) for name in ("fault", "helped")}
-    found["return"] = fmean(attempt.reward for attempt in judged)
-    tokens = sum(attempt.metrics["length"] for attempt in judged)
-    found["entropy"] = sum(float(attempt.decisions.require("entropy").sum()) for attempt in judged) / max(tokens, 1.0)
-    groups = [group for group in groups_of(judged) if len(group) > 1]
+    alone = [trajectory for trajectory in trajectories if not trajectory.metrics["assisted"]] or trajectories
+    scored = [trajectory for trajectory in alone if not trajectory.metrics["reward_failed"]]
+    names = set[str].intersection(*(set(trajectory.metrics) for trajectory in scored))
+    found = {name: fmean(trajectory.metrics[name] for trajectory in scored) for name in sorted(names)}
+    found |= {
+        name: fmean(trajectory.metrics[name] for trajectory in trajectories) for name in ("reward_failed", "assisted")
+    }
+    found["return"] = fmean(trajectory.reward for trajectory in scored)
+    tokens = sum(trajectory.metrics["length"] for trajectory in scored)
+    found["entropy"] = sum(float(trajectory.decisions.require("entropy").sum()) for trajectory in scored) / max(
+        tokens, 1.0
+    )
+    groups = [group for group in group_by_task(scored) if len(group) > 1]
     if groups:
         found["degenerate"] = fmean(float(degenerate(rewards_of(group))) for group in groups)
         k = min(map(len, groups))
-        wins = torch.tensor([sum(attempt.metrics["success"] > 0 for attempt in group) for group in groups])
+        wins = torch.tensor([sum(trajectory.metrics["success"] > 0 for trajectory in group) for group in groups])
         found[f"pass_at_{k}"] = float(pass_at_k(wins, torch.tensor([len(group) for group in groups]), k).mean())
     return found
 
 
-class OverlappedSource(TextRolloutSource):
-    """Attempts that are played while the policy learns, by copies with weights of bounded age.
+class AsyncTextRolloutSource(TextRolloutSource):
+    """Rollouts during training, by copies of the policy with weights of bounded age (AsyncFlow, Han et al. 2025).
 
     What is learned from is as old as `allowed_age` at most. Its recorded log-probabilities are those of the weights
-    that wrote it, so that the recipe's ratios and bounds see the difference. One copy plays on a second thread, or
-    `algorithm.players` do in processes of their own, which share the groups of an update. What comes first is not the
-    same twice: a resumed run plays fresh attempts. Source: Han et al. 2025, AsyncFlow.
+    that sampled it, so the recipe's ratios and bounds include the difference. One copy runs on a second thread, or
+    `algorithm.policies` do in processes of their own, which share the groups of an update. What comes first is not the
+    same twice: a resumed run collects new rollouts.
     """
 
     def __init__(self, sim: TextSim, algorithm: TextRecipe, *, seed: int) -> None:
         super().__init__(sim, algorithm, seed=seed)
-        self._player = frozen_copy(algorithm.policy)
-        self.world = self._world(self._player)
+        self._worker_policy = frozen_copy(algorithm.policy)
+        self.env = self._env(self._worker_policy)
         self._remote: list[RemoteRolloutEnv] = []
-        self._players: Players | None = None  # start with the first batch, when a resumed run has its weights
-        self.stream = Stream(allowed_age(algorithm), algorithm.config.prompts)
+        self._workers: RolloutWorkers | None = (
+            None  # started with the first batch, after a resumed run has loaded its weights
+        )
+        self.queue = RolloutQueue(allowed_age(algorithm), algorithm.config.prompts_per_update)
 
-    def _start(self) -> Players:
+    def _start(self) -> RolloutWorkers:
         config = self.algorithm.config
-        if not config.players:
-            worlds: list[tuple[World, Callable[[Any], Any]]] = [(self.world, self._load)]
-            return Players(self.stream, self.collector.play, worlds, chunk=config.prompts)
-        place = {"count": config.players, "where": config.players_on, "seed": self.seed}
-        self._remote = start_workers(self.algorithm.policy, self.task.name, self.world, **place)
-        share = max(1, config.prompts // config.players)
-        return Players(self.stream, self.collector.play, [(world, world.load) for world in self._remote], chunk=share)
+        if not config.num_workers:
+            envs: list[tuple[RolloutEnv, Callable[[Any], Any]]] = [(self.env, self._load)]
+            return RolloutWorkers(self.queue, self.collector.collect_groups, envs, chunk=config.prompts_per_update)
+        place = {"count": config.num_workers, "where": config.worker_backend, "seed": self.seed}
+        self._remote = start_workers(self.algorithm.policy, self.task.name, self.env, **place)
+        share = max(1, config.prompts_per_update // config.num_workers)
+        return RolloutWorkers(
+            self.queue, self.collector.collect_groups, [(env, env.load) for env in self._remote], chunk=share
+        )
 
     def _load(self, weights: bytes) -> None:
-        self._player.load_state_dict(load(weights))
+        self._worker_policy.load_state_dict(load(weights))
 
     def next(self, algorithm: Algorithm) -> Decisions:
         """Publish the weights of the last update, and take the oldest groups that are recent enough."""
-        self._report()
-        if self._players is None:
-            self.stream.version, self.stream.weights = algorithm.updates, packed_weights(self.algorithm.policy)
-            self._players = self._start()
-        elif algorithm.updates > self.stream.version:
-            self.stream.learned(packed_weights(self.algorithm.policy))
-        self._batch = self._rewarded(self._taken())
-        self.world.played.clear()
-        self._measure(self._batch.attempts)  # others may be under way
-        age = [float(algorithm.updates - attempt.version) for attempt in self._batch.attempts]
+        self._observe_last()
+        if self._workers is None:
+            self.queue.version, self.queue.weights = algorithm.updates, packed_weights(self.algorithm.policy)
+            self._workers = self._start()
+        elif algorithm.updates > self.queue.version:
+            self.queue.publish(packed_weights(self.algorithm.policy))
+        self._batch = self._make_batch(self._take_groups())
+        self.env.completed.clear()
+        self._update_metrics(self._batch.trajectories)  # others may be in flight
+        age = [float(algorithm.updates - trajectory.version) for trajectory in self._batch.trajectories]
         self._metrics["rollout/staleness"] = fmean(age)
-        self._metrics["rollout/stale_dropped"] = float(self.stream.stale)
-        return self._with_asides(self._batch)
+        self._metrics["rollout/stale_dropped"] = float(self.queue.stale)
+        return self._annotate(self._batch)
 
-    def _taken(self) -> list[list[Attempt]]:
+    def _take_groups(self) -> list[list[Trajectory]]:
         try:
-            return self.stream.take(self.algorithm.config.prompts)
+            return self.queue.get(self.algorithm.config.prompts_per_update)
         except RuntimeError as error:
-            if isinstance(error.__cause__, UserError):  # e.g. a recipe asks for more than these players can
+            if isinstance(error.__cause__, UserError):  # e.g. a recipe needs a capability that these workers lack
                 raise error.__cause__ from error
             if isinstance(error.__cause__, MissingField):
-                raise self._asks(error.__cause__) from error
+                raise self._missing_field(error.__cause__) from error
             raise
 
     def load_state_dict(self, state: Mapping[str, Any]) -> bool:
-        """Restore counts and samplers; what was under way is played again, otherwise."""
+        """Restore counts and samplers; groups in flight are collected again, not bit-equally."""
         super().load_state_dict(state)
         return False
 
     def close(self) -> None:
         """Stop threads and processes."""
-        if self._players is not None:
-            self._players.stop()
-        for world in self._remote:
-            world.close()
+        if self._workers is not None:
+            self._workers.stop()
+        for env in self._remote:
+            env.close()
         super().close()

@@ -1,8 +1,9 @@
 """Rollout workers of text tasks in other processes, on this machine or in a Ray cluster (AsyncFlow, Han et al. 2025).
 
-The learner samples tasks, composes rewards and intervenes; a player has a copy of the policy and of the task, and plays
-what it is sent. A `RemoteRolloutEnv` stands for it: a world that can play and nothing else, as conversations stay where
-they were held. Weights travel as safetensors, attempts as plain arrays, so nothing but numbers and text comes back.
+The learner samples tasks, computes rewards and intervenes; a worker has a copy of the policy and of the task, and rolls
+out the tasks that it receives. A `RemoteRolloutEnv` represents it as an environment that supports only rollouts, since
+conversations stay in the worker. Weights travel as safetensors and trajectories as plain arrays, so only numbers and
+text come back.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ from robopolicy.policies.registry import POLICIES
 from robopolicy.sim.registry import SimOptions, make_sim
 from robopolicy.spec import PolicySpec
 from robopolicy.text.policy import TextPolicy
-from robopolicy.text.reward_runner import Fault
-from robopolicy.text.rollouts.protocols import Attempt, Task
+from robopolicy.text.reward_runner import RewardError
+from robopolicy.text.rollouts.protocols import Task, Trajectory
 from robopolicy.text.rollouts.trajectories import from_dict, to_dict
 from robopolicy.text.sim import TextSim
-from robopolicy.text.text_env import TextWorld
+from robopolicy.text.text_env import TextEnv
 
 Item = TypeVar("Item")
 
@@ -68,7 +69,7 @@ def start_process() -> None:
 
 
 def _single_threaded(function: Callable[[Item], Any], item: Item) -> Any:
-    """Call `function` and give the memory of what it leaves back: a process that goes on may make a thousand models.
+    """Call `function` and give the memory of what it leaves back: a long-running process may create a thousand models.
 
     The C library of Linux keeps the gaps between small blocks; after ninety minutes of Meta-World they were 5 GB.
     """
@@ -88,7 +89,7 @@ def _end_with_parent() -> None:
 
 
 TASK = tuple(item.name for item in fields(Task))
-_COUNTS = threading.Lock()  # several players have one home
+_COUNTS = threading.Lock()  # several workers share one environment
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,7 @@ class WorkerSpec:
 
     @classmethod
     def of(cls, policy: TextPolicy, task: str, seed: int) -> WorkerSpec:
-        """The role of playing a task as `policy` does."""
+        """Specification for rollouts of a task by `policy`."""
         return cls(policy.name, policy.config, policy.spec, task, seed)
 
 
@@ -114,21 +115,21 @@ class Worker:
         policy = POLICIES[role.policy](role.config, role.spec)
         sim = make_sim(role.task, SimOptions(num_envs=1))
         assert isinstance(sim, TextSim) and isinstance(policy, TextPolicy)
-        self.world = policy.env_class(policy, sim.task, torch.Generator().manual_seed(role.seed))
+        self.env = policy.env_class(policy, sim.task, torch.Generator().manual_seed(role.seed))
 
     def load(self, weights: bytes) -> None:
         """Take over weights."""
-        self.world.policy.load_state_dict(load(weights))
+        self.env.policy.load_state_dict(load(weights))
 
-    def play(self, tasks: Sequence[Mapping[str, Any]], units: int | None) -> dict[str, Any]:
-        """Attempt tasks; attempts, tokens and faults."""
-        before = self.world.generated
-        attempts = self.world.play([Task(**arrays_to_tensors(task)) for task in tasks], units=units)
-        self.world.played.clear()
+    def rollout(self, tasks: Sequence[Mapping[str, Any]], units: int | None) -> dict[str, Any]:
+        """Roll out tasks; returns trajectories, tokens and reward errors."""
+        before = self.env.generated
+        trajectories = self.env.rollout([Task(**arrays_to_tensors(task)) for task in tasks], units=units)
+        self.env.completed.clear()
         return {
-            "attempts": [tensors_to_arrays(to_dict(attempt)) for attempt in attempts],
-            "tokens": self.world.generated - before,
-            "faults": [(fault.key, fault.kind, fault.message) for fault in self.world.guard.take()],
+            "trajectories": [tensors_to_arrays(to_dict(trajectory)) for trajectory in trajectories],
+            "tokens": self.env.generated - before,
+            "reward_errors": [(error.key, error.kind, error.message) for error in self.env.reward_runner.pop_errors()],
         }
 
 
@@ -137,7 +138,7 @@ class WorkerHandle(ABC):
 
     @abstractmethod
     def call(self, name: str, *arguments: Any) -> Any:
-        """Call a method of the player and wait for what it returns.
+        """Call a method of the worker and wait for its result.
 
         Raises:
             RuntimeError: It failed, or is gone.
@@ -164,9 +165,9 @@ class ProcessHandle(WorkerHandle):
             self._pipe.send((name, arguments))
             failed, value = self._pipe.recv()
         except (EOFError, OSError) as error:
-            raise RuntimeError("The process of a player has ended.") from error
+            raise RuntimeError("The process of a rollout worker has ended.") from error
         if failed:
-            raise RuntimeError(f"A player failed:\n{value}")
+            raise RuntimeError(f"A rollout worker failed:\n{value}")
         return value
 
     def close(self) -> None:
@@ -190,7 +191,7 @@ class RayHandle(WorkerHandle):
         try:
             return self._ray.get(getattr(self._actor, name).remote(*arguments))
         except self._ray.exceptions.RayError as error:
-            raise RuntimeError(f"A player failed:\n{error}") from error
+            raise RuntimeError(f"A rollout worker failed:\n{error}") from error
 
     def close(self) -> None:
         """End the actor."""
@@ -201,27 +202,27 @@ WORKER_HANDLES: dict[str, Callable[[WorkerSpec], WorkerHandle]] = {"process": Pr
 
 
 class RemoteRolloutEnv:
-    """A world whose tasks another process plays; counts and faults are added to those of the world at home."""
+    """An environment in another process; its counts and reward errors are added to the local environment."""
 
-    def __init__(self, line: WorkerHandle, home: TextWorld) -> None:
+    def __init__(self, line: WorkerHandle, home: TextEnv) -> None:
         self._line, self._home = line, home
 
     def load(self, weights: bytes) -> None:
         """Load weights into the worker."""
         self._line.call("load", weights)
 
-    def play(self, tasks: Sequence[Task], *, units: int | None = None) -> list[Attempt]:
+    def rollout(self, tasks: Sequence[Task], *, units: int | None = None) -> list[Trajectory]:
         """Attempt every task once."""
         plain = [tensors_to_arrays({name: getattr(task, name) for name in TASK}) for task in tasks]
-        found = self._line.call("play", plain, units)
+        found = self._line.call("rollout", plain, units)
         with _COUNTS:
             self._home.generated += found["tokens"]
-            self._home.guard.faults += [Fault(*fault) for fault in found["faults"]]
-        return [from_dict(arrays_to_tensors(attempt)) for attempt in found["attempts"]]
+            self._home.reward_runner.reward_errors += [RewardError(*error) for error in found["reward_errors"]]
+        return [from_dict(arrays_to_tensors(trajectory)) for trajectory in found["trajectories"]]
 
-    def batch(self, attempts: Sequence[Attempt]) -> Decisions:
-        """Rows of all attempts."""
-        return self._home.batch(attempts)
+    def batch(self, trajectories: Sequence[Trajectory]) -> Decisions:
+        """Rows of all trajectories."""
+        return self._home.batch(trajectories)
 
     def close(self) -> None:
         """Stop the worker."""
@@ -234,7 +235,7 @@ def packed_weights(policy: TextPolicy) -> bytes:
 
 
 def start_workers(
-    policy: TextPolicy, task: str, home: TextWorld, *, count: int, where: str, seed: int
+    policy: TextPolicy, task: str, home: TextEnv, *, count: int, where: str, seed: int
 ) -> list[RemoteRolloutEnv]:
     """Start rollout workers.
 

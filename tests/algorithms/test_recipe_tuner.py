@@ -145,12 +145,12 @@ def test_what_does_not_fit_is_refused_in_one_line(tmp_path: Path) -> None:
 
     with pytest.raises(UserError, match=r"mine.yaml': Unknown key 'advantages' of a recipe"):
         tuner(recipe=written(advantages=[]))
-    with pytest.raises(UserError, match="learns from pairs; this algorithm plays"):
+    with pytest.raises(UserError, match="learns from pairs; algorithm=recipe needs"):
         tuner(recipe=written(data="pairs"))
     with pytest.raises(UserError, match="cannot be read"):
         tuner(recipe=str(tmp_path / "missing.yaml"))
     needy = tuner(recipe=written(advantage=[{"name": "given_baseline", "field": "greedy"}]))
-    with pytest.raises(UserError, match=r"asks for more than robots record: .*extra\['greedy'\]"):
+    with pytest.raises(UserError, match=r"needs a field that robots do not record: .*extra\['greedy'\]"):
         needy.update(tools.sampler_for(needy).collect(needy.act))
 
 

@@ -149,7 +149,7 @@ def test_help_names_the_presets_but_no_recipe(capsys):
         ([*SPOKEN, "policy=flow", "dataset=x"], "not policy 'flow' with algorithm 'bc'"),
         ([*SPOKEN, "policy=text", "algorithm=ppo"], "not policy 'text' with algorithm 'ppo'"),
         (
-            [*SPOKEN, "policy=text", "algorithm=text_sft", "algorithm.problems=-1"],
+            [*SPOKEN, "policy=text", "algorithm=text_sft", "algorithm.num_prompts=-1"],
             "problems must be at least 0, got -1",
         ),
         ([*PPO, "policy=text", "budget.updates=1"], "Task toy/point_mass is no text; choose a task such as"),

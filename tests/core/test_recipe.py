@@ -125,7 +125,10 @@ def test_unknown_names_and_options_are_refused_in_one_line(slot: str, plain: obj
         ({"status": "fine"}, "'status' of a recipe must be one of works, experimental, reconstructed, got 'fine'"),
         ({"advantage": {}}, "'advantage' of a recipe must be a list, got {}"),
         ({"rollout": []}, r"'rollout' of a recipe must be a mapping, got \[\]"),
-        ({"data": "offline", "rollout": {"refill": 1}}, "with data: offline samples no rollouts; leave out 'rollout'"),
+        (
+            {"data": "offline", "rollout": {"max_resample_rounds": 1}},
+            "with data: offline samples no rollouts; leave out 'rollout'",
+        ),
         ({"estimator": None}, "A recipe needs an estimator or an objective"),
         (
             {"controllers": {"kll": {"name": "anneal", "start": 1, "end": 0, "steps": 1}}},

@@ -36,7 +36,7 @@ NUMBERS: dict[str, dict[str, Any]] = {
     "nft": {"estimator.surrogate_options.floor": 1.0},
     "digirl": {"advantage_source.penalty": 0.05, "advantage_source.gamma": 0.9},
     "arpo_agentic": {
-        ROLLOUT + "topology": {"name": "branch", "initial": 0.5, "beam": 2, "weight": 0.2, "threshold": 0.5},
+        ROLLOUT + "strategy": {"name": "branch", "initial": 0.5, "beam": 2, "weight": 0.2, "threshold": 0.5},
         "group_size": 16,
     },
     "sapo": {"estimator.surrogate_options": {"up": 1.0, "down": 1.05}},

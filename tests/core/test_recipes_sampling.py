@@ -1,6 +1,6 @@
 """Recipes of the sampling side against their written formulas, value and gradient, and their limits.
 
-What they play (hints, trees, replays) is tested beside the parts in tests/samplers; here is what they make of the rows.
+What they play (hints, trees, replays) is tested beside the parts in tests/rollout; here is what they make of the rows.
 """
 
 from __future__ import annotations

@@ -7,10 +7,10 @@ def check_solutions_solve_and_fit(task: TextTask) -> None:
     """Demonstrations succeed in form, in as many turns and as much text as the task allows."""
     for seed in range(200):
         episode = task.episode(seed)
-        said = episode.demonstration()
-        turns = [episode.step(message) for message in said]
+        responses = episode.demonstration()
+        turns = [episode.step(message) for message in responses]
         assert turns[-1].success and turns[-1].done and not any(turn.done for turn in turns[:-1])
-        assert len(said) <= task.max_turns and max(len(message) for message in said) < task.completion_bytes
-        talk = sum(len(turn.reply) + len(message) + 1 for turn, message in zip(turns, said, strict=True))
-        assert len(episode.prompt) + talk <= task.prompt_bytes + task.completion_bytes
-        assert all(turn.measures["format"] == 1.0 for turn in turns)
+        assert len(responses) <= task.max_turns and max(len(message) for message in responses) < task.completion_bytes
+        conversation = sum(len(turn.reply) + len(message) + 1 for turn, message in zip(turns, responses, strict=True))
+        assert len(episode.prompt) + conversation <= task.prompt_bytes + task.completion_bytes
+        assert all(turn.metrics["format"] == 1.0 for turn in turns)

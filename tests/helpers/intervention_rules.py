@@ -3,12 +3,12 @@
 from dataclasses import replace
 
 import torch
-from playground import Playground
+from secret_env import SecretSequenceEnv
 
 from robopolicy.text.rollouts.collector import INTERVENTIONS
 from robopolicy.text.rollouts.protocols import Task
 
-SETTINGS = {"scaffold": {"warmup": 0}}
+SETTINGS = {"graded_hints": {"warmup": 0}}
 
 
 def make(name: str):
@@ -16,32 +16,32 @@ def make(name: str):
     return INTERVENTIONS[name](**SETTINGS.get(name, {}))
 
 
-def failing(world: Playground, key: int = 0, size: int = 4, nats: float = -4.0):
+def failing(env: SecretSequenceEnv, key: int = 0, size: int = 4, nats: float = -4.0):
     """A group without success: the right symbols are rare, but a hint brings them back."""
-    world.know(key, nats)
-    return world.play([Task(key, budget=size)] * size)
+    env.know(key, nats)
+    return env.rollout([Task(key, budget=size)] * size)
 
 
 def with_rewards(group, *rewards):
     """The group with other rewards."""
-    return [replace(attempt, reward=reward) for attempt, reward in zip(group, rewards, strict=True)]
+    return [replace(trajectory, reward=reward) for trajectory, reward in zip(group, rewards, strict=True)]
 
 
 def check_leaves_solved_groups_alone(name: str) -> None:
     """Mixed groups trigger only repairs, and solved ones only what looks at ties."""
     part = make(name)
     mixed, solved = torch.tensor([1.0, 0.0, 1.0, 0.0]), torch.ones(4)
-    assert part.triggered(mixed) == (name == "repair")
-    assert part.triggered(solved) == (name in ("drop", "sample_buffer"))
+    assert part.applies(mixed) == (name == "self_correct")
+    assert part.applies(solved) == (name in ("drop", "sample_buffer"))
 
 
-def check_memory_resumes(world: Playground, name: str) -> None:
+def check_memory_resumes(env: SecretSequenceEnv, name: str) -> None:
     """What an intervention remembers is restored."""
     first, second = make(name), make(name)
-    group = failing(world)
+    group = failing(env)
     first.observe([with_rewards(group, 1.0, 0.0, 0.0, 0.0)])
     second.load_state_dict(first.state_dict())
-    if first.triggered(torch.zeros(4)):
-        ours, theirs = (part.rows(group, Playground(world.layout, seed=3)) for part in (first, second))
+    if first.applies(torch.zeros(4)):
+        ours, theirs = (part.apply(group, SecretSequenceEnv(env.layout, seed=3)) for part in (first, second))
         assert [a.source for a in ours] == [a.source for a in theirs]
         assert all(torch.equal(a.decisions.logp_old, b.decisions.logp_old) for a, b in zip(ours, theirs, strict=True))

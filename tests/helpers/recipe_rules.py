@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from playground import Playground
+from secret_env import SecretSequenceEnv
 from tabular import recipe_of, tabular, with_extras
 from torch.testing import assert_close
 
@@ -18,7 +18,7 @@ from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
 from robopolicy.recipe_files import read_recipe, recipe_ring
 from robopolicy.text.rollouts.collector import DEFAULTS as OF_ROLLOUTS
 from robopolicy.text.rollouts.collector import Collector
-from robopolicy.text.rollouts.protocols import Pool
+from robopolicy.text.rollouts.protocols import PromptPool
 
 
 def gradients_of_one_update(recipe: Recipe, decisions: Decisions, score, parameters) -> float:
@@ -134,11 +134,11 @@ def robot_batch() -> tuple[SDEChain, Decisions, torch.Tensor, torch.Tensor]:
     return policy, with_extras(decisions, generator), obs, sample.record["chain"]
 
 
-def collector(name: str, world: Playground, size: int = 4) -> Collector:
-    count = len(world.secret)
-    pool = Pool(world.tasks(), category=torch.arange(count) % 2, difficulty=torch.arange(count))
+def collector(name: str, env: SecretSequenceEnv, size: int = 4) -> Collector:
+    count = len(env.secret)
+    pool = PromptPool(env.tasks(), category=torch.arange(count) % 2, difficulty=torch.arange(count))
     rollout = read_recipe(name)["rollout"]
-    return Collector(rollout, pool, world, group_size=size, seed=0, others=rollout)
+    return Collector(rollout, pool, env, group_size=size, seed=0, extra_keys=rollout)
 
 
 def completed(decisions: Decisions) -> Decisions:
@@ -150,26 +150,26 @@ def completed(decisions: Decisions) -> Decisions:
 
 def check_plays_and_learns(name: str, layout: str) -> None:
     """Its `rollout` section plays, is learned from and resumes."""
-    recipe, world = Recipe.from_dict(read_recipe(name)), Playground(layout, keys=6, length=4, symbols=2)
-    side = collector(name, world)
+    recipe, env = Recipe.from_dict(read_recipe(name)), SecretSequenceEnv(layout, keys=6, length=4, symbols=2)
+    side = collector(name, env)
     for _ in range(2):
         batch = side.collect(2)
         scored = completed(batch.decisions)
         decisions = scored.select(recipe.select(scored))
         assert len(decisions) and bool(decisions.require("reward").isfinite().all())
         advantage = recipe.advantage(decisions)
-        logp = world.scored(batch.attempts)[recipe.select(scored)]
+        logp = env.scored(batch.trajectories)[recipe.select(scored)]
         loss, info = recipe.loss(decisions, advantage, logp, decisions.entropy)
-        (gradient,) = torch.autograd.grad(loss, world.logits)
+        (gradient,) = torch.autograd.grad(loss, env.logits)
         assert bool(gradient.isfinite().all())
         recipe.observe(decisions, info)
         if len(advantage) == len(batch.decisions):
             side.observe(batch, advantage)
-    again = collector(name, world)
+    again = collector(name, env)
     again.load_state_dict(side.state_dict())
-    state = world.generator.get_state()
+    state = env.generator.get_state()
     ahead = side.collect(2).decisions
-    world.generator.set_state(state)
+    env.generator.set_state(state)
     assert_close(again.collect(2).decisions.logp_old, ahead.logp_old, rtol=0, atol=0)
 
 
@@ -192,7 +192,7 @@ def check_needs_no_other_theme(name: str, monkeypatch: pytest.MonkeyPatch) -> No
     for module in ("registry", "recipe"):
         monkeypatch.setattr(f"robopolicy.core.{module}.build", watched)
     rollout = Recipe.from_dict(read_recipe(name)).rollout
-    for slot in ("sampler", "topology", "intervention", "reward"):
+    for slot in ("sampler", "strategy", "intervention", "reward"):
         given = rollout.get(slot, [])
         for plain in given if isinstance(given, list) else [given]:
             watched(slot, plain)

@@ -25,7 +25,7 @@ SPEC = PolicySpec({"text": (Grid.prompt_bytes,)}, Grid.completion_bytes)
 def learner(recipe, **settings):
     torch.manual_seed(0)
     policy = TextPolicy(TextConfig(width=16, layers=1, heads=2, context=128), SPEC)
-    config = TextRecipeConfig(recipe=recipe, prompts=8, problems=50, warmup=0, **settings)
+    config = TextRecipeConfig(recipe=recipe, prompts_per_update=8, num_prompts=50, warmup=0, **settings)
     algorithm = TextRecipe(config, policy, total_updates=10)
     return algorithm, TextRolloutSource(TextSim(Grid(), SimOptions(num_envs=1)), algorithm, seed=0)
 
@@ -54,7 +54,7 @@ def test_values_are_read_before_the_token_they_belong_to():
 
 
 def rows(**fields):
-    """Three tokens, a token of the world between the first two; values 0.5, -, 0.25 and 1."""
+    """Three tokens, a token of the environment between the first two; values 0.5, -, 0.25 and 1."""
     mask = torch.tensor([[True, False, True, True]])
     value = torch.tensor([[0.5, 9.0, 0.25, 1.0]])
     reward = torch.tensor([[0.0, 0.0, 0.0, 2.0]])
@@ -109,7 +109,7 @@ def test_recipes_with_a_critic_learn_values(recipe):
     metrics = algorithm.update(batch)
     assert all(torch.isfinite(torch.tensor(value)) for value in metrics.values())
     assert algorithm.critic.layers[-1].weight.any() and metrics["actor/value_loss"] > 0
-    assert algorithm._prepared(batch).value[batch.valid()].mean() > 0
+    assert algorithm._preprocess(batch).value[batch.valid()].mean() > 0
 
 
 def test_critic_and_its_optimiser_are_restored():

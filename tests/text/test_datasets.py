@@ -46,8 +46,8 @@ def test_pairs_and_logs_become_groups(tmp_path):
     turns = {"messages": ["a", "b", "c", "d"], "rewards": [0.5, 1]}
     logs = read_offline(written(tmp_path / "t.jsonl", [turns, rows[1]]))
     assert [(item.rewards, item.reward, item.group) for item in logs] == [([0.5, 1.0], 1.5, 0), ([0.5], 0.5, 0)]
-    talk = read_demonstrations(written(tmp_path / "d.jsonl", [{"messages": ["a", "b", "c", "d"]}]))
-    assert talk[0].messages == ["a", "b", "c", "d"]
+    conversation = read_demonstrations(written(tmp_path / "d.jsonl", [{"messages": ["a", "b", "c", "d"]}]))
+    assert conversation[0].messages == ["a", "b", "c", "d"]
 
 
 def test_a_text_may_hold_any_end_of_a_line_but_that_of_the_file(tmp_path):
@@ -62,10 +62,14 @@ def test_a_text_may_hold_any_end_of_a_line_but_that_of_the_file(tmp_path):
         (read_pairs, [{"prompt": "a", "chosen": "b"}], "row 1: 'rejected' must be a text, it is missing; columns:"),
         (read_pairs, [{"prompt": "a", "chosen": "b", "rejected": "b"}], "'chosen' and 'rejected' are the same"),
         (read_offline, [{"prompt": "a", "completion": "b", "reward": "1"}], "'reward' must be a finite number"),
-        (read_offline, [{"messages": ["a", "b"], "rewards": 1}], "'rewards' must be 1 numbers, one for each message"),
+        (
+            read_offline,
+            [{"messages": ["a", "b"], "rewards": 1}],
+            "'rewards' must be 1 numbers, one for each assistant message",
+        ),
         (read_offline, [{"messages": ["a", "b"], "rewards": ["x"]}], "'reward' must be a finite number, found 'x'"),
         (read_offline, [{"prompt": "a", "completion": 3, "reward": 1}], "'completion' must be a text, found 3"),
-        (read_demonstrations, [{"messages": ["a"]}], "'messages' must be texts of world and demonstrator"),
+        (read_demonstrations, [{"messages": ["a"]}], "'messages' must be texts of user and assistant"),
         (read_demonstrations, [[1]], "line 1 must be an object, found list"),
         (read_offline, [{"prompt": "a", "completion": "b", "reward": 10**400}], "must be a finite number, found 1000"),
         (read_pairs, [{"prompt": "a\0b", "chosen": "c", "rejected": "d"}], "'prompt' holds U+0000 as character 2"),
@@ -128,10 +132,10 @@ def test_recipes_learn_from_files(recipe, tmp_path):
         "sft": [{"prompt": f"{i}?", "completion": "yes"} for i in range(6)],
     }
     file = written(tmp_path / "x.jsonl", rows[recipe])
-    words = ["experiment=text_grpo", *SMALL, "algorithm.imitation=0", f"algorithm.recipe={recipe}"]
+    words = ["experiment=text_grpo", *SMALL, "algorithm.sft_updates=0", f"algorithm.recipe={recipe}"]
     words += [
         f"algorithm.data={file}",
-        "algorithm.prompts=6",
+        "algorithm.prompts_per_update=6",
         "algorithm.lr=5e-3",
         "budget.updates=15",
         "evaluation.every=0",

@@ -12,7 +12,7 @@ from robopolicy.errors import UserError
 from robopolicy.recipe_files import read_recipe
 from robopolicy.sim.registry import SimOptions
 from robopolicy.spec import PolicySpec
-from robopolicy.text.engines import ENGINES, VLLM, corrected
+from robopolicy.text.engines import ENGINES, VLLM, with_importance_cap
 from robopolicy.text.policy import TextConfig, TextPolicy
 from robopolicy.text.recipe_trainer import TextRecipe, TextRecipeConfig
 from robopolicy.text.sim import TextSim
@@ -31,8 +31,8 @@ class StandIn:
     def load(self, policy):
         self.loads += 1
 
-    def write(self, prompts, generator, *, temperature):
-        made = self.policy.write(prompts, generator, temperature=temperature)
+    def generate(self, prompts, generator, *, temperature):
+        made = self.policy.generate(prompts, generator, temperature=temperature)
         made.logp[:, ::2] -= SHIFT * made.mask[:, ::2]
         made.entropy.zero_()
         return made
@@ -43,13 +43,13 @@ def learner(monkeypatch):
     monkeypatch.setitem(ENGINES, "stand_in", StandIn)
     torch.manual_seed(0)
     policy = TextPolicy(TextConfig(width=16, layers=1, heads=2), PolicySpec({"text": (16,)}, 6))
-    config = TextRecipeConfig(prompts=4, group_size=2, problems=8, engine="stand_in", importance_cap=2.0)
+    config = TextRecipeConfig(prompts_per_update=4, group_size=2, num_prompts=8, engine="stand_in", importance_cap=2.0)
     return TextRecipe(config, policy, total_updates=4)
 
 
 def test_the_mismatch_of_an_engine_is_a_truncated_weight(learner):
     feed = TextRolloutSource(TextSim(Arithmetic(), SimOptions(num_envs=1)), learner, seed=0)
-    batch = learner._prepared(feed.next(learner))
+    batch = learner._preprocess(feed.next(learner))
     valid = batch.valid()
     expected = torch.where(torch.arange(batch.shape[1]) % 2 == 0, SHIFT, 0.0).expand(batch.shape)
     torch.testing.assert_close((batch.logp_old - batch.logp_behaviour)[valid], expected[valid], rtol=0, atol=3e-5)
@@ -64,17 +64,17 @@ def test_an_engine_gets_the_weights_of_every_update(learner):
     feed = TextRolloutSource(TextSim(Arithmetic(), SimOptions(num_envs=1)), learner, seed=0)
     for _ in range(3):
         learner.update(feed.next(learner))
-    assert feed.world.engine.loads == 2 == feed.world.version
+    assert feed.env.engine.loads == 2 == feed.env.version
     feed.close()
 
 
 def test_recipes_keep_a_cap_of_their_own():
-    assert corrected(read_recipe("grpo"), 3.0)["estimator"]["importance_cap"] == 3.0
+    assert with_importance_cap(read_recipe("grpo"), 3.0)["estimator"]["importance_cap"] == 3.0
     own = read_recipe("grpo")
     own["estimator"]["importance_cap"] = 2.0
-    assert corrected(own, 3.0)["estimator"]["importance_cap"] == 2.0
+    assert with_importance_cap(own, 3.0)["estimator"]["importance_cap"] == 2.0
     dpo = read_recipe("dpo")
-    assert corrected(dpo, 3.0) == dpo or dpo.get("estimator", {}) is not None
+    assert with_importance_cap(dpo, 3.0) == dpo or dpo.get("estimator", {}) is not None
 
 
 class FakeLLM:
@@ -102,17 +102,19 @@ def test_vllm_is_asked_for_tokens_and_what_they_were_drawn_with(monkeypatch):
     policy = TextPolicy(TextConfig(width=16, layers=1, heads=2), SPEC)
     engine = VLLM(policy)
     assert engine._llm.settings["logprobs_mode"] == "processed_logprobs"
-    made = engine.write([[257, 49], [257]], torch.Generator().manual_seed(0), temperature=torch.tensor([0.5, 2.0]))
+    made = engine.generate([[257, 49], [257]], torch.Generator().manual_seed(0), temperature=torch.tensor([0.5, 2.0]))
     prompts, settings = engine._llm.asked
     assert prompts == [{"prompt_token_ids": [257, 49]}, {"prompt_token_ids": [257]}]
     assert [item.temperature for item in settings] == [0.5, 2.0] and settings[0].seed != settings[1].seed
     assert settings[0].stop_token_ids == [258] and settings[0].max_tokens == 12
-    assert made.completions() == [[55, 258]] * 2 and made.logp.tolist() == [[-0.5, -0.25]] * 2 and not made.cut.any()
+    assert (
+        made.completions() == [[55, 258]] * 2 and made.logp.tolist() == [[-0.5, -0.25]] * 2 and not made.truncated.any()
+    )
     engine.load(policy)
     assert "model.embed_tokens.weight" in engine._llm.loaded and engine._llm.resets == 1
 
 
-def test_what_an_engine_cannot_do_is_said(monkeypatch):
+def test_what_an_engine_cannot_do_raises(monkeypatch):
     monkeypatch.setitem(sys.modules, "vllm", None)
     with pytest.raises(UserError, match=r"pip install 'robopolicy\[vllm\]'"):
         VLLM(TextPolicy(TextConfig(width=16, layers=1, heads=2), SPEC))

@@ -6,7 +6,7 @@ import torch
 
 from robopolicy.cli.main import main
 from robopolicy.spec import PolicySpec
-from robopolicy.text.evaluation import Sampled, powers, sample_attempts
+from robopolicy.text.evaluation import SampledRollouts, powers_of_two, sample_rollouts
 from robopolicy.text.policy import TextConfig, TextPolicy
 from robopolicy.text.task import pack
 from robopolicy.training.checkpoint import save_checkpoint
@@ -20,15 +20,15 @@ def policy():
 
 def test_pass_at_k_counts_prompts_with_one_success():
     success = torch.tensor([[True, False], [False, False], [True, True]])
-    sampled = Sampled(success, 0.0, 1.0, 0)
+    sampled = SampledRollouts(success, 0.0, 1.0, 0)
     assert sampled.pass_at(1).estimate == 0.5
     assert abs(sampled.pass_at(2).estimate - 2 / 3) < 1e-12
     assert abs(sampled.degenerate - 2 / 3) < 1e-12
-    assert powers(8) == [1, 2, 4, 8] and powers(5) == [1, 2, 4]
+    assert powers_of_two(8) == [1, 2, 4, 8] and powers_of_two(5) == [1, 2, 4]
 
 
-def test_attempts_are_the_same_for_the_same_seed():
-    first, second = (sample_attempts(policy(), Arithmetic(), range(6), samples=4) for _ in range(2))
+def test_rollouts_are_the_same_for_the_same_seed():
+    first, second = (sample_rollouts(policy(), Arithmetic(), range(6), samples=4) for _ in range(2))
     assert torch.equal(first.success, second.success) and first.entropy == second.entropy > 0
 
 

@@ -10,7 +10,7 @@ import torch
 from robopolicy.policies.base import PolicySpec
 from robopolicy.text.policy import TextConfig, TextPolicy
 from robopolicy.text.rollouts.protocols import Task
-from robopolicy.text.text_env import TextWorld
+from robopolicy.text.text_env import TextEnv
 from robopolicy_tasks.text.calculator import Calculator
 from robopolicy_tasks.text.grid import SIZE, Grid, Pits, Waypoints, distances
 
@@ -24,7 +24,7 @@ def graded(task, seed, *messages):
     """Grades of messages, the last turn, and the episode."""
     episode = task.episode(seed)
     turns = [episode.step(message) for message in messages]
-    return [turn.measures for turn in turns], turns[-1]
+    return [turn.metrics for turn in turns], turns[-1]
 
 
 TASKS = (Grid(), Pits(), Waypoints(), Calculator())
@@ -61,27 +61,27 @@ def test_ways_lead_around_pits():
 
 def test_announced_places_are_subgoals():
     seed = next(seed for seed in range(100) if len(Waypoints().episode(seed).demonstration()) == 6)
-    said = Waypoints().episode(seed).demonstration()
-    places = [len(word) == 2 for word in said]
+    responses = Waypoints().episode(seed).demonstration()
+    places = [len(word) == 2 for word in responses]
     assert places[0] and sum(places) == 2
-    world = TextWorld(small(), Waypoints(), torch.Generator().manual_seed(0))
-    talk = world.start(Task(seed, payload=seed))
-    for message in said:
-        world.append(talk, message, own=True)
-    rows = world.batch([world.attempt_of(talk)])
+    env = TextEnv(small(), Waypoints(), torch.Generator().manual_seed(0))
+    conversation = env.start_conversation(Task(seed, payload=seed))
+    for message in responses:
+        env.append_message(conversation, message, own=True)
+    rows = env.batch([env.trajectory_of(conversation)])
     subgoal, unit, own = rows.extra["subgoal"][0], rows.require("unit")[0], rows.valid()[0]
     assert torch.equal(subgoal, own & torch.tensor(places)[unit])
     assert torch.equal(rows.extra["switch"], rows.extra["subgoal"]) and subgoal.any() and (own & ~subgoal).any()
 
 
-def test_a_message_that_cannot_be_judged_announces_nothing():
-    world = TextWorld(small(), Waypoints(), torch.Generator().manual_seed(0))
-    attempt = world.play([Task(3, payload=3)], units=1)[0]
-    talk = attempt.record
-    tokens = world.policy.message("n")
-    talk.add(tokens, world.policy.order(len(tokens), world.generator))
-    world.observe(talk, "n", None)
-    assert talk.fault and not world.attempts_of([talk])[0].decisions.extra["subgoal"].any()
+def test_a_message_that_cannot_be_scored_announces_nothing():
+    env = TextEnv(small(), Waypoints(), torch.Generator().manual_seed(0))
+    trajectory = env.rollout([Task(3, payload=3)], units=1)[0]
+    conversation = trajectory.record
+    tokens = env.policy.encode_message("n")
+    conversation.append_tokens(tokens, env.policy.generation_order(len(tokens), env.generator))
+    env.record_turn(conversation, "n", None)
+    assert conversation.reward_failed and not env.trajectories_of([conversation])[0].decisions.extra["subgoal"].any()
 
 
 def test_answers_rest_on_the_tool_where_it_told_them():
@@ -95,9 +95,9 @@ def test_answers_rest_on_the_tool_where_it_told_them():
 
 def test_the_worst_message_is_to_blame():
     policy = small()
-    world = TextWorld(policy, Grid(), torch.Generator().manual_seed(0))
-    attempts = world.play([Task(seed, payload=seed) for seed in range(12)])
-    rows = world.batch(attempts)
-    for attempt, blamed in zip(attempts, rows.extra["blamed_unit"].tolist(), strict=True):
-        grades = attempt.record.measures["advantage"]
+    env = TextEnv(policy, Grid(), torch.Generator().manual_seed(0))
+    trajectories = env.rollout([Task(seed, payload=seed) for seed in range(12)])
+    rows = env.batch(trajectories)
+    for trajectory, blamed in zip(trajectories, rows.extra["blamed_unit"].tolist(), strict=True):
+        grades = trajectory.record.metrics["advantage"]
         assert blamed == (grades.index(min(grades)) if min(grades) < 0 else -1)

@@ -15,7 +15,7 @@ def test_a_grammar_that_allows_everything_changes_nothing():
     """Limit of ShIOEnv (Ragsdale and Boppana 2025)."""
     policy = untrained()
     prompts, everything = [policy.tokenizer.prompt(["1+1="])] * 4, torch.ones(policy.vocabulary, dtype=torch.bool)
-    written = policy.write(prompts, torch.Generator().manual_seed(1), allowed=lambda _: everything)
-    plain = policy.write(prompts, torch.Generator().manual_seed(1))
+    written = policy.generate(prompts, torch.Generator().manual_seed(1), allowed=lambda _: everything)
+    plain = policy.generate(prompts, torch.Generator().manual_seed(1))
     assert torch.equal(written.tokens, plain.tokens) and torch.equal(written.logp, plain.logp)
     assert bool(written.support.all())

@@ -9,7 +9,7 @@ from robopolicy.spec import PolicySpec
 from robopolicy.text.policy import TextConfig, TextPolicy
 from robopolicy.text.rollouts.protocols import Task
 from robopolicy.text.task import pack
-from robopolicy.text.text_env import TextWorld
+from robopolicy.text.text_env import TextEnv
 from robopolicy.training.text_file_source import conversations
 from robopolicy_tasks.text.commands import Place, ProgramError, RobotCommand, parse
 from robopolicy_tasks.text.panda import Panda, PandaTurns
@@ -89,12 +89,12 @@ def test_a_miss_is_felt_and_mended():
     turns = [episode.step(command) for command in rest]
     assert len(rest) >= 1 and turns[-1].success and turns[-1].done
     assert task.episode(seed).step("grab").done
-    said = conversations(task, [seed])[0]
-    assert said[1:5] == ["grasp", " empty:", "grasp", " held:"]
+    responses = conversations(task, [seed])[0]
+    assert responses[1:5] == ["grasp", " empty:", "grasp", " held:"]
     task.close()
 
 
-def test_they_play_in_the_simulator_and_in_the_world():
+def test_they_play_in_the_simulator_and_in_the_env():
     sim = make_sim("text/panda_turns", SimOptions(num_envs=3))
     sim.reset(0)
     step = sim.step(pack(["grasp", "jump", "grasp"], sim.spec.action_dim))
@@ -102,10 +102,10 @@ def test_they_play_in_the_simulator_and_in_the_world():
     policy = TextPolicy(
         TextConfig(width=16, layers=1, heads=2), PolicySpec({"text": (sim.task.prompt_bytes,)}, sim.spec.action_dim)
     )
-    world = TextWorld(policy, sim.task, torch.Generator().manual_seed(0))
-    talk = world.start(Task(0, payload=0))
-    for message in talk.episode.demonstration():
-        world.append(talk, message, own=True)
-    taught = world.attempt_of(talk)
+    env = TextEnv(policy, sim.task, torch.Generator().manual_seed(0))
+    conversation = env.start_conversation(Task(0, payload=0))
+    for message in conversation.episode.demonstration():
+        env.append_message(conversation, message, own=True)
+    taught = env.trajectory_of(conversation)
     assert taught.success and taught.reward == 1.0
     sim.close()

@@ -72,7 +72,7 @@ def test_the_chat_template_places_the_messages(folder):
     assert whole + policy.tokenizer.reply("c") == policy.tokenizer.prompt(["a", "b", "c"])
 
 
-def test_what_a_folder_lacks_is_said_in_one_line(tmp_path, folder):
+def test_what_a_folder_lacks_raises_in_one_line(tmp_path, folder):
     with pytest.raises(UserError, match="is no folder of a causal language model"):
         TextPolicy(TextConfig(pretrained=str(tmp_path)), SPEC)
     with pytest.raises(UserError, match="template must be one of plain, chat"):
@@ -84,7 +84,7 @@ def test_what_a_folder_lacks_is_said_in_one_line(tmp_path, folder):
         TextConfig(width=12, heads=4)
     with pytest.raises(UserError, match="tokenizer_bytes must be at least 0, got -1"):
         TextConfig(tokenizer_bytes=-1)
-    with pytest.raises(UserError, match="sees 'text' alone"):
+    with pytest.raises(UserError, match="single observation 'text'"):
         TextPolicy(TextConfig(), PolicySpec({"state": (3,)}, 2))
     with pytest.raises(UserError, match="cannot build a causal model of type 'nothing'"):
         TextPolicy(TextConfig(architecture={"model_type": "nothing"}), SPEC)
@@ -92,7 +92,7 @@ def test_what_a_folder_lacks_is_said_in_one_line(tmp_path, folder):
 
 def test_a_conversation_longer_than_the_context_is_refused(policy):
     with pytest.raises(UserError, match="exceed the model's context of 96"):
-        policy.write([[1] * 90])
+        policy.generate([[1] * 90])
 
 
 def test_lora_trains_its_own_weights_alone(folder):
@@ -104,8 +104,8 @@ def test_lora_trains_its_own_weights_alone(folder):
         optimizer.zero_grad()
         loss.mean().backward()
         optimizer.step()
-    moved = {key for key, value in policy.state_dict().items() if not torch.equal(value, before[key])}
-    assert moved and all("lora_" in key for key in moved)
+    to_device = {key for key, value in policy.state_dict().items() if not torch.equal(value, before[key])}
+    assert to_device and all("lora_" in key for key in to_device)
     assert sum(p.numel() for p in policy.trainable()) < 0.2 * sum(p.numel() for p in policy.parameters())
 
 
@@ -155,7 +155,7 @@ def grouped(policy, groups=3, size=4):
     drawn = torch.Generator().manual_seed(5)
     lengths = torch.randint(1, 6, (len(prompts),), generator=drawn).tolist()
     written = [torch.randint(97, 123, (length,), generator=drawn).tolist() for length in lengths]
-    return policy.rows(prompts, written), torch.linspace(0.5, 2.0, len(prompts))
+    return policy.pad_rows(prompts, written), torch.linspace(0.5, 2.0, len(prompts))
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2", "lora"])
@@ -164,12 +164,12 @@ def test_shared_prompts_change_neither_scores_nor_gradients(policy, folder, kind
         torch.manual_seed(0)
         policy = TextPolicy(TextConfig(pretrained=str(folder), lora_rank=2 * (kind == "lora")), SPEC)
     assert policy._shares_prompts
-    record, heat = grouped(policy)
+    record, temperatures = grouped(policy)
     found = []
     for shared in (True, False):
         policy.__dict__["_shares_prompts"] = shared
         policy.zero_grad()
-        out = policy.score(**record, temperature=heat)
+        out = policy.score(**record, temperature=temperatures)
         (out.logp.sum() + 0.3 * out.entropy.square().sum()).backward()
         found.append((out, [parameter.grad.clone() for parameter in policy.trainable() if parameter.grad is not None]))
     (one, mine), (two, plain) = found
@@ -183,25 +183,25 @@ def test_shared_prompts_change_neither_scores_nor_gradients(policy, folder, kind
 def test_prompts_are_read_once_where_that_pays(policy, monkeypatch):
     from robopolicy.text import generation
 
-    sizes, inner = [], generation.call
+    sizes, inner = [], generation.run_body
 
     def watched(model, tokens, *args, **named):
         sizes.append(tuple(tokens.shape))
         return inner(model, tokens, *args, **named)
 
     assert policy._shares_prompts
-    monkeypatch.setattr(generation, "call", watched)
-    monkeypatch.setattr("robopolicy.text.policy.call", watched)
-    record, heat = grouped(policy)
-    policy.score(**record, temperature=heat)
+    monkeypatch.setattr(generation, "run_body", watched)
+    monkeypatch.setattr("robopolicy.text.policy.run_body", watched)
+    record, temperatures = grouped(policy)
+    policy.score(**record, temperature=temperatures)
     assert sizes[0][0] == 3 and sizes[1] == (12, record["mask"].shape[1] - 1)
     sizes.clear()
-    monkeypatch.setattr(generation, "WORTH", 1)  # too little is saved
-    policy.score(**record, temperature=heat)
+    monkeypatch.setattr(generation, "MIN_SAVING", 1)  # too little is saved
+    policy.score(**record, temperature=temperatures)
     assert sizes == [(12, record["tokens"].shape[1] - 1)]
     sizes.clear()
-    record, heat = grouped(policy, size=1)  # all prompts differ
-    policy.score(**record, temperature=heat)
+    record, temperatures = grouped(policy, size=1)  # all prompts differ
+    policy.score(**record, temperature=temperatures)
     assert sizes == [(3, record["tokens"].shape[1] - 1)]
 
 

@@ -11,9 +11,9 @@ from robopolicy.evaluation.harness import evaluate
 from robopolicy.sim.checker import check_simulator
 from robopolicy.sim.registry import SimOptions, get_task, make_sim
 from robopolicy.text import reward_runner as guarding
-from robopolicy.text.reward_runner import Guard
+from robopolicy.text.reward_runner import RewardRunner
 from robopolicy.text.sim import TextSim
-from robopolicy.text.task import Question, TextTask, Turn, pack, unpack
+from robopolicy.text.task import SingleTurn, TextTask, Turn, pack, unpack
 from robopolicy_tasks.text.countdown import value_of
 
 NAMES = ["text/arithmetic", "text/countdown", "text/grid", "reasoning_gym/chain_sum"]
@@ -22,7 +22,7 @@ NAMES = ["text/arithmetic", "text/countdown", "text/grid", "reasoning_gym/chain_
 class Faulty(TextTask):
     """Seed modulo 4: right, raises, hangs, not a number."""
 
-    name, prompt_bytes, completion_bytes, seconds = "text/faulty", 8, 4, 0.1
+    name, prompt_bytes, completion_bytes, reward_timeout = "text/faulty", 8, 4, 0.1
 
     def episode(self, seed):
         def verify(completion):
@@ -32,7 +32,7 @@ class Faulty(TextTask):
                 time.sleep(0.4)
             return float("nan") if seed % 4 == 3 else 1.0
 
-        return Question(str(seed), verify)
+        return SingleTurn(str(seed), verify)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -63,25 +63,29 @@ def test_a_text_policy_is_evaluated_like_any_other(policy):
     assert (few.returns == many.returns).all()
 
 
-def test_faults_are_reported_with_the_prompt_and_fail_alone():
+def test_reward_errors_are_reported_with_the_prompt_and_fail_alone():
     sim = TextSim(Faulty(), SimOptions(num_envs=4))
     sim.reset(100)
     step = sim.step(pack(["a"] * 4, 4))
     assert step.reward.tolist() == [1.0, 0.0, 0.0, 0.0]
     assert step.done.all() and torch.isfinite(step.reward).all()
-    faults = sim.faults()
-    assert [(fault.key, fault.kind) for fault in faults] == [(101, "raised"), (102, "timed out"), (103, "not finite")]
-    assert str(faults[0]) == "prompt 101: the reward raised (ZeroDivisionError: by zero)"
-    assert sim.faults() == []
+    reward_errors = sim.reward_errors()
+    assert [(error.key, error.kind) for error in reward_errors] == [
+        (101, "raised"),
+        (102, "timed out"),
+        (103, "not finite"),
+    ]
+    assert str(reward_errors[0]) == "prompt 101: the reward raised (ZeroDivisionError: by zero)"
+    assert sim.reward_errors() == []
 
 
 def test_a_reward_that_always_hangs_is_refused(monkeypatch):
-    monkeypatch.setattr(guarding, "MOST_ABANDONED", 1)
-    guard = Guard(0.02)
+    monkeypatch.setattr(guarding, "MAX_HUNG_CALLS", 1)
+    reward_runner = RewardRunner(0.02)
     episode = Faulty().episode(2)
-    assert guard.step(episode, "", 2) is None
+    assert reward_runner.step(episode, "", 2) is None
     with pytest.raises(UserError, match="reward calls hang"):
-        guard.step(episode, "", 2)
+        reward_runner.step(episode, "", 2)
 
 
 @pytest.mark.parametrize(
@@ -96,21 +100,23 @@ def test_a_reward_that_always_hangs_is_refused(monkeypatch):
 def test_a_prompt_that_cannot_be_shown_is_refused_by_name(prompt, message):
     class Odd(Faulty):
         def episode(self, seed):
-            return Question(prompt, float)
+            return SingleTurn(prompt, float)
 
     with pytest.raises(UserError, match=f"Prompt 5 of text/faulty {message}"):
         TextSim(Odd(), SimOptions(num_envs=1)).reset(5)
 
 
 def test_a_reply_that_cannot_be_shown_is_a_fault():
-    class Mute(Question):
+    class Mute(SingleTurn):
         def step(self, completion):
             return Turn(1.0, done=False, reply="a\0")
 
-    guard = Guard(1.0)
-    assert guard.step(Mute("?", float), "", 3) is None
-    assert [(fault.kind, fault.message[:22]) for fault in guard.take()] == [("not readable", "its reply holds U+0000")]
-    guard.close()
+    reward_runner = RewardRunner(1.0)
+    assert reward_runner.step(Mute("?", float), "", 3) is None
+    assert [(error.kind, error.message[:22]) for error in reward_runner.pop_errors()] == [
+        ("not readable", "its reply holds U+0000")
+    ]
+    reward_runner.close()
 
 
 def test_conversations_show_both_sides():
@@ -131,21 +137,21 @@ def test_expressions_are_read_with_precedence(expression, value):
 def test_calls_behind_one_that_hangs_are_made_once():
     seen = []
 
-    class Listener(Question):
+    class Listener(SingleTurn):
         def step(self, completion):
             if completion == "hang":
                 time.sleep(0.4)
             seen.append(completion)
             return super().step(completion)
 
-    guard = Guard(0.1)
+    reward_runner = RewardRunner(0.1)
     messages = ["a", "hang", "b", "bad", "c"]
     episodes = [Listener(text, lambda completion: 1 / 0 if completion == "bad" else 1.0) for text in messages]
-    turns = guard.steps(
+    turns = reward_runner.steps(
         [(episode, text, key) for key, (episode, text) in enumerate(zip(episodes, messages, strict=True))]
     )
     assert [turn is not None for turn in turns] == [True, False, True, False, True]
-    assert [fault.kind for fault in guard.take()] == ["timed out", "raised"]
+    assert [error.kind for error in reward_runner.pop_errors()] == ["timed out", "raised"]
     time.sleep(0.5)  # the one that hung comes back
     assert sorted(seen) == sorted(messages)
-    guard.close()
+    reward_runner.close()

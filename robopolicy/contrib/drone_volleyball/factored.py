@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from robopolicy.errors import UserError
-from robopolicy.text.rollouts.protocols import BlackBox
+from robopolicy.text.rollouts.protocols import AskTellOptimizer
 
 _MOST_OPTIONS = 1000  # of all agents together
 
@@ -73,7 +73,7 @@ def nearness(value: float, target: float) -> float:
     return abs(target) / (abs(target) + abs(value - target))
 
 
-class FactoredAgents(BlackBox):
+class FactoredAgents(AskTellOptimizer):
     """One agent per group of parameters; vectors are their values, in the order of the groups."""
 
     def __init__(

@@ -1,6 +1,6 @@
 """Gradients through a policy that is itself the solution of a problem with parameters.
 
-Source: Chakraborty et al. 2023, PARL.
+Source: PARL, Chakraborty et al. 2023.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`robopolicy evolve`: improve a checkpoint by playing episodes, without gradients."""
+"""`robopolicy evolve`: gradient-free search over the weights of a checkpoint in episodes of the simulator."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from robopolicy.contrib.evolution.evolution import Space
     from robopolicy.policies.base import Policy
     from robopolicy.sim.contract import Observation, VectorSim
-    from robopolicy.text.rollouts.protocols import BlackBox
+    from robopolicy.text.rollouts.protocols import AskTellOptimizer
 
 MOST = 1000  # numbers that CMA-ES searches, whose covariance grows with their square
 
@@ -30,16 +30,16 @@ def add_parser(subparsers: Any) -> None:
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "evolve",
         description="Search some numbers of a policy's network for those that succeed most in common episodes, or earn "
-        "most where a task knows no success; the result is tried beside the policy on other episodes.",
+        "most where a task has no success criterion; the result is compared with the policy on other episodes.",
         epilog=EXAMPLES,
     )
     parser.add_argument("checkpoint", type=Path, metavar="CKPT", help="checkpoint folder of the policy")
     parser.add_argument("--out", type=Path, required=True, help="checkpoint folder to write")
-    search = "cmaes, deep_ga (mutations alone) or archive (for noisy episodes) (default: cmaes)"
+    search = "cmaes, deep_ga (only mutations) or archive (for noisy episodes) (default: cmaes)"
     parser.add_argument("--search", choices=("cmaes", "deep_ga", "archive"), default="cmaes", help=search)
     numbers = "rows: a factor per row of the matrices; singular: their singular values; all (default: rows)"
     parser.add_argument("--numbers", choices=("rows", "singular", "all"), default="rows", help=numbers)
-    text = "first words of the names of the parameters, e.g. actor (default: the last matrix alone)"
+    text = "first words of the names of the parameters, e.g. actor (default: only the last matrix)"
     parser.add_argument("--parameters", nargs="+", metavar="NAME", help=text)
     parser.add_argument("--generations", type=int, default=20, help="rounds (default: 20)")
     parser.add_argument("--population", type=int, default=16, help="candidates per round (default: 16)")
@@ -123,7 +123,7 @@ def _space(args: argparse.Namespace, policy: Policy) -> Space:
     return space
 
 
-def _box(args: argparse.Namespace, space: Space) -> BlackBox:
+def _box(args: argparse.Namespace, space: Space) -> AskTellOptimizer:
     from robopolicy.contrib.evolution.evolution import CMAES, Archive, DeepGA
 
     kind: Any = {"cmaes": CMAES, "deep_ga": DeepGA, "archive": Archive}[args.search]

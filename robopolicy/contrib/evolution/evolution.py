@@ -1,6 +1,6 @@
-"""Search without gradients over parameters of a network: genetic algorithm, CMA-ES, archive (`ask` / `tell`).
+"""Gradient-free search over parameters of a network: genetic algorithm, CMA-ES, archive (`ask` / `tell`).
 
-A *space* says which numbers of a network are searched: all of some parameters, the singular values of some matrices
+A *space* defines the searched numbers of a network: all of some parameters, the singular values of some matrices
 (adapters), or a scale per row of some matrices. What the fitness is, mean reward of a batch of texts or the success of
 episodes, is the caller's matter; only its order counts.
 """
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from robopolicy.optional import require
-from robopolicy.text.rollouts.protocols import BlackBox
+from robopolicy.text.rollouts.protocols import AskTellOptimizer
 
 Genome = tuple[int, ...]
 
@@ -52,10 +52,11 @@ class AllOf(Space):
 
 
 class SingularValues(Space):
-    """The singular values of some matrices, whose directions stay; meant for the factors of adapters.
+    """The singular values of some matrices, whose directions stay.
 
-    Source: Korotyshova et al. 2025, ESSA. A matrix of rank r has r numbers here; those below `1e-6` of its largest are
-    not searched.
+    Source: ESSA, Korotyshova et al. 2025; meant for the factors of adapters.
+
+    A matrix of rank r has r numbers here; those below `1e-6` of its largest are not searched.
     """
 
     def __init__(self, matrices: Sequence[nn.Parameter]) -> None:
@@ -97,8 +98,8 @@ class RowScales(Space):
             parameter.copy_(base * part.to(base).view(-1, *[1] * (base.dim() - 1)))
 
 
-class DeepGA(BlackBox):
-    """Mutation and truncation alone (Such et al. 2017): an individual is the chain of seeds of its mutations.
+class DeepGA(AskTellOptimizer):
+    """Mutation and truncation selection (Such et al. 2017): an individual is the chain of seeds of its mutations.
 
     Every generation keeps its best individual, and mutates parents drawn uniformly from the `parents` best. A network
     of any size costs one integer per generation to store or to send.
@@ -171,10 +172,10 @@ class DeepGA(BlackBox):
         self._generator.set_state(state["generator"])
 
 
-class CMAES(BlackBox):
+class CMAES(AskTellOptimizer):
     """Covariance matrix adaptation (the package `cma`): for up to some hundred numbers, as singular values are.
 
-    Only the order of the fitness matters. Its state is the fitness told so far, from which loading repeats the run.
+    Only the order of the fitness matters. Its state is the reported fitness, from which loading repeats the run.
     """
 
     def __init__(self, start: Tensor, sigma: float = 0.1, population: int | None = None, seed: int = 1) -> None:
@@ -232,12 +233,13 @@ class CMAES(BlackBox):
             self.tell(-ranks)
 
 
-class Archive(BlackBox):
+class Archive(AskTellOptimizer):
     """Candidates at least `distance` apart, each with the mean of its noisy fitness.
+
+    Source: POLCA, Ren et al. 2026, with mutations.
 
     Those with the highest `mean + bonus / sqrt(trials)` are tried again and mutated. What lies nearer than `distance`
     to a candidate counts as another trial of it, so that the archive covers the space with few of them.
-    Source: Ren et al. 2026, POLCA, with mutations.
     """
 
     def __init__(
@@ -298,7 +300,7 @@ class Archive(BlackBox):
         return self.candidates[int(cautious.argmax())]
 
     def state_dict(self) -> dict[str, Any]:
-        """Candidates with means and trials, what was asked, and the generator."""
+        """Candidates with means and trials, the last candidates, and the generator."""
         kept = {name: getattr(self, name).clone() for name in ("candidates", "mean", "trials", "_asked")}
         return {**kept, "generator": self._generator.get_state()}
 
@@ -309,11 +311,11 @@ class Archive(BlackBox):
         self._generator.set_state(state["generator"])
 
 
-def evolve(box: BlackBox, space: Space, fitness: Callable[[], float], generations: int) -> list[float]:
+def evolve(box: AskTellOptimizer, space: Space, fitness: Callable[[], float], generations: int) -> list[float]:
     """Search for `generations`, and leave the network at the best that was found last.
 
     Args:
-        box: Who asks and is told.
+        box: Ask-tell optimizer.
         space: Where its vectors go.
         fitness: Of the network as it stands, higher is better.
         generations: Rounds of `ask` and `tell`.

@@ -7,8 +7,8 @@
         return "n" if "at 00" in messages[-1] else "e"
 
 The program is run anew for every decision and row, so it keeps nothing between calls; it may import what the sandbox
-allows, and what it prints is dropped. A row for which it fails plays zeros, or an empty message, and `faults` tells
-why; a program that hangs or breaks down three times is not asked again. It cannot be exported.
+allows, and what it prints is dropped. A row for which it fails plays zeros, or an empty message, and `reward_errors`
+tells why; a program that hangs or breaks down three times is not asked again. It cannot be exported.
 
 Who improves such programs is `robopolicy.contrib.programs.search` with the proposers of
 `robopolicy.contrib.programs.refine`.
@@ -67,7 +67,7 @@ class ProgramPolicy(BlackBoxPolicy):
                 f"A program sees one observation and gives one action, got obs_horizon {spec.obs_horizon} and horizon "
                 f"{spec.horizon}."
             )
-        self.faults: list[str] = []  # complaints since they were last taken
+        self.reward_errors: list[str] = []  # complaints since they were last taken
         self.asked = self.failed = 0  # rows since complaints were last taken, and those without a usable answer
         self._ended = 0  # processes that hung or broke down
         limits = {"seconds": config.seconds, "memory_mib": config.memory_mib}
@@ -81,7 +81,9 @@ class ProgramPolicy(BlackBoxPolicy):
     def call(self, obs: Observation, noise: Tensor | None) -> Any:
         """Actions of all rows, in one process."""
         if KEY in self.spec.observation:
-            texts = [self._text(said) for said in self._run([messages(text) for text in unpack(obs[KEY][:, 0])])]
+            texts = [
+                self._text(responses) for responses in self._run([messages(text) for text in unpack(obs[KEY][:, 0])])
+            ]
             return pack(texts, self.spec.action_dim)[:, None]
         rows = len(next(iter(obs.values())))
         lists = {key: value[:, -1].tolist() for key, value in obs.items()}
@@ -90,13 +92,13 @@ class ProgramPolicy(BlackBoxPolicy):
 
     def take_faults(self) -> list[str]:
         """Complaints since the last call, different ones only, the most frequent first."""
-        taken, self.faults = self.faults, []
+        taken, self.reward_errors = self.reward_errors, []
         self.asked = self.failed = 0
-        return sorted(set(taken), key=lambda fault: (-taken.count(fault), fault))
+        return sorted(set(taken), key=lambda reward_failed: (-taken.count(reward_failed), reward_failed))
 
     def notes(self) -> list[str]:
         """How often the program failed since the last call, and with which fault first; nothing if it did not fail."""
-        asked, failed, first = self.asked, self.failed, self.faults[:1]
+        asked, failed, first = self.asked, self.failed, self.reward_errors[:1]
         self.take_faults()
         why = f", first with: {first[0]}" if first else ""
         return [f"the program failed in {failed} of {asked} decisions{why}."] if failed else []
@@ -132,10 +134,10 @@ class ProgramPolicy(BlackBoxPolicy):
             self._complain(f"act did not return a list of {size} finite numbers")
         return [0.0] * size
 
-    def _complain(self, fault: str, rows: int = 1) -> None:
+    def _complain(self, reward_failed: str, rows: int = 1) -> None:
         self.failed += rows
-        if len(self.faults) < FAULTS:
-            self.faults.append(fault)
+        if len(self.reward_errors) < FAULTS:
+            self.reward_errors.append(reward_failed)
 
 
 def check_program(source: str) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 from robopolicy.contrib.programs.sandbox import run_python
 from robopolicy.sim.registry import SimOptions
 from robopolicy.text.sim import TextSim
-from robopolicy.text.task import Question, TextTask
+from robopolicy.text.task import SingleTurn, TextTask
 
 SHOWN, HELD_OUT = (1, 2, 3), (4, 7, 10)
 SECONDS = 2.0
@@ -20,14 +20,14 @@ class Program(TextTask):
 
     name = "text/program"
     prompt_bytes, completion_bytes = 40, 12
-    seconds = 2 * SECONDS
+    reward_timeout = 2 * SECONDS
 
-    def episode(self, seed: int) -> Question:
+    def episode(self, seed: int) -> SingleTurn:
         """The table of a x + b."""
         a, b = np.random.default_rng(seed).integers(1, 10, 2).tolist()
         prompt = " ".join(f"{x}->{a * x + b}" for x in SHOWN) + ":"
         wanted = [a * x + b for x in HELD_OUT]
-        return Question(prompt, lambda completion: _verify(completion, wanted), f"{a}*x+{b}", _is_expression)
+        return SingleTurn(prompt, lambda completion: _verify(completion, wanted), f"{a}*x+{b}", _is_expression)
 
 
 def _is_expression(completion: str) -> bool:

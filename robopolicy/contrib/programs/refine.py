@@ -35,8 +35,8 @@ def written_by(policy: TextPolicy, tokens: int = 1024) -> Write:
 
     def write(prompt: str, seed: int) -> str:
         generator = torch.Generator().manual_seed(seed)
-        made = policy.write([policy.tokenizer.prompt([prompt])], generator, budget=tokens)
-        return policy.read(made.completions()[0])
+        made = policy.generate([policy.tokenizer.prompt([prompt])], generator, budget=tokens)
+        return policy.decode_message(made.completions()[0])
 
     return write
 

@@ -26,7 +26,7 @@ def unit_reward(decisions: Decisions) -> Tensor:
 
 @dataclass(frozen=True)
 class WindowGae:
-    """GAE in which rows that were cut off go on as they stood: V(next) = V(last) at the cut (T-PPO, Fan et al. 2025).
+    """GAE in which truncated rows continue unchanged: V(next) = V(last) at the truncation (T-PPO, Fan et al. 2025).
 
     Needs `value`, and `extra["finished"]` (N,) bool; finished rows have the ordinary GAE.
     """

@@ -33,7 +33,7 @@ class ReferencePenalty:
 class FutureClarity:
     """`scale * exp(-sharpness H)` of the unit that follows: what leads to a sure step is better.
 
-    Source: Wang et al. 2025, EMPG.
+    Source: EMPG, Wang et al. 2025.
     """
 
     scale: float = 0.1
@@ -50,7 +50,7 @@ class FutureClarity:
 class PotentialGain:
     """`scale` times the change of the potential from a decision's unit to the next; see `potential`.
 
-    Source: Wu et al. 2026, SPAE.
+    Source: SPAE, Wu et al. 2026.
     """
 
     scale: float = 0.1
@@ -67,8 +67,9 @@ class PotentialGain:
 class EarlyBonus:
     """`slope` times how much later than its group a success met its first event, in mean lengths.
 
+    Source: ASPO, Lin and Xu 2025.
+
     Positions are `extra[key]` (N,), negative where the event did not happen; only successes with the event get a bonus.
-    Source: Lin and Xu 2025, ASPO.
     """
 
     key: str = "first_event"
@@ -109,7 +110,9 @@ class NoveltyBonus:
 class PrefixGain:
     """Change of the value of the shared prefix: mean outcome of the rollouts of a group that begin alike.
 
-    `extra["chosen"]` (N, T) int names what was chosen; each rollout is one row. Source: Tran et al. 2025, TEMPO.
+    Source: TEMPO, Tran et al. 2025.
+
+    `extra["chosen"]` (N, T) int names what was chosen; each rollout is one row.
     """
 
     def __call__(self, decisions: Decisions) -> Tensor:

@@ -34,9 +34,10 @@ def relative_entropy(decisions: Decisions, quantile: float = 0.8, *, logarithm: 
 class ProbabilityBounds:
     """Bounds that widen for unlikely decisions: a fixed share of the probability would barely move them.
 
+    Source: DCPO, Yang et al. 2025.
+
     With q the old probability they are `(1 + sqrt(1 -+ 4 width / q)) / 2`, so that q times the change of the ratio
     times the ratio stays within the width. A density is first brought to one dimension, and counts as 1 above 1.
-    Source: Yang et al. 2025, DCPO.
     """
 
     low: NonNegative = 0.16

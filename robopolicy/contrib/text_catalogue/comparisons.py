@@ -22,7 +22,7 @@ LEAST_VARIANCE = 1e-4  # of success rates, where all groups of a batch agree
 
 @dataclass(frozen=True)
 class Pool:
-    """Replace each entry by the mean of its scope, e.g. a group by its success rate (Han et al. 2025, COPO)."""
+    """Replace each entry by the mean of its scope, e.g. a group by its success rate (Han et al. 2025)."""
 
     scope: Scope
 
@@ -36,9 +36,11 @@ class Pool:
 class BetaScale:
     """Divide by the density of a Beta distribution, fitted to the batch, at the success rate of the group.
 
+    Source: BNPO, Xiao et al. 2025.
+
     Moments of the success rates give a and b; the density is that of Beta(1 + a / 3, 1 + b / 3), its parameters at
     least 1. With both 1 nothing is scaled, with both 3/2 it is the population standard deviation, up to a factor.
-    Use it behind a mean baseline. Source: Xiao et al. 2025, BNPO.
+    Use it behind a mean baseline.
     """
 
     low: float = 0.0  # smallest reward
@@ -174,7 +176,7 @@ def metric_of(decisions: Decisions, metric: str) -> Tensor:
 
 
 def upper_half(values: Tensor, decisions: Decisions) -> Tensor:
-    """Bool `(N, 1)`: in the upper half of the rollouts of the group; of equal ones the later, and the odd one too."""
+    """Bool `(N, 1)`: upper half of the group; ties go to the later rollout, and an odd group rounds up."""
     first = first_rows(decisions)
     group = decisions.require("group")[first]
     order = torch.argsort(values[first, 0], stable=True)

@@ -1,8 +1,8 @@
-"""Sums of digits to answer, `7+8=`, and answers of others to judge: `7+8=14?` wants `y` or `n`.
+"""Sums of digits to answer, `7+8=`, and answers to verify: `7+8=14?` wants `y` or `n`.
 
-Half of the problems are of each kind (categories 0 and 1); half of the answers to judge are wrong, mostly by little. So
-who learns this can be asked about answers to the sums, which are marked `open`: a judge could stand in for their
-verifier. To judge is harder than to answer, as nothing can be worked out on the way.
+Half of the problems are of each kind (categories 0 and 1); half of the answers to verify are wrong, mostly by little. A
+policy trained on both kinds can therefore judge answers to the sums (metric `open`) in place of their verifier.
+Verifying is harder than answering, as there is no room for intermediate steps.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from robopolicy.text.task import Inquiry, Question, TextTask
+from robopolicy.text.task import JudgePrompt, SingleTurn, TextTask
 from robopolicy.text.verify import exact
 
 VERDICTS = ("n", "y")
@@ -46,11 +46,11 @@ class Critique(TextTask):
     name = "text/critique"
     prompt_bytes, completion_bytes = 16, 6
 
-    def episode(self, seed: int) -> Question:
+    def episode(self, seed: int) -> SingleTurn:
         """A sum, or somebody's answer to one."""
         judges, claimed = _problem(seed)
         prompt, answer = (claimed.question, claimed.verdict) if judges else (claimed.sum, claimed.answer)
-        return Question(
+        return SingleTurn(
             prompt,
             lambda completion: exact(completion, answer),
             answer,
@@ -66,10 +66,10 @@ class Critique(TextTask):
         """The sum itself."""
         return float(_problem(seed)[1].answer)
 
-    def inquiry(self, seed: int, said: Sequence[str]) -> Inquiry | None:
+    def judge_prompt(self, seed: int, responses: Sequence[str]) -> JudgePrompt | None:
         """Prompt for a judge of an answer to a sum."""
         judges, claimed = _problem(seed)
-        return None if judges else Inquiry(f"{claimed.sum}{said[-1].strip()}?", *reversed(VERDICTS))
+        return None if judges else JudgePrompt(f"{claimed.sum}{responses[-1].strip()}?", *reversed(VERDICTS))
 
 
 def _problem(seed: int) -> tuple[bool, CritiqueProblem]:

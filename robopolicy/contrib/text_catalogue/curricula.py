@@ -13,7 +13,7 @@ from robopolicy.constraints import Fraction, NonNegative, NonNegativeInt, Positi
 from robopolicy.core.trackers import Tracker, floats, integers
 from robopolicy.errors import UserError
 from robopolicy.text.rollouts.prompt_samplers import Tracked, Uniform
-from robopolicy.text.rollouts.protocols import Pool, Task
+from robopolicy.text.rollouts.protocols import PromptPool, Task
 
 
 class MeanTracker(Tracker):
@@ -49,16 +49,18 @@ class MeanTracker(Tracker):
 class CategoryBandit(Uniform):
     """SEC: categories are drawn with `softmax(Q / temperature)`, Q follows the mean |advantage| of a category.
 
+    Source: Chen et al. 2025.
+
     What is solved and what is hopeless has no advantage, so both fade. An infinite temperature is uniform over
-    categories. A category may run out within a proposal; others then take its place. Source: Chen et al. 2025.
+    categories. A category may run out within a proposal; others then take its place.
     """
 
     def __init__(self, temperature: Positive = 1.0, rate: NonNegative = 0.1) -> None:
         self.temperature, self.rate = temperature, rate
 
-    def begin(self, pool: Pool, seed: int) -> None:
+    def setup(self, pool: PromptPool, seed: int) -> None:
         """Initialise for the categories of the pool."""
-        super().begin(pool, seed)
+        super().setup(pool, seed)
         self._category = pool.require("category").long()
         self.value = torch.zeros(int(self._category.max()) + 1, dtype=torch.float64)  # Q
 
@@ -90,8 +92,9 @@ class CategoryBandit(Uniform):
 class Frontier(Tracked):
     """Prompt curriculum: of `factor` times as many candidates, those with success rates nearest `target`.
 
+    Source: PCL, Gao et al. 2025.
+
     The rate of a task without rollouts counts as the target itself, so that it is sampled. `factor = 1` is uniform.
-    Source: Gao et al. 2025, PCL.
     """
 
     def __init__(self, factor: PositiveInt = 4, target: float = 0.5, decay: Fraction = 0.5) -> None:
@@ -116,7 +119,7 @@ class Frontier(Tracked):
 class Regret(Tracked):
     """Resampling of tasks on which the policy is worse than the best rollout so far (GROOVE, Jackson et al. 2023).
 
-    The regret of a task is the best reward of all attempts at it minus the running mean. Each task of a proposal is,
+    The regret of a task is the best reward of all its rollouts minus the running mean. Each task of a proposal is,
     with chance `replay`, a known one drawn with weight `rank^(-1 / temperature)`, rank 1 (shared where regrets are
     equal) being the largest regret. The others are the next of the epoch.
     """
@@ -127,10 +130,10 @@ class Regret(Tracked):
         super().__init__(MeanTracker(decay))
         self.replay, self.temperature = replay, temperature
 
-    def begin(self, pool: Pool, seed: int) -> None:
+    def setup(self, pool: PromptPool, seed: int) -> None:
         """Initialise for the tasks of the pool."""
-        super().begin(pool, seed)
-        self.best = torch.full((len(pool.tasks),), -torch.inf, dtype=torch.float64)  # no attempt yet
+        super().setup(pool, seed)
+        self.best = torch.full((len(pool.tasks),), -torch.inf, dtype=torch.float64)  # no rollout yet
 
     def propose(self, n: int) -> list[Task]:
         """Known tasks first, then others."""
@@ -150,7 +153,7 @@ class Regret(Tracked):
         """Follow the mean and the best of the rewards."""
         super().observe(keys, rewards, advantage)
         for key, reward in zip(keys.tolist(), rewards.tolist(), strict=True):
-            if (place := self._places.get(key)) is not None:  # not a task that a topology has made up
+            if (place := self._places.get(key)) is not None:  # not a task that a strategy created
                 self.best[place] = max(float(self.best[place]), reward)
 
     def state_dict(self) -> dict[str, Any]:
@@ -166,7 +169,9 @@ class Regret(Tracked):
 class StageCurriculum(Uniform):
     """Stages of rising difficulty: the next opens when the mean reward reaches `threshold`.
 
-    Tasks of open stages are drawn uniformly. One stage is the uniform sampler. Source: Nong et al. 2025, CRAFT-GUI.
+    Source: CRAFT-GUI, Nong et al. 2025.
+
+    Tasks of open stages are drawn uniformly. One stage is the uniform sampler.
     """
 
     def __init__(self, stages: PositiveInt = 3, threshold: float = 0.7, rate: NonNegative = 0.1) -> None:
@@ -180,9 +185,9 @@ class StageCurriculum(Uniform):
         self.stages, self.threshold, self.rate = stages, threshold, rate
         self.stage, self.mean = 1, 0.0
 
-    def begin(self, pool: Pool, seed: int) -> None:
+    def setup(self, pool: PromptPool, seed: int) -> None:
         """Sort the tasks into stages."""
-        super().begin(pool, seed)
+        super().setup(pool, seed)
         order = (
             torch.argsort(pool.require("difficulty"), stable=True) if self.stages > 1 else torch.arange(len(pool.tasks))
         )
@@ -217,7 +222,7 @@ class StageCurriculum(Uniform):
 class MixtureSampler(Uniform):
     """Fixed shares of categories, e.g. a fifth of critique tasks among the problems.
 
-    Source: Ruan et al. 2025, Critique-Coder.
+    Source: Critique-Coder, Ruan et al. 2025.
     """
 
     def __init__(self, shares: Sequence[NonNegative]) -> None:
@@ -230,9 +235,9 @@ class MixtureSampler(Uniform):
             raise UserError(f"Shares of categories must not be negative and sum to 1, got {list(shares)}.")
         self.shares = tuple(shares)
 
-    def begin(self, pool: Pool, seed: int) -> None:
+    def setup(self, pool: PromptPool, seed: int) -> None:
         """Initialise for the categories of the pool."""
-        super().begin(pool, seed)
+        super().setup(pool, seed)
         self._category = pool.require("category").long()
         if (found := int(self._category.max()) + 1) > len(self.shares):
             raise UserError(f"These tasks have {found} categories, but there are shares of {len(self.shares)}.")
@@ -249,7 +254,7 @@ class MixtureSampler(Uniform):
 
 
 class Instructions(Uniform):
-    """A population of instructions (INSPO, Zhou et al. 2025): each task is attempted with one of them.
+    """A population of instructions (INSPO, Zhou et al. 2025): each task is rolled out with one of them.
 
     An instruction is drawn with `softmax(mean reward / temperature)`, those with fewer than `trial` uses first. When
     there are more than `most`, the worst tried one is dropped. New ones come by `admit`.

@@ -1,8 +1,8 @@
 """Plans for a solver that executes one operation at a time: `7-2*3=` wants `2*3 7-a`.
 
-Every step takes two numbers; `a` stands for what the first step gave. The solver is not trained: it does what it is
-told, and verified is whether its last result is right. `consistency` grades the share of steps that take what there is
-to take, each number of the problem once and the result of the first.
+Every step takes two numbers; `a` is the result of the first step. The solver is not trained: it executes the plan, and
+the reward verifies its last result. `consistency` is the fraction of steps that use each number of the problem once and
+the result of the first step.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import re
 
 import numpy as np
 
-from robopolicy.text.task import Question, TextTask
+from robopolicy.text.task import SingleTurn, TextTask
 
 SIGNS = "+-*"
 STEP = re.compile(r"([0-9a])([-+*])([0-9a])")
@@ -23,17 +23,17 @@ class Decompose(TextTask):
 
     name = "text/decompose"
     prompt_bytes, completion_bytes = 8, 10
-    form = r"[0-9a][-+*][0-9a] [0-9a][-+*][0-9a]"
+    response_pattern = r"[0-9a][-+*][0-9a] [0-9a][-+*][0-9a]"
 
-    def episode(self, seed: int) -> Question:
+    def episode(self, seed: int) -> SingleTurn:
         """Three digits and two signs, drawn uniformly."""
         numbers, signs = _problem(seed)
         answer = solved(plan(numbers, signs))
-        return Question(
+        return SingleTurn(
             f"{numbers[0]}{signs[0]}{numbers[1]}{signs[1]}{numbers[2]}=",
             lambda completion: float(solved(completion) == answer),
             plan(numbers, signs),
-            lambda completion: re.fullmatch(self.form, completion.strip()) is not None,
+            lambda completion: re.fullmatch(self.response_pattern, completion.strip()) is not None,
             consistency=lambda completion: consistency(completion, numbers),
         )
 

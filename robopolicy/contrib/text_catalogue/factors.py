@@ -20,8 +20,9 @@ from robopolicy.core.segments import Segments
 class LongestSuccess:
     """`low` for groups whose longest success is no longer than failures are on average, else 1.
 
+    Source: ADORA, Ren et al. 2026.
+
     Failures of `overlong` or more decisions do not count. A group without successes has `low`, one without failures 1.
-    Source: Ren et al. 2026, ADORA.
     """
 
     low: NonNegative = 0.1
@@ -43,8 +44,9 @@ class LongestSuccess:
 class OutcomeEntropy:
     """`sigmoid(sharpness (H - middle))` of the entropy H [bits] of a group's final answers, or 1 minus it.
 
+    Source: COPO, Han et al. 2025.
+
     Answers are `extra["answer"]` (N,) int; equal ones are the same. `forced` gives 0 where all rewards of a group tie.
-    Source: Han et al. 2025, COPO.
     """
 
     sharpness: float = 20.0
@@ -70,7 +72,7 @@ class OutcomeEntropy:
 class UnitEntropy:
     """`exp(-sharpness H)` of the mean entropy of each unit, min-max scaled over the batch; mean 1.
 
-    Source: Wang et al. 2025, EMPG.
+    Source: EMPG, Wang et al. 2025.
     """
 
     sharpness: float = 1.0
@@ -120,10 +122,10 @@ class AttentionRhythm:
 
 
 @dataclass(frozen=True)
-class Duration:
-    """Time that a decision took over the mean: asynchronous workers oversample fast ones.
+class DurationFactor:
+    """Time that a decision took over the mean: asynchronous workers oversample fast ones (Yang et al. 2025).
 
-    Times are `extra["duration"]` (N,) or (N, T) [s]. Source: Yang et al. 2025, duration-aware gradients.
+    Times are `extra["duration"]` (N,) or (N, T) [s].
     """
 
     def __call__(self, decisions: Decisions) -> Tensor:
@@ -137,7 +139,7 @@ class Duration:
 class SaturationGate:
     """`low` in the units behind the first whose potential exceeds `limit`, 1 up to it; see `potential`.
 
-    Source: Wu et al. 2026, SPAE.
+    Source: SPAE, Wu et al. 2026.
     """
 
     low: NonNegative = 0.5
@@ -171,7 +173,7 @@ def potential(decisions: Decisions) -> Tensor:
 
 
 def attention_distance(attention: Tensor, window: int = 10) -> Tensor:
-    """Mean distance `(N, T)` that positions attend to, cut at `window`, for attention (N, T, T) to earlier ones."""
+    """Mean attended distance `(N, T)`, clipped at `window`, of attention (N, T, T) to earlier positions."""
     places = torch.arange(attention.shape[-1], device=attention.device)
     distance = (places.unsqueeze(1) - places).clamp(0, window).to(attention.dtype)
     return (attention * distance).sum(-1)

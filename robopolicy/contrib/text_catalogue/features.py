@@ -1,11 +1,11 @@
 """Features of a causal model for single recipes.
 
-    features (N, D + 2)                of what was written: mean last hidden state, mean and largest entropy (POISE)
-    prompt_features (N, D)             mean last hidden state over the first prompt (V0)
-    cluster (N,)                       which of the group's attempts have similar features (LSPO)
-    waad, fai (N, T)                   distance a decision attends to, and attention it receives later
-    collision, collision3 (N, T)       probability that two draws agree, and that three do (CAPO)
-    prompt_confidence (N,)             geometric mean probability of the prompt's least likely tokens (ProGRPO)
+    features (N, D + 2)                mean last state of the response, mean and largest entropy (Choi et al. 2026)
+    prompt_features (N, D)             mean last hidden state over the first prompt (Zhang et al. 2026)
+    cluster (N,)                       cluster of trajectories of the group with similar features (Xu et al. 2025)
+    waad, fai (N, T)                   distance a decision attends to, and attention it receives later (Li et al. 2025)
+    collision, collision3 (N, T)       probability that two draws agree, and that three do (Melo et al. 2025)
+    prompt_confidence (N,)             geometric mean probability of the prompt's least likely tokens (Li et al. 2026)
 
 Attention is the mean over all heads and layers; which heads plan is not looked for.
 """
@@ -20,7 +20,7 @@ from torch import Tensor
 from robopolicy.contrib.text_catalogue.bonuses import NoveltyBonus, confidence
 from robopolicy.contrib.text_catalogue.factors import attention_distance, future_attention
 from robopolicy.core.decisions import Decisions
-from robopolicy.text.annotators import Options, Summary, choice_norms, conversations_of
+from robopolicy.text.annotators import FeatureExtractor, Options, collision_features, score_inputs
 from robopolicy.text.model import body_of
 from robopolicy.text.policy import TextPolicy
 
@@ -58,7 +58,7 @@ def prompt_features(policy: TextPolicy, tokens: Tensor, start: Tensor, mask: Ten
 
 def probe_features(policy: TextPolicy, rows: Decisions) -> dict[str, Tensor]:
     """`features`, with the entropies that the rows recorded."""
-    hidden = written_features(policy, *conversations_of(rows))
+    hidden = written_features(policy, *score_inputs(rows))
     entropy, mask = rows.require("entropy").masked_fill(~rows.valid(), 0.0), rows.valid()
     sizes = torch.stack([entropy.sum(1) / mask.sum(1).clamp(min=1), entropy.amax(1)], 1)
     return {"features": torch.cat([hidden, sizes.to(hidden)], 1)}
@@ -84,7 +84,7 @@ def attention_summary(policy: TextPolicy, tokens: Tensor, start: Tensor, mask: T
 @torch.no_grad()
 def prompt_confidence(policy: TextPolicy, rows: Decisions, share: float) -> dict[str, Tensor]:
     """`prompt_confidence` over a `share` of the tokens behind the first."""
-    tokens, start, _ = conversations_of(rows)
+    tokens, start, _ = score_inputs(rows)
     one = torch.ones_like(start)
     mask = torch.arange(int(start.max()) - 1, device=tokens.device) < (start - 1)[:, None]
     logp = policy.score(tokens, one, mask, one.float()).logp
@@ -94,7 +94,7 @@ def prompt_confidence(policy: TextPolicy, rows: Decisions, share: float) -> dict
 @torch.no_grad()
 def clustered(policy: TextPolicy, rows: Decisions) -> dict[str, Tensor]:
     """`cluster` ids within each group, whose rollouts must all be among the rows."""
-    features = written_features(policy, *conversations_of(rows))
+    features = written_features(policy, *score_inputs(rows))
     group, result = rows.require("group"), torch.zeros(len(rows), dtype=torch.int64, device=features.device)
     for number, key in enumerate(group.unique().tolist()):
         members = (group == key).nonzero()[:, 0]
@@ -103,7 +103,7 @@ def clustered(policy: TextPolicy, rows: Decisions) -> dict[str, Tensor]:
 
 
 def k_means(points: Tensor, count: int, rounds: int = 10) -> Tensor:
-    """Numbers below `count` `(M,)` of the clusters of points `(M, D)`, begun at points far from each other."""
+    """Numbers below `count` `(M,)` of the clusters of points `(M, D)`, initialised with distant points."""
     centres = points[:1]
     while len(centres) < min(count, len(points)):
         centres = torch.cat([centres, points[torch.cdist(points, centres).amin(1).argmax()][None]])
@@ -121,51 +121,51 @@ def _mean(hidden: Tensor, chosen: Tensor) -> Tensor:
     return torch.einsum("nl,nld->nd", weight, hidden) / weight.sum(1, keepdim=True).clamp(min=1)
 
 
-class WrittenFeatures(Summary):
+class WrittenFeatures(FeatureExtractor):
     """`features`, for a probe of returns."""
 
     def __call__(self, policy: TextPolicy, rows: Decisions, options: Options) -> dict[str, Tensor]:
-        """See the top of this module."""
+        """See the module docstring."""
         return probe_features(policy, rows)
 
 
-class PromptFeatures(Summary):
+class PromptFeatures(FeatureExtractor):
     """`prompt_features`, for a baseline by prompt."""
 
     def __call__(self, policy: TextPolicy, rows: Decisions, options: Options) -> dict[str, Tensor]:
-        """See the top of this module."""
-        return prompt_features(policy, *conversations_of(rows))
+        """See the module docstring."""
+        return prompt_features(policy, *score_inputs(rows))
 
 
-class Attention(Summary):
+class Attention(FeatureExtractor):
     """`waad` and `fai`."""
 
     def __call__(self, policy: TextPolicy, rows: Decisions, options: Options) -> dict[str, Tensor]:
-        """See the top of this module."""
-        return attention_summary(policy, *conversations_of(rows))
+        """See the module docstring."""
+        return attention_summary(policy, *score_inputs(rows))
 
 
-class TripleCollisions(Summary):
+class TripleCollisions(FeatureExtractor):
     """`collision` and `collision3`."""
 
     def __call__(self, policy: TextPolicy, rows: Decisions, options: Options) -> dict[str, Tensor]:
-        """See the top of this module."""
-        return choice_norms(policy, rows, 2, 3)
+        """See the module docstring."""
+        return collision_features(policy, rows, 2, 3)
 
 
-class PromptConfidence(Summary):
+class PromptConfidence(FeatureExtractor):
     """`prompt_confidence`."""
 
     def __call__(self, policy: TextPolicy, rows: Decisions, options: Options) -> dict[str, Tensor]:
-        """See the top of this module."""
+        """See the module docstring."""
         return prompt_confidence(policy, rows, options.get("share", NoveltyBonus.share))
 
 
-class Clusters(Summary):
+class Clusters(FeatureExtractor):
     """`cluster`."""
 
-    whole: ClassVar[bool] = True
+    needs_full_batch: ClassVar[bool] = True
 
     def __call__(self, policy: TextPolicy, rows: Decisions, options: Options) -> dict[str, Tensor]:
-        """See the top of this module."""
+        """See the module docstring."""
         return clustered(policy, rows)

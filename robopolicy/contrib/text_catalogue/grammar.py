@@ -1,7 +1,8 @@
-"""Messages that have a form: which tokens may come next, so that nothing else can be written.
+"""Constrained generation: only tokens that continue a well-formed response are allowed.
 
-Source: Ragsdale and Boppana 2025, ShIOEnv. grammar: true key of `rollout` in a recipe: only messages of the task's form
-are written
+Source: ShIOEnv, Ragsdale and Boppana 2025.
+
+grammar: true       key of `rollout` in a recipe: only responses of the task's pattern are generated
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from robopolicy.errors import UserError
 from robopolicy.optional import require
 from robopolicy.text.recipe_trainer import TextRecipe
 from robopolicy.text.scoring_options import ScoringOption
-from robopolicy.text.text_env import TextWorld
+from robopolicy.text.text_env import TextEnv
 from robopolicy.text.tokenizers import Tokenizer
 
 
@@ -58,22 +59,22 @@ class Grammar:
 
 @dataclass(frozen=True)
 class FormOption(ScoringOption):
-    """Nothing is written but messages of the form of the task."""
+    """Restricts responses to the pattern of the task."""
 
-    needs: ClassVar[Collection[str]] = ("causal", "engine", "players", "vocabulary")
+    needs: ClassVar[Collection[str]] = ("causal", "engine", "num_workers", "vocabulary")
 
     @classmethod
     def parse(cls, value: Any) -> Self:
-        """See the top of this module."""
+        """See the module docstring."""
         if value is not True:
             raise ValueError(f"rollout.grammar must be true, got {value!r}.")
         return cls()
 
-    def prepare(self, env: TextWorld, learner: TextRecipe) -> None:
-        """Allow what the form of the task allows."""
-        if not env.task.form:
+    def configure_env(self, env: TextEnv, learner: TextRecipe) -> None:
+        """Restrict the tokens to the pattern of the task."""
+        if not env.task.response_pattern:
             raise UserError(
-                f"Recipe '{learner.config.recipe}' writes messages of a form, and task {env.task.name} has "
-                "none (`TextTask.form`); choose another recipe or task."
+                f"Recipe '{learner.config.recipe}' generates responses of a pattern, and task {env.task.name} has "
+                "none (`TextTask.response_pattern`); choose another recipe or task."
             )
-        env.limits["allowed"] = Grammar(env.task.form, env.policy.tokenizer).allowed
+        env.limits["allowed"] = Grammar(env.task.response_pattern, env.policy.tokenizer).allowed

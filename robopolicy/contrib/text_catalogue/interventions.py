@@ -1,8 +1,8 @@
 """Interventions on groups without a training signal: hints, teachers, replays, repairs, or dropping them.
 
-Rewards are the verdicts of the world, before any composition. A group that is not triggered stays untouched, as does
-every attempt that is not replaced. What is put in its place says so by its `source`, keeps the task it was played under
-and the log-probabilities it was drawn with.
+Rewards are those of the environment, before any reward part. A group to which the intervention does not apply stays
+unchanged, as does every trajectory that is not replaced. A replacement has its own `source`, its own task and the
+log-probabilities it was sampled with.
 """
 
 from __future__ import annotations
@@ -20,67 +20,69 @@ from robopolicy.text.rollouts.protocols import (
     HINTED,
     REPAIRED,
     REPLAYED,
-    Attempt,
     Intervention,
-    World,
-    able,
+    RolloutEnv,
+    Trajectory,
     degenerate,
-    need_metric,
+    require_capability,
+    require_metric,
     rewards_of,
 )
 from robopolicy.text.rollouts.trajectories import from_dict, to_dict
 
 
-class WhenFailed(Intervention):
+class OnFailure(Intervention):
     """Base of the interventions on groups without any success."""
 
-    def triggered(self, rewards: Tensor) -> bool:
-        """All attempts failed."""
+    def applies(self, rewards: Tensor) -> bool:
+        """All rollouts failed."""
         return failed(rewards)
 
 
 class Drop(Intervention):
-    """Drops groups of equal rewards (DAPO); with `refill` the collector samples others in their place."""
+    """Drops groups of equal rewards (DAPO); with `max_resample_rounds` the collector samples others in their place."""
 
-    def triggered(self, rewards: Tensor) -> bool:
+    def applies(self, rewards: Tensor) -> bool:
         """All rewards are equal."""
         return degenerate(rewards)
 
-    def rows(self, group: Sequence[Attempt], world: World) -> list[Attempt]:
+    def apply(self, group: Sequence[Trajectory], env: RolloutEnv) -> list[Trajectory]:
         """None."""
         return []
 
 
-class Hint(WhenFailed):
+class Hint(OnFailure):
     """Resamples the whole group with a growing part of the reference solution (GHPO, Liu et al. 2025)."""
 
     def __init__(self, shares: Sequence[NonNegative] = (0.25, 0.5, 0.75), kind: str = "solution") -> None:
         """Validate and store the options.
 
         Args:
-            shares: Of the hint, tried in order until an attempt succeeds; the last one is kept in any case.
+            shares: Of the hint, tried in order until a rollout succeeds; the last one is always kept.
             kind: Kind of hint.
         """
         self.shares, self.kind = tuple(shares), kind
 
-    def rows(self, group: Sequence[Attempt], world: World) -> list[Attempt]:
+    def apply(self, group: Sequence[Trajectory], env: RolloutEnv) -> list[Trajectory]:
         """The first group with a success, or the one with the largest hint."""
-        played = list(group)
+        rollouts = list(group)
         for share in self.shares:
-            told = able(world, "hint")(group[0].task, self.kind, share)
-            if told is None:
+            hinted = require_capability(env, "hint")(group[0].task, self.kind, share)
+            if hinted is None:
                 return list(group)
-            played = [replace(attempt, source=HINTED) for attempt in world.play([told] * len(group))]
-            if not failed(rewards_of(played)):
+            rollouts = [replace(trajectory, source=HINTED) for trajectory in env.rollout([hinted] * len(group))]
+            if not failed(rewards_of(rollouts)):
                 break
-        return played
+        return rollouts
 
 
-class GradedHints(WhenFailed):
+class GradedHints(OnFailure):
     """Replaces one failed rollout by one made with the smallest hint that solves the task.
 
-    Hints grow kind by kind and level by level. The attempt is kept under its hint, or with `relabel` under the plain
-    task, scored without the hint. Source: Zhang et al. 2025, Scaf-GRPO.
+    Source: Scaf-GRPO, Zhang et al. 2025.
+
+    Hints grow by kind and level. The trajectory keeps its hint, or with `relabel` belongs to the plain
+    task, scored without the hint.
     """
 
     def __init__(
@@ -96,31 +98,31 @@ class GradedHints(WhenFailed):
             kinds: Of hints, least first.
             levels: Equal shares of each kind.
             warmup: Batches before the first hint.
-            relabel: Keep the attempt as an answer to the plain task.
+            relabel: Keep the trajectory as an answer to the plain task.
         """
         self.kinds, self.levels, self.warmup, self.relabel = tuple(kinds), levels, warmup, relabel
         self.batches = 0
 
-    def triggered(self, rewards: Tensor) -> bool:
+    def applies(self, rewards: Tensor) -> bool:
         """All failed, after the warm-up."""
         return self.batches >= self.warmup and failed(rewards)
 
-    def rows(self, group: Sequence[Attempt], world: World) -> list[Attempt]:
-        """The group with at most one attempt replaced."""
+    def apply(self, group: Sequence[Trajectory], env: RolloutEnv) -> list[Trajectory]:
+        """The group with at most one trajectory replaced."""
         plain = group[0].task
         for kind in self.kinds:
             for level in range(1, self.levels + 1):
-                told = able(world, "hint")(plain, kind, level / self.levels)
-                if told is None:
+                hinted = require_capability(env, "hint")(plain, kind, level / self.levels)
+                if hinted is None:
                     break
-                (attempt,) = world.play([told])
-                if attempt.success:
+                (trajectory,) = env.rollout([hinted])
+                if trajectory.success:
                     if self.relabel:
-                        (attempt,) = able(world, "rescore")([attempt], [plain])
-                    return [replace(attempt, source=HINTED), *group[1:]]
+                        (trajectory,) = require_capability(env, "rescore")([trajectory], [plain])
+                    return [replace(trajectory, source=HINTED), *group[1:]]
         return list(group)
 
-    def observe(self, groups: Sequence[Sequence[Attempt]]) -> None:
+    def observe(self, groups: Sequence[Sequence[Trajectory]]) -> None:
         """Count a batch."""
         self.batches += 1
 
@@ -133,115 +135,117 @@ class GradedHints(WhenFailed):
         self.batches = int(state["batches"])
 
 
-class Teacher(WhenFailed):
+class Teacher(OnFailure):
     """Replaces failed rollouts by up to `count` teacher rollouts (AMPO, Yuan et al. 2025)."""
 
     def __init__(self, count: PositiveInt = 2) -> None:
         self.count = count
 
-    def rows(self, group: Sequence[Attempt], world: World) -> list[Attempt]:
-        """The group with its first attempts replaced."""
-        taught = able(world, "teach")(group[0].task, min(self.count, len(group)))
+    def apply(self, group: Sequence[Trajectory], env: RolloutEnv) -> list[Trajectory]:
+        """The group with its first trajectories replaced."""
+        taught = require_capability(env, "teach")(group[0].task, min(self.count, len(group)))
         return [*taught, *group[len(taught) :]]
 
 
 class Demonstration(Intervention):
     """A group with at most `gate` successes becomes demonstrations: imitation where RL has no signal.
 
-    A gate of -1 is RL alone, one of the size of the group imitation alone. Source: Lv et al. 2025, HPT.
+    Source: HPT, Lv et al. 2025.
+
+    A gate of -1 is pure RL, a gate of the group size pure imitation.
     """
 
     def __init__(self, gate: NonNegativeInt = 0, count: PositiveInt = 1) -> None:
         self.gate, self.count = gate, count
 
-    def triggered(self, rewards: Tensor) -> bool:
+    def applies(self, rewards: Tensor) -> bool:
         """Too few successes."""
         return int((rewards > 0.5).sum()) <= self.gate
 
-    def rows(self, group: Sequence[Attempt], world: World) -> list[Attempt]:
+    def apply(self, group: Sequence[Trajectory], env: RolloutEnv) -> list[Trajectory]:
         """Demonstrations, or the group where there are none."""
-        return able(world, "teach")(group[0].task, self.count) or list(group)
+        return require_capability(env, "teach")(group[0].task, self.count) or list(group)
 
 
 class SelfCorrect(Intervention):
     """Replaces failed rollouts by self-corrected ones.
 
-    FATE (Yin et al. 2026), Search-R2 (He et al. 2026), reflection of R3 (Jiang et al. 2026).
+    Source: FATE, Yin et al. 2026; Search-R2, He et al. 2026; reflection of R3, Jiang et al. 2026.
 
     A repair takes the place of its failure where it is better in one of the `objectives` and the failure does not
-    dominate it. It keeps the task it was played under, with what went wrong in its context.
+    dominate it. It keeps its own task, with the failure in the context.
     """
 
     def __init__(self, count: PositiveInt = 1, objectives: Sequence[str] = ()) -> None:
         """Validate and store the options.
 
         Args:
-            count: Attempts per group that are repaired.
+            count: Rollouts per group that are repaired.
             objectives: Metrics, higher is better; none: the reward.
         """
         self.count, self.objectives = count, tuple(objectives)
 
-    def triggered(self, rewards: Tensor) -> bool:
-        """Some attempt failed."""
+    def applies(self, rewards: Tensor) -> bool:
+        """Some rollout failed."""
         return bool((rewards <= 0.5).any())
 
-    def rows(self, group: Sequence[Attempt], world: World) -> list[Attempt]:
-        """The group with improved attempts."""
-        places = [place for place, attempt in enumerate(group) if not attempt.success][: self.count]
-        asked = [able(world, "repair")(group[place]) for place in places]
+    def apply(self, group: Sequence[Trajectory], env: RolloutEnv) -> list[Trajectory]:
+        """The group with improved trajectories."""
+        places = [place for place, trajectory in enumerate(group) if not trajectory.success][: self.count]
+        requests = [require_capability(env, "repair")(group[place]) for place in places]
         result = list(group)
-        for place, repaired in zip(places, world.play(asked), strict=True):
+        for place, repaired in zip(places, env.rollout(requests), strict=True):
             if self._better(repaired, group[place]):
                 result[place] = replace(repaired, source=REPAIRED)
         return result
 
-    def _better(self, repaired: Attempt, failure: Attempt) -> bool:
+    def _better(self, repaired: Trajectory, failure: Trajectory) -> bool:
         if not self.objectives:
             return repaired.reward > failure.reward
         after, before = (
-            [need_metric(attempt.metrics, name, "intervention") for name in self.objectives]
-            for attempt in (repaired, failure)
+            [require_metric(trajectory.metrics, name, "intervention") for name in self.objectives]
+            for trajectory in (repaired, failure)
         )
         gains = [new - old for new, old in zip(after, before, strict=True)]
         return max(gains) > 0 and not dominates([-gain for gain in gains])
 
 
-class Replay(Intervention):
+class ReplayTrajectories(Intervention):
     """Replaces one failure by a stored success of the same task (ARPO for GUIs, Lu et al. 2025)."""
 
     def __init__(self, size: PositiveInt = 8, keep: float = 0.1, spread: NonNegative = 0.05, mean: float = 0.2) -> None:
         """Validate and store the options.
 
         Args:
-            size: Stored attempts per task, first in first out.
-            keep: Reward above which an attempt is stored.
-            spread: Standard deviation of rewards below which a group is in need.
+            size: Stored trajectories per task, first in first out.
+            keep: Reward above which a trajectory is stored.
+            spread: Standard deviation of rewards below which the intervention applies.
             mean: Mean reward below which it is.
         """
         self.size, self.keep, self.spread, self.mean = size, keep, spread, mean
-        self._stored: dict[int, deque[Attempt]] = {}
+        self._stored: dict[int, deque[Trajectory]] = {}
 
-    def triggered(self, rewards: Tensor) -> bool:
+    def applies(self, rewards: Tensor) -> bool:
         """Nearly equal and low rewards."""
         return float(rewards.std(unbiased=False)) < self.spread and float(rewards.mean()) < self.mean
 
-    def rows(self, group: Sequence[Attempt], world: World) -> list[Attempt]:
-        """The group with the latest stored success in place of its first attempt."""
+    def apply(self, group: Sequence[Trajectory], env: RolloutEnv) -> list[Trajectory]:
+        """The group with the latest stored success in place of its first trajectory."""
         stored = self._stored.get(group[0].task.key)
         if not stored:
             return list(group)
         return [replace(stored[-1], source=REPLAYED), *group[1:]]
 
-    def observe(self, groups: Sequence[Sequence[Attempt]]) -> None:
-        """Store what earned enough and was not replayed."""
+    def observe(self, groups: Sequence[Sequence[Trajectory]]) -> None:
+        """Store trajectories with a high reward that were not replayed."""
         for group in groups:
-            for attempt in group:
-                if attempt.reward > self.keep and attempt.source != REPLAYED:
-                    self._stored.setdefault(attempt.task.key, deque(maxlen=self.size)).append(attempt)
+            for trajectory in group:
+                if trajectory.reward > self.keep and trajectory.source != REPLAYED:
+                    self._stored.setdefault(trajectory.task.key, deque(maxlen=self.size)).append(trajectory)
 
     def state_dict(self) -> dict[str, Any]:
         """What is stored."""
-        return {"stored": [[to_dict(attempt) for attempt in stored] for stored in self._stored.values()]}
+        return {"stored": [[to_dict(trajectory) for trajectory in stored] for stored in self._stored.values()]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore `state_dict`."""
@@ -265,14 +269,14 @@ class SampleBuffer(Intervention):
         """
         self.size, self.age = size, age
         self._generator = torch.Generator().manual_seed(seed)
-        self._stored: list[tuple[int, list[Attempt]]] = []  # batch, group
+        self._stored: list[tuple[int, list[Trajectory]]] = []  # batch, group
         self.batches = 0
 
-    def triggered(self, rewards: Tensor) -> bool:
+    def applies(self, rewards: Tensor) -> bool:
         """All rewards are equal."""
         return degenerate(rewards)
 
-    def rows(self, group: Sequence[Attempt], world: World) -> list[Attempt]:
+    def apply(self, group: Sequence[Trajectory], env: RolloutEnv) -> list[Trajectory]:
         """A stored group, where there is one."""
         if not self._stored:
             return list(group)
@@ -280,20 +284,20 @@ class SampleBuffer(Intervention):
             [(rewards_of(stored) - rewards_of(stored).mean()).abs().mean() for _, stored in self._stored]
         )
         place = int(torch.multinomial(weight, 1, generator=self._generator))
-        return [replace(attempt, source=REPLAYED) for attempt in self._stored.pop(place)[1]]
+        return [replace(trajectory, source=REPLAYED) for trajectory in self._stored.pop(place)[1]]
 
-    def observe(self, groups: Sequence[Sequence[Attempt]]) -> None:
-        """Store fresh groups that teach, forget old ones."""
+    def observe(self, groups: Sequence[Sequence[Trajectory]]) -> None:
+        """Store new groups with different rewards, drop old ones."""
         self.batches += 1
         for group in groups:
-            fresh = all(attempt.source != REPLAYED for attempt in group)
+            fresh = all(trajectory.source != REPLAYED for trajectory in group)
             if fresh and not degenerate(rewards_of(group)):
                 self._stored.append((self.batches, list(group)))
         self._stored = [item for item in self._stored if self.batches - item[0] < self.age][-self.size :]
 
     def state_dict(self) -> dict[str, Any]:
         """What is stored, its age, and the generator."""
-        stored = [[batch, [to_dict(attempt) for attempt in group]] for batch, group in self._stored]
+        stored = [[batch, [to_dict(trajectory) for trajectory in group]] for batch, group in self._stored]
         return {"stored": stored, "batches": self.batches, "generator": self._generator.get_state()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -304,7 +308,7 @@ class SampleBuffer(Intervention):
 
 
 def dominates(gains: Sequence[float]) -> bool:
-    """Whether an attempt that is ahead by these objectives is nowhere worse and somewhere better."""
+    """Whether a trajectory with these gains is nowhere worse and somewhere better."""
     return min(gains) >= 0 and max(gains) > 0
 
 

@@ -1,7 +1,7 @@
 """A policy as a judge of answers: its probability that they are correct, for the prompt of the task.
 
-judge: policy       key of `rollout` in a recipe: who plays also judges what is said
-judge: companion    the second policy does
+judge: policy       key of `rollout` in a recipe: the trained policy judges its own responses
+judge: teacher      the teacher judges them
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ from robopolicy.errors import UserError
 from robopolicy.text.policy import TextPolicy
 from robopolicy.text.recipe_trainer import TextRecipe
 from robopolicy.text.scoring_options import ScoringOption
-from robopolicy.text.task import Inquiry, TextTask
-from robopolicy.text.text_env import TextWorld, score, with_choices
+from robopolicy.text.task import JudgePrompt, TextTask
+from robopolicy.text.text_env import TextEnv, score, with_chosen_tokens
 
 
 @dataclass(frozen=True)
-class Judge:
+class PolicyJudge:
     """Judge with the current weights of a policy."""
 
     policy: TextPolicy
     generator: torch.Generator  # of families whose likelihoods are estimates
 
     @torch.no_grad()
-    def __call__(self, asked: Sequence[Inquiry]) -> list[float]:
+    def __call__(self, requests: Sequence[JudgePrompt]) -> list[float]:
         """Probability of the message that approves, of the two that were offered."""
-        if not asked:
+        if not requests:
             return []
-        written = [[one.prompt, message] for one in asked for message in (one.right, one.wrong)]
+        written = [[one.prompt, message] for one in requests for message in (one.approve, one.reject)]
         extra, _ = self.policy.conversations(written, self.generator)
         mask = extra.pop("mask")
         extra["temperature"] = torch.ones(len(mask), device=mask.device)
         blank = torch.zeros(mask.shape, device=mask.device)
-        rows = with_choices(Decisions(blank, mask=mask, reward=blank, extra=extra))
-        rows = self.policy.decided(rows, self.generator)
+        rows = with_chosen_tokens(Decisions(blank, mask=mask, reward=blank, extra=extra))
+        rows = self.policy.attach_likelihood(rows, self.generator)
         logp = score(self.policy, rows).logp.masked_fill(~rows.valid(), 0.0).sum(1)
         if "masked" in rows.extra:  # samples of a bound in place of tokens
             logp = logp / rows.valid().sum(1)
@@ -50,27 +50,27 @@ class Judge:
 class JudgeOption(ScoringOption):
     """Judge by one of the two policies."""
 
-    who: str  # policy | companion
+    who: str  # policy | teacher
 
     @classmethod
     def parse(cls, value: Any) -> Self:
-        """See the top of this module."""
-        if value not in ("policy", "companion"):
-            raise ValueError(f"rollout.judge must be policy or companion, got {value!r}.")
+        """See the module docstring."""
+        if value not in ("policy", "teacher"):
+            raise ValueError(f"rollout.judge must be policy or teacher, got {value!r}.")
         return cls(value)
 
     @property
     def needs(self) -> Collection[str]:  # type: ignore[override]
         """Rollouts are judged in the same process."""
-        return ("players", "companion") if self.who == "companion" else ("players",)
+        return ("num_workers", "teacher") if self.who == "teacher" else ("num_workers",)
 
-    def prepare(self, env: TextWorld, learner: TextRecipe) -> None:
+    def configure_env(self, env: TextEnv, learner: TextRecipe) -> None:
         """Give the environment its judge, which draws from the generator of the environment."""
-        if type(env.task).inquiry is TextTask.inquiry:
+        if type(env.task).judge_prompt is TextTask.judge_prompt:
             raise UserError(
                 f"Recipe '{learner.config.recipe}' has a judge, but task {env.task.name} has no judge "
-                "prompt (`TextTask.inquiry`); choose another recipe or task."
+                "prompt (`TextTask.judge_prompt`); choose another recipe or task."
             )
-        judge = env.policy if self.who == "policy" else learner.companion
+        judge = env.policy if self.who == "policy" else learner.teacher
         assert judge is not None  # `text_source` has seen to that
-        env.judge = Judge(judge, env.generator)
+        env.judge = PolicyJudge(judge, env.generator)

@@ -19,7 +19,7 @@ from robopolicy.core.segments import Segments
 class FirstUnits:
     """Keep the first units of trajectories: what follows a reflection or a critique is another's.
 
-    Sources: Yao et al. 2023, Retroformer, and Xi et al. 2025, Critique-RL.
+    Source: Yao et al. 2023, Xi et al. 2025.
     """
 
     count: PositiveInt = 1
@@ -69,7 +69,9 @@ class ProtectedTokens:
 class BlamedTurn:
     """Of a failed trajectory keep only the unit that a judge blames: `extra[key]` int (N,), -1 for all.
 
-    It reads outcomes, and therefore stands before rules that drop single decisions. Source: West et al. 2025, A2P.
+    Source: A2P, West et al. 2025.
+
+    It reads outcomes, and therefore stands before rules that drop single decisions.
     """
 
     key: str = "blamed_unit"
@@ -84,8 +86,9 @@ class BlamedTurn:
 class HighVarianceRows:
     """Keep the share of all trajectories whose advantages vary most: some of the best, some of the worst.
 
+    Source: D3S, Wang et al. 2025.
+
     Each counts with the mean over its decisions. The advantages themselves stay those of the whole groups.
-    Source: Wang et al. 2025, D3S.
     """
 
     share: Fraction = 0.5
@@ -122,7 +125,7 @@ def most_varied(values: Tensor, count: int) -> Tensor:
 class Informative:
     """Keep the share of decisions with the largest `|A| H`: uncertain, and with something at stake.
 
-    Source: Wang et al. 2025, D3S.
+    Source: D3S, Wang et al. 2025.
     """
 
     share: Fraction = 1.0
@@ -135,10 +138,10 @@ class Informative:
 
 
 @dataclass(frozen=True)
-class Uncertain:
+class UncertainTokens:
     """Keep decisions whose probability was below `below` when sampled: the others leave little to choose.
 
-    Source: Guo et al. 2025, segment policy optimisation.
+    Source: Guo et al. 2025.
     """
 
     below: PositiveFraction = 0.9
@@ -156,10 +159,11 @@ class Uncertain:
 class PredictedKL:
     """Drop decisions whose own gradient step is predicted to move the policy too far or to lose.
 
+    Source: CAPO, Melo et al. 2025.
+
     The model of the step is of second order and knows the logits alone. With d = A (onehot(a) - p), the gradient of
     A log p_a, and F = diag(p) - p p^T, a step `rate` d shifts the policy by KL = rate^2 d'Fd / 2 and changes A log p_a
     by rate |d|^2 - rate^2 A d'Fd / 2. `extra["collision"]` and `extra["collision3"]` (N, T) hold sum p^2 and sum p^3.
-    Source: Melo et al. 2025, CAPO.
     """
 
     rate: Positive = 1.0

@@ -1,7 +1,7 @@
-"""Nim: three heaps, `3 0 5:`; who takes the last piece wins. `c2+` takes two of the third and says that this wins.
+"""Nim: three heaps, `3 0 5:`; taking the last piece wins. `c2+` takes two of the third heap and claims that this wins.
 
-Verified is the move: it must leave nothing to win, where that can be done, and be legal elsewhere. `legal` grades it
-alone, and `analysis` whether the sign tells the truth about the position.
+The reward verifies the move: it must leave a lost position where that is possible, and be legal elsewhere. The metric
+`legal` covers only legality, and `analysis` whether the claim about the position is right.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from operator import xor
 
 import numpy as np
 
-from robopolicy.text.task import Question, TextTask
+from robopolicy.text.task import SingleTurn, TextTask
 
 HEAPS, LARGEST = 3, 5
 FORM = re.compile(r"([abc])([1-5])([+-])")
@@ -23,18 +23,18 @@ class Nim(TextTask):
 
     name = "text/nim"
     prompt_bytes, completion_bytes = 8, 5
-    form = FORM.pattern
+    response_pattern = FORM.pattern
 
-    def episode(self, seed: int) -> Question:
+    def episode(self, seed: int) -> SingleTurn:
         """Heaps drawn uniformly, not all of them empty."""
         heaps = _heaps(seed)
         sign = "+" if value(heaps) else "-"
-        return Question(
+        return SingleTurn(
             f"{' '.join(map(str, heaps))}:",
             lambda completion: float(_good(heaps, completion)),
             _best(heaps) + sign,
             lambda completion: FORM.fullmatch(completion.strip()) is not None,
-            legal=lambda completion: float(played(heaps, completion) is not None),
+            legal=lambda completion: float(apply_move(heaps, completion) is not None),
             analysis=lambda completion: float(completion.strip()[2:] == sign),
         )
 
@@ -48,7 +48,7 @@ def value(heaps: list[int]) -> int:
     return reduce(xor, heaps)
 
 
-def played(heaps: list[int], move: str) -> list[int] | None:
+def apply_move(heaps: list[int], move: str) -> list[int] | None:
     """What a move leaves; None where it is none."""
     match = FORM.fullmatch(move.strip())
     if match is None:
@@ -59,7 +59,7 @@ def played(heaps: list[int], move: str) -> list[int] | None:
 
 
 def _good(heaps: list[int], move: str) -> bool:
-    left = played(heaps, move)
+    left = apply_move(heaps, move)
     return left is not None and (value(left) == 0 or value(heaps) == 0)
 
 

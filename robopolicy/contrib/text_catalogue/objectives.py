@@ -46,8 +46,10 @@ class PairRegression:
 class StepRegression:
     """Direct advantage policy optimisation: `(beta log pi / pi_ref - A)^2` of each unit, a step or a chunk.
 
+    Source: Liu et al. 2024.
+
     The advantage of a unit is the mean over its decisions. At 0 the policy is `pi_ref exp(A / beta)`. With the level
-    "trajectory" whole rollouts are regressed (A*-PO). Source: Liu et al. 2024.
+    "trajectory" whole rollouts are regressed (A*-PO).
     """
 
     beta: NonNegative = 0.1
@@ -183,9 +185,11 @@ class DivergenceImitation:
 class OffPolicyRows:
     """`-A p / (p + shape)` with the current probability p of each decision of a teacher's rows.
 
+    Source: AMPO, Yuan et al. 2025.
+
     No ratio to a behaviour that is unknown, and none that is clipped: unlikely decisions learn most, likely ones hardly
     any more. The mean is over all decisions of the batch, so that beside an estimator with the weight `source_weight`
-    and the aggregation "token_mean" it is one mean over both kinds of rows. Source: Yuan et al. 2025, AMPO.
+    and the aggregation "token_mean" it is one mean over both kinds of rows.
     """
 
     source: NonNegativeInt = 2  # of the teacher's rows
@@ -204,8 +208,10 @@ class OffPolicyRows:
 class ReplayedRows:
     """`-A min(ratio, 1 + high)` of the rows of an earlier batch, beside the loss of the new ones.
 
+    Source: PIPO, Wang et al. 2026.
+
     The ratio is bounded above alone, whatever the sign of A. Beside an estimator with the mask `source` a batch that is
-    not judged, A = 0 everywhere, changes nothing. Source: Wang et al. 2026, PIPO.
+    not judged, A = 0 everywhere, changes nothing.
     """
 
     source: NonNegativeInt = 1  # of the rows

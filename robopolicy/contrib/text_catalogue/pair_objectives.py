@@ -83,9 +83,11 @@ class NashPair:
 class AnchoredPair:
     """SePPO: the loser is a sample of an earlier policy, which may be better; an anchor says which it is.
 
+    Source: Zhang et al. 2024.
+
     The demonstration is the preferred trajectory, the sample the other one. If the policy has moved towards the sample
     more than the reference says (its log-ratio exceeds that of the demonstration, the anchor test), the sample counts
-    as worse and is pushed away, else it is imitated too: `-log sigmoid(beta (r+ -+ r-))`. Source: Zhang et al. 2024.
+    as worse and is pushed away, else it is imitated too: `-log sigmoid(beta (r+ -+ r-))`.
     """
 
     beta: NonNegative = 0.1

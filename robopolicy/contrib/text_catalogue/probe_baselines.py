@@ -99,9 +99,10 @@ class ProbeBaseline:
 class ContextBaseline:
     """Subtract a success rate read off recent (prompt, outcome) pairs that resemble the prompt, without fitting.
 
+    Source: Zhang et al. 2026.
+
     Prompts or start states are `extra["prompt_features"]` (N, D); the prediction weighs the last `size` outcomes by
     `exp(-distance^2 / (2 width^2))`. It is a plain stand-in for the pretrained in-context predictor of the source.
-    Source: Zhang et al. 2026, V0.
     """
 
     centres: ClassVar[bool] = True

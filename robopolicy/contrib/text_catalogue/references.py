@@ -13,20 +13,22 @@ def average_weights(
 ) -> dict[str, Tensor]:
     """Weighted mean of the parameters of several policies; integers are those of the first.
 
-    Source: Chegini et al. 2024, SALSA.
+    Source: SALSA, Chegini et al. 2024.
 
     Args:
         states: State dicts with the same keys and shapes.
         weights: One per state, normalised to sum to 1; None: equal.
     """
     if not states:
-        raise ValueError("A soup needs at least one policy.")
+        raise ValueError("An average needs at least one policy.")
     shares = [1.0] * len(states) if weights is None else list(weights)
     if len(shares) != len(states) or sum(shares) <= 0:
-        raise ValueError(f"A soup of {len(states)} policies needs as many weights with a positive sum, got {shares}.")
+        raise ValueError(
+            f"An average of {len(states)} policies needs as many weights with a positive sum, got {shares}."
+        )
     for state in states[1:]:
         if state.keys() != states[0].keys():
-            raise ValueError("Policies of a soup must have the same parameters.")
+            raise ValueError("Averaged policies must have the same parameters.")
     total = sum(shares)
 
     def mean(key: str) -> Tensor:

@@ -1,4 +1,4 @@
-"""Rewards that compare the attempts of a group: ranks, ranks of failures, Pareto fronts."""
+"""Rewards that compare the trajectories of a group: ranks, ranks of failures, Pareto fronts."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from robopolicy.text.rollouts.protocols import Outcomes, Reward
 class Rank(Reward):
     """Rank of a metric within its group, from 0 to 1; equal values share the mean of their ranks.
 
-    With `where` only the attempts are ranked for which that metric is positive, e.g. those at tasks without a verifier.
-    Source: Lu et al. 2025, URPO.
+    Source: URPO, Lu et al. 2025.
+
+    With `where` only trajectories with a positive value of that metric are ranked, e.g. tasks without a verifier.
     """
 
     metric: str = "reward"
@@ -31,9 +32,11 @@ class Rank(Reward):
 
 @dataclass(frozen=True)
 class RankFailures(Reward):
-    """Failed attempts earn `share` times the rank of a metric among the failures of their group.
+    """Failed trajectories earn `share` times the rank of a metric among the failures of their group.
 
-    Successes keep their reward. A share of 0 changes nothing. Source: Jiang et al. 2026, R3.
+    Source: R3, Jiang et al. 2026.
+
+    Successes keep their reward. A share of 0 changes nothing.
     """
 
     metric: str = "progress"
@@ -50,9 +53,9 @@ class RankFailures(Reward):
 
 @dataclass(frozen=True)
 class ParetoRank(Reward):
-    """Share of its group that an attempt is not dominated by (FATE, Yin et al. 2026); one objective gives the rank.
+    """Fraction of its group that does not dominate a trajectory (FATE, Yin et al. 2026); one objective gives the rank.
 
-    An attempt is dominated by another that is nowhere worse and somewhere better; half of the equal ones count.
+    A trajectory is dominated by another that is nowhere worse and somewhere better; ties count half.
     """
 
     objectives: Sequence[str]  # metrics, higher is better
@@ -74,7 +77,7 @@ def in_groups(key: Tensor, values: Tensor, function: Callable[[Tensor], Tensor])
 
 
 def ranks(values: Tensor) -> Tensor:
-    """Ranks `(G,)` from 0 to 1 of values `(G,)`; one alone gets 0.5."""
+    """Ranks `(G,)` from 0 to 1 of values `(G,)`; a single value gets 0.5."""
     return pareto_ranks(values.unsqueeze(1))
 
 

@@ -1,6 +1,6 @@
-"""Rewards of single attempts: sums, gates, minima, chosen criteria, debates, refinements.
+"""Rewards of single trajectories: sums, gates, minima, chosen criteria, debates, refinements.
 
-Wherever a metric is named, "reward" stands for the reward composed so far.
+Wherever a metric is named, "reward" stands for the reward so far.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ class Sum(Reward):
 class Gated(Reward):
     """Levels that count only when all before are passed: `sum_l w_l s_l prod_{k<l} [s_k passes]`.
 
-    Safety before success before style. Source: Cheng et al. 2026, ChatShopBuddy.
+    Source: ChatShopBuddy, Cheng et al. 2026.
+
+    Safety before success before style.
     """
 
     levels: Sequence[str]
@@ -65,7 +67,10 @@ class Minimum(Reward):
 
 @dataclass(frozen=True)
 class ChosenCriterion(Reward):
-    """The one criterion that a critic chose for each attempt (RLAC, Wu et al. 2025), who earns the rest (`ZeroSum`)."""
+    """The one criterion that a critic chose for each trajectory; the critic earns the rest (`ZeroSum`).
+
+    Source: RLAC, Wu et al. 2025.
+    """
 
     criteria: Sequence[str]
     choice: str = "criterion"  # metric: index of the chosen criterion
@@ -80,10 +85,10 @@ class ChosenCriterion(Reward):
 class ZeroSum(Reward):
     """Zero-sum reward of two roles: one earns the reward, the other `total` minus it.
 
-    `total` is 1 in RLAC and 0 in SPC (Chen et al. 2025).
+    Source: RLAC: 1; SPC, Chen et al. 2025: 0.
     """
 
-    role: str = "role"  # metric: 0 for the player who earns the reward, 1 for its adversary
+    role: str = "role"  # metric: 0 for the role that earns the reward, 1 for its adversary
     total: float = 1.0
 
     def __call__(self, outcomes: Outcomes) -> Tensor:
@@ -109,8 +114,9 @@ class Debate(Reward):
 class Refinement(Reward):
     """Critique-RL: a critique earns +-1 for its verdict, after `first` batches what the refinement earns.
 
-    Then it is the success of the refinement plus `bonus` for a right verdict, and -1 for a wrong one whatever follows.
     Source: Xi et al. 2025.
+
+    Then it is the success of the refinement plus `bonus` for a right verdict, and -1 for a wrong one whatever follows.
     """
 
     def __init__(

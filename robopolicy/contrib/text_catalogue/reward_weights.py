@@ -17,8 +17,9 @@ from robopolicy.text.rollouts.protocols import Outcomes, Reward
 class ToolCalls(Reward):
     """The reward times the efficiency of its tool calls: calls are compared with the fewest that did.
 
+    Source: OTC, Wang et al. 2025.
+
     The fewest calls of a success are kept per task as a running minimum. Failures earn nothing for being short.
-    Source: Wang et al. 2025, OTC.
     """
 
     def __init__(self, calls: str = "calls", scale: float = 4.0, weight: float = 1.0) -> None:
@@ -52,11 +53,10 @@ class ToolCalls(Reward):
 
 
 class HypervolumeFactor(Reward):
-    """The reward times `0.5 + 1.5 tanh(gain)`: more where the policy has moved the Pareto front.
+    """The reward times `0.5 + 1.5 tanh(gain)`: more where the policy has moved the Pareto front (Lu et al. 2025).
 
     The gain is the hypervolume that the mean metrics of the batch add to those of earlier ones, above a reference
-    point. It is one number for all attempts, so that an advantage divided by its spread does not feel it.
-    Source: Lu et al. 2025, dynamic reward weighting.
+    point. It is one number for all trajectories, so that an advantage divided by its standard deviation is unchanged.
     """
 
     def __init__(self, metrics: Sequence[str], reference: Sequence[float]) -> None:
@@ -99,7 +99,7 @@ class HypervolumeFactor(Reward):
 
 
 class GradientWeights(Reward):
-    """Weighted objectives whose weights follow their influence on all (Lu et al. 2025, dynamic reward weighting).
+    """Weighted objectives whose weights follow their influence on all (Lu et al. 2025).
 
     `w <- softmax(log w + rate <g_i, sum_j g_j> / mu)` stays on the simplex; a rate of 0 keeps it.
     """
@@ -112,17 +112,19 @@ class GradientWeights(Reward):
             rate: Step size of the mirror ascent.
             regularization: mu, its divisor.
         """
-        self.followed, self.rate, self.regularization = tuple(objectives), rate, regularization
-        self.weight = torch.full((len(self.followed),), 1.0 / len(self.followed), dtype=torch.float64)
+        self.weighted_objectives, self.rate, self.regularization = tuple(objectives), rate, regularization
+        self.weight = torch.full(
+            (len(self.weighted_objectives),), 1.0 / len(self.weighted_objectives), dtype=torch.float64
+        )
 
-    def follow(self, influence: Tensor) -> None:
+    def set_influence(self, influence: Tensor) -> None:
         """Move the weights by the influence `(O,)` of every objective."""
         step = self.rate * influence.to(self.weight) / self.regularization
         self.weight = torch.softmax(self.weight.log() + step, 0)
 
     def __call__(self, outcomes: Outcomes) -> Tensor:
         """Rewards `(M,)`."""
-        return torch.stack([outcomes.require(name) for name in self.followed], 1).double() @ self.weight
+        return torch.stack([outcomes.require(name) for name in self.weighted_objectives], 1).double() @ self.weight
 
     def state_dict(self) -> dict[str, Any]:
         """The weights."""

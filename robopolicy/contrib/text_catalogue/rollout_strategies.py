@@ -9,18 +9,27 @@ from typing import Any
 import torch
 
 from robopolicy.constraints import Fraction, NonNegative, PositiveInt, Seed
-from robopolicy.text.rollouts.protocols import HINTED, Attempt, Task, Topology, World, able, need_metric
-from robopolicy.text.rollouts.strategies import Flat, Random
-from robopolicy.text.rollouts.trajectories import groups_of
+from robopolicy.text.rollouts.protocols import (
+    HINTED,
+    RolloutEnv,
+    RolloutStrategy,
+    Task,
+    Trajectory,
+    require_capability,
+    require_metric,
+)
+from robopolicy.text.rollouts.strategies import Independent, RandomStrategy
+from robopolicy.text.rollouts.trajectories import group_by_task
 from robopolicy.text.task import TextTask
 
 
-class Tree(Random):
-    """Every unit of every branch is tried `width` times, for `depth` units; then each is played out.
+class Tree(RandomStrategy):
+    """Tree of rollouts: `width` continuations of every unit for `depth` units, then to the end.
+
+    Source: DialTree, Guo et al. 2025.
 
     Where a metric of this name is positive (off-topic, malformed, unsafe), a branch is pruned unless all would be. More
-    leaves than the budget are thinned at random, missing ones are played from the start. One branch per unit is flat.
-    Source: Guo et al. 2025, DialTree.
+    leaves than the budget are thinned at random, missing ones are rolled out from the start. Width 1 is independent.
     """
 
     def __init__(
@@ -31,65 +40,67 @@ class Tree(Random):
         Args:
             width: Continuations of each unit.
             depth: Units that branch.
-            prune: Metric of attempts that are not continued.
+            prune: Metric of rollouts that are not continued.
             seed: Of the draws.
         """
         super().__init__(seed)
         self.width, self.depth, self.prune = width, depth, prune
 
-    def rollout(self, world: World, tasks: Sequence[Task]) -> list[Attempt]:
-        """Task by task, a unit of all branches at a time."""
-        return [attempt for task in tasks for attempt in self._leaves(world, task)]
+    def rollout(self, env: RolloutEnv, tasks: Sequence[Task]) -> list[Trajectory]:
+        """Roll out each task, one unit of all branches at a time."""
+        return [trajectory for task in tasks for trajectory in self._leaves(env, task)]
 
-    def _sound(self, attempt: Attempt) -> bool:
-        return self.prune is None or need_metric(attempt.metrics, self.prune, "topology") <= 0
+    def _is_kept(self, trajectory: Trajectory) -> bool:
+        return self.prune is None or require_metric(trajectory.metrics, self.prune, "strategy") <= 0
 
-    def _leaves(self, world: World, task: Task) -> list[Attempt]:
+    def _leaves(self, env: RolloutEnv, task: Task) -> list[Trajectory]:
         frontier = [task] * max(1, task.budget // self.width**self.depth)
-        leaves: list[Attempt] = []
+        leaves: list[Trajectory] = []
         for unit in range(1, self.depth + 1):
-            tried = world.play([branch for branch in frontier for _ in range(self.width)], units=1)
-            sound = [attempt for attempt in tried if self._sound(attempt)]
+            tried = env.rollout([branch for branch in frontier for _ in range(self.width)], units=1)
+            sound = [trajectory for trajectory in tried if self._is_kept(trajectory)]
             kept = self._thinned(sound or tried, task.budget - len(leaves))
-            leaves += [attempt for attempt in kept if attempt.finished]
-            open_ends = [attempt for attempt in kept if not attempt.finished]
-            frontier = [able(world, "branch")(attempt, unit) for attempt in open_ends]
-        leaves += world.play([*frontier, *[task] * (task.budget - len(leaves) - len(frontier))])
+            leaves += [trajectory for trajectory in kept if trajectory.finished]
+            unfinished = [trajectory for trajectory in kept if not trajectory.finished]
+            frontier = [require_capability(env, "branch")(trajectory, unit) for trajectory in unfinished]
+        leaves += env.rollout([*frontier, *[task] * (task.budget - len(leaves) - len(frontier))])
         return leaves
 
-    def _thinned(self, attempts: list[Attempt], most: int) -> list[Attempt]:
-        if len(attempts) <= most:
-            return attempts
-        chosen = torch.randperm(len(attempts), generator=self._generator)[:most].sort().values
-        return [attempts[index] for index in chosen.tolist()]
+    def _thinned(self, trajectories: list[Trajectory], most: int) -> list[Trajectory]:
+        if len(trajectories) <= most:
+            return trajectories
+        chosen = torch.randperm(len(trajectories), generator=self._generator)[:most].sort().values
+        return [trajectories[index] for index in chosen.tolist()]
 
 
-class ResetFromData(Random):
-    """Attempts begin in the middle of a demonstration with probability `share` (DR-PO, Chang et al. 2024).
+class ResetFromData(RandomStrategy):
+    """Rollouts start in the middle of a demonstration with probability `share` (DR-PO, Chang et al. 2024).
 
     The length of its prefix is uniform, and one per task, so that a group starts from one state. What is given is not a
-    decision of the policy. A share of 0 is flat.
+    decision of the policy. A share of 0 is independent.
     """
 
     def __init__(self, share: Fraction = 1.0, seed: Seed = 0) -> None:
         super().__init__(seed)
         self.share = share
 
-    def rollout(self, world: World, tasks: Sequence[Task]) -> list[Attempt]:
-        """Flat, from where the demonstrations lead."""
-        return Flat().rollout(world, [self._started(world, task) for task in tasks])
+    def rollout(self, env: RolloutEnv, tasks: Sequence[Task]) -> list[Trajectory]:
+        """Independent rollouts after the prefixes."""
+        return Independent().rollout(env, [self._started(env, task) for task in tasks])
 
-    def _started(self, world: World, task: Task) -> Task:
+    def _started(self, env: RolloutEnv, task: Task) -> Task:
         chance, length = self.uniform(), self.uniform()
-        started = able(world, "begin")(task, length) if chance < self.share else None
+        started = require_capability(env, "start_from_solution")(task, length) if chance < self.share else None
         return task if started is None else started
 
 
-class AdaptiveHints(Random):
-    """Half of a group is played with the beginning of a reference solution, longer where the other half fails.
+class AdaptiveHints(RandomStrategy):
+    """Half of a group starts with a prefix of a reference solution, longer where the other half fails.
+
+    Source: Zhang et al. 2025.
 
     The share is `low + (high - low) (1 - p) + noise`, p the success rate of the plain half; a share of at most 0 leaves
-    the task as it is. The given decisions are masked. Source: Zhang et al. 2025, ADHint.
+    the task as it is. The given decisions are masked.
     """
 
     def __init__(
@@ -106,59 +117,59 @@ class AdaptiveHints(Random):
         super().__init__(seed)
         self.low, self.high, self.noise = low, high, noise
 
-    def rollout(self, world: World, tasks: Sequence[Task]) -> list[Attempt]:
+    def rollout(self, env: RolloutEnv, tasks: Sequence[Task]) -> list[Trajectory]:
         """Roll out the plain halves first, because they determine the length of the hints."""
-        plain = Flat().rollout(world, [replace(task, budget=task.budget - task.budget // 2) for task in tasks])
-        helped: list[Task] = []
-        for task, group in zip(tasks, groups_of(plain), strict=True):
-            rate = sum(attempt.success for attempt in group) / len(group)
+        plain = Independent().rollout(env, [replace(task, budget=task.budget - task.budget // 2) for task in tasks])
+        assisted: list[Task] = []
+        for task, group in zip(tasks, group_by_task(plain), strict=True):
+            rate = sum(trajectory.success for trajectory in group) / len(group)
             share = self.low + (self.high - self.low) * (1.0 - rate) + self.noise * (2.0 * self.uniform() - 1.0)
-            hinted = able(world, "begin")(task, min(share, 1.0)) if share > 0 else None
-            helped += [task if hinted is None else hinted] * (task.budget // 2)
-        told = [
-            replace(attempt, source=HINTED) if attempt.task.prefix is not None else attempt
-            for attempt in world.play(helped)
+            hinted = require_capability(env, "start_from_solution")(task, min(share, 1.0)) if share > 0 else None
+            assisted += [task if hinted is None else hinted] * (task.budget // 2)
+        hinted_rollouts = [
+            replace(trajectory, source=HINTED) if trajectory.task.prefix is not None else trajectory
+            for trajectory in env.rollout(assisted)
         ]
-        return side_by_side(plain, told)
+        return side_by_side(plain, hinted_rollouts)
 
 
-class Rewritten(Topology):
-    """Tasks restated by how they went: failed ones simpler, half-solved ones varied, plus the originals.
+class Paraphrased(RolloutStrategy):
+    """Paraphrased tasks (CLPO, Zhang et al. 2025): failed ones simpler, half-solved ones varied, plus the originals.
 
-    The restatements have keys, and so groups, of their own and come on top of the budget. With `hard` below 0 and an
-    empty middle nothing is restated. Source: Zhang et al. 2025, CLPO.
+    Paraphrases have their own keys and groups and are added to the budget. With `hard` below 0 and an
+    empty middle nothing is paraphrased.
     """
 
     def __init__(self, hard: Fraction = 0.3, easy: Fraction = 0.7) -> None:
         """Validate and store the options.
 
         Args:
-            hard: Success rate up to which a task is restated simpler.
-            easy: Success rate up to which it is varied.
+            hard: Success rate up to which a simpler paraphrase is used.
+            easy: Success rate up to which a varied paraphrase is used.
         """
         self.hard, self.easy = hard, easy
 
     def check(self, task: Any) -> None:
-        """Refuse a text task that cannot restate its problems."""
-        if isinstance(task, TextTask) and type(task).restated is TextTask.restated:
-            raise ValueError(f"task {task.name} cannot restate its problems; choose another recipe or task.")
+        """Refuse a text task that cannot paraphrase its problems."""
+        if isinstance(task, TextTask) and type(task).paraphrase is TextTask.paraphrase:
+            raise ValueError(f"task {task.name} cannot paraphrase its problems; choose another recipe or task.")
 
-    def rollout(self, world: World, tasks: Sequence[Task]) -> list[Attempt]:
-        """The originals, then restatements of those that were not easy."""
-        attempts = Flat().rollout(world, tasks)
+    def rollout(self, env: RolloutEnv, tasks: Sequence[Task]) -> list[Trajectory]:
+        """The originals, then paraphrases of those that were not easy."""
+        trajectories = Independent().rollout(env, tasks)
         again: list[Task] = []
-        for task, group in zip(tasks, groups_of(attempts), strict=True):
-            rate = sum(attempt.success for attempt in group) / len(group)
+        for task, group in zip(tasks, group_by_task(trajectories), strict=True):
+            rate = sum(trajectory.success for trajectory in group) / len(group)
             if rate <= self.easy:
-                again.append(able(world, "rewrite")(task, "simpler" if rate <= self.hard else "varied"))
-        return attempts + Flat().rollout(world, again)
+                again.append(require_capability(env, "rewrite")(task, "simpler" if rate <= self.hard else "varied"))
+        return trajectories + Independent().rollout(env, again)
 
 
-class Privileged(Topology):
+class Privileged(RolloutStrategy):
     """Rolls out part of a group with a document that the policy will not have later (TriMPI, Wang et al. 2025).
 
-    Its attempts join the group as answers to the plain task: scored without the document, `logp_behaviour` with it. A
-    share of 0 is flat.
+    Its trajectories join the group as answers to the plain task: scored without the document, `logp_behaviour` with it.
+    A share of 0 is independent.
     """
 
     def __init__(self, share: Fraction = 0.5, kind: str = "document") -> None:
@@ -170,30 +181,32 @@ class Privileged(Topology):
         """
         self.share, self.kind = share, kind
 
-    def rollout(self, world: World, tasks: Sequence[Task]) -> list[Attempt]:
+    def rollout(self, env: RolloutEnv, tasks: Sequence[Task]) -> list[Trajectory]:
         """Roll out the plain ones, then those with the document."""
         counts = [round(self.share * task.budget) for task in tasks]
-        plain = Flat().rollout(world, [replace(t, budget=t.budget - n) for t, n in zip(tasks, counts, strict=True)])
-        asked = [task for task, count in zip(tasks, counts, strict=True) for _ in range(count)]
-        if not asked:
+        plain = Independent().rollout(
+            env, [replace(t, budget=t.budget - n) for t, n in zip(tasks, counts, strict=True)]
+        )
+        requests = [task for task, count in zip(tasks, counts, strict=True) for _ in range(count)]
+        if not requests:
             return plain
-        told = [able(world, "hint")(task, self.kind, 1.0) or task for task in asked]
-        helped = able(world, "rescore")(world.play(told), asked)
-        return side_by_side(plain, [replace(attempt, source=HINTED) for attempt in helped])
+        hinted = [require_capability(env, "hint")(task, self.kind, 1.0) or task for task in requests]
+        assisted = require_capability(env, "rescore")(env.rollout(hinted), requests)
+        return side_by_side(plain, [replace(trajectory, source=HINTED) for trajectory in assisted])
 
 
-class PromptModes(Topology):
-    """A fixed fraction of every group in each mode, given in the context; the reward has the costs.
+class PromptModes(RolloutStrategy):
+    """A fixed fraction of every group in each mode, given in the context; the reward includes their costs.
 
-    Source: Chen et al. 2025, A2FM.
+    Source: A2FM, Chen et al. 2025.
     """
 
     def __init__(self, modes: Sequence[str]) -> None:
         self.modes = tuple(modes)
 
-    def rollout(self, world: World, tasks: Sequence[Task]) -> list[Attempt]:
-        """Mode after mode, over and over until the budget is spent."""
-        return world.play(
+    def rollout(self, env: RolloutEnv, tasks: Sequence[Task]) -> list[Trajectory]:
+        """Cycle through the modes until the budget is spent."""
+        return env.rollout(
             [
                 replace(task, context={"kind": "mode", "text": self.modes[number % len(self.modes)]})
                 for task in tasks
@@ -202,38 +215,40 @@ class PromptModes(Topology):
         )
 
 
-class Resample(Topology):
+class Resample(RolloutStrategy):
     """Resamples rollouts with low critic values (ReAd, Zhang et al. 2024) and keeps the best one.
 
-    The critic is a metric of the world. The cost is up to `queries` attempts for each that is returned.
+    The critic is a metric of the environment. The cost is up to `queries` rollouts per returned trajectory.
     """
 
     def __init__(self, metric: str = "advantage", threshold: float = 0.0, queries: PositiveInt = 3) -> None:
         """Validate and store the options.
 
         Args:
-            metric: What the critic says of an attempt.
-            threshold: Above it an attempt is accepted; -.inf accepts all.
-            queries: Most attempts at one place.
+            metric: Metric with the critic's value.
+            threshold: Values above it are accepted; -.inf accepts all.
+            queries: Maximum rollouts per returned trajectory.
         """
         self.metric, self.threshold, self.queries = metric, threshold, queries
 
-    def rollout(self, world: World, tasks: Sequence[Task]) -> list[Attempt]:
-        """As many as the budgets sum to, accepted or the best that there were."""
-        attempts = world.play([task for task in tasks for _ in range(task.budget)])
+    def rollout(self, env: RolloutEnv, tasks: Sequence[Task]) -> list[Trajectory]:
+        """As many as the budgets sum to, accepted or the best of the queries."""
+        trajectories = env.rollout([task for task in tasks for _ in range(task.budget)])
         for _ in range(self.queries - 1):
-            places = [place for place, attempt in enumerate(attempts) if self._value(attempt) <= self.threshold]
+            places = [
+                place for place, trajectory in enumerate(trajectories) if self._value(trajectory) <= self.threshold
+            ]
             if not places:
                 break
-            for place, again in zip(places, world.play([attempts[place].task for place in places]), strict=True):
-                if self._value(again) > self._value(attempts[place]):
-                    attempts[place] = again
-        return attempts
+            for place, again in zip(places, env.rollout([trajectories[place].task for place in places]), strict=True):
+                if self._value(again) > self._value(trajectories[place]):
+                    trajectories[place] = again
+        return trajectories
 
-    def _value(self, attempt: Attempt) -> float:
-        return need_metric(attempt.metrics, self.metric, "topology")
+    def _value(self, trajectory: Trajectory) -> float:
+        return require_metric(trajectory.metrics, self.metric, "strategy")
 
 
-def side_by_side(first: Sequence[Attempt], second: Sequence[Attempt]) -> list[Attempt]:
-    """Attempts of both, group by group."""
-    return [attempt for group in groups_of([*first, *second]) for attempt in group]
+def side_by_side(first: Sequence[Trajectory], second: Sequence[Trajectory]) -> list[Trajectory]:
+    """Trajectories of both, by group."""
+    return [trajectory for group in group_by_task([*first, *second]) for trajectory in group]

@@ -1,10 +1,11 @@
 """Scoring options of single recipes, each a key of `rollout`.
 
 score_temperatures: {KEY: FACTOR}   extra[KEY] (N, T): log-probabilities at FACTOR times the temperature of the row
-reference: soup                     the reference is the mean of the weights of the start and of the companion
-layer: {number: K, updates: U}      the first U updates learn what the output layer reads off hidden layer K
-support: {top_p: P, refresh: U}     only what a copy of the policy, renewed every U updates, finds likely is chosen
-segments: {every: K, below: P}      a message is cut behind every K-th token less likely than P; units are such segments
+reference: average                  the reference has the average weights of the initial policy and the teacher
+layer: {number: K, updates: U}      the first U updates train the distribution that the output layer reads at layer K
+support: {top_p: P, refresh: U}     sampling is restricted to the top-p tokens of a copy of the policy, updated every U
+                                    updates
+segments: {every: K, below: P}      split messages after every K-th token less likely than P; units are such segments
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from robopolicy.contrib.text_catalogue.references import average_weights
 from robopolicy.core.decisions import Decisions
 from robopolicy.core.options import validate_option
 from robopolicy.errors import UserError
-from robopolicy.text.annotators import Aside
+from robopolicy.text.annotators import RolloutAnnotator
 from robopolicy.text.policy import TextPolicy
 from robopolicy.text.recipe_trainer import TextRecipe
 from robopolicy.text.scoring_options import ScoringOption
-from robopolicy.text.text_env import TextWorld
+from robopolicy.text.text_env import TextEnv
 
 
 def entries(key: str, value: Any, hints: Mapping[str, Any]) -> dict[str, Any]:
@@ -41,47 +42,47 @@ def entries(key: str, value: Any, hints: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Temperatures(ScoringOption):
-    """Scores of the responses at other temperatures (Li et al. 2026, DCPO)."""
+class TemperatureScores(ScoringOption):
+    """Scores of the responses at other temperatures (Li et al. 2026)."""
 
     factors: Mapping[str, float]  # of the temperature of each row, by key of `extra`
 
     @classmethod
     def parse(cls, value: Any) -> Self:
-        """See the top of this module."""
+        """See the module docstring."""
         return cls(validate_option("rollout.score_temperatures", Mapping[str, Positive], value))
 
-    def score(self, rows: Decisions, learner: TextRecipe) -> Decisions:
+    def add_scores(self, rows: Decisions, learner: TextRecipe) -> Decisions:
         """Score at every temperature."""
         found = dict(rows.extra)
         for key, factor in self.factors.items():
-            heat = rows.extra["temperature"] * factor
-            warmer = rows.with_fields(extra={**rows.extra, "temperature": heat})
-            found[key] = learner.scored(learner.policy, warmer).logp
+            temperatures = rows.extra["temperature"] * factor
+            warmer = rows.with_fields(extra={**rows.extra, "temperature": temperatures})
+            found[key] = learner.score_rows(learner.policy, warmer).logp
         return rows.with_fields(extra=found)
 
 
 @dataclass(frozen=True)
-class SoupReference(ScoringOption):
-    """A reference that averages the initial policy and the companion (SALSA, Chegini et al. 2024)."""
+class AveragedReference(ScoringOption):
+    """A reference that averages the initial policy and the teacher (SALSA, Chegini et al. 2024)."""
 
-    needs: ClassVar[Collection[str]] = ("companion",)
+    needs: ClassVar[Collection[str]] = ("teacher",)
 
     @classmethod
     def parse(cls, value: Any) -> Self:
-        """See the top of this module."""
-        if value != "soup":
-            raise ValueError(f"rollout.reference must be soup, got {value!r}.")
+        """See the module docstring."""
+        if value != "average":
+            raise ValueError(f"rollout.reference must be average, got {value!r}.")
         return cls()
 
-    def reference(self, start: TextPolicy, learner: TextRecipe) -> None:
+    def modify_reference(self, start: TextPolicy, learner: TextRecipe) -> None:
         """Average the weights."""
-        if learner.companion is None:
+        if learner.teacher is None:
             return
         try:
-            start.load_state_dict(average_weights([start.state_dict(), learner.companion.state_dict()]))
+            start.load_state_dict(average_weights([start.state_dict(), learner.teacher.state_dict()]))
         except (RuntimeError, ValueError) as error:
-            raise UserError(f"algorithm.companion is of another architecture than the policy: {error}") from error
+            raise UserError(f"algorithm.teacher is of another architecture than the policy: {error}") from error
 
 
 @dataclass(frozen=True)
@@ -94,18 +95,18 @@ class HiddenLayer(ScoringOption):
 
     @classmethod
     def parse(cls, value: Any) -> Self:
-        """See the top of this module."""
+        """See the module docstring."""
         return cls(**entries("layer", value, {"number": NonNegativeInt, "updates": NonNegativeInt}))
 
-    def settings(self, update: int) -> dict[str, Any]:
+    def score_settings(self, update: int) -> dict[str, Any]:
         """The hidden layer, in the first updates."""
         return {"layer": self.number} if update < self.updates else {}
 
 
-class LikelySupport(ScoringOption):
+class TopPSupport(ScoringOption):
     """Restricts sampling to likely tokens of a copy of the policy (NLPO, Ramamurthy et al. 2022)."""
 
-    needs = ("causal", "engine", "players", "vocabulary")
+    needs = ("causal", "engine", "num_workers", "vocabulary")
 
     def __init__(self, top_p: float, refresh: int) -> None:
         """Validate and store the options.
@@ -119,21 +120,21 @@ class LikelySupport(ScoringOption):
 
     @classmethod
     def parse(cls, value: Any) -> Self:
-        """See the top of this module."""
+        """See the module docstring."""
         return cls(**entries("support", value, {"top_p": PositiveFraction, "refresh": PositiveInt}))
 
-    def begin(self, learner: TextRecipe) -> None:
+    def setup(self, learner: TextRecipe) -> None:
         """Copy the policy."""
         self.guide = frozen_copy(learner.policy)
 
-    def prepare(self, env: TextWorld, learner: TextRecipe) -> None:
-        """Write only what the copy finds likely."""
+    def configure_env(self, env: TextEnv, learner: TextRecipe) -> None:
+        """Restrict sampling to the top-p tokens of the copy."""
         env.limits |= {"guide": self.guide, "top_p": self.top_p}
 
     def after_update(self, learner: TextRecipe) -> None:
-        """Update the copy, at its interval and after imitation."""
+        """Update the copy, at its interval and after supervised fine-tuning."""
         assert self.guide is not None
-        if learner.updates == learner.config.imitation or learner.updates % self.refresh == 0:
+        if learner.updates == learner.config.sft_updates or learner.updates % self.refresh == 0:
             self.guide.load_state_dict(learner.policy.state_dict())
 
     def checkpoint_items(self) -> Mapping[str, Checkpointable]:
@@ -142,11 +143,8 @@ class LikelySupport(ScoringOption):
 
 
 @dataclass(frozen=True)
-class SegmentValues(ScoringOption):
-    """Splits messages where the policy is uncertain, with values at the splits.
-
-    Source: Guo et al. 2025, segment policy optimisation.
-    """
+class SegmentValueOption(ScoringOption):
+    """Splits messages where the policy is uncertain, with values at the splits (Guo et al. 2025)."""
 
     every: int
     below: float
@@ -154,9 +152,9 @@ class SegmentValues(ScoringOption):
 
     @classmethod
     def parse(cls, value: Any) -> Self:
-        """See the top of this module."""
+        """See the module docstring."""
         return cls(**entries("segments", value, {"every": PositiveInt, "below": PositiveFraction}))
 
-    def asides(self) -> Mapping[str, Aside]:
-        """Values at the cuts."""
+    def annotators(self) -> Mapping[str, RolloutAnnotator]:
+        """Values at the splits."""
         return {"segments": SegmentValue(self.every, self.below)}

@@ -19,8 +19,10 @@ def positive(
 ) -> Tensor:
     """Trajectories better than the reference policy does on average, those by most more often.
 
+    Source: A-LoL, Baheti et al. 2023.
+
     `extra[key]` (N,) is the mean outcome of the reference policy. Of the trajectories above it a `share` is drawn with
-    a probability in proportion to the advantage, none twice; 1 takes all. Source: Baheti et al. 2023, A-LoL.
+    a probability in proportion to the advantage, none twice; 1 takes all.
     """
     first = first_rows(decisions)
     advantage = (outcome(decisions) - decisions.require_extra(key, per_decision=True))[first, 0].clamp(min=0.0)
@@ -37,7 +39,7 @@ def unlikely(
 ) -> Tensor:
     """Groups whose known answer the base policy finds unlikely, `extra[key]` (N,) in [0, 1].
 
-    Source: Nguyen et al. 2025, SELF.
+    Source: SELF, Nguyen et al. 2025.
     """
     return torch.nonzero(decisions.require_extra(key) <= below).squeeze(1)
 
@@ -90,8 +92,9 @@ def _distance(one: set[tuple[int, int]], other: set[tuple[int, int]]) -> float:
 class Extremes:
     """Best and worst trajectory of every group, for a reward model that is trusted at its extremes.
 
-    `rest` of the others, drawn at random, come along; with all of them it is no filter. Source: Shen and Zhang 2024,
-    PF-PPO.
+    Source: PF-PPO, Shen and Zhang 2024.
+
+    `rest` of the others, drawn at random, come along; with all of them it is no filter.
     """
 
     rest: Fraction = 0.0  # share in [0, 1]

@@ -1,6 +1,6 @@
-"""Advantages towards a target distribution: the tempered policy, a reward-tilted reference.
+"""Advantages towards a target distribution: the tempered policy, a reward-tilted reference (Go et al. 2023).
 
-Sources: Li et al. 2026, DCPO, and Go et al. 2023, f-DPG.
+Source: Li et al. 2026.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ from robopolicy.core.ratios import log_ratio
 
 @dataclass(frozen=True)
 class TemperedTarget:
-    """Pull successes towards the policy at another temperature, to hold the entropy (DCPO, Li et al. 2026).
+    """Pull successes towards the policy at another temperature, to hold the entropy.
+
+    Source: distribution-centric DCPO, Li et al. 2026.
 
     `(1 - a) A + a 1[R > above] w`, where w is the probability of a decision at the other temperature over that at 1:
     `extra["logp_warm"]` (N, T) above 1 while the mean entropy is at most `entropy`, else `extra["logp_cool"]`. With

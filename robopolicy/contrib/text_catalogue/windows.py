@@ -10,98 +10,101 @@ import torch
 
 from robopolicy.constraints import NonNegativeInt, PositiveInt
 from robopolicy.core.decisions import Decisions
-from robopolicy.text.rollouts.protocols import Attempt, Task, Topology, World, able
-from robopolicy.text.rollouts.strategies import Flat
-from robopolicy.text.rollouts.trajectories import joined
+from robopolicy.text.rollouts.protocols import RolloutEnv, RolloutStrategy, Task, Trajectory, require_capability
+from robopolicy.text.rollouts.strategies import Independent
+from robopolicy.text.rollouts.trajectories import concat_rows
 
 
-class Segments(Topology):
-    """Long attempts in context windows: at the limit the policy writes a summary and continues from it.
+class SegmentRollouts(RolloutStrategy):
+    """Long rollouts in context windows: at the limit the policy writes a summary and continues from it.
 
-    Each window is a row of the attempt, and all share its advantage. What is unfinished after the last window is
-    masked: it enters neither loss nor statistics. Source: Lu et al. 2025, SUPO.
+    Source: SUPO, Lu et al. 2025.
+
+    Each window is a row of the trajectory, and all share its advantage. Trajectories unfinished after the last window
+    are
+    masked: they enter neither loss nor statistics.
     """
 
     def __init__(self, units: PositiveInt, summaries: NonNegativeInt = 2) -> None:
         """Validate and store the options.
 
         Args:
-            units: Of one window, behind which the policy sums up if it has not finished.
+            units: Of one window, after which an unfinished policy writes a summary.
             summaries: Windows after the first.
         """
         self.units, self.summaries = units, summaries
 
     def check(self, task: Any) -> None:
-        """Refuse a task whose attempts end within the first window."""
+        """Refuse a task whose episodes end within the first window."""
         if self.units >= task.max_turns:
             raise ValueError(
-                f"it sums up after {self.units} turns, and {task.name} has only {task.max_turns}; "
+                f"it writes a summary after {self.units} turns, and {task.name} has only {task.max_turns}; "
                 "choose another recipe or task."
             )
 
-    def rollout(self, world: World, tasks: Sequence[Task]) -> list[Attempt]:
+    def rollout(self, env: RolloutEnv, tasks: Sequence[Task]) -> list[Trajectory]:
         """Roll out one window of all unfinished rollouts at a time, each after the summary of the earlier ones."""
-        asked = [task for task in tasks for _ in range(task.budget)]
-        attempts = world.play(asked, units=self.units)
-        rows: list[list[Decisions]] = [[] for _ in asked]  # of windows that have ended with a summary
+        requests = [task for task in tasks for _ in range(task.budget)]
+        trajectories = env.rollout(requests, units=self.units)
+        rows: list[list[Decisions]] = [[] for _ in requests]  # of windows that have ended with a summary
         for _ in range(self.summaries):
-            places = [place for place, attempt in enumerate(attempts) if not attempt.finished]
+            places = [place for place, trajectory in enumerate(trajectories) if not trajectory.finished]
             if not places:
                 break
-            told = able(world, "summarize")([attempts[place] for place in places])
-            windows = world.play([task for _, task in told], units=self.units)
-            for place, (before, _), window in zip(places, told, windows, strict=True):
+            summarized = require_capability(env, "summarize")([trajectories[place] for place in places])
+            windows = env.rollout([task for _, task in summarized], units=self.units)
+            for place, (before, _), window in zip(places, summarized, windows, strict=True):
                 rows[place].append(before.decisions)
-                attempts[place] = window
+                trajectories[place] = window
         whole = [
-            replace(attempt, task=task, decisions=joined([*before, attempt.decisions]))
-            for task, attempt, before in zip(asked, attempts, rows, strict=True)
+            replace(trajectory, task=task, decisions=concat_rows([*before, trajectory.decisions]))
+            for task, trajectory, before in zip(requests, trajectories, rows, strict=True)
         ]
-        return [attempt if attempt.finished else without_decisions(attempt) for attempt in whole]
+        return [trajectory if trajectory.finished else without_decisions(trajectory) for trajectory in whole]
 
 
-class PerTurn(Topology):
+class PerTurn(RolloutStrategy):
     """Every unit becomes a row (AgentFlow, Li et al. 2025), each with the reward of the whole.
 
-    Statistics over rows then count long attempts more often, which this method wants.
+    Statistics over rows then count long trajectories more often, which this method intends.
     """
 
-    def __init__(self, inner: Topology | None = None) -> None:
-        self.inner = inner or Flat()
+    def __init__(self, inner: RolloutStrategy | None = None) -> None:
+        self.inner = inner or Independent()
 
-    def rollout(self, world: World, tasks: Sequence[Task]) -> list[Attempt]:
+    def rollout(self, env: RolloutEnv, tasks: Sequence[Task]) -> list[Trajectory]:
         """Rows of units."""
-        attempts = self.inner.rollout(world, tasks)
-        return [replace(attempt, decisions=rows_of_units(attempt.decisions)) for attempt in attempts]
+        trajectories = self.inner.rollout(env, tasks)
+        return [replace(trajectory, decisions=rows_of_units(trajectory.decisions)) for trajectory in trajectories]
 
 
-class PartialRollout(Topology):
+class PartialRollout(RolloutStrategy):
     """Rollouts over several batches (T-PPO, Fan et al. 2025): at the end of a window unfinished ones are trained on.
 
-    Unfinished ones go on in the next batch, in the place of fresh ones, and mark what was learned from before in
-    `extra["seen"]` bool (n, T). For methods that value decisions, as there are no whole groups, and for one player.
+    Unfinished ones continue in the next batch in place of new ones, and mark decisions of earlier updates in
+    `extra["seen"]` bool (n, T). For methods with a critic, as there are no whole groups, and for a single worker.
     """
 
     def __init__(self, units: PositiveInt) -> None:
         self.units = units
         self._open: list[tuple[Task, int]] = []  # unfinished rollouts and their number of units
 
-    def rollout(self, world: World, tasks: Sequence[Task]) -> list[Attempt]:
-        """As many attempts as the budgets sum to."""
+    def rollout(self, env: RolloutEnv, tasks: Sequence[Task]) -> list[Trajectory]:
+        """As many trajectories as the budgets sum to."""
         fresh = [(task, 0) for task in tasks for _ in range(task.budget)]
-        asked = [*self._open, *fresh][: len(fresh)]
+        requests = [*self._open, *fresh][: len(fresh)]
         waiting = self._open[len(fresh) :]
-        played = world.play([task for task, _ in asked], units=self.units)
-        attempts: list[Attempt] = []
-        for attempt, (_, before) in zip(played, asked, strict=True):
-            unit = attempt.decisions.require("unit")
-            extra = {**attempt.decisions.extra, "seen": unit < before}
-            attempts.append(replace(attempt, decisions=attempt.decisions.with_fields(extra=extra)))
-            if not attempt.finished:
+        rollouts = env.rollout([task for task, _ in requests], units=self.units)
+        trajectories: list[Trajectory] = []
+        for trajectory, (_, before) in zip(rollouts, requests, strict=True):
+            unit = trajectory.decisions.require("unit")
+            extra = {**trajectory.decisions.extra, "seen": unit < before}
+            trajectories.append(replace(trajectory, decisions=trajectory.decisions.with_fields(extra=extra)))
+            if not trajectory.finished:
                 units = before + self.units
-                waiting.append((able(world, "branch")(attempt, units), units))
+                waiting.append((require_capability(env, "branch")(trajectory, units), units))
         self._open = waiting
-        return attempts
+        return trajectories
 
     def state_dict(self) -> dict[str, Any]:
         """Unfinished rollouts."""
@@ -123,10 +126,10 @@ def rows_of_units(decisions: Decisions) -> Decisions:
     return cat(pieces) if pieces else decisions
 
 
-def without_decisions(attempt: Attempt) -> Attempt:
-    """The attempt with everything masked."""
-    mask = torch.zeros_like(attempt.decisions.logp_old, dtype=torch.bool)
-    return replace(attempt, decisions=attempt.decisions.with_fields(mask=mask))
+def without_decisions(trajectory: Trajectory) -> Trajectory:
+    """The trajectory with everything masked."""
+    mask = torch.zeros_like(trajectory.decisions.logp_old, dtype=torch.bool)
+    return replace(trajectory, decisions=trajectory.decisions.with_fields(mask=mask))
 
 
 def cat(batches: Sequence[Decisions]) -> Decisions:

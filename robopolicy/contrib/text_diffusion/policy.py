@@ -27,13 +27,13 @@ from robopolicy.core.decisions import PER_ROW, Decisions
 from robopolicy.errors import UserError
 from robopolicy.policies.base import DecisionOutput, Info, Observation, Record, Sample
 from robopolicy.policies.noise import Randomness, uniform
-from robopolicy.text.generation import Generation, choose, logits_of
+from robopolicy.text.generation import Generation, logits_of, sample_tokens
 from robopolicy.text.model import body_of, head_of
 from robopolicy.text.policy import TextConfig, TextPolicy
 from robopolicy.text.scoring import token_scores
 
 if TYPE_CHECKING:
-    from robopolicy.contrib.text_diffusion.world import DiffusionWorld
+    from robopolicy.contrib.text_diffusion.text_env import DiffusionTextEnv
 
 ORDERS = ("random", "confident")
 LIKELIHOODS = ("chain", "elbo")
@@ -64,20 +64,20 @@ class DiffusionTextPolicy(TextPolicy):
     config_class = DiffusionTextConfig
     config: DiffusionTextConfig
     causal: ClassVar[bool] = False
-    marks: ClassVar[int] = 1  # the mask
+    special_tokens: ClassVar[int] = 1  # the mask
 
     @property
-    def env_class(self) -> type[DiffusionWorld]:
-        """The world that can fill gaps."""
-        from robopolicy.contrib.text_diffusion.world import DiffusionWorld  # which imports this module
+    def env_class(self) -> type[DiffusionTextEnv]:
+        """Environment that can fill gaps."""
+        from robopolicy.contrib.text_diffusion.text_env import DiffusionTextEnv  # which imports this module
 
-        return DiffusionWorld
+        return DiffusionTextEnv
 
     @property
-    def recorded(self) -> tuple[str, ...]:  # type: ignore[override]
+    def score_fields(self) -> tuple[str, ...]:  # type: ignore[override]
         """Fields that `score` needs in addition to the mask of the decisions."""
         drawn = ("masked",) if self.config.likelihood == "elbo" else ()
-        return (*super().recorded, "order", *drawn)
+        return (*super().score_fields, "order", *drawn)
 
     @property
     def blank(self) -> int:
@@ -85,7 +85,7 @@ class DiffusionTextPolicy(TextPolicy):
         return self.tokenizer.size
 
     @torch.no_grad()
-    def write(
+    def generate(
         self,
         prompts: Sequence[Sequence[int]],
         generator: Randomness = None,
@@ -110,7 +110,7 @@ class DiffusionTextPolicy(TextPolicy):
         """
         budget = self.budget if budget is None else budget
         self.check_fits(max(map(len, prompts)), budget)
-        heat = self.heat(temperature, len(prompts))
+        temperatures = self.temperatures(temperature, len(prompts))
         size = (len(prompts), budget, 2)
         draws = torch.zeros(size, device=self.device) if deterministic else uniform(size, generator, self.device)
         by_certainty = deterministic or self.config.order == "confident"
@@ -131,10 +131,10 @@ class DiffusionTextPolicy(TextPolicy):
                 row, place = (step == now).nonzero(as_tuple=True)
             if not len(row):
                 continue
-            record = self.rows(prompts, tokens.tolist())
+            record = self.pad_rows(prompts, tokens.tolist())
             hidden = self._encoded(record["tokens"], record["start"] + budget)[row, record["start"][row] + place]
             level = None if deterministic else draws[row, place, 1]
-            chosen, *scores, surest = choose(logits_of(self.model, hidden), heat[row], level)
+            chosen, *scores, surest = sample_tokens(logits_of(self.model, hidden), temperatures[row], level)
             if by_certainty:
                 taken = self._surest(surest, row, place, (step == now).sum(1), tokens.shape)[row, place]
                 row, place, chosen, scores = row[taken], place[taken], chosen[taken], [x[taken] for x in scores]
@@ -147,8 +147,8 @@ class DiffusionTextPolicy(TextPolicy):
     def sample(self, obs: Observation, *, generator: Randomness = None) -> Sample:
         """Messages with the order in which they were filled."""
         prompts = self.prompts(obs)
-        made = self.write(prompts, generator)
-        record = {**self.rows(prompts, made.completions()), "temperature": self.heat(None, len(prompts))}
+        made = self.generate(prompts, generator)
+        record = {**self.pad_rows(prompts, made.completions()), "temperature": self.temperatures(None, len(prompts))}
         record["order"] = made.order
         if self.config.likelihood == "chain":
             return Sample(self._chunk(made), record, made.logp)
@@ -175,7 +175,7 @@ class DiffusionTextPolicy(TextPolicy):
         Args:
             tokens: (N, L) int64 conversations, any number behind their end.
             start: (N,) int64 place of the first column of `order`.
-            mask: (N, T), or (N, M) with `masked`, bool, which decisions are asked for.
+            mask: (N, T), or (N, M) with `masked`, bool, requested decisions.
             temperature: (N,) the tokens were drawn with.
             order: (N, T) int64, see above.
             masked: (N, M, T) bool, what each sample of the bound masks; None: the chain.
@@ -211,14 +211,14 @@ class DiffusionTextPolicy(TextPolicy):
         return inside & (rank < number[..., None])
 
     @torch.no_grad()
-    def decided(self, rows: Decisions, generator: Randomness = None) -> Decisions:
+    def attach_likelihood(self, rows: Decisions, generator: Randomness = None) -> Decisions:
         """With `likelihood=elbo` one column per sample of the bound, scored now; the reward sits on the last one."""
         if self.config.likelihood == "chain":
             return rows
         masked = self.masks(rows.extra["order"], self.config.samples, generator)
         mask = rows.valid().any(1, keepdim=True).expand(-1, masked.shape[1])
         extra = {name: value for name, value in rows.extra.items() if name != "chosen"} | {"masked": masked}
-        place = {name: extra[name].to(self.device) for name in self.recorded}
+        place = {name: extra[name].to(self.device) for name in self.score_fields}
         logp = self.score(mask=mask.to(self.device), **place).logp.to(mask.device)
         reward = torch.zeros_like(logp)
         reward[:, -1] = rows.require("reward").sum(1)
@@ -237,31 +237,37 @@ class DiffusionTextPolicy(TextPolicy):
             order += torch.where(inside, self._steps_of(draws, inside) + 1, 0)
         return {**record, "order": order}, turns
 
-    def check_written(self, said: Sequence[str], what: str) -> None:
+    def check_conversation_fits(self, texts: Sequence[str], what: str) -> None:
         """As of the base; messages must also fit into a canvas."""
-        for message in said[1::2]:
+        for message in texts[1::2]:
             size = len(self.tokenizer.encode(message))
             if size > self.budget:
                 raise UserError(f"{what} has a message of {size} tokens, but a canvas has {self.budget}; shorten it.")
-        super().check_written(said, what)
+        super().check_conversation_fits(texts, what)
 
     def conversation_loss(self, batch: Sequence[Sequence[str]], generator: Randomness = None) -> tuple[Tensor, Tensor]:
         """Bound of the mean negative log-likelihood per token of the policy [nats], and mean entropy of its masks."""
         record, _ = self.conversations(batch, generator)
         mask, masked = record.pop("mask"), self.masks(record["order"], 1, generator)
-        asked, heat = torch.ones(masked.shape[:2], dtype=torch.bool, device=self.device), self.heat(1.0, len(mask))
-        out = self.score(**record, mask=asked, temperature=heat, masked=masked)
+        requests, temperatures = (
+            torch.ones(masked.shape[:2], dtype=torch.bool, device=self.device),
+            self.temperatures(1.0, len(mask)),
+        )
+        out = self.score(**record, mask=requests, temperature=temperatures, masked=masked)
         return -out.logp.sum() / mask.sum(), out.entropy.mean()
 
     def sft_loss(
         self, prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]], generator: Randomness = None
     ) -> tuple[Tensor, Info]:
         """One sample of the bound of the mean negative log-likelihood `(B,)` per token of each canvas [nats]."""
-        record = self.rows(prompts, completions)
+        record = self.pad_rows(prompts, completions)
         order = record.pop("mask").long()
         masked = self.masks(order, 1, generator)
-        asked, heat = torch.ones(masked.shape[:2], dtype=torch.bool, device=self.device), self.heat(1.0, len(order))
-        out = self.score(**record, mask=asked, temperature=heat, order=order, masked=masked)
+        requests, temperatures = (
+            torch.ones(masked.shape[:2], dtype=torch.bool, device=self.device),
+            self.temperatures(1.0, len(order)),
+        )
+        out = self.score(**record, mask=requests, temperature=temperatures, order=order, masked=masked)
         loss = -out.logp[:, 0] / order.sum(1)
         return loss, {"nll": loss.detach(), "entropy": out.entropy[:, 0].detach()}
 
@@ -269,12 +275,12 @@ class DiffusionTextPolicy(TextPolicy):
         """Last hidden states `(N, L, D)` of rows that are seen as a whole."""
         return self._encoded(tokens, torch.full((len(tokens),), tokens.shape[1], device=tokens.device))
 
-    def message(self, text: str) -> list[int]:
+    def encode_message(self, text: str) -> list[int]:
         """Tokens of a whole canvas."""
         tokens = self.tokenizer.encode(text)[: self.budget]
         return tokens + [self.tokenizer.eos] * (self.budget - len(tokens))
 
-    def order(self, count: int, generator: Randomness = None) -> list[int]:
+    def generation_order(self, count: int, generator: Randomness = None) -> list[int]:
         """In which steps the tokens of a message that another wrote count as filled."""
         draws = uniform((1, count), generator, self.device)
         return (self._steps_of(draws, torch.ones_like(draws, dtype=torch.bool))[0] + 1).tolist()
@@ -327,7 +333,7 @@ class DiffusionTextPolicy(TextPolicy):
         view: Tensor,
         column: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        """Scores `(M,)` of tokens at `column` of `view`: V rows `owner`, `hidden` (V, T) masked, cut after `inside`."""
+        """Scores `(M,)` of tokens at `column` of `view`: V rows `owner`, `hidden` (V, T) masked, after `inside`."""
         columns = torch.arange(hidden.shape[1], device=tokens.device)
         end = start[owner] + 1 + torch.where(inside, columns, 0).amax(1)
         seen = tokens[owner]  # a copy

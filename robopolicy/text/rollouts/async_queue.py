@@ -1,8 +1,8 @@
-"""Asynchronous play: how old weights may be, and the stream between those who play and the one who learns.
+"""Asynchronous rollouts: a bound on the age of weights, and the queue between rollout workers and the learner.
 
-A group counts as in flight from the moment it is begun until it has been learned from. At most `(s + 1) batch` groups
-are, so nothing older than s updates is learned from as long as groups arrive in order; what comes too late is left
-out. With s = 0 no group is begun before the update it belongs to: the synchronous loop.
+A group is in flight from its reservation until the learner has used it. At most `(s + 1) batch` groups are in flight,
+so no group is older than s updates as long as groups arrive in order; older groups are dropped. With s = 0 no group
+starts before the update that it belongs to: the synchronous loop.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import Any
 
 from robopolicy.constraints import NonNegativeInt
 from robopolicy.plugins import Registry
-from robopolicy.text.rollouts.protocols import Attempt, Staleness, World
+from robopolicy.text.rollouts.protocols import RolloutEnv, Staleness, Trajectory
 from robopolicy.text.rollouts.trajectories import from_dict, to_dict
 
-Group = list[Attempt]
+Group = list[Trajectory]
 
 
-class Bounded(Staleness):
+class BoundedStaleness(Staleness):
     """At most `limit` updates old (AsyncFlow, Han et al. 2025); 0 is synchronous."""
 
     def __init__(self, limit: NonNegativeInt = 1) -> None:
@@ -38,73 +38,73 @@ class Bounded(Staleness):
 
 STALENESS: Registry[type[Staleness]] = Registry(
     "parts.staleness",
-    {"bounded": Bounded},
+    {"bounded": BoundedStaleness},
 )
 
 
 @dataclass(frozen=True)
-class Ticket:
-    """Leave to play some groups with these weights."""
+class VersionedWeights:
+    """Weights for the next groups, with their version."""
 
     version: int
     weights: Any
 
 
-class Stream:
-    """First in, first out between threads; the learner publishes weights, the players take them with their tickets."""
+class RolloutQueue:
+    """FIFO queue between threads: the learner publishes weights, the workers load them and put groups."""
 
     def __init__(self, staleness: Staleness, batch: int, weights: Any = None) -> None:
-        """Open the stream at version 0.
+        """Create the queue at version 0.
 
         Args:
             staleness: Bound on the age of weights.
             batch: Groups per update.
-            weights: What players load, e.g. a state dict; never changed in place.
+            weights: Weights that workers load, e.g. a state dict; never changed in place.
         """
         self.staleness, self.batch = staleness, batch
         self.version, self.weights = 0, weights
-        self.stale = 0  # groups left out so far because they came too late
+        self.stale = 0  # groups dropped so far because they were too old
         self._waiting: deque[Group] = deque()
-        self._in_flight = 0  # begun and not yet learned from
-        self._taken = 0  # of these, with the learner
+        self._in_flight = 0  # started and not yet used by the learner
+        self._taken = 0  # of these, taken by the learner
         self._closed = False
         self._error: BaseException | None = None
         self._changed = threading.Condition()
 
-    def begin(self, count: int) -> Ticket | None:
-        """Wait for room for `count` groups; None once the stream is closed."""
+    def reserve(self, count: int) -> VersionedWeights | None:
+        """Wait for room for `count` groups; None once the queue is closed."""
         with self._changed:
             most = self.staleness.in_flight(self.batch)
             self._changed.wait_for(lambda: self._closed or self._in_flight + count <= most)
             if self._closed:
                 return None
             self._in_flight += count
-            return Ticket(self.version, self.weights)
+            return VersionedWeights(self.version, self.weights)
 
-    def deliver(self, groups: Sequence[Group], ticket: Ticket, count: int) -> None:
-        """Hand over what was played under a ticket for `count` groups; some may have been dropped."""
-        tagged = [[replace(attempt, version=ticket.version) for attempt in group] for group in groups]
+    def put(self, groups: Sequence[Group], reserved: VersionedWeights, count: int) -> None:
+        """Add the groups of a reservation of `count`; some may have been dropped."""
+        tagged = [[replace(trajectory, version=reserved.version) for trajectory in group] for group in groups]
         with self._changed:
             self._in_flight -= count - len(groups)
             self._waiting.extend(tagged)
             self._changed.notify_all()
 
-    def take(self, count: int) -> list[Group]:
+    def get(self, count: int) -> list[Group]:
         """Wait for `count` groups that are recent enough.
 
         Raises:
-            RuntimeError: A player has failed, or the stream was closed.
+            RuntimeError: A worker has failed, or the queue was closed.
         """
         groups: list[Group] = []
         with self._changed:
             while len(groups) < count:
                 self._changed.wait_for(lambda: bool(self._waiting) or self._closed)
                 if self._error is not None:
-                    raise RuntimeError("A player has failed.") from self._error
+                    raise RuntimeError("A rollout worker has failed.") from self._error
                 if not self._waiting:
-                    raise RuntimeError("The stream is closed.")
+                    raise RuntimeError("The queue is closed.")
                 group = self._waiting.popleft()
-                if self.staleness.admit(min(attempt.version for attempt in group), self.version):
+                if self.staleness.admit(min(trajectory.version for trajectory in group), self.version):
                     groups.append(group)
                 else:
                     self.stale += 1
@@ -113,69 +113,73 @@ class Stream:
             self._taken += count
         return groups
 
-    def learned(self, weights: Any) -> None:
-        """Publish the weights after an update; what was taken for it is no longer in flight."""
+    def publish(self, weights: Any) -> None:
+        """Publish the weights after an update; the groups of that update are no longer in flight."""
         with self._changed:
             self.version, self.weights = self.version + 1, weights
             self._in_flight, self._taken = self._in_flight - self._taken, 0
             self._changed.notify_all()
 
     def close(self, error: BaseException | None = None) -> None:
-        """Let everybody go; with an error, `take` raises it."""
+        """Release all waiting threads; with an error, `get` raises it."""
         with self._changed:
             self._closed, self._error = True, self._error or error
             self._changed.notify_all()
 
     def state_dict(self) -> dict[str, Any]:
-        """Version and the groups that wait; those that are being played are played again."""
+        """Version and waiting groups; unfinished groups are rolled out again."""
         with self._changed:
-            waiting = [[to_dict(attempt) for attempt in group] for group in self._waiting]
+            waiting = [[to_dict(trajectory) for trajectory in group] for group in self._waiting]
             return {"version": self.version, "waiting": waiting, "stale": self.stale}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore `state_dict`, before anybody plays."""
+        """Restore `state_dict`, before the workers start."""
         with self._changed:
             self.version, self.stale = int(state["version"]), int(state["stale"])
             self._waiting = deque([from_dict(item) for item in group] for group in state["waiting"])
             self._in_flight, self._taken = len(self._waiting), 0
 
 
-Play = Callable[[int, World], list[Group]]
-"""`(groups, world) -> groups`, e.g. `Collector.play`."""
+RolloutFn = Callable[[int, RolloutEnv], list[Group]]
+"""`(count, env) -> groups`, e.g. `Collector.collect_groups`."""
 
 
-class Players:
-    """Threads that play into a stream, each in a world of its own with a copy of the policy."""
+class RolloutWorkers:
+    """Threads that fill a queue, each with its own environment and copy of the policy."""
 
     def __init__(
-        self, stream: Stream, play: Play, worlds: Sequence[tuple[World, Callable[[Any], Any]]], chunk: int = 1
+        self,
+        queue: RolloutQueue,
+        rollout: RolloutFn,
+        envs: Sequence[tuple[RolloutEnv, Callable[[Any], Any]]],
+        chunk: int = 1,
     ):
-        """Start them.
+        """Start the threads.
 
         Args:
-            stream: Where groups go.
-            play: Plays groups in a world; called from several threads.
-            worlds: A world for every thread, and what loads weights into its policy.
-            chunk: Groups played at once.
+            queue: Queue for the groups.
+            rollout: Collects groups in an environment; called from several threads.
+            envs: Environment of every thread, and a function that loads weights into its policy.
+            chunk: Groups per call.
         """
-        self._stream, self._play, self._chunk = stream, play, chunk
-        self._threads = [threading.Thread(target=self._work, args=pair, daemon=True) for pair in worlds]
+        self._queue, self._rollout, self._chunk = queue, rollout, chunk
+        self._threads = [threading.Thread(target=self._work, args=pair, daemon=True) for pair in envs]
         for thread in self._threads:
             thread.start()
 
-    def _work(self, world: World, load: Callable[[Any], Any]) -> None:
+    def _work(self, env: RolloutEnv, load: Callable[[Any], Any]) -> None:
         version = -1
         try:
-            while (ticket := self._stream.begin(self._chunk)) is not None:
-                if ticket.version != version:
-                    load(ticket.weights)
-                    version = ticket.version
-                self._stream.deliver(self._play(self._chunk, world), ticket, self._chunk)
-        except BaseException as error:  # the learner waits for groups, and must hear of it
-            self._stream.close(error)
+            while (reserved := self._queue.reserve(self._chunk)) is not None:
+                if reserved.version != version:
+                    load(reserved.weights)
+                    version = reserved.version
+                self._queue.put(self._rollout(self._chunk, env), reserved, self._chunk)
+        except BaseException as error:  # the learner waits for groups and raises it
+            self._queue.close(error)
 
     def stop(self) -> None:
-        """Close the stream and wait for the threads."""
-        self._stream.close()
+        """Close the queue and wait for the threads."""
+        self._queue.close()
         for thread in self._threads:
             thread.join()

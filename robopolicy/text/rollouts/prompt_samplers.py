@@ -1,7 +1,7 @@
-"""Which tasks come next: uniform, by category, near the frontier, by uncertainty, in stages, with instructions.
+"""Samplers of tasks: uniform, or by uncertainty.
 
-Every sampler draws tasks of one proposal without replacement, so that no two groups share a key. One that learns from
-outcomes does so in `observe`; before it has seen anything, it is uniform unless it says otherwise.
+Every sampler draws the tasks of one proposal without replacement, so that no two groups share a key. A sampler that
+learns from outcomes does so in `observe`; before the first outcome it is uniform unless stated otherwise.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from robopolicy.constraints import NonNegative
 from robopolicy.core.trackers import BetaTracker, Tracker
 from robopolicy.errors import UserError
 from robopolicy.plugins import Registry
-from robopolicy.text.rollouts.protocols import Pool, Sampler, Task
+from robopolicy.text.rollouts.protocols import PromptPool, Sampler, Task
 
 
 class Uniform(Sampler):
-    """Shuffled epochs over the pool; the base of every other sampler, which changes what is drawn from it."""
+    """Shuffled epochs over the pool; the base class of the other samplers."""
 
-    pool: Pool
+    pool: PromptPool
 
-    def begin(self, pool: Pool, seed: int) -> None:
-        """Get to know the tasks."""
+    def setup(self, pool: PromptPool, seed: int) -> None:
+        """Set the pool of tasks."""
         if not pool.tasks:
             raise UserError("There are no tasks to sample from.")
         self.pool = pool
@@ -58,7 +58,7 @@ class Uniform(Sampler):
         """Size of the pool, which must hold `n` different tasks."""
         count = len(self.pool.tasks)
         if n > count:
-            raise UserError(f"{n} different tasks were asked for at once, but there are {count}; lower the batch.")
+            raise UserError(f"{n} different tasks were requested, but the pool has {count}; reduce the batch.")
         return count
 
     def keys(self) -> Tensor:
@@ -76,7 +76,7 @@ class Uniform(Sampler):
 
 
 class Tracked(Uniform):
-    """Base of the samplers that follow the success rate of every task."""
+    """Base of the samplers that track the success rate of every task."""
 
     def __init__(self, tracker: Tracker) -> None:
         self.tracker = tracker
@@ -101,7 +101,7 @@ class Tracked(Uniform):
         self.tracker.load_state_dict(state["tracker"])
 
 
-class Uncertain(Tracked):
+class UncertaintySampler(Tracked):
     """Tasks drawn with weight `sqrt(p (1 - p)) + floor` of their success rate p (single-stream, Xu and Ding 2025)."""
 
     def __init__(self, floor: NonNegative = 0.05, tracker: Tracker | None = None) -> None:
@@ -119,6 +119,6 @@ SAMPLERS: Registry[type[Sampler]] = Registry(
     "parts.sampler",
     {
         "uniform": Uniform,
-        "uncertain": Uncertain,
+        "uncertain": UncertaintySampler,
     },
 )

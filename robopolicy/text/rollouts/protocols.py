@@ -1,9 +1,9 @@
-"""The sampling side of a recipe: what is asked, how it is played, and what is done about groups that teach nothing.
+"""Protocols of the rollout side of a recipe: tasks, trajectories, environments and the parts that work on them.
 
-    Sampler.propose -> Topology.rollout -> Reward -> Intervention -> batch -> core -> Sampler.observe
+    Sampler.propose -> RolloutStrategy.rollout -> Reward -> Intervention -> batch -> core -> Sampler.observe
 
-None of the parts knows whether an attempt is a text or an episode of a robot. The `World` knows; what a part needs
-beyond playing is an ability of the world ("branch", "hint", ...), asked for with `able`.
+No part depends on whether a trajectory is a text or an episode of a robot; only the `RolloutEnv` does. Anything beyond
+rollouts is a capability of the environment ("branch", "hint", ...), requested with `require_capability`.
 """
 
 from __future__ import annotations
@@ -21,118 +21,118 @@ from robopolicy.core.decisions import Decisions, MissingField
 from robopolicy.errors import UserError
 
 POLICY, REPLAYED, TEACHER, HINTED, REPAIRED = range(5)
-"""`Decisions.source`: drawn from the policy, kept from an earlier one, another's, with help, as a correction."""
+"""`Decisions.source`: sampled from the policy, replayed, of a teacher, with a hint, self-corrected."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """What is to be attempted. Payload, prefix and context are plain values or tensors, so that checkpoints hold them.
+    """A task to roll out. Payload, prefix and context are plain values or tensors, so that checkpoints can store them.
 
-    A context is a mapping with its `kind` ("instruction", "mode", "repair", a kind of hint) and what else the world
-    needs; of instructions and modes that is a `text`. An attempt keeps the task it was played under: log-probabilities
-    belong to the conditioning they were drawn with.
+    A context is a mapping with its `kind` ("instruction", "mode", "repair", a kind of hint) and what else the
+    environment needs; for instructions and modes a `text`. A trajectory keeps its task: log-probabilities belong to the
+    conditioning they were sampled with.
     """
 
-    key: int  # prompt or start state; attempts of one key are a group
+    key: int  # prompt or start state; trajectories of one key form a group
     payload: Any = None  # prompt, or what the simulator is reset to
-    prefix: Any | None = None  # decisions that are given: the world continues after them
-    context: Any | None = None  # conditioning beside the payload: hint, instruction, privileged observation
+    prefix: Any | None = None  # given decisions: the environment continues after them
+    context: Any | None = None  # additional conditioning: hint, instruction, privileged observation
     temperature: float = 1.0
-    budget: int = 1  # attempts
+    budget: int = 1  # number of rollouts
 
 
 @dataclass(frozen=True)
-class Attempt:
-    """One try at a task: a completion, a dialogue, an episode.
+class Trajectory:
+    """One rollout of a task: a completion, a dialogue, an episode.
 
     Its decisions are `(1, T)` for a sequence, or one row per chunk, turn or context window. Their `logp_old` is what
-    was recorded when they were drawn, and stays so however late they are learned from; `rescore` keeps it beside.
+    was recorded when they were sampled, and never changes; `rescore` keeps it as `logp_behaviour`.
     """
 
-    task: Task  # as played, hint and prefix included
+    task: Task  # including hint and prefix
     decisions: Decisions
     reward: float
-    metrics: Mapping[str, float] = field(default_factory=dict[str, float])  # what rewards read: calls, length, verdict
+    metrics: Mapping[str, float] = field(default_factory=dict[str, float])  # inputs of rewards: calls, length, verdict
     source: int = POLICY
     version: int = 0  # of the weights that acted
-    finished: bool = True  # False: stopped by a limit of the topology, and can be continued
-    record: Any = None  # what the world needs to judge, continue or repair it; checkpoints leave it out
+    finished: bool = True  # False: stopped by a limit of the strategy, and can be continued
+    record: Any = None  # data of the environment to grade, continue or repair it; not in checkpoints
 
     @property
     def success(self) -> bool:
-        """Whether it earned more than half a point."""
+        """Whether the reward exceeds 0.5."""
         return self.reward > 0.5
 
 
-class World(Protocol):
-    """Tasks and the policy that is trained, together, e.g. a text environment."""
+class RolloutEnv(Protocol):
+    """Environment with the policy that is trained, e.g. a text environment."""
 
-    def play(self, tasks: Sequence[Task], *, units: int | None = None) -> list[Attempt]:
-        """Attempt every task once, in order.
+    def rollout(self, tasks: Sequence[Task], *, units: int | None = None) -> list[Trajectory]:
+        """Roll out every task once, in order.
 
         Args:
-            tasks: What is asked; budgets are the business of the topology.
-            units: Stop after so many further units (turns, chunks); None: play to the end.
+            tasks: Tasks; their budgets are up to the strategy.
+            units: Stop after this number of further units (turns, chunks); None: roll out to the end.
         """
         ...
 
-    def batch(self, attempts: Sequence[Attempt]) -> Decisions:
-        """Rows of all attempts, as `samplers.attempts.stack` makes them."""
+    def batch(self, trajectories: Sequence[Trajectory]) -> Decisions:
+        """Rows of all trajectories, as `trajectories.stack` makes them."""
         ...
 
 
-def able(world: object, ability: str) -> Callable[..., Any]:
-    """A function that not every world has: a method of it, or one of its registry `abilities`, which take the world.
+def require_capability(env: object, capability: str) -> Callable[..., Any]:
+    """An optional function of an environment: a method, or an entry of its registry `capabilities`.
 
-    Every world that can go on from the middle of an attempt has `branch(attempt, unit)`, which returns the task that
-    goes on after the first `unit` units; those stay decisions of the policy, as recorded.
+    An environment that can continue from the middle of a trajectory has `branch(trajectory, unit)`: it returns the task
+    that continues after the first `unit` units; those stay decisions of the policy, as recorded.
 
     Raises:
-        UserError: The world has no such function.
+        UserError: The environment has no such function.
     """
-    method = getattr(world, ability, None)
+    method = getattr(env, capability, None)
     if method is not None:
         return method
-    registered: Mapping[str, Callable[..., Any]] = getattr(world, "abilities", {})
-    if ability not in registered:
+    registered: Mapping[str, Callable[..., Any]] = getattr(env, "capabilities", {})
+    if capability not in registered:
         raise UserError(
-            f"This recipe needs a world with the ability '{ability}', which {type(world).__name__} lacks; "
+            f"This recipe needs an environment with the capability '{capability}', which {type(env).__name__} lacks; "
             "choose another recipe or task."
         )
-    return partial(registered[ability], world)
+    return partial(registered[capability], env)
 
 
 Value = TypeVar("Value")
 
 
-def need_metric(metrics: Mapping[str, Value], name: str, part: str) -> Value:
-    """A metric that a part, "reward" or "topology", cannot do without.
+def require_metric(metrics: Mapping[str, Value], name: str, part: str) -> Value:
+    """A metric that a part, "reward" or "strategy", requires.
 
     Raises:
-        MissingField: The world does not measure it.
+        MissingField: The environment does not measure it.
     """
     if name not in metrics:
         known = ", ".join(sorted(metrics)) or "none"
-        raise MissingField(f"This {part} needs the metric '{name}'; the world measures: {known}.")
+        raise MissingField(f"This {part} needs the metric '{name}'; the environment measures: {known}.")
     return metrics[name]
 
 
 class Part(ABC):  # noqa: B024 - its subclasses say what is abstract
-    """Base of the parts that may have memory; what decides future calls goes into `state_dict`."""
+    """Base of the parts, which may have memory; whatever affects future calls is in `state_dict`."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Nothing, unless the part says otherwise."""
+        """Empty by default."""
         return {}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: B027 - most parts remember nothing
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: B027 - most parts have no state
         """Restore `state_dict`."""
 
 
 @dataclass(frozen=True)
-class Pool:
-    """Everything that may be attempted; keys are unique."""
+class PromptPool:
+    """The tasks to sample from; keys are unique."""
 
-    tasks: Sequence[Task]  # K, with the budget and temperature of a plain recipe
+    tasks: Sequence[Task]  # K, with the budget and temperature of the recipe
     category: Tensor | None = None  # (K,) int, kinds of tasks
     difficulty: Tensor | None = None  # (K,) harder where larger
 
@@ -149,105 +149,105 @@ class Pool:
 
 
 class Sampler(Part):
-    """What to attempt next, how often, and from where."""
+    """Choice of the next tasks."""
 
     @abstractmethod
-    def begin(self, pool: Pool, seed: int) -> None:
-        """Get to know the tasks, once and before everything else."""
+    def setup(self, pool: PromptPool, seed: int) -> None:
+        """Set the pool of tasks, once and before any other call."""
 
     @abstractmethod
     def propose(self, n: int) -> list[Task]:
         """The next `n` tasks."""
 
     def observe(self, keys: Tensor, rewards: Tensor, advantage: Tensor) -> None:
-        """Learn from what was played.
+        """Update from the rollouts.
 
         Args:
-            keys: (M,) int, of every attempt that was played, without help.
-            rewards: (M,) their verdicts.
-            advantage: (M,) mean |advantage| of the rows of that key that were learned from, 0 where there were none.
+            keys: (M,) int, of every trajectory, without hints.
+            rewards: (M,) their rewards.
+            advantage: (M,) mean |advantage| of the rows of that key in the update, 0 without rows.
         """
 
 
-class Topology(Part):
-    """How the attempts at a task hang together."""
+class RolloutStrategy(Part):
+    """Dependence of the rollouts of a task on each other."""
 
     def check(self, task: Any) -> None:
-        """Refuse what can be played, e.g. a `robopolicy.text.task.TextTask`, before the first attempt.
+        """Refuse an unsuitable task, e.g. a `robopolicy.text.task.TextTask`, before the first rollout.
 
         Raises:
-            ValueError: Its attempts cannot be made so; one line.
+            ValueError: The strategy does not support the task; one line.
         """
 
     @abstractmethod
-    def rollout(self, world: World, tasks: Sequence[Task]) -> list[Attempt]:
-        """`task.budget` attempts at every task, those of one task side by side."""
+    def rollout(self, env: RolloutEnv, tasks: Sequence[Task]) -> list[Trajectory]:
+        """`task.budget` trajectories of every task, adjacent to each other."""
 
 
 class Intervention(Part):
-    """What is done about a group from whose rewards nothing can be learned."""
+    """Replacement of a group without a learning signal."""
 
     @abstractmethod
-    def triggered(self, rewards: Tensor) -> bool:
-        """Whether a group with rewards `(G,)` is in need."""
+    def applies(self, rewards: Tensor) -> bool:
+        """Whether to intervene in a group with rewards `(G,)`."""
 
     @abstractmethod
-    def rows(self, group: Sequence[Attempt], world: World) -> list[Attempt]:
-        """The group to learn from in its place; called for triggered groups alone."""
+    def apply(self, group: Sequence[Trajectory], env: RolloutEnv) -> list[Trajectory]:
+        """The replacement of a group for which `applies` is true."""
 
-    def observe(self, groups: Sequence[Sequence[Attempt]]) -> None:
-        """See all groups of a batch as they were played, after the interventions."""
+    def observe(self, groups: Sequence[Sequence[Trajectory]]) -> None:
+        """Observe all groups of a batch after the interventions."""
 
 
 @dataclass(frozen=True)
 class Outcomes:
-    """What rewards are composed from: one entry per attempt."""
+    """Inputs of rewards: one entry per trajectory."""
 
-    key: Tensor  # (M,) int, who is compared with whom
-    reward: Tensor  # (M,) as composed so far
+    key: Tensor  # (M,) int, group of each trajectory
+    reward: Tensor  # (M,) of the chain so far
     metrics: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])  # (M,) by name
 
     def require(self, name: str) -> Tensor:
-        """A metric `(M,)` that a reward cannot do without.
+        """A metric `(M,)` that a reward requires.
 
         Raises:
-            ValueError: The world does not measure it.
+            ValueError: The environment does not measure it.
         """
-        return self.reward if name == "reward" else need_metric(self.metrics, name, "reward")
+        return self.reward if name == "reward" else require_metric(self.metrics, name, "reward")
 
 
 class Reward(Part):
-    """A reward made of the reward so far and of what the world measured.
+    """A reward computed from the previous reward and the metrics of the environment.
 
-    One that weighs objectives by what they do to the policy names them; the learner then tells it (`follow`).
+    A reward that weights objectives by their influence on the policy names them; the learner calls `set_influence`.
     """
 
-    followed: Sequence[str] = ()  # O metrics
+    weighted_objectives: Sequence[str] = ()  # O metrics
 
     @abstractmethod
     def __call__(self, outcomes: Outcomes) -> Tensor:
         """Rewards `(M,)`."""
 
-    def follow(self, influence: Tensor) -> None:
-        """Hear how far an update for all objectives together improves each of them, `(O,)`."""
+    def set_influence(self, influence: Tensor) -> None:
+        """Set the improvement `(O,)` of each objective by an update for all of them."""
 
 
 class Staleness(Part):
-    """How old the weights may be that drew what is learned from."""
+    """Bound on the age of the weights that sampled a training batch."""
 
     limit: int  # s, updates
 
     @abstractmethod
     def admit(self, version: int, current: int) -> bool:
-        """Whether attempts drawn with weights `version` may be learned from by weights `current`."""
+        """Whether weights `current` may be trained on trajectories of weights `version`."""
 
     @abstractmethod
     def in_flight(self, batch: int) -> int:
-        """Attempts that may be under way or waiting at once."""
+        """Largest number of trajectories in flight."""
 
 
-class BlackBox(Part):
-    """Search without gradients."""
+class AskTellOptimizer(Part):
+    """Gradient-free search with the ask-tell interface."""
 
     @abstractmethod
     def ask(self) -> Tensor:
@@ -255,11 +255,11 @@ class BlackBox(Part):
 
     @abstractmethod
     def tell(self, fitness: Tensor) -> None:
-        """Fitness `(P,)` of the candidates asked for last, higher is better; a NaN counts as the worst."""
+        """Report the fitness `(P,)` of the last candidates, higher is better; NaN counts as the worst."""
 
     @abstractmethod
     def best(self) -> Tensor:
-        """The vector (D,) to end with."""
+        """The best vector (D,)."""
 
 
 def degenerate(rewards: Tensor, spread: float = 1e-6) -> bool:
@@ -267,6 +267,6 @@ def degenerate(rewards: Tensor, spread: float = 1e-6) -> bool:
     return bool((rewards.max() - rewards.min()).item() <= spread)
 
 
-def rewards_of(group: Sequence[Attempt]) -> Tensor:
-    """Rewards `(G,)` of attempts."""
-    return torch.tensor([attempt.reward for attempt in group], dtype=torch.float64)
+def rewards_of(group: Sequence[Trajectory]) -> Tensor:
+    """Rewards `(G,)` of trajectories."""
+    return torch.tensor([trajectory.reward for trajectory in group], dtype=torch.float64)

@@ -1,7 +1,7 @@
-"""How the attempts at a task hang together: side by side, as a tree, from demonstrations, in segments or modes.
+"""Rollout strategies: independent rollouts, or branches at uncertain turns.
 
-A topology returns exactly `task.budget` attempts per task, those of one task side by side, so that methods can be
-compared at equal cost; where it cannot, it says so (`Rewritten`, `Windows`).
+A strategy returns exactly `task.budget` trajectories per task, adjacent to each other, so that methods are compared at
+equal cost. Exceptions are documented in their classes (`Paraphrased`, `PartialRollout`).
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ import torch
 from robopolicy.constraints import Fraction, PositiveInt, Seed
 from robopolicy.core.decisions import Decisions
 from robopolicy.plugins import Registry
-from robopolicy.text.rollouts.protocols import Attempt, Task, Topology, World, able
+from robopolicy.text.rollouts.protocols import RolloutEnv, RolloutStrategy, Task, Trajectory, require_capability
 
 
-class Flat(Topology):
-    """Independent attempts."""
+class Independent(RolloutStrategy):
+    """Independent rollouts."""
 
-    def rollout(self, world: World, tasks: Sequence[Task]) -> list[Attempt]:
-        """All at once."""
-        return world.play([task for task in tasks for _ in range(task.budget)])
+    def rollout(self, env: RolloutEnv, tasks: Sequence[Task]) -> list[Trajectory]:
+        """Roll out all tasks in one call."""
+        return env.rollout([task for task in tasks for _ in range(task.budget)])
 
 
-class Random(Topology):
-    """Base of the topologies that draw numbers of their own."""
+class RandomStrategy(RolloutStrategy):
+    """Base of the strategies with a random generator."""
 
     def __init__(self, seed: int) -> None:
         self._generator = torch.Generator().manual_seed(seed)
@@ -44,14 +44,15 @@ class Random(Topology):
         self._generator.set_state(state["generator"])
 
 
-class Branch(Random):
-    """Branching where the policy becomes uncertain: part of the budget continues other attempts.
+class Branch(RandomStrategy):
+    """Branching where the policy becomes uncertain: part of the budget continues other rollouts.
 
-    Of each task `initial` attempts are played first. After each of their units, the mean entropy is compared with that
-    of the first; where `uniform - weight * rise <= threshold`, `beam - 1` attempts branch off, until the budget is
-    spent. What is left of it is played from the start. Shared beginnings are decisions of every branch. Branches do not
-    branch again, and the entropy is that of whole decisions, not of the ten likeliest symbols.
-    Source: Dong et al. 2025, ARPO for tools.
+    Source: ARPO, Dong et al. 2025.
+
+    A fraction `initial` of the budget is rolled out first. After each unit, the mean entropy is compared with that
+    of the first; where `uniform - weight * rise <= threshold`, `beam - 1` rollouts branch off, until the budget is
+    spent. The rest of the budget is rolled out from the start. Shared beginnings are decisions of every branch.
+    Branches do not branch again, and the entropy is that of whole decisions, not of the ten likeliest symbols.
     """
 
     def __init__(
@@ -65,41 +66,41 @@ class Branch(Random):
         """Get ready.
 
         Args:
-            initial: Share of the budget played from the start; 1 is flat.
-            beam: Continuations of an uncertain moment, the first attempt included.
+            initial: Fraction of the budget rolled out from the start; 1: no branches.
+            beam: Continuations of an uncertain turn, the first rollout included.
             weight: Of the rise of the entropy [1/nat].
-            threshold: Below it a moment branches.
+            threshold: Below it a turn branches.
             seed: Of the draws.
         """
         super().__init__(seed)
         self.initial, self.beam, self.weight, self.threshold = initial, beam, weight, threshold
 
-    def rollout(self, world: World, tasks: Sequence[Task]) -> list[Attempt]:
-        """Some from the start, then branches."""
+    def rollout(self, env: RolloutEnv, tasks: Sequence[Task]) -> list[Trajectory]:
+        """Roll out some from the start, then branches."""
         firsts = [max(1, round(self.initial * task.budget)) for task in tasks]
-        played = world.play([task for task, count in zip(tasks, firsts, strict=True) for _ in range(count)])
-        groups: list[list[Attempt]] = []
+        completed = env.rollout([task for task, count in zip(tasks, firsts, strict=True) for _ in range(count)])
+        groups: list[list[Trajectory]] = []
         more: list[Task] = []
         for task, count in zip(tasks, firsts, strict=True):
-            groups.append(played[:count])
-            played = played[count:]
-            more += self._continuations(task, groups[-1], task.budget - count, world)
-        branches = world.play(more)
+            groups.append(completed[:count])
+            completed = completed[count:]
+            more += self._continuations(task, groups[-1], task.budget - count, env)
+        branches = env.rollout(more)
         for task, group in zip(tasks, groups, strict=True):
             missing = task.budget - len(group)
             group += branches[:missing]
             branches = branches[missing:]
-        return [attempt for group in groups for attempt in group]
+        return [trajectory for group in groups for trajectory in group]
 
-    def _continuations(self, task: Task, group: Sequence[Attempt], room: int, world: World) -> list[Task]:
-        """`room` tasks that continue attempts of the group, or begin anew where too few moments are uncertain."""
+    def _continuations(self, task: Task, group: Sequence[Trajectory], room: int, env: RolloutEnv) -> list[Task]:
+        """`room` tasks that continue rollouts of the group, or start again where too few turns are uncertain."""
         found: list[Task] = []
-        for attempt in group:
-            entropy = unit_entropy(attempt.decisions)
+        for trajectory in group:
+            entropy = unit_entropy(trajectory.decisions)
             for unit in range(1, len(entropy)):
                 rise = entropy[unit] - entropy[0]
                 if len(found) < room and self.uniform() - self.weight * rise <= self.threshold:
-                    continued = able(world, "branch")(attempt, unit)
+                    continued = require_capability(env, "branch")(trajectory, unit)
                     found += [continued] * min(self.beam - 1, room - len(found))
         return found + [task] * (room - len(found))
 
@@ -111,10 +112,10 @@ def unit_entropy(decisions: Decisions) -> list[float]:
     return [float(entropy[(unit == number) & valid].mean()) for number in unit[valid].unique().tolist()]
 
 
-TOPOLOGIES: Registry[type[Topology]] = Registry(
-    "parts.topology",
+STRATEGIES: Registry[type[RolloutStrategy]] = Registry(
+    "parts.strategy",
     {
-        "flat": Flat,
+        "independent": Independent,
         "branch": Branch,
     },
 )

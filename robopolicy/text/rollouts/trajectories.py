@@ -1,4 +1,4 @@
-"""From attempts to rows: stacking, groups, and how attempts go into checkpoints."""
+"""Conversion of trajectories: stacking into rows, grouping, and plain values for checkpoints."""
 
 from __future__ import annotations
 
@@ -11,40 +11,40 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from robopolicy.core.decisions import FIELDS, PER_DECISION, Decisions, MissingField
-from robopolicy.text.rollouts.protocols import Attempt, Task
+from robopolicy.text.rollouts.protocols import Task, Trajectory
 
-PLAIN = ("reward", "source", "version", "finished")  # fields of an attempt that checkpoints keep as they are
+PLAIN_FIELDS = ("reward", "source", "version", "finished")  # fields of a trajectory that checkpoints store unchanged
 TASK = tuple(item.name for item in fields(Task))
 
 
-def stack(attempts: Sequence[Attempt]) -> Decisions:
-    """One batch of the rows of all attempts, in order.
+def stack(trajectories: Sequence[Trajectory]) -> Decisions:
+    """One batch of the rows of all trajectories, in order.
 
     Rows are padded on the right to the longest, masked there. Group is the key of the task, trajectory the number of
-    the attempt; source and version are those of the attempt. What the world gave step by step stays where it is, and
-    the last decision of an attempt makes up for what its reward has beside that. `extra` fields `(n, L, ...)` are
-    padded with zeros to the longest L. Attempts that do not tell `logp_behaviour` apart were drawn with their
-    `logp_old`. `extra["finished"]` (N,) says which have ended.
+    the trajectory; source and version are copied from it. Rewards of single decisions stay where they are, and
+    the last decision of a trajectory gets the rest of its reward. `extra` fields `(n, L, ...)` are
+    padded with zeros to the longest L. Trajectories without `logp_behaviour` were sampled with their
+    `logp_old`. `extra["finished"]` (N,) marks finished trajectories.
     """
-    counts = torch.tensor([len(attempt.decisions) for attempt in attempts])
+    counts = torch.tensor([len(trajectory.decisions) for trajectory in trajectories])
 
     def of_rows(values: Sequence[int]) -> Tensor:
         return torch.tensor(values).repeat_interleave(counts).to(rows.logp_old.device)
 
-    rows = _whole([attempt.decisions for attempt in attempts])
-    trajectory = of_rows(range(len(attempts)))
+    rows = _complete_rows([trajectory.decisions for trajectory in trajectories])
+    trajectory = of_rows(range(len(trajectories)))
     rows = rows.with_fields(
-        group=of_rows([attempt.task.key for attempt in attempts]),
+        group=of_rows([trajectory.task.key for trajectory in trajectories]),
         trajectory=trajectory,
-        source=of_rows([attempt.source for attempt in attempts]),
-        version=of_rows([attempt.version for attempt in attempts]),
-        extra={**rows.extra, "finished": of_rows([attempt.finished for attempt in attempts]).bool()},
+        source=of_rows([trajectory.source for trajectory in trajectories]),
+        version=of_rows([trajectory.version for trajectory in trajectories]),
+        extra={**rows.extra, "finished": of_rows([trajectory.finished for trajectory in trajectories]).bool()},
     )
-    total = torch.tensor([attempt.reward for attempt in attempts], dtype=torch.float64)
-    return rows.with_fields(reward=_settled(rows.require("reward"), rows.valid(), trajectory, total))
+    total = torch.tensor([trajectory.reward for trajectory in trajectories], dtype=torch.float64)
+    return rows.with_fields(reward=_with_remainder(rows.require("reward"), rows.valid(), trajectory, total))
 
 
-def joined(parts: Sequence[Decisions]) -> Decisions:
+def concat_rows(parts: Sequence[Decisions]) -> Decisions:
     """Rows of all parts under each other, padded on the right and masked there; ids stay as they are.
 
     Raises:
@@ -56,10 +56,10 @@ def joined(parts: Sequence[Decisions]) -> Decisions:
         values = [part.valid() if name == "mask" else getattr(part, name) for part in parts]
         if any(value is not None for value in values):
             if any(value is None for value in values):
-                raise MissingField(f"Some attempts come with {name} and some without.")
+                raise MissingField(f"Some trajectories come with {name} and some without.")
             named[name] = _padded(values, longest) if name in PER_DECISION else torch.cat(values)
     if uneven := {name for part in parts for name in part.extra.keys() ^ parts[0].extra.keys()}:
-        raise MissingField(f"Some attempts come with extra['{min(uneven)}'] and some without.")
+        raise MissingField(f"Some trajectories come with extra['{min(uneven)}'] and some without.")
     extra = {name: _padded([part.extra[name] for part in parts]) for name in parts[0].extra}
     return Decisions(**named, extra=extra)
 
@@ -80,10 +80,10 @@ def _padded(values: Sequence[Tensor], width: int = 0) -> Tensor:
     return whole
 
 
-def _whole(parts: Sequence[Decisions]) -> Decisions:
+def _complete_rows(parts: Sequence[Decisions]) -> Decisions:
     """All parts joined, with rewards and log-probabilities of the behaviour."""
     given = {(part.reward is None, part.logp_behaviour is None) for part in parts}
-    return _complete(joined(parts)) if len(given) == 1 else joined([_complete(part) for part in parts])
+    return _complete(concat_rows(parts)) if len(given) == 1 else concat_rows([_complete(part) for part in parts])
 
 
 def _complete(decisions: Decisions) -> Decisions:
@@ -97,7 +97,7 @@ def _complete(decisions: Decisions) -> Decisions:
     )
 
 
-def _settled(reward: Tensor, valid: Tensor, trajectory: Tensor, total: Tensor) -> Tensor:
+def _with_remainder(reward: Tensor, valid: Tensor, trajectory: Tensor, total: Tensor) -> Tensor:
     """Rewards `(N, T)` of decisions, of which the last of each trajectory makes up for what is missing from `total`."""
     reward = reward.masked_fill(~valid, 0.0)
     place = torch.arange(valid.numel(), device=valid.device).view(valid.shape)
@@ -109,32 +109,32 @@ def _settled(reward: Tensor, valid: Tensor, trajectory: Tensor, total: Tensor) -
     return reward.double().flatten().index_add(0, last[last >= 0], missing).view(reward.shape).to(reward.dtype)
 
 
-def groups_of(attempts: Sequence[Attempt]) -> list[list[Attempt]]:
-    """Attempts by the key of their task, in the order in which keys appear."""
-    groups: dict[int, list[Attempt]] = {}
-    for attempt in attempts:
-        groups.setdefault(attempt.task.key, []).append(attempt)
+def group_by_task(trajectories: Sequence[Trajectory]) -> list[list[Trajectory]]:
+    """Trajectories by the key of their task, in order of appearance."""
+    groups: dict[int, list[Trajectory]] = {}
+    for trajectory in trajectories:
+        groups.setdefault(trajectory.task.key, []).append(trajectory)
     return list(groups.values())
 
 
-def to_dict(attempt: Attempt) -> dict[str, Any]:
-    """Tensors and plain values of an attempt; what the world recorded for itself is left out."""
-    decisions = attempt.decisions
+def to_dict(trajectory: Trajectory) -> dict[str, Any]:
+    """Tensors and plain values of a trajectory, without the record of the environment."""
+    decisions = trajectory.decisions
     kept = {item.name: getattr(decisions, item.name) for item in fields(Decisions) if item.name != "extra"}
     return {
-        "task": {name: getattr(attempt.task, name) for name in TASK},
+        "task": {name: getattr(trajectory.task, name) for name in TASK},
         "decisions": {name: value for name, value in kept.items() if value is not None},
         "extra": dict(decisions.extra),
-        "metrics": dict(attempt.metrics),
-        **{name: getattr(attempt, name) for name in PLAIN},
+        "metrics": dict(trajectory.metrics),
+        **{name: getattr(trajectory, name) for name in PLAIN_FIELDS},
     }
 
 
-def from_dict(state: Mapping[str, Any]) -> Attempt:
-    """The attempt that `to_dict` took apart."""
-    return Attempt(
+def from_dict(state: Mapping[str, Any]) -> Trajectory:
+    """Inverse of `to_dict`."""
+    return Trajectory(
         task=Task(**state["task"]),
         decisions=Decisions(**state["decisions"], extra=dict(state["extra"])),
         metrics=dict(state["metrics"]),
-        **{name: state[name] for name in PLAIN},
+        **{name: state[name] for name in PLAIN_FIELDS},
     )

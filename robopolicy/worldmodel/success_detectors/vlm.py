@@ -48,7 +48,7 @@ _PROGRESS = re.compile(r"progress\W*(\d+(?:\.\d+)?)", re.I)
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
-class Backend(Protocol):
+class VLMBackend(Protocol):
     """Answers a prompt about frames. The same seed gives the same answer where the model allows it."""
 
     def __call__(self, prompt: str, frames: Sequence[Picture], seed: int) -> str:
@@ -60,7 +60,7 @@ class Backend(Protocol):
 class VLMJudge:
     """A `Judge` that asks a vision-language model."""
 
-    backend: Backend
+    backend: VLMBackend
     task: str  # what the robot was told, in words
     votes: int = 5  # n, questions per clip
     stride: int = 20  # frames from one picture to the next

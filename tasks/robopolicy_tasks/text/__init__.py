@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     from robopolicy.sim.contract import VectorSim
 
 BUILT_IN = {
-    "arithmetic": ("Arithmetic", "Add two numbers below 30: dense success after a little imitation."),
+    "arithmetic": ("Arithmetic", "Add two numbers below 30: dense success after little supervised fine-tuning."),
     "calculator": ("Calculator", "Add with a calculator tool, whose calls are counted."),
     "countdown": ("Countdown", "Reach a number with three others, each used once: sparse success."),
-    "grid": ("Grid", "Walk to the goal of a small grid world by text, one move per turn."),
+    "grid": ("Grid", "Walk to the goal of a small grid by text, one move per turn."),
     "panda": ("Panda", "Write a program of commands for a simulated Panda from an instruction."),
     "panda_turns": ("PandaTurns", "The same with one command per turn and a report of the hand after each."),
-    "pits": ("Pits", "The grid world with a pit to walk around."),
-    "waypoints": ("Waypoints", "The grid world with waypoints announced before they are visited."),
+    "pits": ("Pits", "The grid with a pit to walk around."),
+    "waypoints": ("Waypoints", "The grid with waypoints announced before they are visited."),
 }
 
 MODULES = {"panda_turns": "panda", "pits": "grid", "waypoints": "grid"}  # of tasks that share one

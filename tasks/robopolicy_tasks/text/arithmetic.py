@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from robopolicy.text.task import Question, TextTask
+from robopolicy.text.task import SingleTurn, TextTask
 from robopolicy.text.verify import exact
 
 LIMIT = 30
-FAR, TRIES = 2**40, 2000  # first seed of paraphrased problems, and number of attempts for each
+FAR, TRIES = 2**40, 2000  # first seed of paraphrased problems, and number of candidates for each
 
 
 class Arithmetic(TextTask):
@@ -16,13 +16,13 @@ class Arithmetic(TextTask):
 
     name = "text/arithmetic"
     prompt_bytes, completion_bytes = 16, 6
-    form = r"\d{1,2}"
+    response_pattern = r"\d{1,2}"
 
-    def episode(self, seed: int) -> Question:
+    def episode(self, seed: int) -> SingleTurn:
         """Two numbers drawn uniformly from 0 to 29."""
         first, second = numbers(seed)
         answer = str(first + second)
-        return Question(
+        return SingleTurn(
             f"{first}+{second}=",
             lambda completion: exact(completion, answer),
             answer,
@@ -39,7 +39,7 @@ class Arithmetic(TextTask):
         first, second = numbers(seed)
         return len(f"{first}{second}") + float(first % 10 + second % 10 >= 10)
 
-    def restated(self, seed: int, how: str) -> int:
+    def paraphrase(self, seed: int, how: str) -> int:
         """First of several other seeds with different numbers, and an easier sum if `how` is simpler."""
         mine, hard = numbers(seed), self.difficulty(seed)
         for other in range(FAR + TRIES * seed, FAR + TRIES * (seed + 1)):
@@ -63,8 +63,8 @@ def is_number(completion: str) -> bool:
 
 def right_digits(completion: str, answer: str) -> float:
     """Fraction of correct digits, aligned at the last digit; extra digits count as wrong."""
-    said = completion.strip()
-    if not said.isdigit():
+    response = completion.strip()
+    if not response.isdigit():
         return 0.0
-    pairs = zip(reversed(said), reversed(answer), strict=False)
-    return sum(one == other for one, other in pairs) / max(len(said), len(answer))
+    pairs = zip(reversed(response), reversed(answer), strict=False)
+    return sum(one == other for one, other in pairs) / max(len(response), len(answer))

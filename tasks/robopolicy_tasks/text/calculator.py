@@ -1,7 +1,7 @@
 """Sums with a calculator tool: `17+28=`, answered at once or after the message `?`, which returns the sum.
 
-Demonstrations call the tool in every second problem, so that imitation calls it half of the time. The effect of
-rewards is visible in the metric `calls`: a call is always correct, and free unless the recipe adds a cost. The grade
+Demonstrations call the tool in every second problem, so that a fine-tuned policy calls it half of the time. The effect
+of rewards is visible in the metric `calls`: a call is always correct, and free unless the recipe adds a cost. The grade
 `grounding` measures the use of the tool: calls, and answers that repeat its result.
 """
 
@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from robopolicy.text.task import FORMAT, Episode, TextTask, Turn
+from robopolicy.text.task import FORMAT, TextEpisode, TextTask, Turn
 from robopolicy_tasks.text.arithmetic import LIMIT, is_number
 
 CALL = "?"
 
 
-class CalculatorEpisode(Episode):
+class CalculatorEpisode(TextEpisode):
     """One addition."""
 
     def __init__(self, seed: int) -> None:
@@ -23,22 +23,22 @@ class CalculatorEpisode(Episode):
         first, second = draw.integers(0, LIMIT, 2).tolist()
         self.answer, self.prompt = str(first + second), f"{first}+{second}="
         self._asks = bool(draw.integers(2))
-        self._told = False
+        self._result_shown = False
 
     def step(self, completion: str) -> Turn:
         """Call the calculator, or answer."""
-        said = completion.strip()
-        if said == CALL:
-            self._told = True
+        response = completion.strip()
+        if response == CALL:
+            self._result_shown = True
             grades = {FORMAT: 1.0, "grounding": 1.0}
-            return Turn(0.0, done=False, reply=f"{self.answer}=", calls=1, measures=grades)
-        right = said == self.answer
-        grades = {FORMAT: float(is_number(said)), "grounding": float(right and self._told)}
-        return Turn(float(right), success=right, calls=0, measures=grades)
+            return Turn(0.0, done=False, reply=f"{self.answer}=", calls=1, metrics=grades)
+        right = response == self.answer
+        grades = {FORMAT: float(is_number(response)), "grounding": float(right and self._result_shown)}
+        return Turn(float(right), success=right, calls=0, metrics=grades)
 
     def demonstration(self) -> list[str]:
         """The answer, after a call for half of the problems where none was made."""
-        return [CALL, self.answer] if self._asks and not self._told else [self.answer]
+        return [CALL, self.answer] if self._asks and not self._result_shown else [self.answer]
 
 
 class Calculator(TextTask):

@@ -6,7 +6,7 @@ import re
 
 import numpy as np
 
-from robopolicy.text.task import Question, TextTask
+from robopolicy.text.task import SingleTurn, TextTask
 
 FORM = re.compile(r"(\d+)([-+*])(\d+)([-+*])(\d+)")
 
@@ -16,15 +16,15 @@ class Countdown(TextTask):
 
     name = "text/countdown"
     prompt_bytes, completion_bytes = 24, 12
-    form = r"\d[-+*]\d[-+*]\d"
+    response_pattern = r"\d[-+*]\d[-+*]\d"
 
-    def episode(self, seed: int) -> Question:
+    def episode(self, seed: int) -> SingleTurn:
         """Three numbers from 1 to 9 and the value of a random expression of them."""
         numbers, solution = _problem(seed)
         found = value_of(solution)
         assert found is not None
         target = found[0]
-        return Question(
+        return SingleTurn(
             f"{' '.join(map(str, numbers))} {target}:",
             lambda completion: _verify(completion, numbers, target),
             solution,

@@ -1,4 +1,4 @@
-"""Grid worlds in text: walk to the goal, one move per turn, with the position returned after each.
+"""Grids in text: walk to the goal, one move per turn, with the position returned after each.
 
 Every move is graded: `legal` (a word that moves, and not into a wall), `efficiency` (it is a step of a shortest way),
 `advantage` (reduction of the distance to the goal in steps), `safe` (it does not end in a pit).
@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from robopolicy.text.task import ADVANTAGE, FORMAT, SUBGOAL, Episode, TextTask, Turn
+from robopolicy.text.task import ADVANTAGE, FORMAT, SUBGOAL, TextEpisode, TextTask, Turn
 
 SIZE = 4
 PLACE = re.compile(f"[0-{SIZE - 1}]{{2}}")
@@ -22,7 +22,7 @@ MOVES = {"n": (0, 1), "s": (0, -1), "e": (1, 0), "w": (-1, 0)}
 Place = tuple[int, int]
 
 
-class GridEpisode(Episode):
+class GridEpisode(TextEpisode):
     """One episode; walls block a move, an invalid word wastes it, and a pit can be left again."""
 
     def __init__(self, seed: int, pits: int = 0) -> None:
@@ -31,8 +31,8 @@ class GridEpisode(Episode):
         self.at, self.goal, *pit = (divmod(place, SIZE) for place in places[: 2 + pits])
         self.far = distances(self.goal, pit)
         self._pits = pit
-        told = "".join(f" pit {x}{y}" for x, y in pit)
-        self.prompt = f"goal {self.goal[0]}{self.goal[1]}{told} at {self.at[0]}{self.at[1]}:"
+        pit_text = "".join(f" pit {x}{y}" for x, y in pit)
+        self.prompt = f"goal {self.goal[0]}{self.goal[1]}{pit_text} at {self.at[0]}{self.at[1]}:"
 
     def step(self, completion: str) -> Turn:
         """Move."""
@@ -40,12 +40,12 @@ class GridEpisode(Episode):
         before, self.at = self.at, moved(self.at, word)
         gain = self.far[before] - self.far[self.at]
         grades = {FORMAT: word in MOVES, "legal": before != self.at, "efficiency": gain > 0}
-        measures = {name: float(grade) for name, grade in grades.items()} | {ADVANTAGE: float(gain)}
+        metrics = {name: float(grade) for name, grade in grades.items()} | {ADVANTAGE: float(gain)}
         if self._pits:
-            measures["safe"] = float(self.at not in self._pits)
+            metrics["safe"] = float(self.at not in self._pits)
         if self.at == self.goal:
-            return Turn(1.0, success=True, measures=measures)
-        return Turn(0.0, done=False, reply=f" at {self.at[0]}{self.at[1]}:", measures=measures)
+            return Turn(1.0, success=True, metrics=metrics)
+        return Turn(0.0, done=False, reply=f" at {self.at[0]}{self.at[1]}:", metrics=metrics)
 
     def demonstration(self) -> list[str]:
         """A shortest path around the pit, east or west first if possible."""
@@ -61,7 +61,7 @@ class Grid(TextTask):
 
     name = "text/grid"
     prompt_bytes, completion_bytes, max_turns = 96, 3, 8
-    form = "[nsew]"
+    response_pattern = "[nsew]"
 
     def episode(self, seed: int) -> GridEpisode:
         """Start and goal are two different places."""
@@ -87,9 +87,9 @@ class WaypointEpisode(GridEpisode):
         word = completion.strip()
         if PLACE.fullmatch(word) is None:
             turn = super().step(completion)
-            return replace(turn, measures={**turn.measures, SUBGOAL: 0.0})
-        measures = {FORMAT: 1.0, "legal": 1.0, "efficiency": 0.0, ADVANTAGE: 0.0, SUBGOAL: 1.0}
-        return Turn(0.0, done=False, reply=f" at {self.at[0]}{self.at[1]}:", measures=measures)
+            return replace(turn, metrics={**turn.metrics, SUBGOAL: 0.0})
+        metrics = {FORMAT: 1.0, "legal": 1.0, "efficiency": 0.0, ADVANTAGE: 0.0, SUBGOAL: 1.0}
+        return Turn(0.0, done=False, reply=f" at {self.at[0]}{self.at[1]}:", metrics=metrics)
 
     def demonstration(self) -> list[str]:
         """East or west to an announced place, from there to the goal."""
@@ -104,7 +104,7 @@ class Waypoints(Grid):
 
     name = "text/waypoints"
     prompt_bytes, completion_bytes, max_turns = 136, 4, 11
-    form = f"[nsew]|[0-{SIZE - 1}][0-{SIZE - 1}]"
+    response_pattern = f"[nsew]|[0-{SIZE - 1}][0-{SIZE - 1}]"
 
     def episode(self, seed: int) -> WaypointEpisode:
         """Start and goal are two different places."""

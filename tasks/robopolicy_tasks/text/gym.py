@@ -6,7 +6,7 @@ from typing import Any
 
 from robopolicy.errors import unknown_name
 from robopolicy.optional import require
-from robopolicy.text.task import Question, TextTask
+from robopolicy.text.task import SingleTurn, TextTask
 
 PROBLEMS = 2**31  # size of the generated set: episode seeds index it
 
@@ -25,10 +25,10 @@ class GymTask(TextTask):
         self.name = f"reasoning_gym/{generator}"
         self._data: Any = library.create_dataset(generator, size=PROBLEMS, seed=0)
 
-    def episode(self, seed: int) -> Question:
+    def episode(self, seed: int) -> SingleTurn:
         """The problem with that index."""
         entry: dict[str, Any] = self._data[seed % PROBLEMS]
         score = self._data.score_answer
-        return Question(
+        return SingleTurn(
             entry["question"], lambda completion: score(answer=completion.strip(), entry=entry), entry["answer"]
         )

@@ -16,7 +16,7 @@ from typing import ClassVar
 import numpy as np
 
 from robopolicy.sim.backends.mujoco.task import Array
-from robopolicy.text.task import Episode, TextTask, Turn
+from robopolicy.text.task import TextEpisode, TextTask, Turn
 from robopolicy_tasks.text.commands import COMMAND, DIRECTIONS, PROGRAM, Place, ProgramError, RobotCommand, parse
 from robopolicy_tasks.text.workcell import CommandRequest, Snapshot, Workcell
 
@@ -72,8 +72,8 @@ class Panda(TextTask):
 
     name = "text/panda"
     prompt_bytes, completion_bytes = 48, 48
-    form = PROGRAM
-    seconds = 10.0
+    response_pattern = PROGRAM
+    reward_timeout = 10.0
     grasp_failure_rate: ClassVar[float] = 0.0  # probability that the first grasp fails
 
     def __init__(self) -> None:
@@ -85,7 +85,7 @@ class Panda(TextTask):
         """An instruction in a scene."""
         return PandaEpisode(self, seed)
 
-    def prepare(self, episodes: Sequence[Episode], completions: Sequence[str]) -> None:
+    def prepare(self, episodes: Sequence[TextEpisode], completions: Sequence[str]) -> None:
         """Simulate all programs at once."""
         wanted: list[Key] = []
         for episode, completion in zip(episodes, completions, strict=True):
@@ -146,7 +146,7 @@ class Panda(TextTask):
         return self._workcell.run(orders)
 
 
-class PandaEpisode(Episode):
+class PandaEpisode(TextEpisode):
     """Episode of one instruction."""
 
     def __init__(self, task: Panda, seed: int) -> None:
@@ -162,9 +162,9 @@ class PandaEpisode(Episode):
         except ProgramError as error:
             return Turn(0.0, reply=f"{error}.")
         (moment,) = self.task.after([(self.seed, self.done)])
-        return self.judged(moment)
+        return self.outcome(moment)
 
-    def judged(self, moment: Snapshot) -> Turn:
+    def outcome(self, moment: Snapshot) -> Turn:
         """Success if the cube is at its goal after the program."""
         success = self.is_success(moment)
         return Turn(float(success), success=success)
@@ -182,7 +182,7 @@ class PandaEpisode(Episode):
 class StepwiseEpisode(PandaEpisode):
     """Episode with one command per turn."""
 
-    def judged(self, moment: Snapshot) -> Turn:
+    def outcome(self, moment: Snapshot) -> Turn:
         """State of the hand, unless the instruction is fulfilled."""
         if self.is_success(moment):
             return Turn(1.0, success=True)
@@ -198,7 +198,7 @@ class PandaTurns(Panda):
 
     name = "text/panda_turns"
     prompt_bytes, completion_bytes, max_turns = 240, 24, 6
-    form = COMMAND
+    response_pattern = COMMAND
     grasp_failure_rate = 1 / 3
 
     def episode(self, seed: int) -> StepwiseEpisode:

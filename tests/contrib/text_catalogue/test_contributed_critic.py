@@ -20,7 +20,7 @@ SPEC = PolicySpec({"text": (Grid.prompt_bytes,)}, Grid.completion_bytes)
 def learner(recipe, **settings):
     torch.manual_seed(0)
     policy = TextPolicy(TextConfig(width=16, layers=1, heads=2, context=128), SPEC)
-    config = TextRecipeConfig(recipe=recipe, prompts=8, problems=50, warmup=0, **settings)
+    config = TextRecipeConfig(recipe=recipe, prompts_per_update=8, num_prompts=50, warmup=0, **settings)
     algorithm = TextRecipe(config, policy, total_updates=10)
     return algorithm, TextRolloutSource(TextSim(Grid(), SimOptions(num_envs=1)), algorithm, seed=0)
 
@@ -38,7 +38,7 @@ def test_a_detached_critic_leaves_the_policy_alone():
 
 
 def rows(**fields):
-    """Three tokens, a token of the world between the first two; values 0.5, -, 0.25 and 1."""
+    """Three tokens, a token of the environment between the first two; values 0.5, -, 0.25 and 1."""
     mask = torch.tensor([[True, False, True, True]])
     value = torch.tensor([[0.5, 9.0, 0.25, 1.0]])
     reward = torch.tensor([[0.0, 0.0, 0.0, 2.0]])
@@ -79,4 +79,4 @@ def test_contributed_recipes_with_a_critic_learn_values(recipe):
     metrics = algorithm.update(batch)
     assert all(torch.isfinite(torch.tensor(value)) for value in metrics.values())
     assert algorithm.critic.layers[-1].weight.any() and metrics["actor/value_loss"] > 0
-    assert algorithm._prepared(batch).value[batch.valid()].mean() > 0
+    assert algorithm._preprocess(batch).value[batch.valid()].mean() > 0

@@ -13,13 +13,13 @@ from robopolicy.contrib.text_catalogue.curricula import (
     StageCurriculum,
 )
 from robopolicy.errors import UserError
-from robopolicy.text.rollouts.prompt_samplers import SAMPLERS, Uncertain, Uniform
-from robopolicy.text.rollouts.protocols import Pool, Task
+from robopolicy.text.rollouts.prompt_samplers import SAMPLERS, UncertaintySampler, Uniform
+from robopolicy.text.rollouts.protocols import PromptPool, Task
 
 COUNT = 12
 
 
-POOL = Pool(
+POOL = PromptPool(
     [Task(100 + i, budget=4) for i in range(COUNT)],
     category=torch.arange(COUNT) % 3,
     difficulty=torch.arange(COUNT).flip(0).double(),
@@ -31,8 +31,8 @@ SETTINGS = {"mixture": {"shares": [0.5, 0.25, 0.25]}, "instructions": {"instruct
 CONTRIBUTED = sorted(set(SAMPLERS) - set(SAMPLERS.product()))
 
 
-def started(sampler, pool: Pool = POOL, seed: int = 3):
-    sampler.begin(pool, seed)
+def started(sampler, pool: PromptPool = POOL, seed: int = 3):
+    sampler.setup(pool, seed)
     return sampler
 
 
@@ -41,7 +41,7 @@ def keys(tasks) -> list[int]:
 
 
 def outcome(sampler, tasks, reward, advantage) -> None:
-    """Tell a sampler of one attempt per task."""
+    """Tell a sampler of one rollout per task."""
     values = [torch.tensor([f(task) for task in tasks], dtype=torch.float64) for f in (reward, advantage)]
     sampler.observe(torch.tensor(keys(tasks)), *values)
 
@@ -87,7 +87,7 @@ def test_solved_and_hopeless_categories_fade():
 
 def test_categories_count_alike_however_many_tasks_they_have():
     """SEC (Chen et al. 2025): Q follows the mean |advantage|, by 0.1 of the way."""
-    sampler = started(CategoryBandit(), Pool(POOL.tasks, category=(torch.arange(COUNT) > 8).long()))
+    sampler = started(CategoryBandit(), PromptPool(POOL.tasks, category=(torch.arange(COUNT) > 8).long()))
     drawn = torch.tensor([sampler.propose(1)[0].key > 108 for _ in range(600)])
     assert abs(float(drawn.double().mean()) - 0.5) < 0.06  # 3 standard deviations
     outcome(sampler, POOL.tasks[:2], lambda task: 0.0, lambda task: 1.0 if task.key == 100 else -1.0)
@@ -118,7 +118,7 @@ def test_four_candidates_per_task_and_new_ones_count_as_half_solved():
 
 def test_one_stage_is_uniform():
     """Limit of CRAFT-GUI (Nong et al. 2025)."""
-    plain, staged = started(Uniform()), started(StageCurriculum(stages=1), Pool(POOL.tasks))
+    plain, staged = started(Uniform()), started(StageCurriculum(stages=1), PromptPool(POOL.tasks))
     assert [staged.propose(5) for _ in range(4)] == [plain.propose(5) for _ in range(4)]
 
 
@@ -142,7 +142,7 @@ def test_a_share_of_nothing_leaves_the_base():
 
 def test_shares_are_rounded_by_the_largest_remainder():
     """Never more tasks than were asked for, and none of a category without a share."""
-    pool = Pool(POOL.tasks, category=torch.arange(COUNT) % 4)
+    pool = PromptPool(POOL.tasks, category=torch.arange(COUNT) % 4)
     for shares, n, counts in (
         ([0.1, 0.3, 0.3, 0.3], 5, [0, 2, 2, 1]),  # 0.5, 1.5, 1.5, 1.5
         ([0.0, 0.5, 0.5, 0.0], 3, [0, 2, 1, 0]),
@@ -162,7 +162,10 @@ def test_a_batch_larger_than_the_pool_is_refused(name):
 
 def test_tasks_without_weight_fill_up_a_batch():
     """Solved tasks with a floor of 0, categories at a very low temperature."""
-    uncertain, bandit = started(Uncertain(floor=0.0, tracker=MeanTracker())), started(CategoryBandit(temperature=1e-4))
+    uncertain, bandit = (
+        started(UncertaintySampler(floor=0.0, tracker=MeanTracker())),
+        started(CategoryBandit(temperature=1e-4)),
+    )
     outcome(uncertain, POOL.tasks, lambda task: 0.5 if task.key < 102 else 1.0, lambda task: 0.0)
     bandit.value[1] = 1.0
     assert {100, 101} < set(keys(uncertain.propose(4)))
@@ -170,27 +173,27 @@ def test_tasks_without_weight_fill_up_a_batch():
 
 
 def test_rewards_of_tasks_outside_the_pool_are_ignored():
-    """Restatements of a topology have keys of their own."""
+    """Restatements of a strategy have keys of their own."""
     sampler = started(Regret())
     sampler.observe(torch.tensor([100, 999]), torch.tensor([1.0, 1.0]), torch.zeros(2))
     assert sampler.best[0] == 1.0 and not sampler.best[1:].isfinite().any()
 
 
-def played(sampler, tasks, rewards) -> None:
-    """Two attempts at each task, worth `rewards(task)`."""
+def completed(sampler, tasks, rewards) -> None:
+    """Two rollouts at each task, worth `rewards(task)`."""
     twice = torch.tensor([key for key in keys(tasks) for _ in range(2)])
     values = torch.tensor([value for task in tasks for value in rewards(task)], dtype=torch.float64)
     sampler.observe(twice, values, torch.zeros(len(twice)))
 
 
-def test_regret_is_the_best_attempt_minus_the_running_mean():
+def test_regret_is_the_best_rollout_minus_the_running_mean():
     sampler = started(Regret(replay=1.0, temperature=1.0, decay=0.5))
     first, second, third = POOL.tasks[:3]
-    played(sampler, [first], lambda task: (1.0, 0.0))  # regret 1 - 0.5
-    played(sampler, [second], lambda task: (1.0, 1.0))  # 1 - 1
-    played(sampler, [third], lambda task: (0.0, 0.0))  # hopeless so far: 0 - 0
+    completed(sampler, [first], lambda task: (1.0, 0.0))  # regret 1 - 0.5
+    completed(sampler, [second], lambda task: (1.0, 1.0))  # 1 - 1
+    completed(sampler, [third], lambda task: (0.0, 0.0))  # hopeless so far: 0 - 0
     assert sampler.weight().tolist()[:4] == [1.0, 1 / 2, 1 / 2, 0.0]
-    played(sampler, [second], lambda task: (0.0, 0.0))  # forgotten: 1 - (1 + 0) / 2, as much as the first
+    completed(sampler, [second], lambda task: (0.0, 0.0))  # forgotten: 1 - (1 + 0) / 2, as much as the first
     assert sampler.weight().tolist()[:4] == [1.0, 1.0, 1 / 3, 0.0]
 
 
@@ -198,9 +201,9 @@ def test_regret_falls_off_steeply():
     """Rank to the power of -1 / 0.3; half of the tasks are replayed, and half of the mean is kept."""
     sampler = started(Regret())
     for place, reward in enumerate((1.0, 0.5)):
-        played(sampler, [POOL.tasks[place]], lambda task: (reward, 0.0))  # noqa: B023
+        completed(sampler, [POOL.tasks[place]], lambda task: (reward, 0.0))  # noqa: B023
     assert sampler.replay == 0.5 and sampler.weight()[:2].tolist() == pytest.approx([1.0, 2 ** (-1 / 0.3)])
-    played(sampler, [POOL.tasks[0]], lambda task: (0.0, 0.0))
+    completed(sampler, [POOL.tasks[0]], lambda task: (0.0, 0.0))
     assert float(sampler.tracker.read(torch.tensor([100]))) == 0.25
 
 
@@ -208,7 +211,7 @@ def test_equal_regrets_are_played_alike_and_large_ones_more():
     count = torch.zeros(2, COUNT)
     for row, rewards in enumerate((lambda task: (0.5, 0.5), lambda task: (float(task.key == 104), 0.0))):
         sampler = started(Regret(replay=1.0, temperature=1.0))
-        played(sampler, POOL.tasks, rewards)
+        completed(sampler, POOL.tasks, rewards)
         for _ in range(1200):
             count[row, sampler.propose(1)[0].key - 100] += 1
     assert (count[0] / 1200 - 1 / COUNT).abs().max() < 0.03  # 4 standard deviations
@@ -218,7 +221,7 @@ def test_equal_regrets_are_played_alike_and_large_ones_more():
 def test_without_replay_regret_is_uniform():
     sampler, plain = started(Regret(replay=0.0)), started(Uniform())
     sampler._generator.set_state(plain._generator.get_state())
-    played(sampler, POOL.tasks, lambda task: (1.0, 0.0))
+    completed(sampler, POOL.tasks, lambda task: (1.0, 0.0))
     assert sorted(keys(sampler.propose(6)) + keys(sampler.propose(6))) == list(range(100, 112))
     with pytest.raises(UserError, match="replay in"):
         Regret(replay=1.5)
@@ -247,7 +250,7 @@ def test_instructions_live_by_their_rewards():
     assert set(sampler.population) == {"good", "new"}
 
 
-def test_instructions_are_judged_after_their_trial():
+def test_instructions_are_scored_after_their_trial():
     sampler = started(Instructions(["good", "bad"], most=2, trial=2))
     sampler.population = {"good": (1.5, 2), "bad": (0.0, 1)}
     sampler.admit("new")
@@ -257,6 +260,6 @@ def test_instructions_are_judged_after_their_trial():
     assert sampler.population["bad"] == (1.0, 3)
 
 
-def test_what_tasks_lack_is_said():
+def test_what_tasks_lack_raises():
     with pytest.raises(UserError, match="needs the category of every task"):
-        started(CategoryBandit(), Pool(POOL.tasks))
+        started(CategoryBandit(), PromptPool(POOL.tasks))

@@ -37,10 +37,10 @@ def test_recipes_learn_from_files(recipe, tmp_path):
         ],
     }
     file = written(tmp_path / "x.jsonl", rows[recipe])
-    words = ["experiment=text_grpo", *SMALL, "algorithm.imitation=0", f"algorithm.recipe={recipe}"]
+    words = ["experiment=text_grpo", *SMALL, "algorithm.sft_updates=0", f"algorithm.recipe={recipe}"]
     words += [
         f"algorithm.data={file}",
-        "algorithm.prompts=6",
+        "algorithm.prompts_per_update=6",
         "algorithm.lr=5e-3",
         "budget.updates=15",
         "evaluation.every=0",
@@ -58,7 +58,7 @@ def test_recipes_learn_from_files(recipe, tmp_path):
 
 
 def test_logged_turns_keep_their_rewards(tmp_path):
-    """Returns of the strategist (Liu et al. 2025, EPO) are discounted from turn to turn, and a turn is a unit."""
+    """Returns of the strategist (Liu et al. 2025) are discounted from turn to turn, and a turn is a unit."""
     rows = [
         {"messages": ["go", "a", "on", "bb", "", "c"], "rewards": [1, 0.25, 0.5]},
         {"prompt": "go", "completion": "dd", "reward": 2},
@@ -66,7 +66,7 @@ def test_logged_turns_keep_their_rewards(tmp_path):
     file = written(tmp_path / "x.jsonl", rows)
     torch.manual_seed(0)
     policy = TextPolicy(TextConfig(width=16, layers=1, heads=2, context=64), PolicySpec({"text": (16,)}, 6))
-    algorithm = TextRecipe(TextRecipeConfig(recipe="epo", data=file, prompts=1), policy, total_updates=2)
+    algorithm = TextRecipe(TextRecipeConfig(recipe="epo", data=file, prompts_per_update=1), policy, total_updates=2)
     batch = recipe_source(TextSim(Arithmetic(), SimOptions(num_envs=1)), algorithm, 0).next(algorithm)
     own, unit = batch.valid(), batch.unit
     assert [int((own[0] & (unit[0] == turn)).sum()) for turn in range(3)] == [2, 3, 2]

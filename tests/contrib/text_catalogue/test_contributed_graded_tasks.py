@@ -9,8 +9,8 @@ from graded_tasks import check_solutions_solve_and_fit
 
 from robopolicy.contrib.text_catalogue.critique import Critique
 from robopolicy.contrib.text_catalogue.decompose import Decompose, consistency, plan, solved
-from robopolicy.contrib.text_catalogue.judge import Judge
-from robopolicy.contrib.text_catalogue.nim import Nim, divided, played, value
+from robopolicy.contrib.text_catalogue.judge import PolicyJudge
+from robopolicy.contrib.text_catalogue.nim import Nim, apply_move, divided, value
 from robopolicy.contrib.text_catalogue.review import Review
 from robopolicy.errors import UserError
 from robopolicy.policies.base import PolicySpec
@@ -18,8 +18,8 @@ from robopolicy.sim.registry import SimOptions, make_sim
 from robopolicy.text.policy import TextConfig, TextPolicy
 from robopolicy.text.recipe_trainer import TextRecipe, TextRecipeConfig
 from robopolicy.text.rollouts.protocols import Task
-from robopolicy.text.task import Inquiry
-from robopolicy.text.text_env import TextWorld
+from robopolicy.text.task import JudgePrompt
+from robopolicy.text.text_env import TextEnv
 from robopolicy.training.text_file_source import recipe_source
 from robopolicy_tasks.text.arithmetic import Arithmetic
 
@@ -50,38 +50,38 @@ def small(seed=0):
 
 def test_a_judge_compares_two_messages():
     policy = small()
-    judge = Judge(policy, torch.Generator().manual_seed(0))
-    asked = [Inquiry("1+1=2?", "y", "n"), Inquiry("1+1=3?", "y", "n"), Inquiry("1+1=2?", "n", "y")]
+    judge = PolicyJudge(policy, torch.Generator().manual_seed(0))
+    asked = [JudgePrompt("1+1=2?", "y", "n"), JudgePrompt("1+1=3?", "y", "n"), JudgePrompt("1+1=2?", "n", "y")]
     sure = judge(asked)
     assert sure[0] + sure[2] == pytest.approx(1.0) and all(0.0 < one < 1.0 for one in sure) and judge([]) == []
     last = policy.tokenizer.prompt(["1+1=2?"])
     logits = policy.model(torch.tensor([last])).logits[0, -1].log_softmax(0)
-    y, n = (policy.message(word)[0] for word in "yn")
+    y, n = (policy.encode_message(word)[0] for word in "yn")
     # both messages have one letter, and end alike or nearly so
     ratio = torch.stack([logits[y], logits[n]]).softmax(0)[0]
     assert sure[0] == pytest.approx(float(ratio.detach()), abs=0.05)
 
 
-def test_who_cannot_be_judged_is_refused():
+def test_who_cannot_be_scored_is_refused():
     algorithm = TextRecipe(TextRecipeConfig(recipe="urpo"), small(), total_updates=4)
-    with pytest.raises(UserError, match=r"text/arithmetic does not say how to ask one"):
+    with pytest.raises(UserError, match=r"text/arithmetic has no judge prompt"):
         recipe_source(make_sim("text/arithmetic", SimOptions(num_envs=1)), algorithm, seed=0)
-    with pytest.raises(UserError, match="players=0 for its judge"):
-        TextRecipe(TextRecipeConfig(recipe="urpo", players=2), small(), total_updates=4)
+    with pytest.raises(UserError, match="num_workers=0 for its judge"):
+        TextRecipe(TextRecipeConfig(recipe="urpo", num_workers=2), small(), total_updates=4)
     with pytest.raises(UserError, match="players must be at most 256"):
-        TextRecipeConfig(players=2000)
+        TextRecipeConfig(num_workers=2000)
     external = TextRecipe(TextRecipeConfig(recipe="craft_gui"), small(), total_updates=4)
-    with pytest.raises(UserError, match="needs a second policy"):
+    with pytest.raises(UserError, match="needs a teacher"):
         recipe_source(make_sim("text/critique", SimOptions(num_envs=1)), external, seed=0)
-    assert Arithmetic().inquiry(0, ["1"]) is None
+    assert Arithmetic().judge_prompt(0, ["1"]) is None
 
 
 @pytest.mark.parametrize("recipe", ASKING)
 def test_recipes_play_the_task_that_grades_what_they_ask_for(recipe):
-    policy, companion = small(), small(1)
-    config = TextRecipeConfig(recipe=recipe, prompts=4, problems=40, group_size=2)
+    policy, teacher = small(), small(1)
+    config = TextRecipeConfig(recipe=recipe, prompts_per_update=4, num_prompts=40, group_size=2)
     algorithm = TextRecipe(config, policy, total_updates=4)
-    algorithm.accompany(companion)
+    algorithm.set_teacher(teacher)
     source = recipe_source(make_sim(f"text/{ASKING[recipe]}", SimOptions(num_envs=1)), algorithm, seed=0)
     metrics = algorithm.update(source.next(algorithm)) | source.metrics()
     assert all(torch.isfinite(torch.tensor(number)) for number in metrics.values())
@@ -107,21 +107,21 @@ def graded(task, seed, *messages):
     """Grades of messages, the last turn, and the episode."""
     episode = task.episode(seed)
     turns = [episode.step(message) for message in messages]
-    return [turn.measures for turn in turns], turns[-1]
+    return [turn.metrics for turn in turns], turns[-1]
 
 
 def test_nim_is_won_by_leaving_nothing_to_win():
-    assert divided(3 + 0 * 6 + 5 * 36) == [3, 0, 5] and played([3, 0, 5], "c2+") == [3, 0, 3]
-    assert played([3, 0, 5], "b1+") is None and played([3, 0, 5], "c2") is None
+    assert divided(3 + 0 * 6 + 5 * 36) == [3, 0, 5] and apply_move([3, 0, 5], "c2+") == [3, 0, 3]
+    assert apply_move([3, 0, 5], "b1+") is None and apply_move([3, 0, 5], "c2") is None
     seeds = {tuple(map(int, Nim().episode(seed).prompt[:-1].split())): seed for seed in range(2000)}
-    won, lost = seeds[3, 0, 5], seeds[2, 2, 0]
+    won, invalid = seeds[3, 0, 5], seeds[2, 2, 0]
     (grades,), turn = graded(Nim(), won, "c2+")
     assert turn.success and grades["legal"] == grades["analysis"] == 1.0
     (grades,), turn = graded(Nim(), won, "a1-")
     assert not turn.success and (grades["legal"], grades["analysis"]) == (1.0, 0.0)
     (grades,), turn = graded(Nim(), won, "b1+")
     assert not turn.success and grades["legal"] == 0.0
-    (grades,), turn = graded(Nim(), lost, "a1+")
+    (grades,), turn = graded(Nim(), invalid, "a1+")
     assert value([2, 2, 0]) == 0 and turn.success and grades["analysis"] == 0.0
 
 
@@ -153,13 +153,13 @@ class Certain:
 
 def test_a_judge_is_asked_about_answers_and_elsewhere_the_verdict_stands():
     task, policy = Critique(), small()
-    world = TextWorld(policy, task, torch.Generator().manual_seed(0))
+    env = TextEnv(policy, task, torch.Generator().manual_seed(0))
     tasks = [Task(seed, payload=seed) for seed in range(12)]
-    assert all("judge" not in attempt.metrics for attempt in world.play(tasks))
-    world.judge = Certain()
-    for attempt in world.play(tasks):
-        claimed = task.episode(attempt.task.key).prompt
-        said = attempt.record.said[0].strip()
-        open_ = attempt.metrics["open"] == 1.0
+    assert all("judge" not in trajectory.metrics for trajectory in env.rollout(tasks))
+    env.judge = Certain()
+    for trajectory in env.rollout(tasks):
+        claimed = task.episode(trajectory.task.key).prompt
+        responses = trajectory.record.responses[0].strip()
+        open_ = trajectory.metrics["open"] == 1.0
         assert open_ == claimed.endswith("=")
-        assert attempt.metrics["judge"] == (len(f"{claimed}{said}?") / 100 if open_ else attempt.reward)
+        assert trajectory.metrics["judge"] == (len(f"{claimed}{responses}?") / 100 if open_ else trajectory.reward)

@@ -11,8 +11,8 @@ from robopolicy.text.policy import TextConfig, TextPolicy
 from robopolicy.text.recipe_trainer import TextRecipe, TextRecipeConfig
 from robopolicy.text.rollouts.protocols import Task
 from robopolicy.text.sim import TextSim
-from robopolicy.text.task import Question, TextTask
-from robopolicy.text.text_env import TextWorld, score
+from robopolicy.text.task import SingleTurn, TextTask
+from robopolicy.text.text_env import TextEnv, score
 from robopolicy.text.tokenizers import ByteTokenizer
 from robopolicy.training.text_rollout_source import TextRolloutSource
 from robopolicy_tasks.text.arithmetic import Arithmetic
@@ -29,7 +29,7 @@ class Formless(TextTask):
     prompt_bytes, completion_bytes = 8, 4
 
     def episode(self, seed):
-        return Question(str(seed), lambda completion: float(len(completion)))
+        return SingleTurn(str(seed), lambda completion: float(len(completion)))
 
 
 def untrained(budget=6):
@@ -38,7 +38,7 @@ def untrained(budget=6):
 
 
 def learner(task, recipe="shioenv", **settings):
-    config = TextRecipeConfig(**{"prompts": 3, "problems": 6, "recipe": recipe, "lr": 1e-2, **settings})
+    config = TextRecipeConfig(**{"prompts_per_update": 3, "num_prompts": 6, "recipe": recipe, "lr": 1e-2, **settings})
     algorithm = TextRecipe(config, untrained(task.completion_bytes), total_updates=8)
     return algorithm, TextRolloutSource(TextSim(task, SimOptions(num_envs=1)), algorithm, seed=0)
 
@@ -65,13 +65,15 @@ def test_what_may_come_next():
 @pytest.mark.parametrize("task", [Arithmetic(), Countdown(), Grid()])
 def test_an_untrained_policy_writes_nothing_else(task):
     policy = untrained(task.completion_bytes)
-    limits = {"allowed": Grammar(task.form, policy.tokenizer).allowed}
-    world = TextWorld(policy, task, torch.Generator().manual_seed(0), limits=limits)
-    attempts = world.play([Task(key, payload=key) for key in range(16)])
-    said = [message for attempt in attempts for message in attempt.record.said]
-    formed = {"text/arithmetic": str.isdigit, "text/countdown": value_of, "text/grid": MOVES.__contains__}[task.name]
-    assert len(said) >= 16 and all(formed(message) for message in said)
-    rows = world.batch(attempts)
+    limits = {"allowed": Grammar(task.response_pattern, policy.tokenizer).allowed}
+    env = TextEnv(policy, task, torch.Generator().manual_seed(0), limits=limits)
+    trajectories = env.rollout([Task(key, payload=key) for key in range(16)])
+    responses = [message for trajectory in trajectories for message in trajectory.record.responses]
+    well_formed = {"text/arithmetic": str.isdigit, "text/countdown": value_of, "text/grid": MOVES.__contains__}[
+        task.name
+    ]
+    assert len(responses) >= 16 and all(well_formed(message) for message in responses)
+    rows = env.batch(trajectories)
     out = score(policy, rows)
     valid = rows.valid()
     torch.testing.assert_close(out.logp[valid], rows.logp_old[valid], rtol=1e-4, atol=1e-5)
@@ -83,9 +85,9 @@ def test_an_untrained_policy_writes_nothing_else(task):
 def test_a_message_that_was_begun_goes_on_in_its_form():
     policy = untrained(4)
     prompt = policy.tokenizer.prompt(["1 2 3 6:"])
-    grammar = Grammar(Countdown.form, policy.tokenizer)
-    made = policy.write([prompt + policy.tokenizer.encode("1+")] * 8, allowed=grammar.allowed, begun=["1+"] * 8)
-    assert all(value_of("1+" + policy.read(tokens)) for tokens in made.completions())
+    grammar = Grammar(Countdown.response_pattern, policy.tokenizer)
+    made = policy.generate([prompt + policy.tokenizer.encode("1+")] * 8, allowed=grammar.allowed, prefill=["1+"] * 8)
+    assert all(value_of("1+" + policy.decode_message(tokens)) for tokens in made.completions())
 
 
 def test_a_recipe_with_a_grammar_learns_and_one_without_a_form_is_refused():
@@ -101,9 +103,13 @@ def test_a_recipe_with_a_grammar_learns_and_one_without_a_form_is_refused():
 
 def test_programs_for_a_robot_are_in_their_language():
     policy = untrained(48)
-    grammar = Grammar(Panda.form, policy.tokenizer)
+    grammar = Grammar(Panda.response_pattern, policy.tokenizer)
     prompts = [policy.tokenizer.prompt(["put the cube on the pad:"])] * 12
-    made = policy.write(prompts, torch.Generator().manual_seed(0), allowed=grammar.allowed)
-    whole = [policy.read(tokens) for tokens, cut in zip(made.completions(), made.cut.tolist(), strict=True) if not cut]
+    made = policy.generate(prompts, torch.Generator().manual_seed(0), allowed=grammar.allowed)
+    whole = [
+        policy.decode_message(tokens)
+        for tokens, truncated in zip(made.completions(), made.truncated.tolist(), strict=True)
+        if not truncated
+    ]
     assert len(whole) > 2 and all(parse(program) for program in whole)
-    assert Grammar(PandaTurns.form, policy.tokenizer).allowed("carry pad").sum() == 2  # the end, or a blank
+    assert Grammar(PandaTurns.response_pattern, policy.tokenizer).allowed("carry pad").sum() == 2  # the end, or a blank

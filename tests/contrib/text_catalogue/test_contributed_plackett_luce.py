@@ -40,7 +40,10 @@ def test_leave_one_out_learns_to_rank() -> None:
 
 
 def test_learning_which_tokens_to_keep() -> None:
-    """CaCoVID: two of five tokens matter; sets are compared with each other, and keeping all teaches nothing."""
+    """CaCoVID: two of five tokens matter; sets are compared with each other, and keeping all teaches nothing.
+
+    Source: Ma et al. 2026.
+    """
     scores = torch.zeros(5, requires_grad=True)
     optimiser, generator = torch.optim.Adam([scores], lr=0.1), torch.Generator().manual_seed(0)
     recipe = recipe_of("cacovid")

@@ -49,7 +49,7 @@ CLIPPED: dict[str, tuple[float, float, float, str]] = {  # low, high, cap at neg
     "a2p": (0.2, 0.2, math.inf, "token_mean"),
     "proact": (0.2, 0.2, math.inf, "token_mean"),
 }
-PLAIN = {  # policy gradients by log-probability
+SCALAR_OPTIONS = {  # policy gradients by log-probability
     "pg_rank": "sequence_sum",
     "pcpg": "sequence_sum",
     "ded": "sequence_mean",
@@ -62,9 +62,9 @@ def test_the_clipped_loss_of_a_contributed_recipe(name: str) -> None:
     check_clipped_loss(name, *CLIPPED[name])
 
 
-@pytest.mark.parametrize("name", PLAIN)
+@pytest.mark.parametrize("name", SCALAR_OPTIONS)
 def test_the_plain_loss_of_a_contributed_recipe(name: str) -> None:
-    check_plain_loss(name, PLAIN[name])
+    check_plain_loss(name, SCALAR_OPTIONS[name])
 
 
 def test_sets_have_one_ratio() -> None:

@@ -76,9 +76,9 @@ def test_poise_with_a_perfect_probe_is_leave_one_out_and_never_depends_on_the_ro
     reward = rewards(case)
     exact = case.decisions.with_fields(extra={"features": reward.unsqueeze(1)})
     torch.testing.assert_close(recipe.advantage(exact), recipe_of("rloo").advantage(case.decisions))
-    moved = reward.unsqueeze(1).clone()
-    moved[5] += 100.0
-    changed = recipe.advantage(case.decisions.with_fields(extra={"features": moved})) != recipe.advantage(exact)
+    to_device = reward.unsqueeze(1).clone()
+    to_device[5] += 100.0
+    changed = recipe.advantage(case.decisions.with_fields(extra={"features": to_device})) != recipe.advantage(exact)
     assert not bool(changed[5]) and bool(changed[4] & changed[6] & changed[7])
 
 
@@ -194,9 +194,9 @@ def test_spae_telescopes_and_keeps_the_base_without_bonus() -> None:
     sure = {**d.extra, "probe_accuracy": torch.ones(d.shape), "probe_confidence": torch.ones(d.shape)}
     after = recipe_of("spae", advantage=stages[:4]).advantage(d.with_fields(extra=sure))
     base = recipe_of("spae", advantage=stages[:3]).advantage(d)
-    begun = d.unit.masked_fill(~d.valid(), 9).amin(1, keepdim=True)
-    torch.testing.assert_close(after, torch.where(d.unit > begun, 0.5, 1.0) * base)  # solved at once: half behind it
-    assert bool((d.valid() & (d.unit > begun)).any())
+    started = d.unit.masked_fill(~d.valid(), 9).amin(1, keepdim=True)
+    torch.testing.assert_close(after, torch.where(d.unit > started, 0.5, 1.0) * base)  # solved at once: half behind it
+    assert bool((d.valid() & (d.unit > started)).any())
 
 
 def test_aspo_keeps_the_sign_of_successes_and_changes_nothing_else() -> None:
@@ -241,7 +241,7 @@ def test_pipo_judges_the_last_batch_by_the_gain() -> None:
 
 
 @pytest.mark.parametrize("history", [[], [0.1] * 7 + [0.2], [0.9] * 7 + [0.8]], ids=["none", "gain", "loss"])
-def test_pipo_adds_a_step_on_the_last_batch_and_none_where_it_is_not_judged(history: list[float]) -> None:
+def test_pipo_adds_a_step_on_the_last_batch_and_none_where_it_is_not_scored(history: list[float]) -> None:
     case = tabular(rollouts=8, source=torch.tensor([0] * 4 + [1] * 4).repeat(4), drift=0.5)
     d, stages = case.decisions, read_recipe("pipo")["advantage"]
     stages[-1]["loss_weight"] = 0.5
@@ -284,7 +284,12 @@ def test_proact_without_rollouts_is_step_level_ppo() -> None:
     case, written = tabular(), recipe_of("proact").plain["advantage_source"]
     start = {name: value for name, value in written.items() if name != "rollout_weight"}
     none = recipe_of("proact", advantage_source=start).advantage(case.decisions.with_fields(extra={}))
-    steps = {"name": "gae", "gamma": 0.9, "lam": 0.95, "level": "unit"}  # as in the recipe of VL-DAC
+    steps = {
+        "name": "gae",
+        "gamma": 0.9,
+        "lam": 0.95,
+        "level": "unit",
+    }  # of the recipe of single steps, Bredis et al. 2025
     torch.testing.assert_close(none, recipe_of("vl_dac", advantage_source=steps).advantage(case.decisions))
     zero = recipe_of("proact", advantage_source={**written, "rollout_weight": 0.0})
     torch.testing.assert_close(zero.advantage(case.decisions), none)
@@ -323,7 +328,7 @@ def test_attention_marks_get_more_credit_where_the_advantage_is_positive() -> No
 
 
 def test_the_rhythm_compares_with_the_next_decision_whatever_stands_between() -> None:
-    """Neither padding nor the world's tokens, whose distance is 0, are steps."""
+    """Neither padding nor the environment's tokens, whose distance is 0, are steps."""
     distance = torch.tensor([[5.0, 5.0, 9.0, 8.0]], dtype=torch.float64)
     wide = torch.tensor([[5.0, 0.0, 5.0, 9.0, 0.0, 8.0, 0.0, 0.0]], dtype=torch.float64)
     mask = wide > 0

@@ -13,7 +13,7 @@ from torch import Tensor
 from robopolicy.contrib.text_catalogue.masks import PredictedKL
 from robopolicy.contrib.text_catalogue.references import average_weights
 from robopolicy.core.decisions import Decisions
-from robopolicy.text.generation import restricted, top_p_support
+from robopolicy.text.generation import masked_log_softmax, top_p_support
 
 
 def selected(name: str, case: Tabular, **changes) -> list[int]:
@@ -107,9 +107,9 @@ def test_a_predicted_step_is_right_to_second_order(sign: float) -> None:
     extra = {"collision": p.square().sum(2), "collision3": p.pow(3).sum(2)}
     rows = Decisions(chosen, extra=extra)
     step = rate * advantage[..., None] * (torch.nn.functional.one_hot(tokens[..., 0], 5) - p)
-    moved = (logits + step).log_softmax(2)
-    shift = (p * (logp - moved)).sum(2)
-    gain = advantage * (moved.gather(2, tokens)[..., 0] - chosen)
+    to_device = (logits + step).log_softmax(2)
+    shift = (p * (logp - to_device)).sum(2)
+    gain = advantage * (to_device.gather(2, tokens)[..., 0] - chosen)
     for option, exact, above in (("shift", shift, True), ("gain", gain, False)):
         limit = float(exact.median())
         clear = (exact / limit - 1).abs() > 0.02
@@ -159,7 +159,7 @@ def test_nlpo_and_grammars_score_with_the_restricted_policy() -> None:
     old = case.logits.detach() + 0.1
 
     def score(table: Tensor) -> Tensor:
-        scores = restricted(table, support)[case.state].gather(2, case.tokens.unsqueeze(2)).squeeze(2)
+        scores = masked_log_softmax(table, support)[case.state].gather(2, case.tokens.unsqueeze(2)).squeeze(2)
         return scores.masked_fill(~used, 0.0)
 
     chosen = case.decisions.with_fields(logp_old=score(old), mask=used)
@@ -256,7 +256,7 @@ def test_salsa_is_grpo_near_its_reference() -> None:
     check_recipe("salsa", formula)
 
 
-def test_a_soup_of_one_policy_is_that_policy() -> None:
+def test_a_average_of_one_policy_is_that_policy() -> None:
     state = {"weight": torch.randn(3, 2), "steps": torch.tensor(7)}
     mixed = average_weights([state, state], [0.3, 0.7])
     torch.testing.assert_close(mixed["weight"], state["weight"])

@@ -49,12 +49,12 @@ def test_p3o_is_the_clipped_loss_with_the_other_rollout_as_baseline() -> None:
     last = case.decisions.require("reward")
     row_shift = torch.zeros_like(last)
     row_shift[:, 0] = shift[case.decisions.require("group")]
-    moved = Tabular(
+    to_device = Tabular(
         case.decisions.with_fields(reward=last + row_shift * case.decisions.valid()), case.tokens, case.logits
     )
     moved_rows = case.decisions.valid()[:, 0]
     assert bool(moved_rows.all())
-    torch.testing.assert_close(gradients("p3o", moved), gradients("p3o", case))
+    torch.testing.assert_close(gradients("p3o", to_device), gradients("p3o", case))
 
 
 def copg(case: Tabular, beta: float = 0.1) -> Tensor:
@@ -219,9 +219,9 @@ def test_gepo() -> None:
         a = (value - every.mean()) / (every.std() + 1e-6)
         r, terms = to_reference(case).sum(1), []
         for key in group.unique():
-            won, lost = (group == key) & (value > 0), (group == key) & (value == 0)
-            if won.any() and lost.any():
-                terms.append(-logsigmoid(0.1 * (r[won].mean() - r[lost].mean())) + r[won].var(unbiased=False))
+            won, invalid = (group == key) & (value > 0), (group == key) & (value == 0)
+            if won.any() and invalid.any():
+                terms.append(-logsigmoid(0.1 * (r[won].mean() - r[invalid].mean())) + r[won].var(unbiased=False))
         return tok(ppo(case, a), case) + 0.01 * mean(terms)
 
     check_recipe("gepo", formula)
@@ -232,9 +232,9 @@ def test_gepo_of_one_winner_and_one_loser_is_dpo() -> None:
     value, group = rewards(case), case.decisions.require("group")
     rows: list[int] = []
     for key in group.unique():
-        won, lost = ((group == key) & (value == outcome) for outcome in (1.0, 0.0))
-        if won.any() and lost.any():
-            rows += [int(won.nonzero()[0]), int(lost.nonzero()[0])]
+        won, invalid = ((group == key) & (value == outcome) for outcome in (1.0, 0.0))
+        if won.any() and invalid.any():
+            rows += [int(won.nonzero()[0]), int(invalid.nonzero()[0])]
     small = case.decisions.select(torch.tensor(rows))
     losses = [
         recipe_of("dpo", objective={"name": name, "beta": 0.1}).loss(small, value[rows, None], case.logp()[rows])[0]

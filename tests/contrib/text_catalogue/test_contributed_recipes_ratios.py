@@ -67,8 +67,8 @@ def test_r2vpo_and_its_multiplier() -> None:
     case, recipe = tabular(), recipe_of("r2vpo")
     _, info = recipe.loss(case.decisions, recipe.advantage(case.decisions), case.logp())
     recipe.observe(case.decisions, info)
-    measured = ((z(case).exp() - 1) ** 2)[case.decisions.valid()].mean().item()
-    assert recipe.estimator.controllers["ratio_variance"].value == pytest.approx(1.0 + 10.0 * (measured - 0.04))
+    rollout_metrics = ((z(case).exp() - 1) ** 2)[case.decisions.valid()].mean().item()
+    assert recipe.estimator.controllers["ratio_variance"].value == pytest.approx(1.0 + 10.0 * (rollout_metrics - 0.04))
 
 
 def test_a_multiplier_at_zero_can_rise_again() -> None:

@@ -1,6 +1,6 @@
 """Recipes of the sampling side against their written formulas, value and gradient, and their limits.
 
-What they play (hints, trees, replays) is tested beside the parts in tests/samplers; here is what they make of the rows.
+What they play (hints, trees, replays) is tested beside the parts in tests/rollout; here is what they make of the rows.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ def test_rows_of_a_teacher_are_never_clipped():
     assert bool((found[1][rows][case.decisions.valid()[rows]] < 0).all())
 
 
-def test_experts_are_imitated_beside_the_own_rows():
+def test_experts_are_imitated_alongside_the_own_rows():
     """HILA (Yang et al. 2026): what an expert earns is not compared with."""
 
     def formula(case: Tabular) -> Tensor:

@@ -57,7 +57,10 @@ def test_nothing_above_the_reference_selects_nothing() -> None:
 
 
 def test_the_solutions_kept_differ_most_from_each_other() -> None:
-    """The first, and the one that shares no pair with it; twins are not kept beside each other (DED)."""
+    """The first, and the one that shares no pair with it; twins are not kept beside each other.
+
+    Source: DED, Wu et al. 2025.
+    """
     chosen = torch.tensor([[1, 2, 3], [1, 2, 3], [1, 2, 4], [5, 6, 7], [8, 8, 9], [8, 8, 9]])
     group = torch.tensor([0, 0, 0, 0, 1, 1])
     solved = Decisions(torch.zeros(6, 3), reward=torch.ones(6, 3), group=group, extra={"chosen": chosen})

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from intervention_rules import check_leaves_solved_groups_alone, check_memory_resumes, failing, make, with_rewards
-from playground import Playground
+from secret_env import SecretSequenceEnv
 from theme_names import names_of
 from torch.testing import assert_close
 
@@ -14,7 +14,7 @@ from robopolicy.contrib.text_catalogue.interventions import (
     Drop,
     GradedHints,
     Hint,
-    Replay,
+    ReplayTrajectories,
     SampleBuffer,
     SelfCorrect,
     Teacher,
@@ -26,8 +26,8 @@ from robopolicy.text.rollouts.trajectories import stack
 
 
 @pytest.fixture(params=["tokens", "chain"])
-def world(request) -> Playground:
-    return Playground(request.param)
+def env(request) -> SecretSequenceEnv:
+    return SecretSequenceEnv(request.param)
 
 
 @pytest.mark.parametrize("name", names_of(INTERVENTIONS, "text_catalogue"))
@@ -37,165 +37,169 @@ def test_solved_groups_are_left_alone(name):
 
 @pytest.mark.parametrize("name", ["hint", "graded_hints", "teacher", "demonstration", "replay"])
 def test_failed_groups_are_in_need(name):
-    assert make(name).triggered(torch.zeros(4))
+    assert make(name).applies(torch.zeros(4))
 
 
 @pytest.mark.parametrize("name", names_of(INTERVENTIONS, "text_catalogue"))
-def test_memory_resumes(world, name):
-    check_memory_resumes(world, name)
+def test_memory_resumes(env, name):
+    check_memory_resumes(env, name)
 
 
-def test_dropped_groups_are_gone(world):
-    assert Drop().rows(failing(world), world) == []
+def test_dropped_groups_are_gone(env):
+    assert Drop().apply(failing(env), env) == []
 
 
-def test_hints_grow_until_something_succeeds(world):
+def test_hints_grow_until_something_succeeds(env):
     """GHPO (Liu et al. 2025): what is trained on is the hinted task; the log-probabilities are those under the hint."""
-    group = Hint(shares=(0.0, 0.5, 1.0)).rows(failing(world), world)
-    assert len(group) == 4 and {attempt.source for attempt in group} == {HINTED}
-    assert {attempt.task.context["share"] for attempt in group} == {1.0}
-    assert_close(stack(group).logp_old, world.scored(group).detach())  # ratio 1 only under the stored conditioning
-    plain = torch.cat([world.score(attempt, Task(0)) for attempt in group])
+    group = Hint(shares=(0.0, 0.5, 1.0)).apply(failing(env), env)
+    assert len(group) == 4 and {trajectory.source for trajectory in group} == {HINTED}
+    assert {trajectory.task.context["share"] for trajectory in group} == {1.0}
+    assert_close(stack(group).logp_old, env.scored(group).detach())  # ratio 1 only under the stored conditioning
+    plain = torch.cat([env.score(trajectory, Task(0)) for trajectory in group])
     assert bool((plain < stack(group).logp_old - 1e-3).any())
 
 
-def test_the_least_hint_that_solves_replaces_one(world):
-    """Limit of Scaf-GRPO (Zhang et al. 2025): at most one attempt is replaced."""
-    group = failing(world)
-    after = GradedHints(kinds=["plan", "solution"], levels=2, warmup=0).rows(group, world)
+def test_the_least_hint_that_solves_replaces_one(env):
+    """Limit of Scaf-GRPO (Zhang et al. 2025): at most one rollout is replaced."""
+    group = failing(env)
+    after = GradedHints(kinds=["plan", "solution"], levels=2, warmup=0).apply(group, env)
     changed = [place for place, (a, b) in enumerate(zip(after, group, strict=True)) if a is not b]
     assert len(changed) == 1 and after[changed[0]].success and after[changed[0]].source == HINTED
-    tried = [(task.context["kind"], task.context["share"]) for task in world.played if task.context]
+    tried = [(task.context["kind"], task.context["share"]) for task in env.completed if task.context]
     assert tried == [("plan", 0.5), ("plan", 1.0), ("solution", 0.5), ("solution", 1.0)][: len(tried)]
 
 
-def test_a_relabelled_hint_is_scored_without(world):
+def test_a_relabelled_hint_is_scored_without(env):
     """Pitfall h."""
-    (attempt, *_) = GradedHints(kinds=["solution"], levels=1, warmup=0, relabel=True).rows(failing(world), world)
-    assert attempt.task.context is None
-    assert_close(attempt.decisions.logp_old, world.score(attempt).detach())
-    assert float(attempt.decisions.logp_behaviour.sum()) > float(attempt.decisions.logp_old.sum()) + 1.0
+    (trajectory, *_) = GradedHints(kinds=["solution"], levels=1, warmup=0, relabel=True).apply(failing(env), env)
+    assert trajectory.task.context is None
+    assert_close(trajectory.decisions.logp_old, env.score(trajectory).detach())
+    assert float(trajectory.decisions.logp_behaviour.sum()) > float(trajectory.decisions.logp_old.sum()) + 1.0
 
 
 def test_scaffolds_wait():
     part = GradedHints(warmup=2)
-    assert not part.triggered(torch.zeros(4))
+    assert not part.applies(torch.zeros(4))
     part.observe([])
     part.observe([])
-    assert part.triggered(torch.zeros(4))
+    assert part.applies(torch.zeros(4))
 
 
-def test_teachers_replace_failures(world):
+def test_teachers_replace_failures(env):
     """AMPO: rows of a teacher are tagged, succeed, and have log-probability 0, so that their ratio is the policy's."""
-    group = failing(world)
-    after = Teacher(count=2).rows(group, world)
-    assert [attempt.source for attempt in after] == [TEACHER, POLICY, POLICY, POLICY]  # it knows one
+    group = failing(env)
+    after = Teacher(count=2).apply(group, env)
+    assert [trajectory.source for trajectory in after] == [TEACHER, POLICY, POLICY, POLICY]  # it knows one
     assert after[1:] == group[1:] and after[0].success
     assert float(after[0].decisions.logp_old.abs().sum()) == 0.0
 
 
-def test_the_gate_between_imitation_and_reinforcement(world):
+def test_the_gate_between_imitation_and_reinforcement(env):
     """Limit of HPT (Lv et al. 2025): gate -1 is RL, gate G imitation."""
     rewards = torch.tensor([1.0, 0.0, 1.0, 0.0])
-    assert not Demonstration(gate=-1).triggered(torch.zeros(4)) and not Demonstration(gate=1).triggered(rewards)
-    assert Demonstration(gate=2).triggered(rewards) and Demonstration(gate=4).triggered(torch.ones(4))
-    assert [attempt.source for attempt in Demonstration().rows(failing(world), world)] == [TEACHER]
+    assert not Demonstration(gate=-1).applies(torch.zeros(4)) and not Demonstration(gate=1).applies(rewards)
+    assert Demonstration(gate=2).applies(rewards) and Demonstration(gate=4).applies(torch.ones(4))
+    assert [trajectory.source for trajectory in Demonstration().apply(failing(env), env)] == [TEACHER]
 
 
-def test_repairs_take_the_place_of_failures(world):
-    group = with_rewards(failing(world), 1.0, 0.0, 0.0, 0.0)
-    after = SelfCorrect(count=2).rows(group, world)
+def test_repairs_take_the_place_of_failures(env):
+    group = with_rewards(failing(env), 1.0, 0.0, 0.0, 0.0)
+    after = SelfCorrect(count=2).apply(group, env)
     assert after[0] is group[0] and after[3] is group[3]
-    repaired = [attempt for attempt in after if attempt.source == REPAIRED]
-    assert repaired and all(attempt.success and attempt.task.context["kind"] == "repair" for attempt in repaired)
+    repaired = [trajectory for trajectory in after if trajectory.source == REPAIRED]
+    assert repaired and all(
+        trajectory.success and trajectory.task.context["kind"] == "repair" for trajectory in repaired
+    )
 
 
-def test_a_refiner_that_always_keeps_is_flat(world):
+def test_a_refiner_that_always_keeps_is_independent(env):
     """Limit of Search-R2 (He et al. 2026): repairs that are not better change nothing."""
-    group = failing(world)
-    world.repair = lambda attempt: Task(attempt.task.key)
-    assert SelfCorrect(count=4).rows(group, world) == group
+    group = failing(env)
+    env.repair = lambda trajectory: Task(trajectory.task.key)
+    assert SelfCorrect(count=4).apply(group, env) == group
 
 
-def test_repairs_may_trade_objectives(world):
+def test_repairs_may_trade_objectives(env):
     """FATE (Yin et al. 2026): kept where nothing is lost, or something is won; not where the failure dominates."""
     part = SelfCorrect(objectives=["safe", "share"])
-    base = replace(failing(world)[0], metrics={"safe": 0.5, "share": 0.5})
+    base = replace(failing(env)[0], metrics={"safe": 0.5, "share": 0.5})
     for safe, share, better in ((1.0, 0.5, True), (1.0, 0.0, True), (0.5, 0.5, False), (0.0, 0.5, False)):
         assert part._better(replace(base, metrics={"safe": safe, "share": share}), base) == better
-    with pytest.raises(ValueError, match="intervention needs the metric 'safe'; the world measures: share"):
+    with pytest.raises(ValueError, match="intervention needs the metric 'safe'; the environment measures: share"):
         part._better(base, replace(base, metrics={"share": 0.5}))
 
 
-def test_an_empty_buffer_changes_nothing(world):
+def test_an_empty_buffer_changes_nothing(env):
     """Limit of ARPO for GUIs (Lu et al. 2025): GRPO."""
-    group = failing(world)
-    assert Replay().rows(group, world) == group
-    assert SampleBuffer().rows(group, world) == group
+    group = failing(env)
+    assert ReplayTrajectories().apply(group, env) == group
+    assert SampleBuffer().apply(group, env) == group
 
 
-def test_replays_keep_the_log_probabilities_they_were_drawn_with(world):
+def test_replays_keep_the_log_probabilities_they_were_drawn_with(env):
     """Pitfall c: however far the policy has moved on, the denominator is that of the behaviour."""
-    world.know(0)
-    success = world.play([Task(0)])[0]
-    part = Replay(size=2)
+    env.know(0)
+    success = env.rollout([Task(0)])[0]
+    part = ReplayTrajectories(size=2)
     part.observe([[success]])
-    group = failing(world)
-    after = part.rows(group, world)
-    assert [attempt.source for attempt in after] == [REPLAYED, POLICY, POLICY, POLICY] and after[1:] == group[1:]
+    group = failing(env)
+    after = part.apply(group, env)
+    assert [trajectory.source for trajectory in after] == [REPLAYED, POLICY, POLICY, POLICY] and after[1:] == group[1:]
     assert torch.equal(after[0].decisions.logp_old, success.decisions.logp_old)
-    assert float(world.score(after[0]).detach().sum()) < float(after[0].decisions.logp_old.sum()) - 1.0
+    assert float(env.score(after[0]).detach().sum()) < float(after[0].decisions.logp_old.sum()) - 1.0
     part.observe([after])
     assert len(part._stored[0]) == 1, "a replay is not stored again"
-    assert part.rows(world.play([Task(1)] * 2), world)[0].source == POLICY, "successes belong to their task"
+    assert part.apply(env.rollout([Task(1)] * 2), env)[0].source == POLICY, "successes belong to their task"
 
 
-def test_the_buffer_is_first_in_first_out(world):
-    part, stored = Replay(size=2), []
+def test_the_buffer_is_first_in_first_out(env):
+    part, stored = ReplayTrajectories(size=2), []
     for _ in range(3):
-        stored.append(replace(world.play([Task(0)])[0], reward=1.0))
+        stored.append(replace(env.rollout([Task(0)])[0], reward=1.0))
         part.observe([stored[-1:]])
     assert list(part._stored[0]) == stored[1:]
 
 
-def test_the_latest_success_is_replayed_and_the_buffer_keeps_its_size(world):
-    part, again = Replay(size=2), Replay(size=2)
-    played = [replace(attempt, reward=1.0) for attempt in world.play([Task(0)] * 4)]
-    part.observe([played[:2]])
-    assert part.rows(failing(world), world)[0].decisions is played[1].decisions
+def test_the_latest_success_is_replayed_and_the_buffer_keeps_its_size(env):
+    part, again = ReplayTrajectories(size=2), ReplayTrajectories(size=2)
+    completed = [replace(trajectory, reward=1.0) for trajectory in env.rollout([Task(0)] * 4)]
+    part.observe([completed[:2]])
+    assert part.apply(failing(env), env)[0].decisions is completed[1].decisions
     again.load_state_dict(part.state_dict())
-    again.observe([played[2:]])
-    assert [attempt.decisions for attempt in again._stored[0]] == [attempt.decisions for attempt in played[2:]]
+    again.observe([completed[2:]])
+    assert [trajectory.decisions for trajectory in again._stored[0]] == [
+        trajectory.decisions for trajectory in completed[2:]
+    ]
 
 
 def test_replays_are_for_low_and_nearly_equal_rewards():
     """ARPO for GUIs (Lu et al. 2025): above .1 is stored; below .05 of deviation and below .2 of mean is in need."""
-    part = Replay()
+    part = ReplayTrajectories()
     for rewards, needed in (
         ([0.0, 0.0, 0.0, 0.08], True),  # deviation 0.035
         ([0.0, 0.0, 0.0, 0.2], False),  # 0.087
         ([0.3, 0.3, 0.3, 0.3], False),
         ([0.19, 0.19, 0.19, 0.19], True),
     ):
-        assert part.triggered(torch.tensor(rewards)) == needed
-    world = Playground("tokens")
-    attempts = with_rewards(world.play([Task(0)] * 10), 0.1, *[0.11] * 9)
-    part.observe([attempts])
-    assert list(part._stored[0]) == attempts[2:], "eight at most"
+        assert part.applies(torch.tensor(rewards)) == needed
+    env = SecretSequenceEnv("tokens")
+    trajectories = with_rewards(env.rollout([Task(0)] * 10), 0.1, *[0.11] * 9)
+    part.observe([trajectories])
+    assert list(part._stored[0]) == trajectories[2:], "eight at most"
 
 
 def test_the_sample_buffer_keeps_the_latest_and_draws_by_spread():
-    world = Playground("tokens")
+    env = SecretSequenceEnv("tokens")
     equal, weak, strong = (
-        with_rewards(world.play([Task(key)] * 2), *rewards)
+        with_rewards(env.rollout([Task(key)] * 2), *rewards)
         for key, rewards in ((1, (1, 1)), (2, (0, 1e-5)), (3, (0, 1)))
     )
     for seed in range(6):
         part = SampleBuffer(size=2, age=9, seed=seed)
         part.observe([strong, weak, strong])
         assert [group for _, group in part._stored] == [weak, strong]
-        after = part.rows(equal, world)
-        assert [attempt.task.key for attempt in after] == [3, 3], "almost surely, by 100000 to 1"
+        after = part.apply(equal, env)
+        assert [trajectory.task.key for trajectory in after] == [3, 3], "almost surely, by 100000 to 1"
         part.observe([after])
         assert [group for _, group in part._stored] == [weak], "what was replayed is not stored again"
 
@@ -206,33 +210,35 @@ def test_the_numbers_of_the_catalogue_are_the_defaults():
     assert (Teacher().count, Demonstration().gate, Demonstration().count) == (2, 0, 1)
 
 
-def test_only_so_many_failures_are_repaired_or_taught(world):
-    group = failing(world)
+def test_only_so_many_failures_are_repaired_or_taught(env):
+    group = failing(env)
     asked: list[int] = []
-    world.repair = lambda attempt: asked.append(attempt.task.key) or Task(attempt.task.key)
-    SelfCorrect(count=2).rows(group, world)
+    env.repair = lambda trajectory: asked.append(trajectory.task.key) or Task(trajectory.task.key)
+    SelfCorrect(count=2).apply(group, env)
     assert len(asked) == 2
-    world.teach = lambda task, count: asked.append(count) or []
-    Teacher(count=3).rows(group[:2], world)
-    Teacher(count=3).rows(group, world)
+    env.teach = lambda task, count: asked.append(count) or []
+    Teacher(count=3).apply(group[:2], env)
+    Teacher(count=3).apply(group, env)
     assert asked[2:] == [2, 3]
 
 
-def test_tied_groups_give_way_to_earlier_ones(world):
+def test_tied_groups_give_way_to_earlier_ones(env):
     """Skywork R1V2: a group that taught comes back once, with its own log-probabilities, and not when it is too old."""
     part = SampleBuffer(age=2)
-    taught = with_rewards(world.play([Task(1)] * 4), 1.0, 0.0, 1.0, 0.0)
-    part.observe([taught, with_rewards(world.play([Task(2)] * 4), 1.0, 1.0, 1.0, 1.0)])
-    tied = failing(world)
-    after = part.rows(tied, world)
-    assert [attempt.task.key for attempt in after] == [1] * 4 and {attempt.source for attempt in after} == {REPLAYED}
+    taught = with_rewards(env.rollout([Task(1)] * 4), 1.0, 0.0, 1.0, 0.0)
+    part.observe([taught, with_rewards(env.rollout([Task(2)] * 4), 1.0, 1.0, 1.0, 1.0)])
+    tied = failing(env)
+    after = part.apply(tied, env)
+    assert [trajectory.task.key for trajectory in after] == [1] * 4 and {trajectory.source for trajectory in after} == {
+        REPLAYED
+    }
     assert_close(rewards_of(after), torch.tensor([1.0, 0.0, 1.0, 0.0], dtype=torch.float64))
     assert torch.equal(stack(after).logp_old, stack(taught).logp_old)
-    assert part.rows(tied, world) == tied
+    assert part.apply(tied, env) == tied
     part.observe([taught])
     part.observe([])
     part.observe([])
-    assert part.rows(tied, world) == tied, "forgotten"
+    assert part.apply(tied, env) == tied, "forgotten"
 
 
 def test_a_group_without_a_success_has_failed():

@@ -11,7 +11,7 @@ from robopolicy.contrib.text_catalogue.smooth import SmoothStandardize
 from robopolicy.core.advantage import outcome
 
 
-def test_a_soup_is_the_weighted_mean_and_refuses_strangers() -> None:
+def test_a_average_is_the_weighted_mean_and_refuses_strangers() -> None:
     first, second = ({"w": torch.tensor([value])} for value in (1.0, 3.0))
     assert average_weights([first, second])["w"].item() == 2.0
     assert average_weights([first, second], [3.0, 1.0])["w"].item() == 1.5

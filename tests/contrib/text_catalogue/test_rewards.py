@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from playground import Playground
+from secret_env import SecretSequenceEnv
 from torch.testing import assert_close
 
 from robopolicy.contrib.text_catalogue.reward_ranks import ParetoRank, Rank, RankFailures
@@ -19,7 +19,7 @@ from robopolicy.contrib.text_catalogue.reward_terms import (
 )
 from robopolicy.contrib.text_catalogue.reward_weights import GradientWeights, HypervolumeFactor, ToolCalls, hypervolume
 from robopolicy.core.gradients import influence
-from robopolicy.text.rollouts.collector import REWARDS, Composition, outcomes_of
+from robopolicy.text.rollouts.collector import REWARDS, RewardChain, collect_outcomes
 from robopolicy.text.rollouts.protocols import Outcomes
 
 
@@ -136,7 +136,7 @@ def test_ranks_of_failures():
 
 
 def test_pareto_ranks():
-    """Limit of FATE (Yin et al. 2026): one objective is the rank; incomparable attempts are equals."""
+    """Limit of FATE (Yin et al. 2026): one objective is the rank; incomparable rollouts are equals."""
     values = [3.0, 1.0, 2.0, 2.0]
     gives(ParetoRank(["a"]), Rank("a")(outcomes([0.0] * 4, a=values)).tolist(), [0.0] * 4, a=values)
     gives(ParetoRank(["a", "b"]), [1.0, 1.0, 0.0], [0.0] * 3, a=[2.0, 1.0, 1.0], b=[1.0, 2.0, 0.5])
@@ -167,15 +167,15 @@ def test_weights_follow_gradients():
     """A rate of 0 keeps them; always on the simplex; the aligned objective gains, the opposed one loses."""
     gradients = torch.tensor([[1.0, 0.0], [0.0, 2.0], [-1.0, 0.0]])
     still = GradientWeights(["a", "b", "c"], rate=0.0)
-    still.follow(influence(gradients))
+    still.set_influence(influence(gradients))
     assert_close(still.weight, torch.full((3,), 1 / 3, dtype=torch.float64))
     part = GradientWeights(["a", "b", "c"], rate=0.5, regularization=2.0)
     for _ in range(20):
-        part.follow(influence(gradients))
+        part.set_influence(influence(gradients))
         assert_close(part.weight.sum(), torch.tensor(1.0, dtype=torch.float64))
     assert int(part.weight.argmax()) == 1
     once = GradientWeights(["a", "b"], rate=0.5, regularization=2.0)
-    once.follow(influence(torch.tensor([[1.0], [2.0]])))
+    once.set_influence(influence(torch.tensor([[1.0], [2.0]])))
     assert_close(once.weight, torch.softmax(torch.tensor([0.75, 1.5], dtype=torch.float64), 0))
     gives(once, [float(once.weight @ torch.tensor([3.0, 4.0]).double())], [0.0], a=[3.0], b=[4.0])
 
@@ -200,26 +200,28 @@ def test_memory_resumes(name, settings):
 
 def test_a_composition_hands_on_what_each_part_wants_to_know():
     first, second = GradientWeights(["a", "b"]), GradientWeights(["c"])
-    composed = Composition([first, Sum({"reward": 1.0}), second])
-    assert composed.followed == ("a", "b", "c")
-    assert Composition([ParetoRank(["a", "b"])]).followed == ()  # has objectives, and ranks by them without gradients
-    composed.follow(torch.tensor([1.0, 0.0, 5.0]))
+    composed = RewardChain([first, Sum({"reward": 1.0}), second])
+    assert composed.weighted_objectives == ("a", "b", "c")
+    assert (
+        RewardChain([ParetoRank(["a", "b"])]).weighted_objectives == ()
+    )  # has objectives, and ranks by them without gradients
+    composed.set_influence(torch.tensor([1.0, 0.0, 5.0]))
     assert_close(first.weight, torch.softmax(torch.tensor([1.0, 0.0], dtype=torch.float64), 0))
     assert_close(second.weight, torch.ones(1, dtype=torch.float64))
 
 
 def test_rewards_compose_from_left_to_right():
-    composed = Composition([Sum({"reward": 2.0}), Debate(share=0.5)])
+    composed = RewardChain([Sum({"reward": 2.0}), Debate(share=0.5)])
     gives(composed, [1.5, 0.0], [1.0, 0.0], verdict=[1.0, 0.0])
-    gives(Composition([]), [1.0, 0.0], [1.0, 0.0])
+    gives(RewardChain([]), [1.0, 0.0], [1.0, 0.0])
 
 
-def test_outcomes_of_attempts_and_what_they_lack():
-    world = Playground()
-    attempts = world.play(world.tasks())
-    made = outcomes_of(attempts)
+def test_outcomes_of_rollouts_and_what_they_lack():
+    env = SecretSequenceEnv()
+    trajectories = env.rollout(env.tasks())
+    made = collect_outcomes(trajectories)
     assert made.key.tolist() == [0, 1, 2, 3] and {"share", "length"} <= set(made.metrics)
     with pytest.raises(
-        ValueError, match="needs the metric 'questions'; the world measures: advantage, analysis, brevity"
+        ValueError, match="needs the metric 'questions'; the environment measures: advantage, analysis, brevity"
     ):
         ToolCalls("questions")(made)

@@ -1,6 +1,6 @@
 """Recipes of the sampling side against their written formulas, value and gradient, and their limits.
 
-What they play (hints, trees, replays) is tested beside the parts in tests/samplers; here is what they make of the rows.
+What they play (hints, trees, replays) is tested beside the parts in tests/rollout; here is what they make of the rows.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import torch
 from tabular import Tabular, check_recipe, recipe_of, rewards, standardised, tabular
 from torch import Tensor
 
-from robopolicy.contrib.text_diffusion.parts import UncertainPrefix
+from robopolicy.contrib.text_diffusion.recipe_parts import UncertainPrefix
 
 
 def test_only_uncertain_given_pieces_are_learned():

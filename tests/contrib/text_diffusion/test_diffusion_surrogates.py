@@ -15,7 +15,7 @@ from surrogate_rules import (
 )
 from theme_names import parts_of
 
-from robopolicy.contrib.text_diffusion.parts import linear_bound
+from robopolicy.contrib.text_diffusion.recipe_parts import linear_bound
 
 NAMES = parts_of("text_diffusion", "surrogate")
 

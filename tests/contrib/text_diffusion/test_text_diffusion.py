@@ -8,20 +8,20 @@ import torch
 from text_forms import SPEC
 
 from robopolicy.cli.main import main
-from robopolicy.contrib.text_diffusion.parts import Inpaint
 from robopolicy.contrib.text_diffusion.policy import DiffusionTextConfig, DiffusionTextPolicy
+from robopolicy.contrib.text_diffusion.recipe_parts import Inpaint
 from robopolicy.errors import UserError
 from robopolicy.policies.noise import PerRowGenerator
 from robopolicy.sim.registry import SimOptions
 from robopolicy.spec import PolicySpec
-from robopolicy.text.annotators import summarised
+from robopolicy.text.annotators import with_features
 from robopolicy.text.recipe_trainer import TextRecipe, TextRecipeConfig
 from robopolicy.text.rollouts.protocols import Task
-from robopolicy.text.rollouts.strategies import Flat
+from robopolicy.text.rollouts.strategies import Independent
 from robopolicy.text.sft import TextSFTConfig
 from robopolicy.text.sim import TextSim
-from robopolicy.text.task import Question, TextTask, pack, unpack
-from robopolicy.text.text_env import TextWorld, score
+from robopolicy.text.task import SingleTurn, TextTask, pack, unpack
+from robopolicy.text.text_env import TextEnv, score
 from robopolicy.text.tokenizers import ByteTokenizer
 from robopolicy.training.text_file_source import DemonstrationSource
 from robopolicy.training.text_rollout_source import TextRolloutSource
@@ -62,10 +62,10 @@ def tiny(monkeypatch):
 def enumerated(policy, prompt):
     """All messages, and their log-probability for each order in which both tokens can be filled: (2, V^2)."""
     every = torch.tensor(list(product(range(5), repeat=2)))
-    record = policy.rows([prompt] * len(every), every.tolist())
-    heat = torch.ones(len(every))
+    record = policy.pad_rows([prompt] * len(every), every.tolist())
+    temperatures = torch.ones(len(every))
     logps = [
-        policy.score(**record, temperature=heat, order=torch.tensor([order]).expand(len(every), 2)).logp.sum(1)
+        policy.score(**record, temperature=temperatures, order=torch.tensor([order]).expand(len(every), 2)).logp.sum(1)
         for order in permutations((1, 2))
     ]
     return every, torch.stack(logps).detach()
@@ -80,7 +80,7 @@ def test_messages_follow_the_law_of_the_chain(tiny):
     """Random order: the mean over both orders of the chain's probabilities, by counting 4000 messages."""
     every, logp = enumerated(tiny, [3, 0, 1])
     law = logp.exp().mean(0)
-    made = tiny.write([[3, 0, 1]] * 4000, torch.Generator().manual_seed(0))
+    made = tiny.generate([[3, 0, 1]] * 4000, torch.Generator().manual_seed(0))
     index = (made.tokens @ torch.tensor([5, 1])).long()
     counts = torch.bincount(index, minlength=len(every)) / 4000
     assert float((counts - law).abs().max()) < 4 * 0.5 / 4000**0.5
@@ -89,12 +89,12 @@ def test_messages_follow_the_law_of_the_chain(tiny):
 def test_the_bound_is_the_mean_over_masks_and_lies_below_the_likelihood(tiny):
     """L = 2: half of the time both are masked (weight 1), else one of them (weight 2)."""
     every, logp = enumerated(tiny, [3, 0, 1])
-    record = tiny.rows([[3, 0, 1]] * len(every), every.tolist())
+    record = tiny.pad_rows([[3, 0, 1]] * len(every), every.tolist())
     masked = torch.tensor([[True, True], [True, False], [False, True]]).expand(len(every), 3, 2)
     order = torch.ones(len(every), 2, dtype=torch.int64)
-    asked, heat = torch.ones(len(every), 3, dtype=torch.bool), torch.ones(len(every))
+    asked, temperatures = torch.ones(len(every), 3, dtype=torch.bool), torch.ones(len(every))
     record.pop("mask")
-    phi = tiny.score(**record, mask=asked, temperature=heat, order=order, masked=masked).logp.detach()
+    phi = tiny.score(**record, mask=asked, temperature=temperatures, order=order, masked=masked).logp.detach()
     bound = phi @ torch.tensor([0.5, 0.25, 0.25])
     torch.testing.assert_close(bound, logp.mean(0), rtol=0, atol=1e-5)  # any-order autoregression
     assert (bound <= logp.exp().mean(0).log() + 1e-5).all()
@@ -124,17 +124,17 @@ def test_the_ratio_of_fresh_tokens_is_one(order, steps):
 @pytest.mark.parametrize("task", [Arithmetic(), Grid()], ids=["one turn", "turns"])
 def test_the_ratio_of_a_batch_is_one(task, likelihood):
     policy = policy_of(task.completion_bytes, task.prompt_bytes, likelihood=likelihood)
-    world = policy.env_class(policy, task, torch.Generator().manual_seed(0))
-    batch = world.batch(Flat().rollout(world, [Task(key, payload=key, budget=2) for key in (5, 6)]))
+    env = policy.env_class(policy, task, torch.Generator().manual_seed(0))
+    batch = env.batch(Independent().rollout(env, [Task(key, payload=key, budget=2) for key in (5, 6)]))
     assert batch.shape[1] == (policy.config.samples if likelihood == "elbo" else batch.require("unit").shape[1])
     torch.testing.assert_close(score(policy, batch).logp, batch.logp_old, rtol=0, atol=1e-4)
 
 
 def test_later_turns_are_not_seen():
     policy = policy_of(3, 96)
-    said = [["goal 00 at 22:", "w", " at 12:", "w", " at 02:", "s"], ["goal 00 at 22:", "w", " at 12:", "w"]]
+    responses = [["goal 00 at 22:", "w", " at 12:", "w", " at 02:", "s"], ["goal 00 at 22:", "w", " at 12:", "w"]]
     order = torch.Generator().manual_seed(0)
-    record, _ = policy.conversations(said, order)
+    record, _ = policy.conversations(responses, order)
     record["order"][1, : 3 + 7 + 3] = record["order"][0, : 3 + 7 + 3]
     logp = policy.score(**record, temperature=torch.ones(2)).logp
     torch.testing.assert_close(logp[0, :13], logp[1, :13])
@@ -143,30 +143,30 @@ def test_later_turns_are_not_seen():
 def test_a_row_does_not_depend_on_its_company():
     policy = policy_of(5)
     prompts = [policy.tokenizer.prompt([text]) for text in ("1+1=", "a longer prompt", "x")]
-    together = policy.write(prompts, PerRowGenerator(range(3), [0] * 3)).completions()
-    alone = [policy.write([row], PerRowGenerator([seed], [0])).completions()[0] for seed, row in enumerate(prompts)]
+    together = policy.generate(prompts, PerRowGenerator(range(3), [0] * 3)).completions()
+    alone = [policy.generate([row], PerRowGenerator([seed], [0])).completions()[0] for seed, row in enumerate(prompts)]
     assert alone == together
 
 
 def test_messages_end_at_their_first_eos():
     policy = policy_of(4)
     eos = policy.tokenizer.eos
-    assert policy.read([*b"4", eos, *b"7", eos]) == "4"
-    assert policy.message("42") == [*b"42", eos, eos] and policy.message("123456") == [*b"1234"]
+    assert policy.decode_message([*b"4", eos, *b"7", eos]) == "4"
+    assert policy.encode_message("42") == [*b"42", eos, eos] and policy.encode_message("123456") == [*b"1234"]
 
 
 def test_given_pieces_stay_and_are_learned_as_if_written():
     policy = policy_of(6)
-    world = policy.env_class(policy, Arithmetic(), torch.Generator().manual_seed(0))
-    assert hasattr(world, "inpaint") and not hasattr(TextWorld, "inpaint")
-    asked = world.inpaint(Task(5, payload=5), 1.0)
-    (attempt,) = world.play([asked])
+    env = policy.env_class(policy, Arithmetic(), torch.Generator().manual_seed(0))
+    assert hasattr(env, "inpaint") and not hasattr(TextEnv, "inpaint")
+    asked = env.inpaint(Task(5, payload=5), 1.0)
+    (trajectory,) = env.rollout([asked])
     answer = Arithmetic().episode(5).demonstration()[0]
-    assert attempt.success and attempt.record.said == [answer]
-    injected = attempt.decisions.extra["injected"]
+    assert trajectory.success and trajectory.record.responses == [answer]
+    injected = trajectory.decisions.extra["injected"]
     assert int(injected.sum()) == len(answer) + 1
-    group = Inpaint(low=1.0, high=1.0).rows(world.play([Task(5, payload=5)] * 2), world)
-    batch = world.batch(group)
+    group = Inpaint(low=1.0, high=1.0).apply(env.rollout([Task(5, payload=5)] * 2), env)
+    batch = env.batch(group)
     assert batch.reward.sum() == 2.0
     torch.testing.assert_close(score(policy, batch).logp, batch.logp_old, rtol=0, atol=3e-5)
     assert torch.equal(batch.logp_behaviour[batch.extra["injected"]], batch.logp_old[batch.extra["injected"]])
@@ -178,7 +178,7 @@ class Letter(TextTask):
     name, prompt_bytes, completion_bytes = "text/letter", 4, 1
 
     def episode(self, seed):
-        return Question("?", lambda completion: float(completion == "b"), "b")
+        return SingleTurn("?", lambda completion: float(completion == "b"), "b")
 
 
 def test_imitation_learns_prompts():
@@ -197,7 +197,7 @@ def test_imitation_learns_prompts():
 @pytest.mark.parametrize(("recipe", "likelihood"), [("grpo", "chain"), ("igpo", "chain"), ("bgpo", "elbo")])
 def test_recipes_learn_a_letter(recipe, likelihood):
     policy = policy_of(1, 4, steps=1, layers=1, likelihood=likelihood, samples=2)
-    config = TextRecipeConfig(prompts=8, problems=50, warmup=0, recipe=recipe, lr=1e-2, group_size=16)
+    config = TextRecipeConfig(prompts_per_update=8, num_prompts=50, warmup=0, recipe=recipe, lr=1e-2, group_size=16)
     algorithm = TextRecipe(config, policy, total_updates=10)
     feed = TextRolloutSource(TextSim(Letter(), SimOptions(num_envs=1)), algorithm, seed=0)
     optimizer = torch.optim.Adam(policy.parameters(), lr=1e-2)
@@ -217,7 +217,13 @@ def test_recipes_learn_a_letter(recipe, likelihood):
 
 def test_the_command_line_trains_evaluates_and_verifies_it(tmp_path):
     small = ["policy=text_diffusion", "policy.width=16", "policy.layers=1", "policy.heads=2", "policy.steps=3"]
-    words = ["experiment=text_grpo", *small, "algorithm.imitation=1", "algorithm.prompts=2", "budget.updates=2"]
+    words = [
+        "experiment=text_grpo",
+        *small,
+        "algorithm.sft_updates=1",
+        "algorithm.prompts_per_update=2",
+        "budget.updates=2",
+    ]
     assert main(["train", *words, "evaluation.episodes=4", f"out={tmp_path}", "name=run"]) == 0
     report = json.loads((tmp_path / "run" / "report.json").read_text())
     assert report["policy"] == "text_diffusion" and report["final"]["n"] == 4
@@ -238,7 +244,7 @@ def test_settings_that_do_not_fit_are_refused():
 def test_masked_diffusion_has_no_such_summaries():
     diffusion = DiffusionTextPolicy(DiffusionTextConfig(width=16, layers=1, heads=2), SPEC)
     with pytest.raises(UserError, match="Part 'rhythm' of this recipe reads a causal model"):
-        summarised(diffusion, None, {"attention_rhythm": {}})
+        with_features(diffusion, None, {"attention_rhythm": {}})
 
 
 def test_messages_that_do_not_fit_a_canvas_are_refused(tmp_path):

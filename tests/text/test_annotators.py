@@ -1,4 +1,4 @@
-"""What recipes read beside their attempts: other attempts at the same tasks, and other probabilities."""
+"""Annotators: other rollouts at the same tasks, and other probabilities."""
 
 import copy
 import threading
@@ -13,20 +13,20 @@ from robopolicy.core.recipe import DEFAULTS
 from robopolicy.recipe_files import read_recipe
 from robopolicy.sim.registry import SimOptions
 from robopolicy.spec import PolicySpec
-from robopolicy.text.annotators import Greedy, Worlds, asides_of
+from robopolicy.text.annotators import AnnotatorEnvs, GreedyReward, requested_annotators
 from robopolicy.text.policy import TextConfig, TextPolicy
 from robopolicy.text.recipe_trainer import TextRecipe, TextRecipeConfig
 from robopolicy.text.rollouts.protocols import Task
 from robopolicy.text.sim import TextSim
-from robopolicy.text.task import Question, TextTask
-from robopolicy.text.text_env import TextWorld, score
+from robopolicy.text.task import SingleTurn, TextTask
+from robopolicy.text.text_env import TextEnv, score
 from robopolicy.training.text_rollout_source import TextRolloutSource
 from robopolicy_tasks.text.arithmetic import Arithmetic
 from robopolicy_tasks.text.calculator import Calculator
 from robopolicy_tasks.text.grid import Grid, Waypoints
 
-READERS = {"remax": ["greedy"], "single_stream": ["half_life"]}  # recipe -> what is found for it beside its attempts
-MORE = ("gigpo", "optimal_token_baseline")  # recipes that read what the world or the model shows
+READERS = {"remax": ["greedy"], "single_stream": ["half_life"]}  # recipe -> what is found for it beside its rollouts
+MORE = ("gigpo", "optimal_token_baseline")  # recipes that read what the environment or the model shows
 
 
 class Scale(TextTask):
@@ -36,36 +36,41 @@ class Scale(TextTask):
     prompt_bytes, completion_bytes = 8, 4
 
     def episode(self, seed):
-        return Question(str(seed), lambda completion: float(len(completion)), "ab")
+        return SingleTurn(str(seed), lambda completion: float(len(completion)), "ab")
 
 
 def learner(task, recipe, **settings):
     torch.manual_seed(0)
     policy = TextPolicy(TextConfig(width=16, layers=1, heads=2, context=160), PolicySpec({"text": (16,)}, 6))
-    config = TextRecipeConfig(**{"prompts": 3, "problems": 6, "recipe": recipe, "lr": 1e-2, **settings})
+    config = TextRecipeConfig(**{"prompts_per_update": 3, "num_prompts": 6, "recipe": recipe, "lr": 1e-2, **settings})
     algorithm = TextRecipe(config, policy, total_updates=8)
     return algorithm, TextRolloutSource(TextSim(task, SimOptions(num_envs=1)), algorithm, seed=0)
 
 
-def played(task, recipe):
+def completed(task, recipe):
     """An algorithm with its source, worlds of its own, and a batch."""
     algorithm, feed = learner(task, recipe, group_size=2)
     rows = feed.next(algorithm)
     generator = torch.Generator().manual_seed(3)
     start = algorithm.reference_policy or algorithm.policy
-    return algorithm, feed, Worlds(*(TextWorld(policy, task, generator) for policy in (algorithm.policy, start))), rows
+    return (
+        algorithm,
+        feed,
+        AnnotatorEnvs(*(TextEnv(policy, task, generator) for policy in (algorithm.policy, start))),
+        rows,
+    )
 
 
 @pytest.mark.parametrize("recipe", READERS)
-def test_recipes_say_what_they_read_beside(recipe):
+def test_recipes_say_what_they_read_alongside(recipe):
     algorithm, _ = learner(Arithmetic(), recipe, group_size=2)
-    assert list(algorithm.asides()) == READERS[recipe]
-    assert not asides_of({**DEFAULTS, **read_recipe("ppo")})  # its critic knows the value
+    assert list(algorithm.annotators()) == READERS[recipe]
+    assert not requested_annotators({**DEFAULTS, **read_recipe("ppo")})  # its critic knows the value
 
 
 @pytest.mark.parametrize("recipe", [*READERS, *MORE])
-def test_recipes_that_read_more_than_their_attempts_run(recipe):
-    algorithm, feed = learner(Arithmetic(), recipe, prompts=2)
+def test_recipes_that_read_more_than_their_rollouts_run(recipe):
+    algorithm, feed = learner(Arithmetic(), recipe, prompts_per_update=2)
     for _ in range(2):
         metrics = algorithm.update(feed.next(algorithm))
         assert all(torch.isfinite(torch.tensor(value)) for value in metrics.values())
@@ -75,43 +80,43 @@ def test_recipes_that_read_more_than_their_attempts_run(recipe):
 @pytest.mark.parametrize("task", [Grid(), Calculator(), Waypoints()], ids=lambda task: task.name)
 @pytest.mark.parametrize("recipe", ["gigpo"])
 def test_conversations_have_moments(recipe, task):
-    algorithm, feed = learner(task, recipe, prompts=2, group_size=2)
+    algorithm, feed = learner(task, recipe, prompts_per_update=2, group_size=2)
     algorithm.update(feed.next(algorithm))
     feed.close()
 
 
-def test_the_greedy_reward_is_that_of_the_likeliest_answer():
-    algorithm, _feed, worlds, rows = played(Scale(), "remax")
+def test_the_greedy_reward_is_that_of_the_greedy_answer():
+    algorithm, _feed, envs, rows = completed(Scale(), "remax")
     prompts = [algorithm.policy.tokenizer.prompt([str(key)]) for key in rows.group.tolist()]
-    likeliest = algorithm.policy.write(prompts, deterministic=True).completions()
-    assert rows.extra["greedy"].tolist() == [len(algorithm.policy.read(row)) for row in likeliest]
-    assert not worlds.own.deterministic
+    likeliest = algorithm.policy.generate(prompts, deterministic=True).completions()
+    assert rows.extra["greedy"].tolist() == [len(algorithm.policy.decode_message(row)) for row in likeliest]
+    assert not envs.current.deterministic
 
 
-def test_the_likeliest_answers_are_asked_for_anew_in_every_batch():
-    aside, answers = Greedy(), iter([[0.0], [1.0]])
-    aside.ask = lambda worlds, tasks: next(answers)
-    attempts, rows = [SimpleNamespace(task=Task(0))], Decisions(torch.zeros(1, 1))
-    assert [aside(None, attempts, rows).extra["greedy"].tolist() for _ in range(2)] == [[0.0], [1.0]]
+def test_the_greedy_answers_are_asked_for_anew_in_every_batch():
+    annotator, answers = GreedyReward(), iter([[0.0], [1.0]])
+    annotator.compute = lambda envs, tasks: next(answers)
+    trajectories, rows = [SimpleNamespace(task=Task(0))], Decisions(torch.zeros(1, 1))
+    assert [annotator(None, trajectories, rows).extra["greedy"].tolist() for _ in range(2)] == [[0.0], [1.0]]
 
 
-def test_drift_is_the_change_on_the_last_attempt():
-    algorithm, feed, worlds, rows = played(Scale(), "single_stream")
+def test_drift_is_the_change_on_the_last_rollout():
+    algorithm, feed, envs, rows = completed(Scale(), "single_stream")
     assert rows.extra["drift"].eq(0).all()
-    attempts = list(feed._batch.attempts)
-    aside = feed.asides["half_life"]
-    assert aside(worlds, attempts, rows).extra["drift"].max() < 1e-5  # the same weights
+    trajectories = list(feed._batch.trajectories)
+    annotator = feed.annotators["half_life"]
+    assert annotator(envs, trajectories, rows).extra["drift"].max() < 1e-5  # the same weights
     with torch.no_grad():
         for parameter in algorithm.policy.parameters():
             parameter += 0.05 * torch.randn_like(parameter)
-    last = {attempt.task.key: row for row, attempt in enumerate(attempts)}
+    last = {trajectory.task.key: row for row, trajectory in enumerate(trajectories)}
     change = (score(algorithm.policy, rows).logp - rows.logp_old).detach().abs().sum(1) / rows.valid().sum(1)
-    expected = torch.stack([change[last[attempt.task.key]] for attempt in attempts])
-    torch.testing.assert_close(aside(worlds, attempts, rows).extra["drift"], expected, rtol=1e-4, atol=1e-5)
+    expected = torch.stack([change[last[trajectory.task.key]] for trajectory in trajectories])
+    torch.testing.assert_close(annotator(envs, trajectories, rows).extra["drift"], expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("recipe", ["remax", "single_stream"])
-def test_a_source_with_asides_resumes_exactly(recipe):
+def test_a_source_with_annotators_resumes_exactly(recipe):
     algorithm, feed = learner(Scale(), recipe)
     for _ in range(2):
         algorithm.update(feed.next(algorithm))
@@ -123,17 +128,17 @@ def test_a_source_with_asides_resumes_exactly(recipe):
     assert [other.update(again.next(other)) for _ in range(2)] == expected
 
 
-def test_tokens_of_asides_count_and_their_attempts_are_not_reported():
+def test_tokens_of_annotators_count_and_their_rollouts_are_not_reported():
     counts = {}
     for recipe in ("reinforce", "remax"):
         algorithm, feed = learner(Scale(), recipe, group_size=1)
         feed.next(algorithm)
         counts[recipe] = feed.generated
-        assert len(feed.world.played) == 0
+        assert len(feed.env.completed) == 0
     assert counts["remax"] > counts["reinforce"]
 
 
-def test_worlds_of_asides_leave_no_threads():
+def test_envs_of_annotators_leave_no_threads():
     algorithm, feed = learner(Scale(), "remax", group_size=1)
     feed.next(algorithm)
     time.sleep(0.1)

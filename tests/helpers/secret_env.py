@@ -1,6 +1,7 @@
-"""A world small enough to be checked by hand, which stands for both kinds: guess the secret sequence of each key.
+"""An environment small enough to be checked by hand, which stands for both kinds: guess the secret sequence of each
+key.
 
-The policy is a table of logits per key and position; a told symbol (hint) is 6 nats likelier. As "tokens" an attempt is
+The policy is a table of logits per key and position; a told symbol (hint) is 6 nats likelier. As "tokens" a rollout is
 one row of T decisions in units (turns) of two; as "chain" every unit is a row of two decisions (denoising steps).
 The reward is 1 when all symbols are right, and "share" measures how many are.
 """
@@ -12,11 +13,11 @@ from dataclasses import replace
 import torch
 
 from robopolicy.core.decisions import Decisions
-from robopolicy.text.rollouts.protocols import TEACHER, Attempt, Task
+from robopolicy.text.rollouts.protocols import TEACHER, Task, Trajectory
 from robopolicy.text.rollouts.trajectories import stack
 
 STEP = 2  # decisions of a unit
-JUDGED = (  # metrics that recipes read; here all of them are the share of right symbols
+METRICS = (  # metrics that recipes read; here all of them are the share of right symbols
     *(
         "advantage",
         "brevity",
@@ -46,7 +47,7 @@ JUDGED = (  # metrics that recipes read; here all of them are the share of right
 )
 
 
-class Playground:
+class SecretSequenceEnv:
     """Has every ability that parts ask for."""
 
     def __init__(self, layout: str = "tokens", keys: int = 4, length: int = 6, symbols: int = 3, seed: int = 0) -> None:
@@ -55,7 +56,7 @@ class Playground:
         self.secret = torch.randint(symbols, (keys, length), generator=self.generator)
         self.logits = torch.zeros(keys, length, symbols, dtype=torch.float64, requires_grad=True)
         self.version = 0
-        self.played: list[Task] = []
+        self.completed: list[Task] = []
 
     def tasks(self, budget: int = 4) -> list[Task]:
         return [Task(key, budget=budget) for key in range(len(self.secret))]
@@ -73,11 +74,11 @@ class Playground:
         bonus[:told].scatter_(1, self.secret[task.key][:told, None], 6.0)
         return torch.log_softmax((self.logits[task.key] + bonus) / task.temperature, dim=-1)
 
-    def play(self, tasks, *, units=None) -> list[Attempt]:
-        self.played += tasks
-        return [self._play(task, units) for task in tasks]
+    def rollout(self, tasks, *, units=None) -> list[Trajectory]:
+        self.completed += tasks
+        return [self._rollout(task, units) for task in tasks]
 
-    def _play(self, task: Task, units: int | None) -> Attempt:
+    def _rollout(self, task: Task, units: int | None) -> Trajectory:
         table = self.logp(task).detach()
         symbols = torch.multinomial(table.exp(), 1, generator=self.generator).squeeze(1)
         logp = table.gather(1, symbols[:, None]).squeeze(1)
@@ -92,9 +93,9 @@ class Playground:
             own &= ~given["fixed"]
         end = self.length if units is None else min(self.length, start + STEP * units)
         entropy = -(table.exp() * table).sum(1)
-        return self.attempt(task, symbols[:end], logp[:end], own[:end], entropy[:end])
+        return self.trajectory(task, symbols[:end], logp[:end], own[:end], entropy[:end])
 
-    def attempt(self, task, symbols, logp, own, entropy) -> Attempt:
+    def trajectory(self, task, symbols, logp, own, entropy) -> Trajectory:
         end = len(symbols)
         right = symbols == self.secret[task.key][:end]
         unit = torch.arange(end) // STEP
@@ -108,48 +109,48 @@ class Playground:
         decisions = Decisions(rows(logp), mask=rows(own), entropy=rows(entropy), unit=rows(unit), extra=extra)
         finished = end == self.length
         share = float(right.double().mean())
-        return Attempt(
+        return Trajectory(
             task,
             decisions,
             reward=float(finished and bool(right.all())),
             metrics={"share": share, "length": float(end), "calls": end / STEP, "malformed": 0.0}
-            | dict.fromkeys(JUDGED, share),
+            | dict.fromkeys(METRICS, share),
             version=self.version,
             finished=finished,
             record={"symbols": symbols, "logp": logp, "own": own},
         )
 
-    def score(self, attempt: Attempt, task: Task | None = None) -> torch.Tensor:
-        """Log-probabilities of an attempt under the current table, in the shape of its rows."""
-        extra = attempt.decisions.extra
-        return self.logp(task or attempt.task)[extra["position"]].gather(2, extra["symbols"][:, :, None]).squeeze(2)
+    def score(self, trajectory: Trajectory, task: Task | None = None) -> torch.Tensor:
+        """Log-probabilities of a rollout under the current table, in the shape of its rows."""
+        extra = trajectory.decisions.extra
+        return self.logp(task or trajectory.task)[extra["position"]].gather(2, extra["symbols"][:, :, None]).squeeze(2)
 
-    def scored(self, attempts) -> torch.Tensor:
+    def scored(self, trajectories) -> torch.Tensor:
         """(N, T) of all rows that `batch` makes."""
-        longest = max(attempt.decisions.shape[1] for attempt in attempts)
-        rows = [self.score(attempt) for attempt in attempts]
+        longest = max(trajectory.decisions.shape[1] for trajectory in trajectories)
+        rows = [self.score(trajectory) for trajectory in trajectories]
         return torch.cat([torch.nn.functional.pad(row, (0, longest - row.shape[1])) for row in rows])
 
-    def batch(self, attempts) -> Decisions:
-        return stack(attempts)
+    def batch(self, trajectories) -> Decisions:
+        return stack(trajectories)
 
-    def branch(self, attempt: Attempt, unit: int) -> Task:
+    def branch(self, trajectory: Trajectory, unit: int) -> Task:
         end = unit * STEP
-        prefix = {name: attempt.record[name][:end] for name in ("symbols", "own", "logp")}
-        return replace(attempt.task, prefix=prefix)
+        prefix = {name: trajectory.record[name][:end] for name in ("symbols", "own", "logp")}
+        return replace(trajectory.task, prefix=prefix)
 
-    def rescore(self, attempts, tasks) -> list[Attempt]:
+    def rescore(self, trajectories, tasks) -> list[Trajectory]:
         result = []
-        for attempt, task in zip(attempts, tasks, strict=True):
-            logp = self.score(attempt, task).detach()
-            decisions = attempt.decisions.with_fields(logp_old=logp, logp_behaviour=attempt.decisions.logp_old)
-            result.append(replace(attempt, task=task, decisions=decisions))
+        for trajectory, task in zip(trajectories, tasks, strict=True):
+            logp = self.score(trajectory, task).detach()
+            decisions = trajectory.decisions.with_fields(logp_old=logp, logp_behaviour=trajectory.decisions.logp_old)
+            result.append(replace(trajectory, task=task, decisions=decisions))
         return result
 
     def hint(self, task: Task, kind: str, share: float) -> Task | None:
         return replace(task, context={"kind": kind, "share": share})
 
-    def begin(self, task: Task, share: float) -> Task | None:
+    def start_from_solution(self, task: Task, share: float) -> Task | None:
         end = STEP * round(share * self.length / STEP)
         told = self.secret[task.key][:end]
         return replace(task, prefix={"symbols": told, "own": [False] * end, "logp": [0.0] * end})
@@ -160,19 +161,19 @@ class Playground:
         fixed[torch.randperm(self.length, generator=self.generator)[:count]] = True
         return replace(task, context={"share": 1.0}, prefix={"symbols": [], "own": [], "logp": [], "fixed": fixed})
 
-    def teach(self, task: Task, count: int) -> list[Attempt]:
+    def teach(self, task: Task, count: int) -> list[Trajectory]:
         symbols, zeros = self.secret[task.key], torch.zeros(self.length, dtype=torch.float64)
-        told = self.attempt(task, symbols, zeros, torch.ones(self.length, dtype=torch.bool), zeros)
+        told = self.trajectory(task, symbols, zeros, torch.ones(self.length, dtype=torch.bool), zeros)
         return [replace(told, source=TEACHER)][:count]
 
-    def repair(self, attempt: Attempt) -> Task:
-        return replace(attempt.task, prefix=None, context={"kind": "repair", "share": 1.0})
+    def repair(self, trajectory: Trajectory) -> Task:
+        return replace(trajectory.task, prefix=None, context={"kind": "repair", "share": 1.0})
 
     def rewrite(self, task: Task, how: str) -> Task:
         return replace(task, context={"kind": how, "share": 0.5 if how == "simpler" else 0.0})
 
-    def summarize(self, attempts) -> list[tuple[Attempt, Task]]:
+    def summarize(self, trajectories) -> list[tuple[Trajectory, Task]]:
         """What was chosen is its own summary."""
-        told = [attempt.record["symbols"] for attempt in attempts]
+        told = [trajectory.record["symbols"] for trajectory in trajectories]
         given = [{"symbols": seen, "own": [False] * len(seen), "logp": [0.0] * len(seen)} for seen in told]
-        return [(one, replace(one.task, prefix=prefix)) for one, prefix in zip(attempts, given, strict=True)]
+        return [(one, replace(one.task, prefix=prefix)) for one, prefix in zip(trajectories, given, strict=True)]

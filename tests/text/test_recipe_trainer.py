@@ -16,10 +16,10 @@ from robopolicy.text.policy import TextConfig, TextPolicy
 from robopolicy.text.recipe_trainer import TextRecipe, TextRecipeConfig
 from robopolicy.text.rollouts.protocols import Task
 from robopolicy.text.sim import TextSim
-from robopolicy.text.task import Question, TextTask
-from robopolicy.text.text_env import TextWorld
+from robopolicy.text.task import SingleTurn, TextTask
+from robopolicy.text.text_env import TextEnv
 from robopolicy.training.text_file_source import conversations
-from robopolicy.training.text_rollout_source import OverlappedSource, TextRolloutSource
+from robopolicy.training.text_rollout_source import AsyncTextRolloutSource, TextRolloutSource
 from robopolicy_tasks.text.grid import Grid
 
 SMALL = ["policy.width=16", "policy.layers=1", "policy.heads=2", "evaluation.episodes=10", "logging.every=1"]
@@ -34,8 +34,8 @@ class Letter(TextTask):
 
     def episode(self, seed):
         if seed % 5 == 4:
-            return Question("?", lambda completion: 1 / 0)
-        return Question("?", lambda completion: float(completion == "b"), "b")
+            return SingleTurn("?", lambda completion: 1 / 0)
+        return SingleTurn("?", lambda completion: float(completion == "b"), "b")
 
 
 def learner(task, **settings):
@@ -44,7 +44,7 @@ def learner(task, **settings):
     policy = TextPolicy(
         TextConfig(width=16, layers=1, heads=2, context=128, dtype=settings.pop("dtype", "float32")), spec
     )
-    config = TextRecipeConfig(prompts=8, problems=50, warmup=0, **settings)
+    config = TextRecipeConfig(prompts_per_update=8, num_prompts=50, warmup=0, **settings)
     return TextRecipe(config, policy, total_updates=10)
 
 
@@ -52,7 +52,7 @@ def source(task, algorithm, seed=0):
     return TextRolloutSource(TextSim(task, SimOptions(num_envs=1)), algorithm, seed=seed)
 
 
-def test_grpo_learns_a_letter_and_leaves_out_what_cannot_be_judged(capsys):
+def test_grpo_learns_a_letter_and_leaves_out_what_cannot_be_scored(capsys):
     algorithm = learner(Letter(), lr=1e-2, group_size=16)
     feed = source(Letter(), algorithm)
     optimizer = torch.optim.Adam(algorithm.policy.parameters(), lr=1e-2)
@@ -70,7 +70,7 @@ def test_grpo_learns_a_letter_and_leaves_out_what_cannot_be_judged(capsys):
         first = rollout if first is None else first
         assert all(torch.isfinite(torch.tensor(value)) for value in metrics.values())
         assert metrics["actor/ratio_max"] < 1e-4  # one step per batch: fresh data
-    assert first["rollout/fault"] > 0
+    assert first["rollout/reward_failed"] > 0
     assert rollout["rollout/success"] > 0.8 > first["rollout/success"] + 0.3
     assert "the reward raised (ZeroDivisionError" in capsys.readouterr().err
 
@@ -80,7 +80,7 @@ def test_a_task_whose_reward_never_works_is_refused():
 
     class Never(Letter):
         def episode(self, seed):
-            return Question("?", lambda completion: float("nan"))
+            return SingleTurn("?", lambda completion: float("nan"))
 
     algorithm = learner(Never(), group_size=2)
     with pytest.raises(UserError, match="their rewards failed"):
@@ -95,7 +95,7 @@ def test_a_prompt_at_fault_is_named_and_not_the_recipe(prompt):
         prompt_bytes = 200
 
         def episode(self, seed):
-            return Question(prompt, float)
+            return SingleTurn(prompt, float)
 
     algorithm = learner(Letter(), group_size=2)
     with pytest.raises(UserError, match=r"^Prompt \d+ of text/letter (has|holds) "):
@@ -105,7 +105,7 @@ def test_a_prompt_at_fault_is_named_and_not_the_recipe(prompt):
 def test_half_precision_scores_again_and_keeps_the_recorded_as_behaviour():
     algorithm = learner(Grid(), group_size=2, dtype="bfloat16")
     batch = source(Grid(), algorithm).next(algorithm)
-    prepared = algorithm._prepared(batch)
+    prepared = algorithm._preprocess(batch)
     assert torch.equal(prepared.logp_behaviour, batch.logp_old)
     weight = importance_weight(prepared)[batch.valid()]
     assert 0 < float((weight - 1).abs().max()) < 0.1
@@ -116,7 +116,7 @@ def test_a_penalty_on_moved_decisions_acts_within_an_update():
 
     class Odd(Letter):
         def episode(self, seed):
-            return Question("?", lambda completion: float(bool(completion) and ord(completion) % 2))
+            return SingleTurn("?", lambda completion: float(bool(completion) and ord(completion) % 2))
 
     found = []
     for minibatches in (1, 0):
@@ -128,15 +128,15 @@ def test_a_penalty_on_moved_decisions_acts_within_an_update():
 def test_overlong_messages_can_be_left_out():
     kept, masked = (learner(Grid(), group_size=2, overlong=overlong) for overlong in ("score", "mask"))
     batch = source(Grid(), kept).next(kept)
-    cut = batch.extra["cut"]
-    assert cut.any()
-    assert torch.equal(kept._prepared(batch).valid(), batch.valid())
-    assert not masked._prepared(batch).valid()[cut].any()
+    truncated = batch.extra["truncated"]
+    assert truncated.any()
+    assert torch.equal(kept._preprocess(batch).valid(), batch.valid())
+    assert not masked._preprocess(batch).valid()[truncated].any()
 
 
-def test_attempts_beside_learning_are_at_most_as_old_as_allowed():
+def test_rollouts_alongside_learning_are_at_most_as_old_as_allowed():
     algorithm = learner(Grid(), group_size=2, staleness=1)
-    feed = OverlappedSource(TextSim(Grid(), SimOptions(num_envs=1)), algorithm, seed=0)
+    feed = AsyncTextRolloutSource(TextSim(Grid(), SimOptions(num_envs=1)), algorithm, seed=0)
     ages = []
     for _ in range(4):
         batch = feed.next(algorithm)
@@ -146,8 +146,8 @@ def test_attempts_beside_learning_are_at_most_as_old_as_allowed():
     assert feed.metrics()["rollout/staleness"] <= 1.0
     state = feed.state_dict()
     feed.close()
-    again = OverlappedSource(TextSim(Grid(), SimOptions(num_envs=1)), algorithm, seed=0)
-    assert not again.load_state_dict(state)  # other attempts than the uninterrupted run
+    again = AsyncTextRolloutSource(TextSim(Grid(), SimOptions(num_envs=1)), algorithm, seed=0)
+    assert not again.load_state_dict(state)  # other rollouts than the uninterrupted run
     assert again.next(algorithm).version.min() == algorithm.updates
     again.close()
 
@@ -168,19 +168,21 @@ def test_an_objective_that_compares_with_nothing_keeps_no_reference():
 
 
 def test_solutions_of_several_turns_are_conversations():
-    (said,) = conversations(Grid(), [3])
-    assert said[0] == Grid().episode(3).prompt and len(said) % 2 == 0
-    assert all(message in "nsew" for message in said[1::2]) and all(reply.startswith(" at ") for reply in said[2::2])
+    (responses,) = conversations(Grid(), [3])
+    assert responses[0] == Grid().episode(3).prompt and len(responses) % 2 == 0
+    assert all(message in "nsew" for message in responses[1::2]) and all(
+        reply.startswith(" at ") for reply in responses[2::2]
+    )
     torch.manual_seed(0)
     policy = TextPolicy(TextConfig(width=16, layers=1, heads=2), PolicySpec({"text": (96,)}, 3))
-    record, _ = policy.conversations([said])
+    record, _ = policy.conversations([responses])
     chosen = record["tokens"][0][int(record["start"]) :][record["mask"][0]]
-    assert policy.tokenizer.decode(chosen.tolist()) == "".join(said[1::2])
-    world = TextWorld(policy, Grid(), torch.Generator())
-    talk = world.start(Task(3, payload=3))
-    for message in said[1::2]:
-        world.append(talk, message, own=True)
-    taught = world.attempt_of(talk).decisions  # tokenised the same way as when playing
+    assert policy.tokenizer.decode(chosen.tolist()) == "".join(responses[1::2])
+    env = TextEnv(policy, Grid(), torch.Generator())
+    conversation = env.start_conversation(Task(3, payload=3))
+    for message in responses[1::2]:
+        env.append_message(conversation, message, own=True)
+    taught = env.trajectory_of(conversation).decisions  # tokenised the same way as when playing
     assert torch.equal(taught.extra["tokens"], record["tokens"]) and torch.equal(taught.mask, record["mask"])
 
 
@@ -199,10 +201,10 @@ def base(tmp_path_factory):
 
 
 def recipe_run(base, *extra):
-    common = ["experiment=text_grpo", f"init_from={base}", "algorithm.imitation=0", "budget.updates=6"]
+    common = ["experiment=text_grpo", f"init_from={base}", "algorithm.sft_updates=0", "budget.updates=6"]
     return [
         *common,
-        "algorithm.prompts=4",
+        "algorithm.prompts_per_update=4",
         "algorithm.group_size=4",
         "evaluation.episodes=10",
         "checkpoint_every=2",
@@ -229,8 +231,8 @@ def test_interrupted_text_runs_resume_with_the_same_bits(kind, base, tmp_path, m
 
     settings = [*SFT, "checkpoint_every=2"] if kind == "sft" else recipe_run(base)
     if kind == "both":
-        own = [word for word in settings[2:] if word.split("=")[0] not in (*FIXED, "algorithm.imitation")]
-        settings = [settings[0], *SMALL, *own, "algorithm.imitation=4", "algorithm.warmup=1"]
+        own = [word for word in settings[2:] if word.split("=")[0] not in (*FIXED, "algorithm.sft_updates")]
+        settings = [settings[0], *SMALL, *own, "algorithm.sft_updates=4", "algorithm.warmup=1"]
     assert main(["train", *settings, f"out={tmp_path}", "name=whole"]) == 0
     log = JsonlLogger.log
 
@@ -255,14 +257,14 @@ def test_interrupted_text_runs_resume_with_the_same_bits(kind, base, tmp_path, m
         (["algorithm.recipe=nothing"], "Unknown recipe 'nothing'"),
         (["algorithm.recipe=deep.yaml"], "Recipe deep.yaml cannot be read: it is nested too deeply"),
         (["algorithm.recipe=odd.yaml"], "Recipe 'odd.yaml': Option 'high' of bounds 'constant' must be a number"),
-        (["algorithm.imitation=460"], "460 of 460 updates are to imitate"),
+        (["algorithm.sft_updates=460"], "460 of 460 updates are supervised fine-tuning"),
         (["algorithm.overlong=cut"], "algorithm.overlong must be one of score, mask"),
-        (["algorithm.data=x.jsonl"], "algorithm.data=x.jsonl is not read: recipe 'grpo' learns from what it plays"),
-        (["algorithm.companion=x"], "algorithm.companion=x is not read: recipe 'grpo' has no second policy"),
+        (["algorithm.data=x.jsonl"], "algorithm.data=x.jsonl is not read: recipe 'grpo' learns from its own rollouts"),
+        (["algorithm.teacher=x"], "algorithm.teacher=x is not read: recipe 'grpo' has no teacher"),
         (["dataset=x"], "Algorithm 'text_recipe' reads no robot dataset; leave out dataset="),
-        (["algorithm.group_size=1"], "compares the attempts of a group; set algorithm.group_size to 2 or more"),
-        (["algorithm.imitation_lr=-1"], "algorithm.imitation_lr must be positive, got -1.0"),
-        (["algorithm.prompts=0"], "algorithm.prompts must be at least 1"),
+        (["algorithm.group_size=1"], "compares the rollouts of a group; set algorithm.group_size to 2 or more"),
+        (["algorithm.sft_lr=-1"], "algorithm.sft_lr must be positive, got -1.0"),
+        (["algorithm.prompts_per_update=0"], "algorithm.prompts_per_update must be at least 1"),
         (["task=lift", "chunk.horizon=1", "chunk.action_horizon=1"], "text"),
     ],
 )

@@ -15,7 +15,7 @@ from robopolicy.contrib.text_catalogue.features import (
 from robopolicy.core.decisions import Decisions
 from robopolicy.sim.registry import SimOptions
 from robopolicy.spec import PolicySpec
-from robopolicy.text.annotators import named_parts, summarised
+from robopolicy.text.annotators import named_parts, with_features
 from robopolicy.text.policy import TextConfig, TextPolicy
 from robopolicy.text.recipe_trainer import TextRecipe, TextRecipeConfig
 from robopolicy.text.sim import TextSim
@@ -25,7 +25,7 @@ from robopolicy_tasks.text.arithmetic import Arithmetic
 
 def rows_of(policy):
     prompts = [policy.tokenizer.prompt([text]) for text in ("1+1=", "a longer one")]
-    return policy.rows(prompts, [[*b"2", 258], [*b"abcdef", 258]])
+    return policy.pad_rows(prompts, [[*b"2", 258], [*b"abcdef", 258]])
 
 
 def test_attention_is_causal_and_sums_to_one(policy):
@@ -65,7 +65,7 @@ def test_a_probe_sees_hidden_states_and_entropies(policy):
     mask = record["mask"]
     entropy = torch.arange(1.0, 1 + mask.numel()).view(mask.shape)
     rows = Decisions(torch.zeros(mask.shape), mask=mask, entropy=entropy, extra=record)
-    found = summarised(policy, rows, {"probe_baseline": {}}).extra["features"]
+    found = with_features(policy, rows, {"probe_baseline": {}}).extra["features"]
     torch.testing.assert_close(found[:, :-2], written_features(policy, **record))
     for row, (own, keep) in enumerate(zip(entropy, mask, strict=True)):
         assert found[row, -2:].tolist() == [float(own[keep].mean()), float(own[keep].max())]
@@ -103,7 +103,7 @@ def test_parts_are_found_with_their_options():
 def test_recipes_that_look_inside_run(recipe):
     torch.manual_seed(0)
     policy = TextPolicy(TextConfig(width=16, layers=1, heads=2), PolicySpec({"text": (16,)}, 6))
-    config = TextRecipeConfig(prompts=4, group_size=4, problems=16, recipe=recipe)
+    config = TextRecipeConfig(prompts_per_update=4, group_size=4, num_prompts=16, recipe=recipe)
     algorithm = TextRecipe(config, policy, total_updates=4)
     feed = TextRolloutSource(TextSim(Arithmetic(), SimOptions(num_envs=1)), algorithm, seed=0)
     for _ in range(2):

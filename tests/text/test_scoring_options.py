@@ -18,7 +18,7 @@ from robopolicy.text.sim import TextSim
 from robopolicy.text.text_env import score
 from robopolicy.training.checkpoint import save_checkpoint
 from robopolicy.training.text_file_source import recipe_source
-from robopolicy.training.text_rollout_source import OverlappedSource, TextRolloutSource
+from robopolicy.training.text_rollout_source import AsyncTextRolloutSource, TextRolloutSource
 from robopolicy_tasks.text.grid import Grid
 
 SPEC = PolicySpec({"text": (Grid.prompt_bytes,)}, Grid.completion_bytes)
@@ -31,7 +31,7 @@ def policy(seed=0, width=16):
 
 
 def learner(recipe, start=None, **settings):
-    config = TextRecipeConfig(recipe=recipe, prompts=4, problems=50, warmup=0, **settings)
+    config = TextRecipeConfig(recipe=recipe, prompts_per_update=4, num_prompts=50, warmup=0, **settings)
     algorithm = TextRecipe(config, start or policy(), total_updates=10)
     return algorithm, TextSim(Grid(), SimOptions(num_envs=1))
 
@@ -67,22 +67,22 @@ def other(tmp_path) -> Path:
 
 
 def test_a_teacher_scores_what_the_policy_wrote(other):
-    algorithm, sim = learner("kdrl", group_size=2, companion=str(other))
+    algorithm, sim = learner("kdrl", group_size=2, teacher=str(other))
     batch = recipe_source(sim, algorithm, 0).next(algorithm)
-    found = algorithm._prepared(batch).extra["logp_teacher"]
+    found = algorithm._preprocess(batch).extra["logp_teacher"]
     assert torch.equal(found, score(policy(seed=1), batch).logp)
     assert "actor/kl_to" in algorithm.update(batch)
 
 
 def test_play_and_learning_overlap_where_weights_may_be_old():
-    for settings, kind in (({}, TextRolloutSource), ({"staleness": 1}, OverlappedSource)):
+    for settings, kind in (({}, TextRolloutSource), ({"staleness": 1}, AsyncTextRolloutSource)):
         algorithm, sim = learner("grpo", group_size=2, **settings)
         source = recipe_source(sim, algorithm, 0)
         assert type(source) is kind
         source.close()
 
 
-def test_what_is_missing_or_makes_no_sense_is_said(other, tmp_path):
+def test_what_is_missing_or_makes_no_sense_raises(other, tmp_path):
     algorithm, sim = learner("kdrl")
-    with pytest.raises(UserError, match=r"needs a second policy; set algorithm\.companion=CHECKPOINT"):
+    with pytest.raises(UserError, match=r"needs a teacher; set algorithm\.teacher=CHECKPOINT"):
         recipe_source(sim, algorithm, 0)

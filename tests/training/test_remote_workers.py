@@ -16,11 +16,11 @@ from robopolicy.sim.registry import SimOptions
 from robopolicy.spec import PolicySpec
 from robopolicy.text.policy import TextConfig, TextPolicy
 from robopolicy.text.recipe_trainer import TextRecipe, TextRecipeConfig
-from robopolicy.text.rollouts.protocols import Task, able
-from robopolicy.text.rollouts.strategies import TOPOLOGIES, Flat
+from robopolicy.text.rollouts.protocols import Task, require_capability
+from robopolicy.text.rollouts.strategies import STRATEGIES, Independent
 from robopolicy.text.sim import TextSim
-from robopolicy.text.text_env import TextWorld, score
-from robopolicy.training.text_rollout_source import OverlappedSource
+from robopolicy.text.text_env import TextEnv, score
+from robopolicy.training.text_rollout_source import AsyncTextRolloutSource
 from robopolicy.training.workers import (
     WORKER_HANDLES,
     ProcessHandle,
@@ -37,7 +37,7 @@ from robopolicy_tasks.text.arithmetic import Arithmetic
 
 
 class Here(WorkerHandle):
-    """To a player in this process, which starts at once."""
+    """To a worker in this process, which starts at once."""
 
     def __init__(self, role):
         self.player = Worker(role)
@@ -46,7 +46,7 @@ class Here(WorkerHandle):
         return getattr(self.player, name)(*arguments)
 
     def close(self):
-        self.player.world.guard.close()
+        self.player.env.reward_runner.close()
 
 
 def small(seed=0):
@@ -55,24 +55,26 @@ def small(seed=0):
 
 
 def source(**settings):
-    algorithm = TextRecipe(TextRecipeConfig(prompts=4, group_size=2, problems=16, **settings), small(), total_updates=9)
-    return algorithm, OverlappedSource(TextSim(Arithmetic(), SimOptions(num_envs=1)), algorithm, seed=0)
+    algorithm = TextRecipe(
+        TextRecipeConfig(prompts_per_update=4, group_size=2, num_prompts=16, **settings), small(), total_updates=9
+    )
+    return algorithm, AsyncTextRolloutSource(TextSim(Arithmetic(), SimOptions(num_envs=1)), algorithm, seed=0)
 
 
 def plays(line, policy):
-    """Tasks come back as attempts, drawn with the weights that were sent."""
-    home = TextWorld(policy, Arithmetic(), torch.Generator())
-    world = RemoteRolloutEnv(line, home)
+    """Tasks come back as rollouts, drawn with the weights that were sent."""
+    home = TextEnv(policy, Arithmetic(), torch.Generator())
+    env = RemoteRolloutEnv(line, home)
     try:
-        world.load(packed_weights(policy))
-        attempts = world.play([Task(key, payload=key, temperature=0.8) for key in (5, 5, 6)])
-        batch = world.batch(attempts)
+        env.load(packed_weights(policy))
+        trajectories = env.rollout([Task(key, payload=key, temperature=0.8) for key in (5, 5, 6)])
+        batch = env.batch(trajectories)
         torch.testing.assert_close(score(policy, batch).logp, batch.logp_old, rtol=0, atol=2e-5)
         assert batch.group.tolist() == [5, 5, 6] and home.generated == int(batch.valid().sum()) > 0
-        with pytest.raises(RuntimeError, match="A player failed"):
-            world.load(b"no weights")
+        with pytest.raises(RuntimeError, match="A rollout worker failed"):
+            env.load(b"no weights")
     finally:
-        world.close()
+        env.close()
 
 
 def test_trees_of_tensors_survive_as_arrays():
@@ -104,7 +106,7 @@ class FakeRay(SimpleNamespace):
     def remote(self, kind):
         def make(role):
             player = kind(role)
-            calls = {name: partial(self.later, getattr(player, name)) for name in ("load", "play")}
+            calls = {name: partial(self.later, getattr(player, name)) for name in ("load", "rollout")}
             return SimpleNamespace(**{name: SimpleNamespace(remote=call) for name, call in calls.items()})
 
         return SimpleNamespace(options=lambda num_cpus: SimpleNamespace(remote=make))
@@ -136,7 +138,7 @@ def test_ray_plays_with_the_weights_it_was_sent():
 
 
 @pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed")
-def test_players_are_on_different_nodes_of_a_cluster(monkeypatch):
+def test_workers_are_on_different_nodes_of_a_cluster(monkeypatch):
     """Three nodes with stores of their own, on one machine: the head has no core, the others have one each."""
     ray, policy, store = import_module("ray"), small(seed=3), {"object_store_memory": 80_000_000}
     ray.shutdown()  # what an earlier test has started
@@ -163,9 +165,9 @@ def test_without_ray_the_extra_is_named():
         RayHandle(WorkerSpec.of(small(), "text/arithmetic", seed=1))
 
 
-def test_two_players_share_the_groups_and_stay_within_the_bound(monkeypatch):
+def test_two_workers_share_the_groups_and_stay_within_the_bound(monkeypatch):
     monkeypatch.setitem(WORKER_HANDLES, "process", Here)
-    algorithm, feed = source(staleness=1, players=2)
+    algorithm, feed = source(staleness=1, num_workers=2)
     try:
         for _ in range(4):
             batch = feed.next(algorithm)
@@ -177,20 +179,20 @@ def test_two_players_share_the_groups_and_stay_within_the_bound(monkeypatch):
     assert algorithm.updates == 4
 
 
-class Continued(Flat):
-    """Goes on from the middle of attempts."""
+class Continued(Independent):
+    """Goes on from the middle of rollouts."""
 
-    def rollout(self, world, tasks):
-        return [able(world, "branch")(attempt, 1) for attempt in super().rollout(world, tasks)]
+    def rollout(self, env, tasks):
+        return [require_capability(env, "branch")(trajectory, 1) for trajectory in super().rollout(env, tasks)]
 
 
-def test_what_players_cannot_do_is_said(monkeypatch):
+def test_what_workers_cannot_do_raises(monkeypatch):
     monkeypatch.setitem(WORKER_HANDLES, "process", Here)
-    monkeypatch.setitem(TOPOLOGIES._rows, "flat", Continued)
-    algorithm, feed = source(players=1)
-    with pytest.raises(UserError, match="ability 'branch', which RemoteRolloutEnv lacks"):
+    monkeypatch.setitem(STRATEGIES._rows, "independent", Continued)
+    algorithm, feed = source(num_workers=1)
+    with pytest.raises(UserError, match="capability 'branch', which RemoteRolloutEnv lacks"):
         for _ in range(4):
             feed.next(algorithm)
     feed.close()
-    with pytest.raises(UserError, match="Unknown place 'rai' of players"):
-        TextRecipeConfig(players_on="rai")
+    with pytest.raises(UserError, match="Unknown backend 'rai' of workers"):
+        TextRecipeConfig(worker_backend="rai")

@@ -22,7 +22,7 @@ def learner(task, **settings):
     policy = TextPolicy(
         TextConfig(width=16, layers=1, heads=2, context=128, dtype=settings.pop("dtype", "float32")), spec
     )
-    config = TextRecipeConfig(prompts=8, problems=50, warmup=0, **settings)
+    config = TextRecipeConfig(prompts_per_update=8, num_prompts=50, warmup=0, **settings)
     return TextRecipe(config, policy, total_updates=10)
 
 
@@ -37,7 +37,7 @@ def test_half_precision_keeps_what_was_recorded_of_rows_that_this_policy_did_not
     algorithm.update(first)
     batch = feed.next(algorithm)
     batch.source[0] = TEACHER
-    prepared, again = algorithm._prepared(batch), batch.source == REPLAYED
+    prepared, again = algorithm._preprocess(batch), batch.source == REPLAYED
     assert torch.equal(prepared.logp_old[0], batch.logp_old[0])
     width = first.shape[1]
     torch.testing.assert_close(prepared.logp_old[again][:, :width], first.logp_old)
@@ -54,7 +54,7 @@ def test_what_text_does_not_measure_or_record_is_refused_by_name():
         feed = source(Grid(), algorithm)
         with pytest.raises(UserError, match=f"Recipe '{recipe}' asks for more than text .*{message}"):
             algorithm.update(feed.next(algorithm))
-    with pytest.raises(UserError, match="'supo': it sums up after 4 turns, and text/arithmetic has only 1;"):
+    with pytest.raises(UserError, match="'supo': it writes a summary after 4 turns, and text/arithmetic has only 1;"):
         source(Arithmetic(), learner(Arithmetic(), group_size=2, recipe="supo"))
 
 

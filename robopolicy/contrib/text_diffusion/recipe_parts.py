@@ -13,14 +13,14 @@ from robopolicy.constraints import Fraction, NonNegative, PositiveInt, Seed
 from robopolicy.core.decisions import Decisions
 from robopolicy.core.ratios import Bound, count_for_fraction, topk_mask
 from robopolicy.core.surrogates import SurrogateOut, none_clipped
-from robopolicy.text.rollouts.protocols import HINTED, Attempt, Intervention, World, able
+from robopolicy.text.rollouts.protocols import HINTED, Intervention, RolloutEnv, Trajectory, require_capability
 
 
 @dataclass(frozen=True)
 class UncertainPrefix:
     """Of decisions that were given, `extra[key]` bool (N, T), keep the share with the highest entropy.
 
-    Source: Zhao et al. 2025, IGPO.
+    Source: IGPO, Zhao et al. 2025.
     """
 
     key: str
@@ -35,10 +35,11 @@ class UncertainPrefix:
 def linear_bound(log_ratio: Tensor, advantage: Tensor, low: Bound, high: Bound) -> SurrogateOut:
     """Lower bound of the importance-weighted objective for log-ratios that are averages of samples.
 
+    Source: BGPO, Lin et al. 2025.
+
     For policies whose log-likelihood is an expectation (diffusion losses): columns are samples of it, at noise and time
     shared by both policies, and `sequence_mean` aggregates. By Jensen `exp(mean)` lies above `1 + mean`, which bounds
     positive advantages, and below the mean of `exp`, which bounds negative ones. Ignores the bounds of the ratio.
-    Source: Lin et al. 2025, BGPO.
     """
     return SurrogateOut(
         -advantage * torch.where(advantage < 0, log_ratio.exp(), 1.0 + log_ratio), none_clipped(log_ratio)
@@ -48,7 +49,9 @@ def linear_bound(log_ratio: Tensor, advantage: Tensor, low: Bound, high: Bound) 
 class Inpaint(Intervention):
     """Gaps between given pieces of a demonstration are filled, and what succeeds replaces failures.
 
-    Only masked-diffusion texts and denoised chunks can be filled so. Source: Zhao et al. 2025, IGPO.
+    Source: IGPO, Zhao et al. 2025.
+
+    Only masked-diffusion texts and denoised chunks can be filled so.
     """
 
     def __init__(self, low: NonNegative = 0.2, high: NonNegative = 0.6, count: PositiveInt = 4, seed: Seed = 0) -> None:
@@ -63,17 +66,21 @@ class Inpaint(Intervention):
         self.low, self.high, self.count = low, high, count
         self._generator = torch.Generator().manual_seed(seed)
 
-    def triggered(self, rewards: Tensor) -> bool:
-        """All attempts failed."""
+    def applies(self, rewards: Tensor) -> bool:
+        """All rollouts failed."""
         return bool((rewards <= 0.5).all())
 
-    def rows(self, group: Sequence[Attempt], world: World) -> list[Attempt]:
-        """The group with verified completions in place of its first attempts."""
+    def apply(self, group: Sequence[Trajectory], env: RolloutEnv) -> list[Trajectory]:
+        """The group with verified completions in place of its first trajectories."""
         shares = torch.rand(min(self.count, len(group)), generator=self._generator)
         shares = self.low + (self.high - self.low) * shares
-        asked = [able(world, "inpaint")(group[0].task, share) for share in shares.tolist()]
-        filled = [attempt for attempt in world.play([task for task in asked if task is not None]) if attempt.success]
-        return [*(replace(attempt, source=HINTED) for attempt in filled), *group[len(filled) :]]
+        requests = [require_capability(env, "inpaint")(group[0].task, share) for share in shares.tolist()]
+        filled = [
+            trajectory
+            for trajectory in env.rollout([task for task in requests if task is not None])
+            if trajectory.success
+        ]
+        return [*(replace(trajectory, source=HINTED) for trajectory in filled), *group[len(filled) :]]
 
     def state_dict(self) -> dict[str, Any]:
         """The generator."""

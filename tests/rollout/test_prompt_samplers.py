@@ -6,19 +6,19 @@ import torch
 from robopolicy.core.registry import build
 from robopolicy.errors import UserError
 from robopolicy.recipe_files import read_recipe
-from robopolicy.text.rollouts.prompt_samplers import SAMPLERS, Uncertain, Uniform
-from robopolicy.text.rollouts.protocols import Pool, Task
+from robopolicy.text.rollouts.prompt_samplers import SAMPLERS, UncertaintySampler, Uniform
+from robopolicy.text.rollouts.protocols import PromptPool, Task
 
 COUNT = 12
-POOL = Pool(
+POOL = PromptPool(
     [Task(100 + i, budget=4) for i in range(COUNT)],
     category=torch.arange(COUNT) % 3,
     difficulty=torch.arange(COUNT).flip(0).double(),
 )
 
 
-def started(sampler, pool: Pool = POOL, seed: int = 3):
-    sampler.begin(pool, seed)
+def started(sampler, pool: PromptPool = POOL, seed: int = 3):
+    sampler.setup(pool, seed)
     return sampler
 
 
@@ -27,7 +27,7 @@ def keys(tasks) -> list[int]:
 
 
 def outcome(sampler, tasks, reward, advantage) -> None:
-    """Tell a sampler of one attempt per task."""
+    """Tell a sampler of one rollout per task."""
     values = [torch.tensor([f(task) for task in tasks], dtype=torch.float64) for f in (reward, advantage)]
     sampler.observe(torch.tensor(keys(tasks)), *values)
 
@@ -56,7 +56,7 @@ def test_uniform_plays_every_task_once_per_epoch():
 
 
 def test_uncertain_tasks_come_more_often():
-    sampler = started(Uncertain(floor=0.0))
+    sampler = started(UncertaintySampler(floor=0.0))
     for _ in range(50):
         outcome(sampler, POOL.tasks, lambda task: 0.5 if task.key < 103 else 1.0, lambda task: 0.0)
     rates = sampler.rates()
@@ -66,7 +66,7 @@ def test_uncertain_tasks_come_more_often():
     assert (drawn - weight / weight.sum()).abs().max() < 0.06
 
 
-def test_the_single_stream_draws_prompts_by_the_spread_of_their_outcomes():
+def test_the_single_queue_draws_prompts_by_the_spread_of_their_outcomes():
     sampler = started(build("sampler", read_recipe("single_stream")["rollout"]["sampler"]))
     outcome(sampler, POOL.tasks, lambda task: float(task.key < 102), lambda task: 0.0)
     rates = torch.tensor([0.96 * 4 + 1, 0.96 * 4]).double() / (0.96 * 8 + 1)

@@ -1,4 +1,4 @@
-"""The world of a text policy that writes by masked diffusion, and can fill gaps."""
+"""Environment of a text policy with masked diffusion, which can fill gaps."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import torch
 from torch import Tensor
 
 from robopolicy.contrib.text_diffusion.policy import DiffusionTextPolicy
-from robopolicy.text.conversation import Talk
+from robopolicy.text.conversation import Conversation
 from robopolicy.text.generation import Generation
-from robopolicy.text.rollouts.protocols import Attempt, Task
-from robopolicy.text.text_env import TextWorld, score
+from robopolicy.text.rollouts.protocols import Task, Trajectory
+from robopolicy.text.text_env import TextEnv, score
 
-PIECES = 4  # into which a message is cut before some of it is given
+PIECES = 4  # number of pieces of a message, of which some are given
 
 
-class DiffusionWorld(TextWorld):
-    """Plays a text task with masked diffusion; what was written around given pieces answers the plain task."""
+class DiffusionTextEnv(TextEnv):
+    """Text environment with masked diffusion; completions around given pieces answer the plain task."""
 
     policy: DiffusionTextPolicy
 
@@ -27,7 +27,7 @@ class DiffusionWorld(TextWorld):
         solution = self.solution(task)
         if solution is None:
             return None
-        tokens = self.policy.message(solution[0])
+        tokens = self.policy.encode_message(solution[0])
         length = min(len(self.policy.tokenizer.encode(solution[0])) + 1, len(tokens))  # with the first `eos`
         pieces = torch.arange(length).tensor_split(min(PIECES, length))
         count = max(1, round(share * len(pieces)))
@@ -35,32 +35,34 @@ class DiffusionWorld(TextWorld):
         given = {int(place): tokens[int(place)] for place in torch.cat(places)}
         return replace(task, prefix=None, context={"kind": "inpaint", "text": "", "given": given})
 
-    def _write(self, talks: Sequence[Talk], seen: Sequence[Sequence[int]], temperature: Tensor) -> Generation:
-        given = [_given(talk.task) if not talk.said else {} for talk in talks]
+    def _write(
+        self, conversations: Sequence[Conversation], seen: Sequence[Sequence[int]], temperature: Tensor
+    ) -> Generation:
+        given = [_given(conversation.task) if not conversation.responses else {} for conversation in conversations]
         settings = {"temperature": temperature, "deterministic": self.deterministic}
-        return self.policy.write(seen, self.generator, given=given, **settings)
+        return self.policy.generate(seen, self.generator, given=given, **settings)
 
-    def attempts_of(self, talks: Sequence[Talk]) -> list[Attempt]:
+    def trajectories_of(self, conversations: Sequence[Conversation]) -> list[Trajectory]:
         """Like the base, with the given tokens marked."""
-        return [self._told(attempt) for attempt in super().attempts_of(talks)]
+        return [self._with_injected(trajectory) for trajectory in super().trajectories_of(conversations)]
 
     @torch.no_grad()
-    def _told(self, attempt: Attempt) -> Attempt:
-        """The attempt; what was given counts as written in a random order, and `extra["injected"]` tells it apart."""
-        old = attempt.decisions
+    def _with_injected(self, trajectory: Trajectory) -> Trajectory:
+        """The trajectory; given tokens count as generated in a random order and are marked in `extra["injected"]`."""
+        old = trajectory.decisions
         order, first = old.extra["order"].clone(), old.valid() & (old.require("unit") == 0)
         injected = old.valid() & (order == 0)
         extra = {**old.extra, "injected": injected}
         if not injected.any():
-            return replace(attempt, decisions=old.with_fields(extra=extra))
-        order[first] = torch.tensor(self.policy.order(int(first.sum()), self.generator))
+            return replace(trajectory, decisions=old.with_fields(extra=extra))
+        order[first] = torch.tensor(self.policy.generation_order(int(first.sum()), self.generator))
         decisions = old.with_fields(extra={**extra, "order": order})
         if self.policy.config.likelihood == "chain":
             out = score(self.policy, decisions)
             logp, entropy = out.logp.cpu(), out.entropy.cpu()
             behaviour = torch.where(injected, logp, old.logp_old)
             decisions = decisions.with_fields(logp_old=logp, logp_behaviour=behaviour, entropy=entropy)
-        return replace(attempt, decisions=decisions)
+        return replace(trajectory, decisions=decisions)
 
 
 def _given(task: Task) -> dict[int, int]:

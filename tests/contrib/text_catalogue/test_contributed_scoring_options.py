@@ -15,7 +15,7 @@ from robopolicy.text.sim import TextSim
 from robopolicy.text.text_env import score
 from robopolicy.training.checkpoint import save_checkpoint
 from robopolicy.training.text_file_source import recipe_source
-from robopolicy.training.text_rollout_source import OverlappedSource, TextRolloutSource
+from robopolicy.training.text_rollout_source import AsyncTextRolloutSource, TextRolloutSource
 from robopolicy_tasks.text.grid import Grid
 
 SPEC = PolicySpec({"text": (Grid.prompt_bytes,)}, Grid.completion_bytes)
@@ -27,7 +27,7 @@ def policy(seed=0, width=16):
 
 
 def learner(recipe, start=None, **settings):
-    config = TextRecipeConfig(recipe=recipe, prompts=4, problems=50, warmup=0, **settings)
+    config = TextRecipeConfig(recipe=recipe, prompts_per_update=4, num_prompts=50, warmup=0, **settings)
     algorithm = TextRecipe(config, start or policy(), total_updates=10)
     return algorithm, TextSim(Grid(), SimOptions(num_envs=1))
 
@@ -36,7 +36,7 @@ def learner(recipe, start=None, **settings):
     ("rollout", "message"),
     [
         ({"layer": {"number": -1, "updates": 3}}, "rollout.layer.number must be at least 0, got -1"),
-        ({"judge": 3}, "rollout.judge must be policy or companion, got 3"),
+        ({"judge": 3}, "rollout.judge must be policy or teacher, got 3"),
         (
             {"score_temperatures": {"logp_cool": 0}},
             "'logp_cool' in rollout.score_temperatures must be positive",
@@ -54,9 +54,9 @@ def test_values_that_make_no_sense_are_told(rollout, message):
 def test_rows_are_scored_at_other_temperatures():
     algorithm, sim = learner("distribution_dcpo", group_size=2)
     batch = TextRolloutSource(sim, algorithm, seed=0).next(algorithm)
-    prepared = algorithm._prepared(batch)
-    heat = {**batch.extra, "temperature": batch.extra["temperature"] * 0.8}
-    cool = score(algorithm.policy, batch.with_fields(extra=heat)).logp
+    prepared = algorithm._preprocess(batch)
+    temperatures = {**batch.extra, "temperature": batch.extra["temperature"] * 0.8}
+    cool = score(algorithm.policy, batch.with_fields(extra=temperatures)).logp
     assert torch.equal(prepared.extra["logp_cool"], cool)
     warm = prepared.extra["logp_warm"][batch.valid()]
     assert (warm - batch.logp_old[batch.valid()]).abs().max() > 1e-3
@@ -74,7 +74,7 @@ def test_the_first_updates_learn_a_hidden_layer_and_leave_those_above_alone():
     changed = {key for key, value in algorithm.policy.state_dict().items() if not torch.equal(value, before[key])}
     assert any("layers.0" in key for key in changed) and not any("layers.1" in key for key in changed)
     algorithm.updates = 30
-    assert algorithm.settings == {}
+    assert algorithm.score_settings == {}
 
 
 def test_scored_by_the_last_layer_it_is_the_policy():
@@ -121,29 +121,29 @@ def other(tmp_path) -> Path:
     return tmp_path / "other"
 
 
-def test_a_soup_is_the_reference_and_comes_back_with_a_resumed_run(other):
-    algorithm, sim = learner("salsa", group_size=2, companion=str(other))
+def test_a_average_is_the_reference_and_comes_back_with_a_resumed_run(other):
+    algorithm, sim = learner("salsa", group_size=2, teacher=str(other))
     recipe_source(sim, algorithm, 0)
     key = "model.model.embed_tokens.weight"
     mean = (policy().state_dict()[key] + policy(seed=1).state_dict()[key]) / 2
     torch.testing.assert_close(algorithm.reference_policy.state_dict()[key], mean)
-    again, _ = learner("salsa", start=policy(seed=2), group_size=2, companion=str(other))
+    again, _ = learner("salsa", start=policy(seed=2), group_size=2, teacher=str(other))
     again.load_state_dict(algorithm.state_dict())
     assert torch.equal(again.reference_policy.state_dict()[key], algorithm.reference_policy.state_dict()[key])
 
 
 def test_recipes_that_overlap_play_and_learning_do_unless_told_otherwise():
-    for settings, kind in (({}, OverlappedSource), ({"staleness": 0}, TextRolloutSource)):
+    for settings, kind in (({}, AsyncTextRolloutSource), ({"staleness": 0}, TextRolloutSource)):
         algorithm, sim = learner("asyncflow", group_size=2, **settings)
         source = recipe_source(sim, algorithm, 0)
         assert type(source) is kind
         source.close()
 
 
-def test_what_is_missing_or_makes_no_sense_is_said(other, tmp_path):
+def test_what_is_missing_or_makes_no_sense_raises(other, tmp_path):
     algorithm, _ = learner("salsa", start=policy(width=32))
     with pytest.raises(UserError, match="of another architecture"):
-        algorithm.accompany(policy())
+        algorithm.set_teacher(policy())
     wrongs = [
         {"reference": "salad"},
         {"score_temperatures": {"a": 0.0}},

@@ -3,19 +3,21 @@
 import torch
 
 from robopolicy.core.decisions import Decisions
-from robopolicy.text.annotators import choice_norms
+from robopolicy.text.annotators import collision_features
 
 
 def rows_of(policy):
     prompts = [policy.tokenizer.prompt([text]) for text in ("1+1=", "a longer one")]
-    return policy.rows(prompts, [[*b"2", 258], [*b"abcdef", 258]])
+    return policy.pad_rows(prompts, [[*b"2", 258], [*b"abcdef", 258]])
 
 
 def test_collisions_are_sums_of_squares_at_the_temperature(policy):
     record = rows_of(policy)
-    heat = torch.tensor([0.5, 2.0])
-    rows = Decisions(torch.zeros(record["mask"].shape), mask=record["mask"], extra={**record, "temperature": heat})
-    found = choice_norms(policy, rows, 2, 3)
+    temperatures = torch.tensor([0.5, 2.0])
+    rows = Decisions(
+        torch.zeros(record["mask"].shape), mask=record["mask"], extra={**record, "temperature": temperatures}
+    )
+    found = collision_features(policy, rows, 2, 3)
     start = int(record["start"][1])
     logits = policy.model(record["tokens"][1:]).logits[0, start - 1 : start + 6] / 2.0
     for name, power in (("collision", 2), ("collision3", 3)):

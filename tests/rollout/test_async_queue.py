@@ -1,0 +1,159 @@
+"""Asynchronous play: the synchronous limit, the bound on age and on what is in flight, and failures that are heard."""
+
+import threading
+import time
+
+import pytest
+import torch
+from secret_env import SecretSequenceEnv
+
+from robopolicy.core.recipe import Recipe
+from robopolicy.text.rollouts.async_queue import BoundedStaleness, RolloutQueue, RolloutWorkers
+from robopolicy.text.rollouts.collector import Collector
+from robopolicy.text.rollouts.protocols import PromptPool, Task
+
+GROUPS = 3
+RECIPE = {
+    "title": "mean",
+    "advantage": [{"name": "baseline", "kind": "mean", "scope": {"partition": "group"}}],
+    "estimator": {"surrogate": "clip"},
+}
+
+
+def load_into(env: SecretSequenceEnv):
+    def load(weights: torch.Tensor) -> None:
+        env.logits = weights.clone()
+
+    return load
+
+
+def collector(env: SecretSequenceEnv) -> Collector:
+    return Collector({}, PromptPool(env.tasks()), env, group_size=4, seed=0)
+
+
+def learn(logits: torch.Tensor, side: Collector, groups, judge: SecretSequenceEnv) -> tuple[torch.Tensor, list[int]]:
+    """An update of the learner's own table; versions of what it learned from."""
+    recipe, batch = Recipe.from_dict(RECIPE), side.batch(groups)
+    judge.logits = logits.detach().clone().requires_grad_()
+    advantage = recipe.advantage(batch.decisions)
+    loss, _ = recipe.loss(batch.decisions, advantage, judge.scored(batch.trajectories))
+    (gradient,) = torch.autograd.grad(loss, judge.logits)
+    side.observe(batch, advantage)
+    return (judge.logits - 5.0 * gradient).detach(), batch.decisions.version.tolist()
+
+
+def asynchronous(limit: int, updates: int, players: int = 1, chunk: int = GROUPS):
+    """Train in threads: the final table, and for every update how old its rows were."""
+    judge = SecretSequenceEnv(length=4, symbols=2)
+    logits = judge.logits.detach().clone()
+    queue = RolloutQueue(BoundedStaleness(limit), GROUPS, logits)
+    envs = [SecretSequenceEnv(length=4, symbols=2, seed=number) for number in range(players)]
+    side = collector(judge)
+    ages = []
+    team = RolloutWorkers(queue, side.collect_groups, [(env, load_into(env)) for env in envs], chunk)
+    try:
+        for update in range(updates):
+            logits, versions = learn(logits, side, queue.get(GROUPS), judge)
+            ages.append([update - version for version in versions])
+            queue.publish(logits)
+    finally:
+        team.stop()
+    return logits, ages, queue
+
+
+def test_no_staleness_is_the_synchronous_loop():
+    """Limit of AsyncFlow (Han et al. 2025): s = 0 equals playing and learning in turns, bit for bit."""
+    found, ages, _ = asynchronous(0, updates=8)
+    env, judge = SecretSequenceEnv(length=4, symbols=2), SecretSequenceEnv(length=4, symbols=2)
+    side, logits = collector(env), env.logits.detach().clone()
+    for _ in range(8):
+        load_into(env)(logits)
+        logits, _ = learn(logits, side, side.collect_groups(GROUPS), judge)
+    assert torch.equal(found, logits)
+    assert {age for update in ages for age in update} == {0}
+
+
+@pytest.mark.parametrize("limit", [1, 2])
+def test_rows_are_never_older_than_the_bound(limit):
+    _, ages, queue = asynchronous(limit, updates=12, players=2, chunk=1)
+    assert max(age for update in ages for age in update) <= limit
+    assert min(age for update in ages for age in update) >= 0
+    assert queue.version == 12
+
+
+def test_what_is_in_flight_is_bounded():
+    """AsyncFlow (Han et al. 2025): at most (s + 1) batches are started and not yet used by the learner."""
+    queue = RolloutQueue(BoundedStaleness(1), batch=2)
+    tickets = [queue.reserve(2), queue.reserve(2)]
+    blocked = threading.Thread(target=lambda: tickets.append(queue.reserve(1)), daemon=True)
+    blocked.start()
+    group = SecretSequenceEnv().rollout([Task(0)])
+    queue.put([group, group], tickets[0], 2)
+    assert len(queue.get(2)) == 2
+    time.sleep(0.05)
+    assert blocked.is_alive(), "taken is not learned"
+    queue.publish(None)
+    blocked.join(timeout=5)
+    assert not blocked.is_alive() and tickets[2].version == 1
+
+
+def test_play_and_learning_overlap():
+    """AsyncFlow (Han et al. 2025): an update costs the longer of the two, not their sum; here 40 ms each, in sleep."""
+
+    def seconds(limit: int, updates: int = 8) -> float:
+        def rollout(count, env):
+            time.sleep(0.04)
+            return [env.rollout([Task(0)])] * count
+
+        queue = RolloutQueue(BoundedStaleness(limit), batch=1)
+        team = RolloutWorkers(queue, rollout, [(SecretSequenceEnv(), lambda weights: None)])
+        start = time.perf_counter()
+        for _ in range(updates):
+            queue.get(1)
+            time.sleep(0.04)
+            queue.publish(None)
+        team.stop()
+        return time.perf_counter() - start
+
+    synchronous, overlapped = seconds(0), seconds(1)
+    assert synchronous > 8 * 0.08 and overlapped < 0.8 * synchronous
+
+
+def test_dropped_groups_make_room():
+    queue = RolloutQueue(BoundedStaleness(0), batch=2)
+    reserved = queue.reserve(2)
+    queue.put([], reserved, 2)
+    assert queue.reserve(2) is not None
+
+
+def test_late_groups_are_left_out():
+    queue = RolloutQueue(BoundedStaleness(0), batch=1)
+    group = SecretSequenceEnv().rollout([Task(0)])
+    late = queue.reserve(1)
+    queue.publish(None)  # an update without this group: its weights are now old
+    queue.put([group], late, 1)
+    fresh = queue.reserve(0)
+    queue.put([group], fresh, 1)
+    assert [trajectory.version for trajectory in queue.get(1)[0]] == [1] and queue.stale == 1
+
+
+def test_a_failing_worker_is_heard():
+    def rollout(count, env):
+        raise ValueError("no such task")
+
+    queue = RolloutQueue(BoundedStaleness(0), batch=1)
+    team = RolloutWorkers(queue, rollout, [(SecretSequenceEnv(), lambda weights: None)])
+    with pytest.raises(RuntimeError, match="A player has failed") as caught:
+        queue.get(1)
+    assert isinstance(caught.value.__cause__, ValueError)
+    team.stop()
+
+
+def test_waiting_groups_survive_a_checkpoint():
+    queue = RolloutQueue(BoundedStaleness(1), batch=2)
+    group = SecretSequenceEnv().rollout([Task(0)] * 3)
+    queue.put([group], queue.reserve(1), 1)
+    again = RolloutQueue(BoundedStaleness(1), batch=2)
+    again.load_state_dict(queue.state_dict())
+    (taken,) = again.get(1)
+    assert all(torch.equal(a.decisions.logp_old, b.decisions.logp_old) for a, b in zip(taken, group, strict=True))

@@ -1,0 +1,135 @@
+"""The sampling side as one object: what it plays, drops, resamples, reports and remembers."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from secret_env import SecretSequenceEnv
+from torch.testing import assert_close
+
+from robopolicy.core.recipe import Recipe
+from robopolicy.text.rollouts.collector import Collector
+from robopolicy.text.rollouts.protocols import PromptPool
+
+GRPO = {
+    "title": "grpo",
+    "advantage": [
+        {
+            "name": "baseline",
+            "kind": "mean",
+            "scope": {"partition": "group", "reduce_over": "trajectory"},
+            "singleton": "zero",
+        }
+    ],
+    "estimator": {"surrogate": "policy_gradient"},
+}
+EVERYTHING = {
+    "sampler": {"name": "uncertain"},
+    "strategy": {"name": "branch", "initial": 0.5},
+    "temperature": 0.7,
+}
+
+
+def collector(env: SecretSequenceEnv, plain=(), size: int = 4) -> Collector:
+    count = len(env.secret)
+    pool = PromptPool(env.tasks(), category=torch.arange(count) % 2, difficulty=torch.arange(count))
+    return Collector(dict(plain), pool, env, group_size=size, seed=1)
+
+
+def learn(env: SecretSequenceEnv, side: Collector, groups: int = 3) -> list[float]:
+    """One update of REINFORCE with a baseline; the rewards that were played."""
+    recipe = Recipe.from_dict(GRPO)
+    batch = side.collect(groups)
+    advantage = recipe.advantage(batch.decisions)
+    loss, _ = recipe.loss(batch.decisions, advantage, env.scored(batch.trajectories))
+    (gradient,) = torch.autograd.grad(loss, env.logits)
+    with torch.no_grad():
+        env.logits -= 20.0 * gradient
+    side.observe(batch, advantage)
+    return [trajectory.reward for trajectory in batch.trajectories]
+
+
+@pytest.fixture(params=["tokens", "chain"])
+def env(request) -> SecretSequenceEnv:
+    return SecretSequenceEnv(request.param, length=4, symbols=2)
+
+
+def test_a_silent_recipe_plays_flat_groups(env):
+    batch = collector(env).collect(3)
+    assert [trajectory.task.budget for trajectory in batch.trajectories] == [4] * 12
+    assert len(set(batch.decisions.group.tolist())) == 3 and batch.invalid == []
+
+
+def test_it_learns(env):
+    torch.manual_seed(0)
+    side = collector(env, size=8)
+    first = [sum(learn(env, side, 4)) for _ in range(3)]
+    for _ in range(40):
+        learn(env, side, 4)
+    last = [sum(learn(env, side, 4)) for _ in range(3)]
+    assert sum(first) / 96 < 0.35 and sum(last) / 96 > 0.8
+
+
+def test_runs_resume_exactly(env):
+    side = collector(env, EVERYTHING)
+    for _ in range(4):
+        learn(env, side)
+    state, generator = side.state_dict(), env.generator.get_state()
+    logits = env.logits.detach().clone()
+    ahead = [learn(env, side) for _ in range(4)]
+    again = SecretSequenceEnv(env.layout, length=4, symbols=2)
+    again.generator.set_state(generator)
+    again.logits = logits.requires_grad_()
+    other = collector(again, EVERYTHING)
+    other.load_state_dict(state)
+    assert [learn(again, other) for _ in range(4)] == ahead
+
+
+def test_rewards_that_are_no_numbers_are_reported(env):
+    """A faulty verdict leaves out its rollout, names the task, and poisons nothing."""
+    rollout = env.rollout
+
+    def faulty(tasks, units=None):
+        completed = rollout(tasks, units=units)
+        return [replace(a, reward=float("nan")) if a.task.key == 2 and i % 2 else a for i, a in enumerate(completed)]
+
+    env.rollout = faulty
+    batch = collector(env).collect(4)
+    assert batch.invalid == [2, 2] and len(batch.trajectories) == 14
+    assert bool(batch.decisions.require("reward").isfinite().all())
+
+
+def test_the_advantage_is_that_of_decisions(env):
+    side = collector(env)
+    heard = {}
+    side.sampler.observe = lambda keys, rewards, advantage: heard.update(
+        zip(keys.tolist(), advantage.tolist(), strict=True)
+    )
+    batch = side.collect(2)
+    advantage = torch.where(batch.decisions.valid(), -batch.decisions.group[:, None].double(), 9.0)
+    side.observe(batch, advantage)
+    assert_close(
+        torch.tensor([heard[key] for key in sorted(heard)]), torch.tensor([float(key) for key in sorted(heard)])
+    )
+
+
+def test_unknown_names_are_told(env):
+    with pytest.raises(ValueError, match="Unknown key 'rewards' of rollout; known: reward, sampler"):
+        collector(env, {"rewards": []})
+    with pytest.raises(ValueError, match="Unknown intervention 'hints'; known: "):
+        collector(env, {"intervention": ["hints"]})
+
+
+@pytest.mark.parametrize(
+    ("plain", "message"),
+    [
+        ({"temperature": -1}, "rollout.temperature must be positive, got -1"),
+        ({"max_resample_rounds": 1.5}, "rollout.max_resample_rounds must be a whole number, got 1.5"),
+        ({"replay_last_batch": "yes"}, "rollout.replay_last_batch must be true or false, got 'yes'"),
+        ({"reward": "sum"}, "rollout.reward must be a list, got 'sum'"),
+        ({"strategy": 3}, "Expected a name or a mapping of options for strategy, found 3"),
+    ],
+)
+def test_values_that_do_not_fit_are_told(env, plain, message):
+    with pytest.raises(ValueError, match=message):
+        collector(env, plain)

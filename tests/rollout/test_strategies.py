@@ -1,0 +1,102 @@
+"""Rollout strategies: equal budgets, limits at which a strategy is independent, decisions and given tokens."""
+
+import pytest
+import torch
+from secret_env import STEP, SecretSequenceEnv
+
+from robopolicy.errors import UserError
+from robopolicy.text.rollouts.protocols import Task
+from robopolicy.text.rollouts.strategies import STRATEGIES, Branch, Independent, unit_entropy
+from robopolicy.text.rollouts.trajectories import group_by_task
+
+
+def make(name: str):
+    return STRATEGIES[name]()
+
+
+@pytest.fixture(params=["tokens", "chain"])
+def env(request) -> SecretSequenceEnv:
+    return SecretSequenceEnv(request.param)
+
+
+def same_as_flat(strategy, layout: str, budget: int = 6) -> None:
+    """The strategy plays what `Independent` plays, draw for draw (of one task: some play the tasks in waves)."""
+    first, second = SecretSequenceEnv(layout, keys=1), SecretSequenceEnv(layout, keys=1)
+    ours, flat = strategy.rollout(first, first.tasks(budget)), Independent().rollout(second, second.tasks(budget))
+    assert len(ours) == len(flat)
+    for mine, other in zip(ours, flat, strict=True):
+        assert mine.task.prefix is None and mine.task.context is None and mine.source == other.source
+        assert torch.equal(mine.decisions.logp_old, other.decisions.logp_old)
+
+
+@pytest.mark.parametrize("budget", [1, 2, 5, 8])
+@pytest.mark.parametrize("name", STRATEGIES.product())
+def test_the_budget_is_that_of_flat(env, name, budget):
+    """Limit of ARPO for tools (Dong et al. 2025): whatever the strategy, a task costs its budget."""
+    trajectories = make(name).rollout(env, env.tasks(budget))
+    assert [(group[0].task.key, len(group)) for group in group_by_task(trajectories)] == [
+        (key, budget) for key in range(4)
+    ]
+    assert [trajectory.task.key for trajectory in trajectories] == sorted(
+        trajectory.task.key for trajectory in trajectories
+    )
+
+
+@pytest.mark.parametrize("layout", ["tokens", "chain"])
+def test_switched_off_it_is_independent(layout):
+    """Limit of ARPO for tools (Dong et al. 2025)."""
+    same_as_flat(Branch(initial=1.0), layout)
+
+
+def test_draws_resume():
+    first, second = Branch(), Branch()
+    playground = SecretSequenceEnv()
+    first.rollout(playground, playground.tasks())
+    second.load_state_dict(first.state_dict())
+    envs = SecretSequenceEnv(seed=5), SecretSequenceEnv(seed=5)
+    ours, theirs = (t.rollout(w, w.tasks(8)) for t, w in zip((first, second), envs, strict=True))
+    assert all(torch.equal(a.decisions.logp_old, b.decisions.logp_old) for a, b in zip(ours, theirs, strict=True))
+
+
+def test_branches_share_their_beginning(env):
+    trajectories = Branch(threshold=2.0).rollout(env, [Task(0, budget=4)])  # every moment branches
+    branches = [trajectory for trajectory in trajectories if trajectory.task.prefix is not None]
+    assert len(branches) == 2
+    for branch, unit in zip(branches, (1, 2), strict=True):
+        shared = branch.record["symbols"][: unit * STEP]
+        assert torch.equal(shared, trajectories[0].record["symbols"][: unit * STEP])
+        assert bool(branch.decisions.valid().all()), "the beginning was decided by the policy"
+
+
+def test_uncertain_moments_branch(env):
+    """The policy is sure of the first unit and of the last; after the first, entropy is higher than at the start."""
+    with torch.no_grad():
+        env.know(0)
+        env.logits[0, STEP : 2 * STEP] = 0.0
+    trajectory = env.rollout([Task(0)])[0]
+    assert unit_entropy(trajectory.decisions)[1] > 1.0 > unit_entropy(trajectory.decisions)[2]
+    trajectories = Branch(initial=0.25, weight=100.0, threshold=0.0).rollout(env, [Task(0, budget=4)])
+    prefixes = [
+        len(trajectory.task.prefix["symbols"]) for trajectory in trajectories if trajectory.task.prefix is not None
+    ]
+    assert prefixes == [STEP]
+
+
+def test_entropy_is_compared_with_that_of_the_first_unit(env):
+    """ARPO for tools (Dong et al. 2025): a second uncertain unit branches as the first one did."""
+    with torch.no_grad():
+        env.know(0)
+        env.logits[0, STEP:] = 0.0
+    trajectories = Branch(initial=0.25, weight=100.0, threshold=0.0).rollout(env, [Task(0, budget=3)])
+    prefixes = [
+        len(trajectory.task.prefix["symbols"]) for trajectory in trajectories if trajectory.task.prefix is not None
+    ]
+    assert prefixes == [STEP, 2 * STEP]
+
+
+def test_a_env_must_be_able(env):
+    class Plain:
+        rollout = env.rollout
+
+    with pytest.raises(UserError, match="ability 'branch'"):
+        Branch(threshold=2.0).rollout(Plain(), env.tasks(4))
