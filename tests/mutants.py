@@ -81,6 +81,9 @@ class Runner:
             if status:
                 raise SystemExit(f"The tests could not be recorded (status {status}).")
             plain = json.loads(file.read_text())
+            print(
+                f"{len(plain['spent'])} tests recorded; left out, as they fail unchanged: {plain['failed'] or 'none'}"
+            )
             self.spent = plain["spent"]
             for name, line, tests in plain["lines"]:
                 self.lines[name, line] = tests
@@ -124,7 +127,7 @@ class Runner:
             return local
 
         lines: dict[tuple[str, int], list[str]] = defaultdict(list)
-        spent: dict[str, float] = {}
+        spent, failed = dict[str, float](), list[str]()
         for item, following in zip(items, [*items[1:], None], strict=True):
             hits.clear()
             sys.settrace(lambda frame, *_: local if frame.f_code.co_filename in files else None)
@@ -132,10 +135,13 @@ class Runner:
             reports = runtestprotocol(item, nextitem=following, log=False)
             sys.settrace(None)
             spent[item.nodeid] = time.process_time() - start
-            if all(report.passed for report in reports):
+            if any(report.failed for report in reports):
+                failed.append(item.nodeid)
+            elif all(report.passed for report in reports):
                 for hit in hits:
                     lines[hit].append(item.nodeid)
-        file.write_text(json.dumps({"spent": spent, "lines": [(*line, tests) for line, tests in lines.items()]}))
+        plain = {"spent": spent, "failed": failed, "lines": [(*line, tests) for line, tests in lines.items()]}
+        file.write_text(json.dumps(plain))
         return 0
 
     def outcome(self, mutant: Mutant, items: Sequence[pytest.Item], killer: Path) -> str:
