@@ -51,7 +51,10 @@ TABLE: dict[str, tuple[str, ...]] = {
     "robopolicy/policies/heads/*.py": ("tests/policies",),
     "robopolicy/text/rollouts/*.py": ("tests/samplers", "tests/text/test_world.py"),
     "robopolicy/contrib/text_catalogue/reward_*.py": ("tests/contrib/text_catalogue/test_rewards.py", RECIPES),
-    "tasks/robopolicy_tasks/velocity/rewards.py": ("tests/tasks/test_velocity.py",),
+    "tasks/robopolicy_tasks/velocity/rewards.py": (
+        "tests/tasks/test_velocity.py",
+        "tests/tasks/test_velocity_rewards.py",
+    ),
     "tasks/robopolicy_tasks/manipulation/*.py": ("tests/tasks/test_manipulation.py",),
     "tasks/robopolicy_tasks/locomotion/*.py": ("tests/tasks/test_locomotion_parity.py",),
     "tasks/robopolicy_tasks/push_t/*.py": ("tests/tasks/test_push_t.py",),
