@@ -4,6 +4,8 @@ VENV   ?= .venv
 TORCH  ?= torch==2.13.0
 RUNS   ?= runs
 SEED   ?= 0
+FILES  ?= *
+SAMPLE ?= 150
 BIN    := $(VENV)/bin
 # LeRobot and Isaac Lab need Python 3.12 and an older torch, hence environments of their own for the tests against them.
 LEROBOT_VENV   ?= .venv-lerobot
@@ -15,7 +17,7 @@ TEST    := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal
 NUMERIC := $(addprefix tests/,core nets policies critics rollout algorithms evaluation worldmodel)
 export OMP_NUM_THREADS ?= 2
 
-.PHONY: demo test test-product test-all test-portable test-lerobot test-isaaclab test-ros lint types format docs check setup setup-dev clean
+.PHONY: demo test test-product test-all test-portable mutants test-lerobot test-isaaclab test-ros lint types format docs check setup setup-dev clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -36,6 +38,9 @@ test-all: $(VENV)/.setup-dev  ## the whole test suite, contrib and slow tests in
 test-portable: $(VENV)/.setup-dev  ## the tests of numbers with the instructions of older processors: without AVX, and with AVX2
 	ATEN_CPU_CAPABILITY=default $(TEST) -m "not gpu and not slow" $(NUMERIC)
 	ATEN_CPU_CAPABILITY=avx2 $(TEST) -m "not gpu and not slow" $(NUMERIC)
+
+mutants: $(VENV)/.setup-dev  ## change one thing at a time in losses, targets and rewards; which changes does no test notice? (FILES, SAMPLE, SEED)
+	OMP_NUM_THREADS=1 $(BIN)/python tests/mutants.py --files '$(FILES)' --sample $(SAMPLE) --seed $(SEED)
 
 test-lerobot:  ## policies, datasets and robots against LeRobot itself, in an environment with Python 3.12
 	@test -n "$(PYTHON312)" || { echo "No Python 3.12 found; run: make test-lerobot PYTHON312=PATH"; exit 2; }

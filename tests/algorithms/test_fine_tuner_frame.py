@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from robopolicy.algorithms.common.fine_tuning import clipped_step, cosine_rate
+from robopolicy.algorithms.common.fine_tuning import clipped_step, cosine_rate, velocity_distance
 from robopolicy.algorithms.common.rollout_batch import RewardNormalizer, RolloutBatch
 from robopolicy.algorithms.registry import ALGORITHMS, make_algorithm
 from robopolicy.critics.value import ValueConfig
@@ -218,3 +218,11 @@ def test_scaled_rewards_end_at_ten_deviations_and_unscaled_ones_nowhere() -> Non
     scale.moments.observe(torch.tensor([0.0, 0.2]))
     expected = torch.tensor([0.5 * scale.factor, 10.0, -10.0])
     torch.testing.assert_close(scale(torch.tensor([0.5, 300.0, -300.0])), expected)
+
+
+def test_the_distance_of_velocities_holds_the_other_one_fixed() -> None:
+    velocity, other = torch.tensor([1.0, 4.0], requires_grad=True), torch.tensor([0.0, 1.0], requires_grad=True)
+    distance = velocity_distance(velocity, other)
+    assert float(distance) == 5.0  # (1 + 9) / 2
+    distance.backward()
+    assert velocity.grad is not None and velocity.grad.tolist() == [1.0, 3.0] and other.grad is None

@@ -9,6 +9,7 @@ import fine_tuning_tools as tools
 import pytest
 import torch
 
+from robopolicy.algorithms.common import rollout_batch
 from robopolicy.algorithms.common.algorithm import Algorithm
 from robopolicy.algorithms.common.rollout_batch import (
     RewardNormalizer,
@@ -193,6 +194,27 @@ def test_the_return_scale_merges_rollouts_and_discounts_as_the_advantages_do(uni
         seen.append(running)
         running = torch.where(end, 0.0, running)
     assert whole.factor == pytest.approx(1 / float(torch.stack(seen).double().std(unbiased=False)), rel=1e-6)
+
+
+def test_rewards_stay_as_they_are_until_they_have_varied() -> None:
+    scale, reward = RewardNormalizer(), torch.tensor([3.0, -50.0])
+    assert scale.factor == 1.0
+    torch.testing.assert_close(scale(reward), reward)
+    scale.moments.observe(torch.full((4,), 7.0))
+    assert scale.factor == 1.0
+    scale.moments.observe(torch.tensor([9.0, 9.0, 9.0, 9.0]))  # four 7 and four 9: a deviation of 1
+    assert scale.factor == pytest.approx(1.0)
+    scale.moments.observe(torch.tensor([4.0, 12.0]))  # squares of 8 x 1 + 2 x 16, over 10: 4
+    assert scale.factor == pytest.approx(0.5)
+    torch.testing.assert_close(scale(reward), torch.tensor([1.5, -10.0]))  # at most 10
+
+
+def test_processes_normalise_by_the_rows_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = torch.tensor([1.0, 2.0, 6.0])
+    alone = normalize(torch.cat([own, own]))[:3]
+    monkeypatch.setattr(rollout_batch, "world_size", lambda: 2)
+    monkeypatch.setattr(rollout_batch, "all_reduce_mean", lambda mean: mean)  # the other process has the same rows
+    torch.testing.assert_close(normalize(own), alone)
 
 
 def test_a_single_row_has_a_finite_explained_variance() -> None:

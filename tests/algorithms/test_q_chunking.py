@@ -200,6 +200,8 @@ def test_every_member_of_the_prefix_critic_regresses_on_its_own_long_critic() ->
     _, info = algorithm.critic_loss(data)
     torch.testing.assert_close(info["prefix_loss"].detach(), expected)
     assert not torch.isclose(expected, apart)
+    _, info = algorithm.critic_loss(replace(data, weight=2 * data.weight))
+    torch.testing.assert_close(info["prefix_loss"].detach(), 2 * expected)
 
 
 def test_every_network_of_dqc_gathers_running_statistics() -> None:

@@ -24,6 +24,7 @@ def test_the_loss_by_hand() -> None:
     value, penalty = torch.tensor([1.0, -3.0]), torch.tensor([0.2, 0.4])
     assert float(regularized_loss(value, penalty, 4.0)) == pytest.approx(0.3 - 4.0 / 2.0 * -1.0)
     assert float(regularized_loss(10 * value, penalty, 4.0)) == pytest.approx(2.3)  # the unit of Q does not matter
+    assert float(regularized_loss(0 * value, penalty, 4.0)) == pytest.approx(0.3)  # and no value is no division by 0
 
 
 def test_without_alpha_it_imitates_and_with_much_of_it_it_climbs() -> None:

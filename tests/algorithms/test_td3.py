@@ -10,7 +10,7 @@ import torch
 from chunk_bandit import SMALL, batch, first_actions, flow, gaussian
 from torch import Tensor
 
-from robopolicy.algorithms.td3 import TD3, TD3Config
+from robopolicy.algorithms.td3 import TD3, TD3Config, noisy_chunk
 from robopolicy.critics.q import CriticConfig
 from robopolicy.errors import UserError
 
@@ -39,6 +39,17 @@ def test_the_target_is_the_least_value_of_the_slow_actors_noisy_action() -> None
         noise = 0.2 * torch.randn(mode.shape, generator=torch.Generator().manual_seed(3))
         chunk = (mode + noise.clamp(-0.1, 0.1)).clamp(-1, 1)
         expected = data.reward + 0.9 * algorithm.target_critic(data.next_obs, chunk).amin(0)
+    torch.testing.assert_close(found, expected)
+
+
+def test_exploration_is_noise_around_the_mode_that_grows_along_the_rows() -> None:
+    algorithm = td3(noise=0.1, exploration_noise_max=0.3)
+    obs = played(3).obs
+    with torch.no_grad():
+        noise = torch.randn((3, 2, 1), generator=torch.Generator().manual_seed(3))
+        scale = torch.tensor([0.1, 0.2, 0.3]).view(3, 1, 1)
+        expected = (algorithm.policy.mode(obs) + scale * noise).clamp(-1, 1)  # the bounds are -1 and 1
+        found = noisy_chunk(algorithm.policy, obs, algorithm.config, torch.Generator().manual_seed(3))
     torch.testing.assert_close(found, expected)
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from robopolicy.core.advantage_sources import Critic, StepGain
 from robopolicy.core.decisions import Decisions
-from robopolicy.core.objectives import GeometricMean
+from robopolicy.core.objectives import GeometricMean, KahnemanTversky
 
 
 def episodes(reward: list[float], group: list[int], length: int = 1, **fields: object) -> Decisions:
@@ -49,3 +49,20 @@ def test_what_is_not_fitted_gives_a_critic_no_gradient(clip: float) -> None:
     loss = Critic(clip=clip).loss(value, case, off, case.valid())
     (gradient,) = torch.autograd.grad(loss, value)
     assert loss.item() == 0.25 and gradient.tolist() == [[1.0, 0.0]]
+
+
+def test_a_value_that_has_moved_further_than_the_clip_earns_nothing_for_the_rest() -> None:
+    value, target = double(1.0, -1.0, 0.1, 1.0)[None], double(2.0, 2.0, 2.0, -1.0)[None]
+    case = Decisions(torch.zeros(1, 4), value=torch.zeros(1, 4, dtype=torch.float64))
+    loss = Critic(clip=0.2).loss(value, case, target, case.valid())
+    # the larger of (1 - 2)^2 and (0.2 - 2)^2, (-1 - 2)^2 and (-0.2 - 2)^2, (0.1 - 2)^2 twice, (1 + 1)^2 and (0.2 + 1)^2
+    assert float(loss) == pytest.approx((3.24 + 9.0 + 3.61 + 4.0) / 4)
+
+
+def test_good_and_bad_trajectories_have_weights_of_their_own() -> None:
+    """KTO: log-ratios 1 and -0.4 have the mean 0.3, from which each is 0.7 away on its side."""
+    case = episodes([1.0, 0.0], [0, 0], logp_ref=torch.zeros(2, 1, dtype=torch.float64))
+    part = KahnemanTversky(beta=2.0, desirable=3.0, undesirable=5.0)
+    loss, info = part(case, double(1.0, -1.0)[:, None], double(1.0, -0.4)[:, None])
+    assert float(loss) == pytest.approx((3.0 + 5.0) / 2 / (1 + math.exp(2.0 * 0.7)))
+    assert float(info["kl_ref"]) == pytest.approx(0.3)

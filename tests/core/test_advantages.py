@@ -17,6 +17,7 @@ from robopolicy.core.advantage import (
     TrackerBaseline,
     outcome,
 )
+from robopolicy.core.advantage_sources import windowed_mean
 from robopolicy.core.decisions import Decisions, by_batch, by_group, by_trajectory, by_unit
 from robopolicy.core.trackers import BetaTracker, RunningMoments
 
@@ -213,3 +214,12 @@ def test_running_moments_equal_those_of_everything():
     moments.observe(values[:0])
     assert moments.mean == pytest.approx(values.mean().item())
     assert moments.std == pytest.approx(values.std(correction=0).item())
+
+
+def test_a_smoothed_value_is_the_mean_of_what_follows_in_its_trajectory():
+    valid = torch.tensor([[True, True, True, True], [True, True, False, False]])
+    decisions = Decisions(logp_old=torch.zeros(2, 4), mask=valid, trajectory=torch.tensor([0, 1]))
+    value = torch.tensor([[1.0, 2.0, 6.0, 3.0], [5.0, 7.0, 99.0, 99.0]])
+    found = windowed_mean(value, decisions, 3)
+    expected = torch.tensor([(1 + 2 + 6) / 3, (2 + 6 + 3) / 3, (6 + 3) / 2, 3.0, (5 + 7) / 2, 7.0])
+    torch.testing.assert_close(found[valid], expected)

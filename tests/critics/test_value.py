@@ -31,6 +31,12 @@ def test_it_may_see_what_the_policy_does_not() -> None:
     assert not torch.equal(critic({**obs, "state": obs["state"] + 1}), values)
 
 
+@pytest.mark.parametrize("residual", [False, True])
+def test_an_optimistic_value_starts_near_its_bias(residual: bool) -> None:
+    value = ValueNet(ValueConfig(hidden=(16, 16, 16), residual=residual, bias=100.0), SPEC)
+    assert bool((value(observations(5)) - 100.0).abs().max() < 20.0)
+
+
 def test_no_rows_give_no_values() -> None:
     assert ValueNet(ValueConfig(), SPEC)(observations(0)).shape == (0,)  # a rollout without truncated episodes
     pixels = PolicySpec({"image.front": (3, 32, 32)}, action_dim=2)

@@ -46,6 +46,8 @@ def test_softmax_weights_sum_to_one_and_are_uniform_for_equal_values() -> None:
     weights = softmax_weights(torch.randn(5, 7) * 100, 0.3)
     torch.testing.assert_close(weights.sum(1), torch.ones(5))
     torch.testing.assert_close(softmax_weights(torch.full((2, 4), -37.0), 0.1), torch.full((2, 4), 0.25))
+    values = torch.tensor([[[0.0, 2 * math.log(3.0)]], [[0.0, 0.0]]])  # (2, 1, C=2), at temperature 2
+    torch.testing.assert_close(softmax_weights(values, 2.0), torch.tensor([[[0.25, 0.75]], [[0.5, 0.5]]]))
 
 
 def test_the_bound_stops_the_gradient_exactly_below_the_return() -> None:

@@ -54,6 +54,8 @@ def test_gates():
     gives(Gated(["reward"], [1.0]), [1.0, 0.3], [1.0, 0.3])
     part = Gated(["safe", "reward"], [1.0, 2.0], threshold=0.5)
     gives(part, [3.0, 0.0, 1.0, 0.4, 2.5], [1.0, 1.0, 0.0, 1.0, 1.0], safe=[1.0, 0.0, 1.0, 0.4, 0.5])
+    three = Gated(["a", "b", "reward"], [1.0, 1.0, 1.0])
+    gives(three, [0.2, 3.0], [1.0, 1.0], a=[0.2, 1.0], b=[1.0, 1.0])  # what the first closes, the second opens no more
     with pytest.raises(ValueError, match="one weight per level"):
         Gated(["a"], [])
 
