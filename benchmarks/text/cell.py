@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shutil
 import time
 from collections.abc import Sequence
@@ -98,8 +99,9 @@ def online_recipes() -> list[str]:
 
 
 def by_source(recipe: str) -> tuple[str, str]:
-    """Key that sorts baselines first, then the recipes of each source of the catalogue."""
-    return str(read_recipe(recipe).get("source", "")), recipe
+    """Key that sorts recipes by the year of their source, then by source and name; recipes without a source first."""
+    source = str(read_recipe(recipe).get("source", ""))
+    return "".join(re.findall(r"\d{4}", source)[:1]), f"{source} {recipe}"
 
 
 def imitated(task: BenchTask, updates: int) -> tuple[Path, dict[str, Any]]:
