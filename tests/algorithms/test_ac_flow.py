@@ -170,16 +170,6 @@ def test_the_intermediate_critic_has_no_setting_that_it_does_not_read(tmp_path: 
         assert setting.split("=")[0] in refused(*command, f"algorithm.intermediate.{setting}")
 
 
-def test_resume_keeps_the_intermediate_critic() -> None:
-    algorithm = tuner("ac_flow", critic_warmup=0, **SMALL)
-    algorithm.update(bandit(algorithm.policy, 64))
-    other = tuner("ac_flow", head(seed=4), critic_warmup=0, **SMALL)
-    other.load_state_dict(algorithm.state_dict())
-    for key, value in algorithm.intermediate.state_dict().items():
-        assert torch.equal(value, other.intermediate.state_dict()[key])
-    assert other.intermediate_optimizer.state_dict()["state"].keys() == {0, 1, 2, 3}
-
-
 @pytest.mark.parametrize(
     ("config", "message"),
     [({"temperature": 0.0}, "temperature must be positive"), ({"w2_coef": -1.0}, "w2_coef must not be negative")],

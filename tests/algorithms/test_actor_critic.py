@@ -10,7 +10,6 @@ import torch
 from on_policy_learners import (
     algorithm,
     check_moves_statistics_when_the_epochs_are_over,
-    check_resumes_with_the_same_weights,
     check_takes_the_statistics_of_the_policy,
 )
 from torch import Tensor
@@ -86,10 +85,6 @@ def test_many_mirror_steps_end_at_the_exponential_of_the_advantage() -> None:
     optimizer.step(closure)
     wanted = (old.log() + 0.7 * advantage).softmax(0)
     torch.testing.assert_close(logits.detach().softmax(0), wanted, rtol=0, atol=3e-8)
-
-
-def test_a_resumed_run_ends_with_the_same_weights() -> None:
-    check_resumes_with_the_same_weights("ppo")
 
 
 def test_the_adaptive_rate_falls_after_large_steps_and_rises_after_small_ones() -> None:

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from algorithm_rules import check_updates_what_it_allows
+from algorithm_rules import check_resumes_exactly, check_updates_what_it_allows
 
-from docs.compatibility import workplace
+from docs.compatibility import allowed, workplace
 from robopolicy.algorithms.registry import ALGORITHMS
 
 
@@ -21,3 +21,8 @@ def place() -> Iterator[Path]:
 @pytest.mark.parametrize("name", ALGORITHMS.product())
 def test_an_algorithm_updates_what_it_allows_and_refuses_the_rest_with_a_reason(name: str, place: Path) -> None:
     check_updates_what_it_allows(name, place)
+
+
+@pytest.mark.parametrize("name", [name for name in ALGORITHMS.product() if allowed(name)])
+def test_a_resumed_algorithm_ends_with_the_same_weights(name: str, place: Path, tmp_path: Path) -> None:
+    check_resumes_exactly(name, place, tmp_path)

@@ -264,19 +264,6 @@ def test_reflow_trains_the_flow_on_its_own_pairs() -> None:
 
 
 @both
-def test_a_resumed_algorithm_ends_with_the_same_weights(algorithm: str) -> None:
-    straight, resumed = make(algorithm), make(algorithm, teacher(steps=2), seed=5)
-    for i in range(2):
-        straight.update(batch(i))
-    resumed.load_state_dict(copy.deepcopy(straight.state_dict()))
-    for part in (straight, resumed):
-        for i in range(2, 4):
-            part.update(batch(i))
-    for key, value in straight.inference_policy().state_dict().items():
-        assert torch.equal(value, resumed.inference_policy().state_dict()[key]), key
-
-
-@both
 def test_losses_stay_finite_under_autocast_and_show_a_nan(algorithm: str) -> None:
     made, data = make(algorithm), batch(0)
     with torch.autocast("cpu", torch.bfloat16):

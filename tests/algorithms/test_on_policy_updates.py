@@ -165,13 +165,6 @@ def test_the_deployed_flow_has_no_noise_network() -> None:
     assert not [key for key in deployed.state_dict() if "noise" in key]
 
 
-@pytest.mark.parametrize("make", [ppo, reinflow])
-def test_a_resumed_algorithm_ends_with_the_same_weights(make: Any) -> None:
-    straight, resumed = tools.resumed(make)
-    for key, value in straight.policy.state_dict().items():
-        assert torch.equal(value, resumed.policy.state_dict()[key]), key
-
-
 @pytest.mark.parametrize(("unit", "discount"), [("step", 0.9**4), ("chunk", 0.9)])
 def test_the_return_scale_merges_rollouts_and_discounts_as_the_advantages_do(unit: str, discount: float) -> None:
     def observe(scale: RewardNormalizer, part: slice) -> None:

@@ -8,7 +8,6 @@ from chunk_bandit import STATISTICS
 from mixed_bandit import batches, mixed, regret
 from td3_learners import (
     check_accepts_only_a_squashed_gaussian_and_sane_settings,
-    check_resumes_with_the_same_weights,
     drawn,
     gradient,
     td3_bc,
@@ -48,10 +47,6 @@ def test_the_pull_is_measured_in_normalised_units_over_valid_executed_steps() ->
     chunk, wanted = torch.zeros(2, 3, 1), torch.tensor([[5.0, 10.0, 99.0], [5.0, 10.0, 99.0]]).unsqueeze(-1)
     mask = torch.tensor([[1.0, 1.0, 1.0], [1.0, 0.0, 0.0]])
     torch.testing.assert_close(chunk_distance(policy, chunk, wanted, mask), torch.tensor([(0.25 + 1.0) / 2, 0.25]))
-
-
-def test_a_resumed_run_ends_with_the_same_weights() -> None:
-    check_resumes_with_the_same_weights(td3_bc)
 
 
 def test_only_a_squashed_gaussian_and_sane_settings_are_accepted() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from pathlib import Path
 from typing import Any
@@ -103,19 +102,6 @@ def test_critic_warmup_leaves_the_actor_alone(name: str) -> None:
     assert same(algorithm.policy, policy) and not same(algorithm.critic, critic)
     algorithm.update(rollout)
     assert not same(algorithm.policy, policy)
-
-
-@names
-def test_a_resumed_algorithm_ends_with_the_same_weights(name: str) -> None:
-    straight = tuner(name, critic_warmup=0)
-    straight.update(bandit(straight.policy, 80, seed=1))
-    state = copy.deepcopy(straight.state_dict())
-    straight.update(bandit(straight.policy, 80, seed=2))
-    resumed = tuner(name, head(seed=5), critic_warmup=0)
-    resumed.load_state_dict(state)
-    resumed.update(bandit(resumed.policy, 80, seed=2))
-    assert same(resumed.policy, straight.policy.state_dict())
-    assert same(resumed.critic, straight.critic.state_dict())
 
 
 @names

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from docs.compatibility import Outcome, all_heads, allowed, try_pair
+import torch
+
+from docs.compatibility import Outcome, all_heads, allowed, opened, try_pair
 from docs.references import references
 from robopolicy.algorithms.registry import ALGORITHMS
 from robopolicy.policies.base import Policy
 from robopolicy.training.make_source import SOURCES
+from robopolicy.training.resume import load_tree, save_tree
 
 
 def check_states_what_it_is(name: str) -> None:
@@ -41,3 +46,37 @@ def check_source_says_what_it_provides(name: str) -> None:
     """A source of data says in one sentence what it provides, and whether in whole episodes."""
     assert SOURCES.summary(name).endswith(".")
     assert isinstance(SOURCES[name].whole_episodes, bool)
+
+
+def check_resumes_exactly(name: str, place: Path, folder: Path) -> None:
+    """An algorithm restored from files continues with the same bits as the one that was saved."""
+    head = min(allowed(name))
+    with opened(place, name, head) as saved, opened(place, name, head) as restored:
+        for _ in range(2):
+            saved.algorithm.update(saved.source.next(saved.algorithm))
+        save_tree(folder, {"algorithm": saved.algorithm.state_dict(), "source": saved.source.state_dict()})
+        state = load_tree(folder)
+        restored.algorithm.load_state_dict(state["algorithm"])
+        restored.source.load_state_dict(state["source"])
+        for run in (saved, restored):
+            torch.manual_seed(7)
+            for _ in range(2):
+                run.algorithm.update(run.source.next(run.algorithm))
+        assert differences(saved.algorithm.state_dict(), restored.algorithm.state_dict()) == []
+
+
+def differences(one: Any, other: Any, path: str = "") -> list[str]:
+    """Paths at which two trees of mappings, sequences, tensors and numbers differ; NaN equals NaN."""
+    if isinstance(one, Mapping):
+        if one.keys() != other.keys():
+            return [f"{path}: {sorted(map(str, one.keys() ^ other.keys()))}"]
+        return [found for key in one for found in differences(one[key], other[key], f"{path}/{key}")]
+    if isinstance(one, torch.Tensor):
+        same = one.shape == other.shape and torch.equal(one.nan_to_num(), other.nan_to_num())
+        return [] if same else [path]
+    if isinstance(one, Sequence) and not isinstance(one, str):
+        if len(one) != len(other):
+            return [f"{path}: {len(one)} and {len(other)} items"]
+        pairs = zip(one, other, strict=True)
+        return [found for i, pair in enumerate(pairs) for found in differences(*pair, f"{path}/{i}")]
+    return [] if one == other or (one != one and other != other) else [path]

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from algorithm_rules import (
+    check_resumes_exactly,
     check_source_says_what_it_provides,
     check_states_what_it_is,
     check_updates_what_it_allows,
@@ -105,6 +106,9 @@ class AlgorithmRules(Rules):
         self, of_robots: str, place: Path
     ) -> None:
         check_updates_what_it_allows(of_robots, place)
+
+    def test_a_resumed_algorithm_ends_with_the_same_weights(self, of_robots: str, place: Path, tmp_path: Path) -> None:
+        check_resumes_exactly(of_robots, place, tmp_path)
 
     def test_an_algorithm_learns_on_a_gpu_goes_on_from_its_resume_point_and_acts(
         self, of_robots: str, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

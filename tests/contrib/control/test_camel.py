@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from chunk_bandit import SMALL, assert_resumes, batch, flow, gaussian
+from chunk_bandit import SMALL, batch, flow, gaussian
 from torch import Tensor
 
 from robopolicy.algorithms.registry import ALGORITHMS, make_algorithm
@@ -120,13 +119,6 @@ def test_the_critic_says_which_action_is_preferred(better: float, share: float) 
     algorithm.policy.mode = lambda obs: -lean(obs).sign()  # type: ignore[method-assign]
     assert bool(prior.abs().max() <= 1)
     assert algorithm.update(played())["mask/preferred"] == share
-
-
-@pytest.mark.parametrize("name", BANDS)
-@pytest.mark.parametrize("prior", ["lean", ""])
-def test_a_resumed_run_ends_with_the_same_weights(name: str, prior: str) -> None:
-    make: Callable[[int], Any] = lambda seed: learner(name, seed, MaskConfig(prior, 0.2))  # noqa: E731
-    assert_resumes(make, played)
 
 
 def successes(prior: str) -> int:

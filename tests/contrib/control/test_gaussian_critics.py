@@ -362,25 +362,6 @@ def test_all_of_them_find_the_best_action_of_a_bandit(name: str, updates: int, s
     assert (first_actions(algorithm.inference_policy()) - 0.4).abs().mean() < 0.1
 
 
-@pytest.mark.parametrize("name", ["dsac_t", "stac", "mdpo_off"])
-def test_a_resumed_run_ends_with_the_same_weights(name: str) -> None:
-    torch.manual_seed(0)
-    data = [loop() for _ in range(4)]
-    straight = learner(name, dropout=0.0)
-    feed = iter(data)
-    train(straight, 2, lambda: next(feed))
-    state = copy.deepcopy(straight.state_dict())
-    train(straight, 2, lambda: next(feed))
-    other = learner(name, seed=1)
-    other.load_state_dict(state)
-    rest = iter(data[2:])
-    train(other, 2, lambda: next(rest))
-    for key, part in straight.checkpoint_items().items():
-        mine, theirs = part.state_dict(), other.checkpoint_items()[key].state_dict()
-        if key != "optimizer" and key != "critic_optimizer":
-            assert all(torch.equal(value, theirs[at]) for at, value in mine.items()), key
-
-
 def test_the_shared_refusals_name_what_is_wrong() -> None:
     with pytest.raises(UserError, match="histogram"):
         GaussianQ(CriticConfig(bins=11), gaussian())

@@ -113,13 +113,6 @@ def test_each_value_learns_its_own_part() -> None:
     assert float((values - wanted).square().mean().sqrt()) < 0.25
 
 
-def test_a_resumed_run_ends_with_the_same_weights() -> None:
-    straight, other = tools.resumed(learner)
-    for name in ("policy", "critic"):
-        mine, theirs = (getattr(one, name).state_dict() for one in (straight, other))
-        assert all(torch.equal(weight, theirs[key]) for key, weight in mine.items()), name
-
-
 def test_parts_that_the_simulator_does_not_know_are_refused() -> None:
     algorithm = learner(terms=("energy",))
     with pytest.raises(UserError, match=r"'energy'.*success"):

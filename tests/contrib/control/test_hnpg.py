@@ -154,19 +154,6 @@ def test_corrupted_data_costs_little() -> None:
     assert learning.train(20) > Learning(2, hybrid=False).train(20) - 0.1
 
 
-def test_a_resumed_run_ends_with_the_same_weights() -> None:
-    straight, other = Learning(3), Learning(3, seed=1)
-    straight.algorithm.update(straight.batch())
-    state = copy.deepcopy(straight.algorithm.state_dict())
-    batch = straight.batch()
-    straight.algorithm.update(batch)
-    other.algorithm.load_state_dict(state)
-    other.algorithm.update(batch)
-    for name in ("policy", "critic", "q"):
-        mine, theirs = (list(getattr(one.algorithm, name).parameters()) for one in (straight, other))
-        assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
-
-
 def test_losses_stay_finite_under_autocast_and_show_a_nan() -> None:
     learning = Learning(3, q_epochs=2)
     with torch.autocast("cpu", torch.bfloat16):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-from functools import partial
 from typing import Any
 
 import fine_tuning_tools as tools
@@ -202,13 +201,6 @@ def test_what_is_deployed_is_what_was_learned_not_what_plays() -> None:
     assert torch.equal(weights(learner.inference_policy()), learner.trace.weights)
     assert torch.equal(weights(learner.policy), look_ahead(learner.trace, learner.share))
     assert not torch.equal(weights(learner.policy), learner.trace.weights)
-
-
-@pytest.mark.parametrize("name", ["npg_igt", "harpg"])
-def test_a_resumed_run_ends_with_the_same_weights(name: str) -> None:
-    learner, other = tools.resumed(partial(algorithm, name), 8)
-    for mine, theirs in ((learner.policy, other.policy), (learner.current, other.current)):
-        assert all(torch.equal(a, b) for a, b in zip(mine.parameters(), theirs.parameters(), strict=True))
 
 
 def regulated(gains: Tensor, generator: torch.Generator, spread: float) -> tuple[Tensor, Tensor]:

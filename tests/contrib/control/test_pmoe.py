@@ -120,22 +120,6 @@ def test_the_actor_step_leaves_the_critic_alone() -> None:
     assert all(p.requires_grad for p in algorithm.critic.parameters())
 
 
-def test_a_resumed_run_ends_with_the_same_weights() -> None:
-    straight, data = pmoe(), [played(256) for _ in range(3)]
-    straight.update(data[0])
-    state = copy.deepcopy(straight.state_dict())
-    for part in data[1:]:
-        straight.update(part)
-    torch.manual_seed(1)
-    resumed = pmoe()
-    resumed.load_state_dict(state)
-    for part in data[1:]:
-        resumed.update(part)
-    for one, other in ((straight.policy, resumed.policy), (straight.target_critic, resumed.target_critic)):
-        assert all(torch.equal(value, other.state_dict()[key]) for key, value in one.state_dict().items())
-    assert torch.equal(straight.temperature.log, resumed.temperature.log)
-
-
 def learn(algorithm: PMOE, updates: int = 150) -> None:
     for _ in range(updates):
         algorithm.update(played(128))

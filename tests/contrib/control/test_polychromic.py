@@ -160,13 +160,6 @@ def test_advantages_belong_to_their_vines() -> None:
         torch.testing.assert_close(found[3 * fork : 3 * fork + 3, env], expected)
 
 
-def test_a_resumed_run_ends_with_the_same_weights() -> None:
-    straight, other = tools.resumed(learner, sampling=lambda made, _: sampler_for(made))
-    for name in ("policy", "critic"):
-        mine, theirs = (getattr(one, name).state_dict() for one in (straight, other))
-        assert all(torch.equal(weight, theirs[key]) for key, weight in mine.items()), name
-
-
 def test_settings_that_make_no_sets_are_refused() -> None:
     settings: list[dict[str, Any]] = [
         {"set_size": 4},

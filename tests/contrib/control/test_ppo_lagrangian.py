@@ -163,21 +163,6 @@ def test_the_limit_holds_where_ppo_would_break_it() -> None:
     assert float(-line_rollout(free).terms["energy"].mean()) > 2.0
 
 
-def test_a_resumed_run_ends_with_the_same_weights_and_multipliers() -> None:
-    def sampling(algorithm: PPOLagrangian, num_envs: int) -> Any:
-        sampler = tools.sampler_for(algorithm, num_envs)
-        collect = sampler.collect
-        sampler.collect = lambda act: with_energy(collect(act), algorithm)
-        return sampler
-
-    straight, other = tools.resumed(lambda seed=0: learner(seed, limits=(0.01,)), sampling=sampling)
-    for name in ("policy", "critic"):
-        mine, theirs = (getattr(one, name).state_dict() for one in (straight, other))
-        assert all(torch.equal(weight, theirs[key]) for key, weight in mine.items()), name
-    assert straight.multipliers["energy"].value == other.multipliers["energy"].value
-    assert torch.equal(straight.episode_costs.running, other.episode_costs.running)
-
-
 def test_costs_that_are_none_are_refused() -> None:
     algorithm = learner()
     batch = played(algorithm)

@@ -219,12 +219,6 @@ def test_with_one_kept_rollout_and_no_push_it_is_ppo() -> None:
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
-def test_a_resumed_run_ends_with_the_same_weights() -> None:
-    learner, other = tools.resumed(algorithm, 8)
-    for mine, theirs in ((learner.policy, other.policy), (learner.player, other.player)):
-        assert all(torch.equal(a, b) for a, b in zip(mine.parameters(), theirs.parameters(), strict=True))
-
-
 def test_impossible_settings_are_refused() -> None:
     with pytest.raises(UserError, match="num_kept_batches"):
         PROPSConfig(num_kept_batches=0)

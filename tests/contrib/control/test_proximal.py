@@ -14,7 +14,6 @@ import torch
 from on_policy_learners import (
     algorithm,
     check_moves_statistics_when_the_epochs_are_over,
-    check_resumes_with_the_same_weights,
     check_takes_the_statistics_of_the_policy,
 )
 from torch import Tensor
@@ -186,11 +185,6 @@ def test_ta_lpo_with_wide_drifts_is_the_unclipped_gradient() -> None:
 
 
 NAMES = ("bpo", "mdpo", "ta_lpo")
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_resumed_proximal_run_ends_with_the_same_weights(name: str) -> None:
-    check_resumes_with_the_same_weights(name)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from chunk_bandit import assert_resumes, batch, first_actions, flow, gaussian
+from chunk_bandit import batch, first_actions, flow, gaussian
 from torch import Tensor
 
 from robopolicy.algorithms.common.off_policy import optimizer_step
@@ -136,10 +136,6 @@ def test_it_finds_the_best_action_of_a_noisy_bandit() -> None:
     for _ in range(250):
         algorithm.update(bandit(noise=0.3))
     assert (first_actions(algorithm.inference_policy()) - 0.4).abs().mean() < 0.15
-
-
-def test_a_resumed_run_ends_with_the_same_weights() -> None:
-    assert_resumes(lambda seed: sl_mgac(seed), lambda: bandit(32, noise=0.1, discount=0.9))
 
 
 def test_what_it_cannot_do_is_refused() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from chunk_bandit import assert_resumes, gaussian, seeded, shifted
+from chunk_bandit import gaussian, seeded, shifted
 from torch import Tensor
 
 from robopolicy.contrib.control.model_based_q import ModelBasedQ
@@ -178,10 +178,6 @@ def test_a_later_action_knows_the_earlier_ones() -> None:
 def test_it_asks_for_single_steps() -> None:
     sample_spec = srl().sample_spec
     assert (sample_spec.horizon, sample_spec.steps) == (1, 1)
-
-
-def test_a_resumed_run_ends_with_the_same_weights() -> None:
-    assert_resumes(srl, pushes)
 
 
 def test_what_it_cannot_train_is_refused() -> None:

@@ -169,14 +169,6 @@ def test_gains_cover_a_line_whose_best_places_pay_every_time_to_a_sum_of_rewards
     assert low < float(algorithm.gains(play(algorithm, 200)).sum(0).mean()) < high  # the objective of both
 
 
-def test_a_resumed_run_ends_with_the_same_weights() -> None:
-    straight, other = tools.resumed(learner)
-    for name in ("policy", "critic"):
-        mine, theirs = (getattr(one, name).state_dict() for one in (straight, other))
-        assert all(torch.equal(weight, theirs[key]) for key, weight in mine.items()), name
-    assert torch.equal(straight.visited.places, other.visited.places)
-
-
 def test_rollouts_of_a_simulator_go_on_where_they_ended() -> None:
     algorithm = learner(place=PositionConfig(scale=0.05), num_steps=10)
     sampler = tools.sampler_for(algorithm, num_envs=4)

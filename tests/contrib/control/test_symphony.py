@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from chunk_bandit import SPEC, STATISTICS, assert_resumes, batch, first_actions, flow, gaussian, seeded, shifted
+from chunk_bandit import SPEC, STATISTICS, batch, first_actions, flow, gaussian, seeded, shifted
 from torch import Tensor
 
 from robopolicy.algorithms.common.off_policy import optimizer_step
@@ -233,10 +233,6 @@ def test_swaddling_weakens_actions() -> None:
             algorithm.update(batch(torch.rand(128, 2, 1) * 2 - 1, lambda action: 2 + action.squeeze(1)))
         strengths.append(float(first_actions(algorithm.policy).mean()))
     assert strengths[0] > strengths[1] + 0.1 > 0.1
-
-
-def test_a_resumed_run_ends_with_the_same_weights() -> None:
-    assert_resumes(symphony, lambda: played(discount=0.9))
 
 
 def test_what_it_cannot_train_is_refused() -> None:

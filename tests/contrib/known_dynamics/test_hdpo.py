@@ -107,15 +107,6 @@ def test_an_update_clips_its_gradient_and_follows_what_was_seen() -> None:
     assert metrics["actor/return"] == pytest.approx(-50 * metrics["actor/loss"], rel=1e-5)
 
 
-def test_a_restored_learner_goes_on_the_same() -> None:
-    dynamics = Store(NEWSVENDOR)
-    one, other = learner("hdpo", dynamics.spec), learner("hdpo", dynamics.spec)
-    found = scenarios(dynamics, 0, 8)
-    one.update(found)
-    other.load_state_dict(one.state_dict())
-    assert one.update(found) == other.update(found)
-
-
 def test_policies_without_a_bounded_mode_are_refused() -> None:
     with pytest.raises(UserError, match=r"squashed Gaussian.*'flow'"):
         HDPO(HDPOConfig(), flow(), total_updates=1)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from chunk_bandit import SMALL, assert_resumes, batch, flow
+from chunk_bandit import SMALL, batch, flow
 from chunk_bandit import gaussian as bandit_policy
 from line import STEPS, LineSim, demonstrations, distance, gaussian
 from torch import Tensor, nn
@@ -197,10 +197,6 @@ def test_a_single_learner_is_plain_adversarial_imitation() -> None:
 def test_the_memory_is_asked_for_the_weights_of_learners() -> None:
     algorithm = ailboost(learner_decisions=7, mixture_rate=0.2)
     assert algorithm.sample_spec.weighting == LearnerMixture(0.2, 7 * algorithm.policy.spec.action_horizon)
-
-
-def test_a_resumed_run_ends_with_the_same_weights() -> None:
-    assert_resumes(lambda seed: ailboost(seed, learner_decisions=2, discriminator_delay=1), mixed)
 
 
 def test_what_it_cannot_do_is_refused() -> None:

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from chunk_bandit import assert_resumes
 from torch import Tensor, nn
 
 from robopolicy.contrib.offline.cdsa import CDSA, CDSAConfig, cdsa_loss
@@ -187,16 +186,6 @@ def test_a_corrected_policy_is_saved_whole_and_can_be_trained_further(trained: C
     assert further.policy.base is not again and isinstance(further.policy.base, FlowPolicy)
     with pytest.raises(UserError, match=r"set algorithm\.model"):
         CDSA(CDSAConfig(), again, total_updates=1)
-
-
-def test_a_resumed_learner_ends_with_the_same_weights() -> None:
-    def make(seed: int) -> CDSA:
-        policy = base()
-        torch.manual_seed(seed)
-        return CDSA(CDSAConfig(model=SMALL, warmup=3, seed=seed), policy, total_updates=4)
-
-    data = torch.Generator().manual_seed(1)
-    assert_resumes(make, lambda: batch(32, data))
 
 
 def test_losses_stay_finite_under_autocast_and_show_a_nan() -> None:

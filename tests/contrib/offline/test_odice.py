@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from chunk_bandit import SMALL, assert_resumes, flow, gaussian, shifted
+from chunk_bandit import SMALL, flow, gaussian, shifted
 from mixed_bandit import batches, mixed, regret
 from torch import Tensor, nn
 
@@ -201,11 +201,6 @@ def test_it_imitates_the_good_minority(head: str) -> None:
         metrics = algorithm.update(data)
     assert 0.02 < metrics["actor/imitated"] < 0.3  # 15 % of the data is good
     assert regret(algorithm.inference_policy()) < 0.2
-
-
-def test_a_resumed_run_ends_with_the_same_weights() -> None:
-    supply = iter(batches(odice(), SHOWN, 4))
-    assert_resumes(odice, lambda: next(supply))
 
 
 def test_settings_that_make_no_sense_are_refused() -> None:

@@ -16,7 +16,6 @@ from td3_learners import (
     COMMON,
     SHOWN,
     check_accepts_only_a_squashed_gaussian_and_sane_settings,
-    check_resumes_with_the_same_weights,
     drawn,
     gradient,
     td3_bc,
@@ -53,11 +52,6 @@ def a2pr(seed: int = 0, **config: Any) -> A2PR:
 
 
 MAKERS: dict[str, Callable[..., TD3BC]] = {"prdc": prdc, "a2pr": a2pr}
-
-
-@pytest.mark.parametrize("name", MAKERS)
-def test_a_resumed_run_ends_with_the_same_weights(name: str) -> None:
-    check_resumes_with_the_same_weights(MAKERS[name])
 
 
 @pytest.mark.parametrize("name", MAKERS)

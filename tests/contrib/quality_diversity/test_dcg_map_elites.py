@@ -200,17 +200,6 @@ def test_an_elite_taken_out_ignores_what_it_is_asked_for() -> None:
     torch.testing.assert_close(policy.mode(obs | {"descriptor": torch.zeros(16, 1, 2)}), expected)
 
 
-def test_a_resumed_run_ends_with_the_same_archive_and_weights() -> None:
-    straight, other = run(), run(seed=1)
-    generations(straight, 2)
-    other.algorithm.load_state_dict(copy.deepcopy(straight.algorithm.state_dict()))
-    assert other.source.load_state_dict(copy.deepcopy(straight.source.state_dict()))
-    assert generations(straight, 2) == generations(other, 2)
-    mine, theirs = learner(straight), learner(other)
-    assert torch.equal(mine.archive.elites().solution, theirs.archive.elites().solution)
-    assert torch.equal(mine.candidates.members, theirs.candidates.members)
-
-
 def test_it_covers_more_of_where_an_arm_can_reach_than_as_many_random_networks() -> None:
     """Faldor et al. 2023: 320 episodes each; with three seeds 1.9 to 2.6 times as much."""
     sizes = {"cells": 128, "critic_steps": 20, "pg_steps": 5, "iso": 0.02, "line": 0.1}

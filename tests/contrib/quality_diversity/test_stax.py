@@ -188,22 +188,6 @@ def test_the_autoencoder_is_trained_later_and_later() -> None:
     assert [b - a for a, b in pairwise(trained)] == [4, 6, 8, 10]  # two generations a turn
 
 
-def test_a_resumed_run_ends_with_the_same_search() -> None:
-    def play(parts: RunComponents, count: int) -> list[dict[str, float]]:
-        return [parts.algorithm.update(parts.source.next(parts.algorithm)) for _ in range(count)]
-
-    settings = {"floor": -1.0, "together": 2}  # everybody counts as paid
-    straight, other = run(**settings), run(**settings)
-    play(straight, 5)
-    assert not learner(straight).exploring and learner(straight).emitters
-    play(other, 1)
-    other.algorithm.load_state_dict(copy.deepcopy(straight.algorithm.state_dict()))
-    assert other.source.load_state_dict(copy.deepcopy(straight.source.state_dict()))
-    assert play(straight, 9) == play(other, 9)
-    assert torch.equal(learner(straight).candidates, learner(other).candidates)
-    assert torch.equal(learner(straight).paid.weights, learner(other).paid.weights)
-
-
 def test_it_covers_more_behaviours_than_as_many_random_networks() -> None:
     """Paolo et al. 2021: where 1000 policies end, in squares of a metre; with four seeds 1.5 to 2.2 times as many."""
     parts = run(num_envs=32, population=16, chunk=160, policy=replace(NETWORK, hidden=(16, 16)), code=4, together=4)
