@@ -184,6 +184,6 @@ def test_rewards_are_the_sums_by_hand(name: str) -> None:
     reward.load_state_dict(reward.state_dict() | case.state)
     assert_close(reward(batch), column(case.expected))
     if case.influence:
-        reward.follow(column(case.influence))
+        reward.set_influence(column(case.influence))
     if case.again:
         assert_close(reward(batch), column(case.again))
