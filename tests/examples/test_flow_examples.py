@@ -1,4 +1,4 @@
-"""The recipes run end to end, and the parts they write out by hand are right."""
+"""The examples run end to end, and the parts they write out by hand are right."""
 
 import pytest
 import torch
