@@ -158,7 +158,7 @@ class ACFlow(OnPolicy):
         return self.intermediate(rows.obs, interpolate(noise, data, t[..., None, None]), t)
 
     @torch.no_grad()
-    def weighted(self, rows: RolloutBatch) -> RolloutBatch:
+    def compute_weights(self, rows: RolloutBatch) -> RolloutBatch:
         """Rows with outcomes `(B,)`, normalised over the rollout, stored pairs, and the weights `(B, N)` of these.
 
         Weights are formed with the intermediate critic before its update.
@@ -193,7 +193,7 @@ class ACFlow(OnPolicy):
         """Several epochs of weighted matching on one rollout."""
         config = self.config
         self.update_reward_scale(batch)  # running standard deviation of the return
-        rows = self.weighted(self.process_rollout(batch))  # scaled rewards, GAE on V(s), stored points, weights
+        rows = self.compute_weights(self.process_rollout(batch))  # scaled rewards, GAE on V(s), stored points, weights
         rate = cosine_rate(self.actor_optimizer, config, self.updates, self.total_updates)
         stats: dict[str, Any] = {"actor/lr": rate}
         epochs = Epochs(partial(self.minibatches, rows, batch.shape), config.epochs)

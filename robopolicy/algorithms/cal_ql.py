@@ -79,7 +79,7 @@ class CalQL(OffPolicy):
     def target(self, batch: Transitions) -> Tensor:
         """Bootstrap from the best of the candidates at the next observation."""
         chunks = self.sample_candidates(batch.next_obs)
-        values = self.target_critic.of_candidates(batch.next_obs, chunks)  # (M, B, C)
+        values = self.target_critic.candidate_values(batch.next_obs, chunks)  # (M, B, C)
         best = random_subset_min(values, self.config.num_min_qs, self.generator).max(1)
         value = batch.reward + batch.discount * best.values
         if not self.config.backup_entropy:

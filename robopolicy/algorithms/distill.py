@@ -76,7 +76,7 @@ def distillation_loss(
     return (loss if batch.weight is None else loss * batch.weight).mean(), info
 
 
-def student_of(teacher: GenerativePolicy, config: DistillConfig) -> ConsistencyPolicy:
+def make_student(teacher: GenerativePolicy, config: DistillConfig) -> ConsistencyPolicy:
     """An untrained consistency policy of the teacher's architecture, with its encoder and normalisers."""
     shared = {entry.name: getattr(teacher.config, entry.name) for entry in fields(GenerativeConfig)}
     sampler = {name: getattr(config, name) for name in ("steps", "sigma_min", "sigma_max", "sigma_data")}
@@ -105,7 +105,7 @@ class Distill(BC):
                 f"Distillation needs a {', '.join(TEACHERS[:-1])} or {TEACHERS[-1]} policy as teacher, got "
                 f"'{policy.name}'; pass init_from=CHECKPOINT of one."
             )
-        super().__init__(config, student_of(policy, config), total_updates=total_updates)
+        super().__init__(config, make_student(policy, config), total_updates=total_updates)
         self.generator.manual_seed(config.seed)
         self.teacher = frozen_copy(policy)
         self.target = EMA(self.policy, config.target_decay)

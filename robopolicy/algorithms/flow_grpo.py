@@ -135,7 +135,7 @@ class FlowGRPO(Algorithm):
         """Several epochs of clipped updates on the episodes of one rollout."""
         config = self.config
         advantage = group_advantage(batch.returns, batch.group, config.advantage_clip)  # (N,)
-        rows = informative_rows(batch, advantage)
+        rows = nonzero_advantage_rows(batch, advantage)
         self.recorder.snapshot()  # of the weights that sampled, where only seeds were recorded
         rate = cosine_rate(self.actor_optimizer, config, self.updates, self.total_updates)
         stats: dict[str, Any] = {"actor/lr": rate, "actor/nonzero_advantage_fraction": (advantage != 0).float().mean()}
@@ -154,7 +154,7 @@ class FlowGRPO(Algorithm):
         return {"policy": self.policy, "base": self.base, "actor_optimizer": self.actor_optimizer}
 
 
-def informative_rows(batch: GroupRollout, advantage: Tensor) -> RolloutBatch:
+def nonzero_advantage_rows(batch: GroupRollout, advantage: Tensor) -> RolloutBatch:
     """The B decisions of the groups that disagree, each with the advantage of its episode `(N,)`."""
     every = advantage.expand(batch.shape)
     chosen = batch.valid & (every != 0)

@@ -82,7 +82,7 @@ def huber(squared: Tensor, delta: float) -> Tensor:
     return torch.where(squared <= delta**2, squared, 2 * delta * root - delta**2)
 
 
-def clamp_through(x: Tensor, limit: float) -> Tensor:
+def straight_through_clamp(x: Tensor, limit: float) -> Tensor:
     """`x` bounded by +-limit, with the gradient of `x`."""
     return x + (x.clamp(-limit, limit) - x).detach()
 
@@ -125,7 +125,7 @@ class FPOPlusPlus(OnPolicy):
         """Surrogate on one ratio per pair; advantages are normalised within the minibatch. What to log."""
         logp, limit = self.logp(rows), self.config.ratio_clamp
         if limit is not None:
-            logp = rows.logp + clamp_through(logp - rows.logp, limit)
+            logp = rows.logp + straight_through_clamp(logp - rows.logp, limit)
         return fpo_loss(logp, rows.logp, normalize(rows.advantage), self.estimator)
 
     def update(self, batch: Rollout) -> Metrics:

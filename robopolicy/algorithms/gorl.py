@@ -215,14 +215,14 @@ class GoRL(Algorithm):
         self.best = frozen_copy(self.policy.actor)
         self.returns = EpisodeReturns()
         self.best_return = -math.inf  # of this stage
-        self.stage, self.played = 0, 0  # index of the stage, updates within it
+        self.stage, self.stage_updates = 0, 0  # index of the stage, updates within it
         self._apply_stage()
 
     @property
     def training_decoder(self) -> bool:
         """Whether the next decoder is being trained."""
         last = self.stage >= len(self.config.stages) - 1
-        return not last and self.played >= self.config.stages[self.stage]
+        return not last and self.stage_updates >= self.config.stages[self.stage]
 
     def attach_symmetry(self, mirror: MirrorSymmetry | None) -> None:
         """Give the mirror to PPO, which refuses it for this policy where settings ask for symmetry."""
@@ -237,12 +237,12 @@ class GoRL(Algorithm):
             self._keep_best(mean_return)  # of the weights that sampled the rollout
             metrics = self.ppo.update(batch)
         self.updates = self.ppo.updates = self.updates + 1
-        self.played += 1
+        self.stage_updates += 1
         if self.training_decoder:
             encoder_updates = self.config.stages[self.stage]
-            if self.played == encoder_updates:
+            if self.stage_updates == encoder_updates:
                 self._begin_decoder()
-            elif self.played == encoder_updates + self.config.decoder_updates:
+            elif self.stage_updates == encoder_updates + self.config.decoder_updates:
                 self._begin_stage()
         return metrics | {"train/stage": float(self.stage)}
 
@@ -262,7 +262,7 @@ class GoRL(Algorithm):
         w = batch.record["noise"].flatten(0, 1)
         self.decoder_trainer.add(obs, self.policy.decode_free_noise(obs, w))
         self.ppo.update_reward_scale(batch)
-        loss = self.decoder_trainer.train(self.generator, self.played - self.config.stages[self.stage])
+        loss = self.decoder_trainer.train(self.generator, self.stage_updates - self.config.stages[self.stage])
         return {"decoder/loss": float(loss), "decoder/chunks": float(len(self.decoder_trainer))}
 
     def _begin_stage(self) -> None:
@@ -279,7 +279,7 @@ class GoRL(Algorithm):
         actor.load_state_dict(fresh.state_dict())
         for parameter in actor.parameters():
             self.ppo.optimizer.state.pop(parameter, None)
-        self.stage, self.played, self.best_return = self.stage + 1, 0, -math.inf
+        self.stage, self.stage_updates, self.best_return = self.stage + 1, 0, -math.inf
         self.returns.discard()
         self._apply_stage()
 
@@ -307,14 +307,14 @@ class GoRL(Algorithm):
 
     def state_dict(self) -> dict[str, Any]:
         """States of all checkpoint items and the place in the schedule."""
-        place = {"stage": self.stage, "played": self.played, "best_return": self.best_return}
+        place = {"stage": self.stage, "played": self.stage_updates, "best_return": self.best_return}
         return {**super().state_dict(), **place}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore `state_dict`."""
         super().load_state_dict(state)
         self.ppo.updates = self.updates
-        self.stage, self.played = int(state["stage"]), int(state["played"])
+        self.stage, self.stage_updates = int(state["stage"]), int(state["played"])
         self.best_return = float(state["best_return"])
         self._apply_stage()
 

@@ -51,7 +51,7 @@ class TD3Config(OffPolicyConfig):
     target_noise_clip: NonNegative = 0.5  # largest size of that noise
 
 
-def shifted(policy: GaussianPolicy, chunk: Tensor, noise: Tensor) -> Tensor:
+def add_noise(policy: GaussianPolicy, chunk: Tensor, noise: Tensor) -> Tensor:
     """`chunk` `(B, H, A)` moved by normalised `noise`, within the action bounds."""
     normalizer = policy.action_normalizer
     return normalizer.denormalize((normalizer.normalize(chunk) + noise).clamp(-1, 1))
@@ -61,7 +61,7 @@ def noisy_chunk(policy: GaussianPolicy, obs: Observation, config: TD3Config, gen
     """Exploration: the policy's chunk `(B, H, A)` with noise whose size grows from the first row to the last."""
     mode = policy.mode(obs)
     std = torch.linspace(config.noise, config.exploration_noise_max or config.noise, len(mode), device=mode.device)
-    return shifted(policy, mode, std.view(-1, 1, 1) * normal(mode.shape, generator, mode.device))
+    return add_noise(policy, mode, std.view(-1, 1, 1) * normal(mode.shape, generator, mode.device))
 
 
 def smoothed_chunk(policy: GaussianPolicy, obs: Observation, config: TD3Config, generator: Randomness) -> Tensor:
@@ -69,7 +69,7 @@ def smoothed_chunk(policy: GaussianPolicy, obs: Observation, config: TD3Config, 
     mode = policy.mode(obs)
     limit = config.target_noise_clip
     noise = (config.target_noise * normal(mode.shape, generator, mode.device)).clamp(-limit, limit)
-    return shifted(policy, mode, noise)
+    return add_noise(policy, mode, noise)
 
 
 def q1(critic: QEnsemble, obs: Observation, chunk: Tensor) -> Tensor:

@@ -44,7 +44,7 @@ def regularized_loss(value: Tensor, penalty: Tensor, alpha: float) -> Tensor:
     return penalty.mean() - scale * value.mean()
 
 
-def executed(policy: GaussianPolicy, chunk: Tensor) -> Tensor:
+def executed_actions(policy: GaussianPolicy, chunk: Tensor) -> Tensor:
     """The executed part `(..., n, A)` of `chunk` `(..., H, A)`, in normalised units."""
     return policy.action_normalizer.normalize(chunk[..., : policy.spec.action_horizon, :])
 
@@ -54,7 +54,7 @@ def chunk_distance(policy: GaussianPolicy, chunk: Tensor, other: Tensor, mask: T
 
     Only the executed part of a chunk has a value, so only that is held near the data.
     """
-    error = (executed(policy, chunk) - executed(policy, other)).square().mean(-1)  # (B, n)
+    error = (executed_actions(policy, chunk) - executed_actions(policy, other)).square().mean(-1)  # (B, n)
     return chunk_mean(error, mask[:, : error.shape[1]])
 
 

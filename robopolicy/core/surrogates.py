@@ -31,12 +31,12 @@ Surrogate = Callable[..., SurrogateOut]
 
 def policy_gradient(log_ratio: Tensor, advantage: Tensor, low: Bound, high: Bound) -> SurrogateOut:
     """Plain policy gradient, `-A log ratio` (REINFORCE up to a constant); ignores the bounds."""
-    return SurrogateOut(-advantage * log_ratio, none_clipped(log_ratio))
+    return SurrogateOut(-advantage * log_ratio, nothing_clipped(log_ratio))
 
 
 def importance_sampling(log_ratio: Tensor, advantage: Tensor, low: Bound, high: Bound) -> SurrogateOut:
     """Importance-sampled policy gradient, `-A ratio`; ignores the bounds."""
-    return SurrogateOut(-advantage * log_ratio.exp(), none_clipped(log_ratio))
+    return SurrogateOut(-advantage * log_ratio.exp(), nothing_clipped(log_ratio))
 
 
 def clip(log_ratio: Tensor, advantage: Tensor, low: Bound, high: Bound) -> SurrogateOut:
@@ -74,7 +74,8 @@ def mirror(log_ratio: Tensor, advantage: Tensor, low: Bound, high: Bound) -> Sur
     On decisions of the old policy its minimiser is `old * exp(A) / Z`; scale the advantage by the step size (MDPO).
     """
     ratio = log_ratio.exp()
-    return SurrogateOut(ratio * (log_ratio - advantage) - torch.expm1(log_ratio), none_clipped(log_ratio))
+    loss = ratio * (log_ratio - advantage) - torch.expm1(log_ratio)
+    return SurrogateOut(loss, nothing_clipped(log_ratio))
 
 
 def cispo(log_ratio: Tensor, advantage: Tensor, low: Bound, high: Bound) -> SurrogateOut:
@@ -92,7 +93,8 @@ def soft_gate(
     `up` is the sharpness tau where the advantage is positive, `down` where it is negative.
     """
     tau = torch.where(advantage < 0, down, up).to(log_ratio.dtype)
-    return SurrogateOut(-advantage * (4.0 / tau) * torch.sigmoid(tau * torch.expm1(log_ratio)), none_clipped(log_ratio))
+    loss = -advantage * (4.0 / tau) * torch.sigmoid(tau * torch.expm1(log_ratio))
+    return SurrogateOut(loss, nothing_clipped(log_ratio))
 
 
 def best_ratio(signal: Tensor, low: Bound, high: Bound, temperature: float) -> Tensor:
@@ -146,7 +148,7 @@ def _negative_aware(log_ratio: Tensor, advantage: Tensor, success: Tensor, floor
     return SurrogateOut(torch.where(negative, failed, -advantage * log_ratio), negative & (implicit < floor))
 
 
-def none_clipped(like: Tensor) -> Tensor:
+def nothing_clipped(like: Tensor) -> Tensor:
     """Mask of clipped decisions `(N, T)` that is False everywhere."""
     return torch.zeros_like(like, dtype=torch.bool)
 

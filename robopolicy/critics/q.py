@@ -140,7 +140,7 @@ class QEnsemble(nn.Module):
             return self(obs, chunk).min(0).values
         return self.body.min_output(self._joined(self.encode(obs), chunk))
 
-    def of_candidates(self, obs: Mapping[str, Tensor], chunks: Tensor) -> Tensor:
+    def candidate_values(self, obs: Mapping[str, Tensor], chunks: Tensor) -> Tensor:
         """Values `(M, B, C)` of candidate chunks `(B, C, n, A)`; observations are encoded once."""
         features = self.encode(obs).repeat_interleave(chunks.shape[1], 0)
         return self.value(self.output(features, chunks.flatten(0, 1))).unflatten(1, chunks.shape[:2])

@@ -109,10 +109,10 @@ class AttentionBlock(nn.Module):
             nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
         )
 
-    def forward(self, x: Tensor, seen: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """Every token of `x` `(B, L, width)` sees all of them, or those where `seen` `(B, 1, 1, L)` is True."""
         query, key, value = self._qkv(x)
-        return self._finish(x, query, key, value, seen)
+        return self._finish(x, query, key, value, mask)
 
     def causal(self, x: Tensor, past: Past | None) -> tuple[Tensor, Past]:
         """Every token of `x` `(B, L, width)` sees `past` and the tokens up to itself; returns the longer past too."""

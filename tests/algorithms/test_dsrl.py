@@ -264,9 +264,9 @@ def test_the_bound_holds_wherever_noise_appears(kind: Kind, space: NoiseSpace, m
 
     monkeypatch.setattr(QEnsemble, "output", output)
     sampler = point_mass(algorithm)
-    sampler.play(algorithm.warmup_action, 4)
+    sampler.collect(algorithm.warmup_action, 4)
     for _ in range(3):
-        sampler.play(algorithm.act)
+        sampler.collect(algorithm.act)
         algorithm.update(sampler.replay.sample(algorithm.sample_spec, algorithm.generator, batches=2))
     assert len(to_base) >= 7 and len(to_critic) >= 6
     for noise in (*to_base, *to_critic):
@@ -278,8 +278,8 @@ def test_every_chunk_is_decoded_exactly_once(kind: Kind) -> None:
     base = CallablePolicy.wrap("linear", lambda obs, noise: noise, POINT_MASS)
     algorithm = make(kind, base, batch_size=16)
     meter, sampler = algorithm.policy.base.meter, point_mass(algorithm)
-    sampler.play(algorithm.warmup_action, 5)
-    sampler.play(algorithm.act, 3)
+    sampler.collect(algorithm.warmup_action, 5)
+    sampler.collect(algorithm.act, 3)
     assert meter.calls == 8
     algorithm.update(sampler.replay.sample(algorithm.sample_spec, algorithm.generator, batches=4))
     assert meter.calls == 8 + (
@@ -294,9 +294,9 @@ def test_the_base_is_bit_identical_after_training(kind: Kind) -> None:
     algorithm = make(kind, base, batch_size=32)
     actor = {key: item.clone() for key, item in algorithm.policy.actor.state_dict().items()}
     sampler = point_mass(algorithm)
-    sampler.play(algorithm.warmup_action, 4)
+    sampler.collect(algorithm.warmup_action, 4)
     for _ in range(3):
-        sampler.play(algorithm.act)
+        sampler.collect(algorithm.act)
         algorithm.update(sampler.replay.sample(algorithm.sample_spec, algorithm.generator, batches=2))
     assert all(p.grad is None for p in algorithm.policy.base.parameters())
     inside = algorithm.policy.base.state_dict()
@@ -310,7 +310,7 @@ def test_the_base_is_bit_identical_after_training(kind: Kind) -> None:
 def test_a_resumed_algorithm_ends_with_the_same_weights(kind: Kind) -> None:
     straight = make(kind, flow(), batch_size=32)
     sampler = point_mass(straight)
-    sampler.play(straight.warmup_action, 5)
+    sampler.collect(straight.warmup_action, 5)
     first = sampler.replay.sample(straight.sample_spec, torch.Generator().manual_seed(0), batches=2)
     second = sampler.replay.sample(straight.sample_spec, torch.Generator().manual_seed(1), batches=2)
     straight.update(first)
@@ -388,12 +388,12 @@ def test_steering_a_slow_random_black_box_solves_the_point_mass(kind: Kind) -> N
     settings: dict[str, Any] = {"noise_space": NoiseSpace("repeat"), "critic": CriticConfig(hidden=(64, 64))}
     algorithm = make(kind, base, lr=1e-3, critic_lr=1e-3, temperature=0.1, tau=0.02, **settings)
     sampler = point_mass(algorithm, num_envs=16)
-    sampler.play(algorithm.warmup_action, 30)
+    sampler.collect(algorithm.warmup_action, 30)
     before = sampler.episode_stats()["rollout/return"]
     for _ in range(60):
-        sampler.play(algorithm.act)
+        sampler.collect(algorithm.act)
         algorithm.update(sampler.replay.sample(algorithm.sample_spec, algorithm.generator, batches=8))
     sampler.episode_stats()
-    sampler.play(algorithm.act, 20)
+    sampler.collect(algorithm.act, 20)
     assert before < -6 and sampler.episode_stats()["rollout/return"] > -2.5
     assert algorithm.policy.base.meter.latency >= 0.0005

@@ -98,7 +98,7 @@ def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(UserError, match="needs a Gaussian"):
         learner(mixture=True, symmetry=SymmetryConfig(mirror_coef=1.0))
     made = learner(symmetry=SymmetryConfig(augment=True))
-    with pytest.raises(UserError, match="declares no mirror"):
+    with pytest.raises(UserError, match="has no mirror"):
         made.attach_symmetry(None)
     with pytest.raises(UserError, match="shows no 'state'"):
         made.attach_symmetry(MirrorSymmetry({"other": SignedPermutation.of([1.0])}, MIRROR.action))

@@ -69,7 +69,7 @@ def test_q_learns_what_each_action_is_worth() -> None:
     algorithm.update(played(algorithm))
     obs = {"state": torch.zeros(1, 1, 2)}
     actions = torch.linspace(-0.9, 0.9, 19)
-    values = algorithm.q.of_candidates(obs, actions.view(1, -1, 1, 1).expand(1, 19, 2, 1)).detach().flatten()
+    values = algorithm.q.candidate_values(obs, actions.view(1, -1, 1, 1).expand(1, 19, 2, 1)).detach().flatten()
     assert float((values - peaks(actions[:, None])).abs().mean()) < 0.15
 
 
