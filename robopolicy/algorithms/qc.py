@@ -22,12 +22,7 @@ from torch import Tensor
 
 from robopolicy.algorithms.common.algorithm import Checkpointable, Metrics
 from robopolicy.algorithms.common.off_policy import OffPolicy, UpdateStats, optimizer_step
-from robopolicy.algorithms.common.offline import (
-    QChunkingConfig,
-    complete_chunk_loss,
-    imitation_loss,
-    require_imitation,
-)
+from robopolicy.algorithms.common.offline import QChunkingConfig, complete_chunk_loss, imitation_loss, require_imitation
 from robopolicy.constraints import PositiveInt
 from robopolicy.data.batches import Transitions
 from robopolicy.policies.base import Info, Observation, Policy, Sample

@@ -212,13 +212,7 @@ class Gae:
 
 ADVANTAGE_SOURCES: Registry[Callable[..., object]] = Registry(
     "parts.advantage_source",
-    {
-        "outcome": outcome,
-        "return_to_go": ReturnToGo,
-        "gae": Gae,
-        "constant_one": constant_one,
-        "step_gain": StepGain,
-    },
+    {"outcome": outcome, "return_to_go": ReturnToGo, "gae": Gae, "constant_one": constant_one, "step_gain": StepGain},
 )
 
 

@@ -185,13 +185,7 @@ def by_unit(decisions: Decisions) -> Tensor:
 
 
 PARTITIONS: Registry[Callable[..., Tensor]] = Registry(
-    "parts.partition",
-    {
-        "all": by_batch,
-        "group": by_group,
-        "trajectory": by_trajectory,
-        "unit": by_unit,
-    },
+    "parts.partition", {"all": by_batch, "group": by_group, "trajectory": by_trajectory, "unit": by_unit}
 )
 
 

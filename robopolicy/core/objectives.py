@@ -124,9 +124,5 @@ Objective = Callable[[Decisions, Tensor, Tensor], tuple[Tensor, dict[str, Tensor
 
 OBJECTIVES: Registry[Callable[..., object]] = Registry(
     "parts.objective",
-    {
-        "direct_preference": DirectPreference,
-        "geometric_mean": GeometricMean,
-        "kahneman_tversky": KahnemanTversky,
-    },
+    {"direct_preference": DirectPreference, "geometric_mean": GeometricMean, "kahneman_tversky": KahnemanTversky},
 )

@@ -161,12 +161,7 @@ class DepthBounds:
         return 1.0 - width, 1.0 + width
 
 
-BOUNDS: Registry[Callable[..., Bounds]] = Registry(
-    "parts.bounds",
-    {
-        "constant": ConstantBounds,
-    },
-)
+BOUNDS: Registry[Callable[..., Bounds]] = Registry("parts.bounds", {"constant": ConstantBounds})
 
 
 def covariance(logp: Tensor, advantage: Tensor, decisions: Decisions) -> Tensor:

@@ -87,11 +87,7 @@ class CovarianceKL:
 
 
 REGULARIZERS: Registry[Callable[..., object]] = Registry(
-    "parts.regularizer",
-    {
-        "covariance_kl": CovarianceKL,
-        "kl_to": KLTo,
-    },
+    "parts.regularizer", {"covariance_kl": CovarianceKL, "kl_to": KLTo}
 )
 
 
@@ -162,9 +158,5 @@ class Dual(CoefficientController):
 
 
 CONTROLLERS: Registry[Callable[..., CoefficientController]] = Registry(
-    "parts.controller",
-    {
-        "anneal": Anneal,
-        "dual": Dual,
-    },
+    "parts.controller", {"anneal": Anneal, "dual": Dual}
 )

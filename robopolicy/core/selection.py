@@ -34,13 +34,7 @@ def successes(decisions: Decisions, generator: torch.Generator | None, *, above:
     return torch.nonzero(outcome(decisions).squeeze(1) > above).squeeze(1)
 
 
-SELECTORS: Registry[Callable[..., object]] = Registry(
-    "parts.selector",
-    {
-        "mixed": mixed,
-        "successes": successes,
-    },
-)
+SELECTORS: Registry[Callable[..., object]] = Registry("parts.selector", {"mixed": mixed, "successes": successes})
 
 
 Weight = Callable[[Decisions, Tensor, Tensor], Tensor]
@@ -71,12 +65,7 @@ class ClipCovariance:
         return torch.where(picked, 0.0, 1.0).to(part)
 
 
-WEIGHTS: Registry[Callable[..., object]] = Registry(
-    "parts.weight",
-    {
-        "clip_covariance": ClipCovariance,
-    },
-)
+WEIGHTS: Registry[Callable[..., object]] = Registry("parts.weight", {"clip_covariance": ClipCovariance})
 
 
 MaskRule = Callable[[Decisions, Tensor, Tensor], Tensor]

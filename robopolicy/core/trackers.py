@@ -101,10 +101,7 @@ class RunningMoments:
         self.count, self.mean, self.square = (float(state[key]) for key in ("count", "mean", "square"))
 
 
-TRACKERS: Registry[Callable[..., Tracker]] = Registry(
-    "parts.tracker",
-    {"beta": BetaTracker},
-)
+TRACKERS: Registry[Callable[..., Tracker]] = Registry("parts.tracker", {"beta": BetaTracker})
 
 
 def integers(keys: Tensor) -> list[int]:

@@ -221,12 +221,7 @@ class TransformerBuilder(BackboneBuilder):
 
 
 BACKBONES: Registry[type[BackboneBuilder]] = Registry(
-    "backbones",
-    {
-        "mlp": MLPBuilder,
-        "transformer": TransformerBuilder,
-        "unet": UNetBuilder,
-    },
+    "backbones", {"mlp": MLPBuilder, "transformer": TransformerBuilder, "unet": UNetBuilder}
 )
 """Name -> class that builds the networks."""
 

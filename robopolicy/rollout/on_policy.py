@@ -50,7 +50,7 @@ class EpisodeStats:
         """Return and reset the means over finished episodes; empty if there are none.
 
         `rollout/diverged` is the fraction of episodes that ended because the physics diverged.
-        `rollout/final_obs_exact` is 0 if the simulator does not report the last observation of an episode (else absent):
+        `rollout/final_obs_exact` is 0 if the simulator does not report the last observation of episodes, else absent:
         truncated episodes then bootstrap from the observation before it.
         """
         if not self._sums:

@@ -266,8 +266,7 @@ class BackgroundWorker:
 
 
 def _serve(
-    calls: SimpleQueue[tuple[Callable[..., Tensor], tuple[Any, ...]] | None],
-    results: SimpleQueue[Tensor | Exception],
+    calls: SimpleQueue[tuple[Callable[..., Tensor], tuple[Any, ...]] | None], results: SimpleQueue[Tensor | Exception]
 ) -> None:
     while (call := calls.get()) is not None:
         function, arguments = call
