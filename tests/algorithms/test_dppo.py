@@ -225,7 +225,7 @@ def test_policies_without_gaussian_steps_are_refused() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"trained_steps": 5}, r"trained_steps must lie in 0..4"),
+        ({"trained_steps": 5}, r"trained_steps must be in 0..4"),
         ({"gamma_denoise": 1.5}, r"gamma_denoise must lie in \[0, 1\]"),
         ({"advantage_quantile": 0.5}, r"advantage_quantile must lie in \[0, 0\.5\)"),
         ({"clip_base": 0.0}, "must be positive"),

@@ -352,9 +352,7 @@ def test_what_is_deployed_round_trips(kind: Kind, tmp_path: Path) -> None:
 def test_demonstrations_serve_the_aliased_variant_alone() -> None:
     offline = replace(bandit(128, 0), record={}, online=torch.zeros(128).bool())
     make(DSRLNA, CallablePolicy.wrap("linear", linear, LINEAR)).update(offline)
-    with pytest.raises(
-        UserError, match="noise behind each action, which a dataset does not hold; use algorithm=dsrl_na"
-    ):
+    with pytest.raises(UserError, match="noise of each action, which datasets lack; use algorithm=dsrl_na"):
         make(DSRLSAC, CallablePolicy.wrap("linear", linear, LINEAR)).update(offline)
 
 
@@ -373,7 +371,7 @@ def test_what_cannot_be_steered_is_refused() -> None:
 def test_a_steered_policy_goes_on_with_its_own_actor_alone(kind: Kind) -> None:
     steered = LatentPolicy.from_base(flow(), NoiseSpace(bound=BOUND), ACTOR)
     assert make(kind, steered).policy is steered
-    with pytest.raises(UserError, match=r"an actor with hidden=\(64, 64\);"):
+    with pytest.raises(UserError, match=r"noise actor has hidden=\(64, 64\);"):
         make(kind, steered, actor=replace(ACTOR, hidden=(128,)))
 
 

@@ -44,7 +44,7 @@ def rows_of(algorithm: PMOEPPO) -> RolloutBatch:
 class Always(nn.Module):
     """A Q network that always values expert 1 most."""
 
-    def of_candidates(self, obs: dict[str, Tensor], chunks: Tensor) -> Tensor:
+    def candidate_values(self, obs: dict[str, Tensor], chunks: Tensor) -> Tensor:
         return torch.tensor([0.0, 1.0, 0.5]).expand(1, len(chunks), 3)
 
 
