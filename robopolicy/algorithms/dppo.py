@@ -229,8 +229,6 @@ def _first_trained(config: DPPOConfig, starts: tuple[int, ...], steps: int) -> i
         raise UserError(f"trained_steps must be in 0..{steps}, the policy's sampler steps; got {config.trained_steps}.")
     first = steps - config.trained_steps if config.trained_steps else starts[-1]
     if first < starts[-1]:
-        raise UserError(
-            f"The newest network of this policy takes its last {steps - starts[-1]} steps; "
-            f"set trained_steps to at most that, got {config.trained_steps}."
-        )
+        last = steps - starts[-1]
+        raise UserError(f"trained_steps must be at most the newest network's {last} steps; got {config.trained_steps}.")
     return first

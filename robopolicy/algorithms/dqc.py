@@ -25,8 +25,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from robopolicy.algorithms.common.algorithm import Checkpointable, Metrics, Observer
-from robopolicy.algorithms.common.off_policy import OffPolicy, UpdateStats, optimizer_step
-from robopolicy.algorithms.common.offline import QChunkingConfig, imitation_loss, known_errors, require_imitation
+from robopolicy.algorithms.common.off_policy import OffPolicy, UpdateStats
+from robopolicy.algorithms.common.offline import QChunkingConfig, imitation_step, known_errors, require_imitation
 from robopolicy.constraints import Fraction, NonNegativeInt, OpenFraction, PositiveInt
 from robopolicy.critics.q import QEnsemble
 from robopolicy.critics.value import ValueConfig, ValueNet
@@ -150,16 +150,7 @@ class DQC(OffPolicy):
             stats.critic(self.critic_step(part))
             if self.policy_due():
                 steps = self.policy.spec.horizon  # windows may be longer
-                loss = imitation_loss(
-                    self.policy,
-                    part.obs,
-                    part.chunk[:, :steps],
-                    mask=part.mask[:, :steps],
-                    generator=self.generator,
-                    progress=self.progress,
-                ).mean()
-                optimizer_step(self.optimizer, loss, self.policy, self.config.grad_clip)
-                stats.actor(imitation=loss)
+                stats.actor(imitation=imitation_step(self, part.obs, part.chunk[:, :steps], mask=part.mask[:, :steps]))
         return self.finish(batch, stats)
 
     def observers(self) -> tuple[Observer, ...]:

@@ -87,9 +87,7 @@ class DSRLSAC(OffPolicy):
     def update(self, batch: Transitions) -> Metrics:
         """Run SAC steps on the replayed noise instead of the replayed actions."""
         if "noise" not in batch.record:
-            raise UserError(
-                "DSRL-SAC needs the noise of each action, which datasets lack; use algorithm=dsrl_na or drop dataset=."
-            )
+            raise UserError("DSRL-SAC needs the noise of actions, which datasets lack; use algorithm=dsrl_na.")
         batch = replace(batch, chunk=batch.record["noise"])
         stats = UpdateStats()
         for part in self.minibatches(batch):

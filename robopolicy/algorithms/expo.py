@@ -27,7 +27,7 @@ from torch import Tensor
 from robopolicy.algorithms.common.algorithm import Checkpointable, Metrics, Observer
 from robopolicy.algorithms.common.max_entropy import Temperature
 from robopolicy.algorithms.common.off_policy import OffPolicy, OffPolicyConfig, UpdateStats, optimizer_step
-from robopolicy.algorithms.common.offline import imitation_loss, require_imitation
+from robopolicy.algorithms.common.offline import imitation_step, require_imitation
 from robopolicy.constraints import Finite, Fraction, NonNegative, NonNegativeInt, Positive, PositiveInt, Ratio
 from robopolicy.critics.q import CriticConfig, QEnsemble
 from robopolicy.critics.value import softmax_weights
@@ -155,10 +155,7 @@ class EXPO(OffPolicy):
 
     def imitation_step(self, batch: Transitions) -> Tensor:
         """Take an imitation step of the base policy; returns the loss."""
-        loss = imitation_loss(
-            self.policy, batch.obs, batch.chunk, mask=batch.mask, generator=self.generator, progress=self.progress
-        ).mean()
-        optimizer_step(self.optimizer, loss, self.policy, self.config.grad_clip)
+        loss = imitation_step(self, batch.obs, batch.chunk, mask=batch.mask)
         self.ema.update(self.policy)
         return loss
 

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from robopolicy.algorithms.common.algorithm import Checkpointable, Metrics, Observer
 from robopolicy.algorithms.common.off_policy import OffPolicy, UpdateStats, optimizer_step
-from robopolicy.algorithms.common.offline import QChunkingConfig, complete_chunk_loss, imitation_loss
+from robopolicy.algorithms.common.offline import QChunkingConfig, complete_chunk_loss, imitation_step
 from robopolicy.constraints import NonNegative
 from robopolicy.critics.q import QEnsemble
 from robopolicy.data.batches import Transitions
@@ -95,9 +95,7 @@ class FQL(OffPolicy):
     def __init__(self, config: FQLConfig, policy: Policy, *, total_updates: int) -> None:
         """Prepare to clone `policy` and to distil it into one step."""
         if not isinstance(policy, GenerativePolicy):
-            raise UserError(
-                f"FQL distils a denoising policy into one step, got '{policy.name}'; use sac or rlpd for a Gaussian."
-            )
+            raise UserError(f"FQL needs a denoising policy, got '{policy.name}'; use sac or rlpd for a Gaussian.")
         if type(policy) is FlowPolicy and policy.config.steps == 1:
             raise UserError(
                 "FQL needs a flow of several steps, because the single step of a cloned flow is the mean of the data. "
@@ -132,10 +130,7 @@ class FQL(OffPolicy):
         for part in self.minibatches(batch):
             stats.critic(self.critic_step(part))
             if self.policy_due():
-                imitation = imitation_loss(
-                    self.policy, part.obs, part.chunk, mask=part.mask, generator=self.generator, progress=self.progress
-                ).mean()
-                optimizer_step(self.optimizer, imitation, self.policy, self.config.grad_clip)
+                imitation = imitation_step(self, part.obs, part.chunk, mask=part.mask)
                 self.critic.requires_grad_(False)
                 loss, info = actor_loss(self.student, self.policy, self.critic, part.obs, self.config, self.generator)
                 optimizer_step(self.student_optimizer, loss, self.student, self.config.grad_clip)

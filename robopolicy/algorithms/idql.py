@@ -20,12 +20,12 @@ import torch
 from torch import Tensor
 
 from robopolicy.algorithms.common.algorithm import Checkpointable, Metrics, Observer
-from robopolicy.algorithms.common.off_policy import OffPolicy, UpdateStats, optimizer_step, td_loss
+from robopolicy.algorithms.common.off_policy import OffPolicy, UpdateStats, td_loss
 from robopolicy.algorithms.common.offline import (
     ImitationConfig,
     ImplicitConfig,
     ImplicitObjective,
-    imitation_loss,
+    imitation_step,
     require_imitation,
 )
 from robopolicy.constraints import Fraction, Positive, PositiveInt
@@ -104,12 +104,8 @@ class IDQL(OffPolicy):
         for part in self.minibatches(batch):
             stats.critic(self.critic_step(part))
             if self.policy_due():
-                loss = imitation_loss(
-                    self.policy, part.obs, part.chunk, mask=part.mask, generator=self.generator, progress=self.progress
-                ).mean()
-                optimizer_step(self.optimizer, loss, self.policy, self.config.grad_clip)
+                stats.actor(loss=imitation_step(self, part.obs, part.chunk, mask=part.mask))
                 self.ema.update(self.policy)
-                stats.actor(loss=loss)
         return self.finish(batch, stats)
 
     def observers(self) -> tuple[Observer, ...]:

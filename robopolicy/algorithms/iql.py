@@ -20,12 +20,12 @@ import torch
 from torch import Tensor
 
 from robopolicy.algorithms.common.algorithm import Checkpointable, Metrics, Observer
-from robopolicy.algorithms.common.off_policy import OffPolicy, UpdateStats, optimizer_step, td_loss
+from robopolicy.algorithms.common.off_policy import OffPolicy, UpdateStats, td_loss
 from robopolicy.algorithms.common.offline import (
     ImitationConfig,
     ImplicitConfig,
     ImplicitObjective,
-    imitation_loss,
+    imitation_step,
     require_imitation,
 )
 from robopolicy.constraints import NonNegative, Positive
@@ -94,16 +94,7 @@ class IQL(OffPolicy):
             stats.critic(self.critic_step(part))
             if self.policy_due():
                 weight = self.weights(part)
-                loss = imitation_loss(
-                    self.policy,
-                    part.obs,
-                    part.chunk,
-                    weight,
-                    mask=part.mask,
-                    generator=self.generator,
-                    progress=self.progress,
-                ).mean()
-                optimizer_step(self.optimizer, loss, self.policy, self.config.grad_clip)
+                loss = imitation_step(self, part.obs, part.chunk, weight, mask=part.mask)
                 stats.actor(loss=loss, weight=weight.mean(), weight_max=weight.max())
         return self.finish(batch, stats)
 

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from robopolicy.algorithms.common.algorithm import Checkpointable, Metrics, Observer
-from robopolicy.algorithms.common.off_policy import OffPolicy, UpdateStats, optimizer_step, td_loss
+from robopolicy.algorithms.common.off_policy import OffPolicy, UpdateStats, td_loss
 from robopolicy.algorithms.common.offline import (
     ConservativeConfig,
     ConservativeObjective,
@@ -32,7 +32,7 @@ from robopolicy.algorithms.common.offline import (
     ImitationConfig,
     ImplicitConfig,
     ImplicitObjective,
-    imitation_loss,
+    imitation_step,
     require_imitation,
 )
 from robopolicy.constraints import NonNegativeInt, Positive, PositiveInt
@@ -144,10 +144,7 @@ class PARL(OffPolicy):
         """Take an imitation step of the policy on optimised chunks; returns metrics."""
         found = self.sample_candidates(batch.obs, batch.chunk)
         chunk, mask = imitation_target(found, batch, self.config.temperature, self.generator)
-        loss = imitation_loss(
-            self.policy, batch.obs, chunk, mask=mask, generator=self.generator, progress=self.progress
-        ).mean()
-        optimizer_step(self.optimizer, loss, self.policy, self.config.grad_clip)
+        loss = imitation_step(self, batch.obs, chunk, mask=mask)
         return {"loss": loss, "best_value": found.values.max(1).values.mean(), "mean_value": found.values.mean()}
 
     def update(self, batch: Transitions) -> Metrics:

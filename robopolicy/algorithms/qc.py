@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from robopolicy.algorithms.common.algorithm import Checkpointable, Metrics
-from robopolicy.algorithms.common.off_policy import OffPolicy, UpdateStats, optimizer_step
-from robopolicy.algorithms.common.offline import QChunkingConfig, complete_chunk_loss, imitation_loss, require_imitation
+from robopolicy.algorithms.common.off_policy import OffPolicy, UpdateStats
+from robopolicy.algorithms.common.offline import QChunkingConfig, complete_chunk_loss, imitation_step, require_imitation
 from robopolicy.constraints import PositiveInt
 from robopolicy.data.batches import Transitions
 from robopolicy.policies.base import Info, Observation, Policy, Sample
@@ -79,11 +79,7 @@ class QC(OffPolicy):
         for part in self.minibatches(batch):
             stats.critic(self.critic_step(part))
             if self.policy_due():
-                loss = imitation_loss(
-                    self.policy, part.obs, part.chunk, mask=part.mask, generator=self.generator, progress=self.progress
-                ).mean()
-                optimizer_step(self.optimizer, loss, self.policy, self.config.grad_clip)
-                stats.actor(imitation=loss)
+                stats.actor(imitation=imitation_step(self, part.obs, part.chunk, mask=part.mask))
         return self.finish(batch, stats)
 
     def inference_policy(self) -> Policy:

@@ -70,10 +70,7 @@ class Reflow(BC):
     def __init__(self, config: ReflowConfig, policy: Policy, *, total_updates: int) -> None:
         """Prepare to straighten `policy` in place in `total_updates` gradient steps."""
         if not isinstance(policy, GenerativePolicy) or policy.family != "flow" or policy.times != 1:
-            raise UserError(
-                f"Reflow straightens plain flow policies, got '{policy.name}'; pass init_from=CHECKPOINT of policy "
-                "'flow', or use algorithm=distill."
-            )
+            raise UserError(f"Reflow needs init_from=CHECKPOINT of a 'flow', got '{policy.name}'; or use distill.")
         super().__init__(config, policy, total_updates=total_updates)
         self.generator.manual_seed(config.seed)
         self.teacher = frozen_copy(policy)

@@ -60,27 +60,6 @@ class Decisions:
             if value.shape[:1] != shape[:1]:
                 raise ValueError(f"extra['{name}'] must have {shape[0]} rows, got shape {tuple(value.shape)}.")
 
-    @classmethod
-    def from_chain(cls, logp_old: Tensor, **others: Any) -> Decisions:
-        """View a denoising chain `(T_env, N_env, K)` as T_env * N_env rows of K decisions.
-
-        Args:
-            logp_old: (T_env, N_env, K).
-            others: Fields of this class with the same leading dimensions, `(T_env, N_env, K)` or `(T_env, N_env)`.
-        """
-        if logp_old.dim() != 3:
-            raise ValueError(f"logp_old of a chain must be (T_env, N_env, K), got shape {tuple(logp_old.shape)}.")
-        lead = logp_old.shape[:2]
-
-        def rows(name: str, value: Tensor) -> Tensor:
-            if value.shape[:2] != lead:
-                raise ValueError(f"{name} must start with {tuple(lead)}, got shape {tuple(value.shape)}.")
-            return value.flatten(0, 1)
-
-        extra: Mapping[str, Tensor] = others.pop("extra", {})
-        flat = {name: rows(name, value) for name, value in others.items() if value is not None}
-        return cls(rows("logp_old", logp_old), **flat, extra={name: rows(name, value) for name, value in extra.items()})
-
     def __len__(self) -> int:
         return int(self.logp_old.shape[0])
 

@@ -26,12 +26,9 @@ def is_plain(hint: Any) -> bool:
 
 
 def validate_option(what: str, hint: Any, plain: Any) -> Any:
-    """Check a plain value against the type of its option, and return it; lists become tuples.
+    """Check a plain value against the type `hint` of its option, and return it; lists become tuples.
 
-    Args:
-        what: Name in error messages, e.g. "Option 'low' of bounds 'constant'".
-        hint: Type for which `is_plain` is true.
-        plain: The value.
+    `what` is the name in error messages, e.g. "Option 'low' of bounds 'constant'".
 
     Raises:
         ValueError: The type is wrong, or the value is out of range, empty or not finite.

@@ -42,12 +42,8 @@ def log_ratio(
         denominator: (N, T) log-probabilities of the policy it is compared with.
         decisions: Batch with mask and ids.
         level: One ratio per decision ("token"), chunk or turn ("unit"), or trajectory ("sequence").
-        reduction: Over the decisions of the level: "sum", "mean" over its valid decisions (the geometric mean of the
-            ratios, GSPO), or "normalized", the sum divided by `count`.
+        reduction: Over the decisions of the level: "sum", "mean" (geometric mean of the ratios, GSPO), or "normalized".
         count: Divisor of "normalized", e.g. steps x action dimensions (ReinFlow), or dimensions at token level.
-
-    Returns:
-        (N, T); the decisions of one unit or trajectory share a value.
     """
     if level not in LEVELS:
         raise ValueError(f"Ratio level must be one of {tuple(LEVELS)}, got {level!r}.")

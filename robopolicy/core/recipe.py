@@ -118,16 +118,10 @@ class Recipe:
     def loss(
         self, decisions: Decisions, advantage: Tensor, logp: Tensor, entropy: Tensor | None = None
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Loss of a minibatch: estimator, objective and regularisers.
+        """Loss of a minibatch (estimator, objective and regularisers) and detached scalars of these terms.
 
-        Args:
-            decisions: Recorded decisions; whole groups if there is an objective.
-            advantage: (N, 1) or (N, T) rows of `advantage`.
-            logp: (N, T) under the current parameters.
-            entropy: (N, T) under the current parameters, if a term needs it.
-
-        Returns:
-            The loss, and detached scalars of the estimator, the objective and each regulariser.
+        `decisions` has whole groups if there is an objective; `advantage` has rows of the advantage (N, 1) or (N, T);
+        `logp` and, if a term needs it, `entropy` (N, T) are under the current parameters.
         """
         advantage = advantage.detach()
         terms: list[Tensor] = []

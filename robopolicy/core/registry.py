@@ -74,11 +74,9 @@ NESTED_LISTS = {"branches": "pipeline", "masks": "mask", "weights": "weight"}
 
 
 def build(kind: str, plain: Any) -> Any:
-    """Build a component.
+    """Build a component of a type in `REGISTRIES` or `UNNAMED`, or a "pipeline" from a list of stages.
 
-    Args:
-        kind: Component type: a key of `REGISTRIES` or `UNNAMED`, or "pipeline" for a list of stages.
-        plain: A name, or a mapping of `name` and options.
+    `plain` is a name, or a mapping of `name` and options.
 
     Raises:
         ValueError: A name or option is unknown, a required option is missing, or a value is invalid.

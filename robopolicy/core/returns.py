@@ -14,12 +14,9 @@ DISCOUNT_UNITS = ("step", "chunk")
 
 
 def chunk_discount(gamma: float, steps: Tensor, unit: str = "step") -> Tensor:
-    """Discount between one chunk decision and the next.
+    """Discount (T, N) between one chunk decision and the next, after `steps` (T, N) executed control steps.
 
-    Args:
-        gamma: Discount per control step (`unit="step"`) or per chunk (`unit="chunk"`, as DPPO, ReinFlow and DSRL).
-        steps: (T, N) executed control steps, fewer than the chunk length if an episode ended inside it.
-        unit: "step" for `gamma ** steps`, "chunk" for `gamma`.
+    It is `gamma ** steps` for unit "step" and `gamma` for unit "chunk" (as in DPPO, ReinFlow and DSRL).
     """
     if unit == "step":
         return torch.pow(gamma, steps.to(torch.get_default_dtype()))
@@ -29,13 +26,10 @@ def chunk_discount(gamma: float, steps: Tensor, unit: str = "step") -> Tensor:
 
 
 def successor_values(value: Tensor, last_value: Tensor, bootstrap: Tensor, final_value: Tensor) -> Tensor:
-    """Value of the true successor of every entry, the `next_value` of `gae`.
+    """Value of the true successor of every entry (T, N), the `next_value` of `gae`.
 
-    Args:
-        value: (T, N) value of the current observation.
-        last_value: (N,) value of the observation after the last decision.
-        bootstrap: (T, N) bool, truncated and not terminated.
-        final_value: (M,) values of the last observations of the M entries that bootstrap, row-major.
+    `last_value` (N,) is of the observations after the last decisions, `final_value` (M,) of the last observations of
+    the M entries where `bootstrap` (truncated and not terminated) is on, row-major.
     """
     count = int(bootstrap.sum())
     if final_value.shape != (count,):
@@ -109,18 +103,9 @@ def sequence_gae(
 ) -> tuple[Tensor, Tensor]:
     """GAE along rows in which only some entries are decisions (prompt, tool output and padding are not).
 
-    Masked entries are skipped, as if the row did not contain them; their rewards are ignored.
-
-    Args:
-        reward: (N, T).
-        value: (N, T).
-        discount: A number or (N, T): factor from a decision to the next one of its row, see `nested_discount`.
-        lam: A number or (N, T).
-        mask: (N, T) bool, True at decisions.
-        last_value: (N,) bootstrap after the last decision of a truncated row; None: rows end terminated.
-
-    Returns:
-        Advantages and lambda returns, both (N, T), 0 at masked entries.
+    Masked entries are skipped, as if the row did not contain them; their rewards are ignored. `discount` and `lam` are
+    numbers or (N, T), see `nested_discount`. `last_value` (N,) is the bootstrap after the last decision of truncated
+    rows; without it rows end terminated. Returns advantages and lambda returns, both (N, T), 0 at masked entries.
     """
     rows, length = reward.shape
     gamma = torch.as_tensor(discount, dtype=reward.dtype, device=reward.device).expand(rows, length)

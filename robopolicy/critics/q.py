@@ -90,12 +90,8 @@ class QEnsemble(nn.Module):
     ) -> None:
         """Build the critic of `policy` with copies of its normalisers.
 
-        Args:
-            config: Architecture.
-            policy: Policy with observation and action shapes.
-            steps: n, number of actions of a chunk in the input; by default the executed ones.
-            outputs: Number of value outputs of a member without a histogram.
-            extra: Number of further outputs after the value.
+        `steps` is n, the number of actions in the input (default: the executed ones), `outputs` the number of values
+        of a member without histogram, and `extra` the number of further outputs.
         """
         super().__init__()
         self.config = config

@@ -109,14 +109,9 @@ def calibrated(values: Tensor, returns: Tensor) -> Tensor:
 def conservative_penalty(data: Tensor, policy: Tensor, uniform: Tensor, returns: Tensor) -> Tensor:
     """Soft maximum over sampled chunks minus the value of the data's chunk, `(M, B)` (CQL with Cal-QL).
 
-    The soft maximum is the log of the mean exponential over all samples and the data's chunk, so the penalty is 0 if
-    all values are equal. There are no importance weights, so the policy needs no density.
-
-    Args:
-        data: (M, B) values of the chunks in the data.
-        policy: (M, B, C) values of chunks from the policy; only these are calibrated.
-        uniform: (M, B, U) values of chunks drawn uniformly from the action space.
-        returns: (B,) returns-to-go of the data, NaN where unknown.
+    The soft maximum is the log of the mean exponential of the values of the data's chunk `(M, B)`, of chunks of the
+    policy `(M, B, C)`, calibrated by the returns-to-go `(B,)` (NaN: unknown), and of uniform chunks `(M, B, U)`. The
+    penalty is 0 if all values are equal. Without importance weights the policy needs no density.
     """
     values = torch.cat([calibrated(policy, returns), uniform, data.unsqueeze(-1)], -1)
     return values.logsumexp(-1) - math.log(values.shape[-1]) - data

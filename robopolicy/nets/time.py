@@ -49,10 +49,7 @@ class TimeEmbedding(nn.Module):
 def network_rows(x: Tensor, time: Tensor, features: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Rows of a denoising network, one per iterate: chunks `(R, H, A)`, times `(R, D)`, features `(R, To, F)`.
 
-    Args:
-        x: Iterates `(B, ..., H, A)`.
-        time: Embeddings that broadcast to `(B, ..., D)`.
-        features: Features of the observations `(B, To, F)`, repeated for all iterates of their row.
+    Iterates are `(B, ..., H, A)`, time embeddings broadcast to `(B, ..., D)`, and features are `(B, To, F)`.
     """
     shape = x.shape[:-2]
     for count in shape[1:]:

@@ -82,9 +82,8 @@ class UNet1d(nn.Module):
         """Build the network; `feature_dim` is To * F, `channels` has the width of each level, `kernel` is odd."""
         super().__init__()
         if kernel % 2 == 0 or not channels or any(width < 1 or width % groups for width in channels):
-            raise UserError(
-                f"The U-Net needs an odd kernel and channels divisible by {groups}; got {kernel} and {list(channels)}."
-            )
+            found = f"{kernel} and {list(channels)}"
+            raise UserError(f"The U-Net needs an odd kernel and channels divisible by {groups}; got {found}.")
         condition_dim = time_dim + feature_dim
 
         def block(in_channels: int, out_channels: int) -> FiLMBlock:

@@ -85,15 +85,9 @@ def rollout_to_end(
     group: Tensor,
     stats: EpisodeStats | None = None,
 ) -> GroupRollout:
-    """Run the current episode of every environment to its end.
+    """Run the current episode of every environment to its end, from the current observations `(N, To, ...)`.
 
-    Args:
-        sim: Simulator at any point of its episodes.
-        act: `act(obs, generator=...)` returns a `Sample`.
-        obs: Current observations `(N, To, ...)`.
-        generator: Generator of the exploration noise.
-        group: (N,) group ids of the result.
-        stats: Episode statistics to update, if any.
+    `act(obs, generator=...)` returns a `Sample`; `group` (N,) has the group ids of the result.
     """
     rows: dict[str, list[Any]] = {key: [] for key in ("obs", "record", "logp", "step", "valid")}
     final: list[Observation] = []

@@ -75,16 +75,10 @@ def add_step(
     *,
     decision: bool,
 ) -> None:
-    """Write a control step to a replay buffer.
+    """Write the step `trace` of `active` (N,) environments to a replay buffer, with actions clipped to the bounds.
 
-    Args:
-        replay: Buffer with one lane per environment.
-        sim: Simulator, whose bounds clip the stored actions.
-        obs: Observation `{key: (N, ...)}` before the step.
-        trace: The step.
-        active: `(N,)` True in environments whose step is stored.
-        record: Further data to store, `{key: (N, ...)}`.
-        decision: Whether a chunk begins here.
+    `obs` `{key: (N, ...)}` is before the step, `record` `{key: (N, ...)}` has further data, and `decision` is whether
+    a chunk begins here.
     """
     rows = active.nonzero().flatten()
     if not len(rows):

@@ -80,13 +80,9 @@ class RolloutSampler:
     """Sampler of `Rollout`s; episodes continue across calls, and their seeds follow the seed rule."""
 
     def __init__(self, sim: ChunkedSim, *, decisions: int, seed: int = 0, memory: int = 0) -> None:
-        """Reset `sim`.
+        """Reset `sim` for rollouts of T `decisions` per environment; `seed` is the first episode and noise seed.
 
-        Args:
-            sim: Simulator with chunk execution and observation history.
-            decisions: T, chunk decisions per environment in one rollout.
-            seed: First episode seed, and seed of the exploration noise.
-            memory: M, size of the hidden state of a recurrent policy, which `act` returns with every `Sample`.
+        `memory` is M, the size of the hidden state of a recurrent policy, which `act` returns with every `Sample`.
         """
         self.sim = sim
         self.decisions = decisions

@@ -367,7 +367,7 @@ def test_losses_stay_finite_under_autocast_and_show_a_nan() -> None:
 
 
 def test_what_cannot_be_learned_is_refused() -> None:
-    with pytest.raises(UserError, match="denoising heads such as flow or diffusion, got 'gaussian'"):
+    with pytest.raises(UserError, match=r"needs a denoising head, e\.g\. flow, got 'gaussian'"):
         GoRL(GoRLConfig(), GaussianPolicy(GaussianConfig(), SPEC), total_updates=1)
     with pytest.raises(UserError, match=r"policy\.normalization=running"):
         GoRL(GoRLConfig(), FlowPolicy(FlowConfig(), SPEC), total_updates=1)

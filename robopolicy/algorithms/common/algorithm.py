@@ -95,15 +95,10 @@ class Algorithm(ABC):
 
     @classmethod
     def check_settings(cls, *, dataset: str, env_steps: int, offline_updates: int) -> None:
-        """Check the settings of a run against the data that the algorithm needs.
+        """Raise `UserError` if the settings of a run do not fit the data that the algorithm needs.
 
-        Args:
-            dataset: Folder of demonstrations; empty for none.
-            env_steps: Budget of control steps; 0 for none.
-            offline_updates: First updates that use only the dataset.
-
-        Raises:
-            UserError: A setting must be changed.
+        `dataset` is a folder of demonstrations or empty, `env_steps` the budget of control steps, `offline_updates`
+        the number of first updates that use only the dataset.
         """
         if cls.data_source == "dataset":
             if not dataset:

@@ -148,11 +148,8 @@ class MonteCarloFlowLoss:
 
     Ratios compare the network at these points with the network before the first gradient step.
 
-    Args:
-        policy: Adds points to a record: `complete(obs, record, generator)`.
-        logp: Surrogate of the log-probabilities `(B, N)` of rows, for ratios.
-        batch_size: Rows per call of `complete`.
-        generator: Generator of the points.
+    `policy.complete(obs, record, generator)` adds the points of up to `batch_size` rows to their record, and `logp`
+    returns surrogate log-probabilities `(B, N)` of rows.
     """
 
     def __init__(

@@ -107,9 +107,7 @@ def make_latent_policy(policy: Policy, config: SteeringConfig, algorithm: str) -
     theirs, expected = vars(policy.config.actor), vars(config.actor)
     other = [f"{key}={value}" for key, value in theirs.items() if key != "normalization" and value != expected[key]]
     if other:  # normalization is the base's
-        raise UserError(
-            f"The policy's noise actor has {', '.join(other)}; set algorithm.actor to that, or start from its base."
-        )
+        raise UserError(f"The policy's noise actor has {', '.join(other)}; set algorithm.actor to it, or use the base.")
     return policy
 
 

@@ -105,9 +105,7 @@ class OffPolicy(Algorithm):
         if cls.needs_dataset:
             super().check_settings(dataset=dataset, env_steps=env_steps, offline_updates=offline_updates)
         elif dataset and cls.chunk_starts_only:
-            raise UserError(
-                f"Algorithm '{cls.name}' needs records of its own decisions, which a dataset lacks; drop dataset=."
-            )
+            raise UserError(f"Algorithm '{cls.name}' needs records of decisions, which datasets lack; drop dataset=.")
         elif not dataset and offline_updates:
             raise UserError("replay.offline_updates needs a dataset; pass dataset=FOLDER or set it to 0.")
 
@@ -213,16 +211,10 @@ class OffPolicy(Algorithm):
 
 
 def td_loss(critic: QEnsemble, batch: Transitions, target: Callable[[Transitions], Tensor]) -> tuple[Tensor, Info]:
-    """Weighted temporal-difference loss, summed over the members and averaged over the batch.
+    """Weighted temporal-difference loss, summed over members and averaged over the batch, and metrics.
 
-    Args:
-        critic: Q ensemble; its dropout is active only in this loss.
-        batch: B windows.
-        target: Regression target `(B,)`, or `(M, B)` per member, of the batch; called after the critic and without
-            gradients.
-
-    Returns:
-        The loss, and `value`, `target` and the absolute `td_errors` `(B,)`.
+    `target(batch)` is `(B,)`, or `(M, B)` per member, and is called after the critic and without gradients. Dropout is
+    active only in this loss. The metrics are `value`, `target` and the absolute `td_errors` `(B,)`.
     """
     with training_mode(critic):
         output = critic.output(critic.encode(batch.obs), batch.chunk)
@@ -252,7 +244,5 @@ def optimizer_step(
 def require_squashed(policy: Policy, algorithm: str) -> GaussianPolicy:
     """Return `policy` if it is a squashed Gaussian, else raise `UserError`."""
     if not isinstance(policy, GaussianPolicy) or not policy.config.squash:
-        raise UserError(
-            f"Algorithm '{algorithm}' trains a squashed Gaussian, got '{policy.name}'; pass policy=squashed_gaussian."
-        )
+        raise UserError(f"Algorithm '{algorithm}' needs policy=squashed_gaussian, got '{policy.name}'.")
     return policy

@@ -11,11 +11,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from robopolicy.algorithms.common.off_policy import OffPolicyConfig, td_loss
+from robopolicy.algorithms.common.off_policy import OffPolicyConfig, optimizer_step, td_loss
 from robopolicy.constraints import NonNegative, OpenFraction, Positive, PositiveInt, Validated
 from robopolicy.critics.q import CriticConfig, QEnsemble
 from robopolicy.critics.value import ValueConfig, ValueNet, conservative_penalty, expectile_loss
@@ -74,6 +75,17 @@ def imitation_loss(
     return loss
 
 
+def imitation_step(
+    algorithm: Any, obs: Observation, chunk: Tensor, weight: Tensor | None = None, *, mask: Tensor
+) -> Tensor:
+    """Take a step of `algorithm.optimizer` on `imitation_loss` of `algorithm.policy`; returns the mean loss."""
+    generator, progress = algorithm.generator, algorithm.progress
+    losses = imitation_loss(algorithm.policy, obs, chunk, weight, mask=mask, generator=generator, progress=progress)
+    loss = losses.mean()
+    optimizer_step(algorithm.optimizer, loss, algorithm.policy, algorithm.config.grad_clip)
+    return loss
+
+
 # Critic objectives.
 
 
@@ -108,13 +120,10 @@ class CriticObjective(nn.Module, ABC):
         q_values: Callable[[], Tensor],
         sample_candidates: Callable[[], Tensor],
     ) -> tuple[Tensor, Info]:
-        """Loss in addition to the temporal-difference loss of the online `critic`.
+        """Loss in addition to the temporal-difference loss of the online `critic`, and metrics.
 
-        Args:
-            batch: Windows of the buffer.
-            critic: The online ensemble.
-            q_values: Returns values `(B,)` of the batch's chunks under the target ensemble.
-            sample_candidates: Returns chunks `(B, C, H, A)` of the policy at the batch's observations.
+        `q_values()` are values `(B,)` of the batch's chunks under the target ensemble, `sample_candidates()` chunks
+        `(B, C, H, A)` of the policy at the batch's observations.
         """
 
     def update_stats(self, obs: Observation) -> None:

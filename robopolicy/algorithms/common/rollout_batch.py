@@ -62,15 +62,10 @@ def compute_advantages(
     discount_unit: str = "step",
     reward_scale: Callable[[Tensor], Tensor] | None = None,
 ) -> RolloutBatch:
-    """Evaluate a rollout with the critic and compute generalised advantage estimates (GAE).
+    """Evaluate a rollout `(T, N, ...)` with the critic and compute generalised advantage estimates (GAE).
 
-    Args:
-        rollout: Rollout `(T, N, ...)`.
-        value: Critic, maps observations `(B, To, ...)` to `(B,)`.
-        gamma: Discount per `discount_unit` ("step" or "chunk"), see `robopolicy.core.returns.chunk_discount`.
-        gae_lambda: GAE lambda, per decision.
-        discount_unit: Unit of `gamma`.
-        reward_scale: Map from rewards to scaled rewards, if any.
+    `value` maps observations `(B, To, ...)` to `(B,)`. `gamma` is per `discount_unit`, "step" or "chunk" (see
+    `robopolicy.core.returns.chunk_discount`), `gae_lambda` per decision. `reward_scale` scales the rewards.
     """
     shape = rollout.shape
     obs = flatten(rollout.obs)
