@@ -1,8 +1,8 @@
 """AWM: advantage-weighted matching (Xue et al. 2025), adapted from images to action chunks.
 
 The matching loss l of pretraining is weighted by the signed advantage of each sample. Like FPO++ it has one ratio
-`exp(l_old - l)` per stored pair of noise and time, but with wide bounds (clip 1); the first gradient equals that of
-advantage-weighted matching. Two penalties on the squared velocity distance regularise the policy, a weak one to the
+`exp(l_old - l)` per stored pair of noise and time, but with wide bounds (clip 1); the first gradient equals the one
+of advantage-weighted matching. Two penalties on the squared velocity distance regularise the policy, a weak one to the
 pretrained policy and a strong one to a delayed average of the policy. The times of a chunk are stratified over the
 head's time distribution.
 

@@ -319,11 +319,7 @@ class GoRL(Algorithm):
 
 
 def latent_policy(policy: Policy, config: GoRLConfig) -> LatentPolicy:
-    """Build an encoder for the decoder `policy`, or return the policy of an earlier run.
-
-    Raises:
-        UserError: The policy is not a denoising head, or lacks statistics.
-    """
+    """Build an encoder for the decoder `policy`, a denoising head with statistics, or return a policy of GoRL."""
     if isinstance(policy, LatentPolicy) and isinstance(policy.base, StagedDecoder):
         return policy
     if not isinstance(policy, GenerativePolicy):

@@ -91,20 +91,14 @@ class Estimator:
         *,
         log_stats: bool = True,
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Loss of a minibatch.
+        """Loss of a minibatch, and detached scalars.
 
-        Args:
-            decisions: The recorded decisions.
-            advantage: (N,) or (N, 1) per row, or (N, T) per decision; it is detached.
-            logp: (N, T) log-probabilities under the current parameters. Decisions that a mask rule drops count in the
-                ratio of their unit or trajectory, without a gradient.
-            entropy: (N, T) under the current parameters, required for an entropy bonus.
-            log_stats: False omits the statistics of the ratio, which cost as much as the loss.
-
-        Returns:
-            The loss, and detached scalars: `approx_kl` (k3 [nats] at the ratio level; per decision if hierarchical),
-            `clip_fraction`, `ratio_mean`, `ratio_max` (largest |ratio - 1|), and, where used, `entropy`, `kl_ref` and
-            `ratio_variance`.
+        The advantage is (N,) or (N, 1) per row, or (N, T) per decision, and is detached. `logp` and, for an entropy
+        bonus, `entropy` (N, T) are under the current parameters. Decisions that a mask rule drops count in the ratio of
+        their unit or trajectory, without a gradient. The scalars are `approx_kl` (k3 [nats] at the ratio level; per
+        decision if hierarchical), `clip_fraction`, `ratio_mean`, `ratio_max` (largest |ratio - 1|), and, where used,
+        `entropy`, `kl_ref` and `ratio_variance`. `log_stats=False` omits those of the ratio, which cost as much as the
+        loss.
         """
         if logp.shape != decisions.logp_old.shape:
             raise ValueError(f"logp must have shape {decisions.shape}, got {tuple(logp.shape)}.")

@@ -190,11 +190,7 @@ def _histogram(config: CriticConfig) -> HLGauss | None:
 
 
 def copy_normalizers(policy: CriticInput, vision: VisionConfig) -> tuple[ObservationEncoder, Normalizer]:
-    """Create an observation encoder and an action normaliser with the statistics of `policy`.
-
-    Raises:
-        UserError: The policy has no normalisers.
-    """
+    """Create an observation encoder and an action normaliser with the statistics of `policy`, or raise `UserError`."""
     encoders = [part for part in policy.modules() if isinstance(part, ObservationEncoder)]
     normalizer = next((p.action_normalizer for p in policy.modules() if hasattr(p, "action_normalizer")), None)
     if not encoders or not isinstance(normalizer, Normalizer):
@@ -207,10 +203,9 @@ def copy_normalizers(policy: CriticInput, vision: VisionConfig) -> tuple[Observa
 
 
 def copy_statistics(encoder: ObservationEncoder, policy: CriticInput) -> None:
-    """Copy the statistics of `policy` to the encoder of a critic if its mode needs dataset statistics.
+    """Copy the statistics of `policy` to a critic's encoder that needs dataset statistics.
 
-    Raises:
-        UserError: The policy has another normalization or other observations.
+    Raises `UserError` if the policy has another normalization or other observations.
     """
     mode = encoder.normalization
     if mode not in ("minmax", "meanstd"):

@@ -59,8 +59,7 @@ class ValueNet(nn.Module):
     def for_policy(cls, config: ValueConfig, policy: CriticInput) -> ValueNet:
         """Build a value network with the normalisers of `policy`, unless its observations are privileged.
 
-        Raises:
-            UserError: The normalization needs dataset statistics that the policy does not have.
+        Raises `UserError` if the policy lacks required dataset statistics.
         """
         value = cls(config, policy.spec)
         copy_statistics(value.encoder, policy)

@@ -40,11 +40,7 @@ AUGMENTATIONS: Registry[type[Augmentation]] = Registry("augmentations", {})
 
 
 def augmentation_config(settings: Mapping[str, Any]) -> tuple[type[Augmentation], Any] | None:
-    """Class and config of an augmentation from `settings` `{"name": NAME, ...}`; None if they are empty.
-
-    Raises:
-        UserError: The name or a setting is unknown, or a value is invalid.
-    """
+    """Class and config of an augmentation from `settings` `{"name": NAME, ...}`; None if they are empty."""
     if not settings:
         return None
     rest = dict(settings)

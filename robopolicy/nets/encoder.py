@@ -73,11 +73,7 @@ class EmbeddingEncoder(ModalityEncoder):
 
 
 def encoder_configs(encoders: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Configs by prefix from settings `{prefix: settings}` of encoders without a field in the config of a policy.
-
-    Raises:
-        UserError: A prefix or a setting is unknown, or a value is invalid.
-    """
+    """Configs by prefix from settings `{prefix: settings}` of encoders without a field in the config of a policy."""
     configs: dict[str, Any] = {}
     for prefix, settings in encoders.items():
         if prefix not in ENCODERS:

@@ -92,8 +92,7 @@ class SteeringConfig(MaxEntropyConfig):
 def make_latent_policy(policy: Policy, config: SteeringConfig, algorithm: str) -> LatentPolicy:
     """Wrap `policy` with a noise actor; a policy that has one is returned unchanged.
 
-    Raises:
-        UserError: The policy takes no noise, the noise is unbounded, or its actor or noise space differs.
+    Raises `UserError` if the policy takes no noise, the noise is unbounded, or its actor or noise space differs.
     """
     if not config.noise_space.bound:
         raise UserError(f"{algorithm} needs bounded noise; set algorithm.noise_space.bound, e.g. to 1.5.")

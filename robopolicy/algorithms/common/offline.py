@@ -38,11 +38,7 @@ class ImitationConfig(OffPolicyConfig):
 
 
 def require_imitation(policy: Policy, algorithm: str) -> Policy:
-    """Return the policy to train by imitation: the base of a best-of-N wrapper, so that wrappers do not nest.
-
-    Raises:
-        UserError: It has no `imitation_loss`.
-    """
+    """Return the policy to train by imitation (the base of a best-of-N wrapper), or raise `UserError`."""
     while isinstance(policy, BestOfNPolicy):
         policy = policy.base
     if type(policy).imitation_loss is Policy.imitation_loss:

@@ -41,11 +41,7 @@ class Symmetry:
     def __init__(
         self, config: SymmetryConfig, mirror: MirrorSymmetry | None, policy: Policy, critics: list[ValueNet]
     ) -> None:
-        """Check that the mirror covers all observations and actions.
-
-        Raises:
-            UserError: There is no mirror, it lacks an observation, or the actions of policy and mirror differ.
-        """
+        """Raise `UserError` unless the mirror covers all observations and matches the actions."""
         if mirror is None:
             raise UserError("The task has no mirror symmetry; leave algorithm.symmetry at its defaults.")
         if config.mirror_coef and not isinstance(policy, GaussianPolicy):
