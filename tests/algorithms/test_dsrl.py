@@ -352,7 +352,7 @@ def test_what_is_deployed_round_trips(kind: Kind, tmp_path: Path) -> None:
 def test_demonstrations_serve_the_aliased_variant_alone() -> None:
     offline = replace(bandit(128, 0), record={}, online=torch.zeros(128).bool())
     make(DSRLNA, CallablePolicy.wrap("linear", linear, LINEAR)).update(offline)
-    with pytest.raises(UserError, match="noise of each action, which datasets lack; use algorithm=dsrl_na"):
+    with pytest.raises(UserError, match="noise of actions, which datasets lack; use algorithm=dsrl_na"):
         make(DSRLSAC, CallablePolicy.wrap("linear", linear, LINEAR)).update(offline)
 
 
@@ -361,7 +361,7 @@ def test_what_cannot_be_steered_is_refused() -> None:
         make(DSRLNA, GaussianPolicy(GaussianConfig(), LINEAR))
     with pytest.raises(UserError, match=r"set algorithm\.noise_space\.bound"):
         make(DSRLNA, flow(), noise_space=NoiseSpace(bound=0.0))
-    with pytest.raises(UserError, match="must be a multiple of the 2 executed steps, got 3"):
+    with pytest.raises(UserError, match="must be a multiple of the . executed steps, got 3"):
         make(DSRLSAC, flow(), n_step=3)
     with pytest.raises(UserError, match="or start from its base"):
         make(DSRLNA, LatentPolicy.from_base(flow(), NoiseSpace("repeat"), ACTOR))
