@@ -361,7 +361,7 @@ def test_what_cannot_be_steered_is_refused() -> None:
         make(DSRLNA, GaussianPolicy(GaussianConfig(), LINEAR))
     with pytest.raises(UserError, match=r"set algorithm\.noise_space\.bound"):
         make(DSRLNA, flow(), noise_space=NoiseSpace(bound=0.0))
-    with pytest.raises(UserError, match="must be a multiple of the . executed steps, got 3"):
+    with pytest.raises(UserError, match=r"must be a multiple of the \d+ executed steps, got 3"):
         make(DSRLSAC, flow(), n_step=3)
     with pytest.raises(UserError, match="or start from its base"):
         make(DSRLNA, LatentPolicy.from_base(flow(), NoiseSpace("repeat"), ACTOR))
