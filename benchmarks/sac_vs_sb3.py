@@ -198,9 +198,9 @@ def train_ours(
     algorithm = make_ours(spec, low, high, settings, precision)
     generator = torch.Generator().manual_seed(seed)
     sampler = ReplaySampler(ChunkedSim(sim), Replay(settings.capacity), seed=seed * 1_000_000)
-    sampler.play(algorithm.warmup_action, settings.warmup)
+    sampler.collect(algorithm.warmup_action, settings.warmup)
     for _ in range(steps - settings.warmup):
-        sampler.play(algorithm.act)
+        sampler.collect(algorithm.act)
         algorithm.update(sampler.replay.sample(algorithm.sample_spec, generator))
     seconds = time.perf_counter() - start
     sim.close()

@@ -1,1 +1,1 @@
-"""Learning algorithms, one file each, all in the same order."""
+"""Learning algorithms, one file per method."""

@@ -1,22 +1,20 @@
 """AC-Flow: flow matching with intermediate feedback (Fan et al. 2025), a reconstruction for action chunks.
 
-An intermediate critic V(x_t, t, s) estimates, at points on the way from noise to the chunk, the outcome to come. The
-actor repeats the matching loss of pretraining on its own chunks, each stored pair weighted by `exp(A / temperature)`
-with `A = outcome - V(x_t, t, s)`. Any function of (x_t, t, s) may be subtracted in the exponent: it scales all targets
-that meet in one point alike, so the best velocity there stays the same, while the weights stay near 1. Stability comes
-from three sides: outcomes are normalised, A is clipped, and the actor waits until the critic has been trained for some
-rollouts. A penalty on the squared velocity distance to the pretrained policy bounds the Wasserstein-2 distance to it
-(as in ORW-CFM-W2, of which this is the extension; there V = 0 and the outcome is a reward).
+An intermediate critic V(x_t, t, s) predicts the outcome at points between noise and chunk. The actor minimises the
+matching loss of pretraining on its own chunks, with each stored pair weighted by `exp(A / temperature)`, where `A =
+outcome - V(x_t, t, s)`. Subtracting V scales all targets of a point equally, so the optimal velocity is unchanged while
+the weights stay near 1. For stability, outcomes are normalised, A is clipped, and the first rollouts train only the
+critics. A penalty on the squared velocity distance to the pretrained policy bounds the Wasserstein-2 distance to it (as
+in ORW-CFM-W2, where V = 0 and the outcome is a reward).
 
-Use it to study intermediate feedback. Weights are positive, so the policy mostly repeats itself: it improves slower
-than with signed weights (FPO++, AWM), exploration noise would be cloned, and a sampler of few steps drifts unless the
-penalty is strong. Not for heads with learned step lengths.
+Use it to study intermediate feedback. The weights are positive, so it improves more slowly than signed weights (FPO++,
+AWM), clones exploration noise, and drifts with few sampler steps unless the penalty is strong. It does not support
+heads with learned step lengths.
 
-Reconstructed from the abstract, summaries and the predecessor's code; the paper's own numbers were not seen. Images
-become chunks: the outcome is the normalised GAE advantage on V(s), so that the intermediate critic explains what V(s)
-cannot. Points lie on the line to the drawn chunk, at the stored pairs, not on the sampler's trajectory. The weights of
-an iteration are formed with the intermediate critic as it was before. Loss and penalty are divided by `1 + w2_coef`,
-which leaves the optimum and keeps the limit of an infinite penalty finite.
+Reconstructed from the abstract, summaries and the predecessor's code, without the paper's numbers. Images become
+chunks: the outcome is the normalised GAE advantage on V(s). Points lie on the line to the drawn chunk, at the stored
+pairs, not on the sampler's trajectory. The weights of an iteration use the intermediate critic before its update. Loss
+and penalty are divided by `1 + w2_coef`, which keeps the optimum and a finite limit for an infinite penalty.
 """
 
 from __future__ import annotations
@@ -83,24 +81,24 @@ class IntermediateValue(nn.Module):
         self.head = MLP(size, config.hidden, 1, activation=config.activation)
 
     def forward(self, obs: Mapping[str, Tensor], x: Tensor, t: Tensor) -> Tensor:
-        """Estimate the outcome from `x`, in normalised action units; observations are encoded once."""
+        """Predict the outcome at `x`, in normalised action units."""
         features = self.encoder(obs).flatten(1).unsqueeze(1).expand(-1, t.shape[1], -1)
         return self.head(torch.cat([features, self.time(t), x.flatten(2)], -1)).squeeze(-1)
 
     def update_stats(self, obs: Mapping[str, Tensor]) -> None:
-        """Merge `obs` into a running normaliser; does nothing in other modes."""
+        """Update a running normaliser with `obs`; does nothing in other modes."""
         self.encoder.update_stats(obs)
 
 
 @dataclass(frozen=True)
 class ACFlowConfig(FlowLossConfig):
-    """Settings of AC-Flow; no published values were seen."""
+    """Settings of AC-Flow; published values are unknown."""
 
     grad_clip: Positive = 1.0  # largest gradient norm of the actor
-    critic_warmup: NonNegativeInt = 3  # first rollouts that train the critics alone
+    critic_warmup: NonNegativeInt = 3  # first rollouts that train only the critics
     temperature: Positive = 0.5  # of the weights
-    advantage_clip: Positive = 1.0  # bound on the intermediate advantage; weights lie within exp(+-clip / temperature)
-    w2_coef: NonNegative = 10.0  # weight of the squared velocity distance to the pretrained policy; 1 drifted on lift
+    advantage_clip: Positive = 1.0  # of the intermediate advantage; weights lie within exp(+-clip / temperature)
+    w2_coef: NonNegative = 10.0  # weight of the squared velocity distance to the pretrained policy; 1 drifts on lift
     intermediate: IntermediateConfig = field(default_factory=IntermediateConfig)  # network of the intermediate critic
 
 
@@ -112,14 +110,14 @@ def critic_weights(advantage: Tensor, clip: float, temperature: float) -> Tensor
 def ac_flow_loss(
     logp: Tensor, logp_old: Tensor, weight: Tensor, distance: Tensor, estimator: Estimator, w2_coef: float
 ) -> tuple[Tensor, Info]:
-    """Weighted matching of the pairs `(B, N)` plus the penalty, as a convex combination of both."""
+    """Convex combination of the weighted matching loss of pairs `(B, N)` and the penalty."""
     loss, info = estimator(Decisions(logp_old), weight, logp)
     share = 1.0 / (1.0 + w2_coef)
     return share * loss + (1.0 - share) * distance, info | {"w2_distance": distance, "weight": weight.mean()}
 
 
 class ACFlow(OnPolicy):
-    """Critic-weighted matching on own chunks with a pull towards the pretrained policy."""
+    """Critic-weighted matching on the policy's own chunks with a penalty on the distance to the pretrained policy."""
 
     name = "ac_flow"
     config_class = ACFlowConfig
@@ -138,7 +136,7 @@ class ACFlow(OnPolicy):
         self.critic_optimizer = critic_adam(self.critic, config)
         size = config.batch_size
         self.flow_loss = MonteCarloFlowLoss(self.policy, self.logp, batch_size=size, generator=self.generator)
-        # Weights times minus a log-ratio: the gradient is that of the weighted loss.
+        # Weights times minus a log-ratio, whose gradient equals the gradient of the weighted loss.
         self.estimator = Estimator(EstimatorConfig(surrogate="policy_gradient"))
         self.intermediate = IntermediateValue(config.intermediate, self.policy.spec)
         copy_statistics(self.intermediate.encoder, policy)
@@ -158,11 +156,8 @@ class ACFlow(OnPolicy):
         return self.intermediate(rows.obs, interpolate(noise, data, t[..., None, None]), t)
 
     @torch.no_grad()
-    def weighted(self, rows: RolloutBatch) -> RolloutBatch:
-        """Rows with outcomes `(B,)`, normalised over the rollout, stored pairs, and the weights `(B, N)` of these.
-
-        Weights are formed with the intermediate critic before its update.
-        """
+    def compute_weights(self, rows: RolloutBatch) -> RolloutBatch:
+        """Rows with normalised outcomes `(B,)`, stored pairs and their weights `(B, N)`, before the critic's update."""
         rows = replace(rows, record=rows.record | {"outcome": normalize(rows.advantage)})
         rows = self.flow_loss.complete(rows)
         value = torch.cat([self.intermediate_value(part) for part in rows.split(self.config.batch_size)])
@@ -171,7 +166,7 @@ class ACFlow(OnPolicy):
         return replace(rows, record=rows.record | {"weight": weight})
 
     def loss(self, rows: RolloutBatch) -> tuple[Tensor, Info]:
-        """Weighted matching loss and the distance to the pretrained policy; what to log."""
+        """Weighted matching loss with the distance to the pretrained policy, and metrics."""
         velocity = self.policy.velocities(self.policy.head, rows.obs, rows.record)
         with torch.no_grad():
             reference = self.policy.velocities(self.base, rows.obs, rows.record)
@@ -180,7 +175,7 @@ class ACFlow(OnPolicy):
         return ac_flow_loss(self.logp(rows), rows.logp, weight, distance, self.estimator, self.config.w2_coef)
 
     def critic_step(self, rows: RolloutBatch) -> Tensor:
-        """One step of V(s) and one of the intermediate critic; returns the loss of V(s)."""
+        """Take a step of V(s) and of the intermediate critic; returns the loss of V(s)."""
         loss = super().critic_step(rows)
         value = self.intermediate_value(rows)
         error = nn.functional.mse_loss(value, rows.record["outcome"].unsqueeze(1).expand_as(value))
@@ -190,10 +185,10 @@ class ACFlow(OnPolicy):
         return loss
 
     def update(self, batch: Rollout) -> Metrics:
-        """Several epochs of weighted matching on one rollout."""
+        """Run several epochs of weighted matching on a rollout."""
         config = self.config
         self.update_reward_scale(batch)  # running standard deviation of the return
-        rows = self.weighted(self.process_rollout(batch))  # scaled rewards, GAE on V(s), stored points, weights
+        rows = self.compute_weights(self.process_rollout(batch))  # scaled rewards, GAE on V(s), stored points, weights
         rate = cosine_rate(self.actor_optimizer, config, self.updates, self.total_updates)
         stats: dict[str, Any] = {"actor/lr": rate}
         epochs = Epochs(partial(self.minibatches, rows, batch.shape), config.epochs)
@@ -210,7 +205,7 @@ class ACFlow(OnPolicy):
         return metrics
 
     def checkpoint_items(self) -> Mapping[str, Checkpointable]:
-        """Networks, the frozen base and the intermediate critic too, all optimisers and the scale of the rewards."""
+        """Networks, frozen base, optimisers and reward scale."""
         own = {"base": self.base, "actor_optimizer": self.actor_optimizer, "critic_optimizer": self.critic_optimizer}
-        between = {"intermediate": self.intermediate, "intermediate_optimizer": self.intermediate_optimizer}
-        return {**super().checkpoint_items(), **own, **between}
+        critic = {"intermediate": self.intermediate, "intermediate_optimizer": self.intermediate_optimizer}
+        return {**super().checkpoint_items(), **own, **critic}

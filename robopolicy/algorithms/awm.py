@@ -1,18 +1,18 @@
-"""AWM: advantage-weighted matching (Xue et al. 2025), carried over from images to action chunks.
+"""AWM: advantage-weighted matching (Xue et al. 2025), adapted from images to action chunks.
 
-The loss of pretraining is also the loss of RL: each sample's matching loss l is weighted by its signed advantage. Like
-FPO++ it forms one ratio `exp(l_old - l)` per stored pair of noise and time, but hardly bounds it (clip 1): at
-the first step the gradient is that of advantage-weighted matching. What keeps the policy in place are two penalties on
-the squared distance of velocities, a weak one to the pretrained policy and a strong one to an average that follows the
-policy with a delay. The times of one chunk are stratified over the head's time law.
+The matching loss l of pretraining is weighted by the signed advantage of each sample. Like FPO++ it has one ratio
+`exp(l_old - l)` per stored pair of noise and time, but with wide bounds (clip 1); the first gradient equals the one
+of advantage-weighted matching. Two penalties on the squared velocity distance regularise the policy, a weak one to the
+pretrained policy and a strong one to a delayed average of the policy. The times of a chunk are stratified over the
+head's time distribution.
 
-Use it when FPO's tight clip learns too slowly and rollouts are fresh: with many epochs it drifts off-policy unbounded.
-Not for heads with learned step lengths (shortcut, MeanFlow), and not offline: negative weights need fresh data.
+Use it when FPO's tight clip learns too slowly and rollouts are recent: with many epochs it drifts off-policy. It does
+not support heads with learned step lengths (shortcut, MeanFlow) or offline data, because of its negative weights.
 
-Mapping and deviations: prompts become observations and group-normalised rewards GAE advantages, normalised per
-minibatch; losses come from stored pairs also in the first step; times are stratified over the whole law (there: over
-0.9 of 14 sampler steps); the delayed average moves once per rollout, with the warm-up of the average that evaluation
-uses elsewhere; the gradient is cut at norm 25 (there: 1).
+Deviations: prompts become observations, and group-normalised rewards become GAE advantages, normalised per minibatch;
+losses come from stored pairs also in the first step; times are stratified over the whole distribution (there: 0.9 of 14
+sampler steps); the delayed average is updated once per rollout, with the warm-up of the EMA for evaluation; the
+gradient is clipped to norm 25 (there: 1).
 """
 
 from __future__ import annotations
@@ -52,40 +52,32 @@ from robopolicy.policies.exploration.sampled import SampledPolicy, require_suppo
 from robopolicy.policies.heads.generative import GenerativePolicy
 
 
-def _uniform(loss: Tensor, t: Tensor, power: float) -> Tensor:
-    return loss
-
-
-def _noise(loss: Tensor, t: Tensor, power: float) -> Tensor:
-    return loss * (1 - t)
-
-
 def _power(loss: Tensor, t: Tensor, power: float) -> Tensor:
-    # The shift keeps the slope finite at a loss of 0.
+    # The shift keeps the gradient finite at a loss of 0.
     return ((loss + 1e-10) ** power - 1e-10**power) * (1 - t) / power
 
 
 WEIGHTINGS: dict[str, Callable[[Tensor, Tensor, float], Tensor]] = {
-    "uniform": _uniform,
-    "noise": _noise,
+    "uniform": lambda loss, t, power: loss,
+    "noise": lambda loss, t, power: loss * (1 - t),
     "power": _power,
 }
-"""Loss `(B, N)` at times `(B, N)`, weighted: as it is, by the amount of noise, or by noise and a power (Huber: 0.5)."""
+"""Weightings of a loss `(B, N)` at times `(B, N)`: none, by the noise level, or by noise and a power (Huber: 0.5)."""
 
 
 @dataclass(frozen=True)
 class AWMConfig(FlowLossConfig):
-    """Settings of AWM; what is set here is the public code's unless noted."""
+    """Settings of AWM; its own defaults are the public code's unless noted."""
 
     num_mc_samples: PositiveInt = 6  # N, stored pairs of noise and time per chunk
     epochs: PositiveInt = 2  # passes over each rollout; the public code takes two steps
     clip: Positive = 1.0  # ratio bounds of every pair
-    advantage_clip: Positive = 5.0  # normalised advantages are cut here and divided by it
+    advantage_clip: Positive = 5.0  # normalised advantages are clipped to +- this and divided by it
     weighting: str = "uniform"  # uniform | noise (times 1 - t) | power (its power, times 1 - t); published: power
     power: Positive = 0.25  # of the loss, for weighting=power
     ref_coef: NonNegative = 0.003  # weight of the squared velocity distance to the pretrained policy
     ema_coef: NonNegative = 1.0  # weight of the squared velocity distance to the delayed average
-    ema_decay: FractionBelowOne = 0.3  # largest share of the delayed average that survives a rollout
+    ema_decay: FractionBelowOne = 0.3  # largest weight of the old average in its update
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -99,7 +91,7 @@ def awm_estimator(clip: float) -> Estimator:
 
 
 class AWM(OnPolicy):
-    """Policy gradients on per-sample ratios of matching losses, held by velocity penalties."""
+    """Policy gradient on per-sample ratios of matching losses with velocity penalties."""
 
     name = "awm"
     config_class = AWMConfig
@@ -127,13 +119,11 @@ class AWM(OnPolicy):
 
     def logp(self, rows: RolloutBatch) -> Tensor:
         """Minus the weighted loss `(B, N)` of each pair."""
-        config = self.config
-        return -WEIGHTINGS[config.weighting](
-            matching_losses(self.policy, rows, config.reduction), rows.record["t"], config.power
-        )
+        loss = matching_losses(self.policy, rows, self.config.reduction)
+        return -WEIGHTINGS[self.config.weighting](loss, rows.record["t"], self.config.power)
 
     def loss(self, rows: RolloutBatch) -> tuple[Tensor, Info]:
-        """Surrogate on one ratio per pair, plus the penalties; what to log."""
+        """Surrogate on one ratio per pair plus penalties, and metrics."""
         limit = self.config.advantage_clip
         advantage = normalize(rows.advantage).clamp(-limit, limit) / limit
         loss, info = fpo_loss(self.logp(rows), rows.logp, advantage, self.estimator)
@@ -142,10 +132,7 @@ class AWM(OnPolicy):
 
     def penalties(self, rows: RolloutBatch) -> tuple[Tensor, Info]:
         """Weighted velocity distances to the pretrained policy and to the delayed average."""
-        anchors = {
-            "ref": (self.config.ref_coef, self.base),
-            "ema": (self.config.ema_coef, self.average.module),
-        }
+        anchors = {"ref": (self.config.ref_coef, self.base), "ema": (self.config.ema_coef, self.average.module)}
         total, info = torch.zeros((), device=rows.advantage.device), {}
         if not any(weight for weight, _ in anchors.values()):
             return total, info
@@ -159,7 +146,7 @@ class AWM(OnPolicy):
         return total, info
 
     def update(self, batch: Rollout) -> Metrics:
-        """Several epochs of clipped updates on one rollout."""
+        """Run several epochs of clipped updates on a rollout."""
         config = self.config
         self.update_reward_scale(batch)  # running standard deviation of the return
         rows = self.flow_loss.complete(self.process_rollout(batch))  # scaled rewards, GAE on V(s), stored points
@@ -179,6 +166,6 @@ class AWM(OnPolicy):
         return metrics
 
     def checkpoint_items(self) -> Mapping[str, Checkpointable]:
-        """Networks, the frozen base and the delayed average too, both optimisers and the scale of the rewards."""
+        """Networks, frozen base, delayed average, optimisers and reward scale."""
         own = {"base": self.base, "actor_optimizer": self.actor_optimizer, "critic_optimizer": self.critic_optimizer}
         return {**super().checkpoint_items(), **own, "average": self.average}

@@ -1,11 +1,10 @@
 """Behaviour cloning: supervised imitation of demonstrated action chunks.
 
-Any policy with `imitation_loss` can be cloned: a flow head regresses velocities (conditional flow matching), a
-Gaussian head maximises likelihood. The averaged (EMA) weights are what is evaluated and saved, as in Diffusion Policy
-(Chi et al. 2023); its decay schedule is that of the reference implementation.
+Any policy with `imitation_loss` can be cloned: a flow head regresses velocities (conditional flow matching), a Gaussian
+head maximises likelihood. Averaged (EMA) weights are evaluated and saved, with the decay schedule of the reference
+implementation of Diffusion Policy (Chi et al. 2023).
 
-Use it to get a base policy from demonstrations. Do not expect it to exceed the demonstrator: improve the result with
-an RL fine-tuner.
+Use it to train a base policy from demonstrations. To exceed the demonstrator, fine-tune the result with RL.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ class BCConfig(Validated):
 
 
 def bc_loss(policy: Policy, batch: ChunkBatch, generator: torch.Generator | None = None) -> tuple[Tensor, Info]:
-    """Mean imitation loss of a batch of demonstrated chunks, and what learned augmentations add to it."""
+    """Mean imitation loss of a batch of chunks plus the losses of learned augmentations, and metrics."""
     loss, info = policy.imitation_loss(batch.obs, batch.chunk, batch.weight, mask=batch.mask, generator=generator)
     return loss.mean() + augmentation_loss(policy, loss), info
 
@@ -69,12 +68,12 @@ class BC(Algorithm):
         self.ema = EMA(policy) if config.ema else None
 
     def loss(self, batch: ChunkBatch) -> tuple[Tensor, Info]:
-        """Loss of one gradient step, and what to log; distillation and reflow have losses of their own."""
+        """Loss of a gradient step, and metrics; distillation and reflow override it."""
         set_augmentation_progress(self.policy, self.progress)
         return bc_loss(self.policy, batch)
 
     def update(self, batch: ChunkBatch) -> Metrics:
-        """One gradient step on a batch of chunks."""
+        """Take a gradient step on a batch of chunks."""
         self.policy.train()
         self.policy.set_progress(self.progress)
         rate = self.config.lr * warmup_cosine(self.updates, self.config.warmup, self.total_updates)
@@ -91,7 +90,7 @@ class BC(Algorithm):
         return metrics | {f"actor/{key}": value.mean().item() for key, value in info.items()}
 
     def inference_policy(self) -> Policy:
-        """The averaged policy, or the trained one when averaging is off."""
+        """The averaged policy, or the trained one without averaging."""
         return self.policy if self.ema is None else self.ema.module
 
     def checkpoint_items(self) -> Mapping[str, Checkpointable]:

@@ -1,16 +1,15 @@
 """Cal-QL: conservative Q-learning, calibrated by returns, on a squashed Gaussian (Nakamoto et al. 2023).
 
-SAC plus a penalty that holds the values of sampled chunks down near that of the data's chunk, except that a value which
-already lies below the return of the data is left alone. Plain CQL pushes such values ever further down and then has to
-unlearn that when it goes online; the bound removes the dip.
+SAC plus a penalty that lowers the values of sampled chunks towards the value of the data's chunk, unless they already
+lie below the return of the data. Plain CQL lowers such values further and has to unlearn that in online training.
 
-Use it to pretrain offline and go on online with one algorithm and a simple policy. For a diffusion, flow or
-autoregressive policy use pa_rl, whose critic follows the same rule by sampled candidates. Episodes must terminate for
-their returns to be known: where none do, the bound never acts and this is CQL.
+Use it to pretrain offline and continue online with one algorithm and a simple policy. For a diffusion, flow or
+autoregressive policy use pa_rl, whose critic has the same penalty on candidates. Returns are known only if episodes
+terminate; otherwise the bound has no effect and this is CQL.
 
-Deviations from the public code: sampled chunks carry no importance weights (they need densities of executed parts of
-chunks); candidates come from the policy at the observation itself and not also at the next one; the weight of the
-penalty is fixed, without a Lagrange multiplier; rewards are the task's (there, on antmaze: 10 r - 5).
+Deviations from the public code: sampled chunks have no importance weights (they need densities of executed parts of
+chunks); candidates are sampled at the current observation, not also at the next one; the penalty weight is fixed,
+without a Lagrange multiplier; rewards are the task's (there, on antmaze: 10 r - 5).
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ class CalQLConfig(MaxEntropyConfig):
     lr: Positive = 1e-4  # learning rate of the actor
     conservative: ConservativeConfig = field(default_factory=ConservativeConfig)  # penalty; weight 1 with dense data
     backup_entropy: bool = False  # entropy in the critic's target, of the best candidate
-    candidates: PositiveInt = 10  # chunks of the policy per row, in the penalty and for the best one in the target
+    candidates: PositiveInt = 10  # policy chunks per row, in the penalty and the target
 
 
 class CalQL(OffPolicy):
@@ -73,13 +72,13 @@ class CalQL(OffPolicy):
         self.optimizer = actor_optimizer(policy, self.temperature, config)
 
     def sample_candidates(self, obs: Observation) -> Tensor:
-        """Chunks `(B, C, H, A)` of the policy."""
+        """Sample chunks `(B, C, H, A)` of the policy."""
         return self.policy.sample_many(obs, self.config.candidates, generator=self.generator)
 
     def target(self, batch: Transitions) -> Tensor:
-        """Bootstrap from the best of the candidates at the next observation."""
+        """Bootstrap from the best candidate at the next observation."""
         chunks = self.sample_candidates(batch.next_obs)
-        values = self.target_critic.of_candidates(batch.next_obs, chunks)  # (M, B, C)
+        values = self.target_critic.candidate_values(batch.next_obs, chunks)  # (M, B, C)
         best = random_subset_min(values, self.config.num_min_qs, self.generator).max(1)
         value = batch.reward + batch.discount * best.values
         if not self.config.backup_entropy:
@@ -95,7 +94,7 @@ class CalQL(OffPolicy):
         return loss + penalty, info | more
 
     def update(self, batch: Transitions) -> Metrics:
-        """Critic steps on consecutive minibatches, steps of actor and temperature in between."""
+        """Take critic steps on consecutive minibatches, with delayed steps of actor and temperature."""
         stats = UpdateStats()
         for part in self.minibatches(batch):
             stats.critic(self.critic_step(part))
@@ -107,5 +106,5 @@ class CalQL(OffPolicy):
         return self.finish(batch, stats)
 
     def checkpoint_items(self) -> Mapping[str, Checkpointable]:
-        """The shared parts, the temperature and the optimiser of actor and temperature."""
+        """Items of the base class, temperature and actor optimiser."""
         return {**super().checkpoint_items(), "temperature": self.temperature, "optimizer": self.optimizer}

@@ -1,16 +1,16 @@
-"""Consistency distillation: a slow generative policy becomes a one-call policy (Song et al. 2023).
+"""Consistency distillation of a generative policy into a one-step policy (Song et al. 2023).
 
-Data of the demonstrations are noised to a level of the Karras grid; one step of the frozen teacher's ODE gives the
-point of the same trajectory one level below; the student must map both to the same chunk, the lower one by a target
-network that follows it closely. Averaged weights, which follow slowly, are what gets evaluated and saved. The teacher
-is any flow, diffusion or EDM policy: its steps go through `field` alone. The student is a `ConsistencyPolicy` of the
-teacher's architecture that starts with its encoder and normalisers.
+Demonstrations are noised to a level of the Karras grid, and one step of the frozen teacher's ODE gives the point of the
+same trajectory one level below. The student maps the first point to the chunk to which a target network, a fast average
+of the student, maps the second. Slowly averaged weights are evaluated and saved. The teacher is a flow, diffusion or
+EDM policy, used through `field`. The student is a `ConsistencyPolicy` of the teacher's architecture, initialised with
+its encoder and normalisers.
 
-Use it to deploy a good teacher at a fraction of its latency. Not before the teacher is good, as the student stays a
-little below it; without a teacher train a MeanFlow, shortcut or consistency policy by behaviour cloning.
+Use it to deploy a good teacher at a fraction of its latency; the student is slightly worse. Without a teacher, train a
+MeanFlow, shortcut or consistency policy by behaviour cloning.
 
-Deviations: distances are plain squares over the width of the grid's interval, without a perceptual metric; teacher
-steps are Heun's on the linear path, which equal those in sigma to first order.
+Deviations: distances are squared errors divided by the grid interval, without a perceptual metric; teacher steps are
+Heun's on the linear path, equal to steps in sigma to first order.
 """
 
 from __future__ import annotations
@@ -46,9 +46,7 @@ class DistillConfig(BCConfig):
     sigma_min: Positive = 0.002  # lowest noise level, where the student is the identity
     sigma_max: Positive = 80.0  # highest noise level
     sigma_data: Positive = 0.5  # standard deviation of normalised actions
-    target_decay: FractionBelowOne = (
-        0.95  # weight of the old target in every update; 0 makes the student its own target
-    )
+    target_decay: FractionBelowOne = 0.95  # of the target network; 0 makes the student its own target
     seed: NonNegativeInt = 0  # of noise and levels
 
 
@@ -60,7 +58,7 @@ def distillation_loss(
     levels: int,
     generator: torch.Generator | None = None,
 ) -> tuple[Tensor, Info]:
-    """Squared distance between the student at one level and `target` one level below, over the levels' distance."""
+    """Squared distance of student and `target` at adjacent levels, divided by the interval between the levels."""
     config, data = student.config, student.action_normalizer.normalize(batch.chunk)
     sigmas = karras_sigmas(levels, config.sigma_min, config.sigma_max, config.rho)[:-1].float().to(data.device)
     index = torch.randint(levels - 1, (len(data),), generator=generator).to(data.device)
@@ -69,15 +67,15 @@ def distillation_loss(
     with torch.no_grad():
         start, end = 1 / (1 + high), 1 / (1 + low)  # times on the linear path
         below = ode_step(teacher, batch.obs, start * x, start.flatten(), end.flatten()) / end
-        wanted = target.denoise(target.encode(batch.obs), below, low)
-    found = student.denoise(student.encode_for_training(batch.obs), x, high)
-    loss = chunk_mean(((found - wanted).square() / (high - low)).mean(-1), batch.mask)
+        desired = target.denoise(target.encode(batch.obs), below, low)
+    predicted = student.denoise(student.encode_for_training(batch.obs), x, high)
+    loss = chunk_mean(((predicted - desired).square() / (high - low)).mean(-1), batch.mask)
     info = {"distillation": loss.detach().mean()}
     return (loss if batch.weight is None else loss * batch.weight).mean(), info
 
 
-def student_of(teacher: GenerativePolicy, config: DistillConfig) -> ConsistencyPolicy:
-    """An untrained consistency policy of the teacher's architecture, with its encoder and normalisers."""
+def make_student(teacher: GenerativePolicy, config: DistillConfig) -> ConsistencyPolicy:
+    """Build a consistency policy of the teacher's architecture with its encoder and normalisers."""
     shared = {entry.name: getattr(teacher.config, entry.name) for entry in fields(GenerativeConfig)}
     sampler = {name: getattr(config, name) for name in ("steps", "sigma_min", "sigma_max", "sigma_data")}
     student = ConsistencyPolicy(ConsistencyConfig(**(shared | sampler)), teacher.spec)
@@ -87,7 +85,7 @@ def student_of(teacher: GenerativePolicy, config: DistillConfig) -> ConsistencyP
 
 
 class Distill(BC):
-    """Distils the given policy; trains and deploys the student."""
+    """Distillation of a policy into a student, which is trained and deployed."""
 
     name: ClassVar[str] = "distill"
     config_class = DistillConfig
@@ -99,24 +97,24 @@ class Distill(BC):
     policy: ConsistencyPolicy
 
     def __init__(self, config: DistillConfig, policy: Policy, *, total_updates: int) -> None:
-        """Prepare to distil `policy`, which is left alone, in `total_updates` gradient steps."""
+        """Prepare to distil `policy`, which stays unchanged, in `total_updates` gradient steps."""
         if not isinstance(policy, GenerativePolicy) or policy.family not in TEACHERS:
             raise UserError(
                 f"Distillation needs a {', '.join(TEACHERS[:-1])} or {TEACHERS[-1]} policy as teacher, got "
                 f"'{policy.name}'; pass init_from=CHECKPOINT of one."
             )
-        super().__init__(config, student_of(policy, config), total_updates=total_updates)
+        super().__init__(config, make_student(policy, config), total_updates=total_updates)
         self.generator.manual_seed(config.seed)
         self.teacher = frozen_copy(policy)
         self.target = EMA(self.policy, config.target_decay)
 
     def loss(self, batch: ChunkBatch) -> tuple[Tensor, Info]:
-        """Consistency along the teacher's trajectories."""
+        """Consistency loss along the teacher's trajectories, and metrics."""
         target = self.target.module
         return distillation_loss(self.policy, target, self.teacher, batch, self.config.levels, self.generator)
 
     def update(self, batch: ChunkBatch) -> Metrics:
-        """One gradient step; then the target follows."""
+        """Take a gradient step and update the target network."""
         metrics = super().update(batch)
         self.target.update(self.policy)
         return metrics

@@ -1,28 +1,27 @@
 """DPPO: online RL fine-tuning of a diffusion policy, PPO on its denoising steps (Ren et al. 2024).
 
-Each of the last K' denoising steps is a Gaussian decision of its own; a frozen copy of the pretrained policy takes the
-steps before. Reward comes with the environment, so all steps of a chunk share its advantage, GAE on V(s) with the
-critic blind to the denoising state, discounted by `gamma_denoise` per step still to come. The clip range grows from
-`clip_base` at the noisiest trained step to `clip` at the last.
+Each of the last K' denoising steps is a Gaussian decision; a frozen copy of the pretrained policy takes the steps
+before. All steps of a chunk share its advantage, GAE on V(s) with a critic that does not depend on the denoising state,
+discounted by `gamma_denoise` per remaining step. The clip range grows from `clip_base` at the noisiest trained step to
+`clip` at the last.
 
-Training injects noise that evaluation leaves out, all of it with the sampler ddim, so that success in evaluation can
-lag behind that in rollouts; a base with the sampler ddpm deploys nearly the chain it was trained on.
+Evaluation leaves out exploration noise (all noise with the sampler ddim), so success in evaluation can lag behind
+success in rollouts; with the sampler ddpm it runs nearly the trained chain.
 
-Use it when the weights of a diffusion policy and a simulator are at hand and the base already succeeds sometimes. Not
-for flow heads, whose steps have no Gaussian noise of their own (reinflow), nor for black-box policies, nor when the
-base never succeeds under sparse reward. Fewer than about ten trained steps learn less; more cost time.
+Use it with the weights of a diffusion policy that sometimes succeeds, and a simulator. For flow heads, whose steps have
+no Gaussian noise, use reinflow. It does not support black-box policies, nor bases that never succeed under sparse
+reward. Fewer than about ten trained steps learn less; more cost time.
 
-A minibatch holds whole chains, where the published code shuffles (decision, step) pairs: observations, images above
-all, are encoded once per decision instead of K' times, and the gradient has the same expectation. A published batch of
-50000 pairs with K' = 10 is `batch_size` 5000.
+A minibatch has whole chains, where the published code shuffles (decision, step) pairs: observations are encoded once
+per decision instead of K' times, and the gradient has the same expectation. A published batch of 50000 pairs with K' =
+10 is `batch_size` 5000.
 
-Deviations from the public code: truncated episodes bootstrap from their last observation and cut the trace; one floor
-`std_min` for sampling and density (the published furniture runs use two, so that their density is not the sampler's);
-the sampler ddpm evaluates without a floor (there: 1e-3), far below the noise of the steps of a squared-cosine grid; the
-last iterate is scored as drawn and clipped after; K' = 1 clips at `clip` instead of dividing 0 by 0; the entropy bonus
-is on the entropy of the steps, not on eta, and moves something only where eta is learned; the imitation of `bc_coef`
-scores the executed actions alone (there: the whole chunk); the share of clamped log-densities, which carry no gradient,
-is reported as `actor/clamped`.
+Deviations from the public code: truncated episodes bootstrap from their last observation and cut the trace; `std_min`
+applies to sampling and density (the published furniture runs use two values); the sampler ddpm evaluates without a
+minimum (there: 1e-3); the last iterate is scored as drawn and clipped afterwards; K' = 1 clips at `clip` instead of
+dividing 0 by 0; the entropy bonus uses the entropy of the steps, not eta, and has an effect only if eta is learned; the
+imitation of `bc_coef` scores only the executed actions (there: the whole chunk); the fraction of clamped log-densities,
+which have no gradient, is logged as `actor/clamped`.
 """
 
 from __future__ import annotations
@@ -63,27 +62,25 @@ from robopolicy.policies.heads.diffusion import DiffusionPolicy
 from robopolicy.policies.noise import Randomness
 from robopolicy.policies.wrappers.staged import StagedDiffusion, make_staged
 
-Tail = Annotated[float, Range(0, 0.5, exclusive_maximum=True)]  # what may be cut off at either end
+Tail = Annotated[float, Range(0, 0.5, exclusive_maximum=True)]  # fraction clipped at either end
 
 
 @dataclass(frozen=True)
 class DPPOConfig(ChainConfig, FineTuningConfig):
     """Settings of DPPO; defaults are the paper's for locomotion, except as noted here or in docs/methods."""
 
-    trained_steps: NonNegativeInt = (
-        0  # K', last sampler steps that are trained; 0: the newest network's (paper: 10 of 20)
-    )
-    gamma_denoise: Fraction = 0.99  # discount per denoising step still to come; 0 trains the last step alone
+    trained_steps: NonNegativeInt = 0  # K', last sampler steps that are trained (paper: 10 of 20); 0: newest network's
+    gamma_denoise: Fraction = 0.99  # discount per remaining denoising step; 0 trains only the last step
     clip: Positive = 0.01  # half-width of the ratio bounds at the last step
     clip_base: Positive = 0.001  # half-width at the first trained step
     clip_rate: Positive = 3.0  # exponent of the schedule between them
-    advantage_quantile: Tail = 0.0  # advantages are cut at this quantile and at 1 minus it; 0 disables
-    std_min: Positive = 0.1  # smallest standard deviation of a step in training, normalised action units
-    noise_clip: NonNegative = 3.0  # draws beyond this many standard deviations are cut; 0 disables
-    eta: Fraction = 1.0  # share of DDPM's noise in training with the sampler ddim; evaluation has none
-    eta_min: Fraction = 1.0  # below eta: the share is learned between the two
-    entropy_coef: NonNegative = 0.0  # weight of the mean entropy of the steps; without effect unless eta is learned
-    bc_coef: NonNegative = 0.0  # weight of minus the log-probability of chains drawn from the base
+    advantage_quantile: Tail = 0.0  # advantages are clipped at this quantile and 1 minus it; 0 disables
+    std_min: Positive = 0.1  # smallest standard deviation of a training step, normalised actions
+    noise_clip: NonNegative = 3.0  # noise is clipped to this many standard deviations; 0 disables
+    eta: Fraction = 1.0  # fraction of DDPM's noise in training with the sampler ddim; 0 in evaluation
+    eta_min: Fraction = 1.0  # if below eta, the fraction is learned between the two
+    entropy_coef: NonNegative = 0.0  # weight of the mean entropy of the steps; has an effect only if eta is learned
+    bc_coef: NonNegative = 0.0  # weight of the negative log-probability of chains from the base
     lr: Positive = 1e-4  # peak learning rate of the actor
     lr_final: Annotated[NonNegative, AtMost("lr")] = 1e-4  # learning rate at the last update (cosine)
     critic_lr: Positive = 1e-3  # learning rate of the critic
@@ -95,7 +92,7 @@ class DPPOConfig(ChainConfig, FineTuningConfig):
 
 
 def step_advantage(advantage: Tensor, decisions: Decisions, config: DPPOConfig) -> Tensor:
-    """Advantage `(B, K')` of every step from that of the decision `(B,)`: normalise, cut, discount."""
+    """Advantage `(B, K')` of each step from the advantage `(B,)` of the chunk: normalise, clip, discount."""
     advantage = normalize(advantage)
     if config.advantage_quantile:
         edges = torch.tensor([config.advantage_quantile, 1 - config.advantage_quantile], device=advantage.device)
@@ -121,12 +118,12 @@ def dppo_loss(
 
 
 def bc_loss(policy: DiffusionChain, teacher: DiffusionChain, obs: Observation, generator: torch.Generator) -> Tensor:
-    """Minus the mean log-probability of the trained steps in chains drawn from the base."""
+    """Negative mean log-probability of the trained steps in chains sampled from the base."""
     return -policy.decisions(obs, teacher.sample(obs, generator=generator).record).logp.mean()
 
 
 class DPPO(OnPolicy):
-    """Fine-tunes a diffusion policy by PPO on its last denoising steps."""
+    """PPO on the last denoising steps of a diffusion policy."""
 
     name = "dppo"
     config_class = DPPOConfig
@@ -147,12 +144,12 @@ class DPPO(OnPolicy):
         self.recorder = ChainRecorder(self.policy, config)
         self.actor_optimizer = actor_adam(self.policy, config)
         self.critic_optimizer = critic_adam(self.critic, config)
-        self._adopt(base)
+        self._set_base(base)
         bounds = DepthBounds(config.clip_base, config.clip, steps - first, config.clip_rate)
         self.estimator = Estimator(EstimatorConfig(bounds=bounds, entropy_coef=config.entropy_coef))
 
-    def _adopt(self, base: StagedDiffusion) -> None:
-        """Make `base` the frozen part of chain, teacher and deployed policy."""
+    def _set_base(self, base: StagedDiffusion) -> None:
+        """Set the frozen part of chain, teacher and deployed policy."""
         head, first, starts = self.policy.head, self.policy.first_trained_step, base.config.starts
         self.base = self.policy.base = base
         self.teacher = _chain(self.config, base.heads[-1], base, first).requires_grad_(False)
@@ -160,15 +157,15 @@ class DPPO(OnPolicy):
         self._deployed = make_staged([*starts[:kept], first], [*base.heads[:kept], head]) if kept else head
 
     def inference_policy(self) -> Policy:
-        """The fine-tuned head behind the steps that the base keeps; the head alone when it takes all of them."""
+        """The fine-tuned head after the frozen steps of the base, if any."""
         return self._deployed
 
     def act(self, obs: Observation, *, generator: Randomness = None) -> Sample:
-        """Draw a chunk for exploration, with the record of its chain."""
+        """Draw a chunk for exploration and record its chain."""
         return self.recorder.sample(obs, generator=generator)
 
     def loss(self, rows: RolloutBatch) -> tuple[Tensor, Info]:
-        """Clipped surrogate on one ratio per step, entropy bonus and imitation of the base; what to log."""
+        """Clipped surrogate on one ratio per step, entropy bonus and imitation of the base, and metrics."""
         loss, info = dppo_loss(self.policy, rows, self.estimator, self.config)
         if self.config.bc_coef:
             info["bc_loss"] = bc = bc_loss(self.policy, self.teacher, rows.obs, self.generator)
@@ -176,11 +173,11 @@ class DPPO(OnPolicy):
         return loss, info
 
     def update(self, batch: Rollout) -> Metrics:
-        """Several epochs of clipped updates on one rollout."""
+        """Run several epochs of clipped updates on a rollout."""
         config = self.config
         self.update_reward_scale(batch)  # running standard deviation of the return
         rows = self.process_rollout(batch)  # scaled rewards, GAE on V(s), rows (B, ...)
-        self.recorder.snapshot()  # of the weights that sampled, where only seeds were recorded
+        self.recorder.snapshot()  # weights of the rollout, if only seeds were recorded
         rate = cosine_rate(self.actor_optimizer, config, self.updates, self.total_updates)
         stats: dict[str, Any] = {"actor/lr": rate}
         epochs = Epochs(partial(self.minibatches, rows, batch.shape), config.epochs)
@@ -195,19 +192,19 @@ class DPPO(OnPolicy):
         return self.finish(batch, rows, stats | {"actor/epochs": epochs.completed})
 
     def checkpoint_items(self) -> Mapping[str, Checkpointable]:
-        """Networks, both optimisers and the running scale of the rewards; the base is a part of the chain."""
+        """Networks, optimisers and reward scale; the base is part of the chain."""
         own = {"actor_optimizer": self.actor_optimizer, "critic_optimizer": self.critic_optimizer}
         return {**super().checkpoint_items(), **own}
 
     def state_dict(self) -> dict[str, Any]:
-        """States of all parts, and which networks the base is made of."""
+        """States of all items, and the first steps of the networks of the base."""
         return {**super().state_dict(), "starts": list(self.base.config.starts)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore `state_dict`; a run goes on from what it deployed, which has a stage more than its base."""
+        """Restore `state_dict`, also from a policy with more stages than the base of the run."""
         starts = tuple(state["starts"])
         if starts != self.base.config.starts:
-            self._adopt(make_staged(starts, [frozen_copy(self.policy.head) for _ in starts]))
+            self._set_base(make_staged(starts, [frozen_copy(self.policy.head) for _ in starts]))
         super().load_state_dict(state)
 
 
@@ -217,29 +214,21 @@ def _chain(config: DPPOConfig, head: DiffusionPolicy, base: StagedDiffusion, fir
 
 
 def _stages(policy: Policy) -> tuple[tuple[int, ...], list[DiffusionPolicy]]:
-    """First steps and heads of a diffusion policy, pretrained or fine-tuned before."""
+    """First steps and heads of a pretrained or fine-tuned diffusion policy."""
     if isinstance(policy, StagedDiffusion):
         return policy.config.starts, policy.heads
-    head = require_family(
-        policy,
-        ("diffusion",),
-        "DPPO scores Gaussian denoising steps and",
-        "use reinflow for a flow and ppo for a Gaussian",
-    )
+    instead = "use reinflow for a flow and ppo for a Gaussian"
+    head = require_family(policy, ("diffusion",), "DPPO scores Gaussian denoising steps and", instead)
     assert isinstance(head, DiffusionPolicy)
     return (0,), [head]
 
 
 def _first_trained(config: DPPOConfig, starts: tuple[int, ...], steps: int) -> int:
-    """K - K'."""
+    """Index of the first trained step, K - K'."""
     if not 0 <= config.trained_steps <= steps:
-        raise UserError(
-            f"trained_steps must lie in 0..{steps}, the policy's sampler steps; got {config.trained_steps}."
-        )
+        raise UserError(f"trained_steps must be in 0..{steps}, the policy's sampler steps; got {config.trained_steps}.")
     first = steps - config.trained_steps if config.trained_steps else starts[-1]
     if first < starts[-1]:
-        raise UserError(
-            f"The newest network of this policy takes its last {steps - starts[-1]} steps; "
-            f"set trained_steps to at most that, got {config.trained_steps}."
-        )
+        last = steps - starts[-1]
+        raise UserError(f"trained_steps must be at most the newest network's {last} steps; got {config.trained_steps}.")
     return first

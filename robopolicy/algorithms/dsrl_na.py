@@ -1,19 +1,18 @@
 """DSRL-NA: noise-aliased steering of a frozen diffusion or flow policy (Wagenmaker et al. 2025).
 
-Many noises give the same action. So the temporal-difference critic Q_A lives on actions, and is distilled into Q_W on
-noise: draw noise w, let the base turn it into a chunk P(s, w), regress Q_W(s, w) on Q_A(s, P(s, w)). The actor
-maximises Q_W. Actions suffice, so demonstrations and any other logged data can be replayed (`dataset=FOLDER`).
+Many noises give the same action, so a temporal-difference critic Q_A on actions is distilled into Q_W on noise: draw
+noise w, decode it with the base into a chunk P(s, w), and regress Q_W(s, w) on Q_A(s, P(s, w)). The actor maximises
+Q_W. Q_A needs only actions, so demonstrations and other logged data can be replayed (`dataset=FOLDER`).
 
-Use it on a black box that is quick to call, and wherever there is offline data. Not on a slow or remote base: every
-critic step and every distillation step calls it on a whole minibatch, while `dsrl_sac` calls it to play only. The base
-must be deterministic given its noise, and must sometimes do the right thing: steering selects behaviour, it invents
-none.
+Use it with a black-box policy that is fast to call, and with offline data. With a slow or remote base use `dsrl_sac`:
+here every critic and distillation step calls the base on a minibatch. The base must be deterministic given its noise
+and must sometimes succeed, because steering only selects among its behaviours.
 
-Deviations from the public code: noise drawn for the distillation is cut to the bound [-b, b] that the actor has, where
-the code draws beyond it, and Q_W is thus never asked about noise it has not seen; truncated episodes bootstrap from
-their last observation; rewards are discounted per control step; the actor has no LayerNorm. The target leaves the
-entropy out, as the authors do for pi0: with a reward of 1 that ends the episode, the entropy of all further decisions
-would be lost by succeeding. `backup_entropy=true` and `temperature=1` are the paper's otherwise.
+Deviations from the public code: the noise of the distillation is clipped to the bound [-b, b] of the actor (there it
+exceeds it), so Q_W is evaluated only on noise it was trained on; truncated episodes bootstrap from their last
+observation; rewards are discounted per control step; the actor has no LayerNorm. The target has no entropy term, as in
+the authors' pi0 runs: with a reward of 1 that ends the episode, success would lose the entropy of all further
+decisions. Otherwise the paper uses `backup_entropy=true` and `temperature=1`.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ class DSRLNAConfig(SteeringConfig):
 def distill_loss(
     noise_critic: QEnsemble, critic: QEnsemble, obs: Observation, w: Tensor, chunk: Tensor
 ) -> tuple[Tensor, Info]:
-    """Regression of Q_W(s, w) on Q_A(s, chunk), member by member; `chunk` `(B, H, A)` is the base's for `w`."""
+    """Regression of Q_W(s, w) on Q_A(s, chunk) per member; `chunk` `(B, H, A)` is decoded from `w`."""
     with torch.no_grad():
         target = critic(obs, chunk)  # (M, B)
     output = noise_critic.output(noise_critic.encode(obs), w)
@@ -63,7 +62,7 @@ def distill_loss(
 
 
 class DSRLNA(OffPolicy):
-    """Actor on noise, temporal differences on actions, and a distillation between them."""
+    """Actor on noise, temporal-difference critic on actions, and a distilled critic on noise."""
 
     name = "dsrl_na"
     config_class = DSRLNAConfig
@@ -74,34 +73,34 @@ class DSRLNA(OffPolicy):
     policy: LatentPolicy
 
     def __init__(self, config: DSRLNAConfig, policy: Policy, *, total_updates: int) -> None:
-        """Steer a frozen copy of `policy`, or continue with a policy that is steered already."""
+        """Steer a frozen copy of `policy`, or continue with a policy that has a noise actor."""
         latent = make_latent_policy(policy, config, self.name)
         super().__init__(config, latent, total_updates=total_updates)
-        self.critic.eval()  # the teacher of the distillation has no dropout
+        self.critic.eval()  # no dropout in the teacher of the distillation
         self.temperature = Temperature(config.temperature)
         self.target_entropy = target_entropy(config, noise_dims(latent))
         self.optimizer = actor_optimizer(latent.actor, self.temperature, config)
-        self.noise_critic = QEnsemble(config.critic, latent.actor)  # Q_W; no target depends on it, so it has no copy
+        self.noise_critic = QEnsemble(config.critic, latent.actor)  # Q_W, which needs no target network
         self.noise_critic_optimizer = torch.optim.Adam(self.noise_critic.parameters(), lr=config.critic_lr, fused=True)
 
     def warmup_action(self, obs: Observation, *, generator: Randomness = None) -> Sample:
-        """The base's own noise within the bound: its success is that of the base in this noise space."""
+        """Draw from the base's own noise distribution within the bound."""
         return self.policy.sample_prior(obs, generator=generator)
 
     def act(self, obs: Observation, *, generator: Randomness = None) -> Sample:
-        """Noise drawn from the actor, decoded once; the record keeps the noise."""
+        """Draw noise from the actor and decode it; the record has the noise."""
         sample = self.policy.sample(obs, generator=generator)
         return replace(sample, record={"noise": sample.record["noise"]})
 
     def target(self, batch: Transitions) -> Tensor:
-        """Soft value of the next observation, at the chunk of the actor's noise."""
+        """Soft value of the next observation at the decoded noise of the actor."""
         w, logp = self.policy.actor.rsample(batch.next_obs, generator=self.generator)
         chunk = self.policy.decode_free_noise(batch.next_obs, w, self.generator)
         value = self.bootstrap(batch, chunk)
         return soft_target(batch, value, logp, self.temperature.value, self.config)
 
     def update(self, batch: Transitions) -> Metrics:
-        """Steps of Q_A and the actor on every minibatch, then distillation on as many of them as the settings say."""
+        """Take steps of Q_A and the actor on every minibatch, then distillation steps."""
         stats = UpdateStats()
         for part in self.minibatches(batch):
             stats.critic(self.critic_step(part))
@@ -118,7 +117,7 @@ class DSRLNA(OffPolicy):
         return metrics | {f"critic/{key}": float(value) for key, value in info.items()}
 
     def distill_step(self, obs: Observation) -> Info:
-        """One step of Q_W at freshly drawn noise."""
+        """Take a step of Q_W on newly drawn noise."""
         reference = next(iter(obs.values()))
         w = self.policy.draw(len(reference), self.generator, reference.device)
         chunk = self.policy.decode_free_noise(obs, w, self.generator)
@@ -127,11 +126,11 @@ class DSRLNA(OffPolicy):
         return info
 
     def observers(self) -> tuple[Observer, ...]:
-        """The shared ones and Q_W."""
+        """Networks of the base class and Q_W."""
         return *super().observers(), self.noise_critic.encoder
 
     def checkpoint_items(self) -> Mapping[str, Checkpointable]:
-        """The shared parts, the temperature, the optimiser of the actor, and Q_W with its optimiser."""
+        """Items of the base class, temperature, actor optimiser, and Q_W with its optimiser."""
         return {
             **super().checkpoint_items(),
             "temperature": self.temperature,

@@ -1,16 +1,15 @@
 """DSRL-SAC: soft actor-critic over the noise of a frozen diffusion or flow policy (Wagenmaker et al. 2025).
 
-The noise is the action: the base policy becomes part of the environment, and plain SAC learns Q(s, w) and pi(w | s) in
-the box [-b, b], one decision per chunk. The base is only called, once per chunk played, and never changes.
+The noise is the action: the base policy is part of the environment, and SAC learns Q(s, w) and pi(w | s) in the box
+[-b, b], one decision per chunk. The base never changes and is called once per executed chunk.
 
-Use it on a black box, above all on a slow or remote one: updates do not call the base. Not with demonstrations, whose
-noise is unknown, and less sample-efficient than `dsrl_na` where the base is quick to call. The base must be
-deterministic given its noise, and must sometimes do the right thing: steering selects behaviour, it invents none.
+Use it with a black-box policy, especially a slow or remote one, because updates do not call the base. It cannot use
+demonstrations, whose noise is unknown, and is less sample-efficient than `dsrl_na`. The base must be deterministic
+given its noise and must sometimes succeed, because steering only selects among its behaviours.
 
-Deviations from the public code: it denoises a second time while playing, here every chunk is decoded exactly once;
-truncated episodes bootstrap from their last observation; rewards are discounted per control step (the paper's one
-discount per chunk of n steps is gamma ** n); the actor has no LayerNorm; the target leaves the entropy out, see
-`dsrl_na`.
+Deviations from the public code: every chunk is decoded once (there: twice); truncated episodes bootstrap from their
+last observation; rewards are discounted per control step (the paper's discount per chunk of n steps is gamma ** n); the
+actor has no LayerNorm; the target has no entropy term, see `dsrl_na`.
 """
 
 from __future__ import annotations
@@ -45,25 +44,21 @@ class DSRLSACConfig(SteeringConfig):
 
 
 class DSRLSAC(OffPolicy):
-    """SAC whose actions are noise."""
+    """SAC on the noise of a frozen policy."""
 
     name = "dsrl_sac"
     config_class = DSRLSACConfig
     data_source = "replay"
     heads = ("decode",)
     reference = "wagenmaker2025dsrl"
-    chunk_starts_only = True  # the noise is known where a chunk was chosen
+    chunk_starts_only = True  # the noise is known only at decisions
     config: DSRLSACConfig
     policy: LatentPolicy
 
     def __init__(self, config: DSRLSACConfig, policy: Policy, *, total_updates: int) -> None:
-        """Steer a frozen copy of `policy`, or continue with a policy that is steered already."""
-        if config.n_step % policy.spec.action_horizon:
-            raise UserError(
-                f"Noise decides {policy.spec.action_horizon} actions at once, so algorithm.n_step must be a "
-                f"multiple of that, "
-                f"got {config.n_step}."
-            )
+        """Steer a frozen copy of `policy`, or continue with a policy that has a noise actor."""
+        if config.n_step % (steps := policy.spec.action_horizon):
+            raise UserError(f"algorithm.n_step must be a multiple of the {steps} executed steps, got {config.n_step}.")
         latent = make_latent_policy(policy, config, self.name)
         super().__init__(config, latent, total_updates=total_updates)
         self.temperature = Temperature(config.temperature)
@@ -71,15 +66,15 @@ class DSRLSAC(OffPolicy):
         self.optimizer = actor_optimizer(latent.actor, self.temperature, config)
 
     def make_critic(self) -> QEnsemble:
-        """Q(s, w) on the free noise, divided by its bound."""
+        """Build Q(s, w) on the free noise divided by its bound."""
         return QEnsemble(self.config.critic, self.policy.actor)
 
     def warmup_action(self, obs: Observation, *, generator: Randomness = None) -> Sample:
-        """The base's own noise within the bound: its success is that of the base in this noise space."""
+        """Draw from the base's own noise distribution within the bound."""
         return self.policy.sample_prior(obs, generator=generator)
 
     def act(self, obs: Observation, *, generator: Randomness = None) -> Sample:
-        """Noise drawn from the actor, decoded once; the record keeps the noise."""
+        """Draw noise from the actor and decode it; the record has the noise."""
         sample = self.policy.sample(obs, generator=generator)
         return replace(sample, record={"noise": sample.record["noise"]})
 
@@ -90,12 +85,9 @@ class DSRLSAC(OffPolicy):
         return soft_target(batch, value, logp, self.temperature.value, self.config)
 
     def update(self, batch: Transitions) -> Metrics:
-        """SAC on the replayed noise in place of the replayed actions."""
+        """Run SAC steps on the replayed noise instead of the replayed actions."""
         if "noise" not in batch.record:
-            raise UserError(
-                "DSRL-SAC learns from the noise behind each action, which a dataset does not hold; "
-                "use algorithm=dsrl_na with a dataset, or leave dataset= out."
-            )
+            raise UserError("DSRL-SAC needs the noise of actions, which datasets lack; use algorithm=dsrl_na.")
         batch = replace(batch, chunk=batch.record["noise"])
         stats = UpdateStats()
         for part in self.minibatches(batch):
@@ -108,5 +100,5 @@ class DSRLSAC(OffPolicy):
         return self.finish(batch, stats)
 
     def checkpoint_items(self) -> Mapping[str, Checkpointable]:
-        """The shared parts, the temperature and the optimiser of actor and temperature."""
+        """Items of the base class, temperature and actor optimiser."""
         return {**super().checkpoint_items(), "temperature": self.temperature, "optimizer": self.optimizer}

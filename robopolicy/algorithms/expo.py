@@ -1,20 +1,18 @@
-"""EXPO: an expressive base policy, a small edit policy, and the better of their proposals (Dong et al. 2025).
+"""EXPO: an expressive base policy, a small edit policy, and the best of their candidates (Dong et al. 2025).
 
-The base policy is trained by imitation alone, on dataset and played steps. A Gaussian edit policy e(d | s, a) shifts
-its samples by at most beta and is trained to raise Q, with entropy. Acting and bootstrapping take the candidate of
-highest Q among N samples and their edits: this on-the-fly policy is never represented, so no gradient of Q passes
-through the denoising chain.
+The base policy is trained only by imitation, on dataset and collected steps. A Gaussian edit policy e(d | s, a) shifts
+its samples by at most beta and is trained to raise Q, with entropy. Acting and bootstrapping use the candidate of
+highest Q among N samples and their edits, so no gradient of Q passes through the denoising chain.
 
-Use it to fine-tune a pretrained policy online with demonstrations at hand and sparse rewards. beta is the setting to
-tune: .05 refines, .7 explores. Not for tight control budgets: every decision costs N samples, every critic step as
-many. With a Gaussian base plain SAC or RLPD is cheaper.
+Use it to fine-tune a pretrained policy online with demonstrations and sparse rewards. Tune beta: .05 refines, .7
+explores. Every decision and critic step costs N samples. With a Gaussian base SAC or RLPD is cheaper.
 
-Deviations from the public forks of the code (the official repository could not be read): candidates are chosen by the
-mean of the target ensemble rather than by the minimum of a random pair, so that acting is deterministic given the
-samples; the entropy of an edit is measured in units of beta, as in the flow variant of Li et al., since a target of
--dims/2 is out of reach for small beta otherwise; edits stay within the action bounds; the entropy bonus of the softmax
-variant is relative to a uniform choice, so that equal values get none; the temperature's gradient is that of
-Stable-Baselines3, in its logarithm, without the temperature as a factor; the gradient of the base is cut at norm 1.
+Deviations from the public forks of the code (the official repository is unavailable): candidates are selected by the
+mean of the target ensemble instead of the minimum of a random pair, so acting is deterministic given the samples; the
+entropy of an edit is in units of beta, as in the flow variant of Li et al., since a target of -dims/2 is otherwise out
+of reach for small beta; edits respect the action bounds; the entropy bonus of the softmax variant is relative to a
+uniform choice, so equal values get none; the temperature's gradient is with respect to its logarithm, as in
+Stable-Baselines3; the gradient of the base is clipped to norm 1.
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ from torch import Tensor
 from robopolicy.algorithms.common.algorithm import Checkpointable, Metrics, Observer
 from robopolicy.algorithms.common.max_entropy import Temperature
 from robopolicy.algorithms.common.off_policy import OffPolicy, OffPolicyConfig, UpdateStats, optimizer_step
-from robopolicy.algorithms.common.offline import imitation_loss, require_imitation
+from robopolicy.algorithms.common.offline import imitation_step, require_imitation
 from robopolicy.constraints import Finite, Fraction, NonNegative, NonNegativeInt, Positive, PositiveInt, Ratio
 from robopolicy.critics.q import CriticConfig, QEnsemble
 from robopolicy.critics.value import softmax_weights
@@ -53,16 +51,16 @@ class EXPOConfig(OffPolicyConfig):
     utd: Ratio = 20.0  # critic steps per decision of one environment
     policy_delay: PositiveInt = 20  # critic steps per step of base, edit policy and temperature
     candidates: PositiveInt = 8  # N, samples of the base policy per decision (fork: 32)
-    edits: NonNegativeInt = 8  # of these, how many are also edited; 0 is best-of-N
-    edit: EditConfig = field(default_factory=EditConfig)  # edit policy, and beta, the largest edit
-    selection: str = "argmax"  # argmax | softmax over the candidates, with an entropy bonus: for small datasets
-    selection_temperature: Positive = 1.0  # of that softmax, in units of Q
-    backup: str = "best"  # best | base: bootstrap from a single sample of the base policy instead (SARSA-like ablation)
+    edits: NonNegativeInt = 8  # number of samples that are also edited; 0: best-of-N
+    edit: EditConfig = field(default_factory=EditConfig)  # edit policy, including beta, the largest edit
+    selection: str = "argmax"  # argmax | softmax with an entropy bonus, for small datasets
+    selection_temperature: Positive = 1.0  # of the softmax, in units of Q
+    backup: str = "best"  # best | base: bootstrap from one sample of the base policy (SARSA-like ablation)
     edit_lr: Positive = 3e-4  # learning rate of the edit policy
     temperature: Positive = 1.0  # initial weight of the edit policy's entropy
     temperature_lr: NonNegative = 3e-4  # 0 keeps it fixed
-    target_entropy: Finite | None = None  # nats, in units of beta; None is minus half the executed action dimensions
-    ema_decay: Fraction = 0.999  # largest weight of the old average of the base policy, which acts and is saved
+    target_entropy: Finite | None = None  # [nats] in units of beta; None: minus half the executed action dimensions
+    ema_decay: Fraction = 0.999  # of the average of the base policy, which acts and is saved
     grad_clip: Positive = 1.0  # largest gradient norm of the base policy
 
     def __post_init__(self) -> None:
@@ -80,16 +78,16 @@ def edit_loss(
 
 
 def selection_bonus(values: Tensor, index: Tensor, temperature: float) -> Tensor:
-    """Entropy bonus `(B,)` of having drawn candidate `index` `(B,)` from the softmax over `values` `(B, C)`.
+    """Entropy bonus `-temperature * log(p * C)` `(B,)` of drawing `index` `(B,)` from the softmax of `values` `(B, C)`.
 
-    `-temperature * log(p * C)`: 0 where all values agree, and on average never positive.
+    It is 0 if all values are equal, and not positive on average.
     """
     p = softmax_weights(values, temperature).gather(1, index[:, None]).squeeze(1)
     return -temperature * (p.log() + math.log(values.shape[1]))
 
 
 class EXPO(OffPolicy):
-    """Imitated base, learned edits, best candidate."""
+    """Imitation of a base policy, learned edits, and selection of the best candidate."""
 
     name = "expo"
     config_class = EXPOConfig
@@ -100,7 +98,7 @@ class EXPO(OffPolicy):
     config: EXPOConfig
 
     def __init__(self, config: EXPOConfig, policy: Policy, *, total_updates: int) -> None:
-        """Prepare to fine-tune `policy` in place; critic and edit policy start fresh."""
+        """Prepare to fine-tune `policy` in place with a new critic and edit policy."""
         policy = require_imitation(policy, self.name)
         super().__init__(config, policy.eval(), total_updates=total_updates)
         self.edit = EditNet(config.edit, policy)
@@ -126,15 +124,15 @@ class EXPO(OffPolicy):
         )
 
     def act(self, obs: Observation, *, generator: Randomness = None) -> Sample:
-        """A chunk of the on-the-fly policy."""
+        """Draw a chunk of the on-the-fly policy."""
         return self.acting_policy.sample(obs, generator=generator)
 
     def warmup_action(self, obs: Observation, *, generator: Randomness = None) -> Sample:
-        """A chunk of the base policy: an untrained critic would only do harm."""
+        """Draw a chunk of the base policy, without the untrained critic."""
         return Sample.unscored(self.ema.module.act(obs, generator=generator))
 
     def target(self, batch: Transitions) -> Tensor:
-        """Bootstrap from what the on-the-fly policy would do next."""
+        """Bootstrap from the next chunk of the on-the-fly policy."""
         if self.config.backup == "base":
             return self.bootstrap(batch, self.policy.act(batch.next_obs, generator=self.generator))
         found = self.backup_policy.propose(batch.next_obs, generator=self.generator)
@@ -145,7 +143,7 @@ class EXPO(OffPolicy):
         return target
 
     def update(self, batch: Transitions) -> Metrics:
-        """Critic steps on consecutive minibatches; in between imitation by the base, and a step of the edits."""
+        """Take critic steps on consecutive minibatches, with delayed steps of base and edit policy."""
         stats = UpdateStats()
         for part in self.minibatches(batch):
             stats.critic(self.critic_step(part))
@@ -156,16 +154,13 @@ class EXPO(OffPolicy):
         return self.finish(batch, stats)
 
     def imitation_step(self, batch: Transitions) -> Tensor:
-        """One step of the base policy towards the batch; returns the loss."""
-        loss = imitation_loss(
-            self.policy, batch.obs, batch.chunk, mask=batch.mask, generator=self.generator, progress=self.progress
-        ).mean()
-        optimizer_step(self.optimizer, loss, self.policy, self.config.grad_clip)
+        """Take an imitation step of the base policy; returns the loss."""
+        loss = imitation_step(self, batch.obs, batch.chunk, mask=batch.mask)
         self.ema.update(self.policy)
         return loss
 
     def edit_step(self, batch: Transitions) -> Info:
-        """One step of the edit policy, and one of its temperature."""
+        """Take a step of the edit policy and its temperature; returns metrics."""
         alpha = self.temperature.value
         loss, logp = edit_loss(self.edit, self.critic, batch.obs, batch.chunk, alpha, self.generator)
         optimizer_step(self.edit_optimizer, loss)
@@ -174,7 +169,7 @@ class EXPO(OffPolicy):
         return {"edit_loss": loss, "entropy": -logp.mean(), "temperature": alpha}
 
     def observers(self) -> tuple[Observer, ...]:
-        """The shared ones, the averaged base and the edit policy."""
+        """Networks of the base class, averaged base and edit policy."""
         return *super().observers(), self.ema.module, self.edit.encoder
 
     def inference_policy(self) -> Policy:
@@ -182,7 +177,7 @@ class EXPO(OffPolicy):
         return self.acting_policy
 
     def checkpoint_items(self) -> Mapping[str, Checkpointable]:
-        """The shared parts, the averaged base, the edit policy, its temperature and the optimisers."""
+        """Items of the base class, averaged base, edit policy, temperature and optimisers."""
         return {
             **super().checkpoint_items(),
             "ema": self.ema,

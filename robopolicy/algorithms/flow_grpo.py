@@ -1,19 +1,18 @@
-"""Flow-GRPO: critic-free RL fine-tuning of a flow policy by comparing episodes from one start state (arXiv 2505.05470).
+"""Flow-GRPO: critic-free RL fine-tuning of a flow policy by comparing episodes of a start state (arXiv 2505.05470).
 
 The flow is sampled by the stochastic differential equation with its marginals, whose steps are Gaussian (`sde_chain`).
-Several episodes are played from each start; the return of an episode, standardised within its group, is the advantage
-of all its decisions and denoising steps. Every step has a ratio of its own, on log-probabilities averaged over the
-dimensions, and a KL penalty holds the means near those of the frozen base.
+Several episodes run from each start state; the return of an episode, standardised within its group, is the advantage of
+all its decisions and denoising steps. Every step has its own ratio, on log-probabilities averaged over dimensions, and
+a KL penalty keeps the means near the frozen base.
 
-Use it when episodes can be restarted from the same state, are short, and a critic would be hard to learn, as with
-images and few environments. Not for long episodes, in which one return says little about one decision (flow_sde,
-reinflow), nor where groups succeed or fail as one: their advantage is 0, and, as in the public code, nothing is learned
-from them, the KL penalty included.
+Use it with short episodes that can restart from a state, when a critic is hard to learn, as with images and few
+environments. For long episodes use flow_sde or reinflow. Groups with equal returns have advantage 0 and, as in the
+public code, no loss, including the KL penalty.
 
-Deviations from the public code, which tunes text-to-image models: the condition is the start state instead of a prompt;
-the KL is the Gaussian one of a step, so that the published weight, on a KL without the step size, corresponds to one K
-times smaller; training and evaluation use the same number of steps; returns are the plain sum of rewards. Ratios of
-small action chunks move more than those of images, hence a wider clip than the published 1e-4.
+Deviations from the public code for text-to-image models: the start state replaces the prompt; the KL is that of
+Gaussian steps, so the published weight, on a KL without the step size, corresponds to one K times smaller; training and
+evaluation use the same number of steps; returns are undiscounted. Ratios of small chunks vary more than those of
+images, hence a wider clip than the published 1e-4.
 """
 
 from __future__ import annotations
@@ -65,26 +64,19 @@ class FlowGRPOConfig(ChainConfig, PolicyGradientConfig):
 
 
 def group_advantage(returns: Tensor, group: Tensor, limit: float) -> Tensor:
-    """Returns `(N,)` standardised within their groups `(N,)` int64 and clamped; 0 where all of a group are equal."""
+    """Standardise returns `(N,)` within their groups `(N,)` int64 and clamp them; 0 where all are equal."""
     scope = Scope(by_group)
-    stages = Pipeline(
-        [Baseline("mean", scope, singleton="zero"), Scale(scope, unbiased=False, eps=1e-4), ClipAdvantage(limit)]
-    )
+    scale = Scale(scope, unbiased=False, eps=1e-4)
+    stages = Pipeline([Baseline("mean", scope, singleton="zero"), scale, ClipAdvantage(limit)])
     return stages(returns, Decisions(logp_old=torch.zeros_like(returns)[:, None], group=group)).squeeze(1)
 
 
 def sde_loss(
     policy: SDEChain, reference: SDEChain, rows: RolloutBatch, advantage: Tensor, estimator: Estimator, kl_coef: float
 ) -> tuple[Tensor, Info]:
-    """Clipped surrogate with one ratio per denoising step, plus the KL to `reference` per dimension.
+    """Clipped surrogate with one ratio per denoising step, plus `kl_coef` times the KL to `reference` per dimension.
 
-    Args:
-        policy: Scores the chains in `rows.record`.
-        reference: The same chain around the frozen base.
-        rows: Minibatch.
-        advantage: (B,) of each decision.
-        estimator: Ratios and bounds.
-        kl_coef: Weight of the KL; at 0 the reference is not called.
+    `reference` is the chain of the frozen base, called only if `kl_coef` > 0; `advantage` is (B,) per decision.
     """
     mean, log_std = policy.transitions(rows.obs, rows.record)
     logp = policy.score(rows.record, mean, log_std).logp
@@ -99,7 +91,7 @@ def sde_loss(
 
 
 class FlowGRPO(Algorithm):
-    """Fine-tunes a flow policy by group-relative policy gradients on its stochastic sampler."""
+    """Group-relative policy gradient on the stochastic sampler of a flow policy."""
 
     name = "flow_grpo"
     config_class = FlowGRPOConfig
@@ -124,19 +116,19 @@ class FlowGRPO(Algorithm):
         return self.policy.head
 
     def act(self, obs: Observation, *, generator: Randomness = None) -> Sample:
-        """Draw a chunk for exploration, with the record of its chain."""
+        """Draw a chunk for exploration and record its chain."""
         return self.recorder.sample(obs, generator=generator)
 
     def loss(self, rows: RolloutBatch) -> tuple[Tensor, Info]:
-        """Clipped surrogate on group advantages and one ratio per step, and the KL to the base; what to log."""
+        """Clipped surrogate on one ratio per step plus the KL to the base, and metrics."""
         return sde_loss(self.policy, self.reference_policy, rows, rows.advantage, self.estimator, self.config.kl_coef)
 
     def update(self, batch: GroupRollout) -> Metrics:
-        """Several epochs of clipped updates on the episodes of one rollout."""
+        """Run several epochs of clipped updates on a group rollout."""
         config = self.config
         advantage = group_advantage(batch.returns, batch.group, config.advantage_clip)  # (N,)
-        rows = informative_rows(batch, advantage)
-        self.recorder.snapshot()  # of the weights that sampled, where only seeds were recorded
+        rows = nonzero_advantage_rows(batch, advantage)
+        self.recorder.snapshot()  # weights of the rollout, if only seeds were recorded
         rate = cosine_rate(self.actor_optimizer, config, self.updates, self.total_updates)
         stats: dict[str, Any] = {"actor/lr": rate, "actor/nonzero_advantage_fraction": (advantage != 0).float().mean()}
         epochs = Epochs(partial(minibatches, rows, config.batch_size, self.generator), config.epochs)
@@ -150,20 +142,15 @@ class FlowGRPO(Algorithm):
         return {key: float(value) for key, value in stats.items()} | {"actor/epochs": float(epochs.completed)}
 
     def checkpoint_items(self) -> Mapping[str, Checkpointable]:
-        """Networks, the frozen base too, and the optimiser."""
+        """Policy, frozen base and optimiser."""
         return {"policy": self.policy, "base": self.base, "actor_optimizer": self.actor_optimizer}
 
 
-def informative_rows(batch: GroupRollout, advantage: Tensor) -> RolloutBatch:
-    """The B decisions of the groups that disagree, each with the advantage of its episode `(N,)`."""
-    every = advantage.expand(batch.shape)
-    chosen = batch.valid & (every != 0)
-
-    def pick(value: Tensor) -> Tensor:
-        return value[chosen]
-
-    returns = batch.returns.expand(batch.shape)
-    obs = {key: pick(value) for key, value in batch.obs.items()}
-    record = {key: pick(value) for key, value in batch.record.items()}
-    value = torch.zeros_like(returns)  # there is no critic
-    return RolloutBatch(obs, record, pick(batch.logp), pick(every), pick(returns), pick(value))
+def nonzero_advantage_rows(batch: GroupRollout, advantage: Tensor) -> RolloutBatch:
+    """The B decisions whose episode `(N,)` has a nonzero advantage, with that advantage."""
+    per_step = advantage.expand(batch.shape)
+    chosen = batch.valid & (per_step != 0)
+    returns = batch.returns.expand(batch.shape)[chosen]
+    obs = {key: value[chosen] for key, value in batch.obs.items()}
+    record = {key: value[chosen] for key, value in batch.record.items()}
+    return RolloutBatch(obs, record, batch.logp[chosen], per_step[chosen], returns, torch.zeros_like(returns))

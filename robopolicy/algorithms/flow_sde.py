@@ -1,14 +1,14 @@
 """Flow-SDE: PPO with a critic on the stochastic sampler of a flow policy (Flow-SDE of piRL, arXiv 2510.25889).
 
-Flow-GRPO with the advantage from GAE on V(s) instead of from groups: every decision gets credit of its own, and
-episodes need not be restarted from one state. Against ReinFlow, the noise is given by the flow's time instead of
-learned, and each denoising step has a ratio of its own instead of one per chain.
+It is Flow-GRPO with GAE advantages on V(s) instead of group advantages: every decision has its own credit, and episodes
+need not restart from one state. Unlike in ReinFlow, the noise is a function of the flow's time instead of learned, and
+each denoising step has its own ratio instead of one per chain.
 
-Use it for long episodes or simulators that cannot repeat a start, and where ReinFlow's noise network is unwanted. Not
-for one-step heads: the noise of a single step is `noise_level` itself.
+Use it for long episodes or simulators that cannot repeat a start state, if ReinFlow's noise network is not desired. Do
+not use it with one-step heads, whose only step has noise `noise_level`.
 
-Reconstructed from the equations of Flow-GRPO and the description of piRL, whose variant that injects noise in one
-random step per chunk is not implemented; its published results are on vision-language-action models.
+Reconstructed from the equations of Flow-GRPO and the description of piRL, without its variant with noise in one random
+step per chunk; its published results are on vision-language-action models.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class FlowSDEConfig(ChainConfig, FineTuningConfig):
 
 
 class FlowSDE(OnPolicy):
-    """Fine-tunes a flow policy by PPO on its stochastic sampler."""
+    """PPO on the stochastic sampler of a flow policy."""
 
     name = "flow_sde"
     config_class = FlowSDEConfig
@@ -80,20 +80,20 @@ class FlowSDE(OnPolicy):
         return self.policy.head
 
     def act(self, obs: Observation, *, generator: Randomness = None) -> Sample:
-        """Draw a chunk for exploration, with the record of its chain."""
+        """Draw a chunk for exploration and record its chain."""
         return self.recorder.sample(obs, generator=generator)
 
     def loss(self, rows: RolloutBatch) -> tuple[Tensor, Info]:
-        """Clipped surrogate on GAE advantages and one ratio per step, and the KL to the base; what to log."""
+        """Clipped surrogate on one ratio per step plus the KL to the base, and metrics."""
         advantage = normalize(rows.advantage)
         return sde_loss(self.policy, self.reference_policy, rows, advantage, self.estimator, self.config.kl_coef)
 
     def update(self, batch: Rollout) -> Metrics:
-        """Several epochs of clipped updates on one rollout."""
+        """Run several epochs of clipped updates on a rollout."""
         config = self.config
         self.update_reward_scale(batch)  # running standard deviation of the return
         rows = self.process_rollout(batch)  # scaled rewards, GAE on V(s), rows (B, ...)
-        self.recorder.snapshot()  # of the weights that sampled, where only seeds were recorded
+        self.recorder.snapshot()  # weights of the rollout, if only seeds were recorded
         rate = cosine_rate(self.actor_optimizer, config, self.updates, self.total_updates)
         stats: dict[str, Any] = {"actor/lr": rate}
         epochs = Epochs(partial(self.minibatches, rows, batch.shape), config.epochs)
@@ -108,6 +108,6 @@ class FlowSDE(OnPolicy):
         return self.finish(batch, rows, stats | {"actor/epochs": epochs.completed})
 
     def checkpoint_items(self) -> Mapping[str, Checkpointable]:
-        """Networks, the frozen base too, both optimisers and the running scale of the rewards."""
+        """Networks, frozen base, optimisers and reward scale."""
         own = {"base": self.base, "actor_optimizer": self.actor_optimizer, "critic_optimizer": self.critic_optimizer}
         return {**super().checkpoint_items(), **own}

@@ -1,17 +1,17 @@
 """FPO: flow matching policy gradients (McAllister et al. 2025).
 
-The clipped policy gradient of PPO, with the flow-matching loss l in place of a log-probability. For every chunk N pairs
-of noise and time are drawn and kept; the ratio is `exp(mean(l_old - l))` over the pairs, one per chunk. l bounds minus
-the log-likelihood from above up to a constant, so raising the ratio of good chunks raises their likelihood. The
-sampler may be anything and is never differentiated.
+PPO's clipped policy gradient with the flow-matching loss l in place of a log-probability. N pairs of noise and time are
+drawn and stored per chunk, and its ratio is `exp(mean(l_old - l))` over the pairs. l is an upper bound of the negative
+log-likelihood up to a constant, so raising the ratio of good chunks raises their likelihood. The sampler is arbitrary
+and is never differentiated.
 
-Use it to train or fine-tune a flow, diffusion or EDM policy where the chain's density is not wanted: many sampler
-steps, a deterministic sampler. Not for heads with learned step lengths (shortcut, MeanFlow), and rather FPO++ for
-fine-tuning: one ratio for all pairs is noisier, and late collapse is reported.
+Use it to train or fine-tune a flow, diffusion or EDM policy without densities of chains: with many sampler steps or a
+deterministic sampler. It does not support heads with learned step lengths (shortcut, MeanFlow). For fine-tuning prefer
+FPO++: one ratio for all pairs is noisier, and late collapse is reported.
 
-Deviations from the public code: the head's own training loss is used, whatever it predicts (published: velocity
-prediction, supervised as noise); chunks average the loss over their executed steps; times follow the head's time law
-(published: the grid of the sampler); truncated episodes bootstrap from their last observation.
+Deviations from the public code: the head's own training loss is used (published: velocity prediction, supervised as
+noise); the loss is averaged over the executed steps; times follow the head's time distribution (published: the grid of
+the sampler); truncated episodes bootstrap from their last observation.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def fpo_estimator(clip: float) -> Estimator:
 
 
 def fpo_loss(logp: Tensor, logp_old: Tensor, advantage: Tensor, estimator: Estimator) -> tuple[Tensor, Info]:
-    """Surrogate of minus the losses `(B, N)` against the stored ones, for one advantage per chunk `(B,)`."""
+    """Surrogate on minus the losses `(B, N)` and the stored ones, with one advantage per chunk `(B,)`."""
     return estimator(Decisions(logp_old), advantage, logp)
 
 
@@ -95,11 +95,11 @@ class FPO(OnPolicy):
         return -matching_losses(self.policy, rows, self.config.reduction)
 
     def loss(self, rows: RolloutBatch) -> tuple[Tensor, Info]:
-        """Clipped surrogate on one ratio per chunk; advantages are normalised within the minibatch. What to log."""
+        """Clipped surrogate on one ratio per chunk with advantages normalised per minibatch, and metrics."""
         return fpo_loss(self.logp(rows), rows.logp, normalize(rows.advantage), self.estimator)
 
     def update(self, batch: Rollout) -> Metrics:
-        """Several epochs of clipped updates on one rollout."""
+        """Run several epochs of clipped updates on a rollout."""
         config = self.config
         self.update_reward_scale(batch)  # running standard deviation of the return
         rows = self.flow_loss.complete(self.process_rollout(batch))  # scaled rewards, GAE on V(s), stored points
@@ -117,6 +117,6 @@ class FPO(OnPolicy):
         return self.finish(batch, rows, stats | {"actor/epochs": epochs.completed})
 
     def checkpoint_items(self) -> Mapping[str, Checkpointable]:
-        """Networks, the frozen base too, both optimisers and the running scale of the rewards."""
+        """Networks, frozen base, optimisers and reward scale."""
         own = {"base": self.base, "actor_optimizer": self.actor_optimizer, "critic_optimizer": self.critic_optimizer}
         return {**super().checkpoint_items(), **own}

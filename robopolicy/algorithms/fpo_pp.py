@@ -1,20 +1,18 @@
 """FPO++: flow policy gradients for robots (Yi et al. 2026).
 
-FPO with four changes that made it work on locomotion and manipulation. Every stored pair of noise and time has a ratio
-of its own, `exp(l_old - l)`, and is clipped by itself. Losses and their differences are bounded before the exponential.
-The loss is Huber's. From scratch, ASPO takes the place of the clip: chunks with negative advantage are pulled back by a
-quadratic penalty once their ratio has left the trust region, instead of merely not being pushed any further. Evaluation
-starts the sampler from zero noise.
+FPO with four changes for locomotion and manipulation. Every stored pair of noise and time has its own clipped ratio
+`exp(l_old - l)`. Losses and their differences are bounded before the exponential. The loss is Huber's. From scratch,
+ASPO replaces the clip: a quadratic penalty raises the ratios of chunks with negative advantage that have left the trust
+region, where PPO's gradient is zero. Evaluation starts the sampler from zero noise.
 
-Use it to fine-tune a flow, diffusion or EDM policy when the reward is sparse, or from scratch with
-trust_region=aspo. Not for heads with learned step lengths (shortcut, MeanFlow); and set zero_noise=false where several
-ways of solving the task must survive deployment.
+Use it to fine-tune a flow, diffusion or EDM policy with sparse rewards, or from scratch with trust_region=aspo. It does
+not support heads with learned step lengths (shortcut, MeanFlow). Set zero_noise=false to deploy several modes.
 
-Deviations from the public code: Huber's rule is applied to the root mean square error of each action of a chunk, not to
-each dimension, so that it fits any head's loss; both the old and the new loss are bounded, as in the published
-locomotion code (its manipulation code bounds the old one alone, and first ratios are not 1); all executed steps count,
+Deviations from the public code: Huber's loss applies to the root mean square error of each action, not to each
+dimension, so that it is independent of the head's loss; both the old and the new loss are bounded, as in the published
+locomotion code (its manipulation code bounds only the old one, so first ratios are not 1); all executed steps count,
 also when the episode ends within the chunk; values and GAE are per decision (there: per control step, so that the
-published lambda of 0.99 is 0.85 per chunk of 16 steps); the gradient is cut at norm 25 (there: 1).
+published lambda of 0.99 is 0.85 per chunk of 16 steps); the gradient is clipped to norm 25 (there: 1).
 """
 
 from __future__ import annotations
@@ -57,14 +55,14 @@ TRUST_REGIONS = ("clip", "aspo")
 
 @dataclass(frozen=True)
 class FPOPlusPlusConfig(FlowLossConfig):
-    """Settings of FPO++; its own are the paper's for manipulation, what it inherits is not."""
+    """Settings of FPO++; its own defaults are the paper's for manipulation, inherited ones are not."""
 
     reduction: str = "sum"  # of the loss over the executed steps of a chunk: mean | sum
     clip: Positive = 0.02  # ratio bounds of every pair; the paper tunes it between 0.01 and 0.03
     trust_region: str = "clip"  # clip (fine-tuning) | aspo (from scratch)
-    huber_delta: NonNegative = 0.5  # error at which the loss turns from quadratic to linear; 0 keeps it quadratic
-    loss_clamp: Positive | None = 4.0  # largest loss of a pair and step; beyond it there is no gradient
-    ratio_clamp: Positive | None = 5.0  # largest change of a loss in either direction; the gradient passes through
+    huber_delta: NonNegative = 0.5  # error from which the loss is linear; 0: always quadratic
+    loss_clamp: Positive | None = 4.0  # largest loss of a pair and step; no gradient beyond
+    ratio_clamp: Positive | None = 5.0  # largest change of a loss, with a straight-through gradient
     zero_noise: bool = True  # deploy the sampler with zero initial noise
 
     def __post_init__(self) -> None:
@@ -77,13 +75,13 @@ def huber(squared: Tensor, delta: float) -> Tensor:
     """Huber's loss of mean squared errors: unchanged up to `delta` squared, linear in the error beyond."""
     if not delta:
         return squared
-    # The root has no finite slope at 0, where its branch is not taken but would still give NaN gradients.
+    # The root has an infinite slope at 0, which would give NaN gradients even in the unused branch.
     root = squared.clamp(min=delta**2).sqrt()
     return torch.where(squared <= delta**2, squared, 2 * delta * root - delta**2)
 
 
-def clamp_through(x: Tensor, limit: float) -> Tensor:
-    """`x` bounded by +-limit, with the gradient of `x`."""
+def straight_through_clamp(x: Tensor, limit: float) -> Tensor:
+    """Clamp `x` to +-limit with the gradient of `x`."""
     return x + (x.clamp(-limit, limit) - x).detach()
 
 
@@ -110,7 +108,7 @@ class FPOPlusPlus(OnPolicy):
         self.estimator = Estimator(EstimatorConfig(bounds=ConstantBounds(config.clip), surrogate=config.trust_region))
 
     def inference_policy(self) -> Policy:
-        """The head, started from zero noise unless that is switched off."""
+        """The head, with zero initial noise if configured."""
         return ZeroNoisePolicy.wrap(self.policy.head) if self.config.zero_noise else self.policy.head
 
     def logp(self, rows: RolloutBatch) -> Tensor:
@@ -122,14 +120,14 @@ class FPOPlusPlus(OnPolicy):
         return -reduce_steps(loss, config.reduction)
 
     def loss(self, rows: RolloutBatch) -> tuple[Tensor, Info]:
-        """Surrogate on one ratio per pair; advantages are normalised within the minibatch. What to log."""
+        """Surrogate on one ratio per pair with advantages normalised per minibatch, and metrics."""
         logp, limit = self.logp(rows), self.config.ratio_clamp
         if limit is not None:
-            logp = rows.logp + clamp_through(logp - rows.logp, limit)
+            logp = rows.logp + straight_through_clamp(logp - rows.logp, limit)
         return fpo_loss(logp, rows.logp, normalize(rows.advantage), self.estimator)
 
     def update(self, batch: Rollout) -> Metrics:
-        """Several epochs of clipped updates on one rollout."""
+        """Run several epochs of clipped updates on a rollout."""
         config = self.config
         self.update_reward_scale(batch)  # running standard deviation of the return
         rows = self.flow_loss.complete(self.process_rollout(batch))  # scaled rewards, GAE on V(s), stored points
@@ -147,6 +145,6 @@ class FPOPlusPlus(OnPolicy):
         return self.finish(batch, rows, stats | {"actor/epochs": epochs.completed})
 
     def checkpoint_items(self) -> Mapping[str, Checkpointable]:
-        """Networks, the frozen base too, both optimisers and the running scale of the rewards."""
+        """Networks, frozen base, optimisers and reward scale."""
         own = {"base": self.base, "actor_optimizer": self.actor_optimizer, "critic_optimizer": self.critic_optimizer}
         return {**super().checkpoint_items(), **own}

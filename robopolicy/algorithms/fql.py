@@ -1,17 +1,16 @@
-"""Flow Q-learning (FQL, Park et al. 2025) and, with chunks, QC-FQL (Li et al. 2025): a one-step policy beside a flow.
+"""Flow Q-learning (FQL, Park et al. 2025) and, with chunks, QC-FQL (Li et al. 2025): a flow and a one-step policy.
 
-The flow imitates the memory. A second network maps the same noise to an action in one call; it is distilled from the
-flow's result and raised along Q, so that no gradient passes through the sampler's steps. The one-step policy acts,
-bootstraps and is deployed.
+The flow imitates the replay buffer. A second network maps the same noise to an action in one call. It is distilled from
+the flow and trained to raise Q, so no gradient passes through the sampler's steps. The one-step policy acts, bootstraps
+and is deployed.
 
-Use it where a few milliseconds per decision count and demonstrations are at hand. Not where the data has several modes
-that one call cannot tell apart, nor without tuning `alpha`: too small and the policy leaves the data, too large and it
-only imitates.
+Use it when a decision may take only milliseconds and demonstrations exist. One call cannot represent separate modes.
+Tune `alpha`: if it is too small, the policy leaves the data; if it is too large, it only imitates.
 
-Deviations from the public code: the base may be any denoising head with `decode`; the distance is measured in
-normalised units; the one-step policy starts as a copy of the base where both have the same network; critic, flow and
-one-step policy have an optimiser each (there: one for all); gradients of both policies are cut at norm 1; critics
-normalise before their activations (there: behind them).
+Deviations from the public code: the base may be any denoising head with `decode`; the distance is in normalised units;
+the one-step policy starts as a copy of the base if their networks are equal; critic, flow and one-step policy have
+separate optimisers; gradients of both policies are clipped to norm 1; critics normalise before activations (there:
+after).
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from torch import Tensor
 
 from robopolicy.algorithms.common.algorithm import Checkpointable, Metrics, Observer
 from robopolicy.algorithms.common.off_policy import OffPolicy, UpdateStats, optimizer_step
-from robopolicy.algorithms.common.offline import QChunkingConfig, complete_chunk_loss, imitation_loss
+from robopolicy.algorithms.common.offline import QChunkingConfig, complete_chunk_loss, imitation_step
 from robopolicy.constraints import NonNegative
 from robopolicy.critics.q import QEnsemble
 from robopolicy.data.batches import Transitions
@@ -40,16 +39,16 @@ from robopolicy.policies.noise import Randomness
 class FQLConfig(QChunkingConfig):
     """Settings of FQL."""
 
-    alpha: NonNegative = 10.0  # weight of distillation beside Q; 10 to 30000 in raw units of Q, .03 to 10 normalised
+    alpha: NonNegative = 10.0  # weight of distillation relative to Q; .03 to 10 (10 to 30000 for unnormalised Q)
     normalize_q: bool = True  # divide the values by their mean magnitude in the actor's loss (paper: false)
 
 
 def one_step_copy(head: GenerativePolicy) -> FlowPolicy:
-    """A one-call flow of the same architecture and normalisers; with the same weights where `head` is a flow."""
+    """Build a one-step flow of the same architecture and normalisers, with the weights of `head` if it is a flow."""
     shared: dict[str, Any] = {entry.name: getattr(head.config, entry.name) for entry in fields(GenerativeConfig)}
     shared["steps"] = 1
     config = FlowConfig(**shared)
-    same = type(head) is FlowPolicy  # its descendants have other networks
+    same = type(head) is FlowPolicy  # subclasses have other networks
     if same:
         config = replace(head.config, steps=1)
     student = FlowPolicy(config, head.spec).to(next(head.parameters()).device)
@@ -69,23 +68,20 @@ def actor_loss(
     config: FQLConfig,
     generator: Randomness = None,
 ) -> tuple[Tensor, Info]:
-    """`alpha * |student(z) - teacher(z)|^2 - Q(clip(student(z)))`, the distance averaged over the chunk.
-
-    The distance is that of the bare output, so that what left the bounds is drawn back.
-    """
+    """`alpha * |student(z) - teacher(z)|^2 - Q(clip(student(z)))`, with the mean distance of unclipped chunks."""
     rows = next(iter(obs.values()))
     noise = student.draw_noise(len(rows), generator, rows.device)
     with torch.no_grad():
-        wanted = student.action_normalizer.normalize(teacher.decode(obs, noise))
-    bare = student.step(student.encode(obs), noise, noise.new_zeros(len(noise), dtype=torch.int64))  # (B, H, A)
-    distance = (bare - wanted).square().mean()
-    value = critic(obs, student.action_normalizer.denormalize(student.clip(bare))).mean(0)
+        target = student.action_normalizer.normalize(teacher.decode(obs, noise))
+    unclipped = student.step(student.encode(obs), noise, noise.new_zeros(len(noise), dtype=torch.int64))  # (B, H, A)
+    distance = (unclipped - target).square().mean()
+    value = critic(obs, student.action_normalizer.denormalize(student.clip(unclipped))).mean(0)
     scale = 1 / value.detach().abs().mean().clamp(min=1e-6) if config.normalize_q else 1.0
     return config.alpha * distance - scale * value.mean(), {"distance": distance, "value": value.mean()}
 
 
 class FQL(OffPolicy):
-    """A flow that imitates and a one-step policy that improves on it."""
+    """Q-learning with a flow trained by imitation and a distilled one-step policy."""
 
     name = "fql"
     config_class = FQLConfig
@@ -99,30 +95,28 @@ class FQL(OffPolicy):
     def __init__(self, config: FQLConfig, policy: Policy, *, total_updates: int) -> None:
         """Prepare to clone `policy` and to distil it into one step."""
         if not isinstance(policy, GenerativePolicy):
-            raise UserError(
-                f"FQL distils a denoising policy into one step, got '{policy.name}'; use sac or rlpd for a Gaussian."
-            )
+            raise UserError(f"FQL needs a denoising policy, got '{policy.name}'; use sac or rlpd for a Gaussian.")
         if type(policy) is FlowPolicy and policy.config.steps == 1:
             raise UserError(
-                "FQL distils a flow of several steps into one: read in a single step, a flow that imitates is the mean "
-                "of what it imitates. Start from the flow of several steps that came before, or raise policy.steps."
+                "FQL needs a flow of several steps, because the single step of a cloned flow is the mean of the data. "
+                "Start from the original flow, or raise policy.steps."
             )
         super().__init__(config, policy.eval(), total_updates=total_updates)
-        self.critic.eval()  # dropout is on in its own loss alone
+        self.critic.eval()  # dropout is active only in its own loss
         self.optimizer = torch.optim.Adam(policy.parameters(), lr=config.lr, fused=True)
-        self.student = one_step_copy(policy).eval()  # no dropout: it learns from the flow, not from few data
+        self.student = one_step_copy(policy).eval()  # no dropout, because the flow is its teacher
         self.student_optimizer = torch.optim.Adam(self.student.parameters(), lr=config.lr, fused=True)
 
     def act(self, obs: Observation, *, generator: Randomness = None) -> Sample:
-        """A draw of the one-step policy."""
+        """Draw a chunk of the one-step policy."""
         return Sample.unscored(self.student.act(obs, generator=generator))
 
     def warmup_action(self, obs: Observation, *, generator: Randomness = None) -> Sample:
-        """A chunk of the flow: an untrained critic would only do harm."""
+        """Draw a chunk of the flow, without the untrained critic."""
         return Sample.unscored(self.policy.act(obs, generator=generator))
 
     def target(self, batch: Transitions) -> Tensor:
-        """`reward + discount * mean Q'` at a draw of the one-step policy."""
+        """`reward + discount * mean Q'` at a chunk of the one-step policy."""
         chunk = self.student.act(batch.next_obs, generator=self.generator)
         return batch.reward + batch.discount * self.target_critic(batch.next_obs, chunk).mean(0)
 
@@ -131,15 +125,12 @@ class FQL(OffPolicy):
         return complete_chunk_loss(self.critic, batch, self.target, self.sample_spec.steps)
 
     def update(self, batch: Transitions) -> Metrics:
-        """Critic steps on consecutive minibatches, steps of the flow and the one-step policy in between."""
+        """Take critic steps on consecutive minibatches, with delayed steps of flow and one-step policy."""
         stats = UpdateStats()
         for part in self.minibatches(batch):
             stats.critic(self.critic_step(part))
             if self.policy_due():
-                imitation = imitation_loss(
-                    self.policy, part.obs, part.chunk, mask=part.mask, generator=self.generator, progress=self.progress
-                ).mean()
-                optimizer_step(self.optimizer, imitation, self.policy, self.config.grad_clip)
+                imitation = imitation_step(self, part.obs, part.chunk, mask=part.mask)
                 self.critic.requires_grad_(False)
                 loss, info = actor_loss(self.student, self.policy, self.critic, part.obs, self.config, self.generator)
                 optimizer_step(self.student_optimizer, loss, self.student, self.config.grad_clip)
@@ -148,7 +139,7 @@ class FQL(OffPolicy):
         return self.finish(batch, stats)
 
     def observers(self) -> tuple[Observer, ...]:
-        """The shared ones and the one-step policy."""
+        """Networks of the base class and one-step policy."""
         return *super().observers(), self.student
 
     def inference_policy(self) -> Policy:
@@ -156,6 +147,6 @@ class FQL(OffPolicy):
         return self.student
 
     def checkpoint_items(self) -> Mapping[str, Checkpointable]:
-        """The shared parts, the optimiser of the flow, the one-step policy and its optimiser."""
+        """Items of the base class, flow optimiser, one-step policy and its optimiser."""
         own = {"optimizer": self.optimizer, "student": self.student, "student_optimizer": self.student_optimizer}
         return {**super().checkpoint_items(), **own}

@@ -1,20 +1,19 @@
-"""GoRL: a generative policy learned online without likelihoods of its samples (Zhang et al. 2025).
+"""GoRL: online training of a generative policy without likelihoods of its samples (Zhang et al. 2025).
 
-An encoder, a Gaussian over the noise z, is trained by PPO; a frozen decoder, a denoising head, turns z into actions.
-Stages alternate. In stage 0 the decoder is the identity, so that PPO trains a tanh-Gaussian policy. At the end of a
-stage the best encoder plays, and a new decoder is trained from scratch by flow matching (or its own loss) on what was
-played, with N(0, I) as its source, not the encoder's z. Then the encoder starts afresh near N(0, I), which the new
-decoder turns into what the old pair did, and PPO improves it again, held near N(0, I) by a penalty.
+An encoder, a Gaussian over the noise z, is trained by PPO; a frozen decoder, a denoising head, maps z to actions.
+Stages alternate. In stage 0 the decoder is the identity, so PPO trains a tanh-Gaussian policy. At the end of a stage
+the best encoder collects data, and a new decoder is trained on them from scratch by flow matching (or its own loss),
+with N(0, I) as its source, not the encoder's z. The encoder is then reset near N(0, I), where the new decoder
+reproduces the old pair, and trained by PPO with a penalty that keeps it near N(0, I).
 
-Use it to learn a multimodal policy from scratch with dense rewards and many environments, or
-(`skip_first_decoder=false`) to improve an imitated one stage by stage. Not where few steps can be collected: every
-decoder costs rollouts and clones bad actions as faithfully as good ones. With demonstrations and sparse rewards, steer
-(`dsrl_na`) or fine-tune (`reinflow`).
+Use it to train a multimodal policy from scratch with dense rewards and many environments, or
+(`skip_first_decoder=false`) to improve an imitated one in stages. Every decoder costs rollouts and also clones bad
+actions. With demonstrations and sparse rewards use `dsrl_na` or `reinflow`.
 
-Deviations from the public code: decoders live in the library's bounded action units and clip, where the code's give
-values that go through a tanh, so that an imitated policy can be the first decoder and any of them can be deployed; the
-critic outlives the stages, as a new decoder plays like the old pair; the decoder takes its steps while its data are
-being played; "best" is judged by the returns of training episodes.
+Deviations from the public code: decoders output bounded actions and clip, where the code's outputs pass a tanh, so an
+imitated policy can be the first decoder and any of them can be deployed; the critic is kept over stages, because a new
+decoder reproduces the old pair; the decoder takes gradient steps while its data are collected; the best encoder is
+selected by the returns of training episodes.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ UNBOUNDED = NoiseSpace(bound=0.0)
 
 @dataclass(frozen=True)
 class DecoderStageConfig(Validated):
-    """Settings of PPO in the stages that have a decoder."""
+    """Settings of PPO in the stages with a decoder."""
 
     clip: Positive = 0.3  # ratio bounds
     grad_clip: Positive = 1.0  # largest norm of the joint gradient
@@ -60,19 +59,19 @@ class DecoderStageConfig(Validated):
 
 @dataclass(frozen=True)
 class GoRLConfig(PPOConfig):
-    """Settings of GoRL; those of PPO hold for the encoder."""
+    """Settings of GoRL; the settings of PPO apply to the encoder."""
 
-    stages: tuple[PositiveInt, ...] = (60, 60, 30, 30)  # PPO updates of each stage; the last one goes on to the end
-    decoder_updates: PositiveInt = 20  # updates between stages that play data and train the next decoder on them
-    decoder_steps: PositiveInt = 200  # gradient steps of the decoder in each of those updates
+    stages: tuple[PositiveInt, ...] = (60, 60, 30, 30)  # PPO updates per stage; the last stage continues to the end
+    decoder_updates: PositiveInt = 20  # updates between stages that collect data and train the next decoder
+    decoder_steps: PositiveInt = 200  # gradient steps of the decoder per such update
     decoder_batch: PositiveInt = 1024  # chunks per gradient step of the decoder
     decoder_lr: Positive = 3e-4  # Adam learning rate of the decoder
-    decoder_memory: PositiveInt = 1_000_000  # newest chunks kept as data of the decoder
-    skip_first_decoder: bool = True  # stage 0 has no decoder; false: the given, imitated policy is the first decoder
+    decoder_memory: PositiveInt = 1_000_000  # number of latest chunks stored as data of the decoder
+    skip_first_decoder: bool = True  # stage 0 has no decoder; false: the given policy is the first decoder
     clip: Positive = 0.15  # ratio bounds in stage 0
     grad_clip: Positive = 0.5  # largest norm of the joint gradient in stage 0
     penalty: NonNegative = 5e-4  # weight of mean(mu^2) + mean(sigma^2) of the encoder in stage 0
-    decoder_stage: DecoderStageConfig = DecoderStageConfig()  # what differs in later stages
+    decoder_stage: DecoderStageConfig = DecoderStageConfig()  # settings of later stages
     encoder: GaussianConfig = field(  # network of the encoder
         default_factory=lambda: GaussianConfig(hidden=(32, 32, 32, 32), activation="silu", state_dependent_std=True)
     )
@@ -87,13 +86,13 @@ class GoRLConfig(PPOConfig):
 
 
 def latent_penalty(encoder: GaussianPolicy, obs: Observation) -> Tensor:
-    """`mean(mu^2) + mean(sigma^2)` of the encoder: keeps its noise where the decoder was trained."""
+    """`mean(mu^2) + mean(sigma^2)` of the encoder, to keep its noise where the decoder was trained."""
     mean, log_std = encoder.distribution(obs)
     return mean.square().mean() + (2 * log_std).exp().mean()
 
 
 class DecoderTrainer:
-    """The next decoder, its optimiser and the chunks it learns from."""
+    """The next decoder, its optimiser and its training data."""
 
     def __init__(self, head: GenerativePolicy, config: GoRLConfig) -> None:
         self.config = config
@@ -106,7 +105,7 @@ class DecoderTrainer:
         return 0 if self.chunk is None else len(self.chunk)
 
     def restart(self, encoder: GaussianPolicy, seed: int) -> None:
-        """Fresh weights and no data; observations are normalised as the encoder does now."""
+        """Reset the weights and clear the data; observation statistics are copied from the encoder."""
         with torch.random.fork_rng():
             torch.manual_seed(seed)
             fresh = rebuild(describe(self.head))
@@ -118,19 +117,19 @@ class DecoderTrainer:
         self.obs, self.chunk = {}, None
 
     def add(self, obs: Observation, chunk: Tensor) -> None:
-        """Add chunks that were executed; the oldest ones give way."""
+        """Add executed chunks and drop the oldest beyond `decoder_memory`."""
         keep = self.config.decoder_memory
         if self.chunk is not None:
             obs = {key: torch.cat([self.obs[key], value]) for key, value in obs.items()}
             chunk = torch.cat([self.chunk, chunk])
         self.obs, self.chunk = {key: value[-keep:] for key, value in obs.items()}, chunk[-keep:]
 
-    def train(self, generator: torch.Generator, begun: int = 0) -> Tensor:
-        """Some gradient steps on the matching loss of the head, after `begun` calls before; returns the mean loss."""
+    def train(self, generator: torch.Generator, previous: int = 0) -> Tensor:
+        """Take `decoder_steps` gradient steps, after `previous` calls; returns the mean imitation loss."""
         assert self.chunk is not None
         config, losses = self.config, list[Tensor]()
         for step in range(config.decoder_steps):
-            progress = (begun + step / config.decoder_steps) / config.decoder_updates
+            progress = (previous + step / config.decoder_steps) / config.decoder_updates
             index = torch.randint(len(self.chunk), (config.decoder_batch,), generator=generator)
             index = index.to(self.chunk.device)
             obs = {key: value[index] for key, value in self.obs.items()}
@@ -154,22 +153,22 @@ class DecoderTrainer:
 
 
 class EpisodeReturns:
-    """Returns of the episodes that end in a rollout; episodes run on from rollout to rollout."""
+    """Returns of the episodes that end in a rollout; episodes continue over rollouts."""
 
     def __init__(self) -> None:
         self.running: Tensor | None = None  # (N,)
-        self.fresh: Tensor | None = None  # (N,) bool, whether the running episodes count; None: all do
+        self.fresh: Tensor | None = None  # (N,) bool, whether the running episodes count; None: all
 
     def discard(self) -> None:
-        """Leave the running episodes out, those of another policy."""
+        """Exclude the running episodes, which another policy began."""
         self.fresh = None if self.running is None else torch.zeros_like(self.running, dtype=torch.bool)
 
     def reset_episodes(self) -> None:
-        """Forget the running episodes, whose remaining steps will not be collected."""
+        """Discard the running episodes, whose remaining steps will not be collected."""
         self.running = self.fresh = None
 
     def update(self, rollout: Rollout) -> float:
-        """Mean return of the episodes that ended, NaN when none did."""
+        """Mean return of the finished episodes, NaN if there are none."""
         start = torch.zeros_like(rollout.reward[0])
         running = start if self.running is None else self.running.to(start.device)
         fresh = torch.ones_like(start, dtype=torch.bool) if self.fresh is None else self.fresh.to(start.device)
@@ -182,7 +181,7 @@ class EpisodeReturns:
         return float(torch.cat(finished).mean())
 
     def state_dict(self) -> dict[str, Any]:
-        """The running returns, and which of them count."""
+        """Running returns and their mask."""
         return {"running": self.running, "fresh": self.fresh}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -191,23 +190,23 @@ class EpisodeReturns:
 
 
 class GoRL(Algorithm):
-    """PPO on the noise of a decoder that is trained anew between stages."""
+    """PPO on the noise of a decoder that is retrained between stages."""
 
     name = "gorl"
     config_class = GoRLConfig
     data_source = "rollout"
     heads = ("decode",)
     reference = "zhang2025gorl"
-    may_regress = True  # when a stage begins
+    may_regress = True  # at the start of a stage
     config: GoRLConfig
     policy: LatentPolicy
 
     def __init__(self, config: GoRLConfig, policy: Policy, *, total_updates: int) -> None:
-        """Learn with decoders like `policy`, a denoising head; a policy of an earlier run goes on where it was."""
+        """Use `policy`, a denoising head, as the type of the decoders, or continue with a policy of GoRL."""
         super().__init__(latent_policy(policy, config), total_updates=total_updates)
         self.config = config
         self.ppo = PPO(config, self.policy, total_updates=total_updates)
-        self.generator = self.ppo.generator  # one order of draws for both
+        self.generator = self.ppo.generator  # shared, so that the order of draws is fixed
         self.step_discount = self.ppo.step_discount
         assert isinstance(self.policy.base, StagedDecoder)
         self.decoder = self.policy.base
@@ -215,34 +214,34 @@ class GoRL(Algorithm):
         self.best = frozen_copy(self.policy.actor)
         self.returns = EpisodeReturns()
         self.best_return = -math.inf  # of this stage
-        self.stage, self.played = 0, 0  # index of the stage, updates within it
+        self.stage, self.stage_updates = 0, 0  # index of the stage, updates within it
         self._apply_stage()
 
     @property
     def training_decoder(self) -> bool:
         """Whether the next decoder is being trained."""
         last = self.stage >= len(self.config.stages) - 1
-        return not last and self.played >= self.config.stages[self.stage]
+        return not last and self.stage_updates >= self.config.stages[self.stage]
 
     def attach_symmetry(self, mirror: MirrorSymmetry | None) -> None:
-        """Give the mirror to PPO, which refuses it for this policy where settings ask for symmetry."""
+        """Pass the mirror to PPO, which raises an error for this policy if symmetry is configured."""
         self.ppo.attach_symmetry(mirror)
 
     def update(self, batch: Rollout) -> Metrics:
-        """PPO on the encoder, or steps of the next decoder, on one rollout."""
+        """Update the encoder by PPO, or train the next decoder, on a rollout."""
         mean_return = self.returns.update(batch)
         if self.training_decoder:
             metrics = self._train_decoder(batch)
         else:
-            self._keep_best(mean_return)  # of the weights that sampled the rollout
+            self._keep_best(mean_return)  # weights of the rollout
             metrics = self.ppo.update(batch)
         self.updates = self.ppo.updates = self.updates + 1
-        self.played += 1
+        self.stage_updates += 1
         if self.training_decoder:
             encoder_updates = self.config.stages[self.stage]
-            if self.played == encoder_updates:
+            if self.stage_updates == encoder_updates:
                 self._begin_decoder()
-            elif self.played == encoder_updates + self.config.decoder_updates:
+            elif self.stage_updates == encoder_updates + self.config.decoder_updates:
                 self._begin_stage()
         return metrics | {"train/stage": float(self.stage)}
 
@@ -252,7 +251,7 @@ class GoRL(Algorithm):
             self.best.load_state_dict(self.policy.actor.state_dict())
 
     def _begin_decoder(self) -> None:
-        """Go back to the best encoder, whose chunks the next decoder learns."""
+        """Restore the best encoder, whose chunks are the data of the next decoder."""
         if self.best_return > -math.inf:
             self.policy.actor.load_state_dict(self.best.state_dict())
         self.decoder_trainer.restart(self.policy.actor, self._seed())
@@ -262,11 +261,11 @@ class GoRL(Algorithm):
         w = batch.record["noise"].flatten(0, 1)
         self.decoder_trainer.add(obs, self.policy.decode_free_noise(obs, w))
         self.ppo.update_reward_scale(batch)
-        loss = self.decoder_trainer.train(self.generator, self.played - self.config.stages[self.stage])
+        loss = self.decoder_trainer.train(self.generator, self.stage_updates - self.config.stages[self.stage])
         return {"decoder/loss": float(loss), "decoder/chunks": float(len(self.decoder_trainer))}
 
     def _begin_stage(self) -> None:
-        """Put the new decoder in place and start a fresh encoder, which keeps the observation statistics."""
+        """Set the new decoder and reset the encoder, except for its observation statistics."""
         self.decoder.head.load_state_dict(self.decoder_trainer.head.state_dict())
         self.decoder.identity.fill_(False)
         self.decoder_trainer.obs, self.decoder_trainer.chunk = {}, None
@@ -279,12 +278,12 @@ class GoRL(Algorithm):
         actor.load_state_dict(fresh.state_dict())
         for parameter in actor.parameters():
             self.ppo.optimizer.state.pop(parameter, None)
-        self.stage, self.played, self.best_return = self.stage + 1, 0, -math.inf
+        self.stage, self.stage_updates, self.best_return = self.stage + 1, 0, -math.inf
         self.returns.discard()
         self._apply_stage()
 
     def _apply_stage(self) -> None:
-        """Set what differs between stage 0 and later ones."""
+        """Apply the settings of the current stage."""
         config, penalty = self.config, self.config.penalty
         if not bool(self.decoder.identity):
             later = config.decoder_stage
@@ -293,7 +292,7 @@ class GoRL(Algorithm):
         self.ppo.regularizer = partial(self.latent_loss, penalty) if penalty else None
 
     def latent_loss(self, weight: float, obs: Observation) -> tuple[Tensor, Info]:
-        """Weighted penalty on the encoder, and the penalty itself for the log."""
+        """Weighted penalty on the encoder, and metrics."""
         penalty = latent_penalty(self.policy.actor, obs)
         return weight * penalty, {"penalty": penalty.detach()}
 
@@ -306,32 +305,25 @@ class GoRL(Algorithm):
         return {**self.ppo.checkpoint_items(), **own}
 
     def state_dict(self) -> dict[str, Any]:
-        """States of all checkpoint items and the place in the schedule."""
-        place = {"stage": self.stage, "played": self.played, "best_return": self.best_return}
-        return {**super().state_dict(), **place}
+        """States of all checkpoint items and the position in the schedule."""
+        position = {"stage": self.stage, "played": self.stage_updates, "best_return": self.best_return}
+        return {**super().state_dict(), **position}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore `state_dict`."""
         super().load_state_dict(state)
         self.ppo.updates = self.updates
-        self.stage, self.played = int(state["stage"]), int(state["played"])
+        self.stage, self.stage_updates = int(state["stage"]), int(state["played"])
         self.best_return = float(state["best_return"])
         self._apply_stage()
 
 
 def latent_policy(policy: Policy, config: GoRLConfig) -> LatentPolicy:
-    """A fresh encoder before the decoder `policy`, or the policy of an earlier run as it is.
-
-    Raises:
-        UserError: It is no denoising head, or lacks statistics.
-    """
+    """Build an encoder for the decoder `policy`, a denoising head with statistics, or return a policy of GoRL."""
     if isinstance(policy, LatentPolicy) and isinstance(policy.base, StagedDecoder):
         return policy
     if not isinstance(policy, GenerativePolicy):
-        raise UserError(
-            f"GoRL trains decoders, denoising heads such as flow or diffusion, got '{policy.name}'; "
-            "use ppo for a Gaussian."
-        )
+        raise UserError(f"GoRL needs a denoising head, e.g. flow, got '{policy.name}'; use ppo for a Gaussian.")
     normalizer = policy.encoder.normalizer
     if not bool(normalizer.fitted):
         if normalizer.mode != "running":
@@ -339,6 +331,6 @@ def latent_policy(policy: Policy, config: GoRLConfig) -> LatentPolicy:
                 f"A decoder with normalization '{normalizer.mode}' needs statistics; set policy.normalization=running "
                 "to learn from scratch, or imitate first."
             )
-        normalizer.fitted.fill_(True)  # unused by the identity, and set when the decoder is trained
+        normalizer.fitted.fill_(True)  # unused by the identity, and fitted when the decoder is trained
     decoder = StagedDecoder.wrap(policy, identity=config.skip_first_decoder)
     return LatentPolicy.from_base(decoder, UNBOUNDED, config.encoder)

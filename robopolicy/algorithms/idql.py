@@ -1,16 +1,14 @@
-"""IDQL: the critics of IQL, plain imitation by a generative policy, and best-of-N acting (Hansen-Estruch et al. 2023).
+"""IDQL: critics of IQL, imitation by a generative policy, and best-of-N acting (Hansen-Estruch et al. 2023).
 
-The policy only has to model what the data does, which is what diffusion and flow heads are good at; all improvement
-happens when acting, where the critic picks the best of N samples. Critic and policy never influence each other's
-training, so either can be replaced.
+The policy only models the data, as diffusion and flow heads do well; the improvement is at inference, where the critic
+selects the best of N samples. Critic and policy are trained independently, so either can be replaced.
 
-Use it on offline data with an expressive policy, before trying anything that changes the policy by the critic. Not for
-tight control budgets, as every decision costs N samples, nor where the data never contains a good action.
+Use it on offline data with an expressive policy, before methods that train the policy by the critic. Every decision
+costs N samples, and actions outside the data are never found.
 
-Deviations from the public code: the candidate is chosen by the ensemble mean or minimum of the target critics (there:
-the minimum of two), a softmax over Q stands in for the weights that follow from V, and chunks replace single actions;
-the policy learns with Adam at a constant rate, its gradient cut at norm 1 (there: AdamW and a cosine over two million
-steps).
+Deviations from the public code: candidates are selected by the ensemble mean or minimum of the target critics (there:
+the minimum of two), with a softmax over Q instead of weights derived from V, and chunks replace single actions; the
+policy is trained with Adam at a constant rate and gradient norm 1 (there: AdamW and a cosine over two million steps).
 """
 
 from __future__ import annotations
@@ -22,12 +20,12 @@ import torch
 from torch import Tensor
 
 from robopolicy.algorithms.common.algorithm import Checkpointable, Metrics, Observer
-from robopolicy.algorithms.common.off_policy import OffPolicy, UpdateStats, optimizer_step, td_loss
+from robopolicy.algorithms.common.off_policy import OffPolicy, UpdateStats, td_loss
 from robopolicy.algorithms.common.offline import (
     ImitationConfig,
     ImplicitConfig,
     ImplicitObjective,
-    imitation_loss,
+    imitation_step,
     require_imitation,
 )
 from robopolicy.constraints import Fraction, Positive, PositiveInt
@@ -50,12 +48,12 @@ class IDQLConfig(ImitationConfig):
     candidates: PositiveInt = 64  # N, samples per decision
     selection: str = "argmax"  # argmax | softmax
     temperature: Positive = 1.0  # of the softmax, in units of Q
-    reduction: str = "min"  # mean | min of the ensemble that chooses
-    ema_decay: Fraction = 0.999  # largest weight of the old average of the policy, which acts and is saved
+    reduction: str = "min"  # of the ensemble that selects: mean | min
+    ema_decay: Fraction = 0.999  # of the average of the policy, which acts and is saved
 
 
 class IDQL(OffPolicy):
-    """Expectile critics, imitation, best-of-N."""
+    """Expectile critics, imitation and best-of-N acting."""
 
     name = "idql"
     config_class = IDQLConfig
@@ -65,10 +63,10 @@ class IDQL(OffPolicy):
     config: IDQLConfig
 
     def __init__(self, config: IDQLConfig, policy: Policy, *, total_updates: int) -> None:
-        """Prepare to train `policy` in place and to act with the best of its averaged weights' samples."""
+        """Prepare to train `policy` in place and to act with the best samples of its average."""
         policy = require_imitation(policy, self.name)
         super().__init__(config, policy.eval(), total_updates=total_updates)
-        self.critic.eval()  # dropout is on in its own loss alone
+        self.critic.eval()  # dropout is active only in its own loss
         self.objective = ImplicitObjective(config.implicit, policy)
         self.critic_optimizer.add_param_group({"params": list(self.objective.parameters())})
         self.optimizer = torch.optim.Adam(policy.parameters(), lr=config.lr, fused=True)
@@ -83,11 +81,11 @@ class IDQL(OffPolicy):
         )
 
     def act(self, obs: Observation, *, generator: Randomness = None) -> Sample:
-        """The best of N samples."""
+        """Draw the best of N samples."""
         return Sample.unscored(self.acting_policy.act(obs, generator=generator))
 
     def warmup_action(self, obs: Observation, *, generator: Randomness = None) -> Sample:
-        """A chunk of the bare policy: an untrained critic would only do harm."""
+        """Draw a chunk of the policy, without the untrained critic."""
         return Sample.unscored(self.policy.act(obs, generator=generator))
 
     def target(self, batch: Transitions) -> Tensor:
@@ -95,27 +93,23 @@ class IDQL(OffPolicy):
         return self.objective.target(batch)
 
     def critic_loss(self, batch: Transitions) -> tuple[Tensor, Info]:
-        """Temporal-difference loss of Q towards V, and expectile regression of V on the target ensemble."""
+        """Temporal-difference loss of Q to V, and expectile regression of V on the target ensemble."""
         loss, info = td_loss(self.critic, batch, self.target)
         value_loss, more = self.objective.value_loss(batch, self.q_values(batch))
         return loss + value_loss, info | more
 
     def update(self, batch: Transitions) -> Metrics:
-        """Steps of Q and V on consecutive minibatches, imitation in between."""
+        """Take steps of Q and V on consecutive minibatches, with delayed imitation steps."""
         stats = UpdateStats()
         for part in self.minibatches(batch):
             stats.critic(self.critic_step(part))
             if self.policy_due():
-                loss = imitation_loss(
-                    self.policy, part.obs, part.chunk, mask=part.mask, generator=self.generator, progress=self.progress
-                ).mean()
-                optimizer_step(self.optimizer, loss, self.policy, self.config.grad_clip)
+                stats.actor(loss=imitation_step(self, part.obs, part.chunk, mask=part.mask))
                 self.ema.update(self.policy)
-                stats.actor(loss=loss)
         return self.finish(batch, stats)
 
     def observers(self) -> tuple[Observer, ...]:
-        """The shared ones, V and the averaged policy."""
+        """Networks of the base class, V and averaged policy."""
         return *super().observers(), self.objective, self.ema.module
 
     def inference_policy(self) -> Policy:
@@ -123,5 +117,5 @@ class IDQL(OffPolicy):
         return self.acting_policy
 
     def checkpoint_items(self) -> Mapping[str, Checkpointable]:
-        """The shared parts, the optimiser of the policy, V and the averaged policy."""
+        """Items of the base class, policy optimiser, V and averaged policy."""
         return {**super().checkpoint_items(), "optimizer": self.optimizer, "rule": self.objective, "ema": self.ema}

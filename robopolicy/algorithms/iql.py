@@ -1,14 +1,14 @@
 """Implicit Q-learning with advantage-weighted imitation of any policy (Kostrikov et al. 2021).
 
-V(s) is an expectile of Q over the actions in the data, Q regresses on V(s'), so no action outside the data is ever
-evaluated. The policy imitates the data with weights exp(beta * (Q - V)): a flow or diffusion head weights its denoising
-loss, a Gaussian or autoregressive one its log-likelihood.
+V(s) is an expectile of Q over the actions in the data, and Q regresses on V(s'), so no action outside the data is
+evaluated. The policy imitates the data with weights exp(beta * (Q - V)) on its own loss: the denoising loss of a flow
+or diffusion head, the log-likelihood of a Gaussian or autoregressive one.
 
-Use it for offline data of mixed quality, and as a safe start for online fine-tuning. It can only reweight what the data
-shows; to go beyond it use pa_rl or expo. With a generative policy idql is usually better than weighting its loss.
+Use it for offline data of mixed quality, and as a safe start of online fine-tuning. It can only reweight the data; to
+exceed them use pa_rl or expo. For generative policies idql is usually better than weighting the loss.
 
-Deviations from the paper: critics may be an ensemble with a subsampled minimum, one optimiser steps Q and V at once,
-chunks replace single actions, and the weight multiplies whatever loss the head has, not only a log-likelihood.
+Deviations from the paper: critics may be an ensemble with a subsampled minimum, one optimiser trains Q and V jointly,
+chunks replace single actions, and the weight multiplies any imitation loss, not only a log-likelihood.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ import torch
 from torch import Tensor
 
 from robopolicy.algorithms.common.algorithm import Checkpointable, Metrics, Observer
-from robopolicy.algorithms.common.off_policy import OffPolicy, UpdateStats, optimizer_step, td_loss
+from robopolicy.algorithms.common.off_policy import OffPolicy, UpdateStats, td_loss
 from robopolicy.algorithms.common.offline import (
     ImitationConfig,
     ImplicitConfig,
     ImplicitObjective,
-    imitation_loss,
+    imitation_step,
     require_imitation,
 )
 from robopolicy.constraints import NonNegative, Positive
@@ -44,12 +44,12 @@ class IQLConfig(ImitationConfig):
         default_factory=lambda: CriticConfig(hidden=(256, 256), activation="relu", layer_norm=False)
     )
     implicit: ImplicitConfig = field(default_factory=ImplicitConfig)  # V and its expectile
-    beta: NonNegative = 3.0  # inverse temperature of the weights; 0 is plain imitation, 10 for sparse rewards
-    weight_max: Positive = 100.0  # bound on the weights
+    beta: NonNegative = 3.0  # inverse temperature of the weights; 0: imitation, 10 for sparse rewards
+    weight_max: Positive = 100.0  # largest weight
 
 
 class IQL(OffPolicy):
-    """Expectile critics, advantage-weighted imitation."""
+    """Expectile critics and advantage-weighted imitation."""
 
     name = "iql"
     config_class = IQLConfig
@@ -62,13 +62,13 @@ class IQL(OffPolicy):
         """Prepare to train `policy` in place."""
         policy = require_imitation(policy, self.name)
         super().__init__(config, policy.eval(), total_updates=total_updates)
-        self.critic.eval()  # dropout is on in its own loss alone
+        self.critic.eval()  # dropout is active only in its own loss
         self.objective = ImplicitObjective(config.implicit, policy)
         self.critic_optimizer.add_param_group({"params": list(self.objective.parameters())})
         self.optimizer = torch.optim.Adam(policy.parameters(), lr=config.lr, fused=True)
 
     def act(self, obs: Observation, *, generator: Randomness = None) -> Sample:
-        """A chunk of the policy."""
+        """Draw a chunk of the policy."""
         return Sample.unscored(self.policy.act(obs, generator=generator))
 
     def target(self, batch: Transitions) -> Tensor:
@@ -76,7 +76,7 @@ class IQL(OffPolicy):
         return self.objective.target(batch)
 
     def critic_loss(self, batch: Transitions) -> tuple[Tensor, Info]:
-        """Temporal-difference loss of Q towards V, and expectile regression of V on the target ensemble."""
+        """Temporal-difference loss of Q to V, and expectile regression of V on the target ensemble."""
         loss, info = td_loss(self.critic, batch, self.target)
         value_loss, more = self.objective.value_loss(batch, self.q_values(batch))
         return loss + value_loss, info | more
@@ -88,29 +88,20 @@ class IQL(OffPolicy):
         return advantage_weight(advantage, self.config.beta, self.config.weight_max)
 
     def update(self, batch: Transitions) -> Metrics:
-        """Steps of Q and V on consecutive minibatches, weighted imitation in between."""
+        """Take steps of Q and V on consecutive minibatches, with delayed weighted imitation steps."""
         stats = UpdateStats()
         for part in self.minibatches(batch):
             stats.critic(self.critic_step(part))
             if self.policy_due():
                 weight = self.weights(part)
-                loss = imitation_loss(
-                    self.policy,
-                    part.obs,
-                    part.chunk,
-                    weight,
-                    mask=part.mask,
-                    generator=self.generator,
-                    progress=self.progress,
-                ).mean()
-                optimizer_step(self.optimizer, loss, self.policy, self.config.grad_clip)
+                loss = imitation_step(self, part.obs, part.chunk, weight, mask=part.mask)
                 stats.actor(loss=loss, weight=weight.mean(), weight_max=weight.max())
         return self.finish(batch, stats)
 
     def observers(self) -> tuple[Observer, ...]:
-        """The shared ones and V."""
+        """Networks of the base class and V."""
         return *super().observers(), self.objective
 
     def checkpoint_items(self) -> Mapping[str, Checkpointable]:
-        """The shared parts, the optimiser of the policy and V."""
+        """Items of the base class, policy optimiser and V."""
         return {**super().checkpoint_items(), "optimizer": self.optimizer, "rule": self.objective}

@@ -1,19 +1,18 @@
 """PA-RL: policy-agnostic RL by imitation of optimised actions (Mark et al. 2024).
 
-Of m samples of the policy the k best by Q stay, each climbs the critic for T gradient steps and keeps the best point it
-has seen. The best of them acts and bootstraps; draws from their softmax are what the policy imitates with its own
-supervised loss. So any head with `act` and `imitation_loss` can be fine-tuned: diffusion, flow, autoregressive,
-Gaussian. The critic follows Cal-QL or IQL.
+The k best of m samples by Q take T gradient steps on the critic, and each keeps its best point. The best candidate acts
+and bootstraps; samples of the softmax over candidates are the imitation targets of the policy's own supervised loss.
+Any head with `act` and `imitation_loss` can be fine-tuned: diffusion, flow, autoregressive, Gaussian. The critic
+follows Cal-QL or IQL.
 
-Use it to fine-tune a pretrained policy of any class with offline data and little play; offline, the critic is learned
-first while the policy stays frozen. Not without offline data or rewards, and not where decisions must be fast: every
-one costs m samples, and every critic step as many.
+Use it to fine-tune a pretrained policy of any class with offline data and few environment steps; offline, only the
+critic is trained. It needs offline data with rewards, and every decision and critic step costs m samples.
 
-Deviations from the public code: the penalty of Cal-QL is put on the k optimised candidates at the observation (there:
-on copies of the best one, here and at the next observation); the critic regresses a scalar unless `critic.bins` is set,
-as the support of a histogram depends on the rewards; the policy stays frozen for as long as a batch holds no played
-step; rewards are the task's (there: with 1 subtracted); candidates are drawn from the policy itself (there, with
-diffusion, from a slow average of its weights); the gradient of the policy is cut at norm 1.
+Deviations from the public code: the penalty of Cal-QL is on the k optimised candidates at the observation (there: on
+copies of the best one, here and at the next observation); the critic is scalar unless `critic.bins` is set, as the
+support of a histogram depends on the rewards; the policy is frozen while a batch has no online step; rewards are the
+task's (there: minus 1); candidates are sampled from the policy itself (there, with diffusion, from a slow average); the
+gradient of the policy is clipped to norm 1.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ import torch
 from torch import Tensor
 
 from robopolicy.algorithms.common.algorithm import Checkpointable, Metrics, Observer
-from robopolicy.algorithms.common.off_policy import OffPolicy, UpdateStats, optimizer_step, td_loss
+from robopolicy.algorithms.common.off_policy import OffPolicy, UpdateStats, td_loss
 from robopolicy.algorithms.common.offline import (
     ConservativeConfig,
     ConservativeObjective,
@@ -33,7 +32,7 @@ from robopolicy.algorithms.common.offline import (
     ImitationConfig,
     ImplicitConfig,
     ImplicitObjective,
-    imitation_loss,
+    imitation_step,
     require_imitation,
 )
 from robopolicy.constraints import NonNegativeInt, Positive, PositiveInt
@@ -54,14 +53,14 @@ class PARLConfig(ImitationConfig):
 
     critic: CriticConfig = field(default_factory=lambda: CriticConfig(members=10, hidden=(256, 256), activation="relu"))
     critic_objective: str = "cal_ql"  # cal_ql | iql
-    conservative: ConservativeConfig = field(default_factory=ConservativeConfig)  # weight .005 beside a histogram
+    conservative: ConservativeConfig = field(default_factory=ConservativeConfig)  # weight .005 with a histogram
     implicit: ImplicitConfig = field(default_factory=ImplicitConfig)  # V and its expectile
     candidates: PositiveInt = 32  # m, samples per decision
-    top: PositiveInt = 10  # k, candidates kept and improved
+    top: PositiveInt = 10  # k, candidates that are optimised
     ascent_steps: NonNegativeInt = 10  # T, gradient steps on each
     ascent_rate: Positive = 3e-4  # size of a step, normalised action units per unit of dQ/da
-    selection: str = "argmax"  # argmax | softmax, of the candidate that is executed
-    temperature: Positive = 1.0  # of the softmax, also of the one that is imitated, in units of Q
+    selection: str = "argmax"  # of the executed candidate: argmax | softmax
+    temperature: Positive = 1.0  # of the softmax, also for imitation, in units of Q
     lr: Positive = 5e-5  # learning rate of the policy
 
     def __post_init__(self) -> None:
@@ -75,7 +74,7 @@ def imitation_target(
 ) -> tuple[Tensor, Tensor]:
     """Chunk `(B, H, A)` drawn from the softmax over candidates, and its mask `(B, H)`.
 
-    The last candidate descends from the batch's chunk, of which only the steps before the end of the episode count.
+    The last candidate is the optimised chunk of the batch, which is masked after the end of the episode.
     """
     index = draw_index(found.values, temperature, generator)
     own = (index == found.values.shape[1] - 1)[:, None]
@@ -83,7 +82,7 @@ def imitation_target(
 
 
 class PARL(OffPolicy):
-    """Optimised actions to act with, to bootstrap from and to imitate."""
+    """Acting, bootstrapping and imitation with optimised actions."""
 
     name = "pa_rl"
     config_class = PARLConfig
@@ -97,7 +96,7 @@ class PARL(OffPolicy):
         """Prepare to fine-tune `policy` in place."""
         policy = require_imitation(policy, self.name)
         super().__init__(config, policy.eval(), total_updates=total_updates)
-        self.critic.eval()  # dropout is on in its own loss alone
+        self.critic.eval()  # dropout is active only in its own loss
         self.objective: CriticObjective
         if config.critic_objective == "iql":
             self.objective = ImplicitObjective(config.implicit, policy)
@@ -117,25 +116,24 @@ class PARL(OffPolicy):
         )
 
     def act(self, obs: Observation, *, generator: Randomness = None) -> Sample:
-        """The best optimised chunk."""
+        """Draw the best optimised chunk."""
         return Sample.unscored(self.acting_policy.act(obs, generator=generator))
 
     def warmup_action(self, obs: Observation, *, generator: Randomness = None) -> Sample:
-        """A chunk of the bare policy: an untrained critic would only do harm."""
+        """Draw a chunk of the policy, without the untrained critic."""
         return Sample.unscored(self.policy.act(obs, generator=generator))
 
     def sample_candidates(self, obs: Observation, known: Tensor | None = None) -> Candidates:
-        """Optimised chunks with their values; the chunks `known` `(B, H, A)` are optimised as well."""
+        """Sample optimised chunks with their values; `known` chunks `(B, H, A)` are optimised as well."""
         return self.acting_policy.propose(obs, generator=self.generator, known=known)
 
     def target(self, batch: Transitions) -> Tensor:
         """Bootstrap from the best optimised chunk, or from V."""
-        return self.objective.target(
-            batch, lambda: self.bootstrap(batch, self.sample_candidates(batch.next_obs).best())
-        )
+        bootstrap = lambda: self.bootstrap(batch, self.sample_candidates(batch.next_obs).best())  # noqa: E731
+        return self.objective.target(batch, bootstrap)
 
     def critic_loss(self, batch: Transitions) -> tuple[Tensor, Info]:
-        """Temporal-difference loss, and the penalty on optimised chunks or the loss of V."""
+        """Temporal-difference loss plus the penalty on optimised chunks or the loss of V."""
         loss, info = td_loss(self.critic, batch, self.target)
         extra, more = self.objective.extra_loss(
             batch, self.critic, lambda: self.q_values(batch), lambda: self.sample_candidates(batch.obs).chunks
@@ -143,17 +141,14 @@ class PARL(OffPolicy):
         return loss + extra, info | more
 
     def imitation_step(self, batch: Transitions) -> Info:
-        """One step of the policy towards optimised chunks."""
+        """Take an imitation step of the policy on optimised chunks; returns metrics."""
         found = self.sample_candidates(batch.obs, batch.chunk)
         chunk, mask = imitation_target(found, batch, self.config.temperature, self.generator)
-        loss = imitation_loss(
-            self.policy, batch.obs, chunk, mask=mask, generator=self.generator, progress=self.progress
-        ).mean()
-        optimizer_step(self.optimizer, loss, self.policy, self.config.grad_clip)
+        loss = imitation_step(self, batch.obs, chunk, mask=mask)
         return {"loss": loss, "best_value": found.values.max(1).values.mean(), "mean_value": found.values.mean()}
 
     def update(self, batch: Transitions) -> Metrics:
-        """Critic steps on consecutive minibatches, imitation in between unless all of a minibatch is offline."""
+        """Take critic steps on minibatches, with delayed imitation steps if a minibatch has online data."""
         stats = UpdateStats()
         for part in self.minibatches(batch):
             stats.critic(self.critic_step(part))
@@ -162,20 +157,20 @@ class PARL(OffPolicy):
         return self.finish(batch, stats)
 
     def observe(self, batch: Transitions) -> None:
-        """Update running normalisers; those of the policy stay as they are while its weights do."""
+        """Update running normalisers; the policy's only while it is trained."""
         online = bool(batch.online.any())
         for network in self.observers():
             if online or network is not self.policy:
                 network.update_stats(batch.obs)
 
     def observers(self) -> tuple[Observer, ...]:
-        """The shared ones and V, if there is one."""
+        """Networks of the base class and V, if any."""
         return *super().observers(), self.objective
 
     def inference_policy(self) -> Policy:
-        """The policy with its critic."""
+        """The policy with action optimisation by the critic."""
         return self.acting_policy
 
     def checkpoint_items(self) -> Mapping[str, Checkpointable]:
-        """The shared parts, the optimiser of the policy and V, if there is one."""
+        """Items of the base class, policy optimiser and V, if any."""
         return {**super().checkpoint_items(), "optimizer": self.optimizer, "rule": self.objective}

@@ -1,23 +1,21 @@
 """PolicyFlow: PPO on flow policies without likelihoods along the path (Yang et al. 2026).
 
-An action is the endpoint of the flow plus Gaussian noise of learned size. How the endpoint would move under new weights
+An action is the endpoint of the flow plus Gaussian noise of learned scale. The shift of the endpoint under new weights
 is approximated by the change of velocity at random points of the straight line from the initial noise to the old
-endpoint, so the ratio is that of two Gaussians around the old endpoint, one shifted by that change. PPO's clip, a
-bonus on the entropy of the Gaussian, and the Brownian regulariser complete the loss. The regulariser pulls `(1 - t) v`
-towards `x_t - t v_old`: velocities against the score, as those of Brownian motion, which spreads the policy out and
-keeps modes alive that PPO would give up.
+endpoint. The ratio is of two Gaussians around the old endpoint, one shifted by that change. The loss is PPO's clipped
+surrogate, a bonus on the entropy of the Gaussian, and the Brownian regulariser, which regresses `(1 - t) v` on `x_t - t
+v_old`: velocities against the score, as in Brownian motion, which keep the policy diverse and multimodal.
 
-Use it to train a flow, diffusion or EDM policy with PPO-sized steps (clip 0.2), from scratch or from a pretrained one,
-when the sampler takes many steps. Not when the base is so precise that the added noise fails the task, nor for heads
-with learned step lengths (shortcut, MeanFlow).
+Use it to train a flow, diffusion or EDM policy with PPO-sized steps (clip 0.2), from scratch or pretrained, with many
+sampler steps. It is unsuitable if added noise fails the task, and for heads with learned step lengths (shortcut,
+MeanFlow).
 
-Checked against the authors' code. Deviations: times are drawn once per rollout and kept (published: afresh in every
-minibatch), several may be averaged, and the final time, where the sampler never reads the velocity, is left out;
-published policies start from scratch with a zero-initialised output layer and unit noise, here any head and less noise;
-the learning rate does not adapt to the KL, which ends the epochs instead; advantages are normalised per minibatch
-(published: per rollout), values are not clipped, and the gradient is cut at norm 25 (published: 1). The paper's
-equation is reported to have the present velocity on both sides of the regulariser; the code has the old one in the
-target, as is the default here.
+Checked against the authors' code. Deviations: times are drawn once per rollout (published: per minibatch), several may
+be averaged, and the final time, where the sampler never evaluates the velocity, is excluded; published policies start
+from scratch with a zero-initialised output layer and unit noise, here any head and less noise; the KL ends the epochs
+instead of adapting the learning rate; advantages are normalised per minibatch (published: per rollout), values are not
+clipped, and the gradient is clipped to norm 25 (published: 1). The paper's regulariser reportedly has the current
+velocity on both sides; the code has the old one in the target, as is the default here.
 """
 
 from __future__ import annotations
@@ -62,8 +60,8 @@ class PolicyFlowConfig(FineTuningConfig):
     clip: Positive = 0.2  # ratio bounds
     times: PositiveInt = 1  # M, points of the path per chunk; the ratio is their mean
     entropy_coef: NonNegative = 0.01  # weight of the entropy of the added noise, summed over the executed dimensions
-    brownian_coef: NonNegative = 0.01  # weight of the Brownian regulariser; 0.25 where many modes are to survive
-    brownian_target: str = "old"  # velocity in its target: old (the code) | present (the paper's equation)
+    brownian_coef: NonNegative = 0.01  # weight of the Brownian regulariser; 0.25 to keep many modes
+    brownian_target: str = "old"  # velocity in its target: old (code) | present (paper)
     perturbation: EndpointNoiseConfig = field(default_factory=EndpointNoiseConfig)  # noise on the endpoint
 
     def __post_init__(self) -> None:
@@ -75,7 +73,7 @@ class PolicyFlowConfig(FineTuningConfig):
 def brownian_loss(velocity: Tensor, old: Tensor, x: Tensor, t: Tensor) -> tuple[Tensor, Info]:
     """Mean of `((1 - t) v - (x - t v_target))^2` over points `(B, M, H, A)`; times broadcast.
 
-    Along the linear path the score is `-(x - t v) / (1 - t)`, and Brownian motion moves mass with minus half of it.
+    Along the linear path the score is `-(x - t v) / (1 - t)`; Brownian motion has minus half of it as velocity.
     """
     loss = ((1 - t) * velocity - (x - t * old)).square().mean()
     return loss, {"brownian": loss}
@@ -114,7 +112,7 @@ class PolicyFlow(OnPolicy):
         return self.policy.decisions(rows.obs, rows.record).logp
 
     def loss(self, rows: RolloutBatch) -> tuple[Tensor, Info]:
-        """Clipped surrogate, entropy bonus and Brownian regulariser; what to log."""
+        """Clipped surrogate, entropy bonus and Brownian regulariser, and metrics."""
         velocity = self.policy.velocities(rows.obs, rows.record)
         output = self.policy.score(rows.record, velocity)
         advantage = normalize(rows.advantage)
@@ -129,7 +127,7 @@ class PolicyFlow(OnPolicy):
         return loss, info
 
     def update(self, batch: Rollout) -> Metrics:
-        """Several epochs of clipped updates on one rollout."""
+        """Run several epochs of clipped updates on a rollout."""
         config = self.config
         self.update_reward_scale(batch)  # running standard deviation of the return
         rows = self.flow_loss.complete(self.process_rollout(batch))  # scaled rewards, GAE on V(s), stored points
@@ -147,6 +145,6 @@ class PolicyFlow(OnPolicy):
         return self.finish(batch, rows, stats | {"actor/epochs": epochs.completed})
 
     def checkpoint_items(self) -> Mapping[str, Checkpointable]:
-        """Networks, the frozen base too, both optimisers and the running scale of the rewards."""
+        """Networks, frozen base, optimisers and reward scale."""
         own = {"base": self.base, "actor_optimizer": self.actor_optimizer, "critic_optimizer": self.critic_optimizer}
         return {**super().checkpoint_items(), **own}

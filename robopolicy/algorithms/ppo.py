@@ -1,11 +1,11 @@
-"""Proximal policy optimisation (Schulman et al. 2017) for policies with a density, chunked or not.
+"""Proximal policy optimisation (Schulman et al. 2017) for policies with a density, with or without chunks.
 
-Clipped surrogate on one ratio per decision, GAE, value regression, several epochs of minibatches. The defaults and the
-order of operations follow Stable-Baselines3, so that returns compare at equal hyper-parameters; the differences are:
+Clipped surrogate on one ratio per decision, GAE, value regression, several epochs of minibatches. Defaults and order of
+operations follow Stable-Baselines3, so returns are comparable at equal hyper-parameters; the differences are:
 
 * time limits bootstrap from the value of the true last observation, and cut the trace;
 * rewards may be divided by a running standard deviation of the return (`normalize_reward`), observations by the
-  policy's own running normaliser, which is updated after the epochs so that the first ratio is exactly 1.
+  policy's running normaliser, which is updated after the epochs so that the first ratio is exactly 1.
 
 Use it for control from scratch. For a diffusion or flow policy use ReinFlow, which scores the denoising chain.
 """
@@ -53,7 +53,7 @@ class PPOConfig(ActorCriticConfig):
 
 
 def ppo_estimator(config: PPOConfig) -> Estimator:
-    """Clipped surrogate with an entropy bonus."""
+    """Build the clipped surrogate with an entropy bonus."""
     return Estimator(EstimatorConfig(bounds=ConstantBounds(config.clip), entropy_coef=config.entropy_coef))
 
 
@@ -86,13 +86,10 @@ class PPO(OnPolicy):
         total_updates: int,
         regularizer: Callable[[Observation], tuple[Tensor, Info]] | None = None,
     ) -> None:
-        """Prepare to train `policy` for `total_updates` rollouts.
+        """Prepare to train `policy` in place for `total_updates` rollouts.
 
-        Args:
-            config: Settings; a `PPOConfig`, unless a subclass brings another `estimator` or `loss`.
-            policy: Trained in place.
-            total_updates: Rollouts to come.
-            regularizer: Loss on observations that is added to the surrogate, and what it logs.
+        `config` is a `PPOConfig` unless a subclass overrides `estimator` or `loss`; `regularizer` returns a loss on
+        observations, which is added to the surrogate, and metrics.
         """
         super().__init__(config, policy, total_updates=total_updates)
         learned = [p for net in (policy, *self.critics().values()) for p in net.parameters() if p.requires_grad]
@@ -106,7 +103,7 @@ class PPO(OnPolicy):
         return ppo_estimator(self.config)
 
     def attach_symmetry(self, mirror: MirrorSymmetry | None) -> None:
-        """Augment minibatches by mirror images, or add a mirror loss, as the settings say."""
+        """Add mirrored minibatches or a mirror loss, as configured."""
         if self.config.symmetry.used:
             self.symmetry = Symmetry(self.config.symmetry, mirror, self.policy, list(self.critics().values()))
 
@@ -116,7 +113,7 @@ class PPO(OnPolicy):
         return replace(sample, memory=self.policy.next_hidden(obs)) if self.policy.spec.hidden_dim else sample
 
     def loss(self, rows: RolloutBatch, *, log_stats: bool) -> tuple[Tensor, Info]:
-        """Actor loss of a minibatch and, with `log_stats`, what to log, `approx_kl` among it; a hook."""
+        """Actor loss of a minibatch and, with `log_stats`, metrics including `approx_kl`; a hook."""
         loss, info = ppo_loss(self.policy, rows, self.estimator, log_stats=log_stats)
         if self.regularizer is None:
             return loss, info
@@ -124,7 +121,7 @@ class PPO(OnPolicy):
         return loss + extra, info | more
 
     def critic_loss(self, rows: RolloutBatch) -> Tensor:
-        """Regression of V(s), to be weighted by `value_coef`; a hook."""
+        """Regression of V(s), weighted by `value_coef` later; a hook."""
         return value_loss(self.critic(rows.obs), rows, self.config.value_clip)
 
     def critic_gradient(self, rows: RolloutBatch, image: RolloutBatch | None) -> Tensor:
@@ -136,10 +133,10 @@ class PPO(OnPolicy):
     def minibatch_loss(
         self, rows: RolloutBatch, image: RolloutBatch | None, steps: int, *, log_stats: bool
     ) -> tuple[Tensor, Info]:
-        """`loss` of decisions from `steps` time steps, with their mirror images and the mirror loss where asked for."""
+        """`loss` of rows from `steps` time steps, with mirror images and mirror loss if configured, and metrics."""
         if isinstance(self.policy, ExplicitPolicy) and self.policy.cell is not None:
             rows = replace(rows, obs=self.policy.unroll_rnn(rows.obs, steps))
-        loss, info = self.loss(rows, log_stats=log_stats)  # its KL is that of the original decisions
+        loss, info = self.loss(rows, log_stats=log_stats)  # the KL is of the original decisions
         if image is not None:
             loss = (loss + self.loss(image, log_stats=False)[0]) / 2
         if self.symmetry is None or not self.config.symmetry.mirror_coef:
@@ -148,10 +145,10 @@ class PPO(OnPolicy):
         return loss + extra, info | more
 
     def update(self, batch: Rollout) -> Metrics:
-        """Several epochs of joint gradient steps on one rollout."""
+        """Run several epochs of joint gradient steps on a rollout."""
         config = self.config
         if config.symmetry.used and self.symmetry is None:
-            raise UserError("The settings use the task's symmetry: call attach_symmetry first.")
+            raise UserError("algorithm.symmetry is set; call attach_symmetry before update.")
         self.update_reward_scale(batch)  # running standard deviation of the return
         rows = self.process_rollout(batch)  # scaled rewards, GAE on V(s), rows (B, ...)
         schedule_rate(self.optimizer, config, self.progress)
@@ -172,5 +169,5 @@ class PPO(OnPolicy):
         return self.finish(batch, rows, stats)
 
     def checkpoint_items(self) -> Mapping[str, Checkpointable]:
-        """Networks, their optimiser and the running scale of the rewards."""
+        """Networks, optimiser and reward scale."""
         return {**super().checkpoint_items(), "optimizer": self.optimizer}

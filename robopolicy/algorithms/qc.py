@@ -1,15 +1,15 @@
-"""Q-chunking (QC, Li et al. 2025): temporal-difference learning on action chunks, acting by best-of-N of a cloned flow.
+"""Q-chunking (QC, Li et al. 2025): temporal-difference learning on chunks, with best-of-N acting of a cloned flow.
 
-The critic judges whole chunks, so n-step backups carry no off-policy bias and exploration is coherent in time. The
-policy is trained by imitation of everything in the memory; acting and bootstrapping take the best of N of its chunks.
-With chunks of one action it is best-of-N temporal-difference learning.
+The critic evaluates whole chunks, so n-step backups have no off-policy bias and exploration is coherent in time. The
+policy is trained by imitation of the replay buffer; acting and bootstrapping use the best of N of its chunks. With
+chunks of one action it is best-of-N temporal-difference learning.
 
-Use it with demonstrations of mixed quality and sparse rewards, offline first and then online. Not where control must
-react within a chunk, as chunks run open loop, nor with a tight budget of network calls: every decision costs N samples.
+Use it with demonstrations of mixed quality and sparse rewards, offline first and then online. Chunks run open loop, so
+it cannot react within a chunk, and every decision costs N samples.
 
-Deviations from the public code: the policy may be any head that can be cloned; its gradient is cut at norm 1; chunks
-that the end of the episode cuts short weigh as much as whole ones (there: as much as they have steps); critics
-normalise before their activations (there: behind them).
+Deviations from the public code: the policy may be any head that can be cloned; its gradient is clipped to norm 1;
+chunks cut short by the end of an episode have the same imitation weight as whole ones (there: weighted by their steps);
+critics normalise before activations (there: after).
 """
 
 from __future__ import annotations
@@ -21,13 +21,8 @@ import torch
 from torch import Tensor
 
 from robopolicy.algorithms.common.algorithm import Checkpointable, Metrics
-from robopolicy.algorithms.common.off_policy import OffPolicy, UpdateStats, optimizer_step
-from robopolicy.algorithms.common.offline import (
-    QChunkingConfig,
-    complete_chunk_loss,
-    imitation_loss,
-    require_imitation,
-)
+from robopolicy.algorithms.common.off_policy import OffPolicy, UpdateStats
+from robopolicy.algorithms.common.offline import QChunkingConfig, complete_chunk_loss, imitation_step, require_imitation
 from robopolicy.constraints import PositiveInt
 from robopolicy.data.batches import Transitions
 from robopolicy.policies.base import Info, Observation, Policy, Sample
@@ -43,7 +38,7 @@ class QCConfig(QChunkingConfig):
 
 
 class QC(OffPolicy):
-    """Best-of-N over chunks."""
+    """Q-learning on chunks with best-of-N acting."""
 
     name = "qc"
     config_class = QCConfig
@@ -54,19 +49,19 @@ class QC(OffPolicy):
     config: QCConfig
 
     def __init__(self, config: QCConfig, policy: Policy, *, total_updates: int) -> None:
-        """Prepare to clone `policy` in place and to act with the best of its samples."""
+        """Prepare to clone `policy` in place and to act with its best samples."""
         policy = require_imitation(policy, self.name)
         super().__init__(config, policy.eval(), total_updates=total_updates)
-        self.critic.eval()  # dropout is on in its own loss alone
+        self.critic.eval()  # dropout is active only in its own loss
         self.optimizer = torch.optim.Adam(policy.parameters(), lr=config.lr, fused=True)
         self.acting_policy = make_best_of_n(policy, self.critic, candidates=config.candidates, reduction="mean")
 
     def act(self, obs: Observation, *, generator: Randomness = None) -> Sample:
-        """The best of N chunks by the mean of the ensemble."""
+        """Draw the best of N chunks by the mean of the ensemble."""
         return self.acting_policy.sample(obs, generator=generator)
 
     def warmup_action(self, obs: Observation, *, generator: Randomness = None) -> Sample:
-        """A chunk of the cloned policy: an untrained critic would only do harm."""
+        """Draw a chunk of the cloned policy, without the untrained critic."""
         return Sample.unscored(self.policy.act(obs, generator=generator))
 
     def target(self, batch: Transitions) -> Tensor:
@@ -79,22 +74,18 @@ class QC(OffPolicy):
         return complete_chunk_loss(self.critic, batch, self.target, self.sample_spec.steps)
 
     def update(self, batch: Transitions) -> Metrics:
-        """Critic steps on consecutive minibatches, imitation in between."""
+        """Take critic steps on consecutive minibatches, with delayed imitation steps."""
         stats = UpdateStats()
         for part in self.minibatches(batch):
             stats.critic(self.critic_step(part))
             if self.policy_due():
-                loss = imitation_loss(
-                    self.policy, part.obs, part.chunk, mask=part.mask, generator=self.generator, progress=self.progress
-                ).mean()
-                optimizer_step(self.optimizer, loss, self.policy, self.config.grad_clip)
-                stats.actor(imitation=loss)
+                stats.actor(imitation=imitation_step(self, part.obs, part.chunk, mask=part.mask))
         return self.finish(batch, stats)
 
     def inference_policy(self) -> Policy:
-        """The policy with its critic."""
+        """The policy with best-of-N selection by the critic."""
         return self.acting_policy
 
     def checkpoint_items(self) -> Mapping[str, Checkpointable]:
-        """The shared parts and the optimiser of the policy."""
+        """Items of the base class and policy optimiser."""
         return {**super().checkpoint_items(), "optimizer": self.optimizer}

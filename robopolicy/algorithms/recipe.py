@@ -1,18 +1,17 @@
-"""Text recipes for rollouts of a denoising chain: the methods of text policies, applied to robots.
+"""Text recipes on rollouts of a denoising chain: methods for text policies, applied to robots.
 
-A recipe (a name, or a file) is a method as plain data. Here a denoising step takes the place of a token, a chunk the
-place of a turn, an episode the place of a completion, and a start state the place of a prompt. Several episodes run
-from each start. Flows are sampled by the stochastic differential equation with their marginals (`sde_chain`), diffusion
-by its own noisy steps (`diffusion_chain`); every step is a decision with the log-density of all its dimensions, which
-the ratio bounds of the recipes assume.
+A recipe (a name or a file) is a method as plain data. A denoising step corresponds to a token, a chunk to a turn, an
+episode to a completion, and a start state to a prompt. Several episodes run from each start state. Flows are sampled by
+the stochastic differential equation with their marginals (`sde_chain`), diffusion by its own noisy steps
+(`diffusion_chain`); every step is a decision with the log-density summed over its dimensions, which the ratio bounds of
+the recipes assume.
 
-Use it to try a group comparison, ratio bound or row selection that no other algorithm offers. Prefer a specialised
-algorithm where one exists: flow_grpo, reinflow and dppo use more of the chain (exact KL, noise schedules, a critic).
-Recipes that need a critic, hidden states or other data that a simulator does not record are refused with the name of
-the missing field.
+Use it to try a group comparison, ratio bound or row selection that no other algorithm offers. Prefer flow_grpo,
+reinflow and dppo, which use more of the chain (exact KL, noise schedules, a critic). Recipes that need a critic, hidden
+states or other data that a simulator does not record raise an error with the name of the missing field.
 
 Deviations: the `rollout` section of a recipe (rewards, curricula, interventions) is ignored with a warning; minibatches
-hold whole groups and have at least `batch_size` chunks, so the recipe's own number of minibatches is not used.
+have whole groups and at least `batch_size` chunks, so the recipe's number of minibatches is not used.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ SCORING_BATCH = 4096  # chunks scored at once before the update
 
 @dataclass(frozen=True)
 class RecipeFineTunerConfig(PolicyGradientConfig):
-    """Settings of the recipes on chains."""
+    """Settings of recipes on denoising chains."""
 
     recipe: str = "grpo"  # name of a recipe, or the path of a .yaml file
     group_size: PositiveInt = 8  # G, episodes per start state; must divide sim.num_envs
@@ -74,33 +73,25 @@ class ScoredBatch:
 
 
 def decisions_of(batch: GroupRollout, scale: float, version: int) -> Decisions:
-    """The B executed chunks as rows of K decisions, in order of time; reward falls on the last step of a chunk.
+    """The B executed chunks as rows of K decisions, in order of time; the last step of a chunk has its reward.
 
-    Args:
-        batch: Episodes.
-        scale: Factor on its log-probabilities.
-        version: Of the weights that acted.
+    `scale` is a factor on the log-probabilities, `version` identifies the weights of the rollout.
     """
-    played = batch.valid  # (T, N)
-    chunks, episodes = played.shape
-
-    def of_episode(value: Tensor) -> Tensor:
-        return value.expand(chunks, episodes)[played]
-
-    logp = batch.logp[played] * scale
+    valid = batch.valid  # (T, N)
+    logp = batch.logp[valid] * scale
     reward = torch.zeros_like(logp)
-    reward[:, -1] = batch.reward[played]
-    number = torch.arange(chunks, device=played.device)[:, None].expand(chunks, episodes)
-    zeros = torch.zeros(len(logp), dtype=torch.int64, device=played.device)
-    obs = {f"obs.{key}": value[played] for key, value in batch.obs.items()}
-    record = {f"record.{key}": value[played] for key, value in batch.record.items()}
+    reward[:, -1] = batch.reward[valid]
+    number, episode = valid.nonzero(as_tuple=True)  # time step and episode of each row
+    zeros = torch.zeros(len(logp), dtype=torch.int64, device=valid.device)
+    obs = {f"obs.{key}": value[valid] for key, value in batch.obs.items()}
+    record = {f"record.{key}": value[valid] for key, value in batch.record.items()}
     return Decisions(
         logp,
         logp_behaviour=logp,
         reward=reward,
-        unit=number[played][:, None].expand_as(logp),
-        group=of_episode(batch.group + version * episodes),  # every rollout has starts of its own
-        trajectory=of_episode(torch.arange(episodes, device=played.device)),
+        unit=number[:, None].expand_as(logp),
+        group=(batch.group + version * valid.shape[1])[episode],  # every rollout has new start states
+        trajectory=episode,
         domain=zeros,
         source=zeros,
         version=zeros + version,
@@ -109,12 +100,12 @@ def decisions_of(batch: GroupRollout, scale: float, version: int) -> Decisions:
 
 
 def subtree(prefix: str, tree: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The entries whose key starts with `prefix` and a point, without it."""
+    """Entries whose key starts with `prefix.`, without the prefix."""
     return {key.removeprefix(f"{prefix}."): value for key, value in tree.items() if key.startswith(f"{prefix}.")}
 
 
 def group_minibatches(group: Tensor, size: int, generator: torch.Generator) -> Iterator[Tensor]:
-    """Indices of the rows of whole groups `(B,)` in random order, at least `size` rows at a time and all at last."""
+    """Yield the row indices of whole groups `(B,)` in random order, at least `size` at a time except the last."""
     names = group.unique()
     chosen: list[Tensor] = []
     for name in names[torch.randperm(len(names), generator=generator)]:
@@ -127,7 +118,7 @@ def group_minibatches(group: Tensor, size: int, generator: torch.Generator) -> I
 
 
 class RecipeFineTuner(Algorithm):
-    """Fine-tunes a flow or diffusion policy by a recipe."""
+    """Fine-tuning of a flow or diffusion policy by a recipe."""
 
     name = "recipe"
     config_class = RecipeFineTunerConfig
@@ -158,28 +149,26 @@ class RecipeFineTuner(Algorithm):
         return self.policy.head
 
     def loss(self, rows: ScoredBatch) -> tuple[Tensor, Info]:
-        """The recipe's loss on one minibatch; what to log."""
+        """Loss of the recipe on a minibatch, and metrics."""
         extra = rows.decisions.extra
         out = self.policy.decisions(subtree("obs", extra), subtree("record", extra))
         scale = self.dimensions
         return self.recipe.loss(rows.decisions, rows.advantage, out.logp * scale, out.entropy * scale)
 
     def update(self, batch: GroupRollout) -> Metrics:
-        """Select, compare, and several epochs of the recipe's loss on the episodes of one rollout."""
+        """Select rows, compute advantages, and run several epochs of the recipe's loss on a group rollout."""
         every = self._scored(decisions_of(batch, self.dimensions, self.updates))
         rate = cosine_rate(self.actor_optimizer, self.config, self.updates, self.total_updates)
         stats: dict[str, Any] = {"actor/epochs": 0, "actor/nonzero_advantage_fraction": 0.0}
         info: Info = {}
         try:
             decisions = every.select(self.recipe.select(every, self.generator))
-            if len(decisions):  # a selector may find nothing to learn from
+            if len(decisions):  # a selector may drop all rows
                 rows = ScoredBatch(decisions, self.recipe.advantage(decisions))
                 stats["actor/nonzero_advantage_fraction"] = (rows.advantage != 0).any(1).float().mean()
                 info, stats["actor/epochs"] = self._train(rows)
         except MissingField as error:
-            raise UserError(
-                f"Recipe '{self.config.recipe}' needs a field that robots do not record: {error}"
-            ) from error
+            raise UserError(f"Recipe '{self.config.recipe}' needs a field that is not recorded: {error}") from error
         self.recipe.observe(every, {key.removeprefix("actor/"): value for key, value in info.items()})
         self.policy.update_stats(subtree("obs", every.extra))
         self.updates += 1
@@ -187,7 +176,7 @@ class RecipeFineTuner(Algorithm):
         return {key: float(value) for key, value in stats.items()}
 
     def _train(self, rows: ScoredBatch) -> tuple[Info, int]:
-        """Epochs of clipped steps; metrics of the last step, and the number of epochs before the KL limit."""
+        """Run the epochs; returns metrics of the last step and the number of completed epochs."""
         config, info = self.config, dict[str, Tensor]()
         group = rows.decisions.require("group")
         epochs = Epochs(partial(group_minibatches, group, config.batch_size, self.generator), self.epochs)
@@ -200,20 +189,19 @@ class RecipeFineTuner(Algorithm):
 
     @torch.no_grad()
     def _scored(self, decisions: Decisions) -> Decisions:
-        """With the entropies of now and the log-probabilities under the frozen base."""
+        """Add entropies under the current policy and log-probabilities under the frozen base."""
         obs, record = subtree("obs", decisions.extra), subtree("record", decisions.extra)
         entropy, reference = [], []
         for start in range(0, len(decisions), SCORING_BATCH):
-            seen, played = (
-                {key: value[start : start + SCORING_BATCH] for key, value in tree.items()} for tree in (obs, record)
-            )
-            entropy.append(self.policy.decisions(seen, played).entropy)
-            reference.append(self.reference_policy.decisions(seen, played).logp)
+            part = slice(start, start + SCORING_BATCH)
+            inputs = [{key: value[part] for key, value in tree.items()} for tree in (obs, record)]
+            entropy.append(self.policy.decisions(*inputs).entropy)
+            reference.append(self.reference_policy.decisions(*inputs).logp)
         scale = self.dimensions
         return decisions.with_fields(entropy=torch.cat(entropy) * scale, logp_ref=torch.cat(reference) * scale)
 
     def checkpoint_items(self) -> Mapping[str, Checkpointable]:
-        """Networks including the frozen base, the optimiser, and the state of the recipe."""
+        """Policy, frozen base, optimiser and recipe."""
         own = {"policy": self.policy, "base": self.base, "actor_optimizer": self.actor_optimizer}
         return {**own, "recipe": self.recipe}
 
@@ -224,13 +212,11 @@ def _recipe(name: str) -> Recipe:
     except ValueError as error:
         raise UserError(f"Recipe '{name}': {error}") from error
     if recipe.data != "rollout":
-        raise UserError(
-            f"Recipe '{name}' learns from {recipe.data}; algorithm=recipe needs a recipe that learns from rollouts."
-        )
+        raise UserError(f"Recipe '{name}' has data: {recipe.data}; algorithm=recipe needs data: rollout.")
     if recipe.rollout:
         warnings.warn(
-            f"Recipe '{name}' has a section 'rollout' ({', '.join(recipe.rollout)}), which algorithm=recipe "
-            "ignores: it compares groups of episodes from one start, scored by the task (docs/recipes.md).",
+            f"algorithm=recipe ignores the section 'rollout' ({', '.join(recipe.rollout)}) of recipe '{name}'; "
+            "it compares groups of episodes with the task's rewards (docs/recipes.md).",
             UserWarning,
             stacklevel=3,
         )

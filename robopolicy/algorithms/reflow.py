@@ -1,13 +1,13 @@
-"""Reflow: straightens a flow policy so that few Euler steps suffice (2-RF; Liu et al. 2022).
+"""Reflow: straightening of a flow policy, so that few Euler steps suffice (2-RF; Liu et al. 2022).
 
 Demonstrations pair every chunk with random noise, so the paths of a flow cross and its trajectories bend. Reflow trains
-the flow again on the pairs that it makes itself: noise and the end of its ODE from there. These paths do not cross, so
-the new flow reaches the same chunks on nearly straight trajectories. Only observations are taken from the dataset.
+the flow on pairs of noise and the end of its own ODE. These paths do not cross, so the new flow reaches the same chunks
+on nearly straight trajectories. Only the observations of the dataset are used.
 
-Use it on a good flow policy that must run in one to four steps. Repeating it straightens further, but every time the
-errors of the previous flow become data. Shortcut and MeanFlow policies need no straightening.
+Use it on a good flow policy that must run in one to four steps. Repeating it straightens further, but accumulates
+errors. Shortcut and MeanFlow policies need no straightening.
 
-Deviation: pairs are made anew for every minibatch, not once for a fixed dataset.
+Deviation: pairs are computed for every minibatch, not once for a fixed dataset.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from robopolicy.policies.path import ode_solve
 class ReflowConfig(BCConfig):
     """Settings of reflow."""
 
-    lr: Positive = 5e-4  # peak learning rate; the flow is trained already
+    lr: Positive = 5e-4  # peak learning rate, lower than in pretraining
     teacher_steps: PositiveInt = 10  # steps of Heun from noise to chunk
     seed: NonNegativeInt = 0  # of noise and times
 
@@ -56,7 +56,7 @@ def reflow_loss(
 
 
 class Reflow(BC):
-    """Trains a flow on its own trajectories."""
+    """Training of a flow on its own trajectories."""
 
     name: ClassVar[str] = "reflow"
     config_class = ReflowConfig
@@ -68,20 +68,17 @@ class Reflow(BC):
     policy: GenerativePolicy
 
     def __init__(self, config: ReflowConfig, policy: Policy, *, total_updates: int) -> None:
-        """Prepare to straighten `policy` (it is changed in place) in `total_updates` gradient steps."""
+        """Prepare to straighten `policy` in place in `total_updates` gradient steps."""
         if not isinstance(policy, GenerativePolicy) or policy.family != "flow" or policy.times != 1:
-            raise UserError(
-                f"Reflow straightens plain flow policies, got '{policy.name}'; pass init_from=CHECKPOINT of policy "
-                "'flow', or use algorithm=distill."
-            )
+            raise UserError(f"Reflow needs init_from=CHECKPOINT of a 'flow', got '{policy.name}'; or use distill.")
         super().__init__(config, policy, total_updates=total_updates)
         self.generator.manual_seed(config.seed)
         self.teacher = frozen_copy(policy)
 
     def loss(self, batch: ChunkBatch) -> tuple[Tensor, Info]:
-        """Flow matching on the pairs of the flow as it was."""
+        """Flow matching loss on pairs of the initial flow, and metrics."""
         return reflow_loss(self.policy, self.teacher, batch, self.config.teacher_steps, self.generator)
 
     def checkpoint_items(self) -> Mapping[str, Checkpointable]:
-        """Network, its average, the optimiser and the flow as it was."""
+        """Network, its average, the optimiser and the initial flow."""
         return {**super().checkpoint_items(), "teacher": self.teacher}

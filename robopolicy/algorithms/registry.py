@@ -1,4 +1,4 @@
-"""Algorithms by name; each is one file, imported when it is chosen. Importing this module imports no torch."""
+"""Algorithms by name, imported on first use. Importing this module does not import torch."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ ALGORITHMS: Registry[type[Algorithm]] = Registry(
 
 
 def names_with(trait: str) -> str:
-    """The product's algorithms whose class says yes to `trait`, e.g. "distributed", as a list for messages."""
+    """Names of the product's algorithms with a true class attribute `trait`, e.g. "distributed", for messages."""
     return ", ".join(name for name in ALGORITHMS.product() if getattr(ALGORITHMS[name], trait))
 
 
@@ -61,6 +61,6 @@ def make_algorithm(name: str, config: Any, policy: Policy, *, total_updates: int
         raise unknown_name("algorithm", name, ALGORITHMS)
     algorithm: Any = ALGORITHMS[name]
     if policy.spec.hidden_dim and not algorithm.supports_recurrent:
-        able = names_with("supports_recurrent")
-        raise UserError(f"Algorithm '{name}' cannot train a recurrent '{policy.name}'; choose one of {able}.")
+        choices = names_with("supports_recurrent")
+        raise UserError(f"Algorithm '{name}' cannot train a recurrent '{policy.name}'; choose one of {choices}.")
     return algorithm(config, policy, total_updates=total_updates)

@@ -1,20 +1,19 @@
 """ReinFlow: online RL fine-tuning of a flow policy by noise injection (Zhang et al. 2025).
 
 A small network adds Gaussian noise to every Euler step of the pretrained flow, which turns the deterministic sampler
-into a Markov chain with exact transition densities. The whole chain is one decision: its log-probabilities are summed,
-divided by their number and by the action dimensions, and enter a clipped policy gradient with GAE on V(s). The noise
-network is discarded at deployment.
+into a Markov chain with exact transition densities. The whole chain is one decision: its log-probabilities, averaged
+over transitions and action dimensions, enter a clipped policy gradient with GAE on V(s). The noise network is discarded
+at deployment.
 
-Use it when the weights and a simulator are at hand and the base policy already succeeds sometimes. Not for black-box
-policies (steer their noise instead), nor when the base never succeeds under sparse reward.
+Use it with the weights of a flow policy that sometimes succeeds, and a simulator. For black-box policies steer the
+noise instead (`dsrl_na`); a base that never succeeds under sparse reward cannot be improved.
 
 Deviations from the public code: chains are sampled and scored on the same left grid {0, 1/K, ..., (K-1)/K} (the
 published 1-RF head uses two grids, so its first ratio is not 1); truncated episodes bootstrap from the value of their
-last observation and cut the trace. There, the density of the initial noise counts as one more transition: it cancels
-from every ratio, but the K others are divided by K + 1, so that `clip` and `entropy_coef` bite (K + 1) / K times sooner
-here. It also keeps the published clamp on the normalised log-probability (`logp_clamp=1`) away from what the noise
-bounds allow; without it that clamp stops the gradient of small noise, so here it is off, and reported as
-`actor/clamped` where it is on.
+last observation and cut the trace. There, the density of the initial noise counts as a transition: it cancels from
+every ratio, but the K others are divided by K + 1, so `clip` and `entropy_coef` are effectively (K + 1) / K times
+tighter here. The published clamp on the normalised log-probability (`logp_clamp=1`) is off here, because without that
+extra transition it stops the gradient of small noise; where it is on, `actor/clamped` reports it.
 """
 
 from __future__ import annotations
@@ -54,12 +53,12 @@ from robopolicy.policies.noise import Randomness
 
 @dataclass(frozen=True)
 class ReinFlowConfig(ChainConfig, FineTuningConfig):
-    """Settings of ReinFlow; defaults are the paper's for states but for those in docs/methods/denoising_chain.md."""
+    """Settings of ReinFlow; defaults are the paper's for states, except as noted in docs/methods/denoising_chain.md."""
 
     clip: Positive = 0.01  # ratio bounds on the normalised log-probability
     entropy_coef: NonNegative = 0.03  # weight of the mean entropy of the chain
-    bc_coef: NonNegative = 0.0  # weight of the squared distance to the base policy's deterministic chunk ("W2")
-    logp_clamp: Positive | None = None  # bound on the normalised log-probability; it stops the gradient of small noise
+    bc_coef: NonNegative = 0.0  # weight of the squared distance to the base's deterministic chunk ("W2")
+    logp_clamp: Positive | None = None  # of the normalised log-probability; stops the gradient of small noise
     noise: NoiseConfig = field(default_factory=NoiseConfig)  # bounds and schedule of the injected noise
 
 
@@ -84,7 +83,7 @@ def reinflow_loss(
 
 
 def bc_loss(policy: GenerativePolicy, base: Policy, obs: Observation) -> Tensor:
-    """Squared distance of the deterministic chunks of both policies from zero noise, in normalised units."""
+    """Mean squared distance of the chunks of both policies from zero noise, in normalised units."""
     batch = next(iter(obs.values())).shape[0]
     noise = next(policy.parameters()).new_zeros(batch, policy.spec.horizon, policy.spec.action_dim)
     with torch.no_grad():
@@ -93,7 +92,7 @@ def bc_loss(policy: GenerativePolicy, base: Policy, obs: Observation) -> Tensor:
 
 
 class ReinFlow(OnPolicy):
-    """Fine-tunes a flow policy by PPO on its noise-injected denoising chain."""
+    """PPO on the noise-injected denoising chain of a flow policy."""
 
     name = "reinflow"
     config_class = ReinFlowConfig
@@ -118,11 +117,11 @@ class ReinFlow(OnPolicy):
         return self.policy.head
 
     def act(self, obs: Observation, *, generator: Randomness = None) -> Sample:
-        """Draw a chunk for exploration, with the record of its chain."""
+        """Draw a chunk for exploration and record its chain."""
         return self.recorder.sample(obs, generator=generator)
 
     def loss(self, rows: RolloutBatch) -> tuple[Tensor, Info]:
-        """Clipped surrogate on whole-chain ratios, entropy bonus and distance to the base; what to log."""
+        """Clipped surrogate on whole-chain ratios, entropy bonus and distance to the base, and metrics."""
         loss, info = reinflow_loss(self.policy, rows, self.estimator, self.config)
         if self.config.bc_coef:
             info["bc_loss"] = bc = bc_loss(self.policy.head, self.base, rows.obs)
@@ -130,11 +129,11 @@ class ReinFlow(OnPolicy):
         return loss, info
 
     def update(self, batch: Rollout) -> Metrics:
-        """Several epochs of clipped updates on one rollout."""
+        """Run several epochs of clipped updates on a rollout."""
         config = self.config
         self.update_reward_scale(batch)  # running standard deviation of the return
         rows = self.process_rollout(batch)  # scaled rewards, GAE on V(s), rows (B, ...)
-        self.recorder.snapshot()  # of the weights that sampled, where only seeds were recorded
+        self.recorder.snapshot()  # weights of the rollout, if only seeds were recorded
         rate = cosine_rate(self.actor_optimizer, config, self.updates, self.total_updates)
         stats: dict[str, Any] = {"actor/lr": rate}
         epochs = Epochs(partial(self.minibatches, rows, batch.shape), config.epochs)
@@ -147,10 +146,10 @@ class ReinFlow(OnPolicy):
                     break
                 stats |= clipped_step(self.actor_optimizer, loss, info, config.grad_clip)
         metrics = self.finish(batch, rows, stats | {"actor/epochs": epochs.completed})
-        self.policy.set_progress(self.progress)  # the noise schedule comes last: first ratios must be 1
+        self.policy.set_progress(self.progress)  # after the gradient steps, so that first ratios are 1
         return metrics
 
     def checkpoint_items(self) -> Mapping[str, Checkpointable]:
-        """Networks, the frozen base too, both optimisers and the running scale of the rewards."""
+        """Networks, frozen base, optimisers and reward scale."""
         own = {"base": self.base, "actor_optimizer": self.actor_optimizer, "critic_optimizer": self.critic_optimizer}
         return {**super().checkpoint_items(), **own}

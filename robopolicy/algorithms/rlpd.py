@@ -1,18 +1,17 @@
-"""RLPD: reinforcement learning with prior data (Ball et al. 2023), SAC that learns from demonstrations as it plays.
+"""RLPD: reinforcement learning with prior data (Ball et al. 2023), SAC with demonstrations in every batch.
 
-Three changes to SAC make a dataset useful from the first step: every batch is half dataset, half play; LayerNorm keeps
-the critics from extrapolating; and a large ensemble, of which two random members form the target, allows many critic
-steps per step played.
+Three changes to SAC make a dataset useful from the first step: every batch is half dataset, half online data; LayerNorm
+bounds the critics' extrapolation; and a large ensemble, of which two random members form the target, allows many critic
+steps per environment step.
 
-Use it to learn from scratch, in few steps of play, a task that has demonstrations or logged play with rewards; with
-sparse rewards set `backup_entropy=false`, as the authors do. To improve a pretrained diffusion or flow policy use expo
-or pa_rl: this policy is a Gaussian, it starts untrained, and never imitates.
+Use it to learn from scratch with demonstrations or logged data with rewards; with sparse rewards set
+`backup_entropy=false`, as the authors do. To improve a pretrained diffusion or flow policy use expo or pa_rl: this
+policy is a Gaussian that starts untrained and never imitates.
 
-Deviations from the public code: several environments may play at once, so the settings count per decision of one
-environment; the loss sums over the critics where the code averages, which Adam does not notice; networks start from
-torch's initialisation; the temperature's gradient is that of Stable-Baselines3, in its logarithm, without the
-temperature as a factor, so that high temperatures move less and low ones more; the lowest log standard deviation is
-that of the policy (-5 by default; there -20).
+Deviations from the public code: settings count per decision of one environment; the loss is summed over the critics
+(there: averaged), which Adam ignores; networks use torch's initialisation; the temperature's gradient is with respect
+to its logarithm, as in Stable-Baselines3, so high temperatures change less and low ones more; the smallest log standard
+deviation is the policy's (-5 by default; there -20).
 """
 
 from __future__ import annotations
@@ -50,13 +49,13 @@ class RLPDConfig(MaxEntropyConfig):
     )
     utd: Ratio = 20.0  # critic steps per decision of one environment
     policy_delay: PositiveInt = 20  # critic steps per step of actor and temperature
-    target_entropy: Finite | None = None  # nats; None is minus half the number of executed action dimensions
+    target_entropy: Finite | None = None  # [nats]; None: minus half the number of executed action dimensions
 
 
 def actor_loss(
     policy: GaussianPolicy, critic: QEnsemble, obs: Observation, alpha: Tensor, generator: Randomness = None
 ) -> tuple[Tensor, Tensor]:
-    """`alpha log pi - mean Q` at reparameterised chunks; returns it with the log-probabilities `(B,)`."""
+    """`alpha log pi - mean Q` at reparameterised chunks, and the log-probabilities `(B,)`."""
     chunk, logp = policy.rsample(obs, generator=generator)
     return (alpha.detach() * logp - critic(obs, chunk).mean(0)).mean(), logp
 
@@ -87,13 +86,13 @@ class RLPD(OffPolicy):
         return self.policy.sample_uniform(obs, generator=generator)
 
     def target(self, batch: Transitions) -> Tensor:
-        """Soft value of the next observation, by two random members."""
+        """Soft value of the next observation under random members."""
         chunk, logp = self.policy.rsample(batch.next_obs, generator=self.generator)
         value = self.bootstrap(batch, chunk)
         return soft_target(batch, value, logp, self.temperature.value, self.config)
 
     def update(self, batch: Transitions) -> Metrics:
-        """Many critic steps on minibatches of dataset and play, few steps of actor and temperature."""
+        """Take critic steps on minibatches of offline and online data, with delayed steps of actor and temperature."""
         stats = UpdateStats()
         for part in self.minibatches(batch):
             stats.critic(self.critic_step(part))
@@ -105,5 +104,5 @@ class RLPD(OffPolicy):
         return self.finish(batch, stats)
 
     def checkpoint_items(self) -> Mapping[str, Checkpointable]:
-        """The shared parts, the temperature and the optimiser of actor and temperature."""
+        """Items of the base class, temperature and actor optimiser."""
         return {**super().checkpoint_items(), "temperature": self.temperature, "optimizer": self.optimizer}

@@ -1,10 +1,10 @@
 """Soft actor-critic (Haarnoja et al. 2018) with a tanh-Gaussian policy and a learned temperature.
 
 Use it to learn from scratch with dense rewards, or through RLPD with demonstrations in every batch. For a pretrained
-diffusion or flow policy use a fine-tuner: SAC's own policy cannot represent several modes.
+diffusion or flow policy use a fine-tuner: SAC's policy cannot represent several modes.
 
-Deviations from the paper: the critics may be an ensemble with subsampled minimum (REDQ) and LayerNorm, actions come in
-chunks where the policy has a horizon, and truncated episodes bootstrap from their last observation.
+Deviations from the paper: the critics may be an ensemble with subsampled minimum (REDQ) and LayerNorm, actions are
+chunks if the policy has a horizon, and truncated episodes bootstrap from their last observation.
 """
 
 from __future__ import annotations
@@ -36,22 +36,14 @@ class SACConfig(MaxEntropyConfig):
 
 
 def soft_target(batch: Transitions, value: Tensor, logp: Tensor, alpha: Tensor, config: MaxEntropyConfig) -> Tensor:
-    """Bootstrap `value` `(B,)` plus the entropy `-alpha log pi(a' | s')` of the next chunk, if the settings ask for it.
-
-    Args:
-        batch: B windows.
-        value: (B,) `r + discount * min Q'(s', a')`.
-        logp: (B,) log-probability of a'.
-        alpha: Weight of the entropy.
-        config: `backup_entropy`.
-    """
+    """Bootstrap `value` `(B,)` plus the entropy `-alpha log pi(a' | s')` of the next chunk, if `backup_entropy`."""
     return value - batch.discount * alpha * logp if config.backup_entropy else value
 
 
 def actor_loss(
     actor: GaussianPolicy, critic: QEnsemble, obs: Observation, alpha: Tensor, generator: Randomness = None
 ) -> tuple[Tensor, Tensor]:
-    """`alpha log pi - min Q` at reparameterised chunks; returns it with the log-probabilities `(B,)`."""
+    """`alpha log pi - min Q` at reparameterised chunks, and the log-probabilities `(B,)`."""
     chunk, logp = actor.rsample(obs, generator=generator)
     return (alpha.detach() * logp - critic.min_q(obs, chunk)).mean(), logp
 
@@ -85,11 +77,11 @@ class SAC(OffPolicy):
         return soft_target(batch, value, logp, self.temperature.value, self.config)
 
     def actor_loss(self, batch: Transitions, alpha: Tensor) -> tuple[Tensor, Tensor, Info]:
-        """Loss of the actor, log-probabilities `(B,)` of its chunks, and what else to log; a hook."""
+        """Loss of the actor, log-probabilities `(B,)` of its chunks, and further metrics; a hook."""
         return *actor_loss(self.policy, self.critic, batch.obs, alpha, self.generator), {}
 
     def update(self, batch: Transitions) -> Metrics:
-        """Critic steps on consecutive minibatches, steps of actor and temperature in between."""
+        """Take critic steps on consecutive minibatches, with delayed steps of actor and temperature."""
         stats = UpdateStats()
         for part in self.minibatches(batch):
             stats.critic(self.critic_step(part))  # TD loss towards `target`, Adam, Polyak
@@ -101,5 +93,5 @@ class SAC(OffPolicy):
         return self.finish(batch, stats)  # TD errors, normalisers, counter
 
     def checkpoint_items(self) -> Mapping[str, Checkpointable]:
-        """The shared parts, the temperature and the optimiser of actor and temperature."""
+        """Items of the base class, temperature and actor optimiser."""
         return {**super().checkpoint_items(), "temperature": self.temperature, "optimizer": self.optimizer}

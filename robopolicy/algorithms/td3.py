@@ -1,16 +1,16 @@
-"""TD3: twin critics, delayed deterministic actor, smoothed targets (Fujimoto et al. 2018); FastTD3 by its settings.
+"""TD3: twin critics, delayed deterministic actor, smoothed targets (Fujimoto et al. 2018), and FastTD3 by its settings.
 
-The actor is the mode of a squashed Gaussian, whose spread is not used. Play adds Gaussian noise, targets add clipped
-noise, and the actor steps once per `policy_delay` critic steps. FastTD3 (Seo et al. 2025) is the same for simulators on
-a GPU: batches of tens of thousands of rows, a distributional critic (`critic.bins`), and noise whose size differs from
-environment to environment (`exploration_noise_max`).
+The actor is the mode of a squashed Gaussian; its standard deviation is unused. Exploration adds Gaussian noise, targets
+add clipped noise, and the actor steps once per `policy_delay` critic steps. FastTD3 (Seo et al. 2025) is for simulators
+on a GPU: batches of tens of thousands of rows, a distributional critic (`critic.bins`), and different noise scales per
+environment (`exploration_noise_max`).
 
-Use it from scratch with dense rewards, for a policy that is deterministic by design, above all with thousands of
-environments. For one environment SAC explores better. Not for a pretrained diffusion or flow policy.
+Use it from scratch with dense rewards, for a deterministic policy, especially with thousands of environments. For one
+environment SAC explores better. It does not support pretrained diffusion or flow policies.
 
-Deviations from the papers: the target takes the least of the ensemble's members, of which there may be more than two;
-FastTD3's histogram is smoothed by a Gaussian (HL-Gauss) and the sizes of its noise are spread evenly over the
-environments instead of being drawn anew per episode; actions come in chunks as in SAC.
+Deviations from the papers: the target is the minimum of the ensemble, which may have more than two members; FastTD3's
+histogram is smoothed by a Gaussian (HL-Gauss), and its noise scales are spread evenly over the environments instead of
+drawn per episode; actions are chunks as in SAC.
 """
 
 from __future__ import annotations
@@ -39,37 +39,37 @@ from robopolicy.policies.noise import Randomness, normal
 
 @dataclass(frozen=True)
 class TD3Config(OffPolicyConfig):
-    """Settings of TD3; defaults are those of the authors' later code."""
+    """Settings of TD3; defaults as in the authors' later code."""
 
     critic: CriticConfig = field(
         default_factory=lambda: CriticConfig(hidden=(256, 256), activation="relu", layer_norm=False)
     )
     policy_delay: PositiveInt = 2  # critic steps per actor step
     noise: NonNegative = 0.1  # standard deviation of the exploration noise, normalised actions
-    exploration_noise_max: NonNegative = 0.0  # of the last environment, the others' lie between; 0: all the same
-    target_noise: NonNegative = 0.2  # standard deviation of the noise on the target's actions, normalised
-    target_noise_clip: NonNegative = 0.5  # largest size of that noise
+    exploration_noise_max: NonNegative = 0.0  # of the last environment, with interpolation in between; 0: all equal
+    target_noise: NonNegative = 0.2  # standard deviation of the target's action noise, normalised
+    target_noise_clip: NonNegative = 0.5  # largest magnitude of that noise
 
 
-def shifted(policy: GaussianPolicy, chunk: Tensor, noise: Tensor) -> Tensor:
-    """`chunk` `(B, H, A)` moved by normalised `noise`, within the action bounds."""
+def add_noise(policy: GaussianPolicy, chunk: Tensor, noise: Tensor) -> Tensor:
+    """Add normalised `noise` to `chunk` `(B, H, A)`, within the action bounds."""
     normalizer = policy.action_normalizer
     return normalizer.denormalize((normalizer.normalize(chunk) + noise).clamp(-1, 1))
 
 
 def noisy_chunk(policy: GaussianPolicy, obs: Observation, config: TD3Config, generator: Randomness) -> Tensor:
-    """Exploration: the policy's chunk `(B, H, A)` with noise whose size grows from the first row to the last."""
+    """The policy's chunk `(B, H, A)` with exploration noise, whose scale grows from the first row to the last."""
     mode = policy.mode(obs)
     std = torch.linspace(config.noise, config.exploration_noise_max or config.noise, len(mode), device=mode.device)
-    return shifted(policy, mode, std.view(-1, 1, 1) * normal(mode.shape, generator, mode.device))
+    return add_noise(policy, mode, std.view(-1, 1, 1) * normal(mode.shape, generator, mode.device))
 
 
 def smoothed_chunk(policy: GaussianPolicy, obs: Observation, config: TD3Config, generator: Randomness) -> Tensor:
-    """Target policy smoothing: the policy's chunk `(B, H, A)` with clipped noise."""
+    """The policy's chunk `(B, H, A)` with clipped noise, for target policy smoothing."""
     mode = policy.mode(obs)
     limit = config.target_noise_clip
     noise = (config.target_noise * normal(mode.shape, generator, mode.device)).clamp(-limit, limit)
-    return shifted(policy, mode, noise)
+    return add_noise(policy, mode, noise)
 
 
 def q1(critic: QEnsemble, obs: Observation, chunk: Tensor) -> Tensor:
@@ -105,7 +105,7 @@ class TD3(OffPolicy):
         return self.policy.sample_uniform(obs, generator=generator)
 
     def act(self, obs: Observation, *, generator: Randomness = None) -> Sample:
-        """The mode with noise."""
+        """Draw the mode with exploration noise."""
         return Sample.unscored(noisy_chunk(self.policy, obs, self.config, generator))
 
     def target(self, batch: Transitions) -> Tensor:
@@ -113,11 +113,11 @@ class TD3(OffPolicy):
         return self.bootstrap(batch, smoothed_chunk(self.target_policy, batch.next_obs, self.config, self.generator))
 
     def actor_loss(self, batch: Transitions) -> tuple[Tensor, Info]:
-        """Loss of the actor, and what else to log; a hook."""
+        """Loss of the actor, and further metrics; a hook."""
         return actor_loss(self.policy, self.critic, batch.obs), {}
 
     def update(self, batch: Transitions) -> Metrics:
-        """Critic steps on consecutive minibatches, delayed steps of the actor in between."""
+        """Take critic steps on consecutive minibatches, with delayed actor steps."""
         stats = UpdateStats()
         for part in self.minibatches(batch):
             stats.critic(self.critic_step(part))  # TD loss towards `target`, Adam, Polyak
@@ -130,5 +130,5 @@ class TD3(OffPolicy):
         return self.finish(batch, stats)  # TD errors, normalisers, counter
 
     def checkpoint_items(self) -> Mapping[str, Checkpointable]:
-        """The shared parts, the target policy and the optimiser of the actor."""
+        """Items of the base class, target policy and actor optimiser."""
         return {**super().checkpoint_items(), "target_policy": self.target_policy, "optimizer": self.optimizer}

@@ -1,14 +1,12 @@
-"""TD3+BC: TD3 on a dataset, with an actor that also imitates the actions of its batch (Fujimoto and Gu 2021).
+"""TD3+BC: TD3 on a dataset with an imitation term in the actor loss (Fujimoto and Gu 2021).
 
-The loss of the actor is `-alpha Q(s, pi(s)) / mean|Q|` plus the squared distance to the batch's chunk. That is all, and
-a strong baseline.
+The actor loss is `-alpha Q(s, pi(s)) / mean|Q|` plus the squared distance to the batch's chunk, a strong baseline.
 
-Use it for offline data of one source, or of mixed quality with dense coverage. Where most of the data is bad, the bad
-half holds the actor back as much as the good one helps: see prdc and a2pr. For multimodal data and any other head take
-iql or idql.
+Use it for offline data of one source, or of mixed quality with dense coverage. If most of the data are bad, the
+imitation term is harmful: see prdc and a2pr. For multimodal data and other heads use iql or idql.
 
-Deviations from the paper: the target takes the least of the ensemble, of which there may be more than two; chunks
-replace single actions; observations are normalised as the policy says.
+Deviations from the paper: the target is the minimum of the ensemble, which may have more than two members; chunks
+replace single actions; observations are normalised by the policy's normaliser.
 """
 
 from __future__ import annotations
@@ -35,7 +33,7 @@ from robopolicy.policies.noise import Randomness
 class TD3BCConfig(TD3Config):
     """Settings of TD3+BC; defaults are the paper's."""
 
-    alpha: NonNegative = 2.5  # weight of the normalised values beside the regulariser; 0 only imitates
+    alpha: NonNegative = 2.5  # weight of the normalised values relative to the regulariser; 0: imitation
 
 
 def regularized_loss(value: Tensor, penalty: Tensor, alpha: float) -> Tensor:
@@ -44,22 +42,19 @@ def regularized_loss(value: Tensor, penalty: Tensor, alpha: float) -> Tensor:
     return penalty.mean() - scale * value.mean()
 
 
-def executed(policy: GaussianPolicy, chunk: Tensor) -> Tensor:
-    """The executed part `(..., n, A)` of `chunk` `(..., H, A)`, in normalised units."""
+def executed_actions(policy: GaussianPolicy, chunk: Tensor) -> Tensor:
+    """Executed part `(..., n, A)` of `chunk` `(..., H, A)`, in normalised units."""
     return policy.action_normalizer.normalize(chunk[..., : policy.spec.action_horizon, :])
 
 
 def chunk_distance(policy: GaussianPolicy, chunk: Tensor, other: Tensor, mask: Tensor) -> Tensor:
-    """Mean squared distance `(B,)` of the executed parts of two chunks, over the steps with `mask` `(B, H)`.
-
-    Only the executed part of a chunk has a value, so only that is held near the data.
-    """
-    error = (executed(policy, chunk) - executed(policy, other)).square().mean(-1)  # (B, n)
+    """Mean squared distance `(B,)` of the executed parts of two chunks, over the steps with `mask` `(B, H)`."""
+    error = (executed_actions(policy, chunk) - executed_actions(policy, other)).square().mean(-1)  # (B, n)
     return chunk_mean(error, mask[:, : error.shape[1]])
 
 
 class TD3BC(OffPolicy):
-    """TD3 that imitates its batch; a subclass may hold the actor near other chunks by its own `penalty`."""
+    """TD3 with an imitation term; a subclass may override `penalty`."""
 
     name = "td3_bc"
     config_class = TD3BCConfig
@@ -82,7 +77,7 @@ class TD3BC(OffPolicy):
         return self.policy.sample_uniform(obs, generator=generator)
 
     def act(self, obs: Observation, *, generator: Randomness = None) -> Sample:
-        """The mode with noise."""
+        """Draw the mode with exploration noise."""
         return Sample.unscored(noisy_chunk(self.policy, obs, self.config, generator))
 
     def target(self, batch: Transitions) -> Tensor:
@@ -90,18 +85,18 @@ class TD3BC(OffPolicy):
         return self.bootstrap(batch, smoothed_chunk(self.target_policy, batch.next_obs, self.config, self.generator))
 
     def penalty(self, batch: Transitions, chunk: Tensor) -> tuple[Tensor, Info]:
-        """Regulariser `(B,)` of the actor's `chunk` `(B, H, A)`, and what to log: the distance to the batch; a hook."""
+        """Regulariser `(B,)` of the actor's `chunk` `(B, H, A)`, the distance to the batch, and metrics; a hook."""
         return chunk_distance(self.policy, chunk, batch.chunk, batch.mask), {}
 
     def actor_loss(self, batch: Transitions) -> tuple[Tensor, Info]:
-        """Normalised values against the regulariser."""
+        """Normalised values plus the regulariser, and metrics."""
         chunk = self.policy.mode(batch.obs)
         value = q1(self.critic, batch.obs, chunk)
         penalty, info = self.penalty(batch, chunk)
         return regularized_loss(value, penalty, self.config.alpha), {"penalty": penalty.mean(), **info}
 
     def update(self, batch: Transitions) -> Metrics:
-        """Critic steps on consecutive minibatches, delayed steps of the actor in between."""
+        """Take critic steps on consecutive minibatches, with delayed actor steps."""
         stats = UpdateStats()
         for part in self.minibatches(batch):
             stats.critic(self.critic_step(part))  # TD loss towards `target`, Adam, Polyak
@@ -114,5 +109,5 @@ class TD3BC(OffPolicy):
         return self.finish(batch, stats)
 
     def checkpoint_items(self) -> Mapping[str, Checkpointable]:
-        """The shared parts, the target policy and the optimiser of the actor."""
+        """Items of the base class, target policy and actor optimiser."""
         return {**super().checkpoint_items(), "target_policy": self.target_policy, "optimizer": self.optimizer}

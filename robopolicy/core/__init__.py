@@ -1,1 +1,1 @@
-"""The shared algorithm core: torch only; knows neither robots nor text."""
+"""The shared algorithm core: depends on torch only, not on robots or text."""

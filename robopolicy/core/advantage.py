@@ -16,7 +16,7 @@ from robopolicy.core.trackers import Tracker
 
 
 class Stage(Protocol):
-    """One step of the pipeline. The advantage is `(N, 1)` per row or `(N, T)` per decision, in and out."""
+    """A step of the pipeline: maps an advantage, `(N, 1)` per row or `(N, T)` per decision, to a new one."""
 
     def __call__(self, advantage: Tensor, decisions: Decisions) -> Tensor:
         """Transform the advantage."""
@@ -38,7 +38,7 @@ class Stateful(Protocol):
 
 @runtime_checkable
 class BatchObserver(Protocol):
-    """A stage that learns from a batch once its update is over, such as a tracker."""
+    """A stage that updates its estimates from a batch after the gradient steps, such as a tracker."""
 
     def observe(self, decisions: Decisions) -> None:
         """Update running estimates from the batch."""
@@ -47,14 +47,11 @@ class BatchObserver(Protocol):
 
 @dataclass(frozen=True)
 class Scope:
-    """The entries over which a statistic is taken. Methods differ here, so it is always explicit.
-
-    An `(N, 1)` advantage counts each row once, an `(N, T)` advantage each valid decision.
-    """
+    """Entries over which a statistic is taken: rows of an `(N, 1)` advantage, valid decisions of `(N, T)`."""
 
     partition: Partition  # entries with equal ids share a statistic
-    reduce_over: Partition | None = None  # these count once each, e.g. `by_trajectory` where long ones have more rows
-    source: NonNegativeInt | None = None  # only rows of this source enter (teacher or replayed rows then merely read)
+    reduce_over: Partition | None = None  # each of these sets has total weight 1, e.g. `by_trajectory`
+    source: NonNegativeInt | None = None  # only rows of this source enter; other rows still receive the statistic
 
     def segments(self, advantage: Tensor, decisions: Decisions) -> Segments:
         """Group the entries of an advantage."""
@@ -66,26 +63,25 @@ class Scope:
             enters = enters & (decisions.require("source") == self.source).unsqueeze(1)
         if self.reduce_over is None:
             return Segments(ids, enters)
-        alike = Segments(pair(ids, self.reduce_over(decisions)), enters)
-        share = enters.to(advantage.dtype) / alike.broadcast(alike.count.clamp(min=1)).to(advantage.dtype)
-        return Segments(ids, share)
+        units = Segments(pair(ids, self.reduce_over(decisions)), enters)
+        return Segments(ids, enters.to(advantage.dtype) / units.broadcast(units.count.clamp(min=1)).to(advantage.dtype))
 
 
 class Pipeline:
-    """Stages applied left to right; itself a stage."""
+    """A sequence of stages, applied left to right; it is a stage itself."""
 
     def __init__(self, stages: Sequence[Stage]) -> None:
         """Compose `stages`.
 
         Raises:
-            ValueError: When a centring stage follows one that promises to keep the sign of the advantage.
+            ValueError: A centring stage follows a stage that guarantees to keep the sign of the advantage.
         """
         self.stages = list(stages)
-        promised = False
+        keeps_sign = False
         for stage in self.stages:
-            if promised and getattr(stage, "centres", False):
-                raise ValueError("A baseline after sign-keeping shaping breaks its promise; put the baseline first.")
-            promised = promised or getattr(stage, "fraction", None) is not None
+            if keeps_sign and getattr(stage, "centres", False):
+                raise ValueError("A baseline must not follow a stage that keeps the sign; put the baseline first.")
+            keeps_sign = keeps_sign or getattr(stage, "fraction", None) is not None
 
     def __call__(self, advantage: Tensor, decisions: Decisions) -> Tensor:
         """Apply all stages to `(N,)`, `(N, 1)` or `(N, T)`."""
@@ -96,13 +92,13 @@ class Pipeline:
         return advantage
 
     def observe(self, decisions: Decisions) -> None:
-        """Update the stages that keep running estimates; call it once, after the update."""
+        """Update the running estimates of the stages, once after each update."""
         for stage in self.stages:
             if isinstance(stage, BatchObserver):
                 stage.observe(decisions)
 
     def state_dict(self) -> dict[str, Any]:
-        """State of the stages that keep state, by position."""
+        """State of the stateful stages, by position."""
         return {str(i): stage.state_dict() for i, stage in enumerate(self.stages) if isinstance(stage, Stateful)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -113,14 +109,14 @@ class Pipeline:
 
 
 def outcome(decisions: Decisions) -> Tensor:
-    """Total reward of each row's trajectory `(N, 1)`, the source of group-relative advantages."""
+    """Total reward of each row's trajectory `(N, 1)`, the input of group-relative advantages."""
     reward = decisions.require("reward")
     segments = Segments(by_trajectory(decisions), decisions.valid())
     return segments.broadcast(segments.sum(reward))[:, :1]
 
 
 def valid_entries(advantage: Tensor, decisions: Decisions) -> Tensor:
-    """Bool in the shape of the advantage: decisions, or rows with at least one decision."""
+    """Bool mask in the shape of the advantage: valid decisions, or rows with at least one."""
     valid = decisions.valid()
     return valid if advantage.shape == valid.shape else valid.any(1, keepdim=True)
 
@@ -132,7 +128,7 @@ class Baseline:
     centres: ClassVar[bool] = True
     kind: str  # "mean" | "leave_one_out" | "median"
     scope: Scope
-    singleton: str = "raw"  # advantage of the only entry of its set: "raw" (no baseline) or "zero"
+    singleton: str = "raw"  # advantage in a set of one: "raw" (no baseline) or "zero"
 
     def __post_init__(self) -> None:
         if self.kind not in ("mean", "leave_one_out", "median"):
@@ -148,17 +144,16 @@ class Baseline:
         else:
             statistic = segments.mean(advantage) if self.kind == "mean" else segments.median(advantage)
             baseline = segments.broadcast(statistic)
-        alone = segments.broadcast(segments.count) < 1.5
-        alone = alone & segments.enters  # an outsider (another source) has company in a set of one
-        centred = torch.where(
-            alone, advantage if self.singleton == "raw" else torch.zeros_like(advantage), advantage - baseline
-        )
+        # For a row of another source, a set of one still contains another entry.
+        is_singleton = segments.enters & (segments.broadcast(segments.count) < 1.5)
+        singleton = advantage if self.singleton == "raw" else torch.zeros_like(advantage)
+        centred = torch.where(is_singleton, singleton, advantage - baseline)
         return centred.masked_fill(~valid_entries(advantage, decisions), 0.0)
 
 
 @dataclass(frozen=True)
 class GivenBaseline:
-    """Subtract a recorded number, e.g. the reward of the greedy rollout (ReMax): `extra[key]`, (N,) or (N, T)."""
+    """Subtract a recorded baseline `extra[field]`, (N,) or (N, T), e.g. the reward of the greedy rollout (ReMax)."""
 
     centres: ClassVar[bool] = True
     field: str
@@ -170,34 +165,32 @@ class GivenBaseline:
 
 @dataclass(frozen=True)
 class TrackerBaseline:
-    """Subtract a running estimate per group (single-stream methods: no second rollout is needed, Xu and Ding 2025).
+    """Subtract a running estimate per group, so that one rollout per group suffices (Xu and Ding 2025).
 
-    The tracker is read here and written by `observe`, after the update. With `half_life` it forgets the more, the
-    further the policy has moved: the share `2 ** (-drift / half_life)`, within `keep`, stays, where the drift
-    `extra["drift"]` (N,) is the mean |change of log-probability| on the group's last recorded rollout [nats].
+    `observe` updates the tracker after the gradient steps. With `half_life` the past estimate is weighted by
+    `2 ** (-drift / half_life)`, clamped to `keep`, where `extra["drift"]` (N,) is the mean absolute change of the
+    log-probabilities of the group's last recorded rollout [nats].
     """
 
     centres: ClassVar[bool] = True
     tracker: Tracker
-    partition: Partition = (
-        by_group  # each of its sets has its own estimate; group ids must then mean the same in every batch
-    )
+    partition: Partition = by_group  # one estimate per set; the ids must mean the same in every batch
     half_life: Positive | None = None  # nats
-    keep: tuple[float, float] = (0.875, 0.96)  # bounds of the fraction that is kept
+    keep: tuple[float, float] = (0.875, 0.96)  # bounds of the weight of the past estimate
 
     def __call__(self, advantage: Tensor, decisions: Decisions) -> Tensor:
         """Centre the advantage."""
-        self._kept(decisions)  # a missing field is reported before the update, not after it
+        self._past_weight(decisions)  # raises before the update if a field is missing
         return advantage - self.tracker.read(self.partition(decisions)[:, 0]).to(advantage).unsqueeze(1)
 
     def observe(self, decisions: Decisions) -> None:
-        """Write the outcome of each trajectory."""
-        first, kept = first_rows(decisions), self._kept(decisions)
+        """Update the tracker with the outcome of each trajectory."""
+        first, kept = first_rows(decisions), self._past_weight(decisions)
         keys, values = self.partition(decisions)[first, 0], outcome(decisions)[first, 0]
         self.tracker.write(keys, values, None if kept is None else kept[first])
 
-    def _kept(self, decisions: Decisions) -> Tensor | None:
-        """Fraction of the past estimate that is kept at each row `(N,)`."""
+    def _past_weight(self, decisions: Decisions) -> Tensor | None:
+        """Weight of the past estimate for each row `(N,)`; None for the tracker's own."""
         if self.half_life is None:
             return None
         return torch.exp2(-decisions.require_extra("drift") / self.half_life).clamp(self.keep[0], self.keep[1])
@@ -213,12 +206,12 @@ class TrackerBaseline:
 
 @dataclass(frozen=True)
 class Scale:
-    """Divide by the standard deviation of the scope plus `eps`; sets of one are left as they are."""
+    """Divide by the standard deviation of the scope plus `eps`; the deviation of a set of one counts as 1."""
 
     scope: Scope
     unbiased: bool = True  # False: population standard deviation
     eps: NonNegative = 1e-6
-    of: str = "advantage"  # what deviates: "advantage" | "outcome", before any baseline
+    of: str = "advantage"  # deviation of the "advantage", or of the "outcome" before any baseline
 
     def __post_init__(self) -> None:
         if self.of not in ("advantage", "outcome"):
@@ -234,7 +227,7 @@ class Scale:
 
 @dataclass(frozen=True)
 class ConstantScale:
-    """Divide by a fixed number."""
+    """Divide by a constant."""
 
     divisor: Positive
 
@@ -245,7 +238,7 @@ class ConstantScale:
 
 @dataclass(frozen=True)
 class Mix:
-    """Weighted sum of branches that all start from the same advantage."""
+    """Weighted sum of branches with the same input."""
 
     branches: Sequence[Pipeline]
     weights: Sequence[float]
@@ -256,12 +249,9 @@ class Mix:
 
     def __call__(self, advantage: Tensor, decisions: Decisions) -> Tensor:
         """Mix the branches."""
-        parts = [
-            weight * branch(advantage, decisions) for branch, weight in zip(self.branches, self.weights, strict=True)
-        ]
-        total = parts[0]
-        for part in parts[1:]:
-            total = total + part
+        total = self.weights[0] * self.branches[0](advantage, decisions)
+        for weight, branch in zip(self.weights[1:], self.branches[1:], strict=True):
+            total = total + weight * branch(advantage, decisions)
         return total
 
     def observe(self, decisions: Decisions) -> None:
@@ -281,9 +271,9 @@ class Mix:
 
 @dataclass(frozen=True)
 class Broadcast:
-    """Give every decision the advantage of its row, or the sum or mean over its segment of a partition.
+    """Assign to every decision the advantage of its row, or the sum or mean over its set of a partition.
 
-    With `by_unit` and "sum", an advantage placed on one decision of each turn or chunk reaches all of them (VL-DAC).
+    With `by_unit` and "sum", the advantage of one decision of a turn or chunk is assigned to all of them (VL-DAC).
     """
 
     partition: Partition | None = None  # None: rows
@@ -306,10 +296,10 @@ class Broadcast:
 
 @dataclass(frozen=True)
 class Indicator:
-    """1 where the advantage is positive, else 0: imitate what went better than expected (DigiRL, Bai et al. 2024)."""
+    """1 where the advantage is positive, else 0: imitate better-than-expected actions (DigiRL, Bai et al. 2024)."""
 
     def __call__(self, advantage: Tensor, decisions: Decisions) -> Tensor:
-        """Zeros and ones."""
+        """Indicator in the shape of the advantage."""
         return (advantage > 0).to(advantage.dtype)
 
 
@@ -338,10 +328,7 @@ STAGES: dict[str, Callable[..., Stage]] = {
 
 @dataclass(frozen=True)
 class DepthDiscount:
-    """Factor `gamma ** (steps - 1 - depth)` for `Modulate`: less credit for earlier denoising steps (DPPO).
-
-    `gamma = 0` leaves only the last step, since 0^0 = 1.
-    """
+    """Factor `gamma ** (steps - 1 - depth)`: less credit for earlier denoising steps (DPPO); 0 keeps the last step."""
 
     gamma: Fraction
     steps: PositiveInt  # trained denoising steps

@@ -1,4 +1,4 @@
-"""Advantage sources: the input of the first stage of a recipe."""
+"""Advantage sources: the inputs of the advantage stages of a recipe."""
 
 from __future__ import annotations
 
@@ -25,73 +25,74 @@ class TrajectoryView:
         device = decisions.logp_old.device
         number = row_numbers(decisions)
         if decisions.trajectory is None:
-            line = torch.arange(rows, device=device)
+            index = torch.arange(rows, device=device)
         else:
-            line = torch.searchsorted(torch.sort(decisions.trajectory[number == 0])[0], decisions.trajectory)
-        longest = int(number.max()) + 1
-        self.place = (line * longest + number).unsqueeze(1) * columns + torch.arange(columns, device=device)  # (N, T)
-        self.shape = (int(line.max()) + 1, longest * columns)
+            index = torch.searchsorted(torch.sort(decisions.trajectory[number == 0])[0], decisions.trajectory)
+        max_rows = int(number.max()) + 1
+        position = (index * max_rows + number).unsqueeze(1) * columns
+        self.position = position + torch.arange(columns, device=device)  # (N, T)
+        self.shape = (int(index.max()) + 1, max_rows * columns)
         self.valid = self.flatten(decisions.valid())  # (S, L)
         self.unit = self.flatten(unit_numbers(decisions))  # (S, L)
 
     def flatten(self, value: Tensor) -> Tensor:
-        """Map values per decision `(N, T)` to trajectories `(S, L)`; 0 where a trajectory is shorter."""
+        """Map values per decision `(N, T)` to trajectories `(S, L)`, padded with 0."""
         flat = value.new_zeros(self.shape[0] * self.shape[1])
-        return flat.scatter(0, self.place.flatten(), value.flatten()).view(self.shape)
+        return flat.scatter(0, self.position.flatten(), value.flatten()).view(self.shape)
 
     def unflatten(self, value: Tensor) -> Tensor:
         """Map trajectories `(S, L)` back to decisions `(N, T)`."""
-        return value.flatten()[self.place]
+        return value.flatten()[self.position]
 
 
 class UnitView:
-    """The units (chunks, turns) of each trajectory in order: S lines of at most U units."""
+    """The units (chunks, turns) of each trajectory in order: S rows of at most U units."""
 
     def __init__(self, decisions: Decisions) -> None:
-        self.line = line = TrajectoryView(decisions)
-        starts = torch.zeros_like(line.valid)
-        current = torch.full_like(line.unit[:, 0], -1)
-        for t in range(line.shape[1]):
-            now = line.valid[:, t]
-            starts[:, t] = now & (line.unit[:, t] != current)
-            current = torch.where(now, line.unit[:, t], current)
+        self.view = view = TrajectoryView(decisions)
+        starts = torch.zeros_like(view.valid)
+        current = torch.full_like(view.unit[:, 0], -1)
+        for t in range(view.shape[1]):
+            now = view.valid[:, t]
+            starts[:, t] = now & (view.unit[:, t] != current)
+            current = torch.where(now, view.unit[:, t], current)
         number = torch.cumsum(starts.long(), 1)  # 1 for the first unit, 0 before it
         self.index = (number - 1).clamp(min=0)  # (S, L) unit of each entry
         self.count = max(1, int(number.max()))
-        places = torch.arange(self.count, device=number.device)
-        self.valid = places < number[:, -1:]  # (S, U)
-        self.starts = torch.searchsorted(number, (places + 1).expand(len(number), -1).contiguous())  # (S, U)
-        self.starts = self.starts.clamp(max=line.shape[1] - 1)
+        units = torch.arange(self.count, device=number.device)
+        self.valid = units < number[:, -1:]  # (S, U)
+        self.starts = torch.searchsorted(number, (units + 1).expand(len(number), -1).contiguous())  # (S, U)
+        self.starts = self.starts.clamp(max=view.shape[1] - 1)
 
     def gather(self, value: Tensor) -> Tensor:
-        """Value at the first decision of each unit, `(N, T)` to `(S, U)`; 0 where there is no unit."""
-        return self.line.flatten(value).gather(1, self.starts).masked_fill(~self.valid, 0)
+        """Select the value at the first decision of each unit, `(N, T)` to `(S, U)`, padded with 0."""
+        return self.view.flatten(value).gather(1, self.starts).masked_fill(~self.valid, 0)
 
     def sums(self, value: Tensor) -> Tensor:
         """Sum over the valid decisions of each unit, `(N, T)` to `(S, U)`."""
-        laid = self.line.flatten(value).masked_fill(~self.line.valid, 0)
-        return laid.new_zeros(len(laid), self.count).scatter_add(1, self.index, laid)
+        flat = self.view.flatten(value).masked_fill(~self.view.valid, 0)
+        return flat.new_zeros(len(flat), self.count).scatter_add(1, self.index, flat)
 
     def first_mask(self) -> Tensor:
         """Mask of the first decision of each unit, bool `(N, T)`."""
-        begins = torch.zeros_like(self.line.unit).scatter_add(1, self.starts, self.valid.to(self.line.unit.dtype))
-        return self.line.unflatten(begins > 0)
+        first = torch.zeros_like(self.view.unit).scatter_add(1, self.starts, self.valid.to(self.view.unit.dtype))
+        return self.view.unflatten(first > 0)
 
     def broadcast(self, value: Tensor) -> Tensor:
-        """Map one number per unit `(S, U)` to its decisions `(N, T)`; 0 where the mask is off."""
-        return self.line.unflatten(value.gather(1, self.index).masked_fill(~self.line.valid, 0))
+        """Map a value per unit `(S, U)` to its decisions `(N, T)`; 0 where the mask is off."""
+        return self.view.unflatten(value.gather(1, self.index).masked_fill(~self.view.valid, 0))
 
 
 def next_entries(value: Tensor) -> Tensor:
-    """The entry after each `(S, U)`; 0 after the last."""
+    """The next entry of each row `(S, U)`; 0 after the last."""
     return torch.cat([value[:, 1:], torch.zeros_like(value[:, :1])], 1)
 
 
 @dataclass(frozen=True)
 class StepGain:
-    """`V(next) - V - penalty + r + return-to-go` of each unit, at its decisions (DigiRL, Bai et al. 2024).
+    """`V(next) - V - penalty + r + return-to-go` of each unit, at all its decisions (DigiRL, Bai et al. 2024).
 
-    The value of a unit stands at its first decision, that after the last is 0; the return is discounted per unit.
+    V is read at the first decision of a unit and is 0 after the last unit; the return is discounted per unit.
     """
 
     penalty: float = 0.05
@@ -105,7 +106,7 @@ class StepGain:
         return units.broadcast(next_entries(value) - value - self.penalty + reward + togo)
 
     def targets(self, decisions: Decisions) -> tuple[Tensor, Tensor]:
-        """1 at the first decision of a unit behind which there is reward, 0 at others: the value is a probability."""
+        """1 if reward follows, else 0, fitted at the first decision of each unit: the value is a probability."""
         units = UnitView(decisions)
         reward = units.sums(decisions.require("reward"))
         togo, _ = sequence_gae(reward, torch.zeros_like(reward), 1.0, 1.0, units.valid)
@@ -127,25 +128,20 @@ def trajectory_gae(
 ) -> Tensor:
     """Generalised advantage estimates `(N, T)` along trajectories that may span several rows.
 
-    Args:
-        decisions: Gives trajectories, units and mask.
-        reward: (N, T).
-        value: (N, T).
-        gamma: Discount from unit to unit, and between decisions of one unit.
-        lam: Likewise the lambda.
-        level: "token": every decision is a moment of its own. "unit": a chunk or turn is one; its value stands at its
-            first decision, and all its decisions get its advantage.
+    `reward` and `value` are (N, T); `gamma` and `lam` are pairs: between units, and between decisions of one unit. At
+    level "token" every decision is a time step. At level "unit" a chunk or turn is one: its value is read at its first
+    decision, and its advantage is assigned to all its decisions.
     """
     if level == "unit":
         units = UnitView(decisions)
         advantage, _ = sequence_gae(units.sums(reward), units.gather(value), gamma[0], lam[0], units.valid)
         return units.broadcast(advantage)
-    line = TrajectoryView(decisions)
+    view = TrajectoryView(decisions)
     discount, trace = gamma[0], lam[0]
     if gamma[0] != gamma[1] or lam[0] != lam[1]:
-        ends = nested_discount(line.unit, 1.0, 0.0, line.valid).to(reward.dtype)
+        ends = nested_discount(view.unit, 1.0, 0.0, view.valid).to(reward.dtype)
         discount, trace = (ends * outer + (1.0 - ends) * inner for outer, inner in (gamma, lam))
-    return line.unflatten(sequence_gae(line.flatten(reward), line.flatten(value), discount, trace, line.valid)[0])
+    return view.unflatten(sequence_gae(view.flatten(reward), view.flatten(value), discount, trace, view.valid)[0])
 
 
 @dataclass(frozen=True)
@@ -154,7 +150,7 @@ class ReturnToGo:
 
     gamma: Fraction = 1.0
     level: str = "token"  # token | unit
-    window: PositiveInt = 1  # mean over this many entries, the own and those that follow: as of smoothed rewards (PCPG)
+    window: PositiveInt = 1  # mean over this many entries from each on, as with smoothed rewards (PCPG)
 
     def __post_init__(self) -> None:
         _check_level(self.level)
@@ -162,27 +158,27 @@ class ReturnToGo:
     def __call__(self, decisions: Decisions) -> Tensor:
         """Returns `(N, T)`."""
         reward, gamma = decisions.require("reward"), (self.gamma, self.gamma)
-        found = trajectory_gae(decisions, reward, torch.zeros_like(reward), gamma, (1.0, 1.0), self.level)
-        return found if self.window == 1 else windowed_mean(found, decisions, self.window)
+        returns = trajectory_gae(decisions, reward, torch.zeros_like(reward), gamma, (1.0, 1.0), self.level)
+        return returns if self.window == 1 else windowed_mean(returns, decisions, self.window)
 
 
 def windowed_mean(value: Tensor, decisions: Decisions, window: int) -> Tensor:
-    """Mean of `value` over the valid ones of `window` entries from each on `(N, T)`, those in the trajectory alone."""
-    line = TrajectoryView(decisions)
-    valid = line.valid.to(value.dtype)
+    """Mean `(N, T)` of the valid entries among each entry and the `window - 1` after it in its trajectory."""
+    view = TrajectoryView(decisions)
+    valid = view.valid.to(value.dtype)
     total, count = (
-        torch.cat([laid, laid.new_zeros(len(laid), window - 1)], 1).unfold(1, window, 1).sum(2)
-        for laid in (line.flatten(value) * valid, valid)
+        torch.cat([entries, entries.new_zeros(len(entries), window - 1)], 1).unfold(1, window, 1).sum(2)
+        for entries in (view.flatten(value) * valid, valid)
     )
-    return line.unflatten(total / count.clamp(min=1.0))
+    return view.unflatten(total / count.clamp(min=1.0))
 
 
 @dataclass(frozen=True)
 class Gae:
     """Generalised advantage estimation on `Decisions.value`.
 
-    With `inner_gamma = inner_lam = 1` tokens or denoising steps of one unit share a moment of time (two clocks,
-    Wen et al. 2024); with `level = unit` the critic is read once per unit (Bredis et al. 2025).
+    With `inner_gamma = inner_lam = 1` the tokens or denoising steps of one unit share a time step (Wen et al. 2024);
+    with `level = unit` the critic is evaluated once per unit (Bredis et al. 2025).
     """
 
     gamma: Fraction = 1.0
@@ -203,7 +199,7 @@ class Gae:
         return trajectory_gae(decisions, decisions.require("reward"), value, gamma, lam, self.level)
 
     def targets(self, decisions: Decisions) -> tuple[Tensor, Tensor]:
-        """Lambda returns; on level `unit` at the first decision of each."""
+        """Lambda returns and their mask; at level `unit` the first decision of each unit."""
         fitted = UnitView(decisions).first_mask() if self.level == "unit" else decisions.valid()
         return self(decisions) + self._value(decisions), fitted
 
@@ -216,13 +212,7 @@ class Gae:
 
 ADVANTAGE_SOURCES: Registry[Callable[..., object]] = Registry(
     "parts.advantage_source",
-    {
-        "outcome": outcome,
-        "return_to_go": ReturnToGo,
-        "gae": Gae,
-        "constant_one": constant_one,
-        "step_gain": StepGain,
-    },
+    {"outcome": outcome, "return_to_go": ReturnToGo, "gae": Gae, "constant_one": constant_one, "step_gain": StepGain},
 )
 
 
@@ -233,10 +223,10 @@ def _check_level(level: str) -> None:
 
 @runtime_checkable
 class ValueTargets(Protocol):
-    """An advantage source that gives regression targets for the values."""
+    """An advantage source with regression targets for the values."""
 
     def targets(self, decisions: Decisions) -> tuple[Tensor, Tensor]:
-        """Returns `(N, T)` to which `Decisions.value` is fitted, and where, bool `(N, T)`."""
+        """Targets `(N, T)` of `Decisions.value`, and the bool mask `(N, T)` of the entries that are fitted."""
         ...
 
 
@@ -245,26 +235,20 @@ class Critic:
     """Value loss trained together with the policy; `critic` of a recipe."""
 
     coef: float = 0.5  # weight of the value loss
-    clip: NonNegative = 0.0  # largest change of a value that its loss rewards, as in PPO; 0 disables
-    detach: bool = False  # its gradient stops at what it shares with the policy (VL-DAC, Bredis et al. 2025)
-    warmup: NonNegativeInt = 0  # first updates, in which it learns alone
+    clip: NonNegative = 0.0  # PPO's value clipping: largest change of a value per update; 0 disables
+    detach: bool = False  # stop its gradient at the layers shared with the policy (VL-DAC, Bredis et al. 2025)
+    warmup: NonNegativeInt = 0  # first updates that train only the critic
 
     def __post_init__(self) -> None:
         if self.coef <= 0 or self.clip < 0 or self.warmup < 0:
             raise ValueError(f"A critic needs coef > 0, clip >= 0 and warmup >= 0, got {self}.")
 
     def loss(self, value: Tensor, decisions: Decisions, target: Tensor, fitted: Tensor) -> Tensor:
-        """Mean squared error, with `clip` the larger one of the value and of one that moved by at most that much.
+        """Mean squared error of `value` (N, T) to `target` (N, T), where `fitted` (N, T) is on.
 
-        Args:
-            value: (N, T) under the current parameters.
-            decisions: `value` of these is that before the update.
-            target: (N, T) returns.
-            fitted: (N, T) bool, where there is a target.
+        With `clip` the larger error of the value and of the value clipped around `decisions.value` counts.
         """
-        value, target = (
-            entries.masked_fill(~fitted, 0.0) for entries in (value, target)
-        )  # the gradient needs it as well
+        value, target = (entries.masked_fill(~fitted, 0.0) for entries in (value, target))  # NaN-safe gradient
         error = (value - target).square()
         if self.clip:
             old = decisions.require("value").masked_fill(~fitted, 0.0)

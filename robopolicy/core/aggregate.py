@@ -1,4 +1,4 @@
-"""Aggregation: from one loss per decision to a scalar. A method's length normaliser lives here and nowhere else."""
+"""Aggregation of a loss per decision to a scalar, including the length normalisation of each method."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from robopolicy.core.segments import Segments
 from robopolicy.plugins import Registry
 
 Aggregate = Callable[[Tensor, Tensor | None, Decisions, float], Tensor]
-"""`(loss (N, T), mask (N, T) or None, decisions, length) -> scalar`; `length` matters to "fixed_length" alone."""
+"""`(loss (N, T), mask (N, T) or None, decisions, length) -> scalar`; only "fixed_length" uses `length`."""
 
 
 def masked_mean(values: Tensor, mask: Tensor | None) -> Tensor:
@@ -62,7 +62,7 @@ AGGREGATES: Registry[Aggregate] = Registry(
 
 
 def mask_weights(loss: Tensor, mask: Tensor | None) -> Tensor:
-    """The mask as numbers of the type of the loss `(N, T)`; ones where there is none."""
+    """The mask in the dtype of the loss `(N, T)`; ones if it is None."""
     return loss.new_ones(loss.shape) if mask is None else mask.to(loss.dtype)
 
 

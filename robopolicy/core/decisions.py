@@ -1,9 +1,8 @@
 """Decisions, the batch of the core, and partitions into sets that are compared with each other.
 
-A *decision* is the smallest thing chosen with a log-probability: an action, one denoising step, one token. Decisions
-nest: decision < unit (chunk or turn) < trajectory < group (same start state or prompt) < domain. A denoising chain
-`(T_env, N_env, K)` becomes rows of K decisions, one row per chunk; a token batch `(B, T)` is rows already. No part of
-the core knows which of the two it is looking at.
+A *decision* is the smallest choice with a log-probability: an action, one denoising step, one token. Decisions nest:
+decision < unit (chunk or turn) < trajectory < group (same start state or prompt) < domain. A denoising chain
+`(T_env, N_env, K)` becomes rows of K decisions, one row per chunk; a token batch `(B, T)` has one row per sequence.
 """
 
 from __future__ import annotations
@@ -23,31 +22,31 @@ FIELDS = (*PER_DECISION, *PER_ROW)
 
 
 class MissingField(ValueError):
-    """A part needs a field that the batch does not have."""
+    """The batch lacks a field that a part needs."""
 
 
 @dataclass(frozen=True)
 class Decisions:
-    """N rows of T decisions. All fields but `logp_old` are optional; a part that needs a missing field raises an error.
+    """N rows of T decisions. All fields except `logp_old` are optional; a part that needs a missing field raises.
 
-    Rows are what minibatches draw; a row is a whole trajectory in a token batch and one chunk in a denoising chain.
+    Minibatches consist of rows. A row is a trajectory in a token batch and one chunk in a denoising chain.
     """
 
     logp_old: Tensor  # (N, T) log-probability at the start of the update, the denominator of the ratio [nats]
-    logp_behaviour: Tensor | None = None  # (N, T) under the sampler that really acted
+    logp_behaviour: Tensor | None = None  # (N, T) under the sampler that acted
     logp_ref: Tensor | None = None  # (N, T) under the reference policy
-    mask: Tensor | None = None  # (N, T) bool, True where the policy decided; None: everywhere
+    mask: Tensor | None = None  # (N, T) bool, True where the policy decided; None: all True
     reward: Tensor | None = None  # (N, T)
     value: Tensor | None = None  # (N, T) critic before the update
-    entropy: Tensor | None = None  # (N, T) when sampled
-    unit: Tensor | None = None  # (N, T) int, chunk or turn within the trajectory; None: each row is one unit
-    depth: Tensor | None = None  # (N, T) int, denoising step or turn, for schedules; None: the column
+    entropy: Tensor | None = None  # (N, T) at sampling time
+    unit: Tensor | None = None  # (N, T) int, chunk or turn within the trajectory; None: the row
+    depth: Tensor | None = None  # (N, T) int, denoising step or turn, for schedules; None: the column index
     group: Tensor | None = None  # (N,) int, same start state or prompt
-    trajectory: Tensor | None = None  # (N,) int; None: each row is one trajectory
+    trajectory: Tensor | None = None  # (N,) int; None: one per row
     domain: Tensor | None = None  # (N,) int, task or data domain
     source: Tensor | None = None  # (N,) int, 0 drawn from the current policy, other values as set by the intervention
     version: Tensor | None = None  # (N,) int, weights that drew the row
-    extra: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])  # (N, ...) travels along (conditioning, ...)
+    extra: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])  # (N, ...) further data
 
     def __post_init__(self) -> None:
         if self.logp_old.dim() != 2:
@@ -61,27 +60,6 @@ class Decisions:
             if value.shape[:1] != shape[:1]:
                 raise ValueError(f"extra['{name}'] must have {shape[0]} rows, got shape {tuple(value.shape)}.")
 
-    @classmethod
-    def from_chain(cls, logp_old: Tensor, **others: Any) -> Decisions:
-        """View a denoising chain `(T_env, N_env, K)` as T_env * N_env rows of K decisions.
-
-        Args:
-            logp_old: (T_env, N_env, K).
-            others: Fields of this class with the same leading dimensions, `(T_env, N_env, K)` or `(T_env, N_env)`.
-        """
-        if logp_old.dim() != 3:
-            raise ValueError(f"logp_old of a chain must be (T_env, N_env, K), got shape {tuple(logp_old.shape)}.")
-        lead = logp_old.shape[:2]
-
-        def rows(name: str, value: Tensor) -> Tensor:
-            if value.shape[:2] != lead:
-                raise ValueError(f"{name} must start with {tuple(lead)}, got shape {tuple(value.shape)}.")
-            return value.flatten(0, 1)
-
-        extra: Mapping[str, Tensor] = others.pop("extra", {})
-        flat = {name: rows(name, value) for name, value in others.items() if value is not None}
-        return cls(rows("logp_old", logp_old), **flat, extra={name: rows(name, value) for name, value in extra.items()})
-
     def __len__(self) -> int:
         return int(self.logp_old.shape[0])
 
@@ -91,7 +69,7 @@ class Decisions:
         return int(self.logp_old.shape[0]), int(self.logp_old.shape[1])
 
     def select(self, rows: Tensor | slice) -> Decisions:
-        """Rows by index, bool mask or slice (a minibatch). Log-probabilities are kept as recorded."""
+        """Select rows by index, bool mask or slice, e.g. a minibatch."""
         picked: dict[str, Any] = {name: value[rows] for name, value in self._present()}
         return Decisions(**picked, extra={name: value[rows] for name, value in self.extra.items()})
 
@@ -100,37 +78,25 @@ class Decisions:
         return replace(self, **changes)
 
     def require(self, name: str) -> Tensor:
-        """Return a required field, or raise `MissingField`.
-
-        Raises:
-            MissingField: When the field is missing.
-        """
+        """Return a field, or raise `MissingField`."""
         value: Tensor | None = getattr(self, name)
         if value is None:
             raise MissingField(f"This part needs Decisions.{name}, which is missing.")
         return value
 
     def require_extra(self, name: str, per_decision: bool = False) -> Tensor:
-        """Return a required entry of `extra`, (N, ...), or raise `MissingField`.
-
-        Args:
-            name: Key of the entry.
-            per_decision: The entry is (N,) or (N, T), and wanted as (N, 1) or (N, T).
-
-        Raises:
-            MissingField: When the entry is missing.
-        """
+        """Return an entry of `extra`, (N, ...), or raise `MissingField`; `per_decision` turns (N,) into (N, 1)."""
         if name not in self.extra:
             raise MissingField(f"This part needs Decisions.extra['{name}'], which is missing.")
         value = self.extra[name]
         return value.unsqueeze(1) if per_decision and value.dim() == 1 else value
 
     def valid(self) -> Tensor:
-        """(N, T) bool mask, also when `mask` is None."""
+        """The mask, bool (N, T)."""
         return torch.ones_like(self.logp_old, dtype=torch.bool) if self.mask is None else self.mask.bool()
 
     def depths(self) -> Tensor:
-        """(N, T) int depth, the column where `depth` is None."""
+        """The depth, int (N, T)."""
         if self.depth is not None:
             return self.depth
         return torch.arange(self.shape[1], device=self.logp_old.device).expand(self.shape)
@@ -142,13 +108,13 @@ class Decisions:
 
 
 def row_numbers(decisions: Decisions) -> Tensor:
-    """Number (N,) of each row within its trajectory; rows of one trajectory stand in order of time."""
+    """Number (N,) of each row within its trajectory; the rows of a trajectory are in order of time."""
     rows = torch.arange(len(decisions), device=decisions.logp_old.device)
     if decisions.trajectory is None:
         return torch.zeros_like(rows)
     order = torch.argsort(decisions.trajectory, stable=True)
     ordered = decisions.trajectory[order]
-    starts = torch.searchsorted(ordered, ordered)  # leftmost place of each row's trajectory
+    starts = torch.searchsorted(ordered, ordered)  # first index of each row's trajectory
     return torch.empty_like(rows).scatter_(0, order, rows - starts)
 
 
@@ -158,14 +124,14 @@ def first_rows(decisions: Decisions) -> Tensor:
 
 
 def unit_numbers(decisions: Decisions) -> Tensor:
-    """Number (N, T) of each decision's unit (chunk, turn) within its trajectory; rows are units if there are none."""
+    """Number (N, T) of each decision's unit (chunk, turn) within its trajectory; the row number if `unit` is None."""
     if decisions.unit is not None:
         return decisions.unit
     return row_numbers(decisions).unsqueeze(1).expand(decisions.shape)
 
 
 Partition = Callable[[Decisions], Tensor]
-"""Partition: maps a batch to int ids `(N, 1)` or `(N, T)`; entries with equal ids form a set."""
+"""A map from a batch to int ids `(N, 1)` or `(N, T)`; entries with equal ids form a set."""
 
 
 def by_batch(decisions: Decisions) -> Tensor:
@@ -191,24 +157,18 @@ def by_trajectory(decisions: Decisions) -> Tensor:
 
 
 def by_unit(decisions: Decisions) -> Tensor:
-    """Decisions of one unit (chunk or turn); unit ids count within the trajectory."""
+    """Decisions of one unit (chunk or turn)."""
     if decisions.unit is None:
         return torch.arange(len(decisions), device=decisions.logp_old.device).unsqueeze(1)
     return pair(by_trajectory(decisions), decisions.unit)
 
 
 PARTITIONS: Registry[Callable[..., Tensor]] = Registry(
-    "parts.partition",
-    {
-        "all": by_batch,
-        "group": by_group,
-        "trajectory": by_trajectory,
-        "unit": by_unit,
-    },
+    "parts.partition", {"all": by_batch, "group": by_group, "trajectory": by_trajectory, "unit": by_unit}
 )
 
 
 def pair(first: Tensor, second: Tensor) -> Tensor:
-    """One id per pair of ids, in their broadcast shape."""
+    """A unique id for each pair of ids, in their broadcast shape."""
     low = second.min()
     return first * (second.max() - low + 1) + (second - low)

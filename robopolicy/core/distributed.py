@@ -1,6 +1,6 @@
-"""Data-parallel training: each process runs its own environments and all take the same gradient steps.
+"""Data-parallel training: each process runs its own environments, and all take the same gradient steps.
 
-In a single process every function returns what it was given, and reads nothing.
+In a single process every function returns its input without a copy.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 import torch.distributed
 from torch import Tensor
 
-dist: Any = torch.distributed  # torch leaves its functions without types
+dist: Any = torch.distributed  # its functions have no type annotations
 
 
 def world_size() -> int:
@@ -21,12 +21,12 @@ def world_size() -> int:
 
 
 def rank() -> int:
-    """Number of this process; only process 0 evaluates and writes."""
+    """Index of this process; only process 0 evaluates and writes files."""
     return dist.get_rank() if world_size() > 1 else 0
 
 
 def all_reduce_mean(value: Tensor) -> Tensor:
-    """Mean of `value` over the processes, which must agree on its shape; without a gradient."""
+    """Mean of `value` over the processes, detached; its shape must be the same in all."""
     if world_size() == 1:
         return value
     total = value.detach().clone()
@@ -35,7 +35,7 @@ def all_reduce_mean(value: Tensor) -> Tensor:
 
 
 def average_gradients(parameters: Sequence[Tensor]) -> None:
-    """Replace the gradients by their means over the processes, in one message."""
+    """Replace the gradients by their means over the processes, in one all-reduce."""
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     if world_size() == 1 or not gradients:
         return
@@ -46,7 +46,7 @@ def average_gradients(parameters: Sequence[Tensor]) -> None:
 
 
 def all_gather(value: Tensor, dim: int = 0) -> Tensor:
-    """The values of all processes concatenated along `dim`; their sizes may differ only in `dim`."""
+    """Concatenate the values of all processes along `dim`, the only dimension whose size may differ."""
     if world_size() == 1:
         return value
     rows = value.movedim(dim, 0).contiguous()
@@ -64,7 +64,7 @@ def all_gather(value: Tensor, dim: int = 0) -> Tensor:
 
 
 def all_reduce_max(number: int) -> int:
-    """The largest of the numbers of all processes."""
+    """Maximum of `number` over the processes."""
     if world_size() == 1:
         return number
     value = torch.tensor([number])

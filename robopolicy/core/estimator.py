@@ -1,9 +1,9 @@
-"""The policy-gradient estimator: one loss composed of orthogonal parts (the four parts of Lv et al. 2025, generalised).
+"""The policy-gradient estimator: a loss composed of orthogonal parts (Lv et al. 2025, generalised).
 
     loss = aggregate( mask * weight * surrogate(log_ratio, advantage, bounds) ) + sum_j coefficient_j * regulariser_j
 
-PPO, DPPO, ReinFlow, GRPO and their relatives are configurations of it. Before any update every ratio is 1 and the
-gradient is `-mean(advantage * grad logp)`, with the mean of the chosen aggregation.
+PPO, DPPO, ReinFlow, GRPO and related methods are configurations of it. Before the first gradient step every ratio is 1,
+and the gradient is `-mean(advantage * grad logp)` with the mean of the chosen aggregation.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from robopolicy.core.surrogates import LINEAR_IN_LOG_RATIO, SURROGATES
 
 @dataclass(frozen=True)
 class EstimatorConfig:
-    """One choice per part; the defaults are PPO."""
+    """Parts of the estimator; the defaults are PPO."""
 
-    level: str = "token"  # one ratio per: token (decision) | unit (chunk, turn) | sequence | hierarchical
+    level: str = "token"  # of a ratio: token (decision) | unit (chunk, turn) | sequence | hierarchical
     reduction: str = "sum"  # of log-ratios within the level: sum | mean | normalized (divided by count)
     count: Positive = 1.0  # divisor of "normalized", e.g. steps x action dimensions
     hierarchy: Hierarchy = field(default_factory=Hierarchy)  # budgets of the level "hierarchical"
-    log_ratio_limit: Positive = 20.0  # log-ratios are clamped to +- this many nats before they are exponentiated
+    log_ratio_limit: Positive = 20.0  # log-ratios are clamped to +- this many nats before exp
     bounds: Bounds = field(default_factory=ConstantBounds)  # lowest and highest ratio
     surrogate: str = "clip"  # a key of SURROGATES
     surrogate_options: Mapping[str, float] = field(default_factory=dict[str, float])  # e.g. {"cap": 3.0}
     masks: tuple[MaskRule, ...] = ()  # rules beyond the validity mask
-    importance_cap: Positive | None = None  # truncates the weight old / behaviour; None: no correction
+    importance_cap: Positive | None = None  # upper limit of the weight old / behaviour; None: no weight
     importance_level: str = "token"  # token | unit | sequence
     aggregate: str = "token_mean"  # token_mean | sequence_sum | sequence_mean | fixed_length
     length: Positive = 1.0  # divisor of "fixed_length"
@@ -47,7 +47,7 @@ class EstimatorConfig:
     kl_coef: NonNegative = 0.0
     entropy_coef: float = 0.0  # bonus
     ratio_variance_coef: NonNegative = 0.0  # penalty on (ratio - 1)^2
-    weights: tuple[Weight, ...] = ()  # detached factors of the loss of each decision
+    weights: tuple[Weight, ...] = ()  # detached factors of the loss per decision
 
     def __post_init__(self) -> None:
         _known("level", self.level, (*LEVELS, "hierarchical"))
@@ -63,15 +63,13 @@ class EstimatorConfig:
 
 
 class Estimator:
-    """Computes the loss of a configuration; holds the coefficient controllers, its only memory."""
+    """The loss of a configuration. The coefficient controllers are its only state."""
 
     def __init__(self, config: EstimatorConfig, controllers: Mapping[str, CoefficientController] | None = None) -> None:
         """Compose the parts.
 
-        Args:
-            config: The choices.
-            controllers: Replace the constant coefficients of "kl", "entropy" or "ratio_variance", or options of the
-                surrogate, such as a width that narrows as training ends.
+        `controllers` replace the constant coefficients "kl", "entropy" and "ratio_variance", or options of the
+        surrogate, e.g. a clip width that shrinks during training.
         """
         self.config = config
         self.controllers: dict[str, CoefficientController] = {
@@ -93,26 +91,20 @@ class Estimator:
         *,
         log_stats: bool = True,
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Loss of a minibatch.
+        """Loss of a minibatch, and detached scalars.
 
-        Args:
-            decisions: What was recorded.
-            advantage: (N,) or (N, 1) per row, or (N, T) per decision; no gradient flows into it.
-            logp: (N, T) log-probabilities of the recorded decisions under the current parameters. Those that a mask
-                rule drops count in the ratio of their unit or trajectory, but get no gradient through it.
-            entropy: (N, T) under the current parameters, needed for an entropy bonus.
-            log_stats: False leaves out the statistics of the ratio, which cost as much as the loss itself.
-
-        Returns:
-            The loss, and detached scalars: `approx_kl` (k3, nats of the ratio level; of decisions if that is
-            hierarchical), `clip_fraction`, `ratio_mean`, `ratio_max` (largest |ratio - 1|), `entropy` where given,
-            `kl_ref` and `ratio_variance` where used.
+        The advantage is (N,) or (N, 1) per row, or (N, T) per decision, and is detached. `logp` and, for an entropy
+        bonus, `entropy` (N, T) are under the current parameters. Decisions that a mask rule drops count in the ratio of
+        their unit or trajectory, without a gradient. The scalars are `approx_kl` (k3 [nats] at the ratio level; per
+        decision if hierarchical), `clip_fraction`, `ratio_mean`, `ratio_max` (largest |ratio - 1|), and, where used,
+        `entropy`, `kl_ref` and `ratio_variance`. `log_stats=False` omits those of the ratio, which cost as much as the
+        loss.
         """
         if logp.shape != decisions.logp_old.shape:
             raise ValueError(f"logp must have shape {decisions.shape}, got {tuple(logp.shape)}.")
         config = self.config
         advantage = _per_row(advantage, decisions).detach()
-        pooled = bool(config.masks) and config.level != "token"  # then what a rule drops shares its ratio with others
+        pooled = bool(config.masks) and config.level != "token"  # then dropped decisions share a ratio with kept ones
         with torch.set_grad_enabled(torch.is_grad_enabled() and not pooled):
             plain, gated = self._ratio(logp, decisions)
         mask = compose(config.masks, decisions, advantage, self._bounded(gated.detach()))
@@ -120,8 +112,9 @@ class Estimator:
             plain, gated = self._ratio(torch.where(mask, logp, logp.detach()), decisions)
         ratio = self._bounded(gated)
         options = {**config.surrogate_options, **{name: self.controllers[name].value for name in self._scheduled}}
-        pushed = gated if config.surrogate in LINEAR_IN_LOG_RATIO else ratio
-        out = SURROGATES[config.surrogate](pushed, advantage, *config.bounds(decisions), **options)
+        unclipped = config.surrogate in LINEAR_IN_LOG_RATIO
+        surrogate = SURROGATES[config.surrogate]
+        out = surrogate(gated if unclipped else ratio, advantage, *config.bounds(decisions), **options)
         losses = out.loss
         for weight in config.weights:
             losses = losses * weight(decisions, advantage, ratio.detach()).detach()
@@ -133,7 +126,7 @@ class Estimator:
         return (loss if penalty is None else loss + penalty), info
 
     def observe(self, info: Mapping[str, Tensor], count: int = 1) -> None:
-        """Update the controllers with the measured quantities of one update (`count` trajectories)."""
+        """Update the controllers with the scalars of one update on `count` trajectories."""
         for name, key in (("kl", "kl_ref"), ("entropy", "entropy"), ("ratio_variance", "ratio_variance")):
             if key in info:
                 self.controllers[name].update(float(info[key]), count)
@@ -172,7 +165,7 @@ class Estimator:
         mask: Tensor | None,
         info: dict[str, Tensor],
     ) -> Tensor | None:
-        """Sum of the active terms; adds their sizes to `info`."""
+        """Sum of the active penalties; adds their values to `info`."""
         terms: list[Tensor] = []
         if entropy is not None:
             info["entropy"] = masked_mean(entropy.detach(), mask)
@@ -186,7 +179,7 @@ class Estimator:
             info["kl_ref"] = masked_mean(kl.detach(), mask)
             terms.append(coefficient * self._aggregate(kl, mask, decisions))
         constrained = self.controllers["ratio_variance"]
-        if constrained.value != 0.0 or isinstance(constrained, Dual):  # a multiplier of 0 has to see when to rise
+        if constrained.value != 0.0 or isinstance(constrained, Dual):  # a multiplier of 0 may rise
             variance = ratio_variance(ratio)
             info["ratio_variance"] = masked_mean(variance.detach(), mask)
             terms.append(constrained.value * self._aggregate(variance, mask, decisions))
@@ -194,13 +187,14 @@ class Estimator:
 
 
 def options_of(surrogate: str) -> dict[str, Any]:
-    """Options of a surrogate, behind the four arguments that all have, and their types."""
-    hints = get_type_hints(SURROGATES[surrogate], include_extras=True)
-    return {name: hints[name] for name in tuple(inspect.signature(SURROGATES[surrogate]).parameters)[4:]}
+    """Options of a surrogate and their types: its arguments after the four common ones."""
+    function = SURROGATES[surrogate]
+    hints = get_type_hints(function, include_extras=True)
+    return {name: hints[name] for name in tuple(inspect.signature(function).parameters)[4:]}
 
 
 def _diagnostics(ratio: Tensor, plain: Tensor, clipped: Tensor, mask: Tensor | None) -> dict[str, Tensor]:
-    """Detached scalars on the log-ratios `(N, T)`; `plain` is before the budgets of a hierarchy, which hide the KL."""
+    """Scalars of the log-ratios `(N, T)`; `plain` is before the budgets of a hierarchy, which would hide the KL."""
     change = torch.expm1(ratio)  # ratio - 1
     largest = change.abs() if mask is None else change.abs().masked_fill(~mask, 0.0)
     return {

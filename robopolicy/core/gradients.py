@@ -1,4 +1,4 @@
-"""Gradients: their largest norm, and how those of several losses on the same parameters affect each other."""
+"""Gradient clipping, and the interaction of the gradients of several losses."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ MIN_STD = 1e-10  # standard deviation below which the scores of a group are 0
 
 
 def clip_gradients(parameters: Iterable[Tensor], limit: float) -> Tensor:
-    """Scale the gradients of `parameters` down to the joint norm `limit`; returns their norm before.
+    """Scale the gradients of `parameters` down to the joint norm `limit`, and return their norm before.
 
-    Equals `torch.nn.utils.clip_grad_norm_` for parameters of one device, some with a gradient. That sorts them by
-    device and type first, which for small networks takes longer than the rest.
+    Equals `torch.nn.utils.clip_grad_norm_` on one device, without its sorting by device and dtype, which takes longer
+    than the rest for small networks.
     """
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     norms: list[Tensor] = list(torch._foreach_norm(gradients))  # type: ignore[attr-defined]
@@ -24,27 +24,23 @@ def clip_gradients(parameters: Iterable[Tensor], limit: float) -> Tensor:
 
 
 def flat_gradient(loss: Tensor, parameters: Iterable[Tensor]) -> Tensor:
-    """Gradient `(P,)` of a scalar `loss`, all parameters in a row, 0 where it has none; the graph is kept."""
+    """Flat gradient `(P,)` of a scalar `loss`, 0 for unused parameters; retains the graph."""
     found = torch.autograd.grad(loss, list(parameters), retain_graph=True, materialize_grads=True)
     return torch.cat([gradient.flatten() for gradient in found])
 
 
 def influence(gradients: Tensor) -> Tensor:
-    """How far a step down the sum of several losses lowers each of them: `<g_i, sum_j g_j>` (O,); Lu et al. 2025.
-
-    Args:
-        gradients: (O, P), of the losses.
-    """
+    """Decrease `(O,)` of each loss per step on their sum, `<g_i, sum_j g_j>` of gradients (O, P); Lu et al. 2025."""
     return gradients @ gradients.sum(0)
 
 
 def group_scores(values: Tensor, group: Tensor) -> Tensor:
-    """Values `(N, O)` in standard deviations from the mean of their group `(N,)`; 0 where all of a group are equal."""
-    places = (group[:, None] == group).int().argmax(1)  # the first row of the group stands for it
+    """Standardise values `(N, O)` within their group `(N,)`; 0 where all values of a group are equal."""
+    index = (group[:, None] == group).int().argmax(1)  # first row of each group
 
     def mean(rows: Tensor) -> Tensor:  # in double precision, so that equal values stay equal
-        sums = torch.zeros_like(rows).index_add_(0, places, rows)
-        return sums[places] / torch.bincount(places)[places, None]
+        sums = torch.zeros_like(rows).index_add_(0, index, rows)
+        return sums[index] / torch.bincount(index)[index, None]
 
     centred = values - mean(values.double()).to(values.dtype)
     std = mean(centred.double().square()).sqrt().to(values.dtype)

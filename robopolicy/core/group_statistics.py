@@ -1,7 +1,4 @@
-"""Stages that compare the rollouts of a group by statistics other than mean and standard deviation.
-
-A trajectory counts once here, however many rows it has.
-"""
+"""Group-relative stages with statistics other than mean and standard deviation; each trajectory counts once."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ ROLLOUTS = Scope(by_group, reduce_over=by_trajectory)
 
 @dataclass(frozen=True)
 class InformativeScale:
-    """Divide by the share of trajectories whose advantage is not 0: groups that agree dilute nothing (GPG)."""
+    """Divide by the fraction of trajectories with nonzero advantage, to correct for groups without signal (GPG)."""
 
     def __call__(self, advantage: Tensor, decisions: Decisions) -> Tensor:
         """Scale the advantage."""
@@ -33,29 +30,29 @@ class InformativeScale:
 
 @dataclass(frozen=True)
 class TopMargin:
-    """Advantage of the best rollout of a group by its margin over the second best: the gradient of pass@k."""
+    """Margin of the best rollout of a group over the second best, as its advantage: the gradient of pass@k."""
 
     centres: ClassVar[bool] = True
     standardise: bool = True  # divide by the unbiased standard deviation of the group
     eps: NonNegative = 1e-6
 
     def __call__(self, advantage: Tensor, decisions: Decisions) -> Tensor:
-        """Lead of the best, 0 for the others and where two are best."""
+        """Margin of the best; 0 for the others and in ties."""
         segments = ROLLOUTS.segments(advantage, decisions)
         best = segments.broadcast(segments.largest(advantage))
-        leads = (advantage == best) & segments.enters
-        second = segments.broadcast(segments.largest(advantage.masked_fill(leads, -torch.inf)))
-        alone = segments.broadcast(segments.sum(leads.to(advantage.dtype))) < 1.5
-        gap = torch.where(leads & alone & second.isfinite(), best - second, 0.0)
+        is_best = (advantage == best) & segments.enters
+        second = segments.broadcast(segments.largest(advantage.masked_fill(is_best, -torch.inf)))
+        unique = segments.broadcast(segments.sum(is_best.to(advantage.dtype))) < 1.5
+        gap = torch.where(is_best & unique & second.isfinite(), best - second, 0.0)
         return gap / (segments.broadcast(segments.std(advantage)) + self.eps) if self.standardise else gap
 
 
 @dataclass(frozen=True)
 class OptimalTokenBaseline:
-    """Subtract the baseline of least variance at each position: returns weighted by the squared norms of the scores.
+    """Subtract the minimum-variance baseline of each position: mean return weighted by squared score norms.
 
     The squared norm of a softmax score is 1 - 2 p + `extra["collision"]` (N, T), the probability that two draws agree;
-    it is summed up to the position. For `return_to_go` of rollouts that are one row each.
+    it is accumulated up to the position. Use it on `return_to_go` with one row per rollout.
     """
 
     centres: ClassVar[bool] = True
@@ -77,12 +74,12 @@ GROUP_STATISTICS: dict[str, Callable[..., Stage]] = {
 
 @dataclass(frozen=True)
 class HistoryGroups:
-    """Compare steps of a group that saw the same last observations, at several lengths of history.
+    """Compare steps of a group that share the last observations, at several history lengths (HGPO, He et al. 2026).
 
-    Ids of observations are `extra["observation"]` (N, T) int, read at the first decision of each unit. The discounted
+    Observation ids are `extra["observation"]` (N, T) int, read at the first decision of each unit. The discounted
     return of a step is centred within its cluster at each history length from 1 to `longest + 1`. With `base` the
-    advantage so far, that of the episode, counts as length 0; else it is dropped. The result is the mean over the
-    lengths at which there is an advantage at all, weighted by `(length + 1) ** power`. Source: He et al. 2026, HGPO.
+    input advantage counts as length 0; otherwise it is dropped. The result is the mean of the nonzero advantages over
+    the lengths, weighted by `(length + 1) ** power`.
     """
 
     centres: ClassVar[bool] = True
@@ -99,30 +96,30 @@ class HistoryGroups:
         reward = decisions.require("reward")
         gamma = (self.gamma, self.gamma)
         returns = units.gather(trajectory_gae(decisions, reward, torch.zeros_like(reward), gamma, (1.0, 1.0), "unit"))
-        seen = units.gather(decisions.require_extra("observation").expand(decisions.shape).long())
+        history_id = units.gather(decisions.require_extra("observation").expand(decisions.shape).long())
         group = units.gather(by_group(decisions).expand(decisions.shape).long())
         cluster, exists = group, units.valid
         total = units.gather(advantage.expand(decisions.shape)) if self.base else torch.zeros_like(returns)
         weights = (total != 0).to(returns.dtype)
         for length in range(1, self.longest + 2):
-            cluster = dense_ids(pair(cluster, seen))
+            cluster = dense_ids(pair(cluster, history_id))
             segments = Segments(cluster, exists)
-            company = exists & (segments.broadcast(segments.count) > 1.5)
+            comparable = exists & (segments.broadcast(segments.count) > 1.5)
             centred = returns - segments.broadcast(segments.mean(returns))
             if self.standardise:
                 centred = centred / (segments.broadcast(segments.std(returns, unbiased=False)) + self.eps)
-            weight = (length + 1.0) ** self.power * (company & (centred != 0)).to(returns.dtype)
+            weight = (length + 1.0) ** self.power * (comparable & (centred != 0)).to(returns.dtype)
             total, weights = total + weight * centred, weights + weight
-            seen = torch.cat([torch.zeros_like(seen[:, :1]), seen[:, :-1]], 1)  # the observation before
+            history_id = torch.cat(
+                [torch.zeros_like(history_id[:, :1]), history_id[:, :-1]], 1
+            )  # the observation before
             exists = torch.cat([torch.zeros_like(exists[:, :1]), exists[:, :-1]], 1) & units.valid
         return units.broadcast(total / torch.where(weights > 0, weights, 1.0))
 
 
-STRUCTURE: dict[str, Callable[..., Stage]] = {
-    "history_groups": HistoryGroups,
-}
+STRUCTURE: dict[str, Callable[..., Stage]] = {"history_groups": HistoryGroups}
 
 
 def dense_ids(ids: Tensor) -> Tensor:
-    """Small ids in the same order, so that pairs of pairs do not overflow."""
+    """Map ids to smaller ones in the same order, so that nested `pair` calls do not overflow."""
     return torch.searchsorted(torch.sort(ids.flatten())[0], ids.contiguous())

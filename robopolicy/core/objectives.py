@@ -1,4 +1,4 @@
-"""The objective on one ratio per trajectory that is a mean of clipped ones."""
+"""Objectives of whole groups of trajectories: preference losses and the geometric mean of ratios."""
 
 from __future__ import annotations
 
@@ -18,19 +18,14 @@ from robopolicy.plugins import Registry
 
 
 def scores(logp: Tensor, decisions: Decisions, reduction: str = "sum") -> Tensor:
-    """Log-ratio to the reference policy of each row's trajectory `(N,)`; rows of one trajectory share it."""
+    """Log-ratio `(N,)` of each row's trajectory to the reference policy."""
     return log_ratio(logp, decisions.require("logp_ref"), decisions, "sequence", reduction)[:, 0]
 
 
 def preference_pairs(decisions: Decisions, outcome: Tensor) -> tuple[Tensor, Tensor]:
-    """All pairs of trajectories of one group with differing outcome.
+    """First rows (P,) of the better and of the worse trajectory, for all pairs of a group with different outcomes.
 
-    Args:
-        decisions: Gives group and trajectory ids.
-        outcome: (N,) or (N, 1) outcome of each row's trajectory.
-
-    Returns:
-        Row indices (P,) of the better and of the worse trajectory, each represented by its first row.
+    `outcome` is (N,) or (N, 1), per row's trajectory.
     """
     first = torch.zeros(len(decisions), dtype=torch.bool, device=outcome.device)
     first[first_rows(decisions)] = True
@@ -42,38 +37,37 @@ def preference_pairs(decisions: Decisions, outcome: Tensor) -> tuple[Tensor, Ten
 
 
 def logistic_pair(chosen: Tensor, rejected: Tensor, beta: float = 0.1, margin: float = 0.0) -> Tensor:
-    """`-log sigmoid(beta (chosen - rejected) - margin)` per pair `(P,)`; with reference log-ratios as scores, DPO."""
+    """`-log sigmoid(beta (chosen - rejected) - margin)` per pair `(P,)`; DPO if the scores are reference log-ratios."""
     return -functional.logsigmoid(beta * (chosen - rejected) - margin)
 
 
 @dataclass(frozen=True)
 class GeometricMean:
-    """GMPO: the geometric mean of the ratios of a trajectory, each of them clipped before, times its advantage.
+    """GMPO: the geometric mean of the clipped ratios of a trajectory, times its advantage.
 
-    As in PPO only the side is clipped on which the objective could grow: a log-ratio counts at most `high` where the
-    advantage is positive, and at least `-low` where it is negative. One outlier weighs little in a geometric mean, so
-    that the bounds can be wide. Without bounds it is GSPO's ratio without its clip.
+    As in PPO the clip is one-sided: a log-ratio is at most `high` where the advantage is positive, and at least `-low`
+    where it is negative. A geometric mean is robust to outliers, so the bounds can be wide.
     """
 
-    low: NonNegative = 0.4  # nats that a log-ratio may fall
-    high: NonNegative = 0.4  # nats that it may rise
+    low: NonNegative = 0.4  # largest decrease of a log-ratio [nats]
+    high: NonNegative = 0.4  # largest increase [nats]
 
     def __post_init__(self) -> None:
         if self.low <= 0 or self.high <= 0:
             raise ValueError(f"Bounds of a geometric mean must be positive, got {self.low} and {self.high}.")
 
     def __call__(self, decisions: Decisions, advantage: Tensor, logp: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """Mean over the trajectories that have decisions."""
+        """Loss, the mean over the trajectories that have decisions, and its scalars."""
         change = log_ratio(logp, decisions.logp_old, decisions)  # (N, T)
         kept = torch.where(advantage >= 0, change.clamp(max=self.high), change.clamp(min=-self.low))
         first, valid = first_rows(decisions), decisions.valid()
         rows = Segments(by_trajectory(decisions), valid)
         ratio = rows.broadcast(rows.mean(kept))[first, :1].exp()  # (S, 1)
         value = rows.broadcast(rows.mean(advantage.expand(decisions.shape)))[first, :1]
-        there = rows.broadcast((rows.count > 0).to(logp.dtype))[first, :1] > 0
+        nonempty = rows.broadcast((rows.count > 0).to(logp.dtype))[first, :1] > 0
         clipped = (kept != change).detach().to(logp.dtype)
-        info = {"clip_fraction": masked_mean(clipped, valid), "ratio_mean": masked_mean(ratio.detach(), there)}
-        return -masked_mean(ratio * value, there), info
+        info = {"clip_fraction": masked_mean(clipped, valid), "ratio_mean": masked_mean(ratio.detach(), nonempty)}
+        return -masked_mean(ratio * value, nonempty), info
 
 
 Info = dict[str, Tensor]
@@ -86,44 +80,43 @@ class DirectPreference:
     beta: NonNegative = 0.1
 
     def __call__(self, decisions: Decisions, advantage: Tensor, logp: Tensor) -> tuple[Tensor, Info]:
-        """Mean over the pairs; 0 where no two outcomes differ."""
+        """Loss, the mean over the pairs (0 if there are none), and its scalars."""
         score = scores(logp, decisions)
         chosen, rejected = preference_pairs(decisions, advantage[:, 0])
-        return mean_or_zero(logistic_pair(score[chosen], score[rejected], self.beta)), agreement(
-            score, chosen, rejected
-        )
+        loss = mean_or_zero(logistic_pair(score[chosen], score[rejected], self.beta))
+        return loss, pair_accuracy(score, chosen, rejected)
 
 
 def mean_or_zero(loss: Tensor) -> Tensor:
-    """Mean, and 0 of nothing."""
+    """Mean of the loss; 0 if it is empty."""
     return loss.sum() / max(loss.numel(), 1)
 
 
-def agreement(score: Tensor, chosen: Tensor, rejected: Tensor) -> Info:
-    """Share of the pairs that the scores put in the right order."""
+def pair_accuracy(score: Tensor, chosen: Tensor, rejected: Tensor) -> Info:
+    """Fraction of the pairs that the scores rank correctly."""
     return {"accuracy": mean_or_zero((score[chosen] > score[rejected]).to(score.dtype)).detach()}
 
 
 @dataclass(frozen=True)
 class KahnemanTversky:
-    """KTO: every trajectory is desirable or not by itself; gains and losses are felt against a reference point.
+    """KTO: every trajectory is desirable (positive advantage) or undesirable, relative to a reference point.
 
-    `w (1 - sigmoid(+-beta (r - z)))` with `r = log pi / pi_ref`, + for a positive advantage. The reference point z is
-    the mean of r over the batch, never negative and without gradient, an estimate of KL(pi || pi_ref).
+    `w (1 - sigmoid(+-beta (r - z)))` with `r = log pi / pi_ref`, + for desirable trajectories. The reference point z is
+    the detached mean of r over the batch, at least 0, an estimate of KL(pi || pi_ref).
     """
 
     beta: NonNegative = 0.1
-    desirable: float = 1.0  # weight w of the good ones
+    desirable: float = 1.0  # weight w of desirable trajectories
     undesirable: float = 1.0
 
     def __call__(self, decisions: Decisions, advantage: Tensor, logp: Tensor) -> tuple[Tensor, Info]:
-        """Mean over the trajectories."""
+        """Loss, the mean over the trajectories, and its scalars."""
         first = first_rows(decisions)
         score, good = scores(logp, decisions)[first], advantage[first, 0] > 0
         point = score.detach().mean().clamp(min=0.0)
         margin = self.beta * (score - point)
-        felt = torch.where(good, self.desirable * torch.sigmoid(-margin), self.undesirable * torch.sigmoid(margin))
-        return felt.mean(), {"kl_ref": point}
+        loss = torch.where(good, self.desirable * torch.sigmoid(-margin), self.undesirable * torch.sigmoid(margin))
+        return loss.mean(), {"kl_ref": point}
 
 
 Objective = Callable[[Decisions, Tensor, Tensor], tuple[Tensor, dict[str, Tensor]]]
@@ -131,9 +124,5 @@ Objective = Callable[[Decisions, Tensor, Tensor], tuple[Tensor, dict[str, Tensor
 
 OBJECTIVES: Registry[Callable[..., object]] = Registry(
     "parts.objective",
-    {
-        "direct_preference": DirectPreference,
-        "geometric_mean": GeometricMean,
-        "kahneman_tversky": KahnemanTversky,
-    },
+    {"direct_preference": DirectPreference, "geometric_mean": GeometricMean, "kahneman_tversky": KahnemanTversky},
 )

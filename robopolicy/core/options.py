@@ -1,4 +1,4 @@
-"""Validation of options of parts: plain values that fit the types of their parameters (`robopolicy.constraints`)."""
+"""Validation of plain option values against the types of their parameters (`robopolicy.constraints`)."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Annotated, Any, Union, cast, get_args, get_origin
 from robopolicy.constraints import Range
 
 MAX_MAGNITUDE = 1e15
-"""Numbers are no larger, so that single precision holds what is made of them."""
+"""Largest magnitude of a number, so that results fit single precision."""
 
 _NAMES = {float: "a number", int: "a whole number", str: "a text", bool: "true or false"}
 
 
 def is_plain(hint: Any) -> bool:
-    """Whether an option of this type holds plain values, and no part: one, a list or a mapping of them."""
+    """Whether an option of this type is a plain value, or a list or mapping of plain values, not a component."""
     hint, _ = _required(hint)
     items = [item for item in get_args(hint) if item is not Ellipsis]
     if get_origin(hint) in (Sequence, Mapping, tuple):
@@ -26,15 +26,12 @@ def is_plain(hint: Any) -> bool:
 
 
 def validate_option(what: str, hint: Any, plain: Any) -> Any:
-    """A plain value that fits its option; lists become tuples.
+    """Check a plain value against the type `hint` of its option, and return it; lists become tuples.
 
-    Args:
-        what: How messages call it, e.g. "Option 'low' of bounds 'constant'".
-        hint: Its type, one that `is_plain`.
-        plain: The value.
+    `what` is the name in error messages, e.g. "Option 'low' of bounds 'constant'".
 
     Raises:
-        ValueError: It is of another type, out of range, empty or no finite number; one line.
+        ValueError: The type is wrong, or the value is out of range, empty or not finite.
     """
     hint, optional = _required(hint)
     if plain is None and optional:
@@ -42,21 +39,21 @@ def validate_option(what: str, hint: Any, plain: Any) -> Any:
     origin, items = get_origin(hint), get_args(hint)
     if origin in (Sequence, tuple):
         if not isinstance(plain, list | tuple) or not plain:
-            raise ValueError(f"{what} must be a list with entries, got {_shown(plain)}.")
+            raise ValueError(f"{what} must be a list with entries, got {reprlib.repr(plain)}.")
         entries = cast(Sequence[Any], plain)
         if origin is tuple and len(entries) != len(items):
-            raise ValueError(f"{what} must be {len(items)} numbers, got {_shown(entries)}.")
+            raise ValueError(f"{what} must be {len(items)} numbers, got {reprlib.repr(entries)}.")
         return tuple(_single(f"Every entry of {_lower(what)}", items[0], value) for value in entries)
     if origin is Mapping:
         if not isinstance(plain, Mapping):
-            raise ValueError(f"{what} must be a mapping, got {_shown(plain)}.")
+            raise ValueError(f"{what} must be a mapping, got {reprlib.repr(plain)}.")
         pairs = cast(Mapping[Any, Any], plain).items()
         return {str(key): _single(f"'{key}' in {_lower(what)}", items[1], value) for key, value in pairs}
     return _single(what, hint, plain)
 
 
 def _required(hint: Any) -> tuple[Any, bool]:
-    """A type without None, and whether that was allowed."""
+    """The type without None, and whether None is allowed."""
     if get_origin(hint) in (Union, types.UnionType) and type(None) in get_args(hint):
         others = [item for item in get_args(hint) if item is not type(None)]
         return others[0], True
@@ -68,17 +65,15 @@ def _single_type(hint: Any) -> Any:
 
 
 def _single(what: str, hint: Any, plain: Any) -> Any:
-    """A value of one of the types in `_NAMES`, within its range."""
+    """Check a value of one of the types in `_NAMES` and its range."""
     kind = _single_type(hint)
-    wanted = int | float if kind is float else kind
-    fits = isinstance(plain, wanted) and (kind is bool or not isinstance(plain, bool))
-    if not fits:
-        raise ValueError(f"{what} must be {_NAMES[kind]}, got {_shown(plain)}{_hint(kind, plain)}.")
+    accepted = int | float if kind is float else kind
+    if not isinstance(plain, accepted) or (isinstance(plain, bool) and kind is not bool):
+        raise ValueError(f"{what} must be {_NAMES[kind]}, got {reprlib.repr(plain)}{_hint(kind, plain)}.")
     if kind in (int, float):
-        if not abs(plain) <= MAX_MAGNITUDE:  # or no number at all
-            raise ValueError(
-                f"{what} must be {_NAMES[kind]}, at most {MAX_MAGNITUDE:.0e} in size, got {_shown(plain)}."
-            )
+        if not abs(plain) <= MAX_MAGNITUDE:  # also true for NaN
+            limit = f"{_NAMES[kind]}, at most {MAX_MAGNITUDE:.0e} in size"
+            raise ValueError(f"{what} must be {limit}, got {reprlib.repr(plain)}.")
         for each in get_args(hint)[1:]:
             if isinstance(each, Range) and (problem := each.problem(what, kind(plain))):
                 raise ValueError(problem)
@@ -86,7 +81,7 @@ def _single(what: str, hint: Any, plain: Any) -> Any:
 
 
 def _hint(kind: type, plain: Any) -> str:
-    """Hint for a number that YAML reads as text: a number with an exponent needs a point."""
+    """Hint for a number with an exponent but no decimal point, which YAML reads as text."""
     if kind is float and isinstance(plain, str):
         with suppress(ValueError):
             return f", a text to YAML; write it with a point, e.g. {float(plain):.1e}"
@@ -95,7 +90,3 @@ def _hint(kind: type, plain: Any) -> str:
 
 def _lower(what: str) -> str:
     return what[0].lower() + what[1:]
-
-
-def _shown(plain: Any) -> str:
-    return reprlib.repr(plain)

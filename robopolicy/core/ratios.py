@@ -1,7 +1,7 @@
 """Probability ratios: their level, the reduction of log-ratios, and their bounds.
 
 Clip ranges of different papers are not comparable: DPPO averages over action dimensions, ReinFlow sums over the chain
-and divides by (steps x dimensions), others sum. The reduction is therefore always written out.
+and divides by (steps x dimensions), others sum. The reduction is therefore always explicit.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from robopolicy.plugins import Registry
 
 Bound = float | Tensor  # a number or (N, T)
 Bounds = Callable[[Decisions], tuple[Bound, Bound]]
-"""Lowest and highest ratio at which the clipped surrogates still push."""
+"""Lowest and highest ratio at which the clipped surrogates have a gradient."""
 
 LEVELS: dict[str, Partition | None] = {"token": None, "unit": by_unit, "sequence": by_trajectory}
 REDUCTIONS = ("sum", "mean", "normalized")
@@ -38,16 +38,12 @@ def log_ratio(
     """Log-ratio of each decision at the given level; masked decisions contribute nothing.
 
     Args:
-        numerator: (N, T) log-probabilities of the policy being trained.
-        denominator: (N, T) log-probabilities it is compared with.
-        decisions: Gives mask and ids.
-        level: "token" one ratio per decision, "unit" per chunk or turn, "sequence" per trajectory.
-        reduction: Over the decisions of the level: "sum", "mean" over its valid decisions (the geometric mean of the
-            ratios, GSPO), or "normalized", the sum divided by `count`.
-        count: For "normalized", e.g. steps x action dimensions (ReinFlow), or dimensions at token level.
-
-    Returns:
-        (N, T); decisions of one unit or trajectory share their value.
+        numerator: (N, T) log-probabilities of the trained policy.
+        denominator: (N, T) log-probabilities of the policy it is compared with.
+        decisions: Batch with mask and ids.
+        level: One ratio per decision ("token"), chunk or turn ("unit"), or trajectory ("sequence").
+        reduction: Over the decisions of the level: "sum", "mean" (geometric mean of the ratios, GSPO), or "normalized".
+        count: Divisor of "normalized", e.g. steps x action dimensions (ReinFlow), or dimensions at token level.
     """
     if level not in LEVELS:
         raise ValueError(f"Ratio level must be one of {tuple(LEVELS)}, got {level!r}.")
@@ -57,7 +53,8 @@ def log_ratio(
     if decisions.mask is not None:
         difference = difference.masked_fill(~decisions.valid(), 0.0)
     partition = LEVELS[level]
-    if partition is not None and _is_row(level, decisions):
+    ids = decisions.unit if level == "unit" else decisions.trajectory
+    if partition is not None and ids is None:  # each row is a unit or trajectory
         if difference.shape[1] > 1:
             difference = _row_reduce(difference, decisions, reduction).unsqueeze(1).expand_as(difference)
     elif partition is not None:
@@ -65,11 +62,6 @@ def log_ratio(
         pooled = segments.mean(difference) if reduction == "mean" else segments.sum(difference)
         difference = segments.broadcast(pooled)
     return difference / count if reduction == "normalized" else difference
-
-
-def _is_row(level: str, decisions: Decisions) -> bool:
-    ids = decisions.unit if level == "unit" else decisions.trajectory
-    return ids is None
 
 
 def _row_reduce(difference: Tensor, decisions: Decisions, reduction: str) -> Tensor:
@@ -82,25 +74,25 @@ def _row_reduce(difference: Tensor, decisions: Decisions, reduction: str) -> Ten
 
 @dataclass(frozen=True)
 class Hierarchy:
-    """Hierarchical log-ratio: a budget per trajectory or chunk, and a small one per decision in it.
+    """Hierarchical log-ratio: a budget per trajectory or chunk, and a smaller one per decision.
 
-    Upward and downward mean drifts of the outer level pass up to their budgets and are rolled back beyond; what a
-    decision deviates from its outer level is clipped. Inside all budgets the result equals the plain log-ratio.
-    Reconstructed from a description; no reference implementation was available. Source: Li et al. 2026, FiberPO.
+    Upward and downward mean drifts of the outer level are rolled back beyond their budgets, and the deviation of a
+    decision from its outer level is clipped. Within all budgets the result equals the plain log-ratio. Reconstructed
+    from a description; no reference implementation was available. Source: Li et al. 2026, FiberPO.
     """
 
-    outer: str = "sequence"  # level that owns the drift budget: "sequence" or "unit"
-    budget_up: NonNegative = 0.2  # nats of mean upward drift per outer level
-    budget_down: NonNegative = 0.1  # nats of mean downward drift, smaller than budget_up
-    residual: NonNegative = 0.02  # nats a decision may deviate from its outer level, much smaller than the budgets
-    slope: float | None = None  # steepness with which exceeded drift is taken back; None: decisions of the outer level
+    outer: str = "sequence"  # level of the drift budget: "sequence" or "unit"
+    budget_up: NonNegative = 0.2  # of the mean upward drift [nats]
+    budget_down: NonNegative = 0.1  # of the mean downward drift [nats], smaller than budget_up
+    residual: NonNegative = 0.02  # largest deviation of a decision from its outer level [nats]
+    slope: float | None = None  # of the rollback; None: number of decisions of the outer level
 
     def __post_init__(self) -> None:
         if LEVELS.get(self.outer) is None:
             raise ValueError(f"Hierarchy.outer must be 'sequence' or 'unit', got {self.outer!r}.")
 
     def __call__(self, difference: Tensor, decisions: Decisions) -> Tensor:
-        """Gate the per-decision log-ratio `(N, T)`; use with the surrogate "importance_sampling"."""
+        """Gated log-ratio `(N, T)`, for the surrogate "importance_sampling"."""
         partition = LEVELS[self.outer]
         assert partition is not None
         segments = Segments(partition(decisions), decisions.valid())
@@ -124,9 +116,9 @@ class Hierarchy:
 
 
 def importance_weight(decisions: Decisions, level: str = "token", cap: float = 2.0) -> Tensor:
-    """Detached weight old / behaviour `(N, T)`, truncated at `cap`, for data drawn by another sampler or engine.
+    """Detached weight old / behaviour `(N, T)`, at most `cap`, for data of another sampler or inference engine.
 
-    The ratio of the surrogate stays new / old, so the mismatch enters exactly once: weight x ratio = new / behaviour.
+    The ratio of the surrogate is new / old, so that weight x ratio = new / behaviour.
     """
     mismatch = log_ratio(decisions.logp_old, decisions.require("logp_behaviour"), decisions, level)
     return mismatch.detach().clamp(max=math.log(cap)).exp()
@@ -134,19 +126,19 @@ def importance_weight(decisions: Decisions, level: str = "token", cap: float = 2
 
 @dataclass(frozen=True)
 class ConstantBounds:
-    """Ratio in [1 - low, 1 + high]; symmetric where `high` is not given."""
+    """Ratio in [1 - low, 1 + high]; symmetric if `high` is None."""
 
     low: NonNegative = 0.2
     high: NonNegative | None = None
 
     def __call__(self, decisions: Decisions) -> tuple[Bound, Bound]:
-        """Same numbers for every decision."""
+        """Bounds, the same for every decision."""
         return 1.0 - self.low, 1.0 + (self.low if self.high is None else self.high)
 
 
 @dataclass(frozen=True)
 class DepthBounds:
-    """Clip range that grows exponentially along the denoising chain (DPPO): tight at the noisiest step.
+    """Clip range that grows exponentially along the denoising chain (DPPO), narrowest at the noisiest step.
 
     `clip(i) = first + (last - first) (exp(rate i / (steps - 1)) - 1) / (exp(rate) - 1)`, and `last` for one step.
     """
@@ -165,18 +157,13 @@ class DepthBounds:
         return 1.0 - width, 1.0 + width
 
 
-BOUNDS: Registry[Callable[..., Bounds]] = Registry(
-    "parts.bounds",
-    {
-        "constant": ConstantBounds,
-    },
-)
+BOUNDS: Registry[Callable[..., Bounds]] = Registry("parts.bounds", {"constant": ConstantBounds})
 
 
 def covariance(logp: Tensor, advantage: Tensor, decisions: Decisions) -> Tensor:
-    """Share `(N, T)` of each decision in Cov(logp, A) over the batch, `(logp - mean) (A - mean)` (Cui et al. 2025).
+    """Contribution `(N, T)` of each decision to Cov(logp, A), `(logp - mean) (A - mean)` (Cui et al. 2025).
 
-    Its mean, times the step size, is about how fast the entropy of a softmax policy falls. 0 where the mask is off.
+    Its mean times the step size approximates the decrease of a softmax policy's entropy. 0 where the mask is off.
     """
     mask = decisions.valid()
     advantage = advantage.expand_as(logp)
@@ -184,14 +171,14 @@ def covariance(logp: Tensor, advantage: Tensor, decisions: Decisions) -> Tensor:
     return product.masked_fill(~mask, 0.0)
 
 
-def count_for_fraction(mask: Tensor, share: float) -> int:
-    """Number of entries in a share of the masked ones: rounded down, but at least one where the share is positive."""
+def count_for_fraction(mask: Tensor, fraction: float) -> int:
+    """Number of entries in a fraction of the valid ones, rounded down; at least one if the fraction is positive."""
     total = int(mask.sum())
-    return min(max(int(share * total), 1), total) if share > 0 else 0
+    return min(max(int(fraction * total), 1), total) if fraction > 0 else 0
 
 
 def topk_mask(values: Tensor, mask: Tensor, count: int) -> Tensor:
-    """Bool `(N, T)`: the `count` masked entries with the highest values; all where there are fewer."""
+    """Bool mask `(N, T)` of the `count` valid entries with the highest values."""
     chosen = torch.zeros_like(mask).flatten()
     if count > 0:
         chosen[values.masked_fill(~mask, -torch.inf).flatten().topk(min(count, chosen.numel())).indices] = True

@@ -1,7 +1,7 @@
-"""A recipe: one published method as plain data, built from the parts of the core.
+"""A recipe: a published method as plain data, built from the components of the core.
 
-Order of a batch: `select` rows -> `advantage` -> per epoch and minibatch `loss` and a gradient step -> `observe`.
-What decides which rollouts there are (`rollout`: rewards, samplers, topologies, interventions) is not read here.
+Order of a batch: `select` rows -> `advantage` -> per epoch and minibatch `loss` and a gradient step -> `observe`. The
+key `rollout` (rewards, samplers, rollout strategies, interventions) is not read here.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ ESTIMATOR_TERMS = ("kl", "entropy", "ratio_variance")
 
 
 class Recipe:
-    """The parts of one method; those with memory are restored by `load_state_dict`."""
+    """The components of a method. `load_state_dict` restores their state."""
 
     def __init__(self, plain: Mapping[str, Any]) -> None:
-        """See `from_dict`."""
+        """Build the components; `from_dict` validates `plain` first."""
         self.plain = {**DEFAULTS, **plain}
         self.title, self.source = str(self.plain["title"]), str(self.plain["source"])
         self.status, self.data = str(self.plain["status"]), str(self.plain["data"])
@@ -43,9 +43,8 @@ class Recipe:
         self.advantage_source: Callable[[Decisions], Tensor] = build("advantage_source", self.plain["advantage_source"])
         self.critic: Critic | None = None if self.plain["critic"] is None else build("critic", self.plain["critic"])
         if self.critic is not None and not isinstance(self.advantage_source, ValueTargets):
-            raise ValueError(
-                f"A critic needs an advantage source with values (gae); got {self.plain['advantage_source']!r}."
-            )
+            source = self.plain["advantage_source"]
+            raise ValueError(f"A critic needs an advantage source with values, e.g. gae, got {source!r}.")
         self.pipeline: Pipeline = build("pipeline", self.plain["advantage"])
         controllers: dict[str, CoefficientController] = {
             name: build("controller", entry) for name, entry in self.plain["controllers"].items()
@@ -69,13 +68,10 @@ class Recipe:
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> Recipe:
-        """Build a recipe from plain values.
-
-        Args:
-            plain: Keys of `DEFAULTS`; see there.
+        """Build a recipe from plain values with the keys of `DEFAULTS`.
 
         Raises:
-            ValueError: A key, name, option or value is unknown or does not fit; one line.
+            ValueError: A key, name, option or value is unknown or invalid.
         """
         for key in plain:
             if key not in DEFAULTS:
@@ -88,10 +84,10 @@ class Recipe:
         for key in ("epochs", "minibatches", "group_size"):
             validate_option(f"'{key}' of a recipe", PositiveInt, plain.get(key, DEFAULTS[key]))
         for key, default in DEFAULTS.items():
-            wanted = "a list" if isinstance(default, list) else "a mapping" if isinstance(default, dict) else ""
-            fits = isinstance(plain.get(key, default), list if wanted == "a list" else Mapping)
-            if wanted and not fits and not (key == "estimator" and plain[key] is None):
-                raise ValueError(f"'{key}' of a recipe must be {wanted}, got {plain[key]!r}.")
+            expected = "a list" if isinstance(default, list) else "a mapping" if isinstance(default, dict) else ""
+            fits = isinstance(plain.get(key, default), list if expected == "a list" else Mapping)
+            if expected and not fits and not (key == "estimator" and plain[key] is None):
+                raise ValueError(f"'{key}' of a recipe must be {expected}, got {plain[key]!r}.")
         if plain.get("rollout") and plain.get("data", "rollout") != "rollout":
             raise ValueError(f"A recipe with data: {plain['data']} samples no rollouts; leave out 'rollout'.")
         if plain.get("estimator", {}) is None and plain.get("objective") is None:
@@ -99,7 +95,7 @@ class Recipe:
         return cls(plain)
 
     def select(self, decisions: Decisions, generator: torch.Generator | None = None) -> Tensor:
-        """Indices (M,) of the rows to train on, possibly none; all rows in order if there is no selector."""
+        """Indices (M,) of the rows to train on, possibly empty; all rows if there is no selector."""
         rows = torch.arange(len(decisions), device=decisions.logp_old.device)
         for selector in self.selectors:
             if len(rows):
@@ -108,30 +104,24 @@ class Recipe:
 
     @torch.no_grad()
     def advantage(self, decisions: Decisions) -> Tensor:
-        """Advantage (N, 1) per row or (N, T) per decision, from all selected rows, of which there may be none."""
+        """Advantage (N, 1) per row or (N, T) per decision of all selected rows, possibly empty."""
         if len(decisions) == 0:
             return decisions.logp_old.new_zeros(0, 1)
         return self.pipeline(self.advantage_source(decisions), decisions)
 
     @torch.no_grad()
     def value_targets(self, decisions: Decisions) -> tuple[Tensor, Tensor]:
-        """Returns (N, T) that the critic is fitted to, and where, bool (N, T); of recipes that have one."""
+        """Targets (N, T) of the critic, and the bool mask (N, T) of the entries that are fitted."""
         assert isinstance(self.advantage_source, ValueTargets)
         return self.advantage_source.targets(decisions)
 
     def loss(
         self, decisions: Decisions, advantage: Tensor, logp: Tensor, entropy: Tensor | None = None
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Loss of a minibatch: estimator, objective and regularisers.
+        """Loss of a minibatch (estimator, objective and regularisers) and detached scalars of these terms.
 
-        Args:
-            decisions: What was recorded; of whole groups where there is an objective.
-            advantage: (N, 1) or (N, T) rows of `advantage`.
-            logp: (N, T) under the current parameters.
-            entropy: (N, T) under the current parameters, where a term wants it.
-
-        Returns:
-            The loss and detached scalars: those of `Estimator` and of the objective, and each regulariser by name.
+        `decisions` has whole groups if there is an objective; `advantage` has rows of the advantage (N, 1) or (N, T);
+        `logp` and, if a term needs it, `entropy` (N, T) are under the current parameters.
         """
         advantage = advantage.detach()
         terms: list[Tensor] = []
@@ -152,7 +142,7 @@ class Recipe:
         return torch.stack(terms).sum(), info
 
     def observe(self, decisions: Decisions, info: Mapping[str, Tensor]) -> None:
-        """Update trackers with the batch and controllers with what `loss` measured; once, after the update."""
+        """Update trackers with the batch and controllers with the scalars of `loss`, once after each update."""
         self.pipeline.observe(decisions)
         count = len(first_rows(decisions))
         if self.estimator is not None:
@@ -162,7 +152,7 @@ class Recipe:
                 controller.update(float(info[name]), count)
 
     def state_dict(self) -> dict[str, Any]:
-        """State of all parts that keep state."""
+        """State of all stateful components."""
         return {name: part.state_dict() for name, part in self._parts().items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -183,7 +173,7 @@ class Recipe:
         return {name: part for name, part in named.items() if isinstance(part, Stateful)}
 
     def _aggregate(self, penalty: Tensor, decisions: Decisions) -> Tensor:
-        """As the estimator aggregates its losses, and over all decisions where there is none."""
+        """Aggregate a penalty (N, T) as the estimator does; over all decisions without an estimator."""
         config = EstimatorConfig() if self.estimator is None else self.estimator.config
         mask = None if decisions.mask is None else decisions.valid()
         return AGGREGATES[config.aggregate](penalty, mask, decisions, config.length)
@@ -196,13 +186,13 @@ def _objective(plain: Any) -> tuple[Objective | None, float]:
     return part, coef
 
 
-def _weighted(slot: str, plain: Any) -> tuple[str, float, Any]:
-    """Name, weight `coef` (1 where not given) and part of an entry."""
+def _weighted(kind: str, plain: Any) -> tuple[str, float, Any]:
+    """Name, weight `coef` (default 1) and component of an entry."""
     if isinstance(plain, str):
-        return plain, 1.0, build(slot, plain)
+        return plain, 1.0, build(kind, plain)
     if not isinstance(plain, Mapping):
-        raise ValueError(f"Expected a name or a mapping of options for {slot}, found {plain!r}.")
+        raise ValueError(f"Expected a name or a mapping of options for {kind}, found {plain!r}.")
     options = dict(cast(Mapping[str, Any], plain))
-    what = f"Weight 'coef' of {slot} '{options.get('name', '')}'"
+    what = f"Weight 'coef' of {kind} '{options.get('name', '')}'"
     coef = float(validate_option(what, float, options.pop("coef", 1.0)))
-    return str(options.get("name", "")), coef, build(slot, options)
+    return str(options.get("name", "")), coef, build(kind, options)

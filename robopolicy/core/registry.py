@@ -1,8 +1,7 @@
-"""Parts by name: plain values (YAML, JSON) become the registered objects of the core.
+"""Components by name: build registered objects of the core from plain values (YAML, JSON).
 
-Each slot has a registry, whose kind is "parts." and the name of the slot (`robopolicy.plugins`). A part is written as
-its name or as a mapping with `name` and its options; options named after a slot (`partition`, `bounds`, `tracker`, ...)
-hold parts themselves:
+Each component type has a registry of kind "parts.TYPE" (`robopolicy.plugins`). A component is written as its name, or
+as a mapping of `name` and options. Options named after a type (`partition`, `bounds`, `tracker`, ...) are components:
 
     {name: baseline, kind: median, scope: {partition: group}}
 """
@@ -46,7 +45,7 @@ REGISTRIES: dict[str, Mapping[str, Any]] = {
     "tracker": TRACKERS,
     "weight": WEIGHTS,
 }
-"""Slot -> its parts: a class is instantiated with the options; a function takes them as keyword-only arguments."""
+"""Component type -> its components: a class takes options in its constructor, a function as keyword-only arguments."""
 
 UNNAMED: dict[str, Callable[..., Any]] = {
     "scope": Scope,
@@ -54,7 +53,7 @@ UNNAMED: dict[str, Callable[..., Any]] = {
     "estimator": EstimatorConfig,
     "critic": Critic,
 }
-"""Component types with a single part, written as its options."""
+"""Component types with a single component, written as a mapping of its options."""
 
 NESTED = {
     "scope": "scope",
@@ -68,40 +67,38 @@ NESTED = {
     "advantage_source": "advantage_source",
     "stages": "pipeline",
 }
-"""Option -> component type of its part."""
+"""Option -> component type of its value."""
 
 NESTED_LISTS = {"branches": "pipeline", "masks": "mask", "weights": "weight"}
-"""Option -> component type of the parts in its list."""
+"""Option -> component type of the entries of its list."""
 
 
-def build(slot: str, plain: Any) -> Any:
-    """The part that `plain` describes.
+def build(kind: str, plain: Any) -> Any:
+    """Build a component of a type in `REGISTRIES` or `UNNAMED`, or a "pipeline" from a list of stages.
 
-    Args:
-        slot: A key of `REGISTRIES` or `UNNAMED`, or "pipeline" for a list of stages.
-        plain: A name, or a mapping of options with `name` among them.
+    `plain` is a name, or a mapping of `name` and options.
 
     Raises:
-        ValueError: A name or option is unknown, a needed option is missing, or a value does not fit; one line.
+        ValueError: A name or option is unknown, a required option is missing, or a value is invalid.
     """
-    if slot == "pipeline":
+    if kind == "pipeline":
         return Pipeline([build("stage", stage) for stage in _list("pipeline", plain)])
-    if slot in UNNAMED:
-        return _call(slot, UNNAMED[slot], _mapping(slot, plain))
-    if slot not in REGISTRIES:
-        raise ValueError(f"Unknown slot '{slot}'; known: {', '.join(sorted([*REGISTRIES, *UNNAMED, 'pipeline']))}.")
+    if kind in UNNAMED:
+        return _call(kind, UNNAMED[kind], _mapping(kind, plain))
+    if kind not in REGISTRIES:
+        known = ", ".join(sorted([*REGISTRIES, *UNNAMED, "pipeline"]))
+        raise ValueError(f"Unknown component type '{kind}'; known: {known}.")
     if not isinstance(plain, str | Mapping):
-        raise ValueError(f"Expected a name or a mapping of options for {slot}, found {plain!r}.")
-    options = {"name": plain} if isinstance(plain, str) else dict(_mapping(slot, plain))
+        raise ValueError(f"Expected a name or a mapping of options for {kind}, found {plain!r}.")
+    options = {"name": plain} if isinstance(plain, str) else dict(_mapping(kind, plain))
     name = str(options.pop("name", ""))
-    if name not in REGISTRIES[slot]:
-        raise ValueError(f"Unknown {slot} '{name}'; known: {', '.join(sorted(REGISTRIES[slot])) or 'none'}.")
-    part = REGISTRIES[slot][name]
-    return _call(f"{slot} '{name}'", part, options)
+    if name not in REGISTRIES[kind]:
+        raise ValueError(f"Unknown {kind} '{name}'; known: {', '.join(sorted(REGISTRIES[kind])) or 'none'}.")
+    return _call(f"{kind} '{name}'", REGISTRIES[kind][name], options)
 
 
 def _call(where: str, part: Callable[..., Any], options: Mapping[str, Any]) -> Any:
-    """`part` with its options: an instance of a class, or a function with some arguments fixed."""
+    """Instantiate the class `part`, or fix arguments of the function `part`."""
     known = _options_of(part)
     for option in options:
         if option not in known:
@@ -116,22 +113,19 @@ def _call(where: str, part: Callable[..., Any], options: Mapping[str, Any]) -> A
 
 
 def _options_of(part: Callable[..., Any]) -> dict[str, tuple[Any, bool]]:
-    """Options of a part by name: their type, and whether they have to be given.
-
-    What a part remembers, and may be built with, is none.
-    """
+    """Type of each option of a component, and whether it is required; arguments for state are not options."""
     found: dict[str, tuple[Any, bool]] = {}
     hints = get_type_hints(part.__init__ if isinstance(part, type) else part, include_extras=True)
     for parameter in inspect.signature(part).parameters.values():
         kind = hints.get(parameter.name)
-        told = isinstance(part, type) or parameter.kind is inspect.Parameter.KEYWORD_ONLY
-        if told and (is_plain(kind) or parameter.name in (*NESTED, *NESTED_LISTS)):
+        settable = isinstance(part, type) or parameter.kind is inspect.Parameter.KEYWORD_ONLY
+        if settable and (is_plain(kind) or parameter.name in (*NESTED, *NESTED_LISTS)):
             found[parameter.name] = kind, parameter.default is inspect.Parameter.empty
     return found
 
 
 def _value(where: str, option: str, kind: Any, plain: Any) -> Any:
-    """An option: a plain value that fits, or the part that it describes."""
+    """The value of an option: a validated plain value, or a component."""
     if is_plain(kind):
         return validate_option(f"Option '{option}' of {where}", kind, plain)
     if plain is None and type(None) in get_args(kind):

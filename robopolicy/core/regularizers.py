@@ -19,17 +19,17 @@ from robopolicy.plugins import Registry
 
 
 def k1(difference: Tensor) -> Tensor:
-    """`logp - logp_ref`: unbiased for KL(policy || ref) in value, but its on-policy gradient is 0 on average."""
+    """`logp - logp_ref`: unbiased value of KL(policy || ref), but its on-policy gradient has mean 0."""
     return difference
 
 
 def k2(difference: Tensor) -> Tensor:
-    """`(logp - logp_ref)^2 / 2`: biased in value, its on-policy gradient is the gradient of KL(policy || ref)."""
+    """`(logp - logp_ref)^2 / 2`: biased value, but its on-policy gradient is the gradient of KL(policy || ref)."""
     return 0.5 * difference**2
 
 
 def k3(difference: Tensor) -> Tensor:
-    """`exp(-d) - 1 + d` with `d = logp - logp_ref`: unbiased for KL(policy || ref), never negative, low variance."""
+    """`exp(-d) - 1 + d` with `d = logp - logp_ref`: unbiased for KL(policy || ref), nonnegative, low variance."""
     return torch.expm1(-difference) + difference
 
 
@@ -37,7 +37,7 @@ KL_ESTIMATORS: dict[str, Callable[[Tensor], Tensor]] = {"k1": k1, "k2": k2, "k3"
 
 
 def gaussian_kl(mean: Tensor, std: Tensor, ref_mean: Tensor, ref_std: Tensor) -> Tensor:
-    """Exact KL of two Gaussians per dimension, in the broadcast shape; sum over dimensions and chain steps."""
+    """Exact KL of two Gaussians per dimension, in the broadcast shape."""
     variance = (std / ref_std) ** 2
     return 0.5 * (variance - 1.0 - variance.log() + ((mean - ref_mean) / ref_std) ** 2)
 
@@ -50,17 +50,17 @@ def ratio_variance(log_ratio: Tensor) -> Tensor:
 Regularizer = Callable[[Decisions, Tensor, Tensor, Tensor | None], Tensor]
 """`(decisions, advantage (N, 1 or T), logp (N, T), entropy (N, T) or None) -> penalty`.
 
-A penalty per decision `(N, T)` is aggregated as the losses are; a scalar is taken as it is.
+A penalty per decision `(N, T)` is aggregated like the losses; a scalar is used directly.
 """
 
 
 @dataclass(frozen=True)
 class KLTo:
-    """KL to another policy that scored the same decisions: the reference, or a teacher (KDRL, Xu et al. 2025)."""
+    """KL to another policy on the same decisions: the reference, or a teacher (KDRL, Xu et al. 2025)."""
 
-    key: str = ""  # extra[key] (N, T) holds its log-probabilities; "": those of the reference, `logp_ref`
+    key: str = ""  # extra[key] (N, T) has its log-probabilities; "": `logp_ref`
     kind: str = "k2"  # k1 | k2 | k3
-    failed: bool = False  # only on trajectories with an outcome of 0 or less
+    failed: bool = False  # only on trajectories with outcome <= 0
 
     def __post_init__(self) -> None:
         if self.kind not in KL_ESTIMATORS:
@@ -75,12 +75,9 @@ class KLTo:
 
 @dataclass(frozen=True)
 class CovarianceKL:
-    """`|log ratio|` at the share of decisions that cost most entropy, where Cov(logp, A) is highest.
+    """`|log ratio|` at the fraction `share` of decisions with the highest Cov(logp, A) (KL-Cov, Cui et al. 2025)."""
 
-    Source: Cui et al. 2025, KL-Cov.
-    """
-
-    share: Fraction = 2e-4  # at least one decision where it is positive
+    share: Fraction = 2e-4  # at least one decision if positive
 
     def __call__(self, decisions: Decisions, advantage: Tensor, logp: Tensor, entropy: Tensor | None) -> Tensor:
         """Penalty `(N, T)`."""
@@ -90,16 +87,12 @@ class CovarianceKL:
 
 
 REGULARIZERS: Registry[Callable[..., object]] = Registry(
-    "parts.regularizer",
-    {
-        "covariance_kl": CovarianceKL,
-        "kl_to": KLTo,
-    },
+    "parts.regularizer", {"covariance_kl": CovarianceKL, "kl_to": KLTo}
 )
 
 
 class CoefficientController(ABC):
-    """A coefficient that may change from update to update."""
+    """A coefficient that may change after each update."""
 
     value: float
 
@@ -123,11 +116,11 @@ class Constant(CoefficientController):
         self.value = value
 
     def update(self, measured: float, count: int = 1) -> None:
-        """Nothing changes."""
+        """Do nothing."""
 
 
 class Anneal(CoefficientController):
-    """Linear or cosine path from `start` to `end` over `steps` updates."""
+    """Linear or cosine schedule from `start` to `end` over `steps` updates."""
 
     def __init__(self, start: float, end: float, steps: PositiveInt, shape: str = "linear") -> None:
         if shape not in ("linear", "cosine"):
@@ -137,7 +130,7 @@ class Anneal(CoefficientController):
         self.value = start
 
     def update(self, measured: float, count: int = 1) -> None:
-        """Move one step along the path."""
+        """Advance the schedule by one step."""
         self.step = min(self.step + 1, self.steps)
         progress = self.step / self.steps
         if self.shape == "cosine":
@@ -145,7 +138,7 @@ class Anneal(CoefficientController):
         self.value = self.start + (self.end - self.start) * progress
 
     def state_dict(self) -> dict[str, Any]:
-        """Value and position on the path."""
+        """Value and step."""
         return {"value": self.value, "step": self.step}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -154,20 +147,16 @@ class Anneal(CoefficientController):
 
 
 class Dual(CoefficientController):
-    """Multiplier of the constraint `measured <= target`: rises by `rate` times the excess, and never below 0."""
+    """Multiplier of the constraint `measured <= target`: rises by `rate` times the excess, at least 0."""
 
     def __init__(self, value: float, target: float, rate: NonNegative) -> None:
         self.value, self.target, self.rate = value, target, rate
 
     def update(self, measured: float, count: int = 1) -> None:
-        """One step of projected gradient ascent."""
+        """Take a step of projected gradient ascent."""
         self.value = max(self.value + self.rate * (measured - self.target), 0.0)
 
 
 CONTROLLERS: Registry[Callable[..., CoefficientController]] = Registry(
-    "parts.controller",
-    {
-        "anneal": Anneal,
-        "dual": Dual,
-    },
+    "parts.controller", {"anneal": Anneal, "dual": Dual}
 )

@@ -1,8 +1,8 @@
 """Returns and advantages over time: GAE, chunk-aware discounts and nested discounts.
 
-Time is the first dimension, `(T, N)`; token rows `(N, T)` have their own entry, `sequence_gae`. One rule everywhere:
-terminated cuts the bootstrap, truncated bootstraps from the true successor, both cut the trace. The successor of an
-entry is the observation its own action led to, never the first one after an automatic reset.
+Time is the first dimension, `(T, N)`, except in `sequence_gae` for token rows `(N, T)`. `terminated` cuts the
+bootstrap, `truncated` bootstraps from the true successor, and both cut the trace. The true successor is the observation
+that results from the entry's own action, never the first observation after an automatic reset.
 """
 
 from __future__ import annotations
@@ -14,12 +14,9 @@ DISCOUNT_UNITS = ("step", "chunk")
 
 
 def chunk_discount(gamma: float, steps: Tensor, unit: str = "step") -> Tensor:
-    """Discount between one chunk decision and the next.
+    """Discount (T, N) between one chunk decision and the next, after `steps` (T, N) executed control steps.
 
-    Args:
-        gamma: Discount per control step (`unit="step"`) or per chunk (`unit="chunk"`, as DPPO, ReinFlow and DSRL).
-        steps: (T, N) control steps really executed, fewer than the chunk when an episode ended inside it.
-        unit: "step" gives `gamma ** steps`, "chunk" gives `gamma`.
+    It is `gamma ** steps` for unit "step" and `gamma` for unit "chunk" (as in DPPO, ReinFlow and DSRL).
     """
     if unit == "step":
         return torch.pow(gamma, steps.to(torch.get_default_dtype()))
@@ -29,13 +26,10 @@ def chunk_discount(gamma: float, steps: Tensor, unit: str = "step") -> Tensor:
 
 
 def successor_values(value: Tensor, last_value: Tensor, bootstrap: Tensor, final_value: Tensor) -> Tensor:
-    """Value of the true successor of every entry, the `next_value` of `gae`.
+    """Value of the true successor of every entry (T, N), the `next_value` of `gae`.
 
-    Args:
-        value: (T, N) value of the observation acted on.
-        last_value: (N,) value of the observation after the last decision.
-        bootstrap: (T, N) bool, truncated and not terminated.
-        final_value: (M,) values of the last observations of the M entries that bootstrap, row-major.
+    `last_value` (N,) is of the observations after the last decisions, `final_value` (M,) of the last observations of
+    the M entries where `bootstrap` (truncated and not terminated) is on, row-major.
     """
     count = int(bootstrap.sum())
     if final_value.shape != (count,):
@@ -57,25 +51,21 @@ def gae(
     """Generalised advantage estimation that bootstraps at truncation.
 
     Args:
-        reward: (T, N); for chunks the reward summed over the executed steps.
-        value: (T, N) value of the observation acted on.
-        next_value: (T, N) value of the true successor (`final_obs` where an episode ended); see `successor_values`.
-            Ignored where terminated, so it may hold anything there.
+        reward: (T, N); for chunks the sum over the executed steps.
+        value: (T, N) value of the current observation.
+        next_value: (T, N) value of the true successor (`final_obs` where an episode ended), see `successor_values`;
+            ignored where terminated.
         terminated: (T, N) bool, cuts bootstrap and trace.
-        truncated: (T, N) bool, bootstraps and cuts the trace; terminated wins where both are set.
-        discount: A number, or (T, N) for chunks of differing length, see `chunk_discount`.
-        lam: A number, or (T, N) for two clocks, see `two_clock`.
+        truncated: (T, N) bool, bootstraps and cuts the trace; terminated has precedence.
+        discount: A number, or (T, N) for chunks of different lengths, see `chunk_discount`.
+        lam: A number, or (T, N).
 
     Returns:
         Advantages and lambda returns (advantage + value), both (T, N).
     """
     shape = reward.shape
-    for name, tensor in {
-        "value": value,
-        "next_value": next_value,
-        "terminated": terminated,
-        "truncated": truncated,
-    }.items():
+    shaped = {"value": value, "next_value": next_value, "terminated": terminated, "truncated": truncated}
+    for name, tensor in shaped.items():
         if tensor.shape != shape:
             raise ValueError(f"{name} must have the shape of reward, {tuple(shape)}, got {tuple(tensor.shape)}.")
     bootstrap = next_value.masked_fill(terminated, 0.0)
@@ -86,28 +76,20 @@ def gae(
 
 
 def nested_discount(unit: Tensor, outer: float, inner: float = 1.0, mask: Tensor | None = None) -> Tensor:
-    """Discount per decision on two levels: `outer` where a unit ends, `inner` inside it.
+    """Discount or lambda per decision (N, T) on two levels: `outer` where a unit ends, `inner` inside it.
 
-    With `outer = gamma`, `inner = 1` the decisions of one action or chunk (tokens, denoising steps) share one moment
-    of time (POAD, Wen et al. 2024); `inner = outer` is the ordinary single clock.
-
-    Args:
-        unit: (N, T) ids of turns or chunks, consecutive along a row.
-        outer: Factor from the last decision of a unit to the next unit.
-        inner: Factor between decisions of one unit.
-        mask: (N, T) bool, entries that are decisions; others are skipped.
-
-    Returns:
-        (N, T) factors, for the discount or the lambda of `sequence_gae`.
+    With `outer = gamma`, `inner = 1` the decisions of one action or chunk (tokens, denoising steps) share one time step
+    (POAD, Wen et al. 2024). `unit` (N, T) has ids of turns or chunks, consecutive along a row; entries where `mask`
+    (N, T) is off are skipped.
     """
     valid = torch.ones_like(unit, dtype=torch.bool) if mask is None else mask.bool()
     ends = torch.ones_like(valid)
     following = torch.full_like(unit[:, 0], -1)
-    seen = torch.zeros_like(valid[:, 0])
+    has_next = torch.zeros_like(valid[:, 0])
     for t in reversed(range(unit.shape[1])):
-        ends[:, t] = ~seen | (unit[:, t] != following)
+        ends[:, t] = ~has_next | (unit[:, t] != following)
         following = torch.where(valid[:, t], unit[:, t], following)
-        seen = seen | valid[:, t]
+        has_next = has_next | valid[:, t]
     return torch.where(ends, outer, inner)
 
 
@@ -121,19 +103,9 @@ def sequence_gae(
 ) -> tuple[Tensor, Tensor]:
     """GAE along rows in which only some entries are decisions (prompt, tool output and padding are not).
 
-    Masked entries are skipped: the result on a row equals the result on the row without them. Rewards that fall on
-    skipped entries count for nothing; place them on a decision.
-
-    Args:
-        reward: (N, T).
-        value: (N, T).
-        discount: A number or (N, T): factor from a decision to the next one of its row, see `two_clock`.
-        lam: A number or (N, T), likewise.
-        mask: (N, T) bool, True at decisions.
-        last_value: (N,) bootstrap after the last decision of a row that was cut off; rows end terminated without it.
-
-    Returns:
-        Advantages and lambda returns, both (N, T), zero at entries that are not decisions.
+    Masked entries are skipped, as if the row did not contain them; their rewards are ignored. `discount` and `lam` are
+    numbers or (N, T), see `nested_discount`. `last_value` (N,) is the bootstrap after the last decision of truncated
+    rows; without it rows end terminated. Returns advantages and lambda returns, both (N, T), 0 at masked entries.
     """
     rows, length = reward.shape
     gamma = torch.as_tensor(discount, dtype=reward.dtype, device=reward.device).expand(rows, length)

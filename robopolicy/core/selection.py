@@ -1,6 +1,6 @@
-"""Selectors of the rows of a batch that enter the advantage and the update.
+"""Selectors of rows, weights of decisions and mask rules.
 
-They choose whole trajectories, with all their rows, and never one twice: its rewards would add up.
+Selectors choose whole trajectories with all their rows, and no trajectory twice, because its rewards would add up.
 """
 
 from __future__ import annotations
@@ -19,28 +19,22 @@ from robopolicy.core.segments import Segments
 from robopolicy.plugins import Registry
 
 Selector = Callable[[Decisions, torch.Generator | None], Tensor]
-"""`(decisions, generator of random choices) -> row indices (M,)`, in their order."""
+"""`(decisions, generator) -> row indices (M,)`, in ascending order."""
 
 
 def mixed(decisions: Decisions, generator: torch.Generator | None) -> Tensor:
-    """Groups whose outcomes differ; from the others nothing can be learned (dynamic sampling, DAPO)."""
+    """Select groups with different outcomes; the others have no advantage (dynamic sampling, DAPO)."""
     reward = outcome(decisions)
     segments = Segments(by_group(decisions), torch.ones_like(reward, dtype=torch.bool))
     return torch.nonzero(segments.broadcast(segments.differs(reward)).squeeze(1)).squeeze(1)
 
 
 def successes(decisions: Decisions, generator: torch.Generator | None, *, above: float = 0.0) -> Tensor:
-    """Trajectories with an outcome `above` a threshold (rejection sampling)."""
+    """Select trajectories with an outcome `above` a threshold (rejection sampling)."""
     return torch.nonzero(outcome(decisions).squeeze(1) > above).squeeze(1)
 
 
-SELECTORS: Registry[Callable[..., object]] = Registry(
-    "parts.selector",
-    {
-        "mixed": mixed,
-        "successes": successes,
-    },
-)
+SELECTORS: Registry[Callable[..., object]] = Registry("parts.selector", {"mixed": mixed, "successes": successes})
 
 
 Weight = Callable[[Decisions, Tensor, Tensor], Tensor]
@@ -49,46 +43,40 @@ Weight = Callable[[Decisions, Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class ClipCovariance:
-    """Drops random decisions among those with the highest entropy cost (Clip-Cov, Cui et al. 2025).
+    """Drop random decisions with a high covariance of log-probability and advantage (Clip-Cov, Cui et al. 2025).
 
-    Candidates have a share in Cov(logp, A) within (`least`, `most`) and are not clipped anyway. Silenced ones keep
-    counting in the denominator of the aggregation, which is why this is a weight. For the level "token".
+    Candidates contribute between `least` and `most` to Cov(logp, A) and are not clipped. Dropped decisions count in the
+    denominator of the aggregation, so this is a weight and not a mask. For the level "token".
     """
 
-    share: Fraction = 2e-4  # of all decisions; at least one where it is positive
+    share: Fraction = 2e-4  # of all decisions; at least one if positive
     least: NonNegative = 1.0
     most: NonNegative = 5.0
     low: NonNegative = 0.2  # the surrogate clips at 1 - low ...
     high: NonNegative = 0.2  # ... and 1 + high
 
     def __call__(self, decisions: Decisions, advantage: Tensor, log_ratio: Tensor) -> Tensor:
-        """0 at the dropped decisions, else 1, `(N, T)`; draws from torch's global generator."""
-        share = covariance(decisions.logp_old + log_ratio, advantage, decisions)
+        """Weights `(N, T)`, 0 at dropped decisions, else 1; draws from torch's global generator."""
+        part = covariance(decisions.logp_old + log_ratio, advantage, decisions)
         ratio = log_ratio.exp()
         clipped = torch.where(advantage < 0, ratio < 1.0 - self.low, ratio > 1.0 + self.high)
-        candidate = decisions.valid() & (share > self.least) & (share < self.most) & ~clipped
-        picked = topk_mask(torch.rand_like(share), candidate, count_for_fraction(decisions.valid(), self.share))
-        return torch.where(picked, 0.0, 1.0).to(share)
+        candidate = decisions.valid() & (part > self.least) & (part < self.most) & ~clipped
+        picked = topk_mask(torch.rand_like(part), candidate, count_for_fraction(decisions.valid(), self.share))
+        return torch.where(picked, 0.0, 1.0).to(part)
 
 
-WEIGHTS: Registry[Callable[..., object]] = Registry(
-    "parts.weight",
-    {
-        "clip_covariance": ClipCovariance,
-    },
-)
+WEIGHTS: Registry[Callable[..., object]] = Registry("parts.weight", {"clip_covariance": ClipCovariance})
 
 
 MaskRule = Callable[[Decisions, Tensor, Tensor], Tensor]
-"""`(decisions, advantage (N, 1 or T), log_ratio (N, T) detached) -> bool (N, T)`, True where the decision enters."""
+"""`(decisions, advantage (N, 1 or T), log_ratio (N, T) detached) -> bool (N, T)`, True where the decision is kept."""
 
 
 def compose(rules: Sequence[MaskRule], decisions: Decisions, advantage: Tensor, log_ratio: Tensor) -> Tensor | None:
-    """Product of the validity mask and all rules `(N, T)`; None where nothing is masked.
+    """Conjunction of the validity mask and all rules, bool `(N, T)`; None if nothing is masked.
 
-    The validity mask holds the decisions the policy really took: not prompt, tool output or padding. Masked decisions
-    leave the numerator and the denominator of the aggregation. A rule finds in `decisions.mask` what those before it
-    kept, so that a share is one of these.
+    Masked decisions leave the numerator and the denominator of the aggregation. Each rule receives the result of the
+    rules before it as `decisions.mask`, so that fractions refer to the remaining decisions.
     """
     keep = None if decisions.mask is None else decisions.valid()
     for rule in rules:

@@ -1,7 +1,7 @@
-"""Policy-gradient surrogates: all with one signature, all with gradient `-advantage * grad log_ratio` at ratio 1.
+"""Policy-gradient surrogates with one signature and the gradient `-advantage * grad log_ratio` at ratio 1.
 
-Away from it they differ in how far, and with which force, a decision may still be pushed. `gradient_preserving`,
-`cispo`, `nft` and `nft_scaled` have a gradient that differs from the gradient of their value by design.
+They differ in the gradient away from ratio 1. The gradients of `cispo`, `nft` and `nft_scaled` differ by design from
+the gradients of their values.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from robopolicy.plugins import Registry
 
 @dataclass(frozen=True)
 class SurrogateOut:
-    """Loss of each decision and mask of the clipped ones."""
+    """Loss of each decision, and which decisions are clipped."""
 
     loss: Tensor  # (N, T) to be minimised
     clipped: Tensor  # (N, T) bool
@@ -31,16 +31,16 @@ Surrogate = Callable[..., SurrogateOut]
 
 def policy_gradient(log_ratio: Tensor, advantage: Tensor, low: Bound, high: Bound) -> SurrogateOut:
     """Plain policy gradient, `-A log ratio` (REINFORCE up to a constant); ignores the bounds."""
-    return SurrogateOut(-advantage * log_ratio, none_clipped(log_ratio))
+    return SurrogateOut(-advantage * log_ratio, nothing_clipped(log_ratio))
 
 
 def importance_sampling(log_ratio: Tensor, advantage: Tensor, low: Bound, high: Bound) -> SurrogateOut:
     """Importance-sampled policy gradient, `-A ratio`; ignores the bounds."""
-    return SurrogateOut(-advantage * log_ratio.exp(), none_clipped(log_ratio))
+    return SurrogateOut(-advantage * log_ratio.exp(), nothing_clipped(log_ratio))
 
 
 def clip(log_ratio: Tensor, advantage: Tensor, low: Bound, high: Bound) -> SurrogateOut:
-    """PPO's pessimistic bound: minus the smaller of `A ratio` and `A clamp(ratio, low, high)`."""
+    """PPO's clipped objective: minus the smaller of `A ratio` and `A clamp(ratio, low, high)`."""
     ratio = log_ratio.exp()
     free = -advantage * ratio
     bounded = -advantage * clamp_ratio(ratio, low, high)
@@ -48,7 +48,7 @@ def clip(log_ratio: Tensor, advantage: Tensor, low: Bound, high: Bound) -> Surro
 
 
 def dual_clip(log_ratio: Tensor, advantage: Tensor, low: Bound, high: Bound, cap: Positive = 3.0) -> SurrogateOut:
-    """PPO whose loss at negative advantage is bounded by `-cap A`, so that huge ratios cannot dominate a batch."""
+    """PPO with the loss at negative advantages bounded by `-cap A`, so that large ratios cannot dominate a batch."""
     out = clip(log_ratio, advantage, low, high)
     ceiling = -cap * advantage
     capped = (advantage < 0) & (out.loss > ceiling)
@@ -58,8 +58,8 @@ def dual_clip(log_ratio: Tensor, advantage: Tensor, low: Bound, high: Bound, cap
 def aspo(log_ratio: Tensor, advantage: Tensor, low: Bound, high: Bound) -> SurrogateOut:
     """PPO's clip where the advantage is positive, a quadratic penalty where it is negative (FPO++).
 
-    The penalty `-(A ratio - |A| (ratio - 1)^2 / (2 width))`, with `width = 1 - low`, has its minimum at `low`: a ratio
-    that fell below it is pulled back, while clipping would leave it there.
+    The penalty `-(A ratio - |A| (ratio - 1)^2 / (2 width))`, with `width = 1 - low`, has its minimum at `low`: its
+    gradient raises a ratio below `low`, where the clipped loss is flat.
     """
     out = clip(log_ratio, advantage, low, high)
     change = torch.expm1(log_ratio)
@@ -69,16 +69,17 @@ def aspo(log_ratio: Tensor, advantage: Tensor, low: Bound, high: Bound) -> Surro
 
 
 def mirror(log_ratio: Tensor, advantage: Tensor, low: Bound, high: Bound) -> SurrogateOut:
-    """Mirror descent: `-A ratio` plus `ratio log ratio - ratio + 1`, on average KL(new || old); ignores the bounds.
+    """Mirror descent: `-A ratio` plus `ratio log ratio - ratio + 1`, whose mean is KL(new || old); ignores the bounds.
 
-    Over decisions of the old policy its minimiser is `old * exp(A) / Z`: the advantage carries the step size (MDPO).
+    On decisions of the old policy its minimiser is `old * exp(A) / Z`; scale the advantage by the step size (MDPO).
     """
     ratio = log_ratio.exp()
-    return SurrogateOut(ratio * (log_ratio - advantage) - torch.expm1(log_ratio), none_clipped(log_ratio))
+    loss = ratio * (log_ratio - advantage) - torch.expm1(log_ratio)
+    return SurrogateOut(loss, nothing_clipped(log_ratio))
 
 
 def cispo(log_ratio: Tensor, advantage: Tensor, low: Bound, high: Bound) -> SurrogateOut:
-    """Policy gradient weighted by the clamped ratio, itself without gradient (CISPO): every decision has a gradient."""
+    """Policy gradient weighted by the detached clamped ratio (CISPO): every decision has a gradient."""
     ratio = log_ratio.detach().exp()
     bounded = clamp_ratio(ratio, low, high)
     return SurrogateOut(-advantage * bounded * log_ratio, bounded != ratio)
@@ -92,29 +93,29 @@ def soft_gate(
     `up` is the sharpness tau where the advantage is positive, `down` where it is negative.
     """
     tau = torch.where(advantage < 0, down, up).to(log_ratio.dtype)
-    return SurrogateOut(-advantage * (4.0 / tau) * torch.sigmoid(tau * torch.expm1(log_ratio)), none_clipped(log_ratio))
+    loss = -advantage * (4.0 / tau) * torch.sigmoid(tau * torch.expm1(log_ratio))
+    return SurrogateOut(loss, nothing_clipped(log_ratio))
 
 
 def best_ratio(signal: Tensor, low: Bound, high: Bound, temperature: float) -> Tensor:
-    """Ratio within the bounds with the largest gain: the upper bound where `signal` is positive, else the lower.
+    """Ratio between the bounds: a sigmoid of the signal with width `temperature` (Ao et al. 2026).
 
-    The step between them is a sigmoid of width `temperature`, in units of the signal. Source: Ao et al. 2026.
+    It tends to the upper bound for positive and to the lower bound for negative signals.
     """
     return low + (high - low) * torch.sigmoid(signal / temperature)
 
 
 def nft(log_ratio: Tensor, advantage: Tensor, low: Bound, high: Bound, floor: Positive = 1.0) -> SurrogateOut:
-    """Supervised learning on both outcomes, for advantages `R - p` of 0/1 rewards; ignores the bounds.
+    """Negative-aware fine-tuning (Chen et al. 2025, NFT), for advantages `R - p` of 0/1 rewards; ignores the bounds.
 
-    Successes are imitated, `-A log ratio`. Failures train the policy that is left when successes are taken out of the
-    old one, `(1 - p ratio) / (1 - p)`, whose likelihood they raise. That likelihood is held above `floor`, with the
-    gradient passed through. Source: Chen et al. 2025, NFT.
+    Successes are imitated, `-A log ratio`. Failures raise the likelihood of the old policy without its successes,
+    `(1 - p ratio) / (1 - p)`, which is clamped to at least `floor` with a straight-through gradient.
     """
     return _negative_aware(log_ratio, advantage, -advantage, floor)
 
 
 def nft_scaled(log_ratio: Tensor, advantage: Tensor, low: Bound, high: Bound, floor: Positive = 1.0) -> SurrogateOut:
-    """`nft` for advantages `(R - p) / sqrt(p (1 - p))`, from which p is recovered."""
+    """`nft` for advantages `(R - p) / sqrt(p (1 - p))`, from which p is computed."""
     return _negative_aware(log_ratio, advantage, advantage.square() / (1.0 + advantage.square()), floor)
 
 
@@ -133,28 +134,27 @@ SURROGATES: Registry[Surrogate] = Registry(
         "nft_scaled": nft_scaled,
     },
 )
-LINEAR_IN_LOG_RATIO = frozenset(
-    {"policy_gradient", "cispo"}
-)  # in the log-ratio, which needs no limit: its gradient is never cut
+LINEAR_IN_LOG_RATIO = frozenset({"policy_gradient", "cispo"})
+"""Surrogates that get the log-ratio without clamping, so that their gradient never vanishes."""
 
 
 def _negative_aware(log_ratio: Tensor, advantage: Tensor, success: Tensor, floor: float) -> SurrogateOut:
-    """NFT with the success rate `success` of the group, used only at negative advantages."""
-    share = success.clamp(0.02, 0.98)
-    left = (1.0 - share * log_ratio.exp()) / (1.0 - share)
-    held = left + (left.clamp(min=floor) - left).detach()
-    failed = advantage * ((1.0 - share) / share) * held.log()
+    """NFT with the success rate of the group, used only at negative advantages."""
+    rate = success.clamp(0.02, 0.98)
+    implicit = (1.0 - rate * log_ratio.exp()) / (1.0 - rate)
+    clamped = implicit + (implicit.clamp(min=floor) - implicit).detach()
+    failed = advantage * ((1.0 - rate) / rate) * clamped.log()
     negative = advantage < 0
-    return SurrogateOut(torch.where(negative, failed, -advantage * log_ratio), negative & (left < floor))
+    return SurrogateOut(torch.where(negative, failed, -advantage * log_ratio), negative & (implicit < floor))
 
 
-def none_clipped(like: Tensor) -> Tensor:
-    """False `(N, T)`: nothing is clipped."""
+def nothing_clipped(like: Tensor) -> Tensor:
+    """Mask of clipped decisions `(N, T)` that is False everywhere."""
     return torch.zeros_like(like, dtype=torch.bool)
 
 
 def clamp_ratio(ratio: Tensor, low: Bound, high: Bound) -> Tensor:
-    """The ratio within its bounds `(N, T)`."""
+    """Clamp the ratio `(N, T)` to its bounds."""
     if isinstance(low, Tensor) or isinstance(high, Tensor):
         return torch.minimum(torch.maximum(ratio, torch.as_tensor(low)), torch.as_tensor(high))
     return ratio.clamp(low, high)

@@ -1,4 +1,4 @@
-"""Running estimates: per key (prompt, task, reset state) and over all observations. All have a `state_dict`."""
+"""Running estimates per key (prompt, task, reset state), and of mean and standard deviation."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class Tracker(ABC):
 
     @abstractmethod
     def read(self, keys: Tensor) -> Tensor:
-        """Estimates `(N,)` float for keys `(N,)`; the prior where a key has not been seen."""
+        """Estimates `(N,)` float for keys `(N,)`; the prior for new keys."""
 
     @abstractmethod
     def write(self, keys: Tensor, values: Tensor, keep: Tensor | None = None) -> None:
-        """Add observations `(N,)` for keys `(N,)`, in order; `keep` (N,) replaces the share of the past kept."""
+        """Add observations `(N,)` for keys `(N,)`, in order; `keep` (N,) replaces the weight of the past."""
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
@@ -34,19 +34,13 @@ class Tracker(ABC):
 
 
 class BetaTracker(Tracker):
-    """Success probability per key as a Beta distribution with forgetting: counts decay before each observation.
+    """Success probability per key as a Beta distribution whose counts decay before each observation.
 
-    Without forgetting (1.0) the estimate is the running average including the prior counts. Source: Xu and Ding 2025.
+    A factor of 1 gives the running average including the prior counts. Source: Xu and Ding 2025.
     """
 
     def __init__(self, forgetting: Fraction = 0.96, successes: Positive = 1.0, failures: Positive = 1.0) -> None:
-        """Start every key from the prior counts.
-
-        Args:
-            forgetting: Factor on both counts per observation, in (0, 1].
-            successes: Prior count of successes.
-            failures: Prior count of failures.
-        """
+        """Set the factor `forgetting` on both counts per observation, in (0, 1], and the prior counts."""
         self.forgetting = forgetting
         self.prior = (successes, failures)
         self._counts: dict[int, tuple[float, float]] = {}
@@ -77,7 +71,7 @@ class BetaTracker(Tracker):
 
 
 class RunningMoments:
-    """Mean and population standard deviation of everything observed, merged batch by batch (Chan et al.)."""
+    """Running mean and population standard deviation, updated per batch (Chan et al.)."""
 
     def __init__(self) -> None:
         self.count, self.mean, self.square = 0.0, 0.0, 0.0
@@ -95,7 +89,7 @@ class RunningMoments:
 
     @property
     def std(self) -> float:
-        """Standard deviation; 1 before the first two values."""
+        """Standard deviation; 1 for fewer than two values."""
         return (self.square / self.count) ** 0.5 if self.count > 1 else 1.0
 
     def state_dict(self) -> dict[str, Any]:
@@ -107,17 +101,14 @@ class RunningMoments:
         self.count, self.mean, self.square = (float(state[key]) for key in ("count", "mean", "square"))
 
 
-TRACKERS: Registry[Callable[..., Tracker]] = Registry(
-    "parts.tracker",
-    {"beta": BetaTracker},
-)
+TRACKERS: Registry[Callable[..., Tracker]] = Registry("parts.tracker", {"beta": BetaTracker})
 
 
 def integers(keys: Tensor) -> list[int]:
-    """Keys as Python integers."""
+    """Convert keys to Python integers."""
     return cast(list[int], keys.long().tolist())  # pyright: ignore[reportUnknownMemberType]
 
 
 def floats(values: Tensor) -> list[float]:
-    """Values of a tensor as Python floats."""
+    """Convert a tensor to Python floats."""
     return cast(list[float], values.double().tolist())  # pyright: ignore[reportUnknownMemberType]

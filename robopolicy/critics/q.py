@@ -1,7 +1,7 @@
 """Action-value ensembles over observations and action chunks, scalar or distributional (HL-Gauss).
 
-All members run as one batched matrix product. A critic sees what the policy sees, through a copy of the policy's
-normalisers, and the executed part of a chunk in normalised units.
+All members run as one batched matrix product. Inputs are the policy's observations and the executed part of a chunk,
+normalised by copies of the policy's normalisers.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SIGMA_PER_BIN = 0.75  # width of the smoothing Gaussian in bins, the paper's cho
 
 
 class HLGauss(nn.Module):
-    """Turns scalars into bin probabilities and logits back into scalars."""
+    """Histogram encoding: maps scalars to bin probabilities, and logits to scalars."""
 
     edges: Tensor
     centers: Tensor
@@ -41,14 +41,14 @@ class HLGauss(nn.Module):
         self.register_buffer("centers", (edges[1:] + edges[:-1]) / 2, persistent=False)
 
     def probabilities(self, target: Tensor) -> Tensor:
-        """Mass of a Gaussian around `target` `(...)`, truncated to the support, in every bin `(..., bins)`."""
+        """Mass per bin `(..., bins)` of a Gaussian around `target` `(...)`, truncated to the support."""
         target = target.clamp(self.edges[0], self.edges[-1])
         cdf = torch.special.ndtr((self.edges - target.unsqueeze(-1)) / self.sigma)
         return (cdf[..., 1:] - cdf[..., :-1]) / (cdf[..., -1:] - cdf[..., :1])
 
     def mean(self, logits: Tensor) -> Tensor:
         """Expected value `(...)` of logits `(..., bins)`."""
-        # A sum and no product of matrices, which lower precision would round to 8 bits.
+        # A sum, because autocast would compute a matrix product with 8 bits of precision.
         return (logits.float().softmax(-1) * self.centers).sum(-1)
 
     def loss(self, logits: Tensor, target: Tensor) -> Tensor:
@@ -63,22 +63,22 @@ class CriticConfig(Validated):
     members: PositiveInt = 2  # M, independent networks
     hidden: tuple[PositiveInt, ...] = (256, 256, 256)
     activation: str = "silu"
-    layer_norm: bool = True  # after every hidden layer; keeps values bounded off the data (RLPD)
-    dropout: FractionBelowOne = 0.0  # share of the hidden units left out in training, never in the target
-    bins: NonNegativeInt = 0  # HL-Gauss: bins of the value histogram; 0 regresses a scalar
-    value_min: Finite | None = None  # HL-Gauss: support of the histogram; returns beyond it are clamped
+    layer_norm: bool = True  # after every hidden layer; bounds values outside the data (RLPD)
+    dropout: FractionBelowOne = 0.0  # of hidden units in training, never in the target
+    bins: NonNegativeInt = 0  # HL-Gauss: bins of the value histogram; 0: scalar regression
+    value_min: Finite | None = None  # HL-Gauss: support of the histogram; targets are clamped to it
     value_max: Finite | None = None
     vision: VisionConfig = field(default_factory=VisionConfig)
 
 
 class CriticInput(Protocol):
-    """Properties of a policy that its critic reads; a protocol, because policies hold critics."""
+    """Interface of a policy that its critic uses; a protocol, because policies may contain critics."""
 
     name: ClassVar[str]
     spec: PolicySpec
 
     def modules(self) -> Iterator[nn.Module]:
-        """All parts, normalisers among them."""
+        """All modules, including the normalisers."""
         ...
 
 
@@ -88,14 +88,10 @@ class QEnsemble(nn.Module):
     def __init__(
         self, config: CriticConfig, policy: CriticInput, *, steps: int | None = None, outputs: int = 1, extra: int = 0
     ) -> None:
-        """Build the critic of `policy`.
+        """Build the critic of `policy` with copies of its normalisers.
 
-        Args:
-            config: Sizes.
-            policy: Gives the observation and action shapes and, where it has them, fitted normalisers to copy.
-            steps: n, actions of a chunk the critic sees; the executed ones by default.
-            outputs: Numbers a member predicts where it has no histogram.
-            extra: Numbers it predicts behind those of the value.
+        `steps` is n, the number of actions in the input (default: the executed ones), `outputs` the number of values
+        of a member without histogram, and `extra` the number of further outputs.
         """
         super().__init__()
         self.config = config
@@ -115,11 +111,11 @@ class QEnsemble(nn.Module):
         )
 
     def encode(self, obs: Mapping[str, Tensor]) -> Tensor:
-        """Flat features `(B, F)`, to be shared by many chunks."""
+        """Flat features `(B, F)` of observations."""
         return self.encoder(obs).flatten(1)
 
     def output(self, features: Tensor, chunk: Tensor, members: Tensor | None = None) -> Tensor:
-        """Raw outputs `(M, B, n)`, or logits `(M, B, bins)`, for features `(B, F)`; of some `members` `(m,)` only."""
+        """Raw outputs `(M, B, n)` or logits `(M, B, bins)` of features `(B, F)`, for all or some `members` `(m,)`."""
         return self.body(self._joined(features, chunk), members)
 
     def _joined(self, features: Tensor, chunk: Tensor) -> Tensor:
@@ -127,33 +123,33 @@ class QEnsemble(nn.Module):
         return torch.cat([features, action], -1)
 
     def value(self, output: Tensor) -> Tensor:
-        """Values `(M, ...)` of raw outputs."""
+        """Values `(M, ...)` from raw outputs."""
         return output.squeeze(-1) if self.histogram is None else self.histogram.mean(output)
 
     def forward(self, obs: Mapping[str, Tensor], chunk: Tensor, members: Tensor | None = None) -> Tensor:
-        """Values `(M, B)`; of some `members` `(m,)` only, `(m, B)`."""
+        """Values `(M, B)`; with `members` `(m,)` values `(m, B)`."""
         return self.value(self.output(self.encode(obs), chunk, members))
 
     def min_q(self, obs: Mapping[str, Tensor], chunk: Tensor) -> Tensor:
-        """Minimum value `(B,)` over all members, for actor losses; the critic's weights may get no gradient."""
+        """Minimum value `(B,)` over all members, for actor losses: the critic's weights may receive no gradient."""
         if self.histogram is not None:
             return self(obs, chunk).min(0).values
         return self.body.min_output(self._joined(self.encode(obs), chunk))
 
-    def of_candidates(self, obs: Mapping[str, Tensor], chunks: Tensor) -> Tensor:
+    def candidate_values(self, obs: Mapping[str, Tensor], chunks: Tensor) -> Tensor:
         """Values `(M, B, C)` of candidate chunks `(B, C, n, A)`; observations are encoded once."""
         features = self.encode(obs).repeat_interleave(chunks.shape[1], 0)
         return self.value(self.output(features, chunks.flatten(0, 1))).unflatten(1, chunks.shape[:2])
 
     def regression(self, output: Tensor, target: Tensor) -> Tensor:
-        """Loss `(M, B)` of raw outputs towards `target` `(B,)`: squared error, or cross-entropy of the histogram."""
+        """Loss `(M, B)` of raw outputs to `target` `(B,)`: squared error, or cross-entropy of the histogram."""
         if self.histogram is None:
             return (output.squeeze(-1) - target).square()
         return self.histogram.loss(output, target.expand(output.shape[:-1]))
 
 
 def random_members(count: int, size: int, generator: torch.Generator) -> Tensor | None:
-    """`size` of `count` members (REDQ); None is all of them."""
+    """Draw `size` of `count` members (REDQ); None stands for all members."""
     return None if size >= count else torch.randperm(count, generator=generator)[:size]
 
 
@@ -164,10 +160,10 @@ def random_subset_min(values: Tensor, size: int, generator: torch.Generator) -> 
 
 
 class TargetUpdate:
-    """Polyak update of the copy of a network."""
+    """Polyak update of a target network."""
 
     def __init__(self, target: nn.Module, source: nn.Module) -> None:
-        # Walking through the modules costs as much as the arithmetic, so it is done once.
+        # Traversing the modules costs as much as the arithmetic, so it is done once.
         self._target: list[Tensor] = list(target.parameters())
         self._source: list[Tensor] = list(source.parameters())
         self._buffers: list[Tensor] = list(target.buffers())
@@ -180,7 +176,7 @@ class TargetUpdate:
 
     @torch.no_grad()
     def copy_buffers(self) -> None:
-        """Copy the buffers, which are not averaged."""
+        """Copy the buffers, without averaging."""
         if self._buffers:
             torch._foreach_copy_(self._buffers, self._source_buffers)
 
@@ -189,22 +185,16 @@ def _histogram(config: CriticConfig) -> HLGauss | None:
     if not config.bins:
         return None
     if config.value_min is None or config.value_max is None:
-        raise UserError(
-            f"critic.bins={config.bins} needs the range of the returns; set critic.value_min and critic.value_max."
-        )
+        raise UserError(f"critic.bins={config.bins} needs critic.value_min and critic.value_max; set both.")
     return HLGauss(config.bins, config.value_min, config.value_max)
 
 
 def copy_normalizers(policy: CriticInput, vision: VisionConfig) -> tuple[ObservationEncoder, Normalizer]:
-    """An encoder of its own and an action normaliser, both with the statistics of `policy`.
-
-    Raises:
-        UserError: The policy hides its normalisers.
-    """
+    """Create an observation encoder and an action normaliser with the statistics of `policy`, or raise `UserError`."""
     encoders = [part for part in policy.modules() if isinstance(part, ObservationEncoder)]
     normalizer = next((p.action_normalizer for p in policy.modules() if hasattr(p, "action_normalizer")), None)
     if not encoders or not isinstance(normalizer, Normalizer):
-        raise UserError(f"A critic needs the normalisers of its policy, and '{policy.name}' shows none.")
+        raise UserError(f"A critic needs the normalisers of its policy, and '{policy.name}' has none.")
     own = ObservationEncoder(policy.spec.observation, normalization=encoders[0].normalizer.mode, vision=vision)
     own.copy_stats(*encoders)
     action = make_normalizer(policy.spec.action_dim, normalizer.mode)
@@ -213,10 +203,9 @@ def copy_normalizers(policy: CriticInput, vision: VisionConfig) -> tuple[Observa
 
 
 def copy_statistics(encoder: ObservationEncoder, policy: CriticInput) -> None:
-    """Copy the statistics of `policy` to the encoder of a critic if its mode needs dataset statistics.
+    """Copy the statistics of `policy` to a critic's encoder that needs dataset statistics.
 
-    Raises:
-        UserError: The policy normalises in another way, or sees other observations.
+    Raises `UserError` if the policy has another normalization or other observations.
     """
     mode = encoder.normalization
     if mode not in ("minmax", "meanstd"):
@@ -224,7 +213,7 @@ def copy_statistics(encoder: ObservationEncoder, policy: CriticInput) -> None:
     theirs = next((part for part in policy.modules() if isinstance(part, ObservationEncoder)), None)
     if theirs is None or (theirs.normalization, theirs.layout, theirs.sizes) != (mode, encoder.layout, encoder.sizes):
         raise UserError(
-            f"A value network with normalization '{mode}' takes the statistics of a policy with the same one that sees "
-            f"the same, as '{policy.name}' does not; set it to running, e.g. algorithm.critic.normalization=running."
+            f"A value network with normalization '{mode}' needs a policy with the same normalization and observations, "
+            f"unlike '{policy.name}'; set it to running, e.g. algorithm.critic.normalization=running."
         )
     encoder.copy_stats(theirs)

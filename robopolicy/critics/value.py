@@ -1,4 +1,4 @@
-"""State value network, conditioned on the observation alone (never on a denoising state)."""
+"""State value network on observations (not on denoising states), and losses of values."""
 
 from __future__ import annotations
 
@@ -27,19 +27,17 @@ class ValueConfig(Validated):
     orthogonal_init: bool = True  # plain layers only: gain sqrt(2) inside and 1 at the output, zero biases
     residual: bool = False  # residual blocks (an odd number of equal widths), e.g. DPPO's [256, 256, 256] mish
     normalization: str = "running"  # minmax | meanstd | running | identity
-    privileged_obs: dict[str, PositiveInt] = field(
-        default_factory=dict
-    )  # what it sees in place of the policy's observations
-    bias: Finite = 0.0  # added to the output at the start; above the returns, unseen states look good (optimism)
+    privileged_obs: dict[str, PositiveInt] = field(default_factory=dict)  # replace the policy's observations
+    bias: Finite = 0.0  # initial bias of the output; a value above the returns is optimistic in new states
     vision: VisionConfig = field(default_factory=VisionConfig)
 
 
 class ValueNet(nn.Module):
     """V(s): observations `{key: (B, To, ...)}` -> `(B,)`.
 
-    It sees what the policy sees, or `config.privileged_obs`: names and sizes of observations, e.g. `{state: 39}`. A
-    critic is needed in training alone, so it may know the state where the policy has only cameras (asymmetric
-    actor-critic, Pinto et al. 2017).
+    Its input is the policy's observations, or `config.privileged_obs`, names and sizes of observations, e.g.
+    `{state: 39}`: in training the state may be available where the policy has only cameras (asymmetric actor-critic,
+    Pinto et al. 2017).
     """
 
     def __init__(self, config: ValueConfig, spec: PolicySpec) -> None:
@@ -59,10 +57,9 @@ class ValueNet(nn.Module):
 
     @classmethod
     def for_policy(cls, config: ValueConfig, policy: CriticInput) -> ValueNet:
-        """A value beside critics of `policy`, which normalises as the policy does unless it sees something else.
+        """Build a value network with the normalisers of `policy`, unless its observations are privileged.
 
-        Raises:
-            UserError: The settings ask for statistics of a dataset that the policy does not have.
+        Raises `UserError` if the policy lacks required dataset statistics.
         """
         value = cls(config, policy.spec)
         copy_statistics(value.encoder, policy)
@@ -73,7 +70,7 @@ class ValueNet(nn.Module):
     def forward(self, obs: Mapping[str, Tensor]) -> Tensor:
         """Estimate the return from `obs`."""
         features = self.encoder(obs).flatten(1)
-        with torch.autocast(features.device.type, enabled=False):  # of its one output 8 bits would be left
+        with torch.autocast(features.device.type, enabled=False):  # bfloat16 has 8 bits
             return self.head(features.float()).squeeze(-1)
 
     def fit_normalizer(self, statistics: Statistics) -> None:
@@ -81,14 +78,14 @@ class ValueNet(nn.Module):
         self.encoder.fit_normalizer(statistics)
 
     def update_stats(self, obs: Mapping[str, Tensor]) -> None:
-        """Merge `obs` into a running normaliser; does nothing in other modes."""
+        """Update a running normaliser with `obs`; does nothing in other modes."""
         self.encoder.update_stats(obs)
 
 
 def expectile_loss(difference: Tensor, expectile: float) -> Tensor:
-    """Squared error `(...)` of `difference` = target - prediction, weighted `expectile` above and the rest below 0.
+    """Squared error `(...)` of `difference` = target - prediction, weighted `expectile` where positive, else 1 - it.
 
-    0.5 fits half the mean squared error; towards 1 the minimiser rises to the largest target (Kostrikov et al. 2021).
+    0.5 is half the squared error; towards 1 the minimiser tends to the largest target (Kostrikov et al. 2021).
     """
     weight = torch.where(difference > 0, expectile, 1 - expectile)
     return weight * difference.square()
@@ -100,25 +97,20 @@ def advantage_weight(advantage: Tensor, beta: float, largest: float) -> Tensor:
 
 
 def calibrated(values: Tensor, returns: Tensor) -> Tensor:
-    """Values `(M, B, C)` raised to the return to go `(B,)` that the data has shown; unknown (NaN) returns raise none.
+    """Values `(M, B, C)`, at least the return-to-go `(B,)` of the data; NaN returns are unknown and have no effect.
 
-    Where a value lies below the return it has no gradient: it is not pushed down any further (Nakamoto et al. 2023).
+    A value below the return has no gradient, so it is not lowered further (Nakamoto et al. 2023).
     """
     bound = torch.where(returns.isnan(), -torch.inf, returns)
     return torch.maximum(values, bound[:, None])
 
 
 def conservative_penalty(data: Tensor, policy: Tensor, uniform: Tensor, returns: Tensor) -> Tensor:
-    """How far `(M, B)` the soft maximum over sampled chunks exceeds the value of the data's chunk (CQL with Cal-QL).
+    """Soft maximum over sampled chunks minus the value of the data's chunk, `(M, B)` (CQL with Cal-QL).
 
-    Args:
-        data: (M, B) values of the chunks in the data.
-        policy: (M, B, C) values of chunks from the policy; those alone are calibrated.
-        uniform: (M, B, U) values of chunks drawn uniformly from the action space.
-        returns: (B,) returns to go of the data, NaN where unknown.
-
-    The soft maximum is the log of the mean exponential over all samples and the data's chunk, so that it is 0 where
-    all values agree; there are no importance weights, and hence the policy needs no density.
+    The soft maximum is the log of the mean exponential of the values of the data's chunk `(M, B)`, of chunks of the
+    policy `(M, B, C)`, calibrated by the returns-to-go `(B,)` (NaN: unknown), and of uniform chunks `(M, B, U)`. The
+    penalty is 0 if all values are equal. Without importance weights the policy needs no density.
     """
     values = torch.cat([calibrated(policy, returns), uniform, data.unsqueeze(-1)], -1)
     return values.logsumexp(-1) - math.log(values.shape[-1]) - data

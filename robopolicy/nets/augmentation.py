@@ -1,7 +1,7 @@
-"""Learned augmentations of camera images for behaviour cloning, by name: rows of `AUGMENTATIONS`.
+"""Learned augmentations of camera images for behaviour cloning, by name in `AUGMENTATIONS`.
 
-An augmentation belongs to the policy and is trained with it, by a loss of its own. Behaviour cloning says how far
-training is and adds that loss; sampling and scoring never see it.
+An augmentation belongs to the policy and is trained with it, by its own loss, which behaviour cloning adds. Sampling
+and scoring never use it.
 """
 
 from __future__ import annotations
@@ -18,16 +18,13 @@ from robopolicy.schema import with_defaults
 
 
 class Augmentation(nn.Module, ABC):
-    """A learned change of the images of one camera; constructed as `cls(channels, config)`.
-
-    It leaves images as they are until `set_progress` is called.
-    """
+    """Learned augmentation of the images of a camera, constructed as `cls(channels, config)`; inactive at first."""
 
     config_class: ClassVar[type[Any]]  # frozen dataclass of its settings, all with defaults
 
     @abstractmethod
     def forward(self, image: Tensor) -> Tensor:
-        """Images `(B, C, h, w)` in [-1, 1], changed or as they are."""
+        """Augment images `(B, C, h, w)` in [-1, 1]."""
 
     @abstractmethod
     def set_progress(self, progress: float) -> None:
@@ -35,7 +32,7 @@ class Augmentation(nn.Module, ABC):
 
     @abstractmethod
     def extra_loss(self, loss: Tensor) -> Tensor:
-        """Loss of its own parameters, a scalar, given the loss `(B,)` of the samples with augmented images."""
+        """Scalar loss of its parameters, given the loss `(B,)` of the augmented samples."""
 
 
 AUGMENTATIONS: Registry[type[Augmentation]] = Registry("augmentations", {})
@@ -43,14 +40,7 @@ AUGMENTATIONS: Registry[type[Augmentation]] = Registry("augmentations", {})
 
 
 def augmentation_config(settings: Mapping[str, Any]) -> tuple[type[Augmentation], Any] | None:
-    """Class and config of the augmentation that `settings` name; None where they are empty.
-
-    Args:
-        settings: `{"name": NAME, ...}` and what its `config_class` takes.
-
-    Raises:
-        UserError: The name or a setting is unknown, or a value does not fit.
-    """
+    """Class and config of an augmentation from `settings` `{"name": NAME, ...}`; None if they are empty."""
     if not settings:
         return None
     rest = dict(settings)
@@ -70,7 +60,7 @@ def set_augmentation_progress(module: nn.Module, progress: float) -> None:
 
 
 def augmentation_loss(module: nn.Module, loss: Tensor) -> Tensor:
-    """Sum of the losses of all augmentations in `module`, a scalar, given the loss of the samples `(B,)`."""
+    """Sum of the losses of all augmentations in `module`, a scalar, given the loss `(B,)` of the samples."""
     total = loss.new_zeros(())
     for augmentation in _augmentations(module):
         total = total + augmentation.extra_loss(loss)

@@ -1,8 +1,8 @@
 """Backbone networks of the heads.
 
-Denoising heads map noisy chunk, time(s) and features to a chunk; direct heads map features to a chunk. Both choose a
-row of `BACKBONES`. Times are `(B,)` or `(B, times)`, or whatever else broadcasts over the iterates: one time for all,
-or `(T,)` for those of chains `(B, T, H, A)`.
+Denoising heads map noisy chunk, time(s) and features to a chunk; direct heads map features to a chunk. Both select a
+class in `BACKBONES`. Times are `(B,)` or `(B, times)`, or broadcast over the iterates, e.g. `(T,)` for chains `(B, T,
+H, A)`.
 """
 
 from __future__ import annotations
@@ -26,41 +26,33 @@ from robopolicy.schema import with_defaults
 
 @dataclass(frozen=True)
 class BackboneConfig(Validated):
-    """Which network and how large; a base of every head's configuration."""
+    """Type and sizes of the network; a base of every head's configuration."""
 
     backbone: str = "mlp"  # mlp | unet | transformer | a name from contrib or a plugin
     time_dim: PositiveInt = 16  # width of the time embedding (all but transformer)
     hidden: tuple[PositiveInt, ...] = (256, 256, 256)  # mlp
-    hidden_dropout: FractionBelowOne = (
-        0.0  # mlp without residual blocks: share of the hidden units left out in training
-    )
-    residual: bool = False  # mlp: residual blocks (an odd number of equal widths), as DPPO has them
+    hidden_dropout: FractionBelowOne = 0.0  # mlp without residual blocks: dropout of hidden units
+    residual: bool = False  # mlp: residual blocks (an odd number of equal widths), as in DPPO
     activation: str = "silu"  # mlp; mish costs seven times as much on a CPU
     unet_channels: tuple[PositiveInt, ...] = (64, 128, 256)  # published sizes: [256, 512, 1024]
     unet_kernel: PositiveInt = 5
     transformer_width: PositiveInt = 128  # published sizes: width 256, 8 layers
     transformer_layers: Layers = 4
     transformer_heads: PositiveInt = 4
-    transformer_dropout: FractionBelowOne = 0.0  # keep 0 when the policy will be fine-tuned by RL
-    backbone_options: dict[str, Any] = field(default_factory=dict)  # settings that only the chosen backbone has
+    transformer_dropout: FractionBelowOne = 0.0  # keep 0 if the policy will be fine-tuned by RL
+    backbone_options: dict[str, Any] = field(default_factory=dict)  # further settings of the chosen backbone
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.backbone not in BACKBONES:
             raise unknown_name("backbone", self.backbone, BACKBONES)
         if self.transformer_width % self.transformer_heads:
-            raise UserError(
-                f"transformer_width {self.transformer_width} must be a multiple of transformer_heads "
-                f"{self.transformer_heads}."
-            )
+            width, heads = self.transformer_width, self.transformer_heads
+            raise UserError(f"transformer_width {width} must be a multiple of transformer_heads {heads}.")
         self.options()
 
     def options(self) -> Any:
-        """`backbone_options` as the config object of the chosen backbone.
-
-        Raises:
-            UserError: An option is unknown, or its value does not fit.
-        """
+        """`backbone_options` as config of the chosen backbone; raises `UserError` for unknown options or bad values."""
         config_class = BACKBONES[self.backbone].config_class
         if config_class is NoOptions and self.backbone_options:
             raise UserError(f"Backbone '{self.backbone}' takes no backbone_options, got {self.backbone_options}.")
@@ -71,45 +63,45 @@ class BackboneConfig(Validated):
 class NetworkSizes:
     """Input and output sizes of the network of a head."""
 
-    action_dim: int  # A; for heads that need no noise the outputs per action of the chunk
+    action_dim: int  # A; for direct heads the outputs per action of the chunk
     horizon: int  # H
     feature_dim: int  # F, width of the features of one observation
     obs_horizon: int  # To
 
     @property
     def chunk(self) -> int:
-        """Numbers of a chunk, H * A."""
+        """Size of a chunk, H * A."""
         return self.horizon * self.action_dim
 
     @property
     def features(self) -> int:
-        """Numbers of the features of all observations, To * F."""
+        """Size of the features of all observations, To * F."""
         return self.obs_horizon * self.feature_dim
 
 
 @dataclass(frozen=True)
 class NoOptions:
-    """Settings of a backbone whose settings are all in `BackboneConfig`."""
+    """Config of a backbone without further settings."""
 
 
 class BackboneBuilder(ABC):
-    """A kind of network: a row of `BACKBONES`. Its class methods build networks; it has no instances."""
+    """Type of network in `BACKBONES`, with class methods that build it; it has no instances."""
 
     config_class: ClassVar[type[Any]] = NoOptions  # frozen dataclass of the `backbone_options`
 
     @classmethod
     @abstractmethod
     def denoiser(cls, config: BackboneConfig, sizes: NetworkSizes, times: int) -> nn.Module:
-        """Network of `x` `(B, ..., H, A)`, times and features `(B, To, F)`; `representation` gives a middle layer."""
+        """Build a network of `x` `(B, ..., H, A)`, times and features `(B, To, F)` with a method `representation`."""
 
     @classmethod
     def direct(cls, config: BackboneConfig, sizes: NetworkSizes, orthogonal_gain: float | None) -> nn.Module:
-        """Network of features `(B, To, F)` alone, to `(B, H, A)`; see `make_direct`."""
+        """Build a network from features `(B, To, F)` to `(B, H, A)`."""
         return QueryNet(cls.denoiser(config, sizes, 1), channels=sizes.action_dim, horizon=sizes.horizon)
 
 
 class MLPBackbone(nn.Module):
-    """Sees the flattened chunk, the time embedding(s) and all features at once."""
+    """MLP on the flattened chunk, the time embedding(s) and all features."""
 
     def __init__(self, config: BackboneConfig, *, size: int, feature_dim: int, times: int) -> None:
         super().__init__()
@@ -134,49 +126,42 @@ class MLPBackbone(nn.Module):
 
 
 class DirectMLP(MLP):
-    """Features `(B, To, F)` to `(B, H, channels)` by plain layers over all features at once."""
+    """MLP from all features `(B, To, F)` to `(B, H, channels)`."""
 
     def __init__(self, config: BackboneConfig, *, channels: int, horizon: int, in_dim: int, gain: float | None) -> None:
-        size = horizon * channels
-        super().__init__(
-            in_dim,
-            config.hidden,
-            size,
-            activation=config.activation,
-            dropout=config.hidden_dropout,
-            orthogonal_gain=gain,
-        )
+        out_dim, activation, dropout = horizon * channels, config.activation, config.hidden_dropout
+        super().__init__(in_dim, config.hidden, out_dim, activation=activation, dropout=dropout, orthogonal_gain=gain)
         self.shape = (horizon, channels)
 
     def forward(self, features: Tensor) -> Tensor:
-        """All steps of the chunk at once."""
+        """Predict all steps of the chunk."""
         return super().forward(features.flatten(1)).unflatten(1, self.shape)
 
 
 class QueryNet(nn.Module):
-    """Features `(B, To, F)` to `(B, H, channels)` by a denoising network that reads learned queries at time 0."""
+    """Denoising network with learned queries at time 0, from features `(B, To, F)` to `(B, H, channels)`."""
 
     def __init__(self, backbone: nn.Module, *, channels: int, horizon: int) -> None:
         super().__init__()
         self.backbone = backbone
-        self.queries = nn.Parameter(torch.randn(horizon, channels))  # of the size of noise
+        self.queries = nn.Parameter(torch.randn(horizon, channels))  # scale of noise
 
     def forward(self, features: Tensor) -> Tensor:
-        """All steps of the chunk at once."""
+        """Predict all steps of the chunk."""
         return self.backbone(self.queries.expand(len(features), -1, -1), features.new_zeros(1), features)
 
 
 class MLPBuilder(BackboneBuilder):
-    """Plain or residual layers over all numbers at once."""
+    """Plain or residual MLP."""
 
     @classmethod
     def denoiser(cls, config: BackboneConfig, sizes: NetworkSizes, times: int) -> nn.Module:
-        """Layers over chunk, times and features."""
+        """Build an MLP on chunk, times and features."""
         return MLPBackbone(config, size=sizes.chunk, feature_dim=sizes.features, times=times)
 
     @classmethod
     def direct(cls, config: BackboneConfig, sizes: NetworkSizes, orthogonal_gain: float | None) -> nn.Module:
-        """Layers over the features, or residual ones that read learned queries."""
+        """Build an MLP on features, or a residual one with learned queries."""
         if config.residual:
             return super().direct(config, sizes, orthogonal_gain)
         return DirectMLP(
@@ -189,7 +174,7 @@ class UNetBuilder(BackboneBuilder):
 
     @classmethod
     def denoiser(cls, config: BackboneConfig, sizes: NetworkSizes, times: int) -> nn.Module:
-        """Convolutions along the chunk, modulated by times and features."""
+        """Build a U-Net along the chunk, modulated by times and features."""
         return UNet1d(
             sizes.action_dim,
             sizes.features,
@@ -205,7 +190,7 @@ class TransformerBuilder(BackboneBuilder):
 
     @classmethod
     def denoiser(cls, config: BackboneConfig, sizes: NetworkSizes, times: int) -> nn.Module:
-        """Attention among actions, times and observations."""
+        """Build a transformer on actions, times and observations."""
         return ActionTransformer(
             sizes.action_dim,
             sizes.feature_dim,
@@ -221,12 +206,7 @@ class TransformerBuilder(BackboneBuilder):
 
 
 BACKBONES: Registry[type[BackboneBuilder]] = Registry(
-    "backbones",
-    {
-        "mlp": MLPBuilder,
-        "transformer": TransformerBuilder,
-        "unet": UNetBuilder,
-    },
+    "backbones", {"mlp": MLPBuilder, "transformer": TransformerBuilder, "unet": UNetBuilder}
 )
 """Name -> class that builds the networks."""
 
@@ -240,15 +220,9 @@ def make_direct(
     obs_horizon: int,
     orthogonal_gain: float | None = None,
 ) -> nn.Module:
-    """Build the network of a head that needs no noise, `(B, To, F)` -> `(B, H, channels)`.
+    """Build the network of a direct head, `(B, To, F)` -> `(B, H, channels)`.
 
-    Args:
-        config: Kind and sizes.
-        channels: Outputs per action of the chunk.
-        horizon: H.
-        feature_dim: F, width of the features of one observation.
-        obs_horizon: To.
-        orthogonal_gain: Output gain of the orthogonal initialisation of plain layers; None keeps torch's own.
+    `orthogonal_gain` is the output gain of the orthogonal initialisation of plain layers; None keeps torch's default.
     """
     sizes = NetworkSizes(channels, horizon, feature_dim, obs_horizon)
     return BACKBONES[config.backbone].direct(config, sizes, orthogonal_gain)
@@ -257,15 +231,6 @@ def make_direct(
 def make_backbone(
     config: BackboneConfig, *, action_dim: int, horizon: int, feature_dim: int, obs_horizon: int, times: int = 1
 ) -> nn.Module:
-    """Build the network of a head.
-
-    Args:
-        config: Kind and sizes.
-        action_dim: A.
-        horizon: H.
-        feature_dim: F, width of the features of one observation.
-        obs_horizon: To.
-        times: Time inputs; heads that learn steps of any length need two.
-    """
+    """Build the network of a denoising head; heads with learned step lengths need two time inputs."""
     sizes = NetworkSizes(action_dim, horizon, feature_dim, obs_horizon)
     return BACKBONES[config.backbone].denoiser(config, sizes, times)

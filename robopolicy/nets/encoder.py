@@ -3,10 +3,10 @@
 * `image.*`: uint8 `(3, h, w)`, one camera network each (`vision.py`);
 * `point_cloud.*`: float `(N, 3)` [m], one network each (`point_cloud.py`);
 * `embedding.*`: float `(D,)`, an embedding of an instruction or a goal, e.g. of unit norm from a text encoder. It is
-  not normalised and has a projection of its own. While imitating, a share of the rows may see zeros instead of all its
-  embeddings, so that zeros come to mean "no instruction" (`without_embeddings`, for classifier-free guidance);
+  not normalised and has its own projection. In imitation a fraction of the rows may have zeros in all embeddings, so
+  that zeros mean "no instruction" (`without_embeddings`, for classifier-free guidance);
 * other prefixes in `modality.ENCODERS`, which contrib and plugins add to;
-* anything else, a goal position for instance: a vector, concatenated in sorted order and normalised.
+* all other keys, e.g. a goal position: vectors, concatenated in sorted order and normalised.
 """
 
 from __future__ import annotations
@@ -32,17 +32,15 @@ CLOUD_PREFIX = "point_cloud."
 EMBEDDING_PREFIX = "embedding."
 
 _FIELDS = {IMAGE_PREFIX: "vision", CLOUD_PREFIX: "point_cloud", EMBEDDING_PREFIX: "embedding"}
-"""Prefix of keys -> field of a policy's config with the settings of their encoder, where there is one."""
+"""Prefix of keys -> field of a policy's config with the settings of their encoder."""
 
 
 @dataclass(frozen=True)
 class EmbeddingConfig(Validated):
-    """How embeddings of instructions and goals (keys `embedding.*`) enter a policy."""
+    """Settings of embeddings of instructions and goals (keys `embedding.*`)."""
 
     width: PositiveInt = 64  # size of the projection of each embedding
-    dropout: FractionBelowOne = (
-        0.0  # share of imitated samples without embeddings; 0.1 to 0.2 for classifier-free guidance
-    )
+    dropout: FractionBelowOne = 0.0  # imitated samples without embeddings; 0.1 to 0.2 for classifier-free guidance
 
 
 class EmbeddingEncoder(ModalityEncoder):
@@ -58,13 +56,13 @@ class EmbeddingEncoder(ModalityEncoder):
         self.feature_dim = len(shapes) * config.width
 
     def build(self, shape: tuple[int, ...], config: EmbeddingConfig) -> nn.Linear:
-        """Projection of an embedding."""
+        """Build the projection of an embedding."""
         return nn.Linear(math.prod(shape), config.width)
 
     def forward(
         self, obs: Mapping[str, Tensor], *, augment: bool = False, generator: torch.Generator | None = None
     ) -> list[Tensor]:
-        """Features `(B, To, F)` of every embedding; with `augment` some rows see zeros for all of them."""
+        """Features `(B, To, F)` of every embedding; with `augment` all embeddings of some rows are 0."""
         embeddings = [obs[key].flatten(2).float() for key in self.observations]  # (B, To, D) each
         if augment and self.dropout:
             reference = embeddings[0]
@@ -75,14 +73,7 @@ class EmbeddingEncoder(ModalityEncoder):
 
 
 def encoder_configs(encoders: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Configs of encoders by prefix, given some of their settings.
-
-    Args:
-        encoders: `{prefix: settings}`, of encoders that have no field of their own in the config of a policy.
-
-    Raises:
-        UserError: A prefix or a setting is unknown, or a value does not fit.
-    """
+    """Configs by prefix from settings `{prefix: settings}` of encoders without a field in the config of a policy."""
     configs: dict[str, Any] = {}
     for prefix, settings in encoders.items():
         if prefix not in ENCODERS:
@@ -95,10 +86,10 @@ def encoder_configs(encoders: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]
 
 @dataclass(frozen=True)
 class Layout:
-    """Observation keys that are vectors and keys with their own encoder, in a fixed order."""
+    """Observation keys in a fixed order: vectors, and keys with an encoder."""
 
     vectors: tuple[str, ...]  # sorted
-    encoded: tuple[tuple[str, tuple[str, ...]], ...]  # (prefix, its sorted keys), in the order of their features
+    encoded: tuple[tuple[str, tuple[str, ...]], ...]  # (prefix, sorted keys), in the order of features
 
     @classmethod
     def of(cls, observation: Mapping[str, tuple[int, ...]]) -> Layout:
@@ -113,12 +104,12 @@ class Layout:
         return cls(vectors, tuple((prefix, tuple(keys[prefix])) for prefix in prefixes))
 
     def with_statistics(self, kind: str) -> tuple[str, ...]:
-        """Keys whose encoder uses statistics in this way (`ModalityEncoder.statistics`)."""
+        """Keys whose `ModalityEncoder.statistics` is `kind`."""
         return tuple(key for prefix, keys in self.encoded if ENCODERS[prefix].statistics == kind for key in keys)
 
     @property
     def normalized(self) -> tuple[str, ...]:
-        """Keys that the normaliser sees, in the order of its columns: vectors, and what joins them."""
+        """Keys of the normaliser in the order of its columns: vectors, and encoders with "vector" statistics."""
         return (*self.vectors, *self.with_statistics("vector"))
 
 
@@ -137,13 +128,8 @@ class ObservationEncoder(nn.Module):
     ) -> None:
         """Build the encoder.
 
-        Args:
-            observation: Per-step shape of every key.
-            normalization: Mode of the vector normaliser (`robopolicy.nets.normalizer.MODES`).
-            vision: Kind and sizes of the camera networks.
-            point_cloud: Sizes of the point-cloud networks.
-            embedding: Size of the projections, and dropout.
-            encoders: Settings of all other encoders, by prefix.
+        `observation` has the per-step shape of every key, `normalization` is a mode in `normalizer.MODES`, `encoders`
+        has the settings of further encoders by prefix.
         """
         super().__init__()
         self.layout = Layout.of(observation)
@@ -156,46 +142,43 @@ class ObservationEncoder(nn.Module):
         self.vector_dim = sum(self.sizes[key] for key in self.layout.normalized)
         self.normalizer = make_normalizer(self.vector_dim, normalization if self.vector_dim else "identity")
         given = {"image": vision, "point_cloud": point_cloud, "embedding": embedding} | encoder_configs(encoders or {})
-        self._features: list[str] = []  # attributes of the encoders that give features
-        self._joining: list[str] = []  # attributes of those that give further numbers to normalise with the vectors
+        self._features: list[str] = []  # attributes of encoders of features
+        self._vectors: list[str] = []  # attributes of encoders whose outputs are normalised with the vectors
         for prefix, keys in self.layout.encoded:
             kind = ENCODERS[prefix]
             config = kind.config_class() if given.get(prefix) is None else given[prefix]
             self.add_module(kind.attribute, kind({key: tuple(observation[key]) for key in keys}, config))
-            (self._joining if kind.statistics == "vector" else self._features).append(kind.attribute)
+            (self._vectors if kind.statistics == "vector" else self._features).append(kind.attribute)
         self.feature_dim = self.vector_dim + sum(self._encoder(name).feature_dim for name in self._features)
 
     def forward(
         self, obs: Mapping[str, Tensor], *, augment: bool = False, generator: torch.Generator | None = None
     ) -> Tensor:
-        """Encode `obs`.
-
-        `augment` crops images and drops embeddings at random (imitation only: it would break density ratios).
-        """
+        """Encode `obs`; `augment` randomly crops images and drops embeddings (only in imitation, not for ratios)."""
         parts = [self.normalizer.normalize(self.vectors(obs))] if self.vector_dim else []
         for name in self._features:
             parts += self._encoder(name)(obs, augment=augment, generator=generator)
         return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
     def vectors(self, obs: Mapping[str, Tensor]) -> Tensor:
-        """Concatenate the vector keys, and what joins them, in raw units: `(B, To, D)`."""
+        """Concatenate the vectors and encoder outputs with "vector" statistics in raw units, `(B, To, D)`."""
         parts = [obs[key].reshape(*obs[key].shape[:2], self.sizes[key]) for key in self.layout.vectors]
-        for name in self._joining:
+        for name in self._vectors:
             parts += self._encoder(name)(obs)
         return parts[0].float() if len(parts) == 1 else torch.cat(parts, -1).float()
 
     def columns(self) -> dict[str, slice]:
-        """Where in the vector of the normaliser the numbers of each key stand."""
-        found: dict[str, slice] = {}
+        """Columns of each key in the vector of the normaliser."""
+        columns: dict[str, slice] = {}
         start = 0
         for key in self.layout.normalized:
-            found[key] = slice(start, start := start + self.sizes[key])
-        return found
+            columns[key] = slice(start, start := start + self.sizes[key])
+        return columns
 
     def fit_normalizer(self, statistics: Statistics) -> None:
         """Fit the normaliser of vectors and the boxes of clouds and sets; images and embeddings need no statistics.
 
-        Running statistics merely start there, and clouds and sets then stay in their units where none are given.
+        In mode "running" the statistics are the initial values, and are optional.
         """
         mode = self.normalization
         boxed, normalized = self.layout.with_statistics("box"), self.layout.normalized
@@ -220,10 +203,7 @@ class ObservationEncoder(nn.Module):
         self.normalizer.fit(joined)
 
     def copy_stats(self, *others: ObservationEncoder) -> None:
-        """Copy all fitted statistics of `others`, which have the same observations.
-
-        Of a composition each may know a part; where several know the same, the first one's counts.
-        """
+        """Copy the fitted statistics of `others`, which cover the same observations; the first has precedence."""
         theirs = {name: buffer for other in reversed(others) for name, buffer in other.named_buffers()}
         unfitted = tuple(f"{encoder.attribute}." for encoder in self.encoders() if encoder.statistics == "none")
         for name, buffer in self.named_buffers():
@@ -231,16 +211,16 @@ class ObservationEncoder(nn.Module):
                 buffer.copy_(theirs[name])
 
     def update_stats(self, obs: Mapping[str, Tensor]) -> None:
-        """Merge the newest step of `obs` into a running normaliser; does nothing in other modes."""
+        """Update a running normaliser with the newest step of `obs`; does nothing in other modes."""
         if isinstance(self.normalizer, RunningNormalizer):
             self.normalizer.update(self.vectors(obs)[:, -1])
 
     def encoders(self) -> Iterator[ModalityEncoder]:
-        """The encoders of keys that are no vectors."""
-        return (self._encoder(name) for name in (*self._features, *self._joining))
+        """Encoders of the keys that are not vectors."""
+        return (self._encoder(name) for name in (*self._features, *self._vectors))
 
     def encoder_of(self, key: str) -> ModalityEncoder | None:
-        """Encoder of an observation key; None where it is a vector."""
+        """Encoder of an observation key; None for a vector."""
         return next((encoder for encoder in self.encoders() if key in encoder.observations), None)
 
     def _encoder(self, attribute: str) -> ModalityEncoder:
@@ -248,7 +228,7 @@ class ObservationEncoder(nn.Module):
 
 
 def without_embeddings(obs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """`obs` as it looks without instruction and goal embeddings: the unconditional half of classifier-free guidance."""
+    """Set instruction and goal embeddings in `obs` to 0, for the unconditional part of classifier-free guidance."""
     return {key: torch.zeros_like(value) if key.startswith(EMBEDDING_PREFIX) else value for key, value in obs.items()}
 
 

@@ -17,7 +17,7 @@ class Tanh(nn.Module):
     """Hyperbolic tangent; on a CPU as `2 sigmoid(2 x) - 1`, forward and backward several times faster than torch's."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Absolute error below 2e-7 in float32."""
+        """Apply tanh with an absolute error below 2e-7 in float32."""
         return x.tanh() if x.is_cuda else torch.sigmoid(x + x).mul(2.0).sub(1.0)
 
 
@@ -30,18 +30,18 @@ ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "tanh": Tanh,
 }
 
-IN_PLACE = {"elu": nn.ELU, "relu": nn.ReLU}  # whose gradient can be had from their output
+IN_PLACE = {"elu": nn.ELU, "relu": nn.ReLU}  # gradient computable from the output
 
 
 def make_activation(name: str, *, inplace: bool = False) -> nn.Module:
-    """Build an activation by its lower-case name; `inplace` may overwrite its input where that saves time."""
+    """Build an activation by its lower-case name; with `inplace` it may overwrite its input."""
     if name not in ACTIVATIONS:
         raise unknown_name("activation", name, ACTIVATIONS)
     return IN_PLACE[name](inplace=True) if inplace and name in IN_PLACE else ACTIVATIONS[name]()
 
 
 def orthogonal_init(network: nn.Module, output: nn.Linear, output_gain: float) -> None:
-    """Orthogonal initialisation as in PPO: gain sqrt(2) inside, `output_gain` at `output`, zero biases."""
+    """Initialise orthogonally as in PPO: gain sqrt(2) inside, `output_gain` at `output`, zero biases."""
     for module in network.modules():
         if isinstance(module, nn.Linear):
             nn.init.orthogonal_(module.weight, output_gain if module is output else math.sqrt(2))
@@ -61,16 +61,7 @@ class MLP(nn.Sequential):
         dropout: float = 0.0,
         orthogonal_gain: float | None = None,
     ) -> None:
-        """Build the layers.
-
-        Args:
-            in_dim: Input width.
-            hidden: Width of each hidden layer; may be empty.
-            out_dim: Output width.
-            activation: Name in `ACTIVATIONS`.
-            dropout: Share of the hidden units left out in training.
-            orthogonal_gain: Output gain of `orthogonal_init`; None keeps torch's default initialisation.
-        """
+        """Build the layers; `orthogonal_gain` is the output gain of `orthogonal_init`, None for torch's default."""
         if any(width < 1 for width in hidden):
             raise UserError(f"Layer widths must be positive, got {list(hidden)}.")
         layers: list[nn.Module] = []
@@ -97,34 +88,28 @@ class ResidualMLP(nn.Module):
     """Pre-activation residual blocks of two layers: `(..., in_dim)` -> `(..., out_dim)` (DPPO's backbone)."""
 
     def __init__(self, in_dim: int, hidden: Sequence[int], out_dim: int, *, activation: str = "relu") -> None:
-        """Build one input layer of width `hidden[0]` and one block per further pair of (equal) widths."""
+        """Build an input layer of width `hidden[0]` and a block per further pair of (equal) widths."""
         super().__init__()
         if not hidden or len(hidden) % 2 == 0 or len(set(hidden)) != 1 or hidden[0] < 1:
-            raise UserError(
-                f"A residual MLP needs an odd number of equal widths, e.g. [512, 512, 512]; got {list(hidden)}."
-            )
+            raise UserError(f"A residual MLP needs an odd number of equal widths, e.g. [512] * 3; got {list(hidden)}.")
         width = hidden[0]
+
+        def layer() -> list[nn.Module]:
+            return [make_activation(activation), nn.Linear(width, width)]
+
         self.input = nn.Linear(in_dim, width)
-        self.blocks = nn.ModuleList(
-            nn.Sequential(
-                make_activation(activation),
-                nn.Linear(width, width),
-                make_activation(activation),
-                nn.Linear(width, width),
-            )
-            for _ in range(len(hidden) // 2)
-        )
+        self.blocks = nn.ModuleList(nn.Sequential(*layer(), *layer()) for _ in range(len(hidden) // 2))
         self.output = nn.Sequential(make_activation(activation), nn.Linear(width, out_dim))
 
     def forward(self, x: Tensor) -> Tensor:
         """Map `(..., in_dim)` to `(..., out_dim)`."""
-        return self.output(self._through(x, len(self.blocks)))
+        return self.output(self._run_blocks(x, len(self.blocks)))
 
     def representation(self, x: Tensor) -> Tensor:
         """Activations `(..., width)` after half of the blocks."""
-        return self._through(x, (len(self.blocks) + 1) // 2)
+        return self._run_blocks(x, (len(self.blocks) + 1) // 2)
 
-    def _through(self, x: Tensor, blocks: int) -> Tensor:
+    def _run_blocks(self, x: Tensor, blocks: int) -> Tensor:
         x = self.input(x)
         for block in self.blocks[:blocks]:
             x = x + block(x)
@@ -132,7 +117,7 @@ class ResidualMLP(nn.Module):
 
 
 class EnsembleLinear(nn.Module):
-    """M linear layers: `(M, B, in)` -> `(M, B, out)`; initialised member by member as torch's."""
+    """M linear layers: `(M, B, in)` -> `(M, B, out)`, each initialised like torch's."""
 
     def __init__(self, members: int, in_dim: int, out_dim: int) -> None:
         super().__init__()
@@ -141,13 +126,13 @@ class EnsembleLinear(nn.Module):
         self.bias = nn.Parameter(torch.empty(members, 1, out_dim).uniform_(-bound, bound))
 
     def forward(self, x: Tensor, members: Tensor | None = None) -> Tensor:
-        """Apply member m to `x[m]`, or `members[m]` where given."""
+        """Apply member m, or `members[m]`, to `x[m]`."""
         weight, bias = select_members(self.weight, members), select_members(self.bias, members)
         return torch.baddbmm(bias, x, weight) if weight.shape[2] > 1 else vector_products(x, weight) + bias
 
 
 class EnsembleLayerNorm(nn.Module):
-    """LayerNorm with an own scale and shift per member."""
+    """LayerNorm with a scale and shift per member."""
 
     def __init__(self, members: int, dim: int) -> None:
         super().__init__()
@@ -166,7 +151,7 @@ class EnsembleLayerNorm(nn.Module):
 def vector_products(x: Tensor, weight: Tensor) -> Tensor:
     """`x[m] @ weight[m]` of matrices `(M, B, in)` and vectors `(M, in, 1)`: `(M, B, 1)`, in the precision of `weight`.
 
-    As a batched product this is slow on a CPU, and as a sum of elementwise products its gradient is.
+    On a CPU a batched product would be slow, and so would the gradient of a sum of elementwise products.
     """
     if x.is_cuda:
         return (x * weight.transpose(1, 2)).sum(-1, keepdim=True)
@@ -175,12 +160,12 @@ def vector_products(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def select_members(parameter: Tensor, members: Tensor | None) -> Tensor:
-    """The rows of some members, or all of them."""
+    """Rows of `members`, or all if None."""
     return parameter if members is None else parameter[members]
 
 
 class EnsembleMLP(nn.Module):
-    """Every member sees the same input: `(B, in)` -> `(M, B, out)`, or only some members do."""
+    """M multilayer perceptrons on the same input: `(B, in)` -> `(M, B, out)`."""
 
     def __init__(
         self,
@@ -208,24 +193,24 @@ class EnsembleMLP(nn.Module):
         self.layers = nn.Sequential(*layers, EnsembleLinear(members, in_dim, out_dim))
 
     def forward(self, x: Tensor, members: Tensor | None = None) -> Tensor:
-        """Apply all members, or those at `members` `(m,)`, to `x` `(B, in)`."""
+        """Apply all members, or only `members` `(m,)`, to `x` `(B, in)`."""
         x = x.expand(self.members if members is None else len(members), *x.shape)
         *hidden, last = self.layers
         for layer in hidden:
             x = layer(x, members) if isinstance(layer, EnsembleLinear | EnsembleLayerNorm) else layer(x)
-        with torch.autocast(x.device.type, enabled=False):  # of values 8 bits would be left
+        with torch.autocast(x.device.type, enabled=False):  # bfloat16 has 8 bits
             return last(x.float() if x.dtype == torch.bfloat16 else x, members)
 
     def min_output(self, x: Tensor) -> Tensor:
-        """Minimum output `(B,)` over all members at `x` `(B, in)`, differentiable in `x`; weights get no gradient."""
-        # Products of ever other sizes are quick in single precision on a CPU only.
+        """Minimum output `(B,)` over all members at `x` `(B, in)`, differentiable only in `x`."""
+        # Matrix products of varying sizes are fast only in single precision on a CPU.
         if self._rectified and x.device.type == "cpu" and not torch.is_autocast_enabled("cpu"):
             linear = [layer for layer in self.layers if isinstance(layer, EnsembleLinear)]
-            return _Lowest.apply(x, [(layer.weight, layer.bias) for layer in linear])  # type: ignore[return-value]
+            return _MemberMin.apply(x, [(layer.weight, layer.bias) for layer in linear])  # type: ignore[return-value]
         return self(x).squeeze(-1).min(0).values
 
 
-class _Lowest(torch.autograd.Function):
+class _MemberMin(torch.autograd.Function):
     """Minimum over members; only the minimal member of each row is differentiated."""
 
     @staticmethod

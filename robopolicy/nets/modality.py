@@ -1,7 +1,7 @@
-"""Encoders of observations by the prefix of their key: `image.front` is read by the encoder `image`.
+"""Encoders of observations by the prefix of their key: `image.front` has the encoder `image`.
 
-A key without a known prefix is a vector. All keys of one prefix share one `ModalityEncoder`, which usually has a
-network for each of them. Rows of `ENCODERS` are imported when a policy observes such a key.
+A key without a known prefix is a vector. All keys of a prefix share one `ModalityEncoder`, which usually has a network
+per key. Classes in `ENCODERS` are imported when a policy observes such a key.
 """
 
 from __future__ import annotations
@@ -18,32 +18,26 @@ from robopolicy.plugins import Registry
 
 
 class ModalityEncoder(nn.ModuleDict, ABC):
-    """Encoder of all observations whose keys share a prefix; constructed as `cls(shapes, config)`.
+    """Encoder of all observations whose keys share a prefix, constructed as `cls(shapes, config)`.
 
-    Its modules are the networks of the keys, by key with `/` in place of dots, which names of modules must not hold.
+    Its modules are the networks of the keys, by key with `/` instead of dots, which module names must not contain.
 
-    What `statistics` of a dataset are for:
+    Use of dataset `statistics`:
 
-    * "none": nothing;
-    * "box": least and largest values of every number of a key go to `fit`;
-    * "vector": `forward` returns numbers that are no features yet. They join the vectors and are normalised with them,
-      by the statistics of the key, of which there are `numbers(shape)` each.
+    * "none": not used;
+    * "box": minima and maxima of every number of a key are passed to `fit`;
+    * "vector": the outputs of `forward` are normalised with the vectors, by the `numbers(shape)` statistics of the key.
     """
 
     config_class: ClassVar[type[Any]]  # frozen dataclass of its settings, all with defaults
-    attribute: ClassVar[str]  # where an `ObservationEncoder` keeps it; the first part of the names of its weights
-    order: ClassVar[int] = 2  # place of its features behind those of the vectors; equal ones are sorted by prefix
+    attribute: ClassVar[str]  # attribute of the `ObservationEncoder`, a prefix of weight names
+    order: ClassVar[int] = 2  # position of its features after the vectors, then by prefix
     rank: ClassVar[int] = 1  # dimensions of one observation
     statistics: ClassVar[Literal["none", "box", "vector"]] = "none"
-    feature_dim: int  # F, width of what `forward` returns for all keys together
+    feature_dim: int  # F, total width of the outputs of `forward`
 
     def __init__(self, shapes: Mapping[str, tuple[int, ...]], config: Any) -> None:
-        """Build the networks.
-
-        Args:
-            shapes: Per-step shape of every key, in sorted order.
-            config: Instance of `config_class`.
-        """
+        """Build the networks for the per-step `shapes` of the sorted keys; `config` is a `config_class`."""
         super().__init__()
         self.observations = tuple(shapes)  # keys
         for key, shape in shapes.items():
@@ -53,15 +47,12 @@ class ModalityEncoder(nn.ModuleDict, ABC):
 
     @abstractmethod
     def build(self, shape: tuple[int, ...], config: Any) -> nn.Module | None:
-        """Network of one key, or None where there is none."""
+        """Build the network of a key, or None."""
 
     def forward(
         self, obs: Mapping[str, Tensor], *, augment: bool = False, generator: torch.Generator | None = None
     ) -> list[Tensor]:
-        """Features `(B, To, F)` of every key of `obs` `{key: (B, To, ...)}`.
-
-        `augment` asks for random changes, drawn from `generator`, which are for imitation only.
-        """
+        """Features `(B, To, F)` of every key of `obs` `{key: (B, To, ...)}`, with random changes if `augment`."""
         features: list[Tensor] = []
         for key, network in zip(self.observations, self.values(), strict=True):
             value = obs[key].float()
@@ -69,12 +60,12 @@ class ModalityEncoder(nn.ModuleDict, ABC):
         return features
 
     def fit(self, key: str, low: Tensor, high: Tensor) -> None:
-        """Fit the network of a key to the least and largest values `(numbers,)` of a dataset."""
+        """Fit the network of a key to the minima and maxima `(numbers,)` of a dataset."""
         cast(Any, self[module_name(key)]).fit(low, high)
 
     @classmethod
     def numbers(cls, shape: tuple[int, ...]) -> int:
-        """How many numbers of a key of this shape have statistics."""
+        """Count the statistics of a key of this shape."""
         return math.prod(shape)
 
 
@@ -95,6 +86,6 @@ ENCODERS: Registry[type[ModalityEncoder]] = Registry(
 
 
 def prefix_of(key: str) -> str:
-    """Prefix of an observation key that has an encoder of its own; empty where the key is a vector."""
+    """Prefix of an observation key with an encoder; empty for a vector."""
     prefix, dot, _ = key.partition(".")
     return prefix if dot and prefix in ENCODERS else ""

@@ -1,4 +1,4 @@
-"""Exponential moving average of a network's weights."""
+"""Exponential moving average of weights, and temporary training and evaluation modes."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ Module = TypeVar("Module", bound=nn.Module)
 
 
 class EMA(nn.Module, Generic[Module]):
-    """Keeps `module`, a copy of a network whose weights follow it slowly (Diffusion Policy's schedule).
+    """Exponential moving average `module` of a network's weights, with Diffusion Policy's schedule.
 
     The decay of update n = 0, 1, ... is `min(max_decay, 1 - (1 + n) ** -0.75)`, so the first update copies the network.
-    Buffers (normaliser statistics) are copied, never averaged.
+    Buffers (normaliser statistics) are copied.
     """
 
     updates: Tensor
@@ -34,7 +34,7 @@ class EMA(nn.Module, Generic[Module]):
 
     @torch.no_grad()
     def update(self, network: Module) -> None:
-        """Move the average towards `network`."""
+        """Update the average with the weights of `network`."""
         weight = 1.0 - self.decay(int(self.updates))
         for average, value in zip(self.module.parameters(), network.parameters(), strict=True):
             average.lerp_(value, weight)
@@ -45,19 +45,16 @@ class EMA(nn.Module, Generic[Module]):
 
 @contextmanager
 def evaluation_mode(network: nn.Module) -> Iterator[None]:
-    """Put every submodule into eval mode and restore each one's own mode afterwards."""
-    with _mode(network, training=False):
-        yield
+    """Set every submodule to evaluation mode, and restore its mode afterwards."""
+    yield from _mode(network, training=False)
 
 
 @contextmanager
 def training_mode(network: nn.Module) -> Iterator[None]:
-    """Put every submodule into training mode and restore each one's own mode afterwards."""
-    with _mode(network, training=True):
-        yield
+    """Set every submodule to training mode, and restore its mode afterwards."""
+    yield from _mode(network, training=True)
 
 
-@contextmanager
 def _mode(network: nn.Module, *, training: bool) -> Iterator[None]:
     modes = [(module, module.training) for module in network.modules()]
     network.train(training)

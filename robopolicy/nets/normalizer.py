@@ -1,4 +1,4 @@
-"""Affine normalisers that live inside policies and critics, and travel with their weights."""
+"""Affine normalisers, saved with the weights of policies and critics."""
 
 from __future__ import annotations
 
@@ -14,16 +14,15 @@ Statistics = Mapping[str, Mapping[str, Any]]
 """`{key: {"min" | "max" | "mean" | "std": array (D,)}}` for observation keys and "action"."""
 
 MODES = ("minmax", "meanstd", "running", "identity")
-MIN_RANGE = 1e-4  # dimensions that vary less are constant: they are centred, and keep their unit
-MAX_STD = 3.0  # standard deviations within which nearly all of what was standardised lies
-RUNNING_CLIP = 10.0  # running normalisation bounds its output, as early estimates are poor
+MIN_RANGE = 1e-4  # smaller ranges count as constant: centred, not scaled
+MAX_STD = 3.0  # range of nearly all standardised values [standard deviations]
+RUNNING_CLIP = 10.0  # bound of running normalisation, whose early estimates are poor
 
 
 class Normalizer(nn.Module):
-    """`(x - offset) / scale` per dimension, fitted once from statistics.
+    """`(x - offset) / scale` per dimension, fitted once from statistics; `fitted` is False without them.
 
-    Modes: "minmax" maps [min, max] to [-1, 1]; "meanstd" standardises; "identity" declares that raw units are wanted.
-    `fitted` is false in a checkpoint without statistics.
+    Modes: "minmax" maps [min, max] to [-1, 1]; "meanstd" standardises; "identity" keeps raw units.
     """
 
     offset: Tensor
@@ -40,10 +39,9 @@ class Normalizer(nn.Module):
         self.register_buffer("fitted", torch.tensor(mode == "identity"))
 
     def fit(self, statistics: Mapping[str, Any]) -> None:
-        """Set offset and scale from `{"min", "max"}` or `{"mean", "std"}` arrays `(D,)`, whichever the mode needs.
+        """Set offset and scale from `{"min", "max"}` or `{"mean", "std"}` arrays `(D,)`, depending on the mode.
 
-        Data that hardly vary count as constant and keep their unit, unless `statistics` say that they are `declared`
-        bounds and no measurements.
+        Dimensions with a range below `MIN_RANGE` are not scaled, unless the statistics are `declared` bounds.
         """
         least = 0.0 if statistics.get("declared") else MIN_RANGE
         if self.mode == "minmax":
@@ -59,7 +57,7 @@ class Normalizer(nn.Module):
         self.fitted.fill_(True)
 
     def fit_key(self, statistics: Statistics, key: str) -> None:
-        """Fit from one entry of a statistics dictionary; ignores it where the mode needs no statistics."""
+        """Fit from one entry of a statistics dictionary, if the mode needs statistics."""
         if self.mode not in ("minmax", "meanstd"):
             return
         if key not in statistics:
@@ -68,7 +66,7 @@ class Normalizer(nn.Module):
 
     @property
     def half_range(self) -> float:
-        """Half the width, in normalised units, of the box of what this was fitted to (standardised: of nearly all)."""
+        """Half the range of the data in normalised units (of nearly all data if standardised)."""
         return MAX_STD if self.mode in ("meanstd", "running") else 1.0
 
     def normalize(self, x: Tensor) -> Tensor:
@@ -103,7 +101,7 @@ class Normalizer(nn.Module):
 class RunningNormalizer(Normalizer):
     """Running mean and standard deviation of all observations (Welford; batches merge exactly).
 
-    Call `update` between iterations, never inside one: sampling and scoring must see the same transform.
+    Call `update` only between iterations, because sampling and scoring must use the same transform.
     """
 
     mean: Tensor
@@ -117,7 +115,7 @@ class RunningNormalizer(Normalizer):
         self.register_buffer("count", torch.zeros((), dtype=torch.float64))
 
     def fit(self, statistics: Mapping[str, Any]) -> None:
-        """Start from `{"mean", "std", "count"}` of a dataset, as if its frames had been seen."""
+        """Initialise from `{"mean", "std", "count"}` of a dataset, as after updates with its frames."""
         self.mean.copy_(self._read(statistics, "mean"))
         self.count.copy_(torch.as_tensor(statistics["count"], dtype=torch.float64).squeeze())
         self.squares.copy_(self._read(statistics, "std").square() * self.count)
@@ -125,7 +123,7 @@ class RunningNormalizer(Normalizer):
 
     @torch.no_grad()
     def update(self, x: Tensor) -> None:
-        """Merge the rows of `x` `(..., D)` into the statistics."""
+        """Update the statistics with the rows of `x` `(..., D)`."""
         rows = x.reshape(-1, x.shape[-1]).double()
         if not bool(rows.isfinite().all()):
             raise UserError("An observation is not finite; the simulation has diverged.")
@@ -158,7 +156,6 @@ def make_normalizer(dim: int, mode: str) -> Normalizer:
 
 
 def unfitted_normalizers(module: nn.Module) -> list[str]:
-    """Names of the normalisers in `module` that never saw statistics; a checkpoint must have none."""
-    return [
-        name for name, part in module.named_modules() if isinstance(part, Normalizer) and not bool(part.fitted.item())
-    ]
+    """Names of the normalisers in `module` without statistics; a checkpoint must have none."""
+    normalizers = ((name, part) for name, part in module.named_modules() if isinstance(part, Normalizer))
+    return [name for name, part in normalizers if not bool(part.fitted.item())]

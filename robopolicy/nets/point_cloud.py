@@ -1,8 +1,8 @@
-"""Point-cloud network: one MLP for every point, then a maximum, so that neither order nor repetition of points matters.
+"""Point-cloud network: an MLP per point and a maximum, invariant to order and repetition of points.
 
 The encoder of 3D Diffusion Policy (Ze et al. 2024): three linear layers with LayerNorm, the maximum over the points of
-every channel, and a projection with LayerNorm. Deviation: one scale serves all three coordinates, so that shapes are
-not distorted; theirs scales each by itself.
+every channel, and a projection with LayerNorm. Deviation: one scale for all three coordinates, which keeps shapes
+undistorted; the original scales each separately.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from robopolicy.nets.modality import ModalityEncoder
 class PointCloudConfig(Validated):
     """Sizes of one point-cloud network (one network per cloud)."""
 
-    widths: tuple[PositiveInt, ...] = (64, 128, 256)  # channels of the layers that every point passes
-    features: PositiveInt = 64  # size of the projection of their maximum
+    widths: tuple[PositiveInt, ...] = (64, 128, 256)  # channels of the layers per point
+    features: PositiveInt = 64  # size of the projection of the maximum
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -49,7 +49,7 @@ class PointCloudNet(nn.Module):
         self.register_buffer("scale", torch.ones(()))
 
     def forward(self, cloud: Tensor) -> Tensor:
-        """Encode each cloud by itself."""
+        """Encode each cloud."""
         centre, scale = cast(Tensor, self.centre), cast(Tensor, self.scale)
         return self.project(self.points((cloud - centre) / scale).amax(-2))
 
@@ -76,5 +76,5 @@ class PointCloudEncoder(ModalityEncoder):
         self.feature_dim = len(shapes) * config.features
 
     def build(self, shape: tuple[int, ...], config: PointCloudConfig) -> PointCloudNet:
-        """Network of a cloud."""
+        """Build the network of a cloud."""
         return PointCloudNet(shape, config)

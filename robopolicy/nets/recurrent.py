@@ -1,4 +1,4 @@
-"""Recurrent cells with their whole state in one vector: zeros when an episode begins."""
+"""Recurrent cells with their state in one vector, which is 0 at the start of an episode."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class RecurrentConfig(Validated):
 
 
 class RecurrentCell(nn.Module):
-    """One step of a GRU or an LSTM: features `(B, F)` and memory `(B, M)` to the next memory `(B, M)`.
+    """One step of a GRU or an LSTM: features `(B, F)` and state `(B, M)` to the next state `(B, M)`.
 
-    M is the width, or twice the width for an LSTM, whose output comes first and whose cell state comes second.
+    M is the width, or twice the width for an LSTM: its output, then its cell state.
     """
 
     def __init__(self, config: RecurrentConfig, in_dim: int) -> None:
@@ -40,12 +40,12 @@ class RecurrentCell(nn.Module):
         self.cell: nn.LSTMCell | nn.GRUCell = kind(in_dim, config.width)
 
     def forward(self, features: Tensor, memory: Tensor) -> Tensor:
-        """The memory after `features`."""
+        """State after `features`."""
         if isinstance(self.cell, nn.LSTMCell):
             output, state = memory.split(self.width, -1)
             return torch.cat(self.cell(features, (output, state)), -1)
         return self.cell(features, memory)
 
     def output(self, memory: Tensor) -> Tensor:
-        """The part of a memory `(..., M)` that the rest of the network reads, `(..., width)`."""
+        """Output `(..., width)` of a state `(..., M)`."""
         return memory[..., : self.width]

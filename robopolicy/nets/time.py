@@ -13,7 +13,7 @@ from robopolicy.errors import UserError
 class SinusoidalEmbedding(nn.Module):
     """Sines and cosines of t at `dim / 2` angular frequencies, geometric from 1 to 100; no parameters.
 
-    The usual transformer frequencies assume integer steps 0..1000; these cover the unit interval instead.
+    The usual transformer frequencies are for integer steps 0..1000; these are for the unit interval.
     """
 
     frequencies: Tensor
@@ -32,7 +32,7 @@ class SinusoidalEmbedding(nn.Module):
 
 
 class TimeEmbedding(nn.Module):
-    """Sinusoid -> linear (4x) -> Mish -> linear, several times side by side: `(..., times)` -> `(..., dim)`."""
+    """Sinusoid -> linear (4x) -> Mish -> linear on concatenated embeddings: `(..., times)` -> `(..., dim)`."""
 
     def __init__(self, dim: int, times: int = 1) -> None:
         super().__init__()
@@ -47,14 +47,11 @@ class TimeEmbedding(nn.Module):
 
 
 def network_rows(x: Tensor, time: Tensor, features: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """What a denoising network sees, one row per iterate: chunks `(R, H, A)`, times `(R, D)`, features `(R, To, F)`.
+    """Rows of a denoising network, one per iterate: chunks `(R, H, A)`, times `(R, D)`, features `(R, To, F)`.
 
-    Args:
-        x: Iterates `(B, ..., H, A)`.
-        time: Embeddings, which broadcast to `(B, ..., D)`; equal times are embedded once.
-        features: Of the observations, `(B, To, F)`; each serves all iterates of its row.
+    Iterates are `(B, ..., H, A)`, time embeddings broadcast to `(B, ..., D)`, and features are `(B, To, F)`.
     """
-    places = x.shape[:-2]
-    for count in places[1:]:
+    shape = x.shape[:-2]
+    for count in shape[1:]:
         features = features.repeat_interleave(count, 0)
-    return x.flatten(0, -3), time.expand(*places, -1).flatten(0, -2), features
+    return x.flatten(0, -3), time.expand(*shape, -1).flatten(0, -2), features

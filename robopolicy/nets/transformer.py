@@ -13,9 +13,9 @@ class ActionTransformer(nn.Module):
     """Denoising network `(B, H, A), (B,), (B, To, F)` -> `(B, H, A)`.
 
     Action tokens are the queries; the condition tokens are [time, observation 0, ..., observation To - 1]. Attention
-    among actions is causal. Action i sees observation j only if `j <= i + first_action`, where `first_action` is the
-    index of the observation at which the chunk begins: 0 is Diffusion Policy's alignment (chunk and history start
-    together), `To - 1` is ours (the chunk starts at the newest observation, so every action sees all of them).
+    among actions is causal. Action i attends to observation j only if `j <= i + first_action`, where `first_action` is
+    the index of the observation at which the chunk begins: 0 is Diffusion Policy's alignment (chunk and history start
+    together), with `To - 1` the chunk starts at the newest observation, and every action attends to all of them.
     """
 
     self_mask: Tensor
@@ -35,20 +35,7 @@ class ActionTransformer(nn.Module):
         dropout: float = 0.0,
         times: int = 1,
     ) -> None:
-        """Build the network.
-
-        Args:
-            action_dim: A.
-            feature_dim: F, width of the features of one observation.
-            horizon: H.
-            obs_horizon: To.
-            first_action: Index of the observation at which the chunk begins.
-            width: Token width.
-            layers: Decoder layers.
-            heads: Attention heads.
-            dropout: Dropout inside the layers; keep 0 for RL, where it would break density ratios.
-            times: Time inputs.
-        """
+        """Build the network; keep `dropout` 0 for RL, where it would break density ratios."""
         super().__init__()
         self.time = TimeEmbedding(width, times)
         self.action_in = nn.Linear(action_dim, width)
@@ -63,8 +50,8 @@ class ActionTransformer(nn.Module):
         self.output = nn.Linear(width, action_dim)
         query = torch.arange(horizon)[:, None]
         self.register_buffer("self_mask", torch.arange(horizon)[None] > query, persistent=False)
-        hidden = torch.arange(obs_horizon + 1)[None] > query + first_action + 1  # token 0 is time
-        self.register_buffer("condition_mask", hidden, persistent=False)
+        masked = torch.arange(obs_horizon + 1)[None] > query + first_action + 1  # token 0 is time
+        self.register_buffer("condition_mask", masked, persistent=False)
         for parameter in self.decoder.parameters():
             if parameter.dim() > 1:
                 nn.init.normal_(parameter, std=0.02)
@@ -73,7 +60,7 @@ class ActionTransformer(nn.Module):
         """Predict at `x` `(B, ..., H, A)` and `t`, given `features` `(B, To, F)`; see `network_rows`."""
         queries, condition = self._tokens(x, t, features)
         masks = {"tgt_mask": self.self_mask, "memory_mask": self.condition_mask}
-        # Whether the mask is causal is not to be found out by comparing its values, which no export can follow.
+        # Without tgt_is_causal, torch compares the values of the mask, which exporters cannot trace.
         return self.output(self.decoder(queries, condition, **masks, tgt_is_causal=False)).view(x.shape)
 
     def representation(self, x: Tensor, t: Tensor, features: Tensor) -> Tensor:
@@ -91,11 +78,11 @@ class ActionTransformer(nn.Module):
 
 
 Past = tuple[Tensor, Tensor]
-"""Keys and values `(B, heads, P, width / heads)` of the P tokens one block has read."""
+"""Keys and values `(B, heads, P, width / heads)` of the P previous tokens of a block."""
 
 
 class AttentionBlock(nn.Module):
-    """Pre-norm self-attention and a GELU layer of four times the width, each with a skip; no dropout."""
+    """Pre-norm self-attention and a GELU layer of four times the width, with skip connections; no dropout."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -109,18 +96,18 @@ class AttentionBlock(nn.Module):
             nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
         )
 
-    def forward(self, x: Tensor, seen: Tensor | None = None) -> Tensor:
-        """Every token of `x` `(B, L, width)` sees all of them, or those where `seen` `(B, 1, 1, L)` is True."""
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Attend from every token of `x` `(B, L, width)` to all, or to tokens where `mask` `(B, 1, 1, L)` is True."""
         query, key, value = self._qkv(x)
-        return self._finish(x, query, key, value, seen)
+        return self._finish(x, query, key, value, mask)
 
     def causal(self, x: Tensor, past: Past | None) -> tuple[Tensor, Past]:
-        """Every token of `x` `(B, L, width)` sees `past` and the tokens up to itself; returns the longer past too."""
+        """Attend causally from `x` `(B, L, width)` to `past` and `x`; returns the outputs and the longer past."""
         query, key, value = self._qkv(x)
         if past is not None:
             key, value = torch.cat([past[0], key], 2), torch.cat([past[1], value], 2)
-        new, seen = query.shape[2], key.shape[2]
-        mask = None if new == 1 else torch.ones(new, seen, dtype=torch.bool, device=x.device).tril(seen - new)
+        new, total = query.shape[2], key.shape[2]
+        mask = None if new == 1 else torch.ones(new, total, dtype=torch.bool, device=x.device).tril(total - new)
         return self._finish(x, query, key, value, mask), (key, value)
 
     def _qkv(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -134,13 +121,10 @@ class AttentionBlock(nn.Module):
 
 
 class CausalTransformer(nn.Module):
-    """Decoder-only transformer over embedded tokens, positions included.
-
-    One function reads a whole sequence (scoring) or continues from what it has read (sampling).
-    """
+    """Decoder-only transformer on embedded tokens with learned positions, for whole sequences or continuations."""
 
     def __init__(self, width: int, layers: int, heads: int, *, length: int) -> None:
-        """Build it for sequences of at most `length` tokens."""
+        """Build the transformer for sequences of at most `length` tokens."""
         super().__init__()
         self.position = nn.Parameter(0.02 * torch.randn(length, width))
         self.blocks = nn.ModuleList(AttentionBlock(width, heads) for _ in range(layers))
@@ -151,12 +135,12 @@ class CausalTransformer(nn.Module):
                 nn.init.zeros_(module.bias)
 
     def forward(self, x: Tensor, past: list[Past] | None = None) -> tuple[Tensor, list[Past]]:
-        """Read `x` `(B, L, width)` after `past`; returns the outputs `(B, L, width)` and everything read so far."""
+        """Outputs `(B, L, width)` of `x` `(B, L, width)` after `past`, and the longer past."""
         start = 0 if past is None else past[0][0].shape[2]
         x = x + self.position[start : start + x.shape[1]]
-        read: list[Past] = []
+        longer: list[Past] = []
         for index, block in enumerate(self.blocks):
             assert isinstance(block, AttentionBlock)
-            x, seen = block.causal(x, None if past is None else past[index])
-            read.append(seen)
-        return self.norm(x), read
+            x, extended = block.causal(x, None if past is None else past[index])
+            longer.append(extended)
+        return self.norm(x), longer

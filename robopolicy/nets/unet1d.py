@@ -13,18 +13,18 @@ from robopolicy.nets.time import TimeEmbedding, network_rows
 
 
 class ConvBlock(nn.Sequential):
-    """Convolution over time, GroupNorm, Mish; the length is kept."""
+    """Length-preserving convolution over time, GroupNorm and Mish."""
 
     def __init__(self, in_channels: int, out_channels: int, kernel: int, groups: int) -> None:
         super().__init__(
             nn.Conv1d(in_channels, out_channels, kernel, padding=kernel // 2),
-            nn.GroupNorm(min(groups, out_channels // 2), out_channels),  # of one number nothing would be left
+            nn.GroupNorm(min(groups, out_channels // 2), out_channels),  # a group needs two channels
             nn.Mish(),
         )
 
 
 class FiLMBlock(nn.Module):
-    """Two convolutions with a skip; the condition scales and shifts the channels between them."""
+    """Two convolutions with a skip connection and FiLM conditioning between them."""
 
     def __init__(self, in_channels: int, out_channels: int, condition_dim: int, kernel: int, groups: int) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class FiLMBlock(nn.Module):
 
 
 class DownLevel(nn.Module):
-    """Two blocks at one resolution, then (above the last level) a convolution that halves the length."""
+    """Two blocks at one resolution and, except at the last level, a convolution that halves the length."""
 
     def __init__(self, first: FiLMBlock, second: FiLMBlock, width: int, *, last: bool) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class DownLevel(nn.Module):
 
 
 class UpLevel(nn.Module):
-    """Double the length, join the skip connection of that resolution, two blocks."""
+    """Upsampling, concatenation with the skip connection of that resolution, and two blocks."""
 
     def __init__(self, grow: nn.Module, first: FiLMBlock, second: FiLMBlock) -> None:
         super().__init__()
@@ -79,22 +79,11 @@ class UNet1d(nn.Module):
         groups: int = 8,
         times: int = 1,
     ) -> None:
-        """Build the network.
-
-        Args:
-            action_dim: A.
-            feature_dim: Width of the flattened observation features, To * F.
-            channels: Width of each level; every further level halves the length.
-            time_dim: Width of the time embedding.
-            kernel: Odd kernel size.
-            groups: Groups of every GroupNorm; divides all channels.
-            times: Time inputs.
-        """
+        """Build the network; `feature_dim` is To * F, `channels` has the width of each level, `kernel` is odd."""
         super().__init__()
         if kernel % 2 == 0 or not channels or any(width < 1 or width % groups for width in channels):
-            raise UserError(
-                f"The U-Net needs an odd kernel and channels divisible by {groups}; got {kernel} and {list(channels)}."
-            )
+            found = f"{kernel} and {list(channels)}"
+            raise UserError(f"The U-Net needs an odd kernel and channels divisible by {groups}; got {found}.")
         condition_dim = time_dim + feature_dim
 
         def block(in_channels: int, out_channels: int) -> FiLMBlock:
@@ -128,12 +117,12 @@ class UNet1d(nn.Module):
         return self._descend(*self._conditioned(x, t, features))[0].flatten(1)
 
     def _conditioned(self, x: Tensor, t: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
-        """Chunks `(R, H, A)` and what they are conditioned on, `(R, D)`."""
+        """Chunks `(R, H, A)` and conditions `(R, D)`."""
         x, time, features = network_rows(x, self.time(t), features)
         return x, torch.cat([time, features.flatten(1)], -1)
 
     def _descend(self, x: Tensor, condition: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """Activations `(B, C, L)` below the middle blocks, and the skip connections of the levels above."""
+        """Activations `(B, C, L)` after the middle blocks, and the skip connections of the upper levels."""
         horizon = x.shape[1]
         h = x.transpose(1, 2)  # (B, A, H)
         if horizon % self.stride:
@@ -142,7 +131,7 @@ class UNet1d(nn.Module):
         for level in self.down:
             h, skip = level(h, condition)
             skips.append(skip)
-        skips.pop()  # the lowest level has no partner on the way up
+        skips.pop()  # the lowest level has no counterpart
         for middle in self.middle:
             h = middle(h, condition)
         return h, skips

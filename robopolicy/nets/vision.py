@@ -1,9 +1,9 @@
 """Camera networks: a ResNet with GroupNorm and spatial softmax, or a small transformer over patches.
 
-Both see the centre crop, or a random crop while imitating, and never let the images of a batch interact (no BatchNorm).
-The transformer is DPPO's (from IBRL): two convolutions embed overlapping patches, `vit_depth` attention blocks, and a
-learned spatial embedding instead of pooling. Deviations: DPPO augments by padded random shifts, ours by random crops;
-its dropout of 0.5 on the embedding is left out, as it would break density ratios.
+Both use the centre crop, or a random crop in imitation, and the images of a batch never interact (no BatchNorm). The
+transformer is DPPO's (from IBRL): two convolutions embed overlapping patches, followed by `vit_depth` attention blocks
+and a learned spatial embedding instead of pooling. Deviations: random crops instead of DPPO's padded random shifts, and
+no dropout (there: 0.5 on the embedding), which would break density ratios.
 """
 
 from __future__ import annotations
@@ -27,19 +27,21 @@ KINDS = ("resnet", "vit")
 
 @dataclass(frozen=True)
 class VisionConfig(Validated):
-    """Kind and sizes of one camera network (one network per camera)."""
+    """Type and sizes of a camera network (one network per camera)."""
 
     kind: str = "resnet"  # resnet | vit
-    widths: tuple[PositiveInt, ...] = (32, 64, 128)  # resnet: channels per stage; each halves the rows, down to two
+    widths: tuple[PositiveInt, ...] = (32, 64, 128)  # resnet: channels per stage; each halves the image
     blocks: Layers = 1  # resnet: blocks per stage; widths [64, 128, 256, 512] with 2 blocks is a ResNet-18
-    keypoints: PositiveInt = 32  # resnet: expected 2-D positions read out by the spatial softmax
+    keypoints: PositiveInt = 32  # resnet: expected 2-D positions of the spatial softmax
     vit_patch: AtLeastTwo = 8  # vit: distance of neighbouring patches [pixels], even
     vit_depth: Layers = 1  # vit: attention blocks
     vit_width: PositiveInt = 128  # vit: channels per patch
     vit_heads: PositiveInt = 4  # vit: attention heads
     vit_features: PositiveInt = 128  # vit: size of the spatial embedding
     crop: PositiveFraction = 0.9  # side of the crop relative to the image; 1 disables cropping
-    augmentation: dict[str, Any] = field(default_factory=dict)  # learned change of images while cloning (bc): its name
+    augmentation: dict[str, Any] = field(
+        default_factory=dict
+    )  # learned augmentation in behaviour cloning: name and settings
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -50,14 +52,12 @@ class VisionConfig(Validated):
         if self.vit_patch % 2:
             raise UserError(f"vision.vit_patch must be even, got {self.vit_patch}.")
         if self.vit_width % self.vit_heads:
-            raise UserError(
-                f"vision.vit_width {self.vit_width} must be a multiple of vision.vit_heads {self.vit_heads}."
-            )
+            raise UserError(f"vision.vit_width {self.vit_width} must be a multiple of vit_heads {self.vit_heads}.")
         augmentation_config(self.augmentation)
 
 
 class ResidualBlock(nn.Module):
-    """Two 3x3 convolutions with GroupNorm (16 channels a group), so samples of a batch never interact."""
+    """Two 3x3 convolutions with GroupNorm (16 channels per group), so samples of a batch never interact."""
 
     def __init__(self, in_channels: int, out_channels: int, stride: int) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ class SpatialSoftmax(nn.Module):
         self.heads = nn.Conv2d(channels, keypoints, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Positions lie in [-1, 1], x before y."""
+        """Compute positions in [-1, 1], x before y."""
         weight = self.heads(x).flatten(2).softmax(-1).unflatten(-1, x.shape[-2:])  # (B, P, h, w)
         rows = torch.linspace(-1, 1, x.shape[-2], device=x.device)
         columns = torch.linspace(-1, 1, x.shape[-1], device=x.device)
@@ -116,12 +116,12 @@ class PatchTransformer(nn.Module):
                 nn.init.zeros_(module.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Embed the patches and let them attend to each other."""
+        """Embed the patches and apply the attention blocks."""
         return self.norm(self.blocks(self.embed(x).flatten(2).transpose(1, 2) + self.position))
 
 
 class SpatialEmbedding(nn.Module):
-    """Patch tokens `(B, P, width)` to `(B, features)`: each channel's map is projected, then weighted and summed."""
+    """Patch tokens `(B, P, width)` to `(B, features)`: a projection of each channel's map, weighted and summed."""
 
     def __init__(self, patches: int, width: int, features: int) -> None:
         super().__init__()
@@ -129,7 +129,7 @@ class SpatialEmbedding(nn.Module):
         self.weight = nn.Parameter(torch.randn(width, features))
 
     def forward(self, x: Tensor) -> Tensor:
-        """The projection sees where in the image a channel is active, which pooling would forget."""
+        """Project where in the image a channel is active, which pooling would discard."""
         return (self.weight * self.project(x.transpose(1, 2))).sum(1)
 
 
@@ -152,7 +152,7 @@ class CameraNet(nn.Module):
             self.feature_dim = 2 * config.keypoints
 
     def forward(self, image: Tensor, *, augment: bool = False, generator: torch.Generator | None = None) -> Tensor:
-        """Encode the centre crop, or one random crop per image, changed by the augmentation, when `augment` is set."""
+        """Encode the centre crop, or with `augment` a random crop per image with learned augmentation."""
         crop = self._random_crop(image, generator) if augment else self._centre_crop(image)
         scaled = crop.float() / 127.5 - 1
         if augment and self.augmentation is not None:
@@ -190,13 +190,13 @@ class ImageEncoder(ModalityEncoder):
         self.feature_dim = sum(cast(CameraNet, camera).feature_dim for camera in self.values())
 
     def build(self, shape: tuple[int, ...], config: VisionConfig) -> CameraNet:
-        """Camera network."""
+        """Build a camera network."""
         return CameraNet(shape, config)
 
     def forward(
         self, obs: Mapping[str, Tensor], *, augment: bool = False, generator: torch.Generator | None = None
     ) -> list[Tensor]:
-        """Features `(B, To, F)` of every camera, of randomly cropped images when `augment` is set."""
+        """Features `(B, To, F)` of every camera; `augment` crops images randomly."""
         features: list[Tensor] = []
         for key, camera in zip(self.observations, self.values(), strict=True):
             image = obs[key]  # (B, To, 3, h, w) uint8
@@ -206,7 +206,7 @@ class ImageEncoder(ModalityEncoder):
 
 
 def _resnet(channels: int, size: tuple[int, int], config: VisionConfig) -> nn.Sequential:
-    """Stages that halve images of `size`, until a further halving would leave the keypoints one row or column."""
+    """Build stages that halve images of `size` while at least two rows and columns remain for the keypoints."""
     stem = config.widths[0]
     layers: list[nn.Module] = [nn.Conv2d(channels, stem, 5, 2, 2), nn.GroupNorm(stem // 16, stem), nn.ReLU()]
     in_channels, side = stem, -(-min(size) // 2)

@@ -1,1 +1,1 @@
-"""Collectors of experience in simulators: on-policy rollouts, replay and groups."""
+"""Samplers of simulator data: on-policy rollouts, replay and groups of episodes."""

@@ -1,4 +1,4 @@
-"""Whole episodes in groups that start from the same state, so that returns can be compared without a critic."""
+"""Groups of whole episodes from the same initial state, for critic-free comparison of returns."""
 
 from __future__ import annotations
 
@@ -12,25 +12,19 @@ from torch import Tensor
 from robopolicy.data.batches import GroupRollout
 from robopolicy.errors import UserError
 from robopolicy.policies.base import Observation
-from robopolicy.rollout.on_policy import Act, EpisodeTally, concatenated, stacked
+from robopolicy.rollout.on_policy import Act, EpisodeStats, concat_obs, stack_steps
 from robopolicy.sim.chunk import ChunkedSim
 
 
 class GroupSampler:
-    """Plays one episode per environment and call; `group_size` neighbouring environments share an episode seed.
+    """Sampler of one episode per environment and call; `group_size` neighbouring environments share an episode seed.
 
-    An episode is a function of its seed and of the actions, so the members of a group differ by exploration alone.
-    Every call takes new seeds. Environments whose episode is over play on unrecorded until the last one is done.
+    An episode depends on its seed and actions, so the members of a group differ only by exploration. Every call uses
+    new seeds. Environments that finish early continue unrecorded until the last one is done.
     """
 
     def __init__(self, sim: ChunkedSim, *, group_size: int, seed: int = 0) -> None:
-        """Get ready.
-
-        Args:
-            sim: Simulator with chunk execution and observation history.
-            group_size: G, episodes per start state; must divide the number of environments.
-            seed: First episode seed, and seed of the exploration noise.
-        """
+        """Set the group size G, which must divide the number of environments, and the first episode and noise seed."""
         count = sim.sim.num_envs
         if group_size < 2 or count % group_size:
             raise UserError(
@@ -46,62 +40,56 @@ class GroupSampler:
         self.group_size = group_size
         self._generator = torch.Generator(sim.sim.device).manual_seed(seed)
         self._seed = seed  # of the next group
-        self._tally = EpisodeTally(sim.sim)
+        self._episode_stats = EpisodeStats(sim.sim)
         self.env_steps = 0  # control steps executed in recorded episodes since the start
 
     def first_observations(self) -> Observation:
-        """Reset to the starts of the next call and return what it begins with `(N, To, ...)`."""
+        """Reset to the initial states of the next call; returns its first observations `(N, To, ...)`."""
         count = self.sim.sim.num_envs
         return self.sim.reset([self._seed + i // self.group_size for i in range(count)])
 
     def collect(self, act: Act) -> GroupRollout:
-        """Play one episode per environment; `act(obs, generator=...)` returns a `Sample`."""
+        """Run one episode per environment; `act(obs, generator=...)` returns a `Sample`."""
         count = self.sim.sim.num_envs
         group = torch.arange(count, device=self.sim.sim.device) // self.group_size
-        rollout = play_out(self.sim, act, self.first_observations(), self._generator, group, self._tally)
+        rollout = rollout_to_end(self.sim, act, self.first_observations(), self._generator, group, self._episode_stats)
         self._seed += count // self.group_size
         self.env_steps += int(rollout.steps.sum())
         return rollout
 
     def episode_stats(self) -> dict[str, float]:
-        """Means over the episodes finished since the last call, then forget them; empty when none finished."""
-        return self._tally.pop()
+        """Mean statistics of the episodes finished since the last call; empty if there are none."""
+        return self._episode_stats.flush()
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that decides the next groups; the simulator holds nothing, as every call resets it."""
+        """State of the next groups; the simulator is not part of it, because every call resets it."""
         return {
             "seed": self._seed,
             "generator": self._generator.get_state(),
-            "tally": self._tally.state_dict(),
+            "tally": self._episode_stats.state_dict(),
             "env_steps": self.env_steps,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore `state_dict`; the next groups equal those of the uninterrupted run."""
+        """Restore `state_dict`; the next groups equal the ones of the uninterrupted run."""
         self._seed, self.env_steps = int(state["seed"]), int(state["env_steps"])
         self._generator.set_state(state["generator"])
-        self._tally.load_state_dict(state["tally"])
+        self._episode_stats.load_state_dict(state["tally"])
 
 
-def play_out(
+def rollout_to_end(
     sim: ChunkedSim,
     act: Act,
     obs: Observation,
     generator: torch.Generator,
     group: Tensor,
-    tally: EpisodeTally | None = None,
+    stats: EpisodeStats | None = None,
 ) -> GroupRollout:
-    """Play until the episode of every environment has ended once.
+    """Run the current episode of every environment to its end, from the current observations `(N, To, ...)`.
 
-    Args:
-        sim: Simulator in the middle or at the beginning of episodes.
-        act: `act(obs, generator=...)` returns a `Sample`.
-        obs: What is to be decided on first `(N, To, ...)`.
-        generator: Of the exploration noise.
-        group: (N,) what the environments share, for the result.
-        tally: Counts what is played.
+    `act(obs, generator=...)` returns a `Sample`; `group` (N,) has the group ids of the result.
     """
-    rows: dict[str, list[Any]] = {key: [] for key in ("obs", "record", "logp", "step", "played")}
+    rows: dict[str, list[Any]] = {key: [] for key in ("obs", "record", "logp", "step", "valid")}
     final: list[Observation] = []
     running = torch.ones(sim.sim.num_envs, dtype=torch.bool, device=sim.sim.device)
     while bool(running.any()):
@@ -116,26 +104,26 @@ def play_out(
             terminated=step.terminated & running,
             truncated=step.truncated & running,
         )
-        values = {"obs": obs, "record": sample.record, "logp": sample.logp, "step": step, "played": running}
+        values = {"obs": obs, "record": sample.record, "logp": sample.logp, "step": step, "valid": running}
         for key, value in values.items():
             rows[key].append(value)
-        if tally is not None:
-            tally.observe(step)
+        if stats is not None:
+            stats.observe(step)
         bootstrap = step.truncated & ~step.terminated
         if bool(bootstrap.any()):
             final.append({key: value[bootstrap] for key, value in step.final_obs.items()})
         running = running & ~step.done
         obs = step.obs
     return GroupRollout(
-        obs=stacked(rows["obs"]),
-        record=stacked(rows["record"]),
+        obs=stack_steps(rows["obs"]),
+        record=stack_steps(rows["record"]),
         logp=torch.stack(rows["logp"]),
         reward=torch.stack([step.reward for step in rows["step"]]),
         steps=torch.stack([step.steps for step in rows["step"]]),
         terminated=torch.stack([step.terminated for step in rows["step"]]),
         truncated=torch.stack([step.truncated for step in rows["step"]]),
-        final_obs=concatenated(final, obs),
+        final_obs=concat_obs(final, obs),
         last_obs=dict(obs),
         group=group,
-        valid=torch.stack(rows["played"]),
+        valid=torch.stack(rows["valid"]),
     )

@@ -131,8 +131,8 @@ class ReplaySource:
     def _play(self, algorithm: OffPolicy, sampler: ReplaySampler) -> None:
         draw = algorithm.act if algorithm.updates else algorithm.warmup_action
         while sampler.env_steps < self._warmup:
-            sampler.play(self._recording(sampler.sim, draw))
-        sampler.play(self._recording(sampler.sim, algorithm.act), self.num_steps)
+            sampler.collect(self._recording(sampler.sim, draw))
+        sampler.collect(self._recording(sampler.sim, algorithm.act), self.num_steps)
 
     def _recording(self, sim: ChunkedSim, draw: Act) -> Act:
         """`draw` across devices; what it notes is kept only for windows that start where it was noted."""

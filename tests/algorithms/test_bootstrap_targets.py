@@ -145,12 +145,12 @@ def test_qc_takes_the_best_sample_by_the_mean_of_the_online_critics_and_values_i
     algorithm, seen = qc(), data()
     oppose(algorithm)
     target, found = rewound(algorithm, algorithm.acting_policy, seen)
-    values = algorithm.critic.of_candidates(seen.next_obs, found.chunks).mean(0)
+    values = algorithm.critic.candidate_values(seen.next_obs, found.chunks).mean(0)
     chosen = found.chunks[torch.arange(ROWS), values.argmax(1)]
     torch.testing.assert_close(target, seen.reward + 0.9 * algorithm.target_critic(seen.next_obs, chosen).mean(0))
     played = algorithm.act(seen.next_obs, generator=torch.Generator().manual_seed(0)).chunk
     found = algorithm.acting_policy.propose(seen.next_obs, generator=torch.Generator().manual_seed(0))
-    values = algorithm.critic.of_candidates(seen.next_obs, found.chunks).mean(0)
+    values = algorithm.critic.candidate_values(seen.next_obs, found.chunks).mean(0)
     assert torch.equal(played, found.chunks[torch.arange(ROWS), values.argmax(1)])
 
 
@@ -164,7 +164,7 @@ def test_idql_plays_the_sample_of_its_average_that_is_best_by_the_lowest_target_
     played = algorithm.act(obs, generator=torch.Generator().manual_seed(0)).chunk
     rows = {key: value.repeat_interleave(16, 0) for key, value in obs.items()}
     chunks = algorithm.ema.module.act(rows, generator=torch.Generator().manual_seed(0)).unflatten(0, (ROWS, 16))
-    best = algorithm.target_critic.of_candidates(obs, chunks).amin(0).argmax(1)
+    best = algorithm.target_critic.candidate_values(obs, chunks).amin(0).argmax(1)
     assert torch.equal(played, chunks[torch.arange(ROWS), best])
 
 
@@ -197,7 +197,7 @@ def test_cal_ql_samples_its_policy_and_subtracts_no_entropy() -> None:
     algorithm.generator.set_state(state)
     chunks = algorithm.sample_candidates(seen.next_obs)
     assert chunks.shape == (ROWS, 4, 2, 1) and float(chunks.std(1).min()) > 0
-    lowest = algorithm.target_critic.of_candidates(seen.next_obs, chunks).min(0).values
+    lowest = algorithm.target_critic.candidate_values(seen.next_obs, chunks).min(0).values
     torch.testing.assert_close(target, seen.reward + 0.9 * lowest.max(1).values)
 
 
@@ -205,7 +205,7 @@ def test_cal_ql_subtracts_the_entropy_of_the_best_candidate_where_asked() -> Non
     algorithm, seen = cal_ql(backup_entropy=True, temperature=0.5), data()
     sampled = algorithm.sample_candidates(seen.next_obs)
     algorithm.sample_candidates = lambda obs: sampled  # type: ignore[method-assign]
-    values = algorithm.target_critic.of_candidates(seen.next_obs, sampled).min(0).values
+    values = algorithm.target_critic.candidate_values(seen.next_obs, sampled).min(0).values
     best = sampled[torch.arange(ROWS), values.argmax(1)]
     logp = algorithm.policy.log_density(seen.next_obs, best)
     expected = seen.reward + 0.9 * (values.max(1).values - 0.5 * logp)
@@ -218,7 +218,7 @@ def test_cal_ql_subtracts_the_entropy_of_the_best_candidate_where_asked() -> Non
 def test_expo_bootstraps_from_the_candidate_of_highest_mean_value() -> None:
     algorithm, seen = expo(), data()
     target, found = rewound(algorithm, algorithm.backup_policy, seen)
-    best = algorithm.target_critic.of_candidates(seen.next_obs, found.chunks).mean(0).argmax(1)
+    best = algorithm.target_critic.candidate_values(seen.next_obs, found.chunks).mean(0).argmax(1)
     assert found.chunks.shape[1] == 8 and len(best.unique()) > 1  # samples and edits
     chosen = found.chunks[torch.arange(ROWS), best]
     lowest = algorithm.target_critic(seen.next_obs, chosen).min(0).values

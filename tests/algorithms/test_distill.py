@@ -292,7 +292,7 @@ def test_policies_that_cannot_teach_or_be_straightened_are_refused() -> None:
         with pytest.raises(UserError, match=f"flow, diffusion or edm policy as teacher, got '{policy.name}'"):
             make("distill", policy)  # type: ignore[arg-type]
     for name in ("shortcut", "edm"):
-        with pytest.raises(UserError, match=f"plain flow policies, got '{name}'"):
+        with pytest.raises(UserError, match=f"of a 'flow', got '{name}'"):
             make("reflow", teacher(name))
     with pytest.raises(UserError, match="levels must be at least 2"):
         DistillConfig(levels=1)

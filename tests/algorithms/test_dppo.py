@@ -180,7 +180,7 @@ def test_a_fine_tuned_policy_can_be_fine_tuned_again() -> None:
     assert tools.distance(deployed.heads[2], staged.heads[1]) > 0
     default = DPPO(DPPOConfig(), copy.deepcopy(staged), total_updates=5)
     assert default.policy.first_trained_step == 1 and default.base.config.starts == (0, 1)
-    with pytest.raises(UserError, match="last 3 steps; set trained_steps to at most that, got 4"):
+    with pytest.raises(UserError, match="trained_steps must be at most the newest network's 3 steps; got 4"):
         DPPO(DPPOConfig(trained_steps=4), staged, total_updates=5)
 
 
@@ -225,7 +225,7 @@ def test_policies_without_gaussian_steps_are_refused() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"trained_steps": 5}, r"trained_steps must lie in 0..4"),
+        ({"trained_steps": 5}, r"trained_steps must be in 0..4"),
         ({"gamma_denoise": 1.5}, r"gamma_denoise must lie in \[0, 1\]"),
         ({"advantage_quantile": 0.5}, r"advantage_quantile must lie in \[0, 0\.5\)"),
         ({"clip_base": 0.0}, "must be positive"),

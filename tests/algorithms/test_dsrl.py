@@ -263,9 +263,9 @@ def test_the_bound_holds_wherever_noise_appears(kind: Kind, space: NoiseSpace, m
 
     monkeypatch.setattr(QEnsemble, "output", output)
     sampler = point_mass(algorithm)
-    sampler.play(algorithm.warmup_action, 4)
+    sampler.collect(algorithm.warmup_action, 4)
     for _ in range(3):
-        sampler.play(algorithm.act)
+        sampler.collect(algorithm.act)
         algorithm.update(sampler.replay.sample(algorithm.sample_spec, algorithm.generator, batches=2))
     assert len(to_base) >= 7 and len(to_critic) >= 6
     for noise in (*to_base, *to_critic):
@@ -277,8 +277,8 @@ def test_every_chunk_is_decoded_exactly_once(kind: Kind) -> None:
     base = CallablePolicy.wrap("linear", lambda obs, noise: noise, POINT_MASS)
     algorithm = make(kind, base, batch_size=16)
     meter, sampler = algorithm.policy.base.meter, point_mass(algorithm)
-    sampler.play(algorithm.warmup_action, 5)
-    sampler.play(algorithm.act, 3)
+    sampler.collect(algorithm.warmup_action, 5)
+    sampler.collect(algorithm.act, 3)
     assert meter.calls == 8
     algorithm.update(sampler.replay.sample(algorithm.sample_spec, algorithm.generator, batches=4))
     assert meter.calls == 8 + (
@@ -293,9 +293,9 @@ def test_the_base_is_bit_identical_after_training(kind: Kind) -> None:
     algorithm = make(kind, base, batch_size=32)
     actor = {key: item.clone() for key, item in algorithm.policy.actor.state_dict().items()}
     sampler = point_mass(algorithm)
-    sampler.play(algorithm.warmup_action, 4)
+    sampler.collect(algorithm.warmup_action, 4)
     for _ in range(3):
-        sampler.play(algorithm.act)
+        sampler.collect(algorithm.act)
         algorithm.update(sampler.replay.sample(algorithm.sample_spec, algorithm.generator, batches=2))
     assert all(p.grad is None for p in algorithm.policy.base.parameters())
     inside = algorithm.policy.base.state_dict()
@@ -331,9 +331,7 @@ def test_what_is_deployed_round_trips(kind: Kind, tmp_path: Path) -> None:
 def test_demonstrations_serve_the_aliased_variant_alone() -> None:
     offline = replace(bandit(128, 0), record={}, online=torch.zeros(128).bool())
     make(DSRLNA, CallablePolicy.wrap("linear", linear, LINEAR)).update(offline)
-    with pytest.raises(
-        UserError, match="noise behind each action, which a dataset does not hold; use algorithm=dsrl_na"
-    ):
+    with pytest.raises(UserError, match="noise of actions, which datasets lack; use algorithm=dsrl_na"):
         make(DSRLSAC, CallablePolicy.wrap("linear", linear, LINEAR)).update(offline)
 
 
@@ -342,7 +340,7 @@ def test_what_cannot_be_steered_is_refused() -> None:
         make(DSRLNA, GaussianPolicy(GaussianConfig(), LINEAR))
     with pytest.raises(UserError, match=r"set algorithm\.noise_space\.bound"):
         make(DSRLNA, flow(), noise_space=NoiseSpace(bound=0.0))
-    with pytest.raises(UserError, match="must be a multiple of that, got 3"):
+    with pytest.raises(UserError, match=r"must be a multiple of the \d+ executed steps, got 3"):
         make(DSRLSAC, flow(), n_step=3)
     with pytest.raises(UserError, match="or start from its base"):
         make(DSRLNA, LatentPolicy.from_base(flow(), NoiseSpace("repeat"), ACTOR))
@@ -352,7 +350,7 @@ def test_what_cannot_be_steered_is_refused() -> None:
 def test_a_steered_policy_goes_on_with_its_own_actor_alone(kind: Kind) -> None:
     steered = LatentPolicy.from_base(flow(), NoiseSpace(bound=BOUND), ACTOR)
     assert make(kind, steered).policy is steered
-    with pytest.raises(UserError, match=r"an actor with hidden=\(64, 64\);"):
+    with pytest.raises(UserError, match=r"noise actor has hidden=\(64, 64\);"):
         make(kind, steered, actor=replace(ACTOR, hidden=(128,)))
 
 
@@ -367,12 +365,12 @@ def test_steering_a_slow_random_black_box_solves_the_point_mass(kind: Kind) -> N
     settings: dict[str, Any] = {"noise_space": NoiseSpace("repeat"), "critic": CriticConfig(hidden=(64, 64))}
     algorithm = make(kind, base, lr=1e-3, critic_lr=1e-3, temperature=0.1, tau=0.02, **settings)
     sampler = point_mass(algorithm, num_envs=16)
-    sampler.play(algorithm.warmup_action, 30)
+    sampler.collect(algorithm.warmup_action, 30)
     before = sampler.episode_stats()["rollout/return"]
     for _ in range(60):
-        sampler.play(algorithm.act)
+        sampler.collect(algorithm.act)
         algorithm.update(sampler.replay.sample(algorithm.sample_spec, algorithm.generator, batches=8))
     sampler.episode_stats()
-    sampler.play(algorithm.act, 20)
+    sampler.collect(algorithm.act, 20)
     assert before < -6 and sampler.episode_stats()["rollout/return"] > -2.5
     assert algorithm.policy.base.meter.latency >= 0.0005

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from robopolicy.algorithms.common.rollout_batch import RolloutBatch, minibatches, normalize
-from robopolicy.algorithms.flow_grpo import FlowGRPO, FlowGRPOConfig, group_advantage, informative_rows, sde_loss
+from robopolicy.algorithms.flow_grpo import FlowGRPO, FlowGRPOConfig, group_advantage, nonzero_advantage_rows, sde_loss
 from robopolicy.algorithms.flow_sde import FlowSDE, FlowSDEConfig
 from robopolicy.critics.q import CriticConfig, QEnsemble
 from robopolicy.errors import UserError
@@ -41,7 +41,9 @@ both = pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
 def fresh_rows(algorithm: Any, rollout: Any) -> RolloutBatch:
     if algorithm.data_source == "rollout":
         return tools.rows_of(algorithm, rollout)
-    return tools.completed(algorithm, informative_rows(rollout, group_advantage(rollout.returns, rollout.group, 5.0)))
+    return tools.completed(
+        algorithm, nonzero_advantage_rows(rollout, group_advantage(rollout.returns, rollout.group, 5.0))
+    )
 
 
 def test_returns_are_standardised_within_their_group() -> None:
@@ -58,7 +60,7 @@ def test_each_decision_of_an_episode_has_its_advantage() -> None:
     algorithm = grpo()
     rollout = tools.sampler_for(algorithm).collect(algorithm.act)
     advantage = torch.arange(16.0) + 1
-    rows = informative_rows(rollout, advantage)
+    rows = nonzero_advantage_rows(rollout, advantage)
     assert len(rows) == int(rollout.valid.sum()) and rows.logp.shape == (len(rows), 4)
     states = {tuple(row): n + 1 for n in range(16) for row in rollout.obs["state"][rollout.valid[:, n], n, 0].tolist()}
     later = [i for i, row in enumerate(rows.obs["state"][:, 0].tolist()) if tuple(row) in states and i >= 16]
@@ -142,7 +144,7 @@ def test_only_groups_that_disagree_are_learned_from() -> None:
     one = rollout.group == rollout.group[0]
     rollout.reward[:, ~one] = 0.0
     advantage = group_advantage(rollout.returns, rollout.group, 5.0)
-    rows = informative_rows(rollout, advantage)
+    rows = nonzero_advantage_rows(rollout, advantage)
     assert len(rows) == int(rollout.valid[:, one & (advantage != 0)].sum()) > 0
     assert bool((rows.advantage != 0).all())
 

@@ -24,7 +24,7 @@ from matching_tools import (
 
 from robopolicy.algorithms.common.rollout_batch import normalize
 from robopolicy.algorithms.fpo import FPOConfig, fpo_estimator, fpo_loss
-from robopolicy.algorithms.fpo_pp import FPOPlusPlusConfig, clamp_through, huber
+from robopolicy.algorithms.fpo_pp import FPOPlusPlusConfig, huber, straight_through_clamp
 from robopolicy.core.estimator import Estimator, EstimatorConfig
 from robopolicy.core.ratios import ConstantBounds
 from robopolicy.errors import UserError
@@ -178,8 +178,8 @@ def test_losses_are_bounded_before_and_differences_after() -> None:
     steps = algorithm.policy.losses(rows.obs, rows.record)
     torch.testing.assert_close(algorithm.logp(rows), -steps.clamp(max=0.3).sum(-1))
     x = torch.tensor([-9.0, -1.0, 2.0, 9.0], requires_grad=True)
-    assert clamp_through(x, 5.0).tolist() == [-5.0, -1.0, 2.0, 5.0]
-    assert torch.equal(torch.autograd.grad(clamp_through(x, 5.0).sum(), x)[0], torch.ones(4))
+    assert straight_through_clamp(x, 5.0).tolist() == [-5.0, -1.0, 2.0, 5.0]
+    assert torch.equal(torch.autograd.grad(straight_through_clamp(x, 5.0).sum(), x)[0], torch.ones(4))
     settings: dict[str, Any] = UNBOUNDED | {"ratio_clamp": 0.01}
     bounded = tuner("fpo_pp", **settings)
     rows = moved(bounded, scale=0.3)

@@ -335,7 +335,7 @@ def test_a_resumed_run_ends_with_the_same_weights(at: int, tmp_path: Path) -> No
     other = sampler_for(resumed)
     other.load_state_dict(sim_state)
     run(resumed, other, 6)
-    assert (resumed.stage, resumed.played) == (straight.stage, straight.played)
+    assert (resumed.stage, resumed.stage_updates) == (straight.stage, straight.stage_updates)
     assert same(snapshot(straight.policy), resumed.policy)
     assert same(snapshot(straight.decoder_trainer.head), resumed.decoder_trainer.head)
     assert same(snapshot(straight.ppo.critic), resumed.ppo.critic) and same(snapshot(straight.best), resumed.best)
@@ -367,7 +367,7 @@ def test_losses_stay_finite_under_autocast_and_show_a_nan() -> None:
 
 
 def test_what_cannot_be_learned_is_refused() -> None:
-    with pytest.raises(UserError, match="denoising heads such as flow or diffusion, got 'gaussian'"):
+    with pytest.raises(UserError, match=r"needs a denoising head, e\.g\. flow, got 'gaussian'"):
         GoRL(GoRLConfig(), GaussianPolicy(GaussianConfig(), SPEC), total_updates=1)
     with pytest.raises(UserError, match=r"policy\.normalization=running"):
         GoRL(GoRLConfig(), FlowPolicy(FlowConfig(), SPEC), total_updates=1)

@@ -67,7 +67,7 @@ def test_v_normalises_as_the_policy_or_not_at_all(make: Callable[..., Any]) -> N
     assert made("running").encoder.normalizer.mode == "minmax"
     assert made("identity").encoder.normalizer.mode == "identity"
     assert torch.equal(made("minmax").encoder.normalizer.scale, made("running").encoder.normalizer.scale)
-    with pytest.raises(UserError, match=r"normalization 'meanstd' takes the statistics of a policy with the same one"):
+    with pytest.raises(UserError, match=r"normalization 'meanstd' needs a policy with the same normalization"):
         made("meanstd")
 
 
@@ -161,8 +161,8 @@ def test_the_penalty_compares_the_data_with_the_policy_and_with_all_of_the_actio
 ) -> None:
     policy = flow(action_normalization=normalization, action_clip=0.0)
     critic, data, seen = QEnsemble(SMALL, policy), batch(two_modes(16), peak), list[Tensor]()
-    judge = critic.of_candidates
-    critic.of_candidates = lambda obs, chunks: seen.append(chunks) or judge(obs, chunks)  # type: ignore[assignment]
+    judge = critic.candidate_values
+    critic.candidate_values = lambda obs, chunks: seen.append(chunks) or judge(obs, chunks)  # type: ignore[assignment]
     proposed = 0.1 * torch.randn(16, 3, 2, 1)
     objective = ConservativeObjective(ConservativeConfig(3.0, 50), torch.Generator().manual_seed(0))
     loss, _ = objective.penalty(data, critic, proposed)
@@ -186,7 +186,7 @@ def test_the_penalty_pushes_unseen_chunks_down_but_not_the_data() -> None:
             algorithm.update(batch(0.6 + 0.02 * torch.randn(64, 2, 1), lambda action: action[:, 0].sign()))
         obs = {"state": torch.zeros(1, 1, 2)}
         grid = torch.tensor([0.6, -0.8]).view(1, 2, 1, 1).expand(1, 2, 2, 1)
-        values.append(algorithm.critic.of_candidates(obs, grid).mean(0)[0])
+        values.append(algorithm.critic.candidate_values(obs, grid).mean(0)[0])
     assert values[1][0] > values[1][1] + 0.5 and values[1][1] < values[0][1] - 0.5
     assert values[1][0].item() == pytest.approx(1.0, abs=0.3)
 

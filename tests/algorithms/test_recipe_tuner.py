@@ -34,7 +34,7 @@ both = pytest.mark.parametrize("head", HEADS)
 
 
 def test_a_recipe_whose_rollout_is_not_played_says_so() -> None:
-    with pytest.warns(UserWarning, match=r"'single_stream' has a section 'rollout' \(sampler\)"):
+    with pytest.warns(UserWarning, match=r"ignores the section 'rollout' \(sampler\) of recipe 'single_stream'"):
         tuner(recipe="single_stream")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -145,12 +145,12 @@ def test_what_does_not_fit_is_refused_in_one_line(tmp_path: Path) -> None:
 
     with pytest.raises(UserError, match=r"mine.yaml': Unknown key 'advantages' of a recipe"):
         tuner(recipe=written(advantages=[]))
-    with pytest.raises(UserError, match="learns from pairs; algorithm=recipe needs"):
+    with pytest.raises(UserError, match="has data: pairs; algorithm=recipe needs"):
         tuner(recipe=written(data="pairs"))
     with pytest.raises(UserError, match="cannot be read"):
         tuner(recipe=str(tmp_path / "missing.yaml"))
     needy = tuner(recipe=written(advantage=[{"name": "given_baseline", "field": "greedy"}]))
-    with pytest.raises(UserError, match=r"needs a field that robots do not record: .*extra\['greedy'\]"):
+    with pytest.raises(UserError, match=r"needs a field that is not recorded: .*extra\['greedy'\]"):
         needy.update(tools.sampler_for(needy).collect(needy.act))
 
 

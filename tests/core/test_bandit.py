@@ -28,7 +28,7 @@ def test_gradient_on_a_gaussian_bandit(surrogate, level, layout, count):
     old = score_and_logp(torch.zeros(()), steps)
     reward = -((steps.sum(1) - 2.0) ** 2)
     if layout == "chain":
-        decisions = Decisions.from_chain(old.view(4, N // 4, count))
+        decisions = Decisions(old)
     else:  # two tokens of padding, whose log-probabilities are garbage
         mask = torch.cat([torch.ones(N, count), torch.zeros(N, 2)], 1).bool()
         steps = torch.cat([steps, torch.full((N, 2), 1e6, dtype=torch.float64)], 1)

@@ -16,15 +16,6 @@ from robopolicy.core.decisions import (
 )
 
 
-def test_a_chain_becomes_rows_by_a_view():
-    logp = torch.randn(3, 4, 5)
-    decisions = Decisions.from_chain(logp, group=torch.arange(12).view(3, 4))
-    assert decisions.shape == (12, 5)
-    assert decisions.logp_old.data_ptr() == logp.data_ptr()
-    assert torch.equal(decisions.logp_old[1 * 4 + 2], logp[1, 2])
-    assert torch.equal(decisions.require("group"), torch.arange(12))
-
-
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
@@ -41,10 +32,6 @@ def test_wrong_shapes_are_named(fields, message):
 def test_wrong_rank_is_named():
     with pytest.raises(ValueError, match=r"logp_old must be \(N, T\)"):
         Decisions(torch.zeros(2))
-    with pytest.raises(ValueError, match=r"must be \(T_env, N_env, K\)"):
-        Decisions.from_chain(torch.zeros(2, 3))
-    with pytest.raises(ValueError, match=r"reward must start with \(2, 3\)"):
-        Decisions.from_chain(torch.zeros(2, 3, 4), reward=torch.zeros(3, 2, 4))
 
 
 def test_a_missing_field_is_named():

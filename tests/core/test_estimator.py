@@ -239,7 +239,7 @@ def test_dppo_is_a_configuration():
     """Ratio per denoising step, clip range growing along the chain, earlier steps discounted."""
     generator = torch.Generator().manual_seed(0)
     old, change = torch.randn(2, 3, 4, generator=generator), 0.02 * torch.randn(6, 4, generator=generator)
-    decisions, env_advantage = Decisions.from_chain(old), torch.randn(6, generator=generator)
+    decisions, env_advantage = Decisions(old.flatten(0, 1)), torch.randn(6, generator=generator)
     discounted = Broadcast()(env_advantage[:, None], decisions) * DepthDiscount(0.9, 4)(decisions)
     bounds = DepthBounds(0.001, 0.01, steps=4)
     loss, _ = Estimator(EstimatorConfig(bounds=bounds))(decisions, discounted, decisions.logp_old + change)
@@ -255,7 +255,7 @@ def test_reinflow_is_a_configuration():
     """One ratio per chunk: log-ratios summed over the chain, divided by steps x dimensions."""
     generator = torch.Generator().manual_seed(0)
     old, change = torch.randn(2, 3, 4, generator=generator), torch.randn(6, 4, generator=generator)
-    decisions, advantage = Decisions.from_chain(old), torch.randn(6, generator=generator)
+    decisions, advantage = Decisions(old.flatten(0, 1)), torch.randn(6, generator=generator)
     config = EstimatorConfig(level="unit", reduction="normalized", count=4 * 12.0, bounds=ConstantBounds(0.01))
     loss, _ = Estimator(config)(decisions, advantage, decisions.logp_old + change)
     ratio = (change.sum(1) / 48).exp()

@@ -68,7 +68,7 @@ def test_an_estimator_is_built_with_its_parts() -> None:
         ("pipeline", {"name": "indicator"}, "Expected a list for pipeline"),
         ("partition", {"name": "group", "size": 3}, "Unknown option 'size' of partition 'group'; known: none"),
         ("surrogate", "clap", "Unknown surrogate 'clap'"),
-        ("stages", "clip", "Unknown slot 'stages'"),
+        ("stages", "clip", "Unknown component type 'stages'"),
         ("scope", {"partition": 3}, "Expected a name or a mapping of options for partition, found 3"),
         (
             "bounds",

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch import Tensor
 
 from robopolicy.core.decisions import Decisions
 
@@ -32,12 +33,17 @@ def token_batch() -> Decisions:
     )
 
 
+def rows_of_chain(logp_old: Tensor, **others: Tensor) -> Decisions:
+    """View a denoising chain `(T_env, N_env, K)` as T_env * N_env rows of K decisions."""
+    return Decisions(logp_old.flatten(0, 1), **{name: value.flatten(0, 1) for name, value in others.items()})
+
+
 def denoising_chain() -> Decisions:
     """3 chunks of 4 environments with 4 denoising steps each; episodes of environments 0 and 2 end on the way."""
     generator = torch.Generator().manual_seed(1)
     draw = lambda: torch.randn(3, 4, 4, generator=generator, dtype=torch.float64)  # noqa: E731
     logp = -draw().abs()
-    return Decisions.from_chain(
+    return rows_of_chain(
         logp,
         logp_behaviour=logp + 0.1 * draw(),
         logp_ref=logp + 0.1 * draw(),

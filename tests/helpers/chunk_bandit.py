@@ -63,7 +63,7 @@ class Known(nn.Module):
         values = torch.stack([member(obs["state"][:, -1], chunk[:, 0]) for member in self.members])
         return values if members is None else values[members]
 
-    def of_candidates(self, obs: dict[str, Tensor], chunks: Tensor) -> Tensor:
+    def candidate_values(self, obs: dict[str, Tensor], chunks: Tensor) -> Tensor:
         """Values `(M, B, C)` of candidates `(B, C, H, A)`."""
         return torch.stack([self(obs, chunk) for chunk in chunks.unbind(1)], -1)
 

@@ -81,8 +81,8 @@ def rollout_of(obs: dict[str, Tensor], record: dict[str, Tensor], steps: int) ->
 
 def completed(algorithm: Any, rows: RolloutBatch) -> RolloutBatch:
     """Rows as the first epoch sees them: with chains, or with stored points."""
-    if hasattr(algorithm, "weighted"):
-        return algorithm.weighted(rows)
+    if hasattr(algorithm, "compute_weights"):
+        return algorithm.compute_weights(rows)
     if hasattr(algorithm, "flow_loss"):
         return algorithm.flow_loss.complete(rows)
     algorithm.recorder.snapshot()

@@ -64,9 +64,9 @@ def test_dsrl_steers_a_diffusion_policy_and_leaves_it_alone(kind: Any, config: A
     untrained = {key: item.clone() for key, item in algorithm.policy.actor.state_dict().items()}
     sim = ChunkedSim(GoalShown(4), action_horizon=base.spec.action_horizon, obs_horizon=base.spec.obs_horizon)
     sampler = ReplaySampler(sim, Replay(1000, 4), seed=0)
-    sampler.play(algorithm.explore, 4)
+    sampler.collect(algorithm.explore, 4)
     for _ in range(3):
-        sampler.play(algorithm.act)
+        sampler.collect(algorithm.act)
         metrics = algorithm.update(sampler.replay.sample(algorithm.request, algorithm.generator, batches=2))
         assert all(torch.isfinite(torch.tensor(number)) for number in metrics.values())
     after = base.original.policy.state_dict()

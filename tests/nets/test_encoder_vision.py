@@ -122,7 +122,7 @@ def test_the_transformer_knows_where_things_are() -> None:
         ({"widths": (20,)}, "multiples of 16"),
         ({"crop": 0.0}, r"crop must lie in \(0, 1\]"),
         ({"vit_patch": 5}, r"vision\.vit_patch must be even"),
-        ({"vit_width": 10}, "multiple of vision.vit_heads"),
+        ({"vit_width": 10}, "multiple of vit_heads"),
     ],
 )
 def test_bad_camera_settings_are_refused_in_one_line(settings: dict, message: str) -> None:

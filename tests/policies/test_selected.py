@@ -172,7 +172,7 @@ def test_the_ensemble_is_reduced_as_asked() -> None:
     base, obs = flow(), observations(4)
     critic = critic_of(base)
     chunks = torch.randn(4, 6, 4, 2)
-    values = critic.of_candidates(obs, chunks)
+    values = critic.candidate_values(obs, chunks)
     torch.testing.assert_close(make_best_of_n(base, critic).score(obs, chunks), values.mean(0))
     torch.testing.assert_close(make_best_of_n(base, critic, reduction="min").score(obs, chunks), values.min(0).values)
 
@@ -258,7 +258,7 @@ def test_a_step_follows_the_gradient_in_normalised_units_on_the_executed_actions
     slope = torch.tensor([2.0, -1.0])
     critic = Analytic(base, lambda chunk: (chunk * slope).sum((1, 2)))
     start = torch.zeros(3, 2, 4, 2)
-    values = critic.of_candidates(obs, start)[0]
+    values = critic.candidate_values(obs, start)[0]
     found = ascend(critic, obs, Candidates(start, values), steps=3, rate=0.01)
     moved = 3 * 0.01 * slope * SCALE * SCALE  # dQ/dx = slope * scale, and a = scale * x
     torch.testing.assert_close(found.chunks[:, :, :2], moved.expand(3, 2, 2, 2), atol=1e-6, rtol=1e-5)

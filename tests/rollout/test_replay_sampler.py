@@ -59,7 +59,7 @@ def request(**settings: Any) -> ReplaySampleSpec:
 def test_the_memory_equals_the_diary() -> None:
     sim = Diary()
     playing = sampler(sim)
-    playing.play(act, 30)
+    playing.collect(act, 30)
     assert playing.env_steps == sum(map(len, sim.pages))
     ends = 0
     for env, page in enumerate(sim.pages):
@@ -81,7 +81,7 @@ def test_the_memory_equals_the_diary() -> None:
 
 def test_played_actions_are_clipped_to_the_bounds() -> None:
     playing = sampler()
-    playing.play(act, 10)
+    playing.collect(act, 10)
     chunk = playing.replay.sample(request(batch_size=500), torch.Generator().manual_seed(0)).chunk
     assert chunk.abs().max() == 1.0
 
@@ -96,7 +96,7 @@ def test_records_belong_to_the_chunks_they_were_noted_for() -> None:
         chunks.append(sample.chunk)
         return sample
 
-    playing.play(noted, 20)
+    playing.collect(noted, 20)
     wanted = request(batch_size=300, horizon=EXECUTE, steps=EXECUTE, chunk_starts_only=True)
     batch = playing.replay.sample(wanted, torch.Generator().manual_seed(0))
     drawn = batch.record["drawn"]
@@ -108,12 +108,12 @@ def test_records_belong_to_the_chunks_they_were_noted_for() -> None:
 
 def test_a_resumed_sampler_plays_what_the_uninterrupted_one_would() -> None:
     straight = sampler()
-    straight.play(act, 15)
+    straight.collect(act, 15)
     state = straight.state_dict()
-    straight.play(act, 15)
+    straight.collect(act, 15)
     resumed = sampler(seed=9)
     resumed.load_state_dict(state)
-    resumed.play(act, 15)
+    resumed.collect(act, 15)
     assert resumed.env_steps == straight.env_steps
     wanted = request(batch_size=200, horizon=4, steps=3, obs_horizon=2)
     one, two = (played.replay.sample(wanted, torch.Generator().manual_seed(1)) for played in (straight, resumed))
@@ -123,10 +123,10 @@ def test_a_resumed_sampler_plays_what_the_uninterrupted_one_would() -> None:
 
 def test_a_new_sampler_on_an_old_memory_starts_new_episodes() -> None:
     first = sampler()
-    first.play(act, 2)
+    first.collect(act, 2)
     running = first.replay._age.copy()
     second = ReplaySampler(first.sim, first.replay, seed=50)
-    second.play(act, 1)
+    second.collect(act, 1)
     for env in range(ENVS):
         assert running[env] == 2 * EXECUTE
         base = env * first.replay.length
@@ -139,7 +139,7 @@ def test_a_new_sampler_on_an_old_memory_starts_new_episodes() -> None:
 def test_finished_episodes_are_counted_once() -> None:
     sim = Diary()
     playing = sampler(sim)
-    playing.play(act, 30)
+    playing.collect(act, 30)
     finished = sum(bool(row["terminated"] | row["truncated"]) for page in sim.pages for row in page)
     stats = playing.episode_stats()
     assert stats["rollout/episodes"] == finished and stats["rollout/success"] > 0

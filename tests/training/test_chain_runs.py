@@ -82,7 +82,7 @@ def test_a_fine_tuned_diffusion_policy_is_evaluated_and_tuned_again(
     assert main(["eval", str(once), "--episodes", "4", "--out", str(tmp_path / "eval")]) == 0
     train(capsys, f"init_from={once}", *settings, "name=twice")
     assert main(["train", f"init_from={once}", *settings, "algorithm.trained_steps=3", "name=thrice"]) == 2
-    assert "takes its last 2 steps" in capsys.readouterr().err
+    assert "must be at most the newest network's 2 steps" in capsys.readouterr().err
 
 
 def test_runs_that_cannot_be_are_refused_in_one_line(

@@ -172,7 +172,7 @@ def test_only_a_collapse_at_the_end_restores_the_best_state(tmp_path: Path, monk
 @pytest.mark.parametrize(
     "settings, message",
     [
-        ([*RLPD_RUN, "budget.updates=1"], "learns from demonstrations as well; pass dataset=FOLDER"),
+        ([*RLPD_RUN, "budget.updates=1"], "also needs demonstrations; pass dataset=FOLDER"),
         ([*SAC_RUN, "budget.updates=1", "replay.offline_updates=1"], "offline_updates learns from a dataset"),
         ([*SAC_RUN, "budget.env_steps=80"], "ends before learning starts, after replay.learning_starts=100"),
         ([*SAC_RUN, "budget.updates=1", "algorithm.utd=1e30"], "algorithm.utd must lie in (0, 1000], got 1e+30"),

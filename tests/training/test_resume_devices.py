@@ -7,7 +7,7 @@ from meta_device import GPU, SPEC, Elsewhere, rollout
 from robopolicy.algorithms.common.rollout_batch import RewardNormalizer
 from robopolicy.algorithms.gorl import DecoderTrainer, GoRLConfig
 from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
-from robopolicy.rollout.on_policy import EpisodeTally
+from robopolicy.rollout.on_policy import EpisodeStats
 from robopolicy.sim.chunk import ChunkedSim
 
 
@@ -27,10 +27,10 @@ def test_what_an_algorithm_remembers_of_its_play() -> None:
 
 
 def test_what_a_sampler_and_a_simulator_remember_of_running_episodes() -> None:
-    tally = EpisodeTally(Elsewhere())
+    stats = EpisodeStats(Elsewhere())
     numbers = torch.zeros(3)
-    tally.load_state_dict({"return": numbers, "length": numbers.long(), "sums": {"return": (numbers[0], numbers[1])}})
-    assert {value.device for value in (tally._return, tally._length, *tally._sums["return"])} == {GPU}
+    stats.load_state_dict({"return": numbers, "length": numbers.long(), "sums": {"return": (numbers[0], numbers[1])}})
+    assert {value.device for value in (stats._return, stats._length, *stats._sums["return"])} == {GPU}
     chunked = ChunkedSim(Elsewhere(), obs_horizon=2)
     history = chunked.load_state_dict({"sim": {}, "history": {"state": torch.zeros(3, 2, 1)}})
     assert history["state"].device == GPU

@@ -69,7 +69,7 @@ def test_steering_replays_demonstrations_where_actions_suffice(
     assert rows[0]["train/env_steps"] == 0 < rows[-1]["train/env_steps"]
     assert main(["train", "algorithm=dsrl_sac", *settings, "name=sac"]) == 2
     error = capsys.readouterr().err
-    assert "which a dataset does not hold" in error and error.count("\n") == 1
+    assert "which datasets lack" in error and error.count("\n") == 1
 
 
 @pytest.mark.parametrize("update", [1, 3, 5])  # in stage 0, while a decoder is trained, in stage 1

@@ -1,1 +1,1 @@
-"""Parts that several algorithms share."""
+"""Code that several algorithms share."""

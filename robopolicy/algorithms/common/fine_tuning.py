@@ -1,8 +1,7 @@
-"""What the on-policy fine-tuners of generative policies share.
+"""Shared code of the on-policy fine-tuners of generative policies: settings, the actor's step, and scores of chunks.
 
-Each of them has a policy that can be sampled, a loss on minibatches of decisions and an `update` that shows the order
-of the method. Here are their settings, the step of the actor, and the two ways of scoring a chunk: `ChainRecorder` for
-the density of a denoising chain, `MonteCarloFlowLoss` for training losses or velocities at stored points.
+`ChainRecorder` scores a chunk by the density of its denoising chain, `MonteCarloFlowLoss` by training losses or
+velocities at stored points.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ REDUCTIONS = ("mean", "sum")
 
 @dataclass(frozen=True)
 class PolicyGradientConfig(Validated):
-    """Settings of the actor's steps."""
+    """Settings of the gradient steps of the actor."""
 
     epochs: PositiveInt = 5  # passes over each rollout
     batch_size: PositiveInt = 1024  # chunk decisions per minibatch
@@ -46,12 +45,12 @@ class PolicyGradientConfig(Validated):
 
 @dataclass(frozen=True)
 class FineTuningConfig(PolicyGradientConfig, OnPolicyConfig):
-    """Settings that every on-policy fine-tuner with a critic has."""
+    """Settings of on-policy fine-tuners with a critic."""
 
     num_steps: PositiveInt = 50  # T, chunk decisions per environment and rollout
-    discount_unit: str = "step"  # step: gamma per control step inside chunks too | chunk: once per chunk (papers)
+    discount_unit: str = "step"  # gamma per control step ("step") or per chunk ("chunk", as in the papers)
     critic_lr: Positive = 6.5e-4  # learning rate of the critic
-    critic_warmup: NonNegativeInt = 0  # first rollouts that train the critic alone
+    critic_warmup: NonNegativeInt = 0  # first rollouts that train only the critic
     critic: ValueConfig = field(default_factory=lambda: ValueConfig(hidden=(256, 256, 256), activation="silu"))
 
     def __post_init__(self) -> None:
@@ -62,15 +61,15 @@ class FineTuningConfig(PolicyGradientConfig, OnPolicyConfig):
 
 @dataclass(frozen=True)
 class ChainConfig(Validated):
-    """Storage of the denoising chains of a rollout; `docs/guide/fine_tune.md` has the bytes."""
+    """Storage of the denoising chains of a rollout; see `docs/guide/fine_tune.md` for its size."""
 
-    chain_dtype: str = "float32"  # of recorded chains: float32 | bfloat16 (half the memory, ratios stay exact)
-    recompute_chains: bool = False  # record only seeds and draw the chains again in the update: slow, tiny
+    chain_dtype: str = "float32"  # of recorded chains: float32 | bfloat16 (half the memory, exact ratios)
+    recompute_chains: bool = False  # store only seeds and resample chains in the update: slower, little memory
 
 
 @dataclass(frozen=True)
 class FlowLossConfig(FineTuningConfig):
-    """Settings of the fine-tuners on the training loss of the head."""
+    """Settings of fine-tuners on the training loss of the head."""
 
     target_kl: Positive | None = None  # stop the epochs when the approximate KL of these ratios exceeds this
     num_mc_samples: PositiveInt = 8  # N, stored pairs of noise and time per chunk
@@ -84,19 +83,19 @@ class FlowLossConfig(FineTuningConfig):
 
 
 def actor_adam(policy: Policy, config: PolicyGradientConfig) -> torch.optim.Adam:
-    """Optimiser of the trainable weights of `policy`."""
+    """Build the optimiser of the trainable weights of `policy`."""
     return torch.optim.Adam([p for p in policy.parameters() if p.requires_grad], lr=config.lr, fused=True)
 
 
 def critic_adam(critic: ValueNet, config: FineTuningConfig) -> torch.optim.Adam:
-    """Optimiser of the critic."""
+    """Build the optimiser of the critic."""
     return torch.optim.Adam(critic.parameters(), lr=config.critic_lr, fused=True)
 
 
 def cosine_rate(
     optimizer: torch.optim.Optimizer, config: PolicyGradientConfig, updates: int, total_updates: int
 ) -> float:
-    """Set and return the learning rate after `updates` of `total_updates` rollouts: half a cosine to `lr_final`."""
+    """Set and return the learning rate after `updates` of `total_updates` rollouts: cosine decay to `lr_final`."""
     fraction = 0.5 * (1 + math.cos(math.pi * updates / total_updates))
     rate = config.lr_final + (config.lr - config.lr_final) * fraction
     optimizer.param_groups[0]["lr"] = rate
@@ -104,12 +103,12 @@ def cosine_rate(
 
 
 def kl_exceeded(info: Info, limit: float | None) -> bool:
-    """Whether the epochs end before this step."""
+    """Whether to stop the epochs before this step."""
     return limit is not None and float(info["approx_kl"]) > limit
 
 
 def clipped_step(optimizer: torch.optim.Optimizer, loss: Tensor, info: Info, grad_clip: float) -> Info:
-    """Take one gradient step down `loss`; returns what to log: `actor/` `info` and the norm of the gradient."""
+    """Take a gradient step on `loss`; returns `info` and the gradient norm under `actor/`."""
     optimizer.zero_grad(set_to_none=True)
     loss.backward()
     norm = clip_gradients(parameters_of(optimizer), grad_clip)
@@ -118,12 +117,7 @@ def clipped_step(optimizer: torch.optim.Optimizer, loss: Tensor, info: Info, gra
 
 
 class ChainRecorder:
-    """Keeps the denoising chains of a rollout until the update: the iterates themselves, or seeds to draw them again.
-
-    Args:
-        policy: Chain that is sampled and trained.
-        config: What to record.
-    """
+    """Storage of the denoising chains of a rollout until the update: their iterates, or seeds to resample them."""
 
     def __init__(self, policy: StochasticSampler, config: ChainConfig) -> None:
         policy.chain_dtype = chain_dtype(config.chain_dtype)
@@ -131,18 +125,18 @@ class ChainRecorder:
         self._seeds = RecomputedChain(policy) if config.recompute_chains else None
 
     def sample(self, obs: Observation, *, generator: Randomness = None) -> Sample:
-        """Draw a chunk for exploration, with the record of its chain."""
+        """Draw a chunk for exploration and record its chain."""
         source = self._policy if self._seeds is None else self._seeds
         return source.sample(obs, generator=generator)
 
     def snapshot(self) -> None:
-        """Keep a copy of the weights that sampled, if chains have to be drawn again; call it before the first step."""
+        """Copy the weights of the rollout if chains are resampled; call it before the first gradient step."""
         if self._seeds is not None:
             self._seeds.snapshot()
 
     @torch.no_grad()
     def resample(self, rows: RolloutBatch) -> RolloutBatch:
-        """Rows of a minibatch with their chains, drawn again where only seeds were recorded."""
+        """Rows of a minibatch with their chains, resampled if only seeds were recorded."""
         if self._seeds is None:
             return rows
         record, logp = self._seeds.resample(rows.obs, rows.record)
@@ -150,15 +144,12 @@ class ChainRecorder:
 
 
 class MonteCarloFlowLoss:
-    """Scores of chunks at random points of the path from noise to data, drawn once per rollout and kept.
+    """Scores of chunks at random points of the path from noise to data, drawn once per rollout.
 
-    Ratios compare what the network says at these points now with what it said before the first gradient step.
+    Ratios compare the network at these points with the network before the first gradient step.
 
-    Args:
-        policy: Completes a record by points: `complete(obs, record, generator)`.
-        logp: What stands for the log-probabilities `(B, N)` of rows in ratios.
-        batch_size: Rows that are completed at once.
-        generator: Source of the points.
+    `policy.complete(obs, record, generator)` adds the points of up to `batch_size` rows to their record, and `logp`
+    returns surrogate log-probabilities `(B, N)` of rows.
     """
 
     def __init__(
@@ -171,7 +162,7 @@ class MonteCarloFlowLoss:
 
     @torch.no_grad()
     def complete(self, rows: RolloutBatch) -> RolloutBatch:
-        """Rows with points in their records, and the scores by the weights that sampled."""
+        """Rows with points in their records and their scores under the current weights."""
         parts = [self._complete(part) for part in rows.split(self._batch_size)]
         record = {key: torch.cat([part.record[key] for part in parts]) for key in parts[0].record}
         return replace(rows, record=record, logp=torch.cat([part.logp for part in parts]))
@@ -182,7 +173,7 @@ class MonteCarloFlowLoss:
 
 
 def sampled_policy(head: GenerativePolicy, config: FlowLossConfig, *, stratified: bool = False) -> SampledPolicy:
-    """`head` with exploration noise, scored at pairs of noise and time; `stratified` spreads the times of a chunk."""
+    """Wrap `head` with exploration noise and scores at pairs of noise and time, stratified in time if set."""
     samples, std = config.num_mc_samples, config.exploration_std
     return SampledPolicy(head, num_mc_samples=samples, exploration_std=std, stratified=stratified)
 
@@ -198,5 +189,5 @@ def reduce_steps(loss: Tensor, reduction: str) -> Tensor:
 
 
 def velocity_distance(velocity: Tensor, other: Tensor) -> Tensor:
-    """Mean squared distance of velocities `(B, N, Ta, A)`, a scalar; no gradient flows into `other`."""
+    """Mean squared distance of velocities `(B, N, Ta, A)`, a scalar; `other` is detached."""
     return (velocity - other.detach()).square().mean()

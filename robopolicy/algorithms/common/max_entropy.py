@@ -1,7 +1,7 @@
-"""Parts of maximum-entropy algorithms: the learned weight of the entropy, its settings, and policies over noise.
+"""Shared code of maximum-entropy algorithms: the learned entropy temperature, settings, and policies over noise.
 
-SAC and its relatives move the actor and the weight of its entropy by one optimiser. DSRL is soft actor-critic whose
-actor chooses the noise of a frozen diffusion or flow policy (`LatentPolicy`).
+SAC and related methods train the actor and the temperature with one optimiser. DSRL is soft actor-critic whose actor
+outputs the noise of a frozen diffusion or flow policy (`LatentPolicy`).
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from robopolicy.policies.wrappers.latent import STEERING_ACTOR, LatentPolicy, No
 
 @dataclass(frozen=True)
 class MaxEntropyConfig(OffPolicyConfig):
-    """Settings of every soft actor-critic; the sizes are Stable-Baselines3's."""
+    """Settings of soft actor-critic methods; network sizes as in Stable-Baselines3."""
 
     critic: CriticConfig = field(
         default_factory=lambda: CriticConfig(hidden=(256, 256), activation="relu", layer_norm=False)
     )
     temperature: Positive = 1.0  # initial weight of the entropy
     temperature_lr: NonNegative = 3e-4  # 0 keeps it fixed
-    target_entropy: Finite | None = None  # nats; None is minus the number of action dimensions that the entropy counts
-    backup_entropy: bool = True  # entropy in the critic's target; false where success ends episodes and pays once
+    target_entropy: Finite | None = None  # [nats]; None: minus the number of action dimensions
+    backup_entropy: bool = True  # entropy in the critic's target; false if success ends episodes with one reward
 
 
 class Temperature(nn.Module):
-    """Positive weight of the entropy, learned so that the entropy stays near its target."""
+    """Positive weight of the entropy, trained to keep the entropy near its target."""
 
     def __init__(self, initial: float) -> None:
         super().__init__()
@@ -47,22 +47,22 @@ class Temperature(nn.Module):
         return self.log.exp()
 
     def loss(self, logp: Tensor, target_entropy: float) -> Tensor:
-        """Loss whose descent grows the weight while the entropy `-logp` `(B,)` lies below its target."""
+        """Loss whose minimisation raises the weight while the entropy `-logp` `(B,)` is below its target."""
         return -(self.log * (logp.detach() + target_entropy)).mean()
 
 
 def target_entropy(config: MaxEntropyConfig, dims: int) -> float:
-    """Entropy in nats that the settings ask for; minus the `dims` dimensions of the log-probability where left out."""
+    """Target entropy [nats]; by default minus the `dims` dimensions of the log-probability."""
     return -float(dims) if config.target_entropy is None else config.target_entropy
 
 
 def executed_dims(policy: Policy) -> int:
-    """Numbers in the executed part of a chunk."""
+    """Number of dimensions of the executed part of a chunk."""
     return policy.spec.action_horizon * policy.spec.action_dim
 
 
 def actor_optimizer(actor: nn.Module, temperature: Temperature, config: MaxEntropyConfig) -> torch.optim.Optimizer:
-    """Adam over actor and temperature, whose losses have no gradient for each other."""
+    """Build Adam over actor and temperature, whose losses have separate gradients."""
     groups = [
         {"params": list(actor.parameters()), "lr": config.lr},
         {"params": list(temperature.parameters()), "lr": config.temperature_lr},
@@ -75,47 +75,41 @@ def actor_optimizer(actor: nn.Module, temperature: Temperature, config: MaxEntro
 
 @dataclass(frozen=True)
 class SteeringConfig(MaxEntropyConfig):
-    """Settings of both variants of DSRL: the paper's with smaller networks (there: 3 x 2048), for sparse rewards.
+    """Settings of DSRL as in the paper, with smaller networks (there: 3 x 2048), for sparse rewards.
 
-    The paper pays -1 until success, so that values are a hundred times larger and a temperature of 1 fits them.
+    The paper's reward is -1 until success, so its values are a hundred times larger and its temperature is 1.
     """
 
-    noise_space: NoiseSpace = field(default_factory=NoiseSpace)  # which noise the actor chooses, and its bound
-    actor: GaussianConfig = STEERING_ACTOR  # network that chooses the noise
+    noise_space: NoiseSpace = field(default_factory=NoiseSpace)  # noise that the actor controls, and its bound
+    actor: GaussianConfig = STEERING_ACTOR  # network of the noise actor
     critic: CriticConfig = field(default_factory=lambda: CriticConfig(activation="tanh"))
     utd: Ratio = 5.0  # critic steps per decision of one environment (published: 20 per step of 4 environments)
     temperature: Positive = 0.01  # initial weight of the entropy (published: 1)
     backup_entropy: bool = False  # entropy in the critic's target (published: true, false for pi0)
-    target_entropy: Finite | None = 0.0  # nats of noise / bound; None is minus the number of free noise dimensions
+    target_entropy: Finite | None = 0.0  # of noise / bound [nats]; None: minus the number of free dimensions
 
 
 def make_latent_policy(policy: Policy, config: SteeringConfig, algorithm: str) -> LatentPolicy:
-    """`policy` with an actor that chooses its noise; one that has such an actor already is returned as it is.
+    """Wrap `policy` with a noise actor; a policy that has one is returned unchanged.
 
-    Raises:
-        UserError: It takes no noise, the noise is unbounded, or it has another actor or noise space.
+    Raises `UserError` if the policy takes no noise, the noise is unbounded, or its actor or noise space differs.
     """
     if not config.noise_space.bound:
-        raise UserError(
-            f"{algorithm} keeps the noise near what the base knows; set algorithm.noise_space.bound, e.g. to 1.5."
-        )
+        raise UserError(f"{algorithm} needs bounded noise; set algorithm.noise_space.bound, e.g. to 1.5.")
     if not isinstance(policy, LatentPolicy):
         return LatentPolicy.from_base(policy, config.noise_space, config.actor)
     if policy.config.space != config.noise_space:
         raise UserError(
-            f"The policy is steered in {policy.config.space}, not in {config.noise_space}; set algorithm.noise_space "
+            f"The policy's noise space is {policy.config.space}, not {config.noise_space}; set algorithm.noise_space "
             "to the former, or start from its base."
         )
-    theirs, wanted = vars(policy.config.actor), vars(config.actor)
-    other = [f"{key}={value}" for key, value in theirs.items() if key != "normalization" and value != wanted[key]]
+    theirs, expected = vars(policy.config.actor), vars(config.actor)
+    other = [f"{key}={value}" for key, value in theirs.items() if key != "normalization" and value != expected[key]]
     if other:  # normalization is the base's
-        raise UserError(
-            f"The policy is steered by an actor with {', '.join(other)}; set algorithm.actor to that, or start from "
-            "its base."
-        )
+        raise UserError(f"The policy's noise actor has {', '.join(other)}; set algorithm.actor to it, or use the base.")
     return policy
 
 
 def noise_dims(policy: LatentPolicy) -> int:
-    """Numbers of the noise that the actor chooses."""
+    """Number of noise dimensions that the actor controls."""
     return policy.actor.spec.horizon * policy.actor.spec.action_dim

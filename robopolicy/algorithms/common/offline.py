@@ -1,9 +1,9 @@
-"""Parts of algorithms that learn from a dataset: imitation, critic objectives for offline data, and Q-chunking.
+"""Shared code of algorithms with a dataset: imitation, critic objectives for offline data, and Q-chunking.
 
-A `CriticObjective` says what a critic regresses on and what else its loss contains. `ImplicitObjective` (IQL, Kostrikov
-et al. 2021) never evaluates an action outside the data: V is an expectile of Q over the data's actions, Q regresses on
-V. `ConservativeObjective` (Cal-QL, Nakamoto et al. 2023, on CQL) bootstraps from the policy and pushes the values of
-sampled chunks down towards, but not below, the returns in the data.
+A `CriticObjective` defines the regression target of a critic and further terms of its loss. `ImplicitObjective` (IQL,
+Kostrikov et al. 2021) never evaluates an action outside the data: V is an expectile of Q over the data's actions, and Q
+regresses on V. `ConservativeObjective` (Cal-QL, Nakamoto et al. 2023, on CQL) bootstraps from the policy and lowers the
+values of sampled chunks towards, but not below, the returns in the data.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from robopolicy.algorithms.common.off_policy import OffPolicyConfig, td_loss
+from robopolicy.algorithms.common.off_policy import OffPolicyConfig, optimizer_step, td_loss
 from robopolicy.constraints import NonNegative, OpenFraction, Positive, PositiveInt, Validated
 from robopolicy.critics.q import CriticConfig, QEnsemble
 from robopolicy.critics.value import ValueConfig, ValueNet, conservative_penalty, expectile_loss
@@ -31,19 +32,13 @@ from robopolicy.policies.wrappers.best_of_n import BestOfNPolicy
 
 @dataclass(frozen=True)
 class ImitationConfig(OffPolicyConfig):
-    """Settings of every algorithm with a critic whose policy imitates."""
+    """Settings of algorithms with a critic whose policy is trained by imitation."""
 
     grad_clip: Positive = 1.0  # largest gradient norm of the policy
 
 
 def require_imitation(policy: Policy, algorithm: str) -> Policy:
-    """The policy to train by imitation: the inner one, where `policy` takes the best of another one's samples.
-
-    A run that begins with what such a run has saved would otherwise choose among samples of an old choice.
-
-    Raises:
-        UserError: It has no `imitation_loss`.
-    """
+    """Return the policy to train by imitation (the base of a best-of-N wrapper), or raise `UserError`."""
     while isinstance(policy, BestOfNPolicy):
         policy = policy.base
     if type(policy).imitation_loss is Policy.imitation_loss:
@@ -64,15 +59,26 @@ def imitation_loss(
     generator: torch.Generator,
     progress: float,
 ) -> Tensor:
-    """Loss `(B,)` of `policy` towards `chunk` `(B, H, A)`, times `weight` `(B,)`; `mask` `(B, H)` is 0 on padded steps.
+    """Imitation loss `(B,)` of `chunk` `(B, H, A)`, times `weight` `(B,)`; `mask` `(B, H)` is 0 on padded steps.
 
-    `progress` in [0, 1] is the fraction of training done, for schedules of the policy such as a consistency head's
-    grid. Dropout and augmentation are on for this loss alone; acting, bootstraps and distillation use all units.
+    `progress` in [0, 1] is the fraction of training done, for schedules such as a consistency head's grid. Dropout and
+    augmentation are active only in this loss.
     """
     policy.set_progress(progress)
     policy.train()
     loss, _ = policy.imitation_loss(obs, chunk, weight, mask=mask, generator=generator)
     policy.eval()
+    return loss
+
+
+def imitation_step(
+    algorithm: Any, obs: Observation, chunk: Tensor, weight: Tensor | None = None, *, mask: Tensor
+) -> Tensor:
+    """Take a step of `algorithm.optimizer` on `imitation_loss` of `algorithm.policy`; returns the mean loss."""
+    generator, progress = algorithm.generator, algorithm.progress
+    losses = imitation_loss(algorithm.policy, obs, chunk, weight, mask=mask, generator=generator, progress=progress)
+    loss = losses.mean()
+    optimizer_step(algorithm.optimizer, loss, algorithm.policy, algorithm.config.grad_clip)
     return loss
 
 
@@ -83,7 +89,7 @@ def imitation_loss(
 class ImplicitConfig(Validated):
     """Settings of `ImplicitObjective`."""
 
-    expectile: OpenFraction = 0.7  # 0.5 is the mean over the data's actions, towards 1 the best; 0.9 for stitching
+    expectile: OpenFraction = 0.7  # 0.5: mean over the data's actions; towards 1: their best; 0.9 for stitching
     value: ValueConfig = field(default_factory=lambda: ValueConfig(hidden=(256, 256), activation="relu"))
 
 
@@ -91,16 +97,16 @@ class ImplicitConfig(Validated):
 class ConservativeConfig(Validated):
     """Settings of `ConservativeObjective`."""
 
-    weight: NonNegative = 5.0  # of the penalty beside the temporal-difference loss; .005 beside HL-Gauss (PA-RL)
-    samples: PositiveInt = 10  # chunks drawn uniformly from the action space for every row
+    weight: NonNegative = 5.0  # of the penalty, relative to the TD loss; .005 with HL-Gauss (PA-RL)
+    samples: PositiveInt = 10  # uniform chunks from the action space per row
 
 
 class CriticObjective(nn.Module, ABC):
-    """Regression target of a critic, and what its loss contains besides."""
+    """Regression target of a critic and further terms of its loss."""
 
     @abstractmethod
     def target(self, batch: Transitions, bootstrap: Callable[[], Tensor]) -> Tensor:
-        """Regression target `(B,)`; `bootstrap()` is that from the chunks of the policy."""
+        """Regression target `(B,)`; `bootstrap()` returns the target from chunks of the policy."""
 
     @abstractmethod
     def extra_loss(
@@ -110,21 +116,18 @@ class CriticObjective(nn.Module, ABC):
         q_values: Callable[[], Tensor],
         sample_candidates: Callable[[], Tensor],
     ) -> tuple[Tensor, Info]:
-        """Loss beside the temporal-difference loss.
+        """Loss in addition to the temporal-difference loss of the online `critic`, and metrics.
 
-        Args:
-            batch: Windows of the memory.
-            critic: The online ensemble.
-            q_values: Gives values `(B,)` of the batch's chunks by the target ensemble.
-            sample_candidates: Gives chunks `(B, C, H, A)` of the policy at the batch's observations.
+        `q_values()` are values `(B,)` of the batch's chunks under the target ensemble, `sample_candidates()` chunks
+        `(B, C, H, A)` of the policy at the batch's observations.
         """
 
     def update_stats(self, obs: Observation) -> None:
-        """Merge `obs` into running statistics, if there are any."""
+        """Update running statistics with `obs`, if there are any."""
 
 
 class ImplicitObjective(CriticObjective):
-    """Implicit Q-learning: bootstraps from a learned V and needs no action of the policy."""
+    """Implicit Q-learning: bootstraps from a learned V, without actions of the policy."""
 
     def __init__(self, config: ImplicitConfig, policy: Policy) -> None:
         super().__init__()
@@ -148,16 +151,16 @@ class ImplicitObjective(CriticObjective):
         q_values: Callable[[], Tensor],
         sample_candidates: Callable[[], Tensor],
     ) -> tuple[Tensor, Info]:
-        """The loss of V."""
+        """Loss of V."""
         return self.value_loss(batch, q_values())
 
     def update_stats(self, obs: Observation) -> None:
-        """Merge `obs` into the normaliser of V."""
+        """Update the normaliser of V with `obs`."""
         self.value.update_stats(obs)
 
 
 class ConservativeObjective(CriticObjective):
-    """Calibrated conservative Q-learning: bootstraps from the policy, holds the values of other chunks down."""
+    """Calibrated conservative Q-learning: bootstraps from the policy and lowers the values of other chunks."""
 
     def __init__(self, config: ConservativeConfig, generator: torch.Generator) -> None:
         super().__init__()
@@ -165,7 +168,7 @@ class ConservativeObjective(CriticObjective):
         self.generator = generator
 
     def target(self, batch: Transitions, bootstrap: Callable[[], Tensor]) -> Tensor:
-        """The bootstrap from the policy."""
+        """Bootstrap from the policy."""
         return bootstrap()
 
     def extra_loss(
@@ -175,26 +178,26 @@ class ConservativeObjective(CriticObjective):
         q_values: Callable[[], Tensor],
         sample_candidates: Callable[[], Tensor],
     ) -> tuple[Tensor, Info]:
-        """The penalty on candidates of the policy."""
+        """Penalty on candidates of the policy."""
         return self.penalty(batch, critic, sample_candidates())
 
     def penalty(self, batch: Transitions, critic: QEnsemble, candidates: Tensor) -> tuple[Tensor, Info]:
-        """Calibrated penalty on chunks `(B, C, H, A)`, summed over the members as the temporal-difference loss is."""
+        """Calibrated penalty on chunks `(B, C, H, A)`, summed over the members like the temporal-difference loss."""
         chunks = candidates[:, :, : critic.steps]
         shape = (len(chunks), self.config.samples, *chunks.shape[2:])
         drawn = critic.action_normalizer.half_range * (2 * uniform(shape, self.generator, chunks.device) - 1)
-        others = critic.action_normalizer.denormalize(drawn)
-        everything = torch.cat([batch.chunk[:, None, : critic.steps], chunks, others], 1)
+        uniform_chunks = critic.action_normalizer.denormalize(drawn)
+        candidates = torch.cat([batch.chunk[:, None, : critic.steps], chunks, uniform_chunks], 1)
         with training_mode(critic):
-            values = critic.of_candidates(batch.obs, everything)  # (M, B, 1 + C + U)
-        data, policy, elsewhere = values.split([1, chunks.shape[1], self.config.samples], -1)
-        penalty = conservative_penalty(data.squeeze(-1), policy, elsewhere, batch.returns)  # (M, B)
+            values = critic.candidate_values(batch.obs, candidates)  # (M, B, 1 + C + U)
+        data, policy, others = values.split([1, chunks.shape[1], self.config.samples], -1)
+        penalty = conservative_penalty(data.squeeze(-1), policy, others, batch.returns)  # (M, B)
         penalty = (penalty * batch.weight).mean(1)
         info = {
             "penalty": penalty.detach().mean(),
             "calibrated": (policy.detach() < batch.returns[:, None]).float().mean(),
             "policy_value": policy.detach().mean(),
-            "uniform_value": elsewhere.detach().mean(),
+            "uniform_value": others.detach().mean(),
         }
         return self.config.weight * penalty.sum(), info
 
@@ -204,15 +207,15 @@ class ConservativeObjective(CriticObjective):
 
 @dataclass(frozen=True)
 class QChunkingConfig(ImitationConfig):
-    """Settings of QC, FQL and DQC; networks are smaller than the published 4 x 512."""
+    """Settings of QC, FQL and DQC, with smaller networks than the published 4 x 512."""
 
     critic: CriticConfig = field(default_factory=lambda: CriticConfig(activation="gelu"))
 
 
 def known_errors(errors: Tensor, known: Tensor) -> Tensor:
-    """Errors `(B,)` where they are `known` `(B,)` bool, elsewhere the mean of those.
+    """Replace unknown errors `(B,)` by the mean of the `known` `(B,)` ones.
 
-    Rows that carry no loss would keep a large error for ever, and be drawn again and again by their priority.
+    Rows without a loss would otherwise keep a large error, and thus a high replay priority.
     """
     mean = torch.where(known, errors, 0.0).sum() / known.sum().clamp(min=1)
     return torch.where(known, errors, mean)
@@ -221,9 +224,9 @@ def known_errors(errors: Tensor, known: Tensor) -> Tensor:
 def complete_chunk_loss(
     critic: QEnsemble, batch: Transitions, target: Callable[[Transitions], Tensor], steps: int
 ) -> tuple[Tensor, Info]:
-    """`td_loss` over the windows of `steps` control steps; others, cut short by the end of an episode, have no loss.
+    """`td_loss` over windows of `steps` control steps; windows cut short by the end of an episode have no loss.
 
-    Nobody knows the tail of a chunk that was cut short, so its value is not learned.
+    The tail of a chunk that was cut short is unknown, so its value is not learned.
     """
     complete = (batch.steps == steps).to(batch.weight.dtype)
     loss, info = td_loss(critic, replace(batch, weight=batch.weight * complete), target)

@@ -1,7 +1,7 @@
-"""What the algorithms that learn from rollouts with a value network share.
+"""Shared code of on-policy algorithms with a value network.
 
-`OnPolicy` turns a rollout into rows with advantages, trains the critic on a second thread and keeps running statistics.
-The functions below it are for a joint optimiser of actor and critic, as PPO has it; `fine_tuning.py` has those for two.
+`OnPolicy` computes rows with advantages from a rollout, trains the critic on a second thread and updates running
+statistics. The functions are for a joint optimiser of actor and critic, as in PPO; see `fine_tuning.py` for two.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ KL_EPS = 1e-8  # a KL below this is rounding
 
 @dataclass(frozen=True)
 class OnPolicyConfig(Validated):
-    """Settings of every algorithm that learns from rollouts with a value network."""
+    """Settings of on-policy algorithms with a value network."""
 
     num_steps: PositiveInt = 128  # T, chunk decisions per environment and rollout
     gamma: Fraction = 0.99  # discount per control step
@@ -53,19 +53,19 @@ class OnPolicyConfig(Validated):
     normalize_reward: bool = True  # divide rewards by the running standard deviation of the return
     critic: ValueConfig = field(default_factory=ValueConfig)  # value network
     seed: NonNegativeInt = 0  # order of the minibatches
-    discount_unit: ClassVar[str] = "step"  # a setting of the fine-tuners
+    discount_unit: ClassVar[str] = "step"  # configurable in the fine-tuners
 
 
 @dataclass(frozen=True)
 class ActorCriticConfig(OnPolicyConfig):
-    """Settings of the algorithms with one optimiser for actor and critic."""
+    """Settings of algorithms with one optimiser for actor and critic."""
 
     epochs: PositiveInt = 10  # passes over each rollout
     lr: Positive = 3e-4  # Adam learning rate of actor and critic
     lr_schedule: str = "constant"  # constant | linear (to 0) | adaptive (keeps the KL of a step near target_kl)
     entropy_coef: NonNegative = 0.0  # weight of the entropy bonus
     value_coef: NonNegative = 0.5  # weight of the value loss
-    value_clip: NonNegative = 0.0  # largest change of a value that its loss rewards; 0 disables
+    value_clip: NonNegative = 0.0  # PPO's value clipping: largest change of a value per update; 0 disables
     grad_clip: Positive = 0.5  # largest norm of the joint gradient
     target_kl: Positive | None = None  # stop the epochs when the approximate KL exceeds 1.5 times this
     symmetry: SymmetryConfig = field(default_factory=SymmetryConfig)  # use of the task's mirror symmetry
@@ -75,11 +75,11 @@ class ActorCriticConfig(OnPolicyConfig):
         if self.lr_schedule not in LR_SCHEDULES:
             raise unknown_name("learning-rate schedule", self.lr_schedule, LR_SCHEDULES)
         if self.lr_schedule == "adaptive" and not self.target_kl:
-            raise UserError("lr_schedule=adaptive needs the KL to keep to; set algorithm.target_kl, e.g. 0.01.")
+            raise UserError("lr_schedule=adaptive needs a target KL; set algorithm.target_kl, e.g. 0.01.")
 
 
 class OnPolicy(Algorithm):
-    """Policy and value network that learn from one rollout after the other; subclasses define `update`.
+    """Base class with policy and value network; subclasses define `update`.
 
     Algorithms whose critic has its own optimiser set `critic_optimizer` and use `critic_in_background`.
     """
@@ -88,9 +88,9 @@ class OnPolicy(Algorithm):
     critic_optimizer: torch.optim.Optimizer
 
     def __init__(self, config: OnPolicyConfig, policy: Policy, *, total_updates: int) -> None:
-        """Build the critic; `policy` is what is sampled and trained for `total_updates` rollouts."""
+        """Build the critic of `policy`, which is trained for `total_updates` rollouts."""
         super().__init__(policy, total_updates=total_updates, seed=config.seed)
-        policy.eval()  # no dropout: what was sampled must be scored by the same network
+        policy.eval()  # no dropout, because sampling and scoring must use the same network
         self.config = config
         self.step_discount = config.gamma if config.discount_unit == "step" else 1.0
         self.critic = self.make_critic()
@@ -99,7 +99,7 @@ class OnPolicy(Algorithm):
         self.worker = BackgroundWorker(self.critics().values())
 
     def make_critic(self) -> ValueNet:
-        """Build the value network; a hook for heirs with more values than one."""
+        """Build the value network; a hook."""
         return ValueNet(self.config.critic, self.policy.spec)
 
     def critics(self) -> dict[str, ValueNet]:
@@ -107,12 +107,12 @@ class OnPolicy(Algorithm):
         return {"critic": self.critic}
 
     def update_reward_scale(self, batch: Rollout) -> None:
-        """Add the returns of `batch` to the running standard deviation that divides rewards, where settings ask so."""
+        """Update the running standard deviation of the return, if `normalize_reward` is set."""
         if self.config.normalize_reward:
             self.reward_normalizer.update(batch, self.config.gamma, self.config.discount_unit)
 
     def process_rollout(self, batch: Rollout) -> RolloutBatch:
-        """Decisions to learn from, with scaled rewards and GAE on V(s); a hook."""
+        """Rows to train on, with scaled rewards and GAE on V(s); a hook."""
         return compute_advantages(
             batch,
             self.critic,
@@ -123,17 +123,17 @@ class OnPolicy(Algorithm):
         )
 
     def minibatches(self, rows: RolloutBatch, shape: tuple[int, int]) -> Iterator[tuple[RolloutBatch, bool]]:
-        """One pass over the rows of a rollout of `shape` (T, N): shuffled, or in whole columns if recurrent."""
+        """One pass over the rows of a rollout of `shape` (T, N): shuffled, or whole columns if recurrent."""
         if self.policy.spec.hidden_dim:
             return recurrent_minibatches(rows, shape, self.config.batch_size, self.generator)
         return minibatches(rows, self.config.batch_size, self.generator)
 
     def critic_loss(self, rows: RolloutBatch) -> Tensor:
-        """Regression of V(s); it runs on a second thread and must not touch the policy; a hook."""
+        """Regression of V(s) on a second thread, which must not use the policy; a hook."""
         return nn.functional.mse_loss(self.critic(rows.obs), rows.value_target)
 
     def critic_step(self, rows: RolloutBatch) -> Tensor:
-        """One step of the critic under an optimiser of its own; returns the loss."""
+        """Take a step of the critic's own optimiser; returns the loss."""
         loss = self.critic_loss(rows)
         self.critic_optimizer.zero_grad(set_to_none=True)
         loss.backward()
@@ -142,7 +142,7 @@ class OnPolicy(Algorithm):
 
     @contextmanager
     def critic_in_background(self, rows: RolloutBatch, stats: dict[str, Any]) -> Iterator[None]:
-        """Take a critic step on another thread during the body; afterwards `stats` has its loss."""
+        """Take a critic step on another thread during the body, and add its loss to `stats`."""
         self.worker.start(self.critic_step, rows)
         try:
             yield
@@ -150,9 +150,9 @@ class OnPolicy(Algorithm):
             stats["critic/loss"] = self.worker.wait()
 
     def finish(self, batch: Rollout, rows: RolloutBatch, stats: Mapping[str, Any]) -> Metrics:
-        """Update the running normalisers, count the update, and return what to log.
+        """Update the running normalisers, count the update, and return the metrics.
 
-        Normalisers follow last, so that the first ratios of the next update are exactly 1.
+        Normalisers change after the gradient steps, so that the first ratios of the next update are exactly 1.
         """
         metrics = {key: float(value) for key, value in stats.items()}
         obs = flatten(batch.obs)
@@ -167,10 +167,10 @@ class OnPolicy(Algorithm):
 
 
 def value_loss(value: Tensor, rows: RolloutBatch, clip: float = 0.0) -> Tensor:
-    """Mean squared error of `value` `(B,)` towards the targets.
+    """Mean squared error of `value` `(B,)` to the targets.
 
-    With `clip` each row counts the larger error of the value and of one that moved by at most `clip` since the rollout,
-    so that a value that has moved so far in one update is left alone (Schulman et al.'s code).
+    With `clip` each row has the larger error of the value and of the value clipped to within `clip` of the rollout's
+    value, as in PPO's public code.
     """
     error = (value - rows.value_target).square()
     if not clip:
@@ -180,30 +180,30 @@ def value_loss(value: Tensor, rows: RolloutBatch, clip: float = 0.0) -> Tensor:
 
 
 def prefixed(prefix: str, info: Info) -> Info:
-    """Entries of `info` under `prefix/`."""
+    """Add `prefix/` to the keys of `info`."""
     return {f"{prefix}/{key}": value for key, value in info.items()}
 
 
 def learning_rate(optimizer: torch.optim.Optimizer) -> float:
-    """Present learning rate of the first parameter group."""
+    """Learning rate of the first parameter group."""
     return optimizer.param_groups[0]["lr"]
 
 
 def parameters_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    """What `optimizer` moves."""
+    """Parameters of `optimizer`."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def schedule_rate(optimizer: torch.optim.Optimizer, config: ActorCriticConfig, progress: float) -> None:
-    """Set the learning rate of an update; the schedules constant and adaptive leave it as it is."""
+    """Set the learning rate of an update with the linear schedule; other schedules do not change it here."""
     if config.lr_schedule == "linear":
         optimizer.param_groups[0]["lr"] = config.lr * (1.0 - progress)
 
 
 def adapt_rate(optimizer: torch.optim.Optimizer, kl: float, target: float) -> None:
-    """Keep the KL of a step within half and twice its target (Schulman et al. 2017, as in rsl_rl).
+    """Adapt the learning rate to keep the KL of a step between half and twice its target, as in rsl_rl.
 
-    On fresh data the KL is rounding, which says nothing about the steps to come.
+    A KL below `KL_EPS`, before the first step, is a rounding error and has no effect.
     """
     group = optimizer.param_groups[0]
     if kl > 2 * target:
@@ -213,7 +213,7 @@ def adapt_rate(optimizer: torch.optim.Optimizer, kl: float, target: float) -> No
 
 
 def kl_too_large(optimizer: torch.optim.Optimizer, config: ActorCriticConfig, info: Info) -> bool:
-    """Whether the epochs end before this step; the adaptive schedule changes the learning rate instead."""
+    """Whether to stop the epochs before this step; the adaptive schedule changes the learning rate instead."""
     if config.target_kl is None:
         return False
     kl = float(all_reduce_mean(info["approx_kl"]))
@@ -232,13 +232,10 @@ def joint_step(optimizer: torch.optim.Optimizer, grad_clip: float) -> None:
 
 
 class BackgroundWorker:
-    """Runs a function on a second thread while the caller works: the critic's gradient during the actor's.
+    """Second thread for the gradient of the critic during the actor's; `networks` are trained by the function.
 
-    Both live in networks of their own, so the result does not depend on which of them is faster. Minibatches too small
-    to pay for the hand-over are computed by the caller.
-
-    Args:
-        networks: What the function trains.
+    Actor and critic share no weights, so the result does not depend on timing. Small minibatches, for which the
+    thread would cost more than it saves, are computed by the caller.
     """
 
     MIN_PARALLEL_WORK = 2_000_000  # rows times weights; measured with two hidden layers of 64
@@ -251,14 +248,14 @@ class BackgroundWorker:
         threading.Thread(target=_serve, args=(self._calls, self._results), daemon=True, name="critic").start()
 
     def start(self, function: Callable[..., Tensor], rows: RolloutBatch, *more: Any) -> None:
-        """Begin `function(rows, *more)`; `wait` must follow."""
+        """Start `function(rows, *more)`; `wait` must follow."""
         if len(rows) < self._min_rows:
             self._results.put(function(rows, *more))
         else:
             self._calls.put((function, (rows, *more)))
 
     def wait(self) -> Tensor:
-        """Result of the call that was begun last; raises what it raised."""
+        """Return the result of the last call, or raise its exception."""
         result = self._results.get()
         if isinstance(result, Exception):
             raise result
@@ -269,8 +266,7 @@ class BackgroundWorker:
 
 
 def _serve(
-    calls: SimpleQueue[tuple[Callable[..., Tensor], tuple[Any, ...]] | None],
-    results: SimpleQueue[Tensor | Exception],
+    calls: SimpleQueue[tuple[Callable[..., Tensor], tuple[Any, ...]] | None], results: SimpleQueue[Tensor | Exception]
 ) -> None:
     while (call := calls.get()) is not None:
         function, arguments = call

@@ -1,4 +1,4 @@
-"""Rollouts as batches of rows: advantages and value targets, minibatches, epochs, scaled rewards."""
+"""Rollouts as batches of rows: advantages, value targets, minibatches, epochs and reward scaling."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ Value = Callable[[dict[str, Tensor]], Tensor]
 
 @dataclass(frozen=True)
 class RolloutBatch:
-    """A rollout flattened to B = T * N rows, ready for minibatches."""
+    """A rollout flattened to B = T * N rows."""
 
     obs: dict[str, Tensor]  # (B, To, ...)
     record: dict[str, Tensor]  # (B, ...)
-    logp: Tensor  # (B, K) when sampled
+    logp: Tensor  # (B, K) at sampling time
     advantage: Tensor  # (B,)
     value_target: Tensor  # (B,) advantage + value
     value: Tensor  # (B,) critic before the update
@@ -62,15 +62,10 @@ def compute_advantages(
     discount_unit: str = "step",
     reward_scale: Callable[[Tensor], Tensor] | None = None,
 ) -> RolloutBatch:
-    """Evaluate a rollout with the critic and compute generalised advantage estimates (GAE).
+    """Evaluate a rollout `(T, N, ...)` with the critic and compute generalised advantage estimates (GAE).
 
-    Args:
-        rollout: Experience `(T, N, ...)`.
-        value: Critic, maps observations `(B, To, ...)` to `(B,)`.
-        gamma: Discount, per control step or per chunk.
-        gae_lambda: GAE lambda, per decision.
-        discount_unit: "step" or "chunk", see `robopolicy.core.returns.chunk_discount`.
-        reward_scale: Maps the rewards to those that are learned from; None learns from the rewards themselves.
+    `value` maps observations `(B, To, ...)` to `(B,)`. `gamma` is per `discount_unit`, "step" or "chunk" (see
+    `robopolicy.core.returns.chunk_discount`), `gae_lambda` per decision. `reward_scale` scales the rewards.
     """
     shape = rollout.shape
     obs = flatten(rollout.obs)
@@ -91,9 +86,9 @@ def compute_advantages(
 
 
 def minibatches(rows: RolloutBatch, size: int, generator: torch.Generator) -> Iterator[tuple[RolloutBatch, bool]]:
-    """Yield the rows in random order, `size` at a time, and whether it is the last, which may be smaller.
+    """Yield minibatches of `size` shuffled rows, and whether it is the last, which may be smaller.
 
-    Each of several processes, which know the same rows, gets its share of them.
+    In distributed training all processes have the same rows, and each gets its part of every minibatch.
     """
     shuffled = rows[torch.randperm(len(rows), generator=generator)]  # one gather, then views
     for start in range(0, len(rows), size):
@@ -104,12 +99,12 @@ def minibatches(rows: RolloutBatch, size: int, generator: torch.Generator) -> It
 def recurrent_minibatches(
     rows: RolloutBatch, shape: tuple[int, int], size: int, generator: torch.Generator
 ) -> Iterator[tuple[RolloutBatch, bool]]:
-    """Yield `minibatches` of about `size` rows that are whole columns of a rollout of `shape` (T, N), time first."""
+    """Yield minibatches of about `size` rows, whole columns of a rollout of `shape` (T, N), time first."""
     steps, envs = shape
-    places, columns = torch.arange(steps * envs).view(shape), max(1, size // steps)
+    indices, columns = torch.arange(steps * envs).view(shape), max(1, size // steps)
     order = torch.randperm(envs, generator=generator)
     for start in range(0, envs, columns):
-        chosen = places[:, order[start : start + columns]]
+        chosen = indices[:, order[start : start + columns]]
         yield rows[chosen.flatten()], start + columns >= envs
 
 
@@ -117,12 +112,7 @@ Batch = TypeVar("Batch")
 
 
 class Epochs(Generic[Batch]):
-    """Several passes over the same data in minibatches; iterating may stop early.
-
-    Args:
-        draw: Starts one pass, an iterator over minibatches.
-        count: Passes.
-    """
+    """Several passes over the same data; `draw` starts a pass, and the loop may stop early."""
 
     def __init__(self, draw: Callable[[], Iterator[Batch]], count: int) -> None:
         self._draw = draw
@@ -136,9 +126,9 @@ class Epochs(Generic[Batch]):
 
 
 def normalize(advantage: Tensor) -> Tensor:
-    """Advantage with mean 0 and standard deviation 1 over the given rows; unchanged for a single row.
+    """Standardise the advantages of the rows (of all processes); a single row is unchanged.
 
-    Several processes count the rows of all of them. Equal advantages become 0: rounding must not tell them apart.
+    Double precision makes equal advantages exactly 0.
     """
     exact = advantage.double()
     if world_size() > 1:
@@ -152,17 +142,16 @@ def normalize(advantage: Tensor) -> Tensor:
 
 
 def explained_variance(rows: RolloutBatch) -> float:
-    """Share of the variance of the value targets that the critic predicted before the update; 1 is perfect."""
+    """Fraction of the variance of the value targets explained by the critic before the update."""
     variance = rows.value_target.var(0, correction=0).sum().clamp_min(1e-12)
     return float(1 - (rows.value_target - rows.value).var(0, correction=0).sum() / variance)
 
 
 class RewardNormalizer:
-    """Divides rewards by the running standard deviation of the discounted return (state in `state_dict`).
+    """Division of rewards by the running standard deviation of the discounted return.
 
-    The discounted return runs on from rollout to rollout and is cut at episode ends. Where hardly any episode is
-    rewarded the deviation is small, and a reward many times as large: it is clipped to 10, as in the public code of
-    DPPO and ReinFlow.
+    The discounted return continues over rollouts and is reset at episode ends. With rare rewards the deviation is
+    small, so scaled rewards are clipped to 10, as in the public code of DPPO and ReinFlow.
     """
 
     MAX_REWARD = 10.0  # largest scaled reward
@@ -172,7 +161,7 @@ class RewardNormalizer:
         self.moments = RunningMoments()
 
     def update(self, rollout: Rollout, gamma: float, discount_unit: str = "step") -> None:
-        """Add the rewards of one rollout, discounted as its advantages are."""
+        """Update with the rewards of one rollout, discounted like its advantages."""
         start = torch.zeros_like(rollout.reward[0])
         carried = start if self.running is None else self.running.to(start.device)
         returns: list[Tensor] = []
@@ -185,17 +174,17 @@ class RewardNormalizer:
         self.moments.observe(torch.stack(returns))
 
     def reset_episodes(self) -> None:
-        """Forget the returns of the running episodes, whose remaining steps will not be collected."""
+        """Discard the returns of the running episodes, whose remaining steps will not be collected."""
         self.running = None
 
     def __call__(self, reward: Tensor) -> Tensor:
-        """Scaled rewards, of any shape."""
+        """Scale rewards of any shape."""
         factor = self.factor
         return reward if factor == 1.0 else (reward * factor).clamp(-self.MAX_REWARD, self.MAX_REWARD)
 
     @property
     def factor(self) -> float:
-        """1 / standard deviation; 1 before the first rollout and where rewards have been constant."""
+        """1 / standard deviation; 1 before the first rollout and for constant rewards."""
         return 1.0 / self.moments.std if self.moments.std > 1e-8 else 1.0
 
     def state_dict(self) -> dict[str, Any]:

@@ -1,8 +1,7 @@
 """Mirror symmetry in on-policy learning: mirrored minibatches, and a loss on mirrored means (Mittal et al. 2024).
 
-Mirrored decisions have the advantages of the original ones. The policy that would have chosen them is the mirrored one,
-which gives them the log-probability of the originals: their ratios start at 1 where the policy is symmetric already,
-and correct for the difference where it is not. Both losses follow rsl_rl.
+Mirrored decisions have the advantages and old log-probabilities of the original ones, as the mirrored policy would have
+chosen them: their ratios start at 1 for a symmetric policy and correct for the difference otherwise, as in rsl_rl.
 """
 
 from __future__ import annotations
@@ -25,37 +24,33 @@ from robopolicy.policies.heads.gaussian import GaussianPolicy
 
 @dataclass(frozen=True)
 class SymmetryConfig(Validated):
-    """Use of the mirror symmetry that a task declares."""
+    """Use of the mirror symmetry of a task."""
 
-    augment: bool = False  # actor and critic also learn from mirrored decisions
+    augment: bool = False  # also train actor and critic on mirrored decisions
     mirror_coef: NonNegative = 0.0  # weight of the squared distance to the mirrored mean in the mirrored state
 
     @property
     def used(self) -> bool:
-        """Whether learning needs the mirror."""
+        """Whether the mirror is needed."""
         return self.augment or self.mirror_coef > 0
 
 
 class Symmetry:
-    """Mirror that fits a policy and its critics, and what the settings make of it."""
+    """Mirrored minibatches and mirror loss of a policy and its critics."""
 
     def __init__(
         self, config: SymmetryConfig, mirror: MirrorSymmetry | None, policy: Policy, critics: list[ValueNet]
     ) -> None:
-        """Check that all observations and actions have an image.
-
-        Raises:
-            UserError: There is no mirror, an observation has no image, or the actions of policy and mirror do not fit.
-        """
+        """Raise `UserError` unless the mirror covers all observations and matches the actions."""
         if mirror is None:
-            raise UserError("The task declares no mirror symmetry; leave algorithm.symmetry at its defaults.")
+            raise UserError("The task has no mirror symmetry; leave algorithm.symmetry at its defaults.")
         if config.mirror_coef and not isinstance(policy, GaussianPolicy):
             raise UserError(f"symmetry.mirror_coef needs a Gaussian policy, got '{policy.name}'; use augment.")
-        seen = [policy.spec.observation, *(critic.observation for critic in critics)]
-        for key, shape in [entry for shapes in seen for entry in shapes.items()]:
+        inputs = [policy.spec.observation, *(critic.observation for critic in critics)]
+        for key, shape in [entry for shapes in inputs for entry in shapes.items()]:
             reflection = mirror.observation.get(key)
             if reflection is None or (reflection.size,) != tuple(shape):
-                raise UserError(f"The task's mirror shows no '{key}' of shape {tuple(shape)}; switch symmetry off.")
+                raise UserError(f"The task's mirror has no '{key}' of shape {tuple(shape)}; switch symmetry off.")
         if not isinstance(policy, ExplicitPolicy) or policy.name == "autoregressive":
             raise UserError(f"Only Gaussians and mixtures can be mirrored, got '{policy.name}'; switch symmetry off.")
         self.config = config
@@ -68,9 +63,9 @@ class Symmetry:
             raise UserError("The bounds of the actions are not symmetric in the task's mirror; switch symmetry off.")
 
     def image(self, rows: RolloutBatch) -> RolloutBatch | None:
-        """Mirrored decisions, with the log-probabilities and advantages of the original ones; None without `augment`.
+        """Mirrored rows with the old log-probabilities and advantages; None without `augment`.
 
-        Normalised actions mirror like raw ones, before and after tanh, as their bounds are symmetric.
+        Normalised actions are mirrored like raw ones, before and after tanh, because their bounds are symmetric.
         """
         if not self.config.augment:
             return None
@@ -78,10 +73,7 @@ class Symmetry:
         return replace(rows, obs=self.mirror.mirror_obs(rows.obs), record=record)
 
     def mirror_loss(self, obs: Observation) -> tuple[Tensor, Info]:
-        """Weighted mean squared distance of the mean in the mirrored state to the mirrored mean, which is held fixed.
-
-        The second value logs the distance without its weight.
-        """
+        """Weighted mean squared distance of the mean in the mirrored state to the mirrored mean, and metrics."""
         assert isinstance(self.policy, GaussianPolicy)
         mean, _ = self.policy.distribution(self.mirror.mirror_obs(obs))
         with torch.no_grad():
@@ -91,5 +83,5 @@ class Symmetry:
 
 
 def with_image(loss: Callable[[RolloutBatch], Tensor], rows: RolloutBatch, image: RolloutBatch | None) -> Tensor:
-    """Mean of `loss` over the rows and their mirror image; of the rows where there is no image."""
+    """Mean of `loss` over the rows and, if not None, their mirror image."""
     return loss(rows) if image is None else (loss(rows) + loss(image)) / 2

@@ -129,7 +129,7 @@ class HNPG(PPO):
         sample = self.policy.sample(obs, generator=self.generator)
         repeated = {key: value.repeat_interleave(count, 0) for key, value in obs.items()}
         others = self.policy.sample(repeated, generator=self.generator).chunk.unflatten(0, (-1, count))
-        value = self.q.of_candidates(obs, others).mean((0, 2))  # (B,)
+        value = self.q.candidate_values(obs, others).mean((0, 2))  # (B,)
         advantage = self.q(obs, sample.chunk).mean(0) - value
         return RolloutBatch(obs, sample.record, sample.logp, advantage, value, self.critic(obs))
 

@@ -69,13 +69,13 @@ class OptimisticACConfig(SACConfig):
 
 def best_next(critic: QEnsemble, batch: Transitions, chunks: Tensor) -> Tensor:
     """Bellman targets `(M, B)` of each member alone, at the best of its chunks `(B, C, H, A)`."""
-    return batch.reward + batch.discount * critic.of_candidates(batch.next_obs, chunks).amax(-1)
+    return batch.reward + batch.discount * critic.candidate_values(batch.next_obs, chunks).amax(-1)
 
 
 def bellman_error(critic: QEnsemble, batch: Transitions, chunks: Tensor, quantile: float) -> Tensor:
     """Mean squared difference of an optimistic value from its own target, at the best of `chunks` `(B, C, H, A)`."""
     value = upper_value(critic(batch.obs, batch.chunk), quantile)
-    ahead = upper_value(critic.of_candidates(batch.next_obs, chunks), quantile).amax(-1)
+    ahead = upper_value(critic.candidate_values(batch.next_obs, chunks), quantile).amax(-1)
     return (value - batch.reward - batch.discount * ahead).square().mean()
 
 

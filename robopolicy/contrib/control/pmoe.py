@@ -63,7 +63,7 @@ def actor_loss(
 ) -> tuple[Tensor, Info]:
     """`alpha log pi_b - min Q` of the best expert b, and the frequency loss; `info["logp"]` `(B,)` is that expert's."""
     chunks, logp, log_weight = policy.rsample_experts(obs, generator=generator)  # (B, M, H, A), (B, M), (B, M)
-    value, best = critic.of_candidates(obs, chunks).min(0).values.max(1)  # (B,)
+    value, best = critic.candidate_values(obs, chunks).min(0).values.max(1)  # (B,)
     logp = logp.gather(1, best.unsqueeze(1)).squeeze(1)
     router, info = frequency_loss(log_weight, best)
     loss = (alpha.detach() * logp - value).mean() + router_coef * router

@@ -99,7 +99,7 @@ class PMOEPPO(PPO):
     def best(self, obs: Observation, chunks: Tensor) -> Tensor:
         """The expert `(B,)` whose chunk, of `(B, M, H, A)`, Q values most."""
         with torch.no_grad():
-            return self.q.of_candidates(obs, chunks).mean(0).argmax(1)
+            return self.q.candidate_values(obs, chunks).mean(0).argmax(1)
 
     def loss(self, rows: RolloutBatch, *, log_stats: bool) -> tuple[Tensor, Info]:
         """That of PPO, and the frequency loss of the router."""

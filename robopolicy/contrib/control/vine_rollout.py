@@ -16,7 +16,7 @@ from robopolicy.contrib.control.vine_batch import VineRollout
 from robopolicy.data.batches import GroupRollout
 from robopolicy.errors import UserError
 from robopolicy.policies.base import Sample
-from robopolicy.rollout.groups import play_out
+from robopolicy.rollout.groups import rollout_to_end
 from robopolicy.rollout.on_policy import Act, RolloutSampler
 from robopolicy.sim.chunk import ChunkedSim, ChunkStep
 
@@ -57,7 +57,7 @@ class VineSampler(RolloutSampler):
         for number, state in enumerate(self._moments.values()):
             for _ in range(self.branches):
                 obs = self.sim.load_state_dict(copy.deepcopy(state))
-                branches.append(play_out(self.sim, act, obs, self._noise, group=number * len(envs) + envs))
+                branches.append(rollout_to_end(self.sim, act, obs, self._noise, group=number * len(envs) + envs))
         self.sim.load_state_dict(end)
         self._moments = {}
         self.env_steps += sum(int(vine.steps.sum()) for vine in branches)

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from robopolicy.algorithms.common.algorithm import Checkpointable, Metrics, Observer
 from robopolicy.algorithms.common.off_policy import UpdateStats, optimizer_step
 from robopolicy.algorithms.td3 import q1, smoothed_chunk
-from robopolicy.algorithms.td3_bc import TD3BC, TD3BCConfig, chunk_distance, executed
+from robopolicy.algorithms.td3_bc import TD3BC, TD3BCConfig, chunk_distance, executed_actions
 from robopolicy.constraints import NonNegative, NonNegativeInt, Positive, PositiveInt, Validated
 from robopolicy.critics.q import CriticConfig, copy_normalizers
 from robopolicy.critics.value import ValueConfig, ValueNet
@@ -126,7 +126,7 @@ class A2PR(TD3BC):
         """A step of V towards the lesser of two targets, and one of the VAE; what to log."""
         value_loss = ((self.value(batch.obs) - self.value_target(batch)).square() * batch.weight).mean()
         optimizer_step(self.value_optimizer, value_loss)
-        action = executed(self.policy, batch.chunk)
+        action = executed_actions(self.policy, batch.chunk)
         with torch.no_grad():
             good = q1(self.critic, batch.obs, batch.chunk) > self.value(batch.obs)
         decoded, mean, log_std = self.vae(batch.obs, action, generator=self.generator)
@@ -158,7 +158,7 @@ class A2PR(TD3BC):
     def regularization_target(self, batch: Transitions, chunk: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Where `chunk` is pulled to: chunk `(B, n, A)` and mask `(B, n)`; and whether it is pulled at all `(B,)`."""
         steps = self.policy.spec.action_horizon
-        decoded, _, _ = self.vae(batch.obs, executed(self.policy, chunk), generator=self.generator)
+        decoded, _, _ = self.vae(batch.obs, executed_actions(self.policy, chunk), generator=self.generator)
         generated = self.policy.action_normalizer.denormalize(decoded)
         q_generated = q1(self.critic, batch.obs, generated)
         q_own = q1(self.critic, batch.obs, batch.chunk)

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from robopolicy.algorithms.td3_bc import TD3BC, TD3BCConfig, chunk_distance, executed
+from robopolicy.algorithms.td3_bc import TD3BC, TD3BCConfig, chunk_distance, executed_actions
 from robopolicy.constraints import NonNegative
 from robopolicy.contrib.offline.nearest_neighbors import NearestPairs
 from robopolicy.data.batches import Transitions
@@ -82,7 +82,7 @@ class PRDC(TD3BC):
         self._masks = torch.cat([part.mask for part in parts])
         state = np.concatenate([self._state(part.obs) for part in parts])
         device = self.policy.device
-        action = _array(executed(self.policy, self._chunks.to(device)).flatten(1))
+        action = _array(executed_actions(self.policy, self._chunks.to(device)).flatten(1))
         self.pairs = NearestPairs(state, action, beta=self.config.beta, threads=torch.get_num_threads())
         self._chunks, self._masks = self._chunks.to(device), self._masks.to(device)
 
@@ -94,7 +94,7 @@ class PRDC(TD3BC):
         """
         if self.pairs is None:
             raise UserError("PRDC searches the whole dataset, which it has not seen; call attach_dataset first.")
-        distance, row = self.pairs.nearest(self._state(obs), _array(executed(self.policy, chunk).flatten(1)))
+        distance, row = self.pairs.nearest(self._state(obs), _array(executed_actions(self.policy, chunk).flatten(1)))
         index = torch.from_numpy(row).to(chunk.device)
         novelty = torch.from_numpy(self.pairs.novelty(distance)).to(chunk)
         return self._chunks[index], self._masks[index], novelty

@@ -14,8 +14,8 @@ from robopolicy.contrib.quality_diversity.generation import EvaluationBatch, Sco
 from robopolicy.contrib.quality_diversity.individuals import Individuals, view_of
 from robopolicy.data.replay import Replay
 from robopolicy.policies.base import Observation
-from robopolicy.rollout.off_policy import remember
-from robopolicy.rollout.on_policy import EpisodeTally
+from robopolicy.rollout.off_policy import add_step
+from robopolicy.rollout.on_policy import EpisodeStats
 from robopolicy.sim.chunk import ChunkedSim, ChunkStep, StepTrace
 
 PlayMembers = Callable[[Tensor, Observation], Tensor]
@@ -27,7 +27,7 @@ class Rounds:
 
     def __init__(self, sim: ChunkedSim) -> None:
         self.sim = sim
-        self._tally = EpisodeTally(sim.sim)
+        self._episode_stats = EpisodeStats(sim.sim)
         self.env_steps = 0  # control steps of the members since the start
 
     def _round(self, act: PlayMembers, members: Tensor, seeds: Sequence[int]) -> Tensor:
@@ -50,7 +50,7 @@ class Rounds:
                 before = control.step.obs
                 self.env_steps += int(rows.sum())
             self._end(step, running & step.done)
-            self._tally.observe(
+            self._episode_stats.observe(
                 replace(
                     step,
                     reward=torch.where(running, step.reward, 0.0),
@@ -75,15 +75,15 @@ class Rounds:
 
     def episode_stats(self) -> dict[str, float]:
         """Means over the episodes finished since the last call, then forget them; empty when none finished."""
-        return self._tally.pop()
+        return self._episode_stats.flush()
 
     def state_dict(self) -> dict[str, Any]:
         """Counts; every round begins anew."""
-        return {"tally": self._tally.state_dict(), "env_steps": self.env_steps}
+        return {"tally": self._episode_stats.state_dict(), "env_steps": self.env_steps}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore `state_dict`."""
-        self._tally.load_state_dict(state["tally"])
+        self._episode_stats.load_state_dict(state["tally"])
         self.env_steps = int(state["env_steps"])
 
 
@@ -126,7 +126,7 @@ class PopulationSampler(Rounds):
         constants = candidates.members[:, -found.shape[1] :].to(found.device)[places.to(found.device)]
         record = {"achieved": found, "wanted": torch.where(asked[:, None], constants, found)}
         for before, control, rows, decision in self._played:
-            remember(self.replay, self.sim, before, control, rows, record, decision=decision)
+            add_step(self.replay, self.sim, before, control, rows, record, decision=decision)
         self._played.clear()
         return fitness, found[: len(candidates)].cpu()
 

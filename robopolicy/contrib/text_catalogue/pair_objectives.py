@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from robopolicy.constraints import Fraction, NonNegative, Positive
 from robopolicy.core.decisions import Decisions, by_group, by_trajectory, first_rows
-from robopolicy.core.objectives import Info, agreement, logistic_pair, mean_or_zero, preference_pairs, scores
+from robopolicy.core.objectives import Info, logistic_pair, mean_or_zero, pair_accuracy, preference_pairs, scores
 from robopolicy.core.ratios import log_ratio
 from robopolicy.core.segments import Segments
 
@@ -34,7 +34,7 @@ class Contrastive:
         score = segments.broadcast(segments.sum(logp * torch.pow(self.gamma, time.to(logp.dtype))))[:, 0]
         chosen, rejected = preference_pairs(decisions, advantage[:, 0])
         loss = logistic_pair(score[chosen], self.penalty * score[rejected], self.alpha)
-        return mean_or_zero(loss), agreement(score, chosen, rejected)
+        return mean_or_zero(loss), pair_accuracy(score, chosen, rejected)
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class SoftPair:
         target = torch.sigmoid(value[first] - value[second])
         margin = self.eta * (change[first] - change[second])
         loss = -target * functional.logsigmoid(margin) - (1.0 - target) * functional.logsigmoid(-margin)
-        return mean_or_zero(loss), agreement(change, *preference_pairs(decisions, advantage[:, 0]))
+        return mean_or_zero(loss), pair_accuracy(change, *preference_pairs(decisions, advantage[:, 0]))
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from torch import Tensor
 from robopolicy.constraints import Fraction, NonNegative, PositiveInt, Seed
 from robopolicy.core.decisions import Decisions
 from robopolicy.core.ratios import Bound, count_for_fraction, topk_mask
-from robopolicy.core.surrogates import SurrogateOut, none_clipped
+from robopolicy.core.surrogates import SurrogateOut, nothing_clipped
 from robopolicy.text.rollouts.protocols import HINTED, Intervention, RolloutEnv, Trajectory, require_capability
 
 
@@ -42,7 +42,7 @@ def linear_bound(log_ratio: Tensor, advantage: Tensor, low: Bound, high: Bound) 
     positive advantages, and below the mean of `exp`, which bounds negative ones. Ignores the bounds of the ratio.
     """
     return SurrogateOut(
-        -advantage * torch.where(advantage < 0, log_ratio.exp(), 1.0 + log_ratio), none_clipped(log_ratio)
+        -advantage * torch.where(advantage < 0, log_ratio.exp(), 1.0 + log_ratio), nothing_clipped(log_ratio)
     )
 
 

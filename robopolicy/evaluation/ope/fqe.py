@@ -119,7 +119,7 @@ class FQE:
         parts = []
         for rows in self.logs.batches(frames):
             chunks = self.decided[:, rows].transpose(0, 1).to(self.device)  # (B, K, n, A)
-            parts.append(self.critic.of_candidates(self._observe(rows), chunks).mean(-1))
+            parts.append(self.critic.candidate_values(self._observe(rows), chunks).mean(-1))
         return self._scale * torch.cat(parts, 1).double().cpu().numpy()
 
     def errors(self) -> Array:

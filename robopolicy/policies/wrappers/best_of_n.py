@@ -126,7 +126,7 @@ class BestOfNPolicy(WrappingPolicy):
 
     def score(self, obs: Observation, chunks: Tensor) -> Tensor:
         """Values `(B, C)` of `chunks` `(B, C, H, A)`: mean or minimum of the ensemble."""
-        return reduce_members(self.critic.of_candidates(obs, chunks), self.config.reduction)
+        return reduce_members(self.critic.candidate_values(obs, chunks), self.config.reduction)
 
     @torch.no_grad()
     def propose(self, obs: Observation, *, deterministic: bool = False, generator: Randomness = None) -> Candidates:

@@ -131,7 +131,7 @@ def successes(prior: str) -> int:
     mask = MaskConfig(prior, 0.3, MaskSchedule(initial=1.0 if prior else 0.0))
     algorithm = CAMELSAC(CAMELSACConfig(mask=mask), policy, total_updates=10)
     replay = Replay(8000, 20)
-    ReplaySampler(ChunkedSim(sim), replay).play(algorithm.warmup_action, 200)
+    ReplaySampler(ChunkedSim(sim), replay).collect(algorithm.warmup_action, 200)
     return int(replay.state_dict()["arrays"]["terminated"].sum())
 
 

@@ -61,7 +61,7 @@ def test_the_bellman_error_is_that_of_the_optimistic_value() -> None:
     algorithm, data = optimistic(), bandit(16, discount=0.9)
     with torch.no_grad():
         chunks = algorithm.candidates(data)
-        ahead = algorithm.critic.of_candidates(data.next_obs, chunks).amax(0).amax(-1)
+        ahead = algorithm.critic.candidate_values(data.next_obs, chunks).amax(0).amax(-1)
         value = algorithm.critic(data.obs, data.chunk).amax(0)
         expected = (value - data.reward - 0.9 * ahead).square().mean()
         torch.testing.assert_close(bellman_error(algorithm.critic, data, chunks, 1.0), expected)

@@ -62,7 +62,7 @@ def test_only_the_best_expert_is_improved_and_the_router_learns_from_the_frequen
         generator = torch.Generator().manual_seed(0)
         policy, critic = algorithm.policy, algorithm.critic
         chunks, _, _ = policy.rsample_experts(data.obs, generator=generator)
-        best = critic.of_candidates(data.obs, chunks).min(0).values.argmax(1)
+        best = critic.candidate_values(data.obs, chunks).min(0).values.argmax(1)
         generator.manual_seed(0)
         loss, _ = actor_loss(policy, critic, data.obs, torch.tensor(0.1), coefficient, generator)
         parameters = [policy.centres, *policy.router.parameters()]
@@ -84,7 +84,7 @@ def test_the_target_is_the_soft_value_of_the_expert_the_router_draws() -> None:
     target = algorithm.target(data)
     algorithm.generator.set_state(state)
     chunks, logp, log_weight = algorithm.policy.rsample_experts(data.next_obs, generator=algorithm.generator)
-    values = algorithm.target_critic.of_candidates(data.next_obs, chunks).min(0).values
+    values = algorithm.target_critic.candidate_values(data.next_obs, chunks).min(0).values
     choices = data.reward[:, None] + 0.9 * (values - 0.3 * logp)  # (B, M)
     distance = (choices - target[:, None]).abs()
     assert float(distance.detach().min(1).values.max()) < 1e-5
@@ -100,7 +100,7 @@ def test_the_actor_climbs_the_highest_of_the_least_values_of_its_experts() -> No
     policy, critic = algorithm.policy, algorithm.critic
     loss, info = actor_loss(policy, critic, data.obs, torch.tensor(0.3), 2.0, algorithm.generator)
     chunks, densities, log_weight = algorithm.policy.rsample_experts(data.obs, generator=generator)
-    values = algorithm.critic.of_candidates(data.obs, chunks).amin(0)
+    values = algorithm.critic.candidate_values(data.obs, chunks).amin(0)
     best = values.argmax(1)
     rows = torch.arange(64)
     torch.testing.assert_close(info["logp"], densities[rows, best].detach())

@@ -43,7 +43,7 @@ def rows_of(algorithm: PMOEPPO) -> RolloutBatch:
 class Always(nn.Module):
     """A Q network that always values expert 1 most."""
 
-    def of_candidates(self, obs: dict[str, Tensor], chunks: Tensor) -> Tensor:
+    def candidate_values(self, obs: dict[str, Tensor], chunks: Tensor) -> Tensor:
         return torch.tensor([0.0, 1.0, 0.5]).expand(1, len(chunks), 3)
 
 
@@ -68,7 +68,7 @@ def test_q_learns_what_each_action_is_worth() -> None:
     algorithm.update(played(algorithm))
     obs = {"state": torch.zeros(1, 1, 2)}
     actions = torch.linspace(-0.9, 0.9, 19)
-    values = algorithm.q.of_candidates(obs, actions.view(1, -1, 1, 1).expand(1, 19, 2, 1)).detach().flatten()
+    values = algorithm.q.candidate_values(obs, actions.view(1, -1, 1, 1).expand(1, 19, 2, 1)).detach().flatten()
     assert float((values - peaks(actions[:, None])).abs().mean()) < 0.15
 
 

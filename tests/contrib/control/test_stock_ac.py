@@ -135,7 +135,7 @@ def test_played_stocks_are_the_discounted_sums_of_rewards() -> None:
     replay = Replay(300, 3)
     sampler = ReplaySampler(ChunkedSim(sim, action_horizon=2), replay)
     g = torch.Generator().manual_seed(0)
-    sampler.play(lambda obs, *, generator: Sample.unscored(torch.rand(3, 2, 2, generator=g) * 2 - 1), 30)
+    sampler.collect(lambda obs, *, generator: Sample.unscored(torch.rand(3, 2, 2, generator=g) * 2 - 1), 30)
     arrays = replay.state_dict()["arrays"]
     for lane in range(3):
         earned, growth = 0.0, 1.0

@@ -45,5 +45,5 @@ def test_an_interrupted_run_ends_with_the_same_bits(
 
 
 def test_a_run_without_demonstrations_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    message = "learns from demonstrations as well; pass dataset=FOLDER"
+    message = "also needs demonstrations; pass dataset=FOLDER"
     assert_refused([*AILBOOST_RUN, "budget.updates=1"], message, tmp_path, capsys)
