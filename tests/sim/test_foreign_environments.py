@@ -39,10 +39,10 @@ def images(*shape: int) -> spaces.Box:
     [
         (spaces.Box(-9, 9, (2,)), 3.0, r"'state' must have the shape \(2,\), found \(\)"),
         (spaces.Box(-9, 9, (2,)), np.ones(1), r"'state' must have the shape \(2,\), found \(1,\)"),
-        (spaces.Discrete(4), -1, "'state' must be a number from 0 on, found -1"),
-        (spaces.Discrete(4), np.zeros(2, int), "'state' must be a number from 0 on"),
-        (images(4, 5, 3), np.full((4, 5, 3), 0.7), "whole numbers from 0 to 255, found other float64 values"),
-        (images(4, 5, 3), np.full((4, 5, 3), 300), "whole numbers from 0 to 255, found other int64 values"),
+        (spaces.Discrete(4), -1, "'state' must be a number of at least 0, found -1"),
+        (spaces.Discrete(4), np.zeros(2, int), "'state' must be a number of at least 0"),
+        (images(4, 5, 3), np.full((4, 5, 3), 0.7), "integers from 0 to 255, found other float64 values"),
+        (images(4, 5, 3), np.full((4, 5, 3), 300), "integers from 0 to 255, found other int64 values"),
         (images(4, 5, 3), np.zeros((1, 5, 3), np.uint8), r"'image.pixels' must have the shape \(4, 5, 3\)"),
     ],
 )

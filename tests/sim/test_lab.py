@@ -103,7 +103,7 @@ def test_what_cannot_be_adapted_is_refused() -> None:
     sim = make("mjlab")
     with pytest.raises(UserError, match="shape"):
         sim.step(torch.zeros(3, 2))
-    with pytest.raises(UserError, match="all move together"):
+    with pytest.raises(UserError, match="all step together"):
         sim.step(torch.zeros(3, 1), torch.tensor([True, False, True]))
     with pytest.raises(UserError, match="action_horizon=1"):
         ChunkedSim(sim, action_horizon=2)

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from robopolicy.errors import UserError
-from robopolicy.sim.registry import SimOptions, TaskEntry, TaskFamily, check_views, register_family
+from robopolicy.sim.registry import SimOptions, TaskEntry, TaskFamily, check_cameras, register_family
 
 if TYPE_CHECKING:
     from robopolicy.sim.contract import VectorSim
@@ -27,7 +27,7 @@ def _robotics_entry(env_id: str) -> TaskEntry:
 
         if find_spec(ROBOTICS) is None:
             raise UserError(f"Task {name} needs pip install 'robopolicy[{EXTRA}]'.")
-        return check_views(make_gymnasium(f"{ROBOTICS}:{env_id}", options, task=name), options)
+        return check_cameras(make_gymnasium(f"{ROBOTICS}:{env_id}", options, task=name), options)
 
     description = f"Gymnasium-Robotics' {env_id}."
     return TaskEntry(name, make, description, backends=("gymnasium",), requires=EXTRA, module=ROBOTICS)

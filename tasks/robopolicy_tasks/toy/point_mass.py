@@ -29,7 +29,7 @@ class PointMassSim(TorchVectorEnv):
 
     def __init__(self, options: SimOptions) -> None:
         """Build `options.num_envs` environments; `options.reward` is "sparse" or "shaped"."""
-        options.refuse_cameras("toy/point_mass")
+        options.reject_cameras("toy/point_mass")
         names = ("x [m]", "y [m]", "vx [m/s]", "vy [m/s]", "goal_x [m]", "goal_y [m]")
         spec = SimSpec(
             task="toy/point_mass",
