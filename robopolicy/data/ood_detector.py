@@ -5,7 +5,7 @@ mean_i exp(-|x - x_i|^2 / 2 sigma^2) without its constant, or minus the distance
 below a percentile of the scores of the data are outside. Both scores lose power if many numbers are independent: the
 middle of the data then counts as inside even without data points.
 
-Deviations from the source: the percentile is taken over held_out-out episodes, or by leave-one-out if there are too few
+Deviations from the source: the percentile is taken over held-out episodes, or by leave-one-out if there are too few
 episodes, so that it holds for new data of the same behaviour; only a subsample of the points is stored.
 """
 

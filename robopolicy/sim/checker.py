@@ -210,7 +210,7 @@ class _Checker:
             self.expect(reached, f"No episode was truncated after max_episode_steps = {limit} control steps.")
             return
         done = step.done.cpu()
-        self.expect(not bool(sim.episode_step.cpu()[done].any()), "episode_step must be 0 valid after an episode ends.")
+        self.expect(not bool(sim.episode_step.cpu()[done].any()), "episode_step must be 0 right after an episode ends.")
         if sim.spec.final_obs_exact:
             differs = not _equal_rows(step.final_obs, step.obs, step.done)
             self.expect(

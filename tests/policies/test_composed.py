@@ -386,7 +386,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "sign": (lambda: compose([network("flow")] * 2, weights=[1.5, -0.5]), "none of them negative"),
     "operator": (lambda: compose([network("flow")] * 2, "xor"), "Unknown operator 'xor'"),
     "action_horizon": (lambda: compose([network("flow")] * 2, action_horizon=5), r"must lie in \[1, 4\]"),
-    "statistics": (lambda: compose([network("flow")] * 2).fit_normalizer({}), "keep those they were trained with"),
+    "statistics": (lambda: compose([network("flow")] * 2).fit_normalizer({}), "keep their training statistics"),
     "field": (lambda: compose([network("flow")] * 2, "or").field({}, noise(1), torch.zeros(1)), "has no field"),
     "bare": (lambda: ComposedPolicy(ComposedConfig(), CHUNK), "made of others"),
 }

@@ -37,7 +37,7 @@ def zeros(rows: int) -> dict[str, Tensor]:
 def test_raw_actions_beyond_the_bound_are_refused() -> None:
     raw = {"normalization": "identity", "action_normalization": "identity"}
     found = {"action": {"min": [-2.0], "max": [0.5]}}
-    with pytest.raises(UserError, match="Actions reach 2, which action_clip=1 would cut off"):
+    with pytest.raises(UserError, match="Actions reach 2, which action_clip=1 would clip"):
         make_policy("flow", FlowConfig(**raw), SPEC).fit_normalizer(found)  # type: ignore[arg-type]
     make_policy("flow", FlowConfig(**raw, action_clip=2.0), SPEC).fit_normalizer(found)  # type: ignore[arg-type]
 

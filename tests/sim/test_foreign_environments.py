@@ -190,7 +190,7 @@ def test_the_largest_action_lies_in_the_space_of_the_environment(kind: Any) -> N
     ("frame", "lesson"),
     [
         (None, "has no 'rgb_array' rendering"),
-        (np.zeros((5, 5), np.uint8), r"must render uint8 \(height, width, 3\) and renders ndarray \(5, 5\)"),
+        (np.zeros((5, 5), np.uint8), r"must render uint8 \(height, width, 3\) but renders ndarray \(5, 5\)"),
         (np.zeros((5, 5, 3)), "must render uint8"),
         ([np.zeros((5, 5, 3), np.uint8)], r"renders list \(1, 5, 5, 3\)"),
         ("a picture in words", "renders str"),
@@ -209,7 +209,7 @@ def test_a_picture_that_cannot_be_drawn_is_one_line() -> None:
 
     sim = GymnasiumSim(foreign(render=render), 1)
     sim.reset(7)
-    with pytest.raises(SimulatorFailed, match=r"failed while it drew step 0 of the episode with seed 7.* no display"):
+    with pytest.raises(SimulatorFailed, match=r"failed while rendering step 0 of the episode with seed 7.* no display"):
         sim.render()
     plain = GymnasiumSim(Foreign, 1)
     plain.reset(0)

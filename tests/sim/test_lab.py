@@ -305,4 +305,4 @@ def test_isaac_lab_names_the_python_it_needs(monkeypatch: pytest.MonkeyPatch) ->
     from robopolicy.sim.backends import isaaclab
 
     monkeypatch.setattr(isaaclab, "sys", SimpleNamespace(version_info=(3, 11, 7)))
-    assert "Python 3.12, this is 3.11" in isaaclab._missing(ImportError("No module named 'isaaclab'"))
+    assert "Python 3.12 (this is 3.11)" in isaaclab._missing(ImportError("No module named 'isaaclab'"))
