@@ -44,5 +44,5 @@ def test_the_camera_shows_what_is_where():
 
 
 def test_other_cameras_are_refused():
-    with pytest.raises(UserError, match="camera 'top' alone"):
+    with pytest.raises(UserError, match="has only the camera 'top'"):
         make_sim("toy/push", SimOptions(cameras=("front",)))

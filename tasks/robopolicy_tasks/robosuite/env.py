@@ -47,7 +47,7 @@ if not hasattr(mujoco.MjData, "qM"):
 class RobosuiteEnv(gymnasium.Env[Any, Any]):
     """Environment with observations `robot` and `object`.
 
-    With sparse rewards, success gives 1 and ends the episode; shaped rewards are those of robosuite until the time
+    With sparse rewards, success gives 1 and ends the episode; shaped rewards come from robosuite until the time
     limit.
     """
 
