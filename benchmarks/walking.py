@@ -30,7 +30,7 @@ from robopolicy.policies.base import Policy
 from robopolicy.sim.backends.mujoco.backend import make_mujoco
 from robopolicy.sim.registry import SimOptions
 from robopolicy.training.checkpoint import load_policy
-from robopolicy_tasks.velocity.go1 import SEGMENTS, STROKE, Go1
+from robopolicy_tasks.velocity.go1 import ACTION_SCALE, SEGMENTS, Go1
 from robopolicy_tasks.velocity.randomization import NOMINAL, TRAINING, Randomization
 
 SEED = 70_000  # first held-out episode
@@ -110,7 +110,7 @@ def walk(policy: Policy, task: Go1, episodes: int) -> Walk:
 
 def _smoothness(actions: Sequence[Tensor], dt: float) -> tuple[Tensor, Tensor]:
     """Mean speed [rad/s] of the joint targets and mean change of it [rad/s^2], per environment."""
-    first, second, third = (STROKE * action for action in actions)
+    first, second, third = (ACTION_SCALE * action for action in actions)
     speed = (third - second).abs().mean(1) / dt
     return speed, (third - 2 * second + first).abs().mean(1) / dt**2
 

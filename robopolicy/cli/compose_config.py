@@ -18,7 +18,7 @@ from robopolicy.critics.q import QEnsemble
 from robopolicy.data.formats.lerobot import read_lerobot
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.policies.base import Policy
-from robopolicy.policies.composition.guidance import Langevin, ValueGuidance, fitting
+from robopolicy.policies.composition.guidance import Langevin, ValueGuidance, check_critic
 from robopolicy.policies.composition.operators import OPERATORS, Operator, describe_operator, make_operator
 from robopolicy.policies.composition.post import POST_COMPOSITION
 from robopolicy.policies.composition.selection import Selection, Selector
@@ -130,7 +130,7 @@ class CompositionParts:
         if recipe.selection is not None and self.selector is not None:
             policy = make_learned_gate(composed, recipe.selection, self.selector)
         if self.critic is not None and recipe.candidates > 1:
-            policy = make_best_of_n(policy, fitting(self.critic, policy), candidates=recipe.candidates)
+            policy = make_best_of_n(policy, check_critic(self.critic, policy), candidates=recipe.candidates)
         for name, checkpoint in self.then.items():
             policy = POST_COMPOSITION[name](policy, checkpoint, recipe.then.get(name, {}))
         return policy

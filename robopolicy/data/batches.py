@@ -1,4 +1,4 @@
-"""What is sampled from a replay memory: windows of control steps, and the spec of the windows to sample."""
+"""Windows of control steps sampled from a replay buffer, and the spec of the windows to sample."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ Floats, Integers = NDArray[np.float64], NDArray[np.int64]
 class ReplaySampleSpec:
     """Specification of the samples that an algorithm needs.
 
-    Environment steps have an age; steps of a dataset have none and are not affected by the two functions of the age:
+    Only environment steps have an age; the two functions of the age do not affect steps of a dataset:
 
     * `age_quantile(uniform)` maps numbers `(B,)` in [0, 1) to positions `(B,)` in [0, 1) of a lane, from its oldest to
-      its newest slot; it is the inverse cumulative distribution of the positions;
+      its newest slot: the inverse cumulative distribution of the positions;
     * `weighting(newer, filled)` gives weights `(B,)`, on average 1 over a lane, from the numbers `(B,)` of slots that
       were written later and of slots in use.
     """
@@ -62,16 +62,16 @@ class Transitions:
         return self.online | (self.discount > 0)
 
     def split(self, size: int) -> Iterator[Transitions]:
-        """Consecutive minibatches of `size` rows."""
+        """Yield consecutive minibatches of `size` rows."""
         if len(self) <= size:
             yield self
             return
         for start in range(0, len(self), size):
             rows = slice(start, start + size)
-            yield _combine([self], lambda column: column[0][rows])  # noqa: B023 - called at once
+            yield _combine([self], lambda column: column[0][rows])  # noqa: B023 - called immediately
 
     def select(self, rows: Tensor) -> Transitions:
-        """Some rows, by their indices or by a mask `(B,)`."""
+        """Select rows by their indices or by a mask `(B,)`."""
         return _combine([self], lambda column: column[0][rows])
 
     @staticmethod
@@ -104,16 +104,14 @@ def _combine(parts: list[Transitions], function: Callable[[list[Tensor]], Tensor
 class Rollout:
     """Experience of one iteration; time first, one row per chunk decision (per control step when H = 1)."""
 
-    obs: dict[str, Tensor]  # (T, N, To, ...) what the policy saw
+    obs: dict[str, Tensor]  # (T, N, To, ...) input of the policy
     record: dict[str, Tensor]  # (T, N, ...) what `Policy.decisions` needs
     logp: Tensor  # (T, N, K) log-probability of each decision when sampled
     reward: Tensor  # (T, N) discounted reward summed over the executed steps of the chunk
     steps: Tensor  # (T, N) int64, executed control steps (fewer than Ta when the episode ended)
     terminated: Tensor  # (T, N) bool
     truncated: Tensor  # (T, N) bool
-    final_obs: dict[
-        str, Tensor
-    ]  # (M, To, ...) last observations of the M entries that bootstrap: truncated, not terminated; row-major
+    final_obs: dict[str, Tensor]  # (M, To, ...) last observations of the M truncated entries, row-major; they bootstrap
     last_obs: dict[str, Tensor]  # (N, To, ...) observation after the last decision
     terms: dict[str, Tensor] = field(default_factory=dict[str, Tensor])  # (T, N) reward terms, where known
     undiscounted: dict[str, Tensor] = field(default_factory=dict[str, Tensor])  # (T, N) without discount
@@ -126,7 +124,7 @@ class Rollout:
 
 @dataclass(frozen=True, kw_only=True)
 class GroupRollout(Rollout):
-    """Complete episodes, several from each initial state; environment n runs one of them and then waits."""
+    """Complete episodes, several from each initial state; environment n runs one of them and then idles."""
 
     group: Tensor  # (N,) int64, equal for episodes from one start
     valid: Tensor  # (T, N) bool, False after the end of the episode, where all other entries are undefined

@@ -52,16 +52,10 @@ class ChunkSampler:
         weight: np.ndarray | None = None,
         lookahead_steps: int = 0,
     ) -> None:
-        """Precompute the index tables.
+        """Precompute the index tables; the arrays of `episodes` are shared, not copied.
 
-        Args:
-            episodes: Source; its arrays are shared, not copied.
-            horizon: H, actions per chunk.
-            obs_horizon: To, observations per history.
-            batch_size: B.
-            seed: Seed of the shuffling.
-            weight: Optional importance of each frame `(F,)`, copied to the batches.
-            lookahead_steps: Steps from an observation to `next_obs` of a batch; 0 for none.
+        `horizon` is H, `obs_horizon` is To. `weight` `(F,)` is an optional importance of each frame, copied to the
+        batches. With `lookahead_steps` > 0, batches contain `next_obs`, that many steps after each observation.
         """
         if min(horizon, obs_horizon, batch_size) < 1:
             raise UserError(
@@ -92,7 +86,7 @@ class ChunkSampler:
         return self
 
     def __next__(self) -> ChunkBatch:
-        """Draw the next minibatch; a batch may span epochs, so that every batch is full."""
+        """Draw the next minibatch, always full: it may span epochs."""
         parts: list[Tensor] = []
         missing = self.batch_size
         while missing:
@@ -115,7 +109,7 @@ class ChunkSampler:
         return self._epoch
 
     def take(self, frames: Tensor) -> ChunkBatch:
-        """The chunks `(B,)` that start at the given frames."""
+        """Return the chunks that start at the given frames `(B,)`."""
         weight = None if self._weight is None else self._weight[frames]
         batch = ChunkBatch(self._histories(frames), self._action[self._future[frames]], self._mask[frames], weight)
         if self._after is None:

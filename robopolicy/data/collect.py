@@ -69,8 +69,7 @@ def collect(
 ) -> CollectReport:
     """Run the expert and record episodes in order of their seeds.
 
-    The same seeds give the same dataset for any number of environments: an episode is a function of its seed, and of
-    noise that is keyed by its seed and step.
+    The same seeds give the same dataset for any number of environments: noise is keyed by seed and step of an episode.
 
     Args:
         sim: Simulator; reset here.
@@ -80,7 +79,7 @@ def collect(
         seed: Seed of the first episode.
         only_success: Drop episodes without a successful step.
         noise: Standard deviation of Gaussian noise on the executed actions, as a fraction of half the action range.
-            The dataset holds the action that the expert intended, so that imitation learns to recover (DART, Laskey
+            The dataset contains the intended action of the expert, so that imitation learns to recover (DART, Laskey
             et al. 2017), and as `executed` the applied action, which value learning uses.
         behaviour: Name of the behaviour; if given, record a video dataset for world models: the actions are the
             executed ones, and a closing frame shows the result of the last action.
@@ -88,7 +87,7 @@ def collect(
 
     Raises:
         UserError: The expert succeeds too rarely, or the task defines no success.
-        SimulatorFailed: An environment raised an exception before an episode was kept; later ones end the collection.
+        SimulatorFailed: An environment failed before an episode was kept; a later failure ends the collection.
     """
     if episodes < 1 or noise < 0:
         raise UserError(f"Collecting needs episodes >= 1 and noise >= 0, got {episodes} and {noise}.")
@@ -96,9 +95,9 @@ def collect(
         raise UserError(f"The backend of {sim.spec.task} cannot seed episodes, so its data would not be reproducible.")
     low, high = sim.spec.action_low.to(sim.device), sim.spec.action_high.to(sim.device)
     recorder = _Recorder(sim.num_envs, sim.spec.task)
-    finished: dict[int, Episode] = {}  # by seed, waiting for an earlier seed to finish
+    finished: dict[int, Episode] = {}  # by seed, until all earlier seeds have finished
     kept = attempts = successes = frames = 0
-    judged = False
+    has_success = False
     obs = sim.reset(seed)
     while True:
         seeds = sim.episode_seed.tolist()
@@ -112,16 +111,16 @@ def collect(
         except SimulatorFailed as error:
             if not kept:
                 raise
-            return CollectReport(kept, attempts, successes if judged else None, frames, str(error))
-        judged |= "success" in step.info
-        if only_success and not judged and bool(step.done.any()):  # some tasks report success only at the end
+            return CollectReport(kept, attempts, successes if has_success else None, frames, str(error))
+        has_success |= "success" in step.info
+        if only_success and not has_success and bool(step.done.any()):  # some tasks report success only at the end
             raise UserError(f"Task {sim.spec.task} defines no success; keep all episodes (--keep-failures).")
-        played = {"executed": executed} if noise and not behaviour else {}
-        recorder.record(obs, {"action": executed if behaviour else intended, **played}, step)
+        applied = {"executed": executed} if noise and not behaviour else {}
+        recorder.record(obs, {"action": executed if behaviour else intended, **applied}, step)
         obs = step.obs
         for row in step.done.nonzero().flatten().tolist():
-            episode = recorder.take(row, seeds[row], judged=judged)
-            finished[seeds[row]] = _closed(episode, step, row, behaviour) if behaviour else episode
+            episode = recorder.take(row, seeds[row], has_success=has_success)
+            finished[seeds[row]] = _with_closing_frame(episode, step, row, behaviour) if behaviour else episode
         while kept < episodes and (episode := finished.pop(seed + attempts, None)) is not None:
             attempts += 1
             successes += episode.success
@@ -138,11 +137,11 @@ def collect(
         if progress:
             progress(kept, attempts)
         if kept == episodes:
-            return CollectReport(kept, attempts, successes if judged else None, frames)
+            return CollectReport(kept, attempts, successes if has_success else None, frames)
 
 
-def _closed(episode: Episode, step: Step, row: int, behaviour: str) -> Episode:
-    """An episode with a closing frame: the observation after the last action, with a zero action."""
+def _with_closing_frame(episode: Episode, step: Step, row: int, behaviour: str) -> Episode:
+    """Append a closing frame to an episode: the observation after the last action, with a zero action."""
     arrays = {key: np.concatenate([array, np.zeros_like(array[:1])]) for key, array in episode.arrays.items()}
     for key, value in step.final_obs.items():
         arrays[key][-1] = value[row].cpu().numpy()
@@ -167,12 +166,12 @@ class _Recorder:
             tensors["success"] = step.info["success"]
         self._steps.append({key: value.cpu().numpy() for key, value in tensors.items()})
 
-    def take(self, row: int, seed: int, *, judged: bool) -> Episode:
-        """Return the episode that `row` has just finished, with successes if `judged`, and start the next one."""
+    def take(self, row: int, seed: int, *, has_success: bool) -> Episode:
+        """Return the episode that `row` has just finished, with successes if `has_success`, and start the next one."""
         begin = int(self._starts[row]) - self._first
         steps = self._steps[begin:]
         arrays = {key: np.stack([step[key][row] for step in steps]) for key in steps[0] if key != "success"}
-        if judged:
+        if has_success:
             arrays["success"] = np.array([step["success"][row] if "success" in step else False for step in steps])
         self._starts[row] = self._first + len(self._steps)
         unused = int(self._starts.min()) - self._first

@@ -1,10 +1,10 @@
-"""Episodes in memory: flat arrays over all frames plus the index at which each episode ends.
+"""Episodes in memory: flat arrays over all frames, and the index at which each episode ends.
 
 A frame holds observation, action and result of a step: the observation keys of the simulator (`state`,
 `image.<camera>`, `point_cloud.<camera>`), `action`, and optionally `reward`, `terminated` and `success` of the step
 after `action`; with action noise (`collect --noise`), `executed` is the applied action. A video dataset
 (`collect --render`) has one more frame than actions: the last one, where `closing` is true, shows the result of the
-last action. Flat arrays slice fast, concatenate trivially and map one-to-one onto every file format.
+last action. Flat arrays map one-to-one onto every file format.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Episode:
     """One episode of T frames."""
 
     arrays: dict[str, Array]  # {key: (T, ...)}
-    task: str = ""  # registered task id, or an instruction in words
+    task: str = ""  # registered task id, or an instruction
     seed: int = -1  # episode seed in the simulator, -1 where unknown
     behaviour: str = ""  # name of the behaviour policy, e.g. "expert+0.3"; empty if unknown
 
@@ -98,17 +98,14 @@ class Episodes:
         return tuple(key for key in self.arrays if key not in STEP_KEYS)
 
     def episode(self, index: int) -> Episode:
-        """Views of the frames of one episode."""
+        """Return views of the frames of one episode."""
         start, end = int(self.starts[index]), int(self.ends[index])
         frames = {key: array[start:end] for key, array in self.arrays.items()}
         behaviour = self.behaviours[index] if self.behaviours else ""
         return Episode(frames, self.tasks[index], int(self.seeds[index]), behaviour)
 
     def without_closing_frames(self) -> Episodes:
-        """Remove closing frames, for learning from actions; returns `self` if there are none.
-
-        `terminated` moves to the last remaining frame.
-        """
+        """Remove closing frames, if any, for learning from actions; `terminated` moves to the last remaining frame."""
         if "closing" not in self.arrays:
             return self
         keep = ~self.arrays["closing"].astype(np.bool_)
@@ -120,17 +117,14 @@ class Episodes:
         return replace(self, arrays=arrays, ends=ends)
 
     def with_executed_actions(self) -> Episodes:
-        """Replace `action` by the executed action, for value and model learning; returns `self` without noise."""
+        """Replace `action` by the executed action, for value and model learning; return `self` without action noise."""
         if "executed" not in self.arrays:
             return self
         arrays = {key: array for key, array in self.arrays.items() if key != "executed"}
         return replace(self, arrays=arrays | {"action": self.arrays["executed"]})
 
     def subset(self, selection: Sequence[int] | range | Array) -> Episodes:
-        """Copy of some episodes, chosen by indices or by a mask `(E,)`.
-
-        `episodes.subset(episodes.success)` keeps the successes, `episodes.subset(range(10))` the first ten.
-        """
+        """Copy the episodes chosen by indices, e.g. `range(10)`, or by a mask `(E,)`, e.g. `episodes.success`."""
         chosen = np.asarray(selection)
         indices = np.flatnonzero(chosen) if chosen.dtype == np.bool_ else chosen
         return Episodes.from_list([self.episode(int(index)) for index in indices], self.control_dt, self.names)
@@ -164,16 +158,16 @@ class Episodes:
 
     @classmethod
     def concat(cls, parts: Sequence[Episodes]) -> Episodes:
-        """Join datasets with the same keys and control rate; some may have action noise."""
+        """Concatenate datasets with the same keys and control rate; some may have action noise."""
         rates = {part.control_dt for part in parts}
         if len(rates) > 1:
             raise UserError(
                 f"Datasets with different control steps {sorted(rates)} s cannot be joined; resample first."
             )
         names: dict[str, tuple[str, ...]] = {}
-        for key, called in [pair for part in parts for pair in part.names.items()]:
-            if names.setdefault(key, called) != called:
-                raise UserError(f"Datasets whose '{key}' holds {names[key]} and {called} cannot be joined.")
+        for key, entry_names in [pair for part in parts for pair in part.names.items()]:
+            if names.setdefault(key, entry_names) != entry_names:
+                raise UserError(f"Datasets whose '{key}' holds {names[key]} and {entry_names} cannot be joined.")
         if any("executed" in part.arrays for part in parts):
             parts = [replace(part, arrays={"executed": part.arrays["action"], **part.arrays}) for part in parts]
         episodes = [part.episode(index) for part in parts for index in range(part.num_episodes)]
@@ -190,9 +184,9 @@ def _check(data: Episodes) -> None:
         raise UserError(f"Episode ends must rise to the number of frames {frames}, got {ends.tolist()[:8]}.")
     if len(data.tasks) != len(ends) or len(data.seeds) != len(ends):
         raise UserError(f"{len(ends)} episodes need as many tasks and seeds, got {len(data.tasks)}, {len(data.seeds)}.")
-    for key, called in data.names.items():
-        if key in data.arrays and data.arrays[key].shape[1:] != (len(called),):
-            raise UserError(f"'{key}' has frames of shape {data.arrays[key].shape[1:]}, but {len(called)} names.")
+    for key, entry_names in data.names.items():
+        if key in data.arrays and data.arrays[key].shape[1:] != (len(entry_names),):
+            raise UserError(f"'{key}' has frames of shape {data.arrays[key].shape[1:]}, but {len(entry_names)} names.")
     if data.behaviours and len(data.behaviours) != len(ends):
         raise UserError(f"{len(ends)} episodes need as many behaviours, got {len(data.behaviours)}.")
     for key, array in data.arrays.items():

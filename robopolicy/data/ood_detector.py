@@ -1,13 +1,12 @@
 """Out-of-distribution detector for state-action pairs, as in the OOD guardian of OGSRL.
 
-States and actions are scaled to [-1, 1] by their range in the data. The score is the log of a kernel
-density, mean_i exp(-|x - x_i|^2 / 2 sigma^2) without its constant, or minus the distance to the k-th nearest neighbour.
-Points below a percentile of the scores of the data are outside. Both scores lose power if many numbers are independent:
-the middle of the data then counts as inside even without data points.
+States and actions are scaled to [-1, 1] by their range in the data. The score is the log of a kernel density,
+mean_i exp(-|x - x_i|^2 / 2 sigma^2) without its constant, or minus the distance to the k-th nearest neighbour. Points
+below a percentile of the scores of the data are outside. Both scores lose power if many numbers are independent: the
+middle of the data then counts as inside even without data points.
 
-Deviations from the source: the percentile is taken over episodes that are held out, or leaves each point itself out
-where there are too few, so that it holds for new data of the same behaviour and not for the points that are compared
-with; only some of the points are kept.
+Deviations from the source: the percentile is taken over held-out episodes, or by leave-one-out if there are too few
+episodes, so that it holds for new data of the same behaviour; only a subsample of the points is stored.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from robopolicy.schema import from_dict, to_dict
 
 KINDS = ("kernel", "neighbours")
 HELD_OUT = 5  # one of this many episodes sets the threshold
-LEAST_RANGE = 1e-3  # [units of the data] smaller ranges are numbers that stood still
+MIN_RANGE = 1e-3  # [units of the data] numbers with a smaller range are constant
 _BLOCK = 1024  # points scored at a time
 _TENSORS = ("low", "high", "points")
 
@@ -53,7 +52,7 @@ class OODDetectorConfig(Validated):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.kind not in KINDS:
-            raise unknown_name("kind of support", self.kind, KINDS)
+            raise unknown_name("kind of OOD detector", self.kind, KINDS)
 
 
 class OODDetector:
@@ -62,52 +61,37 @@ class OODDetector:
     def __init__(
         self,
         config: OODDetectorConfig,
-        keys: Sequence[str],
-        low: Tensor,
-        high: Tensor,
-        points: Tensor,
-        threshold: float,
+        keys: Sequence[str],  # observations in the order of concatenation; the action is last
+        low: Tensor,  # (D,) minimum of the data
+        high: Tensor,  # (D,) maximum of the data
+        points: Tensor,  # (M, D) scaled data points
+        threshold: float,  # minimum score of points that are inside
     ) -> None:
-        """Create a detector from fitted values.
-
-        Args:
-            config: Settings.
-            keys: Observations in the order of concatenation; the action is last.
-            low: (D,) least values in the data.
-            high: (D,) largest values.
-            points: (M, D) of the data, scaled.
-            threshold: Minimum score of points that are inside.
-        """
+        """Create a detector from fitted values."""
         self.config, self.keys = config, tuple(keys)
         self.low, self.high, self.points, self.threshold = low, high, points, threshold
 
     @classmethod
     def fit(cls, data: Tensor, groups: NDArray[np.int64], config: OODDetectorConfig, keys: Sequence[str] = ()) -> Self:
-        """Fit to points `(F, D)` of the episodes `groups` `(F,)`.
-
-        Raises:
-            UserError: There are fewer points than neighbours.
-        """
+        """Fit to points `(F, D)` of the episodes `groups` `(F,)`; there must be more points than neighbours."""
         rng = np.random.default_rng(config.seed)
         low, high = data.min(0).values, data.max(0).values
-        gate = cls(config, keys, low, high, data[:0], -math.inf)
+        detector = cls(config, keys, low, high, data[:0], -math.inf)
         names = rng.permutation(np.unique(groups))
-        held = np.isin(groups, names[: len(names) // HELD_OUT])
-        shown = gate._kept(data[torch.from_numpy(~held)], rng)
-        if len(shown) <= config.neighbours:
-            raise UserError(f"An OOD detector needs more than {config.neighbours} data points, got {len(shown)}.")
-        gate.points = gate._scaled(shown)
-        own = not held.any()  # too few episodes to hold any out
-        new = shown if own else gate._kept(data[torch.from_numpy(held)], rng)
-        gate.threshold = float(torch.quantile(gate._scores(gate._scaled(new), own).double(), config.outside))
-        return gate
+        held_out = np.isin(groups, names[: len(names) // HELD_OUT])
+        stored = detector._subsample(data[torch.from_numpy(~held_out)], rng)
+        if len(stored) <= config.neighbours:
+            raise UserError(f"An OOD detector needs more than {config.neighbours} data points, got {len(stored)}.")
+        detector.points = detector._scale(stored)
+        leave_one_out = not held_out.any()  # too few episodes to hold any out
+        new = stored if leave_one_out else detector._subsample(data[torch.from_numpy(held_out)], rng)
+        detector.threshold = float(
+            torch.quantile(detector._scores(detector._scale(new), leave_one_out).double(), config.outside)
+        )
+        return detector
 
     def point(self, obs: Mapping[str, Tensor], action: Tensor) -> Tensor:
-        """Observations `{key: (B, ...)}` and actions `(B, A)` as points `(B, D)`.
-
-        Raises:
-            UserError: Keys or sizes differ from the data.
-        """
+        """Concatenate observations `{key: (B, ...)}` and actions `(B, A)` of the fitted sizes to points `(B, D)`."""
         missing = [key for key in self.keys if key not in obs]
         if missing:
             raise UserError(f"The OOD detector needs {', '.join(self.keys)}, but '{missing[0]}' is not observed.")
@@ -121,7 +105,7 @@ class OODDetector:
     def score(self, points: Tensor) -> Tensor:
         """Scores `(B,)` of `points` `(B, D)`; -inf where a number is not finite."""
         finite = points.isfinite().all(1)
-        score = self._scores(self._scaled(torch.where(finite[:, None], points, self.low)))
+        score = self._scores(self._scale(torch.where(finite[:, None], points, self.low)))
         return torch.where(finite, score, -torch.inf)
 
     def inside(self, points: Tensor) -> Tensor:
@@ -148,59 +132,46 @@ class OODDetector:
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """Read what `save` wrote.
-
-        Raises:
-            UserError: The file is something else or damaged.
-        """
+        """Read a file of `save`; raise a `UserError` if it is another file or damaged."""
         try:
             with safe_open(str(path), "pt") as file:
                 state = parse_json((file.metadata() or {})["support"])
                 state |= {name: file.get_tensor(name) for name in _TENSORS}
-            gate = cls(OODDetectorConfig(), (), state["low"], state["high"], state["points"], 0.0)
-            gate.load_state_dict(state)
+            detector = cls(OODDetectorConfig(), (), state["low"], state["high"], state["points"], 0.0)
+            detector.load_state_dict(state)
         except (OSError, SafetensorError, KeyError, ValueError, TypeError) as error:
             raise UserError(f"{path} is not an OOD detector: {str(error).splitlines()[0]}; fit it again.") from error
-        return gate
+        return detector
 
-    def _kept(self, data: Tensor, rng: np.random.Generator) -> Tensor:
+    def _subsample(self, data: Tensor, rng: np.random.Generator) -> Tensor:
         if len(data) <= self.config.points:
             return data
         return data[torch.from_numpy(np.sort(rng.choice(len(data), self.config.points, replace=False)))]
 
-    def _scaled(self, points: Tensor) -> Tensor:
-        half = ((self.high - self.low) / 2).clamp(min=LEAST_RANGE / 2)
+    def _scale(self, points: Tensor) -> Tensor:
+        half = ((self.high - self.low) / 2).clamp(min=MIN_RANGE / 2)
         return (points - (self.low + self.high) / 2) / half
 
-    def _scores(self, scaled: Tensor, own: bool = False) -> Tensor:
-        """Scores `(B,)`; with `own`, row i is stored point i, which is excluded from its own score."""
+    def _scores(self, scaled: Tensor, leave_one_out: bool = False) -> Tensor:
+        """Scores `(B,)`; with `leave_one_out`, row i is stored point i, which does not count for its own score."""
         scores: list[Tensor] = []
         for start in range(0, len(scaled), _BLOCK):
             rows = scaled[start : start + _BLOCK]
             distance = torch.cdist(rows, self.points, compute_mode="donot_use_mm_for_euclid_dist")  # (b, M)
-            if own:
+            if leave_one_out:
                 distance.diagonal(start).fill_(torch.inf)
             if self.config.kind == "neighbours":
                 scores.append(-distance.kthvalue(self.config.neighbours, dim=1).values)
                 continue
             energy = -distance.square() / (2 * self.config.bandwidth**2)
-            scores.append(energy.logsumexp(1) - math.log(len(self.points) - own))
+            scores.append(energy.logsumexp(1) - math.log(len(self.points) - leave_one_out))
         return torch.cat(scores) if scores else scaled.new_zeros(0)
 
 
 def fit_ood_detector(
     episodes: Episodes, config: OODDetectorConfig | None = None, keys: Sequence[str] | None = None
 ) -> OODDetector:
-    """Fit a detector to the vectors and actions of a dataset.
-
-    Args:
-        episodes: The data.
-        config: Settings.
-        keys: Observations to use; all vectors by default.
-
-    Raises:
-        UserError: There are no such vectors.
-    """
+    """Fit a detector to the actions and the vectors `keys` of a dataset, by default all vectors."""
     data = episodes.without_closing_frames().with_executed_actions()
     vectors = [key for key in data.observation_keys if not is_image(key) and not is_cloud(key)]
     chosen = sorted(vectors) if keys is None else list(keys)
@@ -219,11 +190,7 @@ def fit_ood_detector(
 def load_ood_detector(
     place: str | Path, keys: Sequence[str] | None = None, config: OODDetectorConfig | None = None
 ) -> OODDetector:
-    """Load a detector from a `.safetensors` file, or fit one to the dataset in a folder.
-
-    Raises:
-        UserError: There is neither, or it lacks the observations `keys`.
-    """
+    """Load a detector from a `.safetensors` file, or fit one to the dataset in a folder."""
     from robopolicy.data.formats.lerobot import read_lerobot
 
     if Path(place).suffix == ".safetensors":

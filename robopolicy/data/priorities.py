@@ -13,24 +13,22 @@ FLOOR = 1e-6  # added to every error, so that every slot can be sampled
 
 
 class Priorities:
-    """Priorities `error ** alpha` in a binary sum tree; drawing and updating cost O(log n) per row."""
+    """Priorities `error ** alpha` in a binary sum tree; sampling and updates cost O(log n) per row."""
 
     def __init__(self, size: int, alpha: float, beta: float = 0.4) -> None:
-        """Make room for `size` slots, all with priority 0.
+        """Allocate `size` slots of priority 0.
 
-        Args:
-            size: Slots.
-            alpha: Exponent of the errors; 0 is uniform.
-            beta: Exponent of the importance weights; 1 corrects the bias in full.
+        `alpha` is the exponent of the errors (0 is uniform), `beta` the exponent of the importance weights (1 corrects
+        the bias in full).
         """
         self.alpha, self.beta = alpha, beta
         self.leaves = 1 << max(size - 1, 1).bit_length()
         self.tree: NDArray[np.float64] = np.zeros(2 * self.leaves)
         self.largest = 1.0  # priority of new slots, so that they are drawn soon
 
-    def add(self, index: NDArray[np.int64], *, playable: bool = True) -> None:
-        """Give new slots the largest priority so far, or 0 to slots that start no window."""
-        self._set(index, np.full(len(index), self.largest if playable else 0.0))
+    def add(self, index: NDArray[np.int64], *, is_start: bool = True) -> None:
+        """Give new slots the largest priority so far, or 0 if they cannot start a window."""
+        self._set(index, np.full(len(index), self.largest if is_start else 0.0))
 
     def update(self, index: NDArray[np.int64], error: NDArray[np.float64]) -> None:
         """Set priorities from absolute errors."""

@@ -2,11 +2,11 @@
 
 Trajectory quality (TQ) and state-action coverage (SACo) are the measures of Schweighofer et al. (2022):
 
-    TQ = (mean return of the data - return of random actions) / (best return of an online learner - the former)
-    SACo = different states-with-actions in the data / those in the replay of an online learner of as many steps
+    TQ = (mean return - return of random actions) / (best return of an online learner - return of random actions)
+    SACo = distinct state-action pairs in the data / distinct pairs in as many replay steps of an online learner
 
 TQ measures the exploitation of the behaviour policy, SACo its exploration. Numbers are sorted into bins per axis, and
-different rows of bins are counted, exactly (there: estimated by HyperLogLog). Images and point clouds are left out.
+distinct rows of bins are counted exactly (the paper estimates by HyperLogLog). Images and point clouds are excluded.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from robopolicy.errors import UserError
 
 BINS = 100  # per axis, as in the paper
 LEVELS = 10  # an action with at most this many distinct values is discrete and has no limits
-STILL = 1e-3  # of the range of the data; smaller changes count as none
+STILL = 1e-3  # of the range of the data; smaller changes are ignored
 
 Array = NDArray[np.float64]
 
@@ -32,7 +32,7 @@ class Coverage(NamedTuple):
 
     unique: int  # in the data
     steps: int  # counted in each of the two
-    reference: int | None  # different ones in the reference; None without one
+    reference: int | None  # distinct pairs in the reference; None without a reference
 
     @property
     def unique_fraction(self) -> float:
@@ -46,18 +46,12 @@ class Coverage(NamedTuple):
 
 
 def trajectory_quality(returns: ArrayLike, random: float, best: float) -> float:
-    """Trajectory quality: 0 for data as bad as random actions, 1 for data as good as the best online policy.
+    """Trajectory quality of undiscounted returns `(E,)`: 0 as for random actions, 1 as for the best online policy.
 
-    Args:
-        returns: (E,) undiscounted returns of the episodes.
-        random: Mean return of random actions.
-        best: Mean return of the best policy of an online learner.
-
-    Raises:
-        UserError: The best return is not above that of random actions.
+    `random` and `best` are mean returns of random actions and of the best policy of an online learner.
     """
     if not best > random:
-        raise UserError(f"The best return must be above that of random actions, got {best:g} and {random:g}.")
+        raise UserError(f"The best return must be above the return of random actions, got {best:g} and {random:g}.")
     return (float(np.asarray(returns, np.float64).mean()) - random) / (best - random)
 
 
@@ -69,16 +63,13 @@ def returns_of(episodes: Episodes) -> Array | None:
 
 
 def coverage(data: Episodes, reference: Episodes | None = None, bins: int = BINS) -> Coverage:
-    """Count distinct state-action pairs.
+    """Count distinct state-action pairs; both datasets must have the same vectors.
 
     Args:
         data: The dataset.
-        reference: Replay data of an online learner. Whole episodes of the larger dataset, drawn at random with a fixed
-            seed, are left out until both have as many steps.
-        bins: Per axis, between the least and the largest value in either; 0 compares the numbers as they are.
-
-    Raises:
-        UserError: There are no vectors, or both hold different ones.
+        reference: Replay data of an online learner. Random whole episodes of the larger dataset, drawn with a fixed
+            seed, are dropped until both have as many steps.
+        bins: Per axis, between the minimum and the maximum of both; 0 compares the numbers exactly.
     """
     if bins < 0:
         raise UserError(f"Coverage needs a number of bins per axis of 0 or more, got {bins}.")
@@ -98,11 +89,7 @@ def coverage(data: Episodes, reference: Episodes | None = None, bins: int = BINS
 
 
 def vector_keys(episodes: Episodes) -> tuple[str, ...]:
-    """Observations that are vectors, in alphabetical order.
-
-    Raises:
-        UserError: There are none.
-    """
+    """Keys of the vector observations in alphabetical order, at least one."""
     keys = sorted(key for key in episodes.observation_keys if not is_image(key) and not is_cloud(key))
     if not keys:
         raise UserError("The dataset has no vectors, only images or point clouds, whose states cannot be compared.")
@@ -123,13 +110,13 @@ def constant_entries(episodes: Episodes) -> list[str]:
 def clipped_actions(episodes: Episodes) -> dict[str, float]:
     """Fraction of the steps in which an entry of the action is at its minimum or maximum, by entry.
 
-    Entries with at most `LEVELS` values, such as a gripper that opens or closes, are left out.
+    Entries with at most `LEVELS` values, such as a gripper command, are excluded.
     """
-    shares: dict[str, float] = {}
+    fractions: dict[str, float] = {}
     for name, values in _entries(episodes, ("action",)):
         if len(np.unique(values)) > LEVELS:
-            shares[name] = float(((values == values.min()) | (values == values.max())).mean())
-    return shares
+            fractions[name] = float(((values == values.min()) | (values == values.max())).mean())
+    return fractions
 
 
 def idle_fraction(episodes: Episodes) -> float:
@@ -137,7 +124,7 @@ def idle_fraction(episodes: Episodes) -> float:
     values = np.stack([column for _, column in _entries(episodes)], 1)  # (F, D)
     width = np.ptp(values, axis=0)
     still = (np.abs(np.diff(values, axis=0)) <= STILL * width).all(1)  # (F - 1,)
-    still = np.delete(still, episodes.ends[:-1] - 1)  # the last frame of an episode leads to none of it
+    still = np.delete(still, episodes.ends[:-1] - 1)  # no step leads from one episode to the next
     return float(still.mean()) if len(still) else 0.0
 
 
@@ -153,9 +140,9 @@ def _entries(episodes: Episodes, keys: Sequence[str] = ()) -> Iterator[tuple[str
     vectors = [key for key in episodes.observation_keys if not is_image(key) and not is_cloud(key)]
     for key in keys or (*vectors, "action"):
         columns = episodes.arrays[key].reshape(len(episodes), -1)
-        called = episodes.names.get(key, ())
+        entry_names = episodes.names.get(key, ())
         for index, column in enumerate(columns.T):
-            name = f"{key}[{index}]" + (f" ({called[index]})" if len(called) == columns.shape[1] else "")
+            name = f"{key}[{index}]" + (f" ({entry_names[index]})" if len(entry_names) == columns.shape[1] else "")
             yield name, column.astype(np.float64)
 
 
@@ -164,8 +151,8 @@ def _binned(rows: Array, every: Array, bins: int) -> NDArray[Any]:
     if not bins:
         return rows + 0.0  # so that -0 equals 0
     low, width = every.min(0), np.ptp(every, axis=0)
-    share = (rows - low) / np.where(width > 0, width, 1.0)
-    return np.minimum(share * bins, bins - 1).astype(np.int32)
+    position = (rows - low) / np.where(width > 0, width, 1.0)
+    return np.minimum(position * bins, bins - 1).astype(np.int32)
 
 
 def _unique(rows: NDArray[Any]) -> int:
@@ -175,7 +162,7 @@ def _unique(rows: NDArray[Any]) -> int:
 
 
 def _chosen(episodes: Episodes, steps: int) -> NDArray[np.int64]:
-    """Frames `(steps,)` of episodes drawn at random, the last of which may be cut."""
+    """Frames `(steps,)` of episodes drawn at random; the last episode may be cut."""
     if steps == len(episodes):
         return np.arange(steps)
     order = np.random.default_rng(0).permutation(episodes.num_episodes)

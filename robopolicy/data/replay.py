@@ -1,8 +1,8 @@
-"""Replay buffer of control steps, from which chunks, n-step returns and observation histories are sampled.
+"""Replay buffer of control steps, sampled as chunks with n-step returns and observation histories.
 
-Every control step is stored once, in one lane per environment (or one lane for a dataset), the last observation of an
-episode as a slot of its own without an action. A sample is a window of such slots, so chunks of any length, any n-step
-return and any history can be sampled from the same buffer, starting at any step and not only at decisions.
+Every control step is stored once, in one lane per environment (or one lane for a dataset); the last observation of an
+episode takes a slot without an action. A sample is a window of slots, so one buffer serves chunks of any length, any
+n-step return and any history, and windows start at any step, not only at decisions.
 """
 
 from __future__ import annotations
@@ -22,24 +22,16 @@ from robopolicy.errors import UserError
 
 
 class Replay:
-    """Ring buffer with `lanes` lanes; arrays are allocated when the first step arrives.
-
-    Args:
-        capacity: Slots in all lanes together; an episode of T steps takes T + 1.
-        lanes: Number of environments.
-        gamma: Discount of `Transitions.returns`, per control step; None does not track returns.
-        prioritized: Exponent of prioritised sampling (Schaul et al. 2015); 0 samples uniformly.
-        online: Value of `Transitions.online`.
-    """
+    """Ring buffer with `lanes` lanes; arrays are allocated when the first step arrives."""
 
     def __init__(
         self,
-        capacity: int,
-        lanes: int = 1,
+        capacity: int,  # slots in all lanes together; an episode of T steps takes T + 1
+        lanes: int = 1,  # number of environments
         *,
-        gamma: float | None = None,
-        prioritized: float = 0.0,
-        online: bool = True,
+        gamma: float | None = None,  # discount of `Transitions.returns` per control step; None: no returns
+        prioritized: float = 0.0,  # exponent of prioritised sampling (Schaul et al. 2015); 0 samples uniformly
+        online: bool = True,  # value of `Transitions.online`
     ) -> None:
         self.lanes, self.length = lanes, capacity // lanes
         if self.length < 2:
@@ -60,30 +52,18 @@ class Replay:
 
     def add(
         self,
-        lanes: Tensor,
-        obs: Mapping[str, Tensor],
-        action: Tensor,
-        reward: Tensor,
-        terminated: Tensor,
-        truncated: Tensor,
-        final_obs: Mapping[str, Tensor],
+        lanes: Tensor,  # (K,) int64 distinct environments
+        obs: Mapping[str, Tensor],  # {key: (K, ...)} before the step, without history
+        action: Tensor,  # (K, A) executed
+        reward: Tensor,  # (K,)
+        terminated: Tensor,  # (K,) bool
+        truncated: Tensor,  # (K,) bool
+        final_obs: Mapping[str, Tensor],  # {key: (K, ...)} true successors; used where the episode ended
         *,
-        decision: bool = True,
-        record: Mapping[str, Tensor] | None = None,
+        decision: bool = True,  # whether a chunk begins here
+        record: Mapping[str, Tensor] | None = None,  # {name: (K, ...)} recorded by the actor; stored at decisions
     ) -> None:
-        """Append one control step of some environments.
-
-        Args:
-            lanes: (K,) int64, which environments, each at most once.
-            obs: {key: (K, ...)} before the step, without history.
-            action: (K, A) executed.
-            reward: (K,).
-            terminated: (K,) bool.
-            truncated: (K,) bool.
-            final_obs: {key: (K, ...)} true successors; used where the episode ended.
-            decision: Whether a chunk begins here.
-            record: {name: (K, ...)} data recorded by the actor; stored where `decision`.
-        """
+        """Append one control step of K environments."""
         lane, end = _array(lanes), _array(terminated)
         done = end | _array(truncated)
         row = {f"obs.{key}": _array(value) for key, value in obs.items()}
@@ -91,7 +71,7 @@ class Replay:
         row |= {"action": _array(action), "reward": _array(reward), "terminated": end, "last": done}
         row |= {
             "step": np.ones_like(done),
-            "decision": np.full_like(done, decision and self._note(record or {})),
+            "decision": np.full_like(done, decision and self._check_record(record or {})),
             "age": self._age[lane],
             "returns": np.full(len(lane), np.nan, np.float32),
         }
@@ -115,16 +95,16 @@ class Replay:
                 self._arrays[key] = np.zeros((self.lanes * self.length, *value.shape[1:]), value.dtype)
             self._arrays[key][place] = value
         if self.priorities is not None:
-            self.priorities.add(place, playable=bool(row["step"].all()))
+            self.priorities.add(place, is_start=bool(row["step"].all()))
         self._head[lane] = (slot + 1) % self.length
         self._filled[lane] = np.minimum(self._filled[lane] + 1, self.length)
 
-    def _note(self, record: Mapping[str, Tensor]) -> bool:
+    def _check_record(self, record: Mapping[str, Tensor]) -> bool:
         """Whether `record` is complete; a new name makes all earlier records incomplete."""
-        known = {key[7:] for key in self._arrays if key.startswith("record.")}
-        if record.keys() - known and "decision" in self._arrays:
+        stored = {key[7:] for key in self._arrays if key.startswith("record.")}
+        if record.keys() - stored and "decision" in self._arrays:
             self._arrays["decision"][:] = False
-        return known <= record.keys()
+        return stored <= record.keys()
 
     def _fill_returns(self, lane: int) -> None:
         """Write the returns to go of the episode that has just terminated in `lane`."""
@@ -138,10 +118,7 @@ class Replay:
         self._arrays["returns"][place] = returns
 
     def end_episodes(self) -> None:
-        """End the running episodes without successors; later steps belong to other episodes.
-
-        The last step of each episode only serves as successor of the previous step.
-        """
+        """End the running episodes; the last step of each one only serves as successor of the previous step."""
         for lane in self._age.nonzero()[0]:
             last = (self._head[lane] - 1) % self.length + lane * self.length
             if self._age[lane] > 1:
@@ -149,18 +126,12 @@ class Replay:
             for flag in ("step", "last", "terminated", "decision"):
                 self._arrays[flag][last] = False
             if self.priorities is not None:
-                self.priorities.add(np.array([last]), playable=False)
+                self.priorities.add(np.array([last]), is_start=False)
         self._age[:] = 0
 
     @classmethod
     def from_episodes(cls, episodes: Episodes, *, gamma: float | None = None, prioritized: float = 0.0) -> Replay:
-        """All steps of a dataset.
-
-        The last frame of an episode that did not terminate has no successor and only serves as one.
-
-        Raises:
-            UserError: The dataset has no rewards.
-        """
+        """Store a dataset with rewards; the last frame of a non-terminated episode only serves as successor."""
         if "reward" not in episodes.arrays:
             raise UserError("The dataset has no 'reward', which value learning needs; collect it again.")
         episodes = episodes.with_executed_actions()
@@ -194,11 +165,7 @@ class Replay:
     # Reading.
 
     def sample(self, sample_spec: ReplaySampleSpec, generator: torch.Generator, *, batches: int = 1) -> Transitions:
-        """Draw `batches * batch_size` windows, uniformly, by priority or by age.
-
-        Raises:
-            UserError: The buffer has no complete window yet.
-        """
+        """Draw `batches * batch_size` windows, uniformly, by priority or by age (`UserError` if none)."""
         missing = batches * sample_spec.batch_size
         found: list[Array] = []
         drawn = kept = 0
@@ -211,25 +178,25 @@ class Replay:
             if not missing:
                 return self._windows(np.concatenate(found), sample_spec)
             drawn, kept = drawn + len(draw), kept + len(usable)
-        raise UserError(f"The replay memory holds no window of {sample_spec.steps} steps yet; play more steps first.")
+        raise UserError(f"The replay buffer has no window of {sample_spec.steps} steps yet; collect more steps first.")
 
     def take(self, index: Tensor, sample_spec: ReplaySampleSpec) -> Transitions:
-        """The windows that start at `index` `(B,)` (lane * length + slot)."""
+        """Return the windows that start at `index` `(B,)` (lane * length + slot)."""
         return self._windows(_array(index), sample_spec)
 
     def _windows(self, index: Array, sample_spec: ReplaySampleSpec) -> Transitions:
         rows, arrays, reach = len(index), self._arrays, max(sample_spec.horizon, sample_spec.steps)
         place = self._ahead(index, reach)
-        mask = self._alive(index, place)
+        mask = self._in_episode(index, place)
         valid = mask[:, : sample_spec.steps]
         steps = valid.sum(1)
         rewards = np.where(valid, arrays["reward"][place[:, : sample_spec.steps]], np.float32(0))
         terminated = (arrays["terminated"][place[:, : sample_spec.steps]] & valid).any(1)
         powers = sample_spec.gamma ** np.arange(sample_spec.steps + 1)
-        played = place[:, :1]
+        executed = place[:, :1]
         if sample_spec.horizon > 1:
             offset = np.minimum(np.arange(sample_spec.horizon), mask.sum(1, keepdims=True) - 1)
-            played = np.take_along_axis(place, offset, 1)
+            executed = np.take_along_axis(place, offset, 1)
         weight = np.ones(rows, np.float32)
         if self.priorities is not None:
             weight = self.priorities.weights(index, len(self)).astype(np.float32)
@@ -237,7 +204,7 @@ class Replay:
             weight = sample_spec.weighting(self._newer(index), self._filled[index // self.length]).astype(np.float32)
         return Transitions(
             obs=self._history(index, sample_spec.obs_horizon),
-            chunk=torch.from_numpy(arrays["action"][played]),
+            chunk=torch.from_numpy(arrays["action"][executed]),
             mask=torch.from_numpy(mask[:, : sample_spec.horizon].astype(np.float32)),
             rewards=torch.from_numpy(rewards),
             steps=torch.from_numpy(steps),
@@ -256,7 +223,7 @@ class Replay:
         return self._history(np.linspace(0, self._filled[0] - 1, count).astype(np.int64), length)
 
     def update_priorities(self, batch: Transitions, error: Tensor) -> None:
-        """Set the priorities of sampled windows to their absolute errors `(B,)`; nothing without prioritisation."""
+        """Set the priorities of sampled windows to their absolute errors `(B,)`; no effect without prioritisation."""
         if self.priorities is not None:
             own = (batch.online == self.online).cpu()
             index, size = batch.index.cpu()[own], error.detach().abs().cpu()[own]
@@ -280,12 +247,12 @@ class Replay:
         return slot + lane * self.length
 
     def _move(self, index: Array, offset: Array) -> Array:
-        """Places `(B, n)` that lie `offset` slots after `index` `(B,)` in the same lane."""
+        """Indices `(B, n)` that are `offset` slots after `index` `(B,)` in the same lane."""
         slot = index % self.length
         return (index - slot)[:, None] + (slot[:, None] + offset) % self.length
 
     def _ahead(self, index: Array, count: int) -> Array:
-        """Places `(B, count)` from `index` `(B,)` on."""
+        """Indices `(B, count)` of consecutive slots from `index` `(B,)`."""
         return index[:, None] if count == 1 else self._move(index, np.arange(count))
 
     def _newer(self, index: Array) -> Array:
@@ -293,7 +260,7 @@ class Replay:
         return (self._head[index // self.length] - 1 - index) % self.length
 
     def _usable(self, index: Array, sample_spec: ReplaySampleSpec) -> Array:
-        """Mask of complete windows that start at a step: the episode ends in them, or the successor is known."""
+        """Mask of complete windows that start at a step: the episode ends in them, or the successor is stored."""
         newer = self._newer(index)
         written = np.arange(sample_spec.steps) <= newer[:, None]
         ended = (self._arrays["last"][self._ahead(index, sample_spec.steps)] & written).any(1)
@@ -305,7 +272,7 @@ class Replay:
             usable &= self._filled[index // self.length] - 1 - newer >= needed
         return usable
 
-    def _alive(self, index: Array, place: Array) -> Array:
+    def _in_episode(self, index: Array, place: Array) -> Array:
         """Mask of the steps at `place` `(B, n)` that belong to the episode of `index` and have been written."""
         if place.shape[1] == 1:
             return np.ones(place.shape, np.bool_)
@@ -335,7 +302,7 @@ class Replay:
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore `state_dict`, also of a smaller buffer, whose full lanes then begin with their oldest slots."""
+        """Restore `state_dict`, also of a smaller buffer; full lanes then begin with their oldest slots."""
         self._head, self._filled, self._age = (state[key].copy() for key in ("head", "filled", "age"))
         length, first = state.get("length", self.length), np.zeros(self.lanes, np.int64)
         if length != self.length:
@@ -382,7 +349,7 @@ def _returns(reward: Array, first: Array, last: Array, gamma: float | None) -> A
     if gamma is None or not len(first):
         return returns
     total = np.zeros(len(first))
-    for back in range(int((last - first).max()) + 1):  # all episodes at once, from their ends
+    for back in range(int((last - first).max()) + 1):  # all episodes together, from their ends
         inside = last - back >= first
         slot = last[inside] - back
         total[inside] = reward[slot] + gamma * total[inside]
@@ -395,5 +362,4 @@ def _array(tensor: Tensor) -> Array:
 
 
 def _float32(array: Array) -> Array:
-    """Floats in single precision."""
     return array.astype(np.float32) if np.issubdtype(array.dtype, np.floating) else array

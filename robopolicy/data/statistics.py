@@ -16,7 +16,7 @@ from robopolicy.data.episodes import Episodes, is_image
 from robopolicy.errors import UserError
 
 Statistics = dict[str, NDArray[Any]]
-"""`mean std min max q01 q10 q50 q90 q99` `(D,)` or `(3, 1, 1)` float64, and `count` `(1,)` int64, the frames seen."""
+"""`mean std min max q01 q10 q50 q90 q99` `(D,)` or `(3, 1, 1)` float64, and `count` `(1,)` int64, frames."""
 
 QUANTILES = {"q01": 0.01, "q10": 0.10, "q50": 0.50, "q90": 0.90, "q99": 0.99}
 
@@ -38,7 +38,7 @@ def vector_statistics(array: NDArray[Any]) -> Statistics:
 
 
 def image_histogram(images: NDArray[np.uint8]) -> NDArray[np.int64]:
-    """Counts `(3, 256)` of the bytes of each channel of images `(F, 3, height, width)`; histograms add up."""
+    """Counts `(3, 256)` of the bytes of each channel of images `(F, 3, height, width)`; histograms can be summed."""
     return np.stack([np.bincount(images[:, channel].reshape(-1), minlength=256) for channel in range(3)])
 
 
@@ -77,5 +77,5 @@ def dataset_statistics(episodes: Episodes) -> dict[str, Statistics]:
 
 
 def statistics_to_json(statistics: Mapping[str, Statistics]) -> dict[str, dict[str, Any]]:
-    """Plain lists, as in `meta/stats.json`."""
+    """Convert to plain lists, as in `meta/stats.json`."""
     return {key: {name: value.tolist() for name, value in stats.items()} for key, stats in statistics.items()}

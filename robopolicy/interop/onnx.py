@@ -87,7 +87,7 @@ class OnnxPolicy(BlackBoxPolicy):
         """Hidden state after `obs`, if the graph returns it."""
         if not self.spec.hidden_dim:
             raise self._lacks("next_hidden")
-        obs = self._checked(obs, None)
+        obs = self._select_inputs(obs, None)
         rows = len(obs[HIDDEN_STATE])
         size = self.config.max_batch or rows
         parts = [{key: value[i : i + size] for key, value in obs.items()} for i in range(0, rows, size)]

@@ -1,4 +1,4 @@
-"""Densities the heads share: diagonal Gaussians from their log standard deviation, and categorical choices."""
+"""Densities of the heads: diagonal Gaussians with a log standard deviation, and categorical distributions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 
 
 def normal_log_density(x: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:
-    """Log-density of every element of `x` [nats]; sum over the dimensions that are one decision."""
+    """Log-density of every element of `x` [nats]; to be summed over the dimensions of a decision."""
     z = (x - mean) * (-log_std).exp()
     return -0.5 * z * z - log_std - HALF_LOG_2PI
 
@@ -24,12 +24,12 @@ def normal_entropy(log_std: Tensor) -> Tensor:
 
 
 def log_tanh_slope(u: Tensor) -> Tensor:
-    """`log(1 - tanh(u)^2)` without cancellation: what squashing by tanh takes off a log-density."""
+    """`log(1 - tanh(u)^2)` without cancellation: the change of a log-density by tanh, with negative sign."""
     return 2 * (math.log(2) - u - F.softplus(-2 * u))
 
 
 class _Bounded(torch.autograd.Function):
-    """`clamp` whose gradient is cut only where a step against it would lead further out."""
+    """`clamp` whose gradient is zero only where a descent step would increase the violation."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, low: float, high: float) -> Tensor:
@@ -38,17 +38,17 @@ class _Bounded(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor, None, None]:
-        (inwards,) = ctx.saved_tensors  # 1 below the lower bound, -1 above the upper one
+        (inwards,) = ctx.saved_tensors  # 1 below the lower bound, -1 above the upper bound
         return torch.where(slopes[0] * inwards > 0, 0.0, slopes[0]), None, None
 
 
 def bounded(x: Tensor, low: float, high: float) -> Tensor:
-    """A free parameter within its bounds; one that a step has carried beyond them can come back."""
+    """Clamp a free parameter; the gradient can return a value outside of the bounds."""
     return _Bounded.apply(x, low, high)  # type: ignore[no-any-return]
 
 
-class _TanhDraw(torch.autograd.Function):
-    """`squashed_draw` as one autograd node, because its small operations cost more than a layer."""
+class _TanhSample(torch.autograd.Function):
+    """`sample_squashed` as one autograd node, as its small operations would cost more than a layer."""
 
     @staticmethod
     def forward(ctx: Any, mean: Tensor, log_std: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
@@ -66,19 +66,19 @@ class _TanhDraw(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None]:
         of_draw, of_density = gradients
         drawn, spread = ctx.saved_tensors
-        # The slope of tanh is 1 - tanh^2, that of -log(1 - tanh^2) is 2 tanh.
+        # The derivative of tanh is 1 - tanh^2, the derivative of -log(1 - tanh^2) is 2 tanh.
         of_raw = of_draw * (1 - drawn * drawn) + 2 * of_density * drawn
         mean_shape, std_shape = ctx.shapes
         return of_raw.sum_to_size(mean_shape), (of_raw * spread - of_density).sum_to_size(std_shape), None
 
 
-def squashed_draw(mean: Tensor, log_std: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+def sample_squashed(mean: Tensor, log_std: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
     """`tanh(mean + std * noise)` and the log-density of every element [nats]; gradients reach mean and std."""
-    drawn, density = _TanhDraw.apply(mean, log_std, noise)  # type: ignore[misc]
+    drawn, density = _TanhSample.apply(mean, log_std, noise)  # type: ignore[misc]
     return drawn, density
 
 
-def choose(log_weight: Tensor, uniform: Tensor) -> Tensor:
-    """Category `(B,)` int64 drawn from `log_weight` `(B, M)` by inverting its distribution function at `uniform`."""
+def sample_category(log_weight: Tensor, uniform: Tensor) -> Tensor:
+    """Sample a category `(B,)` int64 from `log_weight` `(B, M)` by inverse transform of `uniform` `(B,)`."""
     passed = uniform.unsqueeze(1) >= log_weight.exp().cumsum(1)
     return passed.sum(1).clamp(max=log_weight.shape[1] - 1)

@@ -1,7 +1,7 @@
-"""Migration of settings and weights of policies that older versions wrote.
+"""Migration of settings and weights of policies from older versions.
 
-Checkpoints and runs stay readable when a setting or a module is renamed: their readers pass what they found through
-`migrate` and `migrate_state`, which leave what is up to date alone. A new row goes to `_SETTINGS` or `_RENAMED`.
+Readers of checkpoints and runs pass their content through `migrate` and `migrate_state`, which do not change current
+content. If a setting or a module is renamed, add a row to `_SETTINGS` or `_RENAMED`.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-_ENTITIES = {"width": 64, "heads": 4, "layers": 1, "features": 64}  # defaults of its encoder
+_ENTITIES = {"width": 64, "heads": 4, "layers": 1, "features": 64}  # defaults of the encoder
 
 
 def migrate(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Plain settings of a policy, or of whatever holds some (critics, runs), at any depth."""
+    """Migrate plain settings that contain settings of policies at any depth (policies, critics, runs)."""
     found = {str(key): _nested(value) for key, value in settings.items()}
     for rule in _SETTINGS:
         found = rule(found)
@@ -22,7 +22,7 @@ def migrate(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def migrate_state(state: Any) -> Any:
-    """A state dict, or mappings and sequences that hold some, with the names that modules have now."""
+    """Migrate a state dict, or nested mappings and sequences of state dicts, to the current names of modules."""
     if isinstance(state, Mapping):
         names = _PREFIX if _PREFIX.keys() <= state.keys() else {}
         return {names.get(key) or _renamed(key): migrate_state(value) for key, value in state.items()}
@@ -45,11 +45,11 @@ def _renamed(name: Any) -> Any:
 
 
 def _entities(settings: dict[str, Any]) -> dict[str, Any]:
-    """`entities: {...}` -> `encoders: {entities: {...}}`, left out where it has defaults."""
+    """`entities: {...}` -> `encoders: {entities: {...}}`, omitted if it has defaults."""
     if not isinstance(settings.get("entities"), dict) or settings["entities"].keys() != _ENTITIES.keys():
         return settings
-    own = settings.pop("entities")
-    return {**settings, "encoders": {} if own == _ENTITIES else {"entities": own}}
+    options = settings.pop("entities")
+    return {**settings, "encoders": {} if options == _ENTITIES else {"entities": options}}
 
 
 def _modular(settings: dict[str, Any]) -> dict[str, Any]:
@@ -68,7 +68,7 @@ def _noise_mask(settings: dict[str, Any]) -> dict[str, Any]:
     return {**settings, "augmentation": {"name": "noise_mask", "cells": cells} if cells else {}}
 
 
-_KEYS = {  # old key: (present key, a key that must stand next to the old one)
+_KEYS = {  # old key: (current key, a key that must exist next to the old one)
     "time_law": ("time_distribution", "action_clip"),
     "instant_share": ("flow_ratio", "adaptive_power"),
     "finest": ("max_steps", "consistency_share"),
@@ -77,7 +77,7 @@ _KEYS = {  # old key: (present key, a key that must stand next to the old one)
 
 
 def _renamed_keys(settings: dict[str, Any]) -> dict[str, Any]:
-    """Settings of heads and value networks under their present keys."""
+    """Rename keys in settings of heads and value networks."""
     found = {
         old: new
         for old, (new, neighbor) in _KEYS.items()
@@ -99,7 +99,7 @@ _RENAMED = (
     (re.compile(r"^asides$"), "annotators"),
     (re.compile(r"^attempts$"), "trajectories"),
 )
-"""Old part of the name of a tensor -> present name."""
+"""Old part of the name of a tensor -> current name."""
 
 _PREFIX = {"paid": "turn_rewards", "begun": "prefill", "earlier": "prior_tokens", "starts": "turn_starts"}
-"""Old keys of the prefix of a conversation -> present keys; only where all of them stand together."""
+"""Old keys of the prefix of a conversation -> current keys, if all of them exist."""

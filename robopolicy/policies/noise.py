@@ -16,7 +16,7 @@ class PerRowGenerator:
     """Independent Gaussian streams, one per batch row.
 
     Row i draws from a counter-based generator keyed by `(seeds[i], steps[i])`, so its noise does not depend on the
-    batch size, on its position or on its neighbours. Evaluation keys rows by episode seed and decision index.
+    batch size, its position or the other rows. Evaluation keys rows by episode seed and decision index.
     """
 
     def __init__(self, seeds: Sequence[int], steps: Sequence[int]) -> None:
@@ -26,12 +26,12 @@ class PerRowGenerator:
         """Standard normal `(B, ...)` float32; `shape[0]` must equal the number of rows."""
         if shape[0] != len(self._streams):
             raise ValueError(f"{len(self._streams)} streams cannot fill a batch of {shape[0]} rows.")
-        rows = [own.standard_normal(tuple(shape[1:]), dtype=np.float32) for own in self._streams]
+        rows = [stream.standard_normal(tuple(shape[1:]), dtype=np.float32) for stream in self._streams]
         return torch.from_numpy(np.stack(rows))
 
 
 class RepeatedRowGenerator(PerRowGenerator):
-    """Streams for a batch in which every row stands `count` times in a row: each row's draws are shared out."""
+    """Streams for a batch with `count` consecutive copies of every row, which share the numbers of its stream."""
 
     def __init__(self, streams: PerRowGenerator, count: int) -> None:
         super().__init__([], [])
@@ -43,11 +43,11 @@ class RepeatedRowGenerator(PerRowGenerator):
 
 
 Randomness = torch.Generator | PerRowGenerator | None
-"""What `generator=` accepts: a torch generator, one stream per row, or None for the global generator."""
+"""Type of `generator=`: a torch generator, one stream per row, or None for the global generator."""
 
 
 def normal(shape: Sequence[int], generator: Randomness, device: torch.device) -> Tensor:
-    """Draw standard normal noise of `shape` on `device` from any source of randomness."""
+    """Sample standard normal noise of `shape` on `device` from any source of randomness."""
     if isinstance(generator, PerRowGenerator):
         return generator.normal(shape).to(device)
     if generator is not None and generator.device != device:
@@ -57,38 +57,38 @@ def normal(shape: Sequence[int], generator: Randomness, device: torch.device) ->
 
 @dataclass(frozen=True)
 class SlotLayout:
-    """One network call of a fixed number of rows, some of them filled up with copies."""
+    """One network call of a fixed number of rows, unused rows being filled with copies."""
 
-    members: list[int]  # (width,) index into the batch of each place
-    places: list[int]  # places that count
-    seated: list[int]  # index into the batch of each of those
+    members: list[int]  # (width,) batch index of each slot
+    places: list[int]  # used slots
+    seated: list[int]  # batch index of each used slot
 
 
 def assign_slots(seeds: Sequence[int], width: int) -> list[SlotLayout]:
-    """Share rows out among as few calls of exactly `width` rows as their places allow.
+    """Distribute rows over as few calls of exactly `width` rows as possible, with row i in slot `seeds[i] % width`.
 
-    Matrix products differ in the last bit with the batch size and, for narrow layers, with the position in the batch;
-    so a row always sits in place `seed % width`, and rows that meet in one place take turns.
+    Matrix products differ in the last bit with the batch size and, for narrow layers, with the position in the batch,
+    so the slot of a row is fixed, and rows with the same slot go to different calls.
     """
-    calls: list[dict[int, int]] = []  # per call: place -> index into the batch
+    calls: list[dict[int, int]] = []  # per call: slot -> batch index
     for index, seed in enumerate(seeds):
-        place = seed % width
-        call = next((call for call in calls if place not in call), None)
+        slot = seed % width
+        call = next((call for call in calls if slot not in call), None)
         if call is None:
             calls.append(call := {})
-        call[place] = index
+        call[slot] = index
     fill = [next(iter(call.values())) for call in calls]
     return [
-        SlotLayout([call.get(place, copy) for place in range(width)], [*call], [*call.values()])
+        SlotLayout([call.get(slot, copy) for slot in range(width)], [*call], [*call.values()])
         for call, copy in zip(calls, fill, strict=True)
     ]
 
 
 def repeated(generator: Randomness, count: int) -> Randomness:
-    """A source of randomness for a batch whose rows were repeated `count` times each."""
+    """Adapt a source of randomness to a batch whose rows are repeated `count` times each."""
     return RepeatedRowGenerator(generator, count) if isinstance(generator, PerRowGenerator) else generator
 
 
 def uniform(shape: Sequence[int], generator: Randomness, device: torch.device) -> Tensor:
-    """Draw uniform noise of `shape` on (0, 1), exclusive, from any source of randomness."""
+    """Sample uniform noise of `shape` on (0, 1), exclusive, from any source of randomness."""
     return torch.special.ndtr(normal(shape, generator, device)).clamp(1e-7, 1 - 1e-7)

@@ -1,8 +1,8 @@
-"""The noise path that all generative heads share: time 0 is noise, time 1 is data, velocity = data - noise.
+"""Noise path of all generative heads: time 0 is noise, time 1 is data, velocity = data - noise.
 
-Any Gaussian path `x_t = a * data + b * noise` (diffusion, EDM, flow) lies on the linear one after division by `a + b`.
-A model of any parameterisation is read through `estimate`, which turns its prediction into data and noise exactly.
-Coefficients `a` and `b` broadcast against `x_t`; give them shape `(B, 1, 1)` for one time per row.
+Any Gaussian path `x_t = a * data + b * noise` (diffusion, EDM, flow) is the linear path after division by `a + b`.
+`estimate` converts the prediction of any parameterisation to data and noise exactly. Coefficients `a` and `b` broadcast
+against `x_t`; use shape `(B, 1, 1)` for one time per row.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def _from_score(y: Tensor, x_t: Tensor, a: Tensor, b: Tensor) -> PathEstimate:
     return _from_noise(-b * y, x_t, a, b)
 
 
-_READERS: dict[str, Callable[[Tensor, Tensor, Tensor, Tensor], PathEstimate]] = {
+_ESTIMATES: dict[str, Callable[[Tensor, Tensor, Tensor, Tensor], PathEstimate]] = {
     "noise": _from_noise,
     "data": _from_data,
     "velocity": _from_velocity,
@@ -77,7 +77,7 @@ _READERS: dict[str, Callable[[Tensor, Tensor, Tensor, Tensor], PathEstimate]] = 
     "score": _from_score,
 }
 
-_WRITERS: dict[str, Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]] = {
+_TARGETS: dict[str, Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]] = {
     "noise": lambda data, noise, a, b: noise,
     "data": lambda data, noise, a, b: data,
     "velocity": lambda data, noise, a, b: data - noise,
@@ -87,45 +87,38 @@ _WRITERS: dict[str, Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]] = {
 
 
 def estimate(kind: str, prediction: Tensor, x_t: Tensor, a: Tensor, b: Tensor) -> PathEstimate:
-    """Read a model's `prediction` at `x_t = a * data + b * noise`.
+    """Convert a model's `prediction` at `x_t = a * data + b * noise` to data and noise.
 
-    Args:
-        kind: "noise" (epsilon), "data" (sample), "velocity" (data - noise), "v" (a * noise - b * data) or "score".
-        prediction: Output of the model, shape of `x_t`.
-        x_t: Point of the model's own path.
-        a: Data coefficient; must not be 0 for "noise" and "score".
-        b: Noise coefficient; must not be 0 for "data".
+    `kind` is "noise" (epsilon), "data" (sample), "velocity" (data - noise), "v" (a * noise - b * data) or "score". The
+    data coefficient `a` must not be 0 for "noise" and "score", the noise coefficient `b` must not be 0 for "data".
     """
-    if kind not in _READERS:
-        raise unknown_name("prediction", kind, _READERS)
-    return _READERS[kind](prediction, x_t, a, b)
+    if kind not in _ESTIMATES:
+        raise unknown_name("prediction", kind, _ESTIMATES)
+    return _ESTIMATES[kind](prediction, x_t, a, b)
 
 
 def prediction_target(kind: str, data: Tensor, noise: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """What a perfect model of `kind` predicts for this pair; inverse of `estimate`."""
-    if kind not in _WRITERS:
-        raise unknown_name("prediction", kind, _WRITERS)
-    return _WRITERS[kind](data, noise, a, b)
+    """Prediction of a perfect model of `kind` for this pair; inverse of `estimate`."""
+    if kind not in _TARGETS:
+        raise unknown_name("prediction", kind, _TARGETS)
+    return _TARGETS[kind](data, noise, a, b)
 
 
 def left_grid(steps: int) -> Tensor:
-    """Times `{0, 1/K, ..., (K-1)/K}` `(K,)` at which Euler steps of size 1/K are taken.
-
-    The only grid of the flow heads: sampling and scoring both index it.
-    """
+    """Times `{0, 1/K, ..., (K-1)/K}` `(K,)` of Euler steps of size 1/K, for sampling and scoring of flow heads."""
     return torch.arange(steps) / steps
 
 
 def step_index(k: int, x: Tensor) -> Tensor:
-    """Sampler step `k` `(1,)` of all iterates `x` `(B, H, A)`: what depends on the step alone is computed once."""
+    """Sampler step `k` `(1,)` for all iterates `x` `(B, H, A)`, so that step-dependent values are computed once."""
     return torch.full((1,), k, device=x.device)
 
 
 @torch.no_grad()
 def ode_step(policy: Policy, obs: Observation, x: Tensor, t: Tensor, to: Tensor) -> Tensor:
-    """Point `(B, H, A)` at time `to` `(B,)` of the trajectory through `x` at time `t` `(B,)`, by one step of Heun.
+    """Point `(B, H, A)` at time `to` `(B,)` of the trajectory through `x` at time `t` `(B,)`, by one Heun step.
 
-    A step that ends at 1 is Euler's: no training time lies there, so the field is not asked.
+    A step that ends at 1 is an Euler step, as the field is not trained at time 1.
     """
     width = (to - t)[:, None, None]
     first = policy.field(obs, x, t)
@@ -137,24 +130,21 @@ def ode_step(policy: Policy, obs: Observation, x: Tensor, t: Tensor, to: Tensor)
 
 
 def ode_solve(policy: Policy, obs: Observation, noise: Tensor, steps: int) -> Tensor:
-    """Data end `(B, H, A)` of the trajectories that start at `noise`, in normalised units and without bounds."""
+    """Data `(B, H, A)` at the end of the trajectories from `noise`, in normalised units without clipping."""
     x, times = noise, torch.linspace(0, 1, steps + 1, device=noise.device)
     for t, to in pairwise(times):
         x = ode_step(policy, obs, x, t.expand(len(x)), to.expand(len(x)))
     return x
 
 
-MAX_BETA = 0.999  # the squared cosine ends in a beta of 1, at which nothing of the data would be left
+MAX_BETA = 0.999  # the squared cosine ends with a beta of 1, which would remove the data
 
 
 def squared_cosine_betas(steps: int, start: float = 0.0, end: float = 0.0) -> Tensor:
-    """Betas `(T,)` of Nichol and Dhariwal (2021); the range of the linear schedule does not concern them."""
+    """Betas `(T,)` of Nichol and Dhariwal (2021); `start` and `end` are not used."""
     signal = [math.cos((i / steps + 0.008) / 1.008 * math.pi / 2) ** 2 for i in range(steps + 1)]
-    return torch.tensor(
-        [min(1 - after / before, MAX_BETA) for before, after in pairwise(signal)],
-        dtype=torch.float64,
-        device="cpu",
-    )
+    betas = [min(1 - after / before, MAX_BETA) for before, after in pairwise(signal)]
+    return torch.tensor(betas, dtype=torch.float64, device="cpu")
 
 
 def linear_betas(steps: int, start: float, end: float) -> Tensor:
@@ -177,47 +167,30 @@ def alpha_bars(schedule: str, steps: int, start: float, end: float) -> Tensor:
 
 
 def level_at(t: Tensor, level_times: Tensor, level_log_snr: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The level nearest to linear time `t` `(B,)`, between two levels in proportion to the log signal-to-noise ratio.
+    """Level nearest to linear time `t` `(B,)`, interpolated between levels in the log signal-to-noise ratio.
 
-    Args:
-        t: Linear time; beyond the first or last level it is moved there.
-        level_times: Linear time `(T,)` of each level, falling.
-        level_log_snr: log(signal power / noise power) `(T,)`, falling.
-
-    Returns:
-        Coefficients of data and noise `(B, 1, 1)` on the variance-preserving path, and the fractional level `(B,)`.
+    `level_times` and `level_log_snr` `(T,)` are falling; `t` is clamped to them. Returns the coefficients of data and
+    noise `(B, 1, 1)` on the variance-preserving path, and the fractional level `(B,)`.
     """
     t = t.clamp(level_times[-1], level_times[0])
     rising = -level_log_snr
-    wanted = -2 * torch.logit(t)
-    upper = torch.searchsorted(rising, wanted).clamp(1, len(rising) - 1)
-    share = (wanted - rising[upper - 1]) / (rising[upper] - rising[upper - 1])
-    power = torch.hypot(t, 1 - t)  # not by way of alpha_bar, which rounds the last levels to a few digits
-    return (t / power)[:, None, None], ((1 - t) / power)[:, None, None], upper - 1 + share
-
-
-def _leading(levels: int, steps: int) -> list[int]:
-    return [i * (levels // steps) for i in reversed(range(steps))]
-
-
-def _trailing(levels: int, steps: int) -> list[int]:
-    return (np.arange(levels, 0, -levels / steps)[:steps].round().astype(int) - 1).tolist()
-
-
-def _linspace(levels: int, steps: int) -> list[int]:
-    return np.linspace(0, levels - 1, steps).round()[::-1].astype(int).tolist()
+    target = -2 * torch.logit(t)
+    upper = torch.searchsorted(rising, target).clamp(1, len(rising) - 1)
+    fraction = (target - rising[upper - 1]) / (rising[upper] - rising[upper - 1])
+    power = torch.hypot(t, 1 - t)  # alpha_bar would round the last levels to a few digits
+    return (t / power)[:, None, None], ((1 - t) / power)[:, None, None], upper - 1 + fraction
 
 
 SPACINGS: dict[str, Callable[[int, int], list[int]]] = {
-    "leading": _leading,
-    "trailing": _trailing,
-    "linspace": _linspace,
+    "leading": lambda levels, steps: [i * (levels // steps) for i in reversed(range(steps))],
+    "trailing": lambda levels, steps: (np.arange(levels, 0, -levels / steps)[:steps].round().astype(int) - 1).tolist(),
+    "linspace": lambda levels, steps: np.linspace(0, levels - 1, steps).round()[::-1].astype(int).tolist(),
 }
-"""Which of T levels a sampler of K steps visits, from high to low: ends at 0 | starts at T - 1 | both."""
+"""Levels of a sampler of K steps out of T, from high to low: ends at 0 | starts at T - 1 | both."""
 
 
 def spaced_levels(spacing: str, levels: int, steps: int) -> list[int]:
-    """Levels of a sampler with `steps` steps; all differ."""
+    """Levels of a sampler with `steps` different steps."""
     if spacing not in SPACINGS:
         raise unknown_name("level spacing", spacing, SPACINGS)
     return SPACINGS[spacing](levels, steps)

@@ -1,25 +1,25 @@
-"""Chunks that continue actions that are already being executed (real-time chunking, arXiv 2506.07339).
+"""Chunks that continue actions in execution (real-time chunking, arXiv 2506.07339).
 
-While a chunk is computed the robot executes the last one, so the first actions of the new chunk are fixed. Here
-they are inpainted along the denoising path: every step of the sampler turns its iterate `a data + b noise` into the
-next one, `a' data + b' noise`, and so tells what clean chunk it is heading for. Given actions replace their part of
-that chunk in proportion to their weight. The other actions move by what the estimate would change if the given part
-came out right: one vector-Jacobian product per step,
+While a chunk is computed the robot executes the previous one, so the first actions of the new chunk are fixed. They are
+inpainted along the denoising path: every sampler step maps the iterate `a data + b noise` to the next iterate `a' data
++ b' noise`, which defines an estimate of the clean chunk. Given actions replace their part of this chunk in proportion
+to their weight. The other actions move by the change of the estimate that corrects the given part, one vector-Jacobian
+product per step,
 
     change = alpha J^T r,   r = weight (given - estimate),   alpha = <r, J^T r> / |weight J^T r|^2
 
 with J the Jacobian of the estimate, which for the true estimate is the covariance of clean chunks given the iterate, up
-to a factor. With weights of 0 the chunk is that of `decode`, bit for bit; with a weight of 1 the given action comes out
+to a factor. With weights of 0 the chunk equals `decode` bit for bit; with a weight of 1 the given action is returned
 bit for bit.
 
-Use it with samplers of a few steps or more. The first step sees noise alone and is not guided, so a sampler of one call
-cannot adapt to what is given and is refused; with four steps a jump may remain that ten steps do not leave.
+Use it with samplers of a few steps or more. The first step starts from pure noise and is not guided, so a sampler of
+one call cannot adapt and is rejected; with four steps a jump may remain that ten steps remove.
 
-Deviations from the paper: given actions are set instead of only being guided, and the strength alpha is the best one
-for every sample instead of a bounded schedule. On Gaussian data this gives the conditional distribution for one given
-number and many steps, where the schedule stops short of it. For several it is one step of a descent towards it: good
-for given actions that resemble data, up to a fifth short of the conditional mean for jagged ones.
-Heun's steps are treated as Euler's.
+Deviations from the paper: given actions are set instead of only being guided, and the strength alpha is optimal for
+every sample instead of a bounded schedule. On Gaussian data this gives the conditional distribution for one given
+number and many steps, which the schedule does not reach. For several numbers it is one descent step towards it:
+accurate for given actions that resemble data, up to a fifth short of the conditional mean for jagged ones. Heun steps
+are treated as Euler steps.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ from robopolicy.policies.path import step_index
 from robopolicy.policies.wrappers.latent import LatentPolicy
 from robopolicy.policies.wrappers.zero_noise import ZeroNoisePolicy
 
-MIN_TIME = 0.05  # linear time before which nothing is guided: the slope of an estimate of noise alone is an artefact
-CONTINUABLE = "flow, shortcut, meanflow, edm or diffusion with sampler=ddim, of two steps or more, also steered"
-TINY = 1e-12  # keeps quotients of what vanishes finite
-FARTHEST = 2.0  # largest change of an estimate by guidance, in units of the head's action bound
+MIN_TIME = 0.05  # no guidance before this linear time: estimates of pure noise have no meaningful slope
+CONTINUABLE = "flow, shortcut, meanflow, edm or diffusion with sampler=ddim, of two steps or more, optionally steered"
+TINY = 1e-12  # lower bound on denominators
+MAX_CHANGE = 2.0  # maximum change of an estimate by guidance, in units of the head's action bound
 
 
 def can_continue(policy: Policy) -> bool:
-    """Whether `act_with_prefix` takes it."""
+    """Whether `act_with_prefix` supports `policy`."""
     try:
         _continuable(policy.base if isinstance(policy, LatentPolicy | ZeroNoisePolicy) else policy)
     except UserError:
@@ -54,7 +54,7 @@ def can_continue(policy: Policy) -> bool:
 
 
 def pad_prefix(prefix: Tensor, horizon: int) -> tuple[Tensor, Tensor]:
-    """Pad the prefix `(B, d, A)` to `(B, H, A)`, with weights `(B, H)` of 1 for it and 0 after."""
+    """Pad the prefix `(B, d, A)` to `(B, H, A)`, with weights `(B, H)` of 1 for it and 0 afterwards."""
     rows, length, size = prefix.shape
     given = torch.cat([prefix, prefix.new_zeros(rows, horizon - length, size)], 1)
     weight = (torch.arange(horizon, device=prefix.device) < length).to(prefix.dtype)
@@ -64,14 +64,10 @@ def pad_prefix(prefix: Tensor, horizon: int) -> tuple[Tensor, Tensor]:
 def act_with_prefix(
     policy: Policy, obs: Observation, prefix: Tensor, weight: Tensor, *, generator: Randomness = None
 ) -> Tensor:
-    """`policy.act(obs, deterministic=True)` that continues `prefix`.
+    """Act deterministically as a continuation of `prefix` `(B, H, A)` in env units.
 
-    Args:
-        policy: A denoising head, or one that is steered or starts from zeros.
-        obs: Observations `{key: (B, To, ...)}`.
-        prefix: Given actions `(B, H, A)` in env units; anything finite where there are none.
-        weight: How firmly each of them holds `(B, H)`, in [0, 1].
-        generator: Of the noise.
+    `weight` `(B, H)` in [0, 1] is the weight of each given action; actions of weight 0 may have any finite value. The
+    policy is a denoising head, optionally steered or with zero noise; `generator` samples the noise.
 
     Raises:
         UserError: The policy has no sampler of several deterministic steps.
@@ -92,32 +88,28 @@ def act_with_prefix(
 
 
 def continue_chunk(head: GenerativePolicy, obs: Observation, noise: Tensor, prefix: Tensor, weight: Tensor) -> Tensor:
-    """`head.decode(obs, noise)` `(B, H, A)` that continues `prefix`, without gradients; see `act_with_prefix`.
-
-    Raises:
-        UserError: The head has no sampler of several deterministic steps.
-    """
+    """Compute `head.decode(obs, noise)` `(B, H, A)` as a continuation of `prefix`; see `act_with_prefix`."""
     head = _continuable(head)
     with torch.inference_mode(False), torch.no_grad():
-        # Tensors made in inference mode cannot be differentiated through; their clones can.
+        # Autograd rejects inference tensors, but accepts their clones.
         noise, prefix, weight = noise.clone(), prefix.clone(), weight.clone()
         obs = {key: value.clone() for key, value in obs.items()}
         features = head.encode(obs)
-        given, held = head.action_normalizer.normalize(prefix), weight.unsqueeze(-1)  # (B, H, A), (B, H, 1)
+        given, mask = head.action_normalizer.normalize(prefix), weight.unsqueeze(-1)  # (B, H, A), (B, H, 1)
         data, noise_level = _coefficients(head)
         x = head.init_sample(noise)
         for k in range(head.config.steps):
             a, b, a_next, b_next = data[k], noise_level[k], data[k + 1], noise_level[k + 1]
-            kept = b_next / b
-            gain = a_next - kept * a  # the next iterate is `gain estimate + kept x`
+            ratio = b_next / b
+            gain = a_next - ratio * a  # the next iterate is `gain estimate + ratio x`
             index = step_index(k, x)
             if a < MIN_TIME * (a + b):
                 end, change = head.sampler_step(features, x, index), torch.zeros_like(x)
             else:
-                end, change = _guided(head, features, x, index, given, held, gain, kept)
-            x = (1 - held) * (end + gain * change) + held * (gain * given + kept * x)
+                end, change = _guided(head, features, x, index, given, mask, gain, ratio)
+            x = (1 - mask) * (end + gain * change) + mask * (gain * given + ratio * x)
         chunk = head.action_normalizer.denormalize(head.clip(x))
-        return torch.where(held == 1, prefix, chunk)
+        return torch.where(mask == 1, prefix, chunk)
 
 
 def _guided(
@@ -126,28 +118,28 @@ def _guided(
     x: Tensor,
     k: Tensor,
     given: Tensor,
-    held: Tensor,
+    mask: Tensor,
     gain: float,
-    kept: float,
+    ratio: float,
 ) -> tuple[Tensor, Tensor]:
     """The iterate after step `k` without guidance, and the change of the estimate by guidance, `(B, H, A)` each."""
     with torch.enable_grad():
         start = x.detach().requires_grad_(True)
         end = head.sampler_step(features, start, k)
-        estimate = (end - kept * start) / gain
-        lacking = (held * (given - estimate)).detach()
-        (pull,) = torch.autograd.grad((estimate * lacking).sum(), start)
-    response = held * pull
+        estimate = (end - ratio * start) / gain
+        residual = (mask * (given - estimate)).detach()
+        (gradient,) = torch.autograd.grad((estimate * residual).sum(), start)
+    response = mask * gradient
     dims = (1, 2)
     strength = response.square().sum(dims, keepdim=True).clamp(min=TINY)
-    alpha = (lacking * response).sum(dims, keepdim=True) / strength
-    change = alpha.clamp(min=0) * pull
-    limit = FARTHEST * head.config.action_clip
+    alpha = (residual * response).sum(dims, keepdim=True) / strength
+    change = alpha.clamp(min=0) * gradient
+    limit = MAX_CHANGE * head.config.action_clip
     return end.detach(), change.clamp(-limit, limit) if limit else change
 
 
 def _coefficients(head: GenerativePolicy) -> tuple[list[float], list[float]]:
-    """Coefficients of data and noise, K + 1 each, in the iterates of the head; the last iterate is data alone."""
+    """Coefficients of data and noise, K + 1 each, in the iterates of the head; the last iterate is pure data."""
     if isinstance(head, DiffusionPolicy):
         return head.signal_scale.tolist(), head.noise_scale.tolist()
     if isinstance(head, EDMPolicy):
@@ -158,14 +150,14 @@ def _coefficients(head: GenerativePolicy) -> tuple[list[float], list[float]]:
 
 
 def _continuable(policy: Policy) -> GenerativePolicy:
-    known = isinstance(policy, FlowPolicy | EDMPolicy | DiffusionPolicy)
-    if not known or (isinstance(policy, DiffusionPolicy) and policy.config.sampler == "ddpm"):
+    supported = isinstance(policy, FlowPolicy | EDMPolicy | DiffusionPolicy)
+    if not supported or (isinstance(policy, DiffusionPolicy) and policy.config.sampler == "ddpm"):
         raise UserError(
-            "Continuing a chunk needs a sampler without noise of its own (flow, shortcut, meanflow, edm, diffusion "
-            f"with sampler=ddim), also steered; '{policy.name}' has none."
+            "Continuing a chunk needs a sampler without injected noise (flow, shortcut, meanflow, edm, diffusion "
+            f"with sampler=ddim), optionally steered; '{policy.name}' has none."
         )
     if policy.config.steps < 2:
         raise UserError(
-            f"Continuing a chunk needs steps to adapt in, and this '{policy.name}' takes one; use two or more."
+            f"Continuing a chunk needs several sampler steps, but this '{policy.name}' has one; use two or more."
         )
     return policy

@@ -1,7 +1,4 @@
-"""Policies by name: heads, wrappers and those of other libraries, imported when they are chosen.
-
-Importing this module imports no torch.
-"""
+"""Policies by name: heads, wrappers and policies of other libraries, imported on use, without importing torch."""
 
 from __future__ import annotations
 
@@ -44,16 +41,16 @@ POLICIES: Registry[type[Policy]] = Registry(
         "zero_noise": "robopolicy.policies.wrappers.zero_noise:ZeroNoisePolicy",
     },
 )
-"""Name -> class; constructed as `cls(cls.config_class(...), spec)`."""
+"""Classes by name, constructed as `cls(cls.config_class(...), spec)`."""
 
 
 def make_policy(name: str, config: Any, spec: PolicySpec) -> Policy:
-    """Build the policy `name`; `config` None takes its defaults."""
+    """Build the policy `name`; `config` None uses the defaults."""
     if name not in POLICIES:
         raise unknown_name("policy", name, POLICIES)
     policy_class: Any = POLICIES[name]
     config = policy_class.config_class() if config is None else config
     if not isinstance(config, policy_class.config_class):
-        wanted = policy_class.config_class.__name__
-        raise UserError(f"Policy '{name}' needs a {wanted}, got {type(config).__name__}.")
+        required = policy_class.config_class.__name__
+        raise UserError(f"Policy '{name}' needs a {required}, got {type(config).__name__}.")
     return policy_class(config, spec)

@@ -1,4 +1,4 @@
-"""Environment checker: tests a simulator against the contract and explains every violated rule.
+"""Environment checker: test a simulator against the contract and explain every violated rule.
 
 problems = check_simulator(make_sim("locomotion/hopper", SimOptions(num_envs=3)))
 """
@@ -15,25 +15,20 @@ from robopolicy.spec import IMAGE_PREFIX
 
 _SEED = 17
 _STEPS = 8  # control steps of the short comparisons
-_LONGEST = 3000  # control steps to wait for an episode to end
+_MAX_WAIT = 3000  # maximum control steps until an episode ends
 
 
 def check_simulator(sim: VectorSim, make: Callable[[int], VectorSim] | None = None) -> list[str]:
-    """Check `sim` against every rule of the contract.
+    """Check `sim` against every rule of the contract; return one sentence per violated rule.
 
-    Args:
-        sim: The simulator; it is reset and stepped. At least two environments let rows be compared.
-        make: Function that builds the same simulator with a given number of environments; if given, the checker also
-            tests that results do not depend on that number.
-
-    Returns:
-        One sentence per violated rule; an empty list means that every rule holds.
+    The simulator is reset and stepped; comparisons of rows need at least two environments. `make` builds the same
+    simulator with a given number of environments; if given, results are compared for different numbers.
     """
     checker = _Checker(sim)
     checker.check_spec()
     checker.check_observation(sim.reset(_SEED), "reset")
     if checker.problems:
-        return checker.problems  # the rest compares observations and would only repeat these
+        return checker.problems  # the other checks would repeat these problems
     checker.check_step()
     checker.check_clipping()
     checker.check_kept_tensors()
@@ -74,8 +69,8 @@ class _Checker:
     def _check_entry(self, key: str, entry: TensorSpec) -> None:
         image = key.startswith(IMAGE_PREFIX)
         if image:
-            shaped = len(entry.shape) == 3 and entry.shape[0] == 3 and entry.dtype == torch.uint8
-            self.expect(shaped, f"Image '{key}' must be uint8 (3, height, width), got {entry.dtype} {entry.shape}.")
+            valid = len(entry.shape) == 3 and entry.shape[0] == 3 and entry.dtype == torch.uint8
+            self.expect(valid, f"Image '{key}' must be uint8 (3, height, width), got {entry.dtype} {entry.shape}.")
         else:
             self.expect(entry.dtype == torch.float32, f"Observation '{key}' must be float32, got {entry.dtype}.")
         named = not entry.names or len(entry.names) == entry.shape[-1]
@@ -98,7 +93,7 @@ class _Checker:
             self.expect(value.device == sim.device, f"{where}: '{key}' is on {value.device}, expected {sim.device}.")
 
     def check_step(self) -> None:
-        """Check types and shapes of everything `step` returns."""
+        """Check types and shapes of the result of `step`."""
         sim = self.sim
         sim.reset(_SEED)
         step = sim.step(self._actions(1)[0])
@@ -109,11 +104,11 @@ class _Checker:
             ("terminated", step.terminated, torch.bool),
             ("truncated", step.truncated, torch.bool),
         ):
-            right = value.shape == (sim.num_envs,) and value.dtype == dtype
-            self.expect(right, f"{name} must be {dtype} of shape ({sim.num_envs},), got {value.dtype} {value.shape}.")
+            valid = value.shape == (sim.num_envs,) and value.dtype == dtype
+            self.expect(valid, f"{name} must be {dtype} of shape ({sim.num_envs},), got {value.dtype} {value.shape}.")
         self.expect(bool(torch.isfinite(step.reward).all()), "Rewards must be finite.")
-        going = ~step.done
-        same = _equal_rows(step.obs, step.final_obs, going)
+        running = ~step.done
+        same = _equal_rows(step.obs, step.final_obs, running)
         self.expect(same, "final_obs must equal obs where the episode continues: both are the successor observation.")
         for key, value in step.info.items():
             self.expect(value.shape[:1] == (sim.num_envs,), f"info['{key}'] must have one entry per environment.")
@@ -121,7 +116,7 @@ class _Checker:
             self.expect(step.info["success"].dtype == torch.bool, "info['success'] must be bool.")
 
     def check_clipping(self) -> None:
-        """Check that actions beyond the bounds act like the bound."""
+        """Check that actions beyond the bounds have the effect of the bound."""
         if not self.sim.spec.seeded_episodes:
             return
         high = self.sim.spec.action_high.expand(self.sim.num_envs, -1)
@@ -138,12 +133,12 @@ class _Checker:
         step = self.sim.step(actions[0])
         values = {"reward": step.reward, **{f"obs.{key}": value for key, value in step.obs.items()}}
         values |= {f"final_obs.{key}": value for key, value in step.final_obs.items()}
-        kept = {key: value.clone() for key, value in values.items()}
+        copies = {key: value.clone() for key, value in values.items()}
         for action in actions[1:]:
             self.sim.step(action)
         for key, value in values.items():
             self.expect(
-                torch.equal(value, kept[key]),
+                torch.equal(value, copies[key]),
                 f"'{key}' returned by one step was overwritten by a later one; return fresh tensors, "
                 "because rollouts keep them.",
             )
@@ -156,19 +151,19 @@ class _Checker:
         self.expect(
             torch.equal(sim.episode_seed.cpu(), expected), "After reset(s), environment i must run episode s + i."
         )
-        played = [sim.step(action) for action in actions]
+        first_run = [sim.step(action) for action in actions]
         again = sim.reset(_SEED)
         repeated = [sim.step(action) for action in actions]
-        same = _equal(first, again) and all(_same(a, b) for a, b in zip(played, repeated, strict=True))
+        same = _equal(first, again) and all(_same(a, b) for a, b in zip(first_run, repeated, strict=True))
         self.expect(same, "Two runs with the same seed and actions differ; draw every number from the episode's seed.")
         if sim.num_envs < 2:
             return
         sim.reset([_SEED] * sim.num_envs)
         for action in actions:
             step = sim.step(action[:1].expand_as(action))
-            alike = all(torch.equal(value[0], value[-1]) for value in step.final_obs.values())
-            alike = alike and bool(step.reward[0] == step.reward[-1])
-            self.expect(alike, "Two rows with the same seed and actions differ; rows must not influence each other.")
+            equal = all(torch.equal(value[0], value[-1]) for value in step.final_obs.values())
+            equal = equal and bool(step.reward[0] == step.reward[-1])
+            self.expect(equal, "Two rows with the same seed and actions differ; rows must not influence each other.")
             if bool(step.done.any()):
                 break
 
@@ -182,26 +177,26 @@ class _Checker:
         active = torch.zeros(sim.num_envs, dtype=torch.bool, device=sim.device)
         active[0] = True
         partial = sim.step(action, active)
-        waiting = ~active
-        still = _equal_rows(partial.obs, start, waiting) and _equal_rows(partial.final_obs, start, waiting)
+        inactive = ~active
+        still = _equal_rows(partial.obs, start, inactive) and _equal_rows(partial.final_obs, start, inactive)
         self.expect(still, "The observation of a row that is not active must not change.")
-        quiet = not bool((partial.reward[waiting] != 0).any() or partial.done[waiting].any())
-        self.expect(quiet, "A row that is not active must have reward 0 and both flags False.")
-        self.expect(not bool(sim.episode_step[waiting].any()), "A row that is not active must not count the step.")
+        zeroed = not bool((partial.reward[inactive] != 0).any() or partial.done[inactive].any())
+        self.expect(zeroed, "A row that is not active must have reward 0 and both flags False.")
+        self.expect(not bool(sim.episode_step[inactive].any()), "A row that is not active must not count the step.")
         if not sim.spec.seeded_episodes:
             return
-        late = sim.step(action, waiting)
+        late = sim.step(action, inactive)
         sim.reset(_SEED)
         full = sim.step(action)
-        unchanged = _equal_rows(late.final_obs, full.final_obs, waiting)
+        unchanged = _equal_rows(late.final_obs, full.final_obs, inactive)
         unchanged = unchanged and _equal_rows(partial.final_obs, full.final_obs, active)
-        self.expect(unchanged, "Waiting must not change what a row does next, nor the rows that move meanwhile.")
+        self.expect(unchanged, "A masked step must not change later steps of inactive rows or the step of active rows.")
 
     def check_episode_end(self) -> None:
         """Step until an episode ends; check automatic reset, final observation and time limit."""
         sim = self.sim
         sim.reset(_SEED)
-        limit = min(sim.spec.max_episode_steps, _LONGEST)
+        limit = min(sim.spec.max_episode_steps, _MAX_WAIT)
         age = torch.zeros(sim.num_envs, dtype=torch.int64)
         step = None
         for action in self._actions(limit):
@@ -220,8 +215,8 @@ class _Checker:
             differs = not _equal_rows(step.final_obs, step.obs, step.done)
             self.expect(
                 differs,
-                "final_obs shows the first observation of the next episode; it must be the last of the one that "
-                "ended, or truncated episodes bootstrap from the wrong state.",
+                "final_obs shows the first observation of the next episode; it must be the last observation of the "
+                "ended episode, or truncated episodes bootstrap from the wrong state.",
             )
         self.check_observation(step.obs, "obs after automatic reset")
         if sim.spec.seeded_episodes:
@@ -252,7 +247,7 @@ class _Checker:
             return  # allowed: such a backend resumes with fresh episodes
         straight = [sim.step(action) for action in actions[_STEPS:]]
         restored = sim.load_state_dict(state)
-        self.expect(_equal(obs, restored), "load_state_dict must return the observation of the saved moment.")
+        self.expect(_equal(obs, restored), "load_state_dict must return the observation of the saved state.")
         resumed = [sim.step(action) for action in actions[_STEPS:]]
         same = all(_same(a, b) for a, b in zip(straight, resumed, strict=True))
         self.expect(same, "After load_state_dict the episodes continue differently; save the complete state.")
@@ -269,7 +264,7 @@ class _Checker:
                 step = sim.step(action[:1].expand(count, -1))
                 episode += [step.reward[0], *(value[0] for value in step.final_obs.values())]
                 if bool(step.done[0]):
-                    break  # the next episode's seed does depend on the number of environments
+                    break  # the seed of the next episode depends on the number of environments
             episodes.append(episode)
             sim.close()
         same = len(episodes[0]) == len(episodes[1])
@@ -279,7 +274,7 @@ class _Checker:
         )
 
     def _actions(self, count: int) -> list[Tensor]:
-        """Random actions within the bounds, the same in every call."""
+        """Random actions within the bounds, equal in every call."""
         spec, generator = self.sim.spec, torch.Generator().manual_seed(_SEED)
         low, high = spec.action_low.cpu(), spec.action_high.cpu()
         shape = (self.sim.num_envs, spec.action_dim)
@@ -287,14 +282,14 @@ class _Checker:
         return [(low + (high - low) * part).to(self.sim.device) for part in uniform]
 
 
-def _equal(left: Observation, right: Observation) -> bool:
-    return all(torch.equal(value, right[key]) for key, value in left.items())
+def _equal(left: Observation, valid: Observation) -> bool:
+    return all(torch.equal(value, valid[key]) for key, value in left.items())
 
 
-def _equal_rows(left: Observation, right: Observation, rows: Tensor) -> bool:
-    return all(torch.equal(value[rows], right[key][rows]) for key, value in left.items())
+def _equal_rows(left: Observation, valid: Observation, rows: Tensor) -> bool:
+    return all(torch.equal(value[rows], valid[key][rows]) for key, value in left.items())
 
 
-def _same(left: Step, right: Step) -> bool:
-    flags = torch.equal(left.terminated, right.terminated) and torch.equal(left.truncated, right.truncated)
-    return flags and torch.equal(left.reward, right.reward) and _equal(left.final_obs, right.final_obs)
+def _same(left: Step, valid: Step) -> bool:
+    flags = torch.equal(left.terminated, valid.terminated) and torch.equal(left.truncated, valid.truncated)
+    return flags and torch.equal(left.reward, valid.reward) and _equal(left.final_obs, valid.final_obs)

@@ -1,8 +1,8 @@
 """Execution of action chunks on a simulator, with observation histories.
 
-The wrapper executes the first `action_horizon` actions of each chunk, stops a row when its episode ends (it waits at
-the first observation of its next episode until the other rows have finished their chunks), sums the discounted reward
-and reports the number of executed steps, so that the bootstrap factor is `gamma ** steps`.
+The wrapper executes the first `action_horizon` actions of each chunk and sums the discounted reward. A row whose
+episode ends is paused at the first observation of its next episode until the chunks of all rows are finished. The
+number of executed steps is reported, so that the bootstrap factor is `gamma ** steps`.
 """
 
 from __future__ import annotations
@@ -29,9 +29,7 @@ class ChunkStep:
     terminated: Tensor  # (N,) bool
     truncated: Tensor  # (N,) bool
     final_obs: Observation  # (N, To, ...) true successor history; equals `obs` where the episode continues
-    info: dict[str, Tensor] = field(
-        default_factory=dict[str, Tensor]
-    )  # (N, ...) values of each row's last executed step; reward terms are sums like `reward`
+    info: dict[str, Tensor] = field(default_factory=dict[str, Tensor])  # (N, ...) of the last step, reward terms summed
 
     @property
     def done(self) -> Tensor:
@@ -49,16 +47,12 @@ class StepTrace:
 
 
 class ChunkedSim:
-    """Executes action chunks on a `VectorSim` and keeps the observation history."""
+    """Wrapper that executes action chunks on a `VectorSim` and keeps the observation history."""
 
     def __init__(self, sim: VectorSim, *, action_horizon: int = 1, obs_horizon: int = 1, gamma: float = 1.0) -> None:
-        """Wrap `sim`.
+        """Wrap `sim`; actions per chunk Ta, observations per history To, discount per control step `gamma`.
 
-        Args:
-            sim: Simulator to wrap.
-            action_horizon: Ta, actions executed per chunk.
-            obs_horizon: To, observations per policy input; the first observation is repeated at episode start.
-            gamma: Discount per control step, used for the chunk reward.
+        At the start of an episode, the history repeats the first observation.
         """
         if action_horizon > 1 and not sim.spec.supports_masked_step:
             raise UserError(
@@ -77,7 +71,7 @@ class ChunkedSim:
         return dict(self._history)
 
     def step(self, chunk: Tensor, trace: list[StepTrace] | None = None) -> ChunkStep:
-        """Run the first `action_horizon` actions of `chunk` `(N, H, A)`; every control step is appended to `trace`."""
+        """Run the first `action_horizon` actions of `chunk` `(N, H, A)`; append every control step to `trace`."""
         if self.action_horizon == 1:
             step = self.sim.step(chunk[:, 0])
             if trace is not None:
@@ -110,8 +104,8 @@ class ChunkedSim:
             info = before | {key: _select(active, value, info.get(key, value)) for key, value in step.info.items()}
             for key in (key for key in step.info if key.startswith(TERM_PREFIX)):
                 part = torch.where(active, step.info[key], 0.0)
-                for name, share in ((key, self.gamma**j * part), (_undiscounted_key(key), part)):
-                    info[name] = before.get(name, torch.zeros_like(part)) + share
+                for name, value in ((key, self.gamma**j * part), (_undiscounted_key(key), part)):
+                    info[name] = before.get(name, torch.zeros_like(part)) + value
         return ChunkStep(dict(self._history), reward, undiscounted, steps, terminated, truncated, final, info)
 
     def state_dict(self) -> dict[str, Any]:
@@ -132,10 +126,8 @@ class ChunkedSim:
             self._history = where_rows(step.done, self._repeat(step.obs), final)
         ones = torch.ones(self.sim.num_envs, dtype=torch.int64, device=self.sim.device)
         ends = step.terminated, step.truncated
-        undiscounted = {
-            _undiscounted_key(key): value for key, value in step.info.items() if key.startswith(TERM_PREFIX)
-        }
-        return ChunkStep(dict(self._history), step.reward, step.reward, ones, *ends, final, step.info | undiscounted)
+        terms = {_undiscounted_key(key): value for key, value in step.info.items() if key.startswith(TERM_PREFIX)}
+        return ChunkStep(dict(self._history), step.reward, step.reward, ones, *ends, final, step.info | terms)
 
     def _repeat(self, obs: Observation) -> Observation:
         return {key: value.unsqueeze(1).repeat_interleave(self.obs_horizon, 1) for key, value in obs.items()}
@@ -155,5 +147,5 @@ def _select(mask: Tensor, yes: Tensor, no: Tensor) -> Tensor:
 
 
 def where_rows(mask: Tensor, yes: Observation, no: Observation) -> Observation:
-    """Observations `yes` in the rows where `mask` `(N,)` is set, `no` in the others."""
+    """Select observations `yes` where `mask` `(N,)` is set and `no` elsewhere."""
     return {key: _select(mask, value, no[key]) for key, value in yes.items()}

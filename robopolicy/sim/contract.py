@@ -1,18 +1,15 @@
-"""The vector-simulator contract between backends and their users.
+"""Vector-simulator contract between backends and their users.
 
-A backend that passes `robopolicy.sim.checker.check_simulator` can be trained on, evaluated in,
-composed against and deployed from without further code.
-
-Rules that the rest of the stack depends on:
+A backend that passes `robopolicy.sim.checker.check_simulator` supports training, evaluation, composition and deployment
+without further code. Rules that the other packages depend on:
 
 * **Same-step autoreset.** When an episode ends inside `step`, `Step.obs` is already the first observation of the next
   episode and `Step.final_obs` is the true last observation of the one that ended.
 * **Terminated cuts the bootstrap; truncated bootstraps from `final_obs`; both cut the trace.** Both flags may be set;
   terminated then wins.
 * **Seeds.** `reset(seed=s)` starts environment i with episode seed `s + i`; every later automatic reset takes the next
-  unused integer, in order of environment index. An episode is a function of its seed and of the actions alone, so
-  results do not depend on the number of environments. `episode_seed` is the seed of the current episode of each
-  environment.
+  unused integer, in order of environment index. An episode is a function of its seed and its actions, so results do
+  not depend on the number of environments. `episode_seed` is the seed of the current episode of each environment.
 * **Actions** are clipped to `[action_low, action_high]` by the backend; both are finite.
 * **Everything is a tensor** on `device`; returned tensors are never overwritten by a later call.
 """
@@ -36,7 +33,7 @@ TERM_PREFIX = "reward."
 """Prefix of keys of `Step.info` with reward terms `(N,)`; the remainder of the reward counts as one more term."""
 
 UNDISCOUNTED_PREFIX = "undiscounted."
-"""Prefix in `ChunkStep.info` of the same terms, summed over a chunk without discount."""
+"""Prefix in `ChunkStep.info` of the undiscounted sums of these terms over a chunk."""
 
 Observation = dict[str, Tensor]
 """Flat mapping from a key to a tensor with leading dimension `num_envs`.
@@ -57,7 +54,7 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class SimSpec:
-    """Everything static about a simulator that policies, datasets and checkpoints need to know."""
+    """Static properties of a simulator that policies, datasets and checkpoints need."""
 
     task: str  # registered task id
     observation: Mapping[str, TensorSpec]
@@ -66,10 +63,10 @@ class SimSpec:
     control_dt: float  # seconds between two actions
     max_episode_steps: int  # control steps after which an episode is truncated
     action_names: tuple[str, ...] = ()
-    seeded_episodes: bool = True  # False where the backend cannot honour the seed rule (EnvPool)
+    seeded_episodes: bool = True  # False where the backend cannot follow the seed rule (EnvPool)
     supports_masked_step: bool = True  # False where the backend cannot skip rows (`step(active=...)`)
     final_obs_exact: bool = True  # False where the last observation is unknown; `final_obs` is the previous one
-    mirror: MirrorSymmetry | None = None  # the task's left-right symmetry, where it has one
+    mirror: MirrorSymmetry | None = None  # left-right symmetry of the task, if any
 
     @property
     def action_dim(self) -> int:
@@ -97,25 +94,24 @@ class Step:
 
 
 class VectorSim(ABC):
-    """A batch of environments stepped together. See the module docstring for the rules."""
+    """Batch of environments that are stepped together. See the module docstring for the rules."""
 
     spec: SimSpec
     num_envs: int
     device: torch.device
-    episode_seed: Tensor  # (N,) int64, seed of the episode now running
-    episode_step: Tensor  # (N,) int64, control steps taken in that episode
+    episode_seed: Tensor  # (N,) int64, seed of the current episode
+    episode_step: Tensor  # (N,) int64, control steps in the current episode
 
     @abstractmethod
     def reset(self, seed: int | Sequence[int] = 0) -> Observation:
-        """Start every environment anew; environment i runs episode `seed + i`, or `seed[i]` for a sequence."""
+        """Reset every environment; environment i runs episode `seed + i`, or `seed[i]` for a sequence."""
 
     @abstractmethod
     def step(self, action: Tensor, active: Tensor | None = None) -> Step:
         """Apply `action` `(N, A)` for one control step.
 
         Rows where `active` `(N,)` bool is False do not move: their state, seed and step count do not change, their
-        reward is 0 and both flags are False. Action chunks rely on it, since rows finish their episodes at different
-        moments of a chunk.
+        reward is 0 and both flags are False. Action chunks need it, since episodes end at different steps of a chunk.
         """
 
     def render(self, camera: str | None = None, *, width: int = 320, height: int = 240, envs: int = 1) -> Tensor:
@@ -130,5 +126,5 @@ class VectorSim(ABC):
         """Restore `state_dict` and return the observation to act on next."""
         raise RuntimeError(f"{type(self).__name__} cannot restore its state; resume starts fresh episodes.")
 
-    def close(self) -> None:  # noqa: B027 - a backend that holds nothing has nothing to free
+    def close(self) -> None:  # noqa: B027 - not every backend has resources
         """Free threads, contexts and files; safe to call twice."""

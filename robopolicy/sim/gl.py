@@ -1,4 +1,4 @@
-"""Choice of the OpenGL library for offscreen rendering. Imports nothing heavy, so it may run before a simulator."""
+"""Choice of the OpenGL library for offscreen rendering, with light imports, so that it can precede any simulator."""
 
 from __future__ import annotations
 
@@ -8,15 +8,11 @@ import os
 from robopolicy.errors import UserError
 
 _LIBRARIES = {"egl": "EGL", "osmesa": "OSMesa", "glfw": "glfw"}
-_OFF = ("disable", "disabled", "off", "false", "0")  # MuJoCo's words for no rendering at all
+_OFF = ("disable", "disabled", "off", "false", "0")  # MuJoCo's values for no rendering
 
 
 def check_mujoco_gl() -> None:
-    """Raise an error for a `MUJOCO_GL` with which MuJoCo cannot be imported.
-
-    Raises:
-        UserError: The name is unknown, or its library is not installed.
-    """
+    """Raise a `UserError` if `MUJOCO_GL` is unknown or its library is not installed."""
     chosen = _chosen()
     if not chosen or chosen in _OFF:
         return
@@ -29,17 +25,15 @@ def check_mujoco_gl() -> None:
 
 
 def gl_backend() -> str:
-    """Name the usable GL backend as `MUJOCO_GL` does: the user's choice, else egl, else osmesa.
-
-    Also sets `MUJOCO_GL`, so that libraries with a renderer of their own follow the same choice.
+    """Return the user's choice in `MUJOCO_GL`, else egl, else osmesa, and set `MUJOCO_GL` for other renderers.
 
     Raises:
-        UserError: If no GL library is installed or the user's choice is unknown.
+        UserError: No GL library is installed, or the choice is unknown or disables rendering.
     """
     check_mujoco_gl()
     chosen = _chosen()
     if chosen in _OFF:
-        raise UserError(f"Rendering is switched off by MUJOCO_GL={chosen}; unset it.")
+        raise UserError(f"Rendering is disabled by MUJOCO_GL={chosen}; unset it.")
     if chosen:
         return chosen
     for name in ("egl", "osmesa"):

@@ -1,8 +1,8 @@
 """Point clouds of fixed size from depth images: unprojection, cropping and farthest-point sampling.
 
-Clouds hold positions without colours, as in 3D Diffusion Policy (Ze et al. 2024), which found colours to hurt
-generalisation. Everything here is deterministic, so that an episode stays a function of its seed and actions, and the
-size of the depth image is fixed, so that a policy gets clouds of the same density everywhere.
+Clouds hold positions without colours, which hurt generalisation in 3D Diffusion Policy (Ze et al. 2024). All functions
+are deterministic, so that an episode is a function of its seed and actions. The size of the depth image is fixed, so
+that all clouds have the same density.
 """
 
 from __future__ import annotations
@@ -20,45 +20,40 @@ DEPTH_SIZE = 96  # pixels, square, of the depth image behind a cloud
 def unproject(
     depth: NDArray[np.floating], fovy: float, position: NDArray[np.float64], rotation: NDArray[np.float64]
 ) -> Array:
-    """World coordinates of the pixels of a depth image.
+    """World coordinates `(M, 3)` [m] of the M pixels with finite depth, row by row.
 
-    Args:
-        depth: `(h, w)` [m] along the optical axis, infinite for the background.
-        fovy: Vertical field of view [degrees]; pixels are square.
-        position: Of the camera `(3,)` [m].
-        rotation: Of the camera `(3, 3)`; its columns point right, up and backwards, as in MuJoCo and OpenGL.
-
-    Returns:
-        Points `(M, 3)` [m] of the M <= h w pixels with finite depth, row by row.
+    `depth` `(h, w)` [m] is measured along the optical axis; `fovy` is the vertical field of view [degrees] of square
+    pixels; `position` `(3,)` [m] and `rotation` `(3, 3)` are the camera pose, the columns of the rotation pointing
+    right, up and backwards, as in MuJoCo and OpenGL.
     """
     height, width = depth.shape
     step = 2.0 * np.tan(np.radians(fovy) / 2) / height  # of one pixel on the plane at distance 1
     right = step * (np.arange(width) + 0.5 - width / 2)
     up = step * (height / 2 - 0.5 - np.arange(height))
     rays = np.stack(np.broadcast_arrays(right[None, :], up[:, None], -1.0), -1)  # (h, w, 3)
-    seen = np.isfinite(depth)
-    points = rays[seen] * depth[seen][:, None]
+    finite = np.isfinite(depth)
+    points = rays[finite] * depth[finite][:, None]
     return (points @ rotation.T + position).astype(np.float32)
 
 
 def crop(points: Array, box: Box) -> Array:
-    """The points `(M, 3)` inside `box`."""
+    """Return the points `(M, 3)` inside `box`."""
     return points[((points > box[0]) & (points < box[1])).all(1)]
 
 
 def subsample(points: Array, count: int) -> Array:
-    """`count` of the points `(M, 3)` spread as widely as possible (farthest-point sampling): `(count, 3)`.
+    """Select `count` of the points `(M, 3)` by farthest-point sampling: `(count, 3)`.
 
-    The first is the one farthest from the mean, each other the one farthest from all before it, so that small objects
-    keep enough points. Fewer points than `count` are repeated in turn, which does not change a maximum over points;
-    an empty cloud becomes zeros.
+    The first point is the farthest from the mean, each further point the farthest from all selected points, so that
+    small objects keep enough points. If M < `count`, points are repeated cyclically, which does not change a maximum
+    over points; an empty cloud becomes zeros.
     """
     if len(points) == 0:
         return np.zeros((count, 3), np.float32)
     if len(points) <= count:
         return np.resize(points, (count, 3))
     axes = np.ascontiguousarray(points.T)  # (3, M)
-    nearest = np.full(len(points), np.inf, np.float32)  # (M,) squared distance to the chosen ones
+    nearest = np.full(len(points), np.inf, np.float32)  # (M,) squared distance to the selected points
     chosen = np.empty(count, np.intp)
     chosen[0] = _squared(axes, axes.mean(1)).argmax()
     for k in range(1, count):

@@ -1,8 +1,8 @@
 """Task registry: names to simulator factories and experts. Imports neither torch nor any simulator.
 
 `robopolicy` never imports `tasks`; packages register through the entry-point group `robopolicy.tasks`, whose entries
-are functions without arguments that call `register`. Third parties add tasks the same way. Tasks of contrib are rows of
-`theme.toml`, whose keys are the fields of `TaskEntry`:
+are functions without arguments that call `register`. Tasks of contrib are rows of `theme.toml`, whose keys are the
+fields of `TaskEntry`:
 
     [tasks."family/name"]
     make = "robopolicy.contrib.x.tasks:make"  # (SimOptions) -> VectorSim
@@ -37,17 +37,15 @@ REWARDS = ("sparse", "shaped")
 class WorldOptions(Validated):
     """Options of a world model that replaces the simulator (backend `worldmodel:FOLDER`)."""
 
-    judge: str = (
-        ""  # success detector: empty (head of the model), a folder of 'worldmodel judge', vlm:MODEL@URL, vlm:FOLDER
-    )
+    judge: str = ""  # success detector: folder of 'worldmodel judge', vlm:MODEL@URL or vlm:FOLDER; empty: model head
     every: NonNegativeInt = 0  # control steps between detections; 0 is every step, every 20th with a VLM
-    samples: NonNegativeInt = 0  # samples per step, whose disagreement is the uncertainty; 0 is the number of the model
+    samples: NonNegativeInt = 0  # per step, whose disagreement is the uncertainty; 0 is the default of the model
     penalty: NonNegative = 0.0  # subtracted from the reward per unit of uncertainty
     max_uncertainty: NonNegative = 0.0  # truncates episodes above this uncertainty; 0 disables truncation
     steps: NonNegativeInt = 0  # maximum episode length in control steps; 0 is the limit of the task
     films: str = ""  # dataset with the initial frames of episodes; empty: initial states of the task
-    support: str = ""  # dataset, or gate of `OODDetector.save`, that ends out-of-distribution episodes; empty: none
-    support_penalty: NonNegative = 25.0  # subtracted from the reward then, as term "outside"
+    support: str = ""  # dataset or file of `OODDetector.save` that ends out-of-distribution episodes
+    support_penalty: NonNegative = 25.0  # subtracted from the reward at that end, as term "outside"
 
 
 @dataclass(frozen=True)
@@ -55,8 +53,10 @@ class SimOptions:
     """Options of a simulator; a task raises a `UserError` for options that it does not support."""
 
     num_envs: int = 16
-    backend: str = "auto"  # auto | mujoco | mujoco-exact | warp | envpool | gymnasium | ... ; auto is the task's own
-    device: str = "cpu"  # device of physics in backends that support it; the others run on the CPU
+    backend: str = (
+        "auto"  # auto | mujoco | mujoco-exact | warp | envpool | gymnasium | ... ; auto is the default of the task
+    )
+    device: str = "cpu"  # of the physics, in backends that support devices
     cameras: tuple[str, ...] = ()  # cameras to render into observations `image.<camera>`
     image_size: int = 64  # pixels, square
     point_clouds: tuple[str, ...] = ()  # cameras whose depth becomes observations `point_cloud.<camera>`
@@ -66,21 +66,14 @@ class SimOptions:
     wrappers: tuple[WrapperSpec, ...] = ()  # wrappers around the simulator, in any order
     world: WorldOptions = WorldOptions()  # only for the backend `worldmodel:FOLDER`
 
-    def refuse_cameras(self, task: str) -> None:
-        """Raise an error for image and point-cloud options, for tasks without cameras.
-
-        Raises:
-            UserError: Cameras are requested.
-        """
+    def reject_cameras(self, task: str) -> None:
+        """Raise a `UserError` if cameras or point clouds are requested, for tasks without cameras."""
         if self.cameras or self.point_clouds:
-            raise UserError(f"Task {task} has no cameras; leave them out.")
+            raise UserError(f"Task {task} has no cameras; remove them.")
 
 
 def observation_options(observations: Sequence[Mapping[str, tuple[int, ...]]]) -> dict[str, Any]:
-    """Fields of `SimOptions` for a simulator with the observations of several policies.
-
-    Args:
-        observations: Per-step shapes of each policy, as in `PolicySpec.observation`.
+    """Fields of `SimOptions` for the observations of several policies `{key: shape per step}`.
 
     Raises:
         UserError: The policies need images or clouds of different sizes, or different options of one wrapper.
@@ -89,14 +82,14 @@ def observation_options(observations: Sequence[Mapping[str, tuple[int, ...]]]) -
     from robopolicy.sim.wrappers.registry import wrappers_for
 
     options: dict[str, Any] = {}
-    for prefix, names, size, axis in (
-        (IMAGE_PREFIX, "cameras", "image_size", -1),
-        (CLOUD_PREFIX, "point_clouds", "points", 0),
-    ):
-        found = [(key, shape[axis]) for seen in observations for key, shape in seen.items() if key.startswith(prefix)]
+    kinds = ((IMAGE_PREFIX, "cameras", "image_size", -1), (CLOUD_PREFIX, "point_clouds", "points", 0))
+    for prefix, names, size, axis in kinds:
+        found = [
+            (key, shape[axis]) for shapes in observations for key, shape in shapes.items() if key.startswith(prefix)
+        ]
         sizes = sorted({number for _, number in found})
-        own = [{shape[axis] for key, shape in seen.items() if key.startswith(prefix)} for seen in observations]
-        if len(sizes) > 1 and all(len(each) < 2 for each in own):  # a task that shows one policy several has its own
+        own = [{shape[axis] for key, shape in shapes.items() if key.startswith(prefix)} for shapes in observations]
+        if len(sizes) > 1 and all(len(each) < 2 for each in own):  # one policy with several sizes fits a fixed task
             raise UserError(f"The policies need '{prefix}*' of different sizes {sizes}; evaluate them separately.")
         if found:
             options |= {names: tuple(sorted({key.removeprefix(prefix) for key, _ in found})), size: sizes[0]}
@@ -106,7 +99,7 @@ def observation_options(observations: Sequence[Mapping[str, tuple[int, ...]]]) -
 
 
 class Expert(Protocol):
-    """Scripted demonstrator. Called once per control step; `sim.episode_step == 0` marks fresh episodes."""
+    """Scripted demonstrator. Called once per control step; `sim.episode_step == 0` marks new episodes."""
 
     def __call__(self, sim: VectorSim, obs: Observation) -> Tensor:
         """Return actions `(N, A)` in the simulator's units, from the simulator or from `obs` `{key: (N, ...)}`."""
@@ -122,19 +115,15 @@ class TaskEntry:
     description: str  # one line
     make_expert: Callable[[], Expert] | None = None
     backends: tuple[str, ...] = ("mujoco",)
-    requires: str = ""  # extra to install, empty when the core suffices
+    requires: str = ""  # extra to install; empty if the core is sufficient
     module: str = ""  # module of that extra, if its name differs from the extra
-    success_fn: Callable[[Observation], Tensor] | None = None  # success `(N,)` bool of observations, where possible
+    success_fn: Callable[[Observation], Tensor] | None = None  # success `(N,)` bool of observations, if available
 
     def require_expert(self) -> Callable[[], Expert]:
-        """Return `make_expert`.
-
-        Raises:
-            UserError: The task has no expert.
-        """
+        """Return `make_expert`; raise a `UserError` if the task has no expert."""
         if self.make_expert is None:
             raise UserError(
-                f"Task {self.name} has no scripted expert; 'robopolicy list tasks' shows the tasks with one."
+                f"Task {self.name} has no scripted expert; 'robopolicy list tasks' lists the tasks with an expert."
             )
         return self.make_expert
 
@@ -143,10 +132,10 @@ class TaskEntry:
 class TaskFamily:
     """Tasks named `prefix/<id>`, built on request."""
 
-    make_entry: Callable[[str], TaskEntry]  # of an id
+    make_entry: Callable[[str], TaskEntry]  # from an id
     description: str  # one line
-    requires: str = ""  # as of `TaskEntry`
-    module: str = ""  # as of `TaskEntry`
+    requires: str = ""  # as in `TaskEntry`
+    module: str = ""  # as in `TaskEntry`
 
 
 _TASKS: dict[str, TaskEntry] = {}
@@ -155,14 +144,14 @@ _PACKAGES: dict[str, str] = {}  # tasks of other packages -> package
 
 
 def register(entry: TaskEntry) -> None:
-    """Add a task; a name can be taken only once."""
+    """Register a task under a new name."""
     if entry.name in _TASKS:
         raise ValueError(f"Task '{entry.name}' is already registered.")
     _TASKS[entry.name] = entry
 
 
 def register_family(prefix: str, family: TaskFamily) -> None:
-    """Register tasks `prefix/<id>` whose entries are built on request."""
+    """Register tasks `prefix/<id>`."""
     if prefix in _FAMILIES:
         raise ValueError(f"Task family '{prefix}' is already registered.")
     _FAMILIES[prefix] = family
@@ -179,13 +168,13 @@ def _register_installed() -> None:
 
 
 def task_names() -> list[str]:
-    """Every registered task id and those of contrib, sorted."""
+    """Sorted ids of the registered tasks and the tasks of contrib."""
     _register_installed()
     return sorted({*_TASKS, *contributed("tasks")})
 
 
 def task_families() -> dict[str, TaskFamily]:
-    """The families by prefix, sorted: registered ones, and one for each backend that runs environments by id."""
+    """Families by prefix, sorted: registered families, and one per backend that runs environments by id."""
     _register_installed()
     families = _FAMILIES | {name: _backend_family(name) for name in BACKENDS if BACKENDS[name].by_id}
     return dict(sorted(families.items()))
@@ -193,47 +182,39 @@ def task_families() -> dict[str, TaskFamily]:
 
 def _backend_family(backend: str) -> TaskFamily:
     row = BACKENDS[backend]
-    description = f"Any task of {backend} by its own id."
+    description = f"Any task of {backend} by its id in {backend}."
     return TaskFamily(lambda name: backend_entry(backend, name), description, requires=row.extra, module=row.module)
 
 
 def backend_entry(backend: str, environment: str, name: str = "", description: str = "") -> TaskEntry:
-    """The task that runs an environment of another library on a backend.
+    """Entry of a task that runs an environment of another library on a backend with `by_id`.
 
-    Args:
-        backend: Key in `BACKENDS` of one that runs environments by id.
-        environment: Name of the environment in its library.
-        name: Id of the task; `BACKEND/ENVIRONMENT` by default.
-        description: One line.
+    `name` is the id of the task, by default `BACKEND/ENVIRONMENT`.
     """
     name = name or f"{backend}/{environment}"
     row = BACKENDS[backend]
 
     def make(options: SimOptions) -> VectorSim:
-        return check_views(row.maker()(environment, options, task=name), options)
+        return check_cameras(row.maker()(environment, options, task=name), options)
 
     description = description or f"{environment} of {backend}."
     return TaskEntry(name, make, description, backends=(backend,), requires=row.extra, module=row.module)
 
 
-def check_views(sim: VectorSim, options: SimOptions) -> VectorSim:
-    """The simulator, if its own observations include the requested cameras and point clouds.
-
-    Raises:
-        UserError: They do not; the simulator is closed.
-    """
+def check_cameras(sim: VectorSim, options: SimOptions) -> VectorSim:
+    """Return `sim` if it observes the requested cameras and point clouds; else close it and raise a `UserError`."""
     from robopolicy.nets.encoder import CLOUD_PREFIX
 
-    wanted = [IMAGE_PREFIX + camera for camera in options.cameras]
-    wanted += [CLOUD_PREFIX + camera for camera in options.point_clouds]
-    if not set(wanted) <= set(sim.spec.observation):
+    requested = [IMAGE_PREFIX + camera for camera in options.cameras]
+    requested += [CLOUD_PREFIX + camera for camera in options.point_clouds]
+    if not set(requested) <= set(sim.spec.observation):
         sim.close()
-        raise UserError(f"Task {sim.spec.task} has fixed observations and cannot add cameras; leave them out.")
+        raise UserError(f"Task {sim.spec.task} has fixed observations and cannot add cameras; remove them.")
     return sim
 
 
 def get_task(name: str) -> TaskEntry:
-    """Look a task up by its id, or by its last part where that is unique ("lift")."""
+    """Look up a task by its id, or by a unique last part such as "lift"."""
     names = task_names()
     prefix, _, rest = name.partition("/")
     if name not in names and rest:
@@ -253,7 +234,7 @@ def task_ring(name: str) -> str:
 
 
 def _contributed_task(name: str) -> TaskEntry:
-    """The entry of a row of `theme.toml`, whose functions are imported when they are called."""
+    """Entry of a row of `theme.toml`; its functions are imported when they are called."""
     row: dict[str, Any] = contributed("tasks")[name][1]
     fields = row | {"name": name, "make_expert": row.get("expert"), "backends": tuple(row.get("backends", ("mujoco",)))}
     fields |= {key: _imported(fields.get(key)) for key in ("make", "make_expert", "success_fn")}
@@ -261,7 +242,7 @@ def _contributed_task(name: str) -> TaskEntry:
 
 
 def _imported(target: str | None) -> Callable[..., Any] | None:
-    """The function at "module:attribute", imported when it is called."""
+    """Function at "module:attribute", imported when it is called."""
     return None if target is None else lambda *args: load(target)(*args)
 
 

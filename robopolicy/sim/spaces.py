@@ -19,15 +19,14 @@ from robopolicy.sim.vector_env import Arrays
 from robopolicy.sim.wrappers.registry import is_wrapper_key
 from robopolicy.spec import HIDDEN_STATE, IMAGE_PREFIX, STEP_KEYS
 
-_TAKEN = (*STEP_KEYS, HIDDEN_STATE)  # reserved keys of an episode, which would replace an observation
+_RESERVED = (*STEP_KEYS, HIDDEN_STATE)  # keys of an episode that are no observations
 
 
 class ObservationMap:
-    """Flattens observations of one space: vectors become float32, colour images `image.<key>` uint8 `(3, H, W)`.
+    """Conversion of observations of one space: vectors to float32, colour images `image.<key>` to uint8 `(3, H, W)`.
 
-    A space that is a single Box is called `state` (or `image.pixels`); entries of a Dict keep their keys, nested ones
-    joined by dots. Keys with several dimensions (`point_cloud.`) keep their shape; entries without numbers
-    are dropped.
+    A single Box is named `state` (or `image.pixels`); entries of a Dict keep their keys, nested keys are joined by
+    dots. Keys with several dimensions (`point_cloud.`) keep their shape; entries without numbers are dropped.
 
     Raises:
         UserError: An observation has an unsupported type or a reserved name, or there is none.
@@ -47,19 +46,19 @@ class ObservationMap:
                 key = key or "state"
                 prefix = prefix_of(key)
                 rank = ENCODERS[prefix].rank if prefix else 1
-                grouped = rank > 1 and len(leaf.shape or ()) == rank
-                entry = TensorSpec(tuple(leaf.shape or ()) if grouped else (int(spaces.flatdim(leaf)),))
+                keeps_shape = rank > 1 and len(leaf.shape or ()) == rank
+                entry = TensorSpec(tuple(leaf.shape or ()) if keeps_shape else (int(spaces.flatdim(leaf)),))
             if 0 in entry.shape:
                 continue
-            taken = key in _TAKEN or is_wrapper_key(key) or (image is None and key.startswith(IMAGE_PREFIX))
-            if taken or key in self.specs:
+            reserved = key in _RESERVED or is_wrapper_key(key) or (image is None and key.startswith(IMAGE_PREFIX))
+            if reserved or key in self.specs:
                 raise UserError(f"Observation '{key}' has a name that is already used; rename it.")
             self.specs[key], self._paths[key], self._leaves[key] = entry, path, leaf
         if not self.specs:
             raise UserError(f"An environment with the observation space {space} has no usable observation.")
 
     def empty(self, num_envs: int) -> Arrays:
-        """Fresh arrays `(N, ...)` to be filled."""
+        """Allocate arrays `(N, ...)`."""
         types = {torch.uint8: np.uint8, torch.float32: np.float32}
         return {key: np.zeros((num_envs, *spec.shape), types[spec.dtype]) for key, spec in self.specs.items()}
 
@@ -82,20 +81,16 @@ class ObservationMap:
             pixels = _pixels(key, values, leaf.shape or ())
             return np.ascontiguousarray(pixels if _channels_first(pixels.shape[1:]) else pixels.transpose(0, 3, 1, 2))
         if isinstance(leaf, spaces.Discrete):
-            if values.size != len(values) or (values < leaf.start).any():  # which numpy would count from the end
-                raise ValueError(f"'{key}' must be a number from {leaf.start} on, found {values[0].tolist()}")
+            if values.size != len(values) or (values < leaf.start).any():  # numpy accepts negative indices
+                raise ValueError(f"'{key}' must be a number of at least {leaf.start}, found {values[0].tolist()}")
             return np.eye(int(leaf.n), dtype=np.float32)[values.reshape(-1) - leaf.start]
-        if values[0].size != math.prod(self.specs[key].shape):  # numpy would repeat a single number
+        if values[0].size != math.prod(self.specs[key].shape):  # numpy would broadcast a single number
             raise ValueError(f"'{key}' must have the shape {leaf.shape}, found {values.shape[1:]}")
         return values.reshape(len(values), *self.specs[key].shape).astype(np.float32)
 
 
 def action_bounds(space: spaces.Space[Any], task: str) -> tuple[Tensor, Tensor]:
-    """Lower and upper bound `(A,)` float32 of a Box, flattened.
-
-    Raises:
-        UserError: If actions are not continuous or not bounded.
-    """
+    """Lower and upper bound `(A,)` float32 of a Box, flattened; other or unbounded spaces raise a `UserError`."""
     if not isinstance(space, spaces.Box):
         raise UserError(f"Task {task} has {type(space).__name__} actions; robot policies need a Box.")
     if 0 in space.shape:
@@ -126,12 +121,12 @@ def _image_size(space: spaces.Space[Any]) -> tuple[int, int] | None:
 
 
 def _channels_first(shape: tuple[int, ...]) -> bool:
-    """Whether a colour image has the shape `(3, height, width)`; an image with 3 rows has not."""
+    """Whether a colour image has the shape `(3, height, width)`; an image with 3 rows does not."""
     return shape[0] == 3 != shape[2]
 
 
 def _pixels(key: str, values: NDArray[Any], shape: tuple[int, ...]) -> NDArray[np.uint8]:
-    """A batch of images of `shape` as uint8; values outside of a byte raise an error."""
+    """Convert a batch of images of `shape` to uint8; other values than 0 to 255 raise a `ValueError`."""
     if values.shape[1:] != shape:
         raise ValueError(f"'{key}' must have the shape {shape}, found {values.shape[1:]}")
     if values.dtype == np.uint8:
@@ -139,5 +134,5 @@ def _pixels(key: str, values: NDArray[Any], shape: tuple[int, ...]) -> NDArray[n
     with np.errstate(invalid="ignore"):  # NaN is reported below
         pixels = values.astype(np.uint8)
     if not np.array_equal(pixels, values):
-        raise ValueError(f"'{key}' must hold whole numbers from 0 to 255, found other {values.dtype} values")
+        raise ValueError(f"'{key}' must contain integers from 0 to 255, found other {values.dtype} values")
     return pixels

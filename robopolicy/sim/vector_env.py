@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from robopolicy.errors import UserError
-from robopolicy.sim.contract import Observation, SimSpec, VectorSim
+from robopolicy.sim.contract import Observation, SimSpec, Step, VectorSim
 
 
 def legacy_numpy_seed(seed: int) -> int | list[int]:
@@ -25,23 +25,23 @@ class SeedCounter:
     """Episode seeds: `seed + i` at a reset, then the next unused integer in order of environment index."""
 
     def __init__(self, num_envs: int) -> None:
-        self.current: NDArray[np.int64] = np.zeros(num_envs, np.int64)  # (N,) seed of the episode now running
+        self.current: NDArray[np.int64] = np.zeros(num_envs, np.int64)  # (N,) seed of the current episode
         self._first: list[int] | None = None  # seeds of a pending reset
         self._next = 0
 
     def reset(self, seed: int | Sequence[int]) -> None:
-        """Prepare the seeds that the next `take` of all rows returns."""
+        """Set the seeds that the next `take` of all rows returns."""
         count = len(self.current)
         seeds = [int(seed) + i for i in range(count)] if isinstance(seed, int | np.integer) else [int(s) for s in seed]
         if len(seeds) != count:
-            raise UserError(f"Expected one seed or {count} of them, one per environment, got {len(seeds)}.")
+            raise UserError(f"Expected one seed or {count} seeds, one per environment, got {len(seeds)}.")
         if min(seeds) < 0:
             raise UserError(f"Seeds must be 0 or larger, got {min(seeds)}.")
         self._first = seeds
         self._next = max(seeds) + 1
 
     def take(self, rows: NDArray[np.intp]) -> list[int]:
-        """Seeds of the episodes that now start in `rows` (ascending)."""
+        """Return the seeds of the episodes that start now in `rows` (ascending)."""
         seeds = self._first
         if seeds is None:
             seeds = list(range(self._next, self._next + len(rows)))
@@ -51,7 +51,7 @@ class SeedCounter:
         return seeds
 
     def state_dict(self) -> dict[str, Any]:
-        """Seeds running and the next unused one."""
+        """Current seeds and the next unused seed."""
         return {"current": torch.from_numpy(self.current.copy()), "next": self._next}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -69,7 +69,7 @@ DIVERGED = "An action is NaN or infinite; the policy has diverged."
 
 
 class NumpyVectorEnv(VectorSim):
-    """Base of the CPU backends. `_obs` is empty until the first reset; its arrays are replaced, never written to."""
+    """Base of the CPU backends. `_obs` is empty until the first reset; its arrays are replaced, never modified."""
 
     def __init__(self, spec: SimSpec, num_envs: int) -> None:
         self.spec = spec
@@ -83,44 +83,51 @@ class NumpyVectorEnv(VectorSim):
 
     @property
     def episode_seed(self) -> Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """(N,) int64, seed of the episode now running."""
+        """(N,) int64, seed of the current episode."""
         return torch.from_numpy(self._seeds.current.copy())
 
     @property
     def episode_step(self) -> Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """(N,) int64, control steps taken in that episode."""
+        """(N,) int64, control steps in the current episode."""
         return torch.from_numpy(self._steps.copy())
 
     def _end_diverged(
         self, moved: Flags, final: Arrays, reward: NDArray[np.float32], terminated: Flags, success: Flags
     ) -> Flags:
-        """Terminate the episodes `(N,)` of active rows with values that are not finite; in place."""
+        """Terminate the episodes of moved rows with non-finite values in place; return their mask `(N,)`."""
         diverged = moved & ~(finite_rows(final, self.num_envs) & np.isfinite(reward))
         if diverged.any():
             fill(final, np.flatnonzero(diverged), {key: value[diverged] for key, value in self._obs.items()})
             reward[diverged], terminated[diverged], success[diverged] = 0.0, True, False
         return diverged
 
-    def _played(self, action: Tensor) -> NDArray[np.float64]:
+    def _clipped(self, action: Tensor) -> NDArray[np.float64]:
         """Check actions `(N, A)` and clip them to the bounds."""
         if not self._obs:
             raise UserError("Call reset before the first step.")
         check_action(action, self.num_envs, self.spec)
-        played = action.detach().cpu().numpy().astype(np.float64, order="C")  # sums must not depend on strides
-        if not np.isfinite(played).all():
+        clipped = action.detach().cpu().numpy().astype(np.float64, order="C")  # sums must not depend on strides
+        if not np.isfinite(clipped).all():
             raise UserError(DIVERGED)
-        return np.clip(played, self._low, self._high, out=played)
+        return np.clip(clipped, self._low, self._high, out=clipped)
+
+    def _result(
+        self, reward: NDArray[np.float32], terminated: Flags, truncated: Flags, final: Arrays, info: dict[str, Tensor]
+    ) -> Step:
+        """Convert the results of a step to tensors; `_obs` must contain the observation to act on next."""
+        flags = torch.from_numpy(terminated), torch.from_numpy(truncated)
+        return Step(tensors(self._obs), torch.from_numpy(reward), *flags, tensors(final), info)
 
 
 def check_action(action: Tensor, num_envs: int, spec: SimSpec) -> None:
-    """Refuse actions that are not `(N, A)`."""
+    """Raise a `UserError` if `action` is not `(N, A)`."""
     expected = (num_envs, spec.action_dim)
     if tuple(action.shape) != expected:
         raise UserError(f"Expected actions of shape {expected}, got {tuple(action.shape)}.")
 
 
 def check_number_of_envs(saved: int, here: int) -> None:
-    """Refuse the state of a simulator with another number of environments."""
+    """Raise a `UserError` if a saved state has another number of environments."""
     if saved != here:
         raise UserError(
             f"The saved simulator has {saved} environments and this one {here}; resume with the same number."
@@ -128,7 +135,7 @@ def check_number_of_envs(saved: int, here: int) -> None:
 
 
 def core_count() -> int:
-    """Cores this process may use."""
+    """Number of cores available to this process."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -158,7 +165,7 @@ def fill(arrays: Arrays, rows: int | NDArray[np.intp], values: Mapping[str, NDAr
 
 
 class TorchVectorEnv(VectorSim):
-    """Base of simulators in torch on the CPU; a subclass starts episodes, observes and steps."""
+    """Base of simulators in torch on the CPU; subclasses define `start_episodes`, `observe` and `step`."""
 
     def __init__(self, spec: SimSpec, num_envs: int) -> None:
         self.spec = spec
@@ -169,7 +176,7 @@ class TorchVectorEnv(VectorSim):
 
     @abstractmethod
     def start_episodes(self, rows: Tensor, seeds: list[int]) -> None:
-        """Start the episodes `seeds` in `rows` `(R,)`, ascending; tensors that were handed out stay as they are."""
+        """Start the episodes `seeds` in `rows` `(R,)`, ascending, without modifying returned tensors."""
 
     @abstractmethod
     def observe(self) -> Observation:
@@ -177,17 +184,17 @@ class TorchVectorEnv(VectorSim):
 
     @property
     def episode_seed(self) -> Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """(N,) int64, seed of the episode now running."""
+        """(N,) int64, seed of the current episode."""
         return torch.from_numpy(self._seeds.current.copy())
 
     def reset(self, seed: int | Sequence[int] = 0) -> Observation:
-        """Start every environment anew; environment i runs episode `seed + i`, or `seed[i]` for a sequence."""
+        """Reset every environment; environment i runs episode `seed + i`, or `seed[i]` for a sequence."""
         self._seeds.reset(seed)
         self.restart(torch.ones(self.num_envs, dtype=torch.bool))
         return self.observe()
 
     def restart(self, ended: Tensor) -> None:
-        """Begin the next episodes where `ended` `(N,)` bool."""
+        """Start the next episodes where `ended` `(N,)` bool is True."""
         rows = ended.nonzero().flatten()
         if len(rows):
             self.start_episodes(rows, self._seeds.take(rows.numpy()))
@@ -198,11 +205,7 @@ class TorchVectorEnv(VectorSim):
         return torch.ones(self.num_envs, dtype=torch.bool) if active is None else active.cpu()
 
     def clipped_action(self, action: Tensor) -> Tensor:
-        """Actions `(N, A)` on the CPU, clipped to the bounds.
-
-        Raises:
-            UserError: They have another shape, or are not all finite.
-        """
+        """Check actions `(N, A)`, which must be finite, and clip them to the bounds on the CPU."""
         check_action(action, self.num_envs, self.spec)
         action = action.detach().cpu().float()
         if not bool(action.isfinite().all()):
@@ -210,11 +213,11 @@ class TorchVectorEnv(VectorSim):
         return action.clamp(self.spec.action_low.cpu(), self.spec.action_high.cpu())
 
     def state_dict(self) -> dict[str, Any]:
-        """Step counts and seeds; a subclass adds its own."""
+        """Step counts and seeds; a subclass adds its state."""
         return {"step": self.episode_step, "seeds": self._seeds.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> Observation:
-        """Restore `state_dict`; a subclass restores its own first."""
+        """Restore `state_dict`; a subclass restores its state first."""
         self.episode_step = state["step"].clone()
         self._seeds.load_state_dict(state["seeds"])
         return self.observe()

@@ -2,7 +2,7 @@
 
 
 def register_tasks() -> None:
-    """Entry point `robopolicy.tasks`: register every family."""
+    """Register every family (entry point `robopolicy.tasks`)."""
     from robopolicy_tasks import (
         dm_control,
         external,
@@ -18,15 +18,6 @@ def register_tasks() -> None:
         velocity,
     )
 
-    dm_control.register()
-    external.register()
-    locomotion.register()
-    toy.register()
-    manipulation.register()
-    metaworld.register()
-    mjlab.register()
-    ogbench.register()
-    push_t.register()
-    robosuite.register()
-    text.register()
-    velocity.register()
+    families = (dm_control, external, locomotion, toy, manipulation, metaworld, mjlab, ogbench, push_t, robosuite)
+    for family in (*families, text, velocity):
+        family.register()

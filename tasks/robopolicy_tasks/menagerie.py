@@ -1,4 +1,4 @@
-"""Robot models from MuJoCo Menagerie as replacements of our primitive models."""
+"""Robot models from MuJoCo Menagerie as replacements of the built-in primitive models."""
 
 from __future__ import annotations
 
@@ -11,19 +11,15 @@ from robopolicy.resources import folder
 ASSETS = folder("sim_assets")
 
 
-def resolve_model(ours: str, theirs: str) -> Path:
-    """MJCF file of a robot: `sim_assets/<ours>`, or `<theirs>` in the folder `MENAGERIE_ROOT`.
-
-    Raises:
-        UserError: The environment variable is set and its folder lacks the file.
-    """
+def resolve_model(builtin: str, menagerie: str) -> Path:
+    """MJCF file of a robot: `sim_assets/<builtin>`, or `<menagerie>` in the folder `MENAGERIE_ROOT` if that is set."""
     root = os.environ.get("MENAGERIE_ROOT")
     if not root:
-        return ASSETS / ours
-    path = Path(root) / theirs
+        return ASSETS / builtin
+    path = Path(root) / menagerie
     if not path.is_file():
         raise UserError(
-            f"MENAGERIE_ROOT={root} has no {theirs}; point it to a checkout of mujoco_menagerie or unset it to use the "
+            f"MENAGERIE_ROOT={root} has no {menagerie}; set it to a copy of mujoco_menagerie or unset it for the "
             "built-in model."
         )
     return path

@@ -1,7 +1,7 @@
 """Registration of tasks of optional packages on the gymnasium backend, one module `robopolicy_tasks.<family>.env` each.
 
-Such a module offers `make_env(task, options) -> gymnasium.Env` and `make_expert(task) -> Expert`, and may import its
-package freely: it is imported when the task is made, not when it is registered.
+Such a module defines `make_env(task, options) -> gymnasium.Env` and `make_expert(task) -> Expert`. It is imported when
+the task is made, not when it is registered, so it may import its package.
 """
 
 from __future__ import annotations
@@ -31,8 +31,7 @@ def register_package_task(
 ) -> None:
     """Register `family/task` with a scripted expert.
 
-    The extra to install has the name of the family, without underscores; `module_name` is the module of the extra, if
-    its name differs.
+    The extra is named like the family, without underscores; `module_name` is its module, if the name differs.
     """
     register(_entry(family, task, description, rewards, cameras, module_name))
 
@@ -61,22 +60,22 @@ def _entry(
     name, extra = f"{family}/{task}", _extra(family)
 
     def module() -> ModuleType:
-        with suppress(UserError):  # MuJoCo reads the GL library on import; simulation needs none
+        with suppress(UserError):  # MuJoCo reads the GL library on import; simulation does not need it
             gl_backend()
         try:
             return import_module(f"robopolicy_tasks.{family}.env")
         except ImportError as error:
             reason = str(error).splitlines()[0]
-            cure = install or f"pip install 'robopolicy[{extra}]'"
-            raise UserError(f"Task {name} needs {cure} ({reason}).") from error
+            command = install or f"pip install 'robopolicy[{extra}]'"
+            raise UserError(f"Task {name} needs {command} ({reason}).") from error
 
     def make(options: SimOptions) -> VectorSim:
         from robopolicy.sim.backends.gymnasium import GymnasiumSim
 
         if options.cameras and not cameras:
-            raise UserError(f"Task {name} has state observations only; leave the cameras out.")
+            raise UserError(f"Task {name} has only state observations; remove the cameras.")
         if options.point_clouds:
-            raise UserError(f"Task {name} has no point clouds; leave them out.")
+            raise UserError(f"Task {name} has no point clouds; remove them.")
         for camera in options.cameras:
             if camera not in cameras:
                 raise unknown_name("camera", camera, cameras, f"of task {name}")
@@ -91,4 +90,4 @@ def _entry(
 
 
 def _extra(family: str) -> str:
-    return family.replace("_", "")  # old releases of pip do not accept underscores in extras
+    return family.replace("_", "")  # old releases of pip reject underscores in extras

@@ -154,7 +154,7 @@ def test_what_cannot_be_done_is_refused() -> None:
     with pytest.raises(UserError, match="one observation at a time"):
         config = GaussianConfig(recurrent=RecurrentConfig(kind="gru"))
         make_policy("gaussian", config, PolicySpec({"state": (2,)}, 1, obs_horizon=2))
-    with pytest.raises(UserError, match="hand it 'memory'"):
+    with pytest.raises(UserError, match="pass 'memory'"):
         learner().policy.act({"state": torch.zeros(1, 1, 2)})
     with pytest.raises(UserError, match="gru, lstm, none"):
         RecurrentConfig(kind="rnn")

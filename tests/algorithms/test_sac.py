@@ -19,7 +19,7 @@ from robopolicy.data.batches import Transitions
 from robopolicy.data.replay import Replay
 from robopolicy.errors import UserError
 from robopolicy.policies.base import PolicySpec
-from robopolicy.policies.density import HALF_LOG_2PI, log_tanh_slope, squashed_draw
+from robopolicy.policies.density import HALF_LOG_2PI, log_tanh_slope, sample_squashed
 from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
 from robopolicy.training.checkpoint import load_policy, save_checkpoint, verify_checkpoint
@@ -90,7 +90,7 @@ def test_a_squashed_draw_has_the_gradients_of_its_formula(shape: tuple[int, ...]
     noise = torch.randn(5, 3, 2, dtype=torch.float64)
     raw = mean + log_std.exp() * noise
     plain = raw.tanh(), -0.5 * noise**2 - log_std - HALF_LOG_2PI - log_tanh_slope(raw)
-    drawn = squashed_draw(mean, log_std, noise)
+    drawn = sample_squashed(mean, log_std, noise)
     weights = [torch.randn(5, 3, 2, dtype=torch.float64) for _ in range(2)]
     gradients = []
     for result in (plain, drawn):
@@ -102,7 +102,7 @@ def test_a_squashed_draw_has_the_gradients_of_its_formula(shape: tuple[int, ...]
 
 def test_a_squashed_draw_far_out_stays_finite() -> None:
     mean = torch.tensor([[[-40.0, 40.0]]]).requires_grad_()
-    drawn, density = squashed_draw(mean, torch.zeros(1, 1, 2), torch.zeros(1, 1, 2))
+    drawn, density = sample_squashed(mean, torch.zeros(1, 1, 2), torch.zeros(1, 1, 2))
     (drawn + density).sum().backward()
     assert bool(density.isfinite().all()) and mean.grad is not None and mean.grad.flatten().tolist() == [-2, 2]
 

@@ -223,8 +223,8 @@ def test_deep_json_gives_one_clear_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "column", "values", "message"),
     [
-        ("meta/episodes", "length", ["a"] * 4, "'length' must be a whole number of 1 or more, found \"a\""),
-        ("meta/episodes", "data/file_index", [None] * 4, "'data/file_index' must be a whole number of 0 or more"),
+        ("meta/episodes", "length", ["a"] * 4, "'length' must be an integer of 1 or more, found \"a\""),
+        ("meta/episodes", "data/file_index", [None] * 4, "'data/file_index' must be an integer of 0 or more"),
         ("data", "next.reward", ["a"] * 22, "column 'next.reward' must hold numbers, found string"),
         ("data", "action", [None] * 22, "column 'action' must hold numbers, found null"),
     ],

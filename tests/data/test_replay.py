@@ -62,7 +62,7 @@ def test_only_steps_with_a_known_successor_start_windows() -> None:
     assert drawn(replay, steps=1) == [0, 1, 2, 4, 5, 6]
     assert drawn(replay, steps=3) == [0, 1, 2, 4]
     assert drawn(replay, steps=1, horizon=5) == [0, 1, 2, 4, 5, 6]
-    with pytest.raises(UserError, match="holds no window of 9 steps"):
+    with pytest.raises(UserError, match="has no window of 9 steps"):
         running = Replay(20)
         play(running, 0, 5)
         running.sample(request(steps=9), generator())

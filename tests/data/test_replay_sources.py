@@ -129,7 +129,7 @@ def test_the_sum_tree_draws_what_brute_force_draws() -> None:
             tree.update(index, error)
             for i, e in zip(index, error, strict=True):
                 brute[i] = (e + FLOOR) ** 0.7
-        tree.add(np.array([0]), playable=size < 2)
+        tree.add(np.array([0]), is_start=size < 2)
         brute[0] = tree.largest if size < 2 else 0.0
         assert tree.tree[1] == pytest.approx(brute.sum())
         points = rng.random(200)

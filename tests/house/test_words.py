@@ -48,7 +48,9 @@ NAME_PARTS = {
     "wish": "request",
 }
 # Module -> parts it may use, with the reason.
-ALLOWED_PARTS: dict[str, set[str]] = {}
+ALLOWED_PARTS: dict[str, set[str]] = {
+    "robopolicy/sim/registry.py": {"films"},  # the configuration key worldmodel.films
+}
 
 # Phrases that no docstring title, help text, message or page uses; the value is what to write instead.
 PHRASES = {

@@ -76,9 +76,9 @@ def test_a_checkpoint_holds_the_weights_and_asks_for_the_code(tmp_path: Path, mo
 @pytest.mark.parametrize(
     ("module", "message"),
     [
-        (lambda obs, noise: noise[:, :3], r"returned shape \(5, 3, 2\) in place of chunks of shape \(5, 4, 2\)"),
+        (lambda obs, noise: noise[:, :3], r"returned shape \(5, 3, 2\) instead of chunks of shape \(5, 4, 2\)"),
         (lambda obs, noise: noise * float("inf"), "returned a non-finite action"),
-        (lambda obs, noise: {"actions": noise}, r"returned dict in place of chunks of shape \(5, 4, 2\)"),
+        (lambda obs, noise: {"actions": noise}, r"returned dict instead of chunks of shape \(5, 4, 2\)"),
         (lambda obs, noise: obs["pose"], r"gave no chunk in 1 attempts \(KeyError: 'pose'\)"),
     ],
 )

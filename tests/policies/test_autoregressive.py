@@ -12,7 +12,7 @@ from torch import Tensor
 from robopolicy.algorithms.ppo import PPO, PPOConfig
 from robopolicy.errors import UserError
 from robopolicy.policies.base import PolicySpec
-from robopolicy.policies.density import choose
+from robopolicy.policies.density import sample_category
 from robopolicy.policies.heads.autoregressive import AutoregressiveConfig, AutoregressivePolicy
 from robopolicy.rollout.on_policy import RolloutSampler
 from robopolicy.sim.chunk import ChunkedSim
@@ -105,7 +105,14 @@ def test_draws_have_the_frequencies_of_their_scores() -> None:
 
 def test_choosing_inverts_the_distribution_function() -> None:
     log_weight = torch.tensor([0.2, 0.5, 0.3]).log().expand(6, 3)
-    assert choose(log_weight, torch.tensor([1e-7, 0.19, 0.21, 0.69, 0.71, 1 - 1e-7])).tolist() == [0, 0, 1, 1, 2, 2]
+    assert sample_category(log_weight, torch.tensor([1e-7, 0.19, 0.21, 0.69, 0.71, 1 - 1e-7])).tolist() == [
+        0,
+        0,
+        1,
+        1,
+        2,
+        2,
+    ]
 
 
 def test_the_deterministic_chunk_takes_the_likeliest_token_each_time() -> None:
@@ -206,7 +213,7 @@ def test_ppo_trains_tokens_and_its_first_ratios_are_one() -> None:
     [
         ({"bins": 1}, "bins must be at least 2"),
         ({"transformer_layers": 0}, "transformer_layers must be at least 1"),
-        ({"action_normalization": "meanstd"}, "does not lead there"),
+        ({"action_normalization": "meanstd"}, "Bins cover"),
         ({"action_normalization": "running"}, "cannot be 'running'"),
         ({"transformer_width": 10, "transformer_heads": 4}, "multiple of the number of heads"),
     ],

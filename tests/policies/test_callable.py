@@ -106,7 +106,7 @@ def test_latency_is_the_mean_of_answered_calls_and_copies_share_it() -> None:
 
 def test_errors_say_what_to_do() -> None:
     policy = CallablePolicy.wrap("short", lambda obs, noise: noise[:, :1], SPEC)
-    with pytest.raises(UserError, match=r"returned shape \(7, 1, 2\) in place of chunks of shape \(7, 4, 2\)"):
+    with pytest.raises(UserError, match=r"returned shape \(7, 1, 2\) instead of chunks of shape \(7, 4, 2\)"):
         policy.act(OBS)
     with pytest.raises(UserError, match="retries must be at least 0"):
         CallablePolicy.wrap("bad", double, SPEC, retries=-1)

@@ -368,7 +368,7 @@ def _uneven() -> Any:
 
 
 REFUSED: dict[str, tuple[Any, str]] = {
-    "no parents": (lambda: compose([]), "made of others"),
+    "no parents": (lambda: compose([]), "needs parents"),
     "no velocity": (lambda: compose([GaussianPolicy(GaussianConfig(), CHUNK)]), "Parent 1 is a policy 'gaussian'"),
     "no statistics": (lambda: compose([network("flow"), _unfitted()]), "Parent 2 has no normaliser statistics"),
     "other actions": (
@@ -386,9 +386,9 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "sign": (lambda: compose([network("flow")] * 2, weights=[1.5, -0.5]), "none of them negative"),
     "operator": (lambda: compose([network("flow")] * 2, "xor"), "Unknown operator 'xor'"),
     "action_horizon": (lambda: compose([network("flow")] * 2, action_horizon=5), r"must lie in \[1, 4\]"),
-    "statistics": (lambda: compose([network("flow")] * 2).fit_normalizer({}), "keep those they were trained with"),
+    "statistics": (lambda: compose([network("flow")] * 2).fit_normalizer({}), "keep their training statistics"),
     "field": (lambda: compose([network("flow")] * 2, "or").field({}, noise(1), torch.zeros(1)), "has no field"),
-    "bare": (lambda: ComposedPolicy(ComposedConfig(), CHUNK), "made of others"),
+    "bare": (lambda: ComposedPolicy(ComposedConfig(), CHUNK), "needs parents"),
 }
 
 

@@ -77,8 +77,8 @@ def test_noise_that_weights_depend_on_costs_the_term_with_the_jacobian(monkeypat
         noise, curvature = kept(*args)
         return noise, torch.zeros_like(curvature)
 
-    kept = joint_field._without_differences
-    monkeypatch.setattr(joint_field, "_without_differences", without)
+    kept = joint_field._remove_differences
+    monkeypatch.setattr(joint_field, "_remove_differences", without)
     policy = compose([exact("flow", law, steps=100) for law in (LEFT, RIGHT)], And(sampler="sde"))
     assert spread(policy.act(nothing(128), generator=seeded()), (LEFT, RIGHT)) > 0.2
 
@@ -215,7 +215,7 @@ def test_one_parent_can_be_guided_and_the_critic_is_part_of_the_checkpoint(tmp_p
     other = network("flow", 0, replace(CHUNK, action_horizon=3))
     with pytest.raises(UserError, match="has other observations or actions"):
         compose([parent], critic=QEnsemble(CriticConfig(hidden=(8,)), other))
-    with pytest.raises(UserError, match="weights known in advance"):
+    with pytest.raises(UserError, match="need prescribed weights"):
         compose([parent, parent], "or", corrector=Langevin())
 
 

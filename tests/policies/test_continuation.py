@@ -139,7 +139,7 @@ def test_steered_policies_and_those_that_start_from_zeros_continue_as_they_act()
         (lambda: GaussianPolicy(GaussianConfig(), CHUNK), "'gaussian' has none"),
         (lambda: ConsistencyPolicy(ConsistencyConfig(steps=2), CHUNK), "'consistency' has none"),
         (lambda: network("diffusion", sampler="ddpm"), "'diffusion' has none"),
-        (lambda: network("flow", steps=1), "this 'flow' takes one"),
+        (lambda: network("flow", steps=1), "this 'flow' has one"),
     ],
 )
 def test_samplers_that_cannot_continue_are_refused(policy: Any, reason: str) -> None:

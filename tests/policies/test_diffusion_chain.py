@@ -218,7 +218,7 @@ def test_a_staged_policy_survives_a_checkpoint(tmp_path: Path) -> None:
 
 
 def test_what_does_not_fit_is_refused_in_one_line() -> None:
-    with pytest.raises(UserError, match="comes out of dppo"):
+    with pytest.raises(UserError, match="is created by dppo"):
         StagedDiffusion(StagedDiffusionConfig(), SPEC)
     with pytest.raises(UserError, match="one start each, rising from 0"):
         make_staged((1,), [head()])

@@ -37,7 +37,7 @@ def zeros(rows: int) -> dict[str, Tensor]:
 def test_raw_actions_beyond_the_bound_are_refused() -> None:
     raw = {"normalization": "identity", "action_normalization": "identity"}
     found = {"action": {"min": [-2.0], "max": [0.5]}}
-    with pytest.raises(UserError, match="Actions reach 2, which action_clip=1 would cut off"):
+    with pytest.raises(UserError, match="Actions reach 2, which action_clip=1 would clip"):
         make_policy("flow", FlowConfig(**raw), SPEC).fit_normalizer(found)  # type: ignore[arg-type]
     make_policy("flow", FlowConfig(**raw, action_clip=2.0), SPEC).fit_normalizer(found)  # type: ignore[arg-type]
 
@@ -156,7 +156,7 @@ def test_field_is_the_step_of_the_sampler() -> None:
         ({"time_distribution": "unifrm"}, "Did you mean 'uniform'"),
         ({"steps": 0}, "steps must be at least 1"),
         ({"action_normalization": "running"}, "cannot be 'running'"),
-        ({"action_normalization": "meanstd"}, "would cut standardised actions"),
+        ({"action_normalization": "meanstd"}, "would clip standardised actions"),
         ({"transformer_width": 10, "transformer_heads": 4}, "multiple of transformer_heads"),
         ({"hidden": (8, 0)}, "hidden must be at least 1"),
     ],
@@ -174,5 +174,5 @@ def test_unknown_policies_suggest_the_nearest_and_configs_must_match() -> None:
 
 
 def test_a_missing_verb_says_so() -> None:
-    with pytest.raises(TypeError, match="'flow' has no sample"):
+    with pytest.raises(TypeError, match="'flow' has no method sample"):
         FlowPolicy(FlowConfig(hidden=(8,)), SPEC).sample(zeros(1))

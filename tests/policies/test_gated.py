@@ -148,9 +148,9 @@ def test_a_checkpoint_keeps_the_selector(tmp_path):
 
 def test_what_cannot_choose_is_refused():
     several = parents()
-    with pytest.raises(UserError, match="operator 'or' has others"):
+    with pytest.raises(UserError, match="operator 'or' has other weights"):
         make_learned_gate(compose(several, "or"), Selection())
-    with pytest.raises(UserError, match="operator 'affine' has others"):
+    with pytest.raises(UserError, match="operator 'affine' has other weights"):
         make_learned_gate(compose(several[:2], "affine", [2, -1]), Selection())
     with pytest.raises(UserError, match="top must be at least 1"):
         Selection(top=0)

@@ -218,7 +218,7 @@ def test_a_steered_black_box_needs_its_function_again(tmp_path: Path, monkeypatc
     assert verify_checkpoint(tmp_path / "c").ok
     monkeypatch.setattr("robopolicy.policies.wrappers.black_box.PROVIDED", {})
     with pytest.raises(
-        UserError, match=r"function 'spy', which no checkpoint can hold; pass it with .*register_callable"
+        UserError, match=r"function 'spy', which a checkpoint cannot contain; pass it with .*register_callable"
     ):
         load_policy(tmp_path / "c")
 

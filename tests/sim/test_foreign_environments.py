@@ -39,10 +39,10 @@ def images(*shape: int) -> spaces.Box:
     [
         (spaces.Box(-9, 9, (2,)), 3.0, r"'state' must have the shape \(2,\), found \(\)"),
         (spaces.Box(-9, 9, (2,)), np.ones(1), r"'state' must have the shape \(2,\), found \(1,\)"),
-        (spaces.Discrete(4), -1, "'state' must be a number from 0 on, found -1"),
-        (spaces.Discrete(4), np.zeros(2, int), "'state' must be a number from 0 on"),
-        (images(4, 5, 3), np.full((4, 5, 3), 0.7), "whole numbers from 0 to 255, found other float64 values"),
-        (images(4, 5, 3), np.full((4, 5, 3), 300), "whole numbers from 0 to 255, found other int64 values"),
+        (spaces.Discrete(4), -1, "'state' must be a number of at least 0, found -1"),
+        (spaces.Discrete(4), np.zeros(2, int), "'state' must be a number of at least 0"),
+        (images(4, 5, 3), np.full((4, 5, 3), 0.7), "integers from 0 to 255, found other float64 values"),
+        (images(4, 5, 3), np.full((4, 5, 3), 300), "integers from 0 to 255, found other int64 values"),
         (images(4, 5, 3), np.zeros((1, 5, 3), np.uint8), r"'image.pixels' must have the shape \(4, 5, 3\)"),
     ],
 )
@@ -190,7 +190,7 @@ def test_the_largest_action_lies_in_the_space_of_the_environment(kind: Any) -> N
     ("frame", "lesson"),
     [
         (None, "has no 'rgb_array' rendering"),
-        (np.zeros((5, 5), np.uint8), r"must render uint8 \(height, width, 3\) and renders ndarray \(5, 5\)"),
+        (np.zeros((5, 5), np.uint8), r"must render uint8 \(height, width, 3\) but renders ndarray \(5, 5\)"),
         (np.zeros((5, 5, 3)), "must render uint8"),
         ([np.zeros((5, 5, 3), np.uint8)], r"renders list \(1, 5, 5, 3\)"),
         ("a picture in words", "renders str"),
@@ -209,7 +209,7 @@ def test_a_picture_that_cannot_be_drawn_is_one_line() -> None:
 
     sim = GymnasiumSim(foreign(render=render), 1)
     sim.reset(7)
-    with pytest.raises(SimulatorFailed, match=r"failed while it drew step 0 of the episode with seed 7.* no display"):
+    with pytest.raises(SimulatorFailed, match=r"failed while rendering step 0 of the episode with seed 7.* no display"):
         sim.render()
     plain = GymnasiumSim(Foreign, 1)
     plain.reset(0)

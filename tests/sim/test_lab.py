@@ -103,7 +103,7 @@ def test_what_cannot_be_adapted_is_refused() -> None:
     sim = make("mjlab")
     with pytest.raises(UserError, match="shape"):
         sim.step(torch.zeros(3, 2))
-    with pytest.raises(UserError, match="all move together"):
+    with pytest.raises(UserError, match="all step together"):
         sim.step(torch.zeros(3, 1), torch.tensor([True, False, True]))
     with pytest.raises(UserError, match="action_horizon=1"):
         ChunkedSim(sim, action_horizon=2)
@@ -305,4 +305,4 @@ def test_isaac_lab_names_the_python_it_needs(monkeypatch: pytest.MonkeyPatch) ->
     from robopolicy.sim.backends import isaaclab
 
     monkeypatch.setattr(isaaclab, "sys", SimpleNamespace(version_info=(3, 11, 7)))
-    assert "Python 3.12, this is 3.11" in isaaclab._missing(ImportError("No module named 'isaaclab'"))
+    assert "Python 3.12 (this is 3.11)" in isaaclab._missing(ImportError("No module named 'isaaclab'"))

@@ -8,7 +8,7 @@ from robopolicy.evaluation.actors import ExpertActor, RandomActor
 from robopolicy.evaluation.harness import evaluate
 from robopolicy.sim.checker import check_simulator
 from robopolicy.sim.registry import SimOptions, get_task, make_sim
-from robopolicy_tasks.toy.push import BLOCK, COLOURS, GRIPPER, draw, push
+from robopolicy_tasks.toy.push import BLOCK, COLOURS, GRIPPER, push, render_tables
 
 
 @pytest.mark.parametrize("cameras", [(), ("top",)])
@@ -36,7 +36,7 @@ def test_a_touched_block_gives_way_along_the_line_of_centres():
 
 
 def test_the_camera_shows_what_is_where():
-    picture = draw(torch.tensor([[0.25, 0.25]]), torch.tensor([[0.5, -0.25]]), 64, 64)[0]
+    picture = render_tables(torch.tensor([[0.25, 0.25]]), torch.tensor([[0.5, -0.25]]), 64, 64)[0]
     assert tuple(picture[:, 16, 16].tolist()) == COLOURS["gripper"]
     assert tuple(picture[:, 48, 32].tolist()) == COLOURS["block"]
     assert tuple(picture[:, 32, 48].tolist()) == COLOURS["mark"]
@@ -44,5 +44,5 @@ def test_the_camera_shows_what_is_where():
 
 
 def test_other_cameras_are_refused():
-    with pytest.raises(UserError, match="camera 'top' alone"):
+    with pytest.raises(UserError, match="has only the camera 'top'"):
         make_sim("toy/push", SimOptions(cameras=("front",)))

@@ -54,10 +54,10 @@ def test_world_and_block_coordinates_are_inverse_and_the_goal_has_no_error() -> 
 
 
 def test_pushes_begin_clear_of_the_block_and_press_into_it() -> None:
-    assert tee.clearance(planner.PLACES).max() < 1e-9
-    outside = planner.PLACES - (tee.FINGER + planner.GAP) * planner.NORMALS
+    assert tee.clearance(planner.CONTACTS).max() < 1e-9
+    outside = planner.CONTACTS - (tee.FINGER + planner.GAP) * planner.NORMALS
     assert (tee.clearance(outside) > tee.FINGER + 1.0).all()
-    assert (tee.clearance(planner.PLACES + 4.0 * planner.NORMALS) > 2.9).all()  # inside, not beyond a corner
+    assert (tee.clearance(planner.CONTACTS + 4.0 * planner.NORMALS) > 2.9).all()  # inside, not beyond a corner
 
 
 def test_a_planned_push_brings_the_block_closer() -> None:
@@ -73,11 +73,11 @@ def test_a_planned_push_brings_the_block_closer() -> None:
 
 def test_the_way_leads_around_the_block() -> None:
     pose = np.array([256.0, 256.0, 0.0])
-    free = planner.way_point(np.array([100.0, 100.0]), np.array([400.0, 100.0]), pose)
+    free = planner.waypoint(np.array([100.0, 100.0]), np.array([400.0, 100.0]), pose)
     assert free is not None and free.tolist() == [400.0, 100.0]
     finger, target = np.array([100.0, 256.0]), np.array([420.0, 256.0])
     for _ in range(20):
-        point = planner.way_point(finger, target, pose)
+        point = planner.waypoint(finger, target, pose)
         assert point is not None
         line = np.linspace(finger, point, 50)
         assert tee.clearance(tee.to_block(line, pose[None])).min() > tee.FINGER
@@ -89,8 +89,8 @@ def test_the_way_leads_around_the_block() -> None:
 
 def test_every_place_at_the_block_can_be_reached() -> None:
     """Also those between bar and stem, which no corner of the hull sees past the other corners."""
-    starts = tee.to_world(planner.PLACES - (tee.FINGER + planner.GAP) * planner.NORMALS, at(angle=0.4))[0]
-    assert all(planner.way_point(np.array([60.0, 60.0]), start, at(angle=0.4)[0]) is not None for start in starts)
+    starts = tee.to_world(planner.CONTACTS - (tee.FINGER + planner.GAP) * planner.NORMALS, at(angle=0.4))[0]
+    assert all(planner.waypoint(np.array([60.0, 60.0]), start, at(angle=0.4)[0]) is not None for start in starts)
 
 
 def test_a_push_pays_for_the_way_to_it_and_to_the_pushes_after_it() -> None:
@@ -126,9 +126,9 @@ def test_near_starts_close_to_the_mark_and_clear_of_the_finger() -> None:
     for seed in range(0, 20, 2):
         sim.reset(seed)
         for env in sim.envs:  # type: ignore[attr-defined]
-            pose = tee.pose_of(np.array(env.inside.block.position), env.inside.block.angle)
+            pose = tee.pose_of(np.array(env.base_env.block.position), env.base_env.block.angle)
             offsets.append(pose - tee.GOAL)
-            finger = np.array(env.inside.agent.position)
+            finger = np.array(env.base_env.agent.position)
             assert tee.clearance(tee.to_block(finger[None, None], pose[None])) > tee.FINGER + 9.0
     spread = np.abs(offsets).max(0)
     assert (spread < [60.1, 60.1, 0.61]).all() and (spread > [40.0, 40.0, 0.4]).all()
@@ -141,17 +141,17 @@ def test_the_model_predicts_gym_pusht() -> None:
     sim = make_sim("push_t", SimOptions(num_envs=1))
     sim.reset(3)
     env = sim.envs[0]  # type: ignore[attr-defined]
-    pose = tee.pose_of(np.array(env.inside.block.position), env.inside.block.angle)
+    pose = tee.pose_of(np.array(env.base_env.block.position), env.base_env.block.angle)
     corners = tee.to_world(tee.OUTLINE, pose[None])[0]
     known = env.keypoints()
     assert all(np.abs(known - corner).sum(1).min() < 1e-6 for corner in corners[[0, 1, 4, 5]])
     start, direction = tee.to_world(np.array([[40.0, -45.0 - 25.0]]), pose[None])[0, 0], np.array([0.0, 1.0])
     direction = tee.to_world(direction[None], np.array([[0.0, 0.0, pose[2]]]))[0, 0]
-    env.inside.agent.position = start.tolist()
-    env.inside.agent.velocity = (0, 0)
+    env.base_env.agent.position = start.tolist()
+    env.base_env.agent.velocity = (0, 0)
     for _ in range(15):
         sim.step(torch.from_numpy((start + 50 * direction).astype(np.float32))[None])
-    found = tee.pose_of(np.array(env.inside.block.position), env.inside.block.angle)
+    found = tee.pose_of(np.array(env.base_env.block.position), env.base_env.block.angle)
     expected = tee.push(pose[None], start[None], direction[None], 50.0, 1.0)[-1, 0]
     np.testing.assert_allclose(found[:2], expected[:2], atol=2.0)
     assert abs(found[2] - expected[2]) < 0.04
@@ -166,7 +166,7 @@ def test_shaped_returns_are_the_best_coverage() -> None:
     for k in range(30):
         step = sim.step(torch.tensor([[256.0 + 100 * math.cos(k), 256.0 + 100 * math.sin(k)]]))
         total += float(step.reward)
-        best = max(best, min(1.0, env.inside._get_coverage() / 0.95))
+        best = max(best, min(1.0, env.base_env._get_coverage() / 0.95))
         assert total == pytest.approx(best, abs=1e-6)
 
 

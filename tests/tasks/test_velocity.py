@@ -14,7 +14,7 @@ from robopolicy.sim.backends.mujoco.task import ResetState
 from robopolicy.sim.checker import check_simulator
 from robopolicy.sim.registry import SimOptions, make_sim
 from robopolicy_tasks.velocity import rewards
-from robopolicy_tasks.velocity.go1 import GOOD, HOME, Go1
+from robopolicy_tasks.velocity.go1 import HOME, MAX_MEAN_ERROR, Go1
 from robopolicy_tasks.velocity.motion import BaseMotion, matrix, read
 from robopolicy_tasks.velocity.randomization import NOMINAL, TRAINING, Randomization
 from robopolicy_tasks.velocity.rewards import ControlStep
@@ -87,7 +87,7 @@ def test_a_robot_at_its_home_stands_on_four_feet_and_succeeds_in_standing():
 
 
 def test_standing_is_no_success_where_the_command_is_to_walk():
-    step = stand(open_sim(command=(2 * GOOD, 0, 0)), 1000)
+    step = stand(open_sim(command=(2 * MAX_MEAN_ERROR, 0, 0)), 1000)
     assert step.truncated.all() and not step.info["success"].any()
 
 

@@ -93,7 +93,7 @@ def test_runs_that_cannot_be_are_refused_in_one_line(
         ([bases["dppo"], "algorithm=flow_grpo", "budget.updates=1"], "got 'diffusion'; use dppo"),
         ([bases["flow_grpo"], "algorithm=flow_grpo", "budget.env_steps=99"], "set budget.updates instead"),
         ([bases["flow_grpo"], "algorithm=flow_grpo", "budget.updates=1", "sim.num_envs=6"], "not a multiple of"),
-        (["task=point_mass", "policy=staged_diffusion", "algorithm=dppo", "budget.updates=1"], "comes out of dppo"),
+        (["task=point_mass", "policy=staged_diffusion", "algorithm=dppo", "budget.updates=1"], "is created by dppo"),
     ):
         assert main(["train", *settings, "evaluation.episodes=0", f"out={tmp_path}"]) == 2
         assert re.search(message, capsys.readouterr().err), settings

@@ -17,7 +17,7 @@ from robopolicy.worldmodel.action_following import (
 )
 from robopolicy.worldmodel.contract import Frames, Images, WorldSpec, WorldState
 from robopolicy.worldmodel.videos import VideoDataset, spec_of
-from robopolicy_tasks.toy.push import draw, push
+from robopolicy_tasks.toy.push import push, render_tables
 
 
 class TrueWorld:
@@ -38,7 +38,7 @@ class TrueWorld:
         for action in actions.unbind(1):
             gripper, block = push(places[-1][:, :2], places[-1][:, 2:], self.hearing * action)
             places.append(torch.cat([gripper, block], 1))
-            pictures.append(draw(gripper, block, self.spec.size, self.spec.size))
+            pictures.append(render_tables(gripper, block, self.spec.size, self.spec.size))
         after = WorldState(state.seeds, state.steps + actions.shape[1], {"state": places[-1]})
         return after, Frames(
             {"top": torch.stack(pictures, 1)}, torch.stack(places[1:], 1), torch.zeros(actions.shape[:2])

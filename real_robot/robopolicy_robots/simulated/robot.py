@@ -103,7 +103,7 @@ class SimulatedRobot:
             raise UserError(f"Seeds must be 0 or larger, got {seed}.")
         initial = self.task.initial(np.random.default_rng(seed))
         self._engine.edit(0, initial.model)
-        self._engine.place(0, initial.qpos, initial.qvel)
+        self._engine.reset_row(0, initial.qpos, initial.qvel)
         self._count = 0  # parts simulated since the first command
         self.episode = EpisodeState(seed)
         self._before = self._state({key: np.asarray(value)[None] for key, value in initial.memory.items()})
@@ -162,7 +162,7 @@ class SimulatedRobot:
 
     def picture(self, camera: str, height: int, width: int) -> NDArray[np.uint8]:
         """Current image `(height, width, 3)` of `camera`."""
-        camera = self.task.shown_camera(camera) or camera
+        camera = self.task.resolve_camera(camera) or camera
         if (height, width) not in self._renderers:
             self._renderers[height, width] = Renderer(self.task.model, height, width)
         renderer = self._renderers[height, width]

@@ -58,7 +58,7 @@ class MDPOOff(SAC):
         kl_coef = self.config.kl_coef
         mean, log_std = self.policy.distribution(batch.obs)
         noise = normal(mean.shape, self.generator, mean.device)
-        chunk, logp = self.policy.drawn(mean, log_std, noise)
+        chunk, logp = self.policy.rsample_from(mean, log_std, noise)
         loss = kl_coef * logp - self.critic.min_q(batch.obs, chunk)
         rest = alpha.detach() - kl_coef
         return (loss + rest * self.previous.raw_density(batch.obs, mean + log_std.exp() * noise)).mean(), logp, {}

@@ -38,7 +38,7 @@ from robopolicy.critics.q import QEnsemble
 from robopolicy.data.replay import Transitions
 from robopolicy.errors import UserError
 from robopolicy.policies.base import Info, Observation, Policy, Sample
-from robopolicy.policies.density import choose
+from robopolicy.policies.density import sample_category
 from robopolicy.policies.heads.mixture import MixturePolicy
 from robopolicy.policies.noise import Randomness, uniform
 
@@ -97,7 +97,7 @@ class PMOE(OffPolicy):
     def target(self, batch: Transitions) -> Tensor:
         """Soft value of the next observation, at a chunk of the expert that the router draws."""
         chunks, logp, log_weight = self.policy.rsample_experts(batch.next_obs, generator=self.generator)
-        drawn = choose(log_weight, uniform((len(logp), 1), self.generator, logp.device).squeeze(1))
+        drawn = sample_category(log_weight, uniform((len(logp), 1), self.generator, logp.device).squeeze(1))
         rows = torch.arange(len(logp), device=logp.device)
         value = self.bootstrap(batch, chunks[rows, drawn])
         return soft_target(batch, value, logp[rows, drawn], self.temperature.value, self.config)

@@ -21,7 +21,7 @@ from robopolicy.constraints import AtMost, Finite, PositiveInt
 from robopolicy.errors import UserError
 from robopolicy.nets.mlp import MLP
 from robopolicy.policies.base import DecisionOutput, Info, Observation, PolicySpec, Record, Sample, chunk_mean
-from robopolicy.policies.density import log_tanh_slope, normal_entropy, normal_log_density, squashed_draw
+from robopolicy.policies.density import log_tanh_slope, normal_entropy, normal_log_density, sample_squashed
 from robopolicy.policies.heads.explicit import ExplicitConfig, ExplicitPolicy
 from robopolicy.policies.noise import Randomness, normal
 
@@ -92,7 +92,7 @@ class SequencePolicy(ExplicitPolicy):
         noise = iter(self._noise(features, steps or self.spec.horizon, generator).unbind(1))
 
         def draw(mean: Tensor, log_std: Tensor) -> Tensor:
-            action, element = squashed_draw(mean, log_std, next(noise))
+            action, element = sample_squashed(mean, log_std, next(noise))
             density.append(element.sum(1))
             return _kept(actions, action)
 

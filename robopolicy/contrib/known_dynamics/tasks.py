@@ -10,7 +10,7 @@ from robopolicy.sim.registry import Expert, SimOptions
 
 
 def _simulator(dynamics: DifferentiableDynamics, options: SimOptions) -> VectorSim:
-    options.refuse_cameras(dynamics.spec.task)
+    options.reject_cameras(dynamics.spec.task)
     return DynamicsSim(dynamics, options.num_envs)
 
 

@@ -31,7 +31,7 @@ from robopolicy.nets.mlp import MLP
 from robopolicy.nets.vision import VisionConfig
 from robopolicy.policies.base import Info, Observation, Policy, PolicySpec, Sample
 from robopolicy.policies.noise import Randomness, normal
-from robopolicy.policies.wrappers.best_of_n import within_bounds
+from robopolicy.policies.wrappers.best_of_n import clip_to_bounds
 from robopolicy.policies.wrappers.nested import WrappingPolicy, describe, rebuild, same_policy
 from robopolicy.schema import from_dict, to_dict
 
@@ -222,7 +222,7 @@ class CorrectedPolicy(WrappingPolicy):
         )
         move = move.view_as(start)
         move = move * (by.limit / move.norm(dim=-1, keepdim=True).clamp(min=by.limit))
-        corrected = within_bounds(model.action_normalizer, start + move, start)
+        corrected = clip_to_bounds(model.action_normalizer, start + move, start)
         return torch.cat([model.action_normalizer.denormalize(corrected), chunk[:, model.steps :]], 1)
 
     @torch.no_grad()

@@ -34,7 +34,7 @@ from robopolicy.constraints import Finite, Validated
 from robopolicy.contrib.programs.trees.nodes import BehaviorTree, Node, TreeTick, read_tree
 from robopolicy.errors import UserError
 from robopolicy.policies.base import Observation, Policy, PolicySpec, Sample
-from robopolicy.policies.composition.alignment import part_of
+from robopolicy.policies.composition.alignment import parent_observation
 from robopolicy.policies.noise import Randomness
 from robopolicy.policies.wrappers.nested import describe, rebuild
 from robopolicy.spec import HIDDEN_STATE, IMAGE_PREFIX
@@ -184,7 +184,7 @@ class TreePolicy(Policy):
         spec = self._skill(node.skill).spec
         if node.index in self._memories:
             obs = {**obs, HIDDEN_STATE: obs[HIDDEN_STATE][..., self._memories[node.index]]}
-        return part_of(obs, spec)
+        return parent_observation(obs, spec)
 
     def sample(self, obs: Observation, *, generator: Randomness = None) -> Sample:
         """The chunk of the action that plays, with its exploration noise; it has no density."""

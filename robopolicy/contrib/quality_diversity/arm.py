@@ -29,7 +29,7 @@ class ArmSim(TorchVectorEnv):
 
     def __init__(self, options: SimOptions) -> None:
         """Build `options.num_envs` environments."""
-        options.refuse_cameras("toy/arm")
+        options.reject_cameras("toy/arm")
         names = (*(f"joint{i} [rad]" for i in range(LINKS)), "time [share of the episode]")
         spec = SimSpec(
             task="toy/arm",

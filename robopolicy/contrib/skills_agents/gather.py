@@ -35,7 +35,7 @@ class GatherSim(TorchVectorEnv):
 
     def __init__(self, task: str, options: SimOptions) -> None:
         """Fill `options.num_envs` rows with worlds of the task's sizes in turn; the last one may be smaller."""
-        options.refuse_cameras(task)
+        options.reject_cameras(task)
         spec = SimSpec(
             task=task,
             observation={

@@ -1,14 +1,14 @@
-"""The joint velocity of several parents for one batch of observations, and the steps that are taken with it.
+"""Joint velocity of several parents for one batch of observations, and sampler steps with it.
 
-Everything here is in common coordinates on the linear path. With S_i the scores and u_i the velocities of the parents,
+All values are in common coordinates on the linear path. With S_i the scores and u_i the velocities of the parents,
 log-densities change along any step dx of length h from time t by
 
-    d log q_i = <S_i, dx - h u_i> - h div u_i + second order in dx,
+    d log q_i = <S_i, dx - h u_i> - h div u_i + second order in dx.
 
-which the noise of an SDE step turns into `<S_i, dx - h u_i>` alone (Ito), and noise without the directions in which the
-parents differ into the same minus their curvature in these directions. Scores differ as velocities do, by t / (1 - t),
-so a step with the joint velocity `sum w_i u_i` changes the log-densities linearly in the weights: that is what `and`
-solves for. The terms in which all parents agree are left out: levels are known up to a constant per row.
+With the noise of an SDE step only `<S_i, dx - h u_i>` remains (Ito); noise without the directions in which the parents
+differ gives the same minus their curvature in these directions. Scores differ by t / (1 - t) times the differences of
+velocities, so a step with the joint velocity `sum w_i u_i` changes the log-densities linearly in the weights, which the
+operator `and` solves for. Terms that all parents share are omitted: levels are determined up to a constant per row.
 """
 
 from __future__ import annotations
@@ -40,33 +40,30 @@ Field = Callable[[Tensor, Tensor], Tensor]
 class JointField:
     """Velocity fields of M parents at one batch of observations.
 
-    The common noisy chunk has a row per action and, behind them, the private rows of parents that denoise more than
-    actions to be played (a network that plans the past as well): these concern their parent alone.
+    The common noisy chunk has one row per action, followed by the private rows of parents that denoise more rows than
+    executable actions (for example a network that also plans past actions).
     """
 
     fields: Sequence[Field]
-    horizons: tuple[int, ...]  # actions that each parent plans
+    horizons: tuple[int, ...]  # planned actions of each parent
     private: tuple[int, ...]  # further rows of each parent
-    nominal: tuple[float, ...]  # weights before anything is known of the sample
+    nominal: tuple[float, ...]  # weights independent of the sample
 
     @property
     def shared(self) -> int:
-        """Actions that all parents plan."""
+        """Number of actions that all parents plan."""
         return min(self.horizons)
 
     def parts(self, x: Tensor) -> list[Tensor]:
-        """What every parent sees of `x` `(B, R, A)`: `(B, R_i, A)`."""
-        return rows_of(x, self.horizons, self.private)
+        """Rows `(B, R_i, A)` of every parent in `x` `(B, R, A)`."""
+        return parent_rows(x, self.horizons, self.private)
 
     def velocities(self, x: Tensor, t: Tensor) -> list[Tensor]:
         """Velocity `(B, R_i, A)` of every parent for its part of `x`."""
         return [field(part, t) for field, part in zip(self.fields, self.parts(x), strict=True)]
 
     def mix(self, velocities: Sequence[Tensor], weights: Weights) -> Tensor:
-        """Joint velocity `(B, R, A)`.
-
-        Actions that only some parents plan are theirs, in the proportion of the nominal weights.
-        """
+        """Joint velocity `(B, R, A)`; actions of a subset of parents are mixed by their nominal weights."""
         ends = sorted(set(self.horizons))
         if len(ends) == 1 and not any(self.private):
             return _weighted(velocities, weights)
@@ -74,16 +71,16 @@ class JointField:
         for start, end in pairwise(ends):
             members = [i for i, horizon in enumerate(self.horizons) if horizon >= end]
             total = sum(self.nominal[i] for i in members)
-            share = [self.nominal[i] / total if total > 0 else 1 / len(members) for i in members]
-            rows.append(_weighted([velocities[i][:, start:end] for i in members], share))
+            fractions = [self.nominal[i] / total if total > 0 else 1 / len(members) for i in members]
+            rows.append(_weighted([velocities[i][:, start:end] for i in members], fractions))
         rows += [u[:, horizon:] for u, horizon in zip(velocities, self.horizons, strict=True)]
         return torch.cat(rows, 1)
 
     def slopes(self, x: Tensor, t: Tensor, tangents: Tensor, how: str) -> tuple[list[Tensor], list[list[Tensor]]]:
-        """Velocities of all parents, and their changes along each of the `tangents` `(P, B, R, A)`.
+        """Velocities of all parents, and their derivatives along each of the `tangents` `(P, B, R, A)`.
 
-        Differences are taken of one call of every network with 1 + 2 P times the rows; forward mode takes a call, at
-        twice the cost, per tangent.
+        Finite differences take one call of every network with 1 + 2 P times the rows; forward mode takes one call of
+        twice the cost per tangent.
         """
         if how != "difference":
             return self._forward_mode(x, t, tangents)
@@ -108,7 +105,7 @@ class JointField:
     def divergences(
         self, x: Tensor, t: Tensor, probes: int, how: str, generator: torch.Generator
     ) -> tuple[list[Tensor], Tensor]:
-        """Velocities and divergences `(B, M)` in the shared actions; `DensityWeighted` describes probes."""
+        """Velocities and divergences `(B, M)` in the shared actions; see `DensityWeighted` for the probes."""
         directions = self._directions(x, probes, generator)
         us, slopes = self.slopes(x, t, directions.expand(-1, len(x), -1, -1), how)
         total = x.new_zeros(len(x), len(self.fields))
@@ -117,12 +114,12 @@ class JointField:
         return us, total / max(probes, 1)
 
     def along(self, direction: Tensor, slopes: Sequence[Tensor]) -> Tensor:
-        """Components `(B, M)` of the slopes in the direction they were taken in."""
-        own = self.flat(direction)
-        return torch.stack([(self.flat(slope) * own).sum(1) for slope in slopes], 1)
+        """Components `(B, M)` of the slopes along their own direction."""
+        flat = self.flat(direction)
+        return torch.stack([(self.flat(slope) * flat).sum(1) for slope in slopes], 1)
 
     def _directions(self, x: Tensor, probes: int, generator: torch.Generator) -> Tensor:
-        """Random signs `(P, 1, R, A)`, or every shared coordinate; 0 beyond the shared actions."""
+        """Random signs `(P, 1, R, A)`, or every shared coordinate; 0 outside of the shared actions."""
         if not probes:
             size, shared = x[0].numel(), x[0, : self.shared].numel()
             return torch.eye(size, dtype=x.dtype, device=x.device)[:shared].view(shared, 1, *x.shape[1:])
@@ -131,12 +128,12 @@ class JointField:
         return signs
 
     def flat(self, x: Tensor) -> Tensor:
-        """The shared actions as rows `(B, N)`."""
+        """Flatten the shared actions to `(B, N)`."""
         return x[:, : self.shared].flatten(1)
 
 
-def rows_of(x: Tensor, horizons: Sequence[int], private: Sequence[int]) -> list[Tensor]:
-    """The rows `(B, R_i, A)` of every parent: its actions, and then its private rows of `x` `(B, R, A)`."""
+def parent_rows(x: Tensor, horizons: Sequence[int], private: Sequence[int]) -> list[Tensor]:
+    """Split `x` `(B, R, A)` into the rows `(B, R_i, A)` of every parent: its actions, then its private rows."""
     if not any(private):
         return [x[:, :horizon] for horizon in horizons]
     ends = accumulate(private, initial=max(horizons))
@@ -155,7 +152,7 @@ def _weighted(velocities: Sequence[Tensor], weights: Weights) -> Tensor:
 
 @dataclass(frozen=True)
 class SamplerStep:
-    """One step of a sampler from time `t` to `to`: `x' = x + drift * x + push * u + noise * n`."""
+    """Sampler step from time `t` to `to`: `x' = x + drift * x + velocity_gain * u + noise * n`."""
 
     t: float
     to: float
@@ -165,12 +162,12 @@ class SamplerStep:
 
     @classmethod
     def ode(cls, t: float, to: float) -> SamplerStep:
-        """Without noise: Euler's."""
+        """Euler step without noise."""
         return cls(t, to, 0.0, to - t, 0.0)
 
     @classmethod
     def sde(cls, t: float, to: float) -> SamplerStep:
-        """With as much noise as the forward process has taken on the way: DDPM's posterior, for steps of any length."""
+        """Step with the noise of the forward process: the posterior of DDPM, for steps of any length."""
         kept = t * (1 - to) / (to * (1 - t))  # ratio of the noise levels
         direct = (1 - to) * kept  # of the noise in x
         return cls(t, to, to + direct - 1, to * (1 - t) - direct * t, (1 - to) * math.sqrt(1 - kept**2))
@@ -182,11 +179,11 @@ class SamplerStep:
 
     @property
     def noise_ratio(self) -> float:
-        """Scores differ by this times what velocities differ by."""
+        """Ratio of differences of scores to differences of velocities."""
         return self.t / (1 - self.t)
 
     def apply(self, x: Tensor, velocity: Tensor, noise: Tensor | None = None) -> Tensor:
-        """The end of the step."""
+        """Return the end of the step."""
         end = x + self.velocity_gain * velocity
         if self.drift:
             end = end + self.drift * x
@@ -194,103 +191,104 @@ class SamplerStep:
 
 
 def adaptive_step(
-    blend: JointField,
+    joint: JointField,
     operator: DensityWeighted,
     step: SamplerStep,
     x: Tensor,
     levels: Tensor,
     generator: Randomness,
-    probing: torch.Generator,
+    probe_generator: torch.Generator,
 ) -> tuple[Tensor, Tensor]:
-    """End of a step whose weights follow the log-densities `levels` `(B, M)`, and the levels there.
+    """Take a step whose weights follow the log-densities `levels` `(B, M)`; return its end and the levels there.
 
-    A step with noise draws it from `generator`; directions of divergences, the same for all rows, come from `probing`.
+    The noise of the step comes from `generator`, the directions of divergences, equal for all rows, from
+    `probe_generator`.
     """
     t = x.new_full((len(x),), step.t)
     noise, curvature = None, torch.zeros_like(levels)
     if not step.noise and (step.to < 1 or isinstance(operator, And)):
-        us, curvature = blend.divergences(x, t, operator.probes, operator.derivative, probing)
-    else:  # `or` weighs by the levels before a step: nobody asks for the last
-        us = blend.velocities(x, t)
+        us, curvature = joint.divergences(x, t, operator.probes, operator.derivative, probe_generator)
+    else:  # `or` uses the levels before a step: the last divergence is not needed
+        us = joint.velocities(x, t)
     if step.noise:
         noise = normal(x.shape, generator, x.device)
         if isinstance(operator, And):
-            noise, curvature = _without_differences(blend, operator, us, noise, x, t)
-    view = _View.of(blend, step, us, curvature, x)
+            noise, curvature = _remove_differences(joint, operator, us, noise, x, t)
+    view = _DensityChange.of(joint, step, us, curvature, x)
 
-    def outlook() -> Lookahead:
-        move = step.apply(x, blend.mix(us, blend.nominal)) - x
-        return Lookahead(levels + view.rise(blend.flat(move)), view.response(), view.floor())
+    def lookahead() -> Lookahead:
+        move = step.apply(x, joint.mix(us, joint.nominal)) - x
+        return Lookahead(levels + view.change(joint.flat(move)), view.response(), view.floor())
 
-    weights = operator.solve_weights(levels, outlook)
-    end = step.apply(x, blend.mix(us, [w[:, None, None] for w in weights.unbind(1)]), noise)
-    levels = levels + view.rise(blend.flat(end - x))
+    weights = operator.solve_weights(levels, lookahead)
+    end = step.apply(x, joint.mix(us, [w[:, None, None] for w in weights.unbind(1)]), noise)
+    levels = levels + view.change(joint.flat(end - x))
     return end, levels - levels.mean(1, keepdim=True)
 
 
 def adaptive_calls(operator: DensityWeighted, steps: int, parents: int, size: int) -> int:
     """Calls of each parent in `steps` of `adaptive_step` with `size` shared numbers.
 
-    Differences come with the velocities, in a call of more rows; one in forward mode counts as two calls.
+    Differences are computed in the call for the velocities, with more rows; forward mode counts as two calls.
     """
     looks_ahead = isinstance(operator, And)
-    divergence, curvature = 1, 1  # calls that give both the velocities and these
+    divergence, curvature = 1, 1  # calls for the velocities and these
     if operator.derivative == "exact":
         divergence, curvature = 2 * (operator.probes or size), 2 * (parents - 1)
-    last = divergence if looks_ahead else 1  # `or` asks for nothing more; no step ends with noise
+    last = divergence if looks_ahead else 1  # `or` needs only velocities; the last step has no noise
     between = divergence if operator.sampler == "ode" else 1 + curvature * looks_ahead
     return between * (steps - 1) + last
 
 
 @dataclass(frozen=True)
-class _View:
-    """How log-densities of the shared actions change with a step."""
+class _DensityChange:
+    """Change of the log-densities of the shared actions in a step."""
 
     step: SamplerStep
     mean: Tensor  # (B, N) of the velocities
-    apart: Tensor  # (B, M, N) velocities less their mean
+    deviations: Tensor  # (B, M, N) velocities minus their mean
     score: Tensor  # (B, N) mean of the scores
     curvature: Tensor  # (B, M)
 
     @classmethod
     def of(
-        cls, blend: JointField, step: SamplerStep, velocities: Sequence[Tensor], curvature: Tensor, x: Tensor
-    ) -> _View:
-        every = torch.stack([blend.flat(velocity) for velocity in velocities], 1)
-        mean = every.mean(1)
-        score = (step.t * mean - blend.flat(x)) / (1 - step.t)
-        return cls(step, mean, every - mean[:, None], score, curvature)
+        cls, joint: JointField, step: SamplerStep, velocities: Sequence[Tensor], curvature: Tensor, x: Tensor
+    ) -> _DensityChange:
+        stacked = torch.stack([joint.flat(velocity) for velocity in velocities], 1)
+        mean = stacked.mean(1)
+        score = (step.t * mean - joint.flat(x)) / (1 - step.t)
+        return cls(step, mean, stacked - mean[:, None], score, curvature)
 
-    def rise(self, move: Tensor) -> Tensor:
-        """Change `(B, M)` of the log-densities with the move `(B, N)`."""
+    def change(self, move: Tensor) -> Tensor:
+        """Change `(B, M)` of the log-densities with the displacement `move` `(B, N)`."""
         h, rho = self.step.length, self.step.noise_ratio
         along = rho * (move - h * self.mean) - h * self.score
-        across = (self.apart * along[:, None]).sum(-1)
-        return across - h * rho * self.apart.square().sum(-1) - h * self.curvature
+        across = (self.deviations * along[:, None]).sum(-1)
+        return across - h * rho * self.deviations.square().sum(-1) - h * self.curvature
 
     def response(self) -> Tensor:
-        """Change `(B, M, M)` of the rise with the weights."""
-        return self.step.noise_ratio * self.step.velocity_gain * self.apart @ self.apart.transpose(1, 2)
+        """Derivative `(B, M, M)` of `change` with respect to the weights."""
+        return self.step.noise_ratio * self.step.velocity_gain * self.deviations @ self.deviations.transpose(1, 2)
 
     def floor(self) -> float:
-        """Response of velocities that count as equal."""
-        return self.step.velocity_gain * SAME_VELOCITY**2 * self.apart.shape[-1]
+        """Response of velocities that are treated as equal."""
+        return self.step.velocity_gain * SAME_VELOCITY**2 * self.deviations.shape[-1]
 
 
-def _without_differences(
-    blend: JointField, operator: And, velocities: Sequence[Tensor], noise: Tensor, x: Tensor, t: Tensor
+def _remove_differences(
+    joint: JointField, operator: And, velocities: Sequence[Tensor], noise: Tensor, x: Tensor, t: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """`noise` without the directions in which the parents differ, and the curvature `(B, M)` in these directions."""
-    every = torch.stack([blend.flat(velocity) for velocity in velocities], 2)  # (B, N, M)
-    apart = (every - every.mean(2, keepdim=True))[:, :, :-1]  # the last is what the others lack to 0
-    basis = orthonormal(apart, SAME_VELOCITY * math.sqrt(apart.shape[1]))
-    shared = blend.flat(noise)
+    """Remove the directions in which parents differ from `noise`; also return the curvature `(B, M)` along them."""
+    stacked = torch.stack([joint.flat(velocity) for velocity in velocities], 2)  # (B, N, M)
+    deviations = (stacked - stacked.mean(2, keepdim=True))[:, :, :-1]  # the sum is 0, so the last one is redundant
+    basis = orthonormal(deviations, SAME_VELOCITY * math.sqrt(deviations.shape[1]))
+    shared = joint.flat(noise)
     shared = shared - (basis @ (basis.transpose(1, 2) @ shared[:, :, None])).squeeze(2)
-    noise = torch.cat([shared.view_as(noise[:, : blend.shared]), noise[:, blend.shared :]], 1)
+    noise = torch.cat([shared.view_as(noise[:, : joint.shared]), noise[:, joint.shared :]], 1)
     tangents = x.new_zeros(basis.shape[2], *x.shape)
-    tangents[:, :, : blend.shared] = basis.permute(2, 0, 1).reshape(-1, *x[:, : blend.shared].shape)
-    _, slopes = blend.slopes(x, t, tangents, operator.derivative)
+    tangents[:, :, : joint.shared] = basis.permute(2, 0, 1).reshape(-1, *x[:, : joint.shared].shape)
+    _, slopes = joint.slopes(x, t, tangents, operator.derivative)
     curvature = x.new_zeros(len(x), len(velocities))
     for tangent, slope in zip(tangents, slopes, strict=True):
-        curvature = curvature + blend.along(tangent, slope)
+        curvature = curvature + joint.along(tangent, slope)
     return noise, curvature

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     PostComposition = Callable[[Policy, Policy, Mapping[str, Any]], Policy]
 
 POST_COMPOSITION: Registry[PostComposition] = Registry("post_composition", {})
-"""Name -> function of the composed policy, the policy of the checkpoint, and settings by name, which may be empty.
+"""Functions of the composed policy, the policy of the checkpoint, and settings by name, which may be empty.
 
-It returns the policy to use in place of the composed one, and raises `UserError` where the checkpoint does not fit.
+A function returns the policy that replaces the composed one, or raises a `UserError` if the checkpoint does not fit.
 """

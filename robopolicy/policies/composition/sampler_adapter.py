@@ -1,7 +1,7 @@
 """Adapter of a parent to the linear path: its velocity, the steps of its own sampler, and its bounds.
 
-DDIM, Euler steps of EDM and those of a flow are one and the same thing on the linear path, `x + (t' - t) u`; samplers
-differ in the times they visit and in the spread of the first iterate.
+DDIM and the Euler steps of EDM and flows are identical on the linear path, `x + (t' - t) u`; samplers differ in their
+times and in the standard deviation of the first iterate.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from robopolicy.policies.heads.generative import GenerativePolicy
 from robopolicy.policies.path import left_grid
 from robopolicy.policies.wrappers.staged import StagedDiffusion
 
-MIN_STEPS = 8  # Euler steps for a head that leaps, where it has to be read as a flow
+MIN_STEPS = 8  # Euler steps of a head with learned large steps if it is used as a plain flow
 
 
 @runtime_checkable
 class Encoding(Protocol):
-    """A policy whose velocity takes observations that have been encoded before, as all generative heads."""
+    """Policy whose velocity takes encoded observations, as in all generative heads."""
 
     def encode(self, obs: Observation) -> Any:
         """Features of the observations."""
@@ -42,7 +42,7 @@ class Encoding(Protocol):
 
 @runtime_checkable
 class Sampling(Protocol):
-    """A policy from another library, which describes its own sampler."""
+    """Policy of another library that describes its sampler."""
 
     def sampler_grid(self) -> TimeGrid:
         """Steps of the sampler."""
@@ -55,10 +55,10 @@ class Sampling(Protocol):
 
 @dataclass(frozen=True)
 class TimeGrid:
-    """The steps of a sampler on the linear path."""
+    """Steps of a sampler on the linear path."""
 
     times: tuple[float, ...]  # K + 1 rising times; the last is 1
-    spread: float = 1.0  # the first iterate is this times standard normal noise
+    spread: float = 1.0  # standard deviation of the first iterate
 
     @property
     def steps(self) -> int:
@@ -66,7 +66,7 @@ class TimeGrid:
         return len(self.times) - 1
 
     def snr_from(self, level: float) -> TimeGrid:
-        """The same steps in common coordinates, in which noise is `level` times weaker than in the parent's."""
+        """The same steps in common coordinates, in which noise is `level` times weaker than for the parent."""
         if level == 1:
             return self
         times = tuple(level * t / (level * t + 1 - t) for t in self.times)
@@ -84,34 +84,30 @@ def variance_preserving_grid(signal: Tensor, noise: Tensor) -> TimeGrid:
     return TimeGrid(tuple((signal.double() / total).tolist()), float(1 / total[0]))
 
 
-def _outer(policy: Policy) -> Policy:
-    """The head that defines units and steps."""
+def _first_head(policy: Policy) -> Policy:
+    """Head that defines units and steps."""
     return policy.heads[0] if isinstance(policy, StagedDiffusion) else policy
 
 
 def units(policy: Policy) -> Normalizer:
-    """Units of the velocities of a parent.
-
-    Raises:
-        UserError: It does not define it.
-    """
-    found = getattr(_outer(policy), "action_normalizer", None)
+    """Normaliser that defines the units of the velocities of a parent; raise a `UserError` without one."""
+    found = getattr(_first_head(policy), "action_normalizer", None)
     if not isinstance(found, Normalizer):
         raise UserError(
-            f"Policy '{policy.name}' has no action_normalizer, so the units of its velocities are unknown; compose the "
-            "head it is made of."
+            f"Policy '{policy.name}' has no action_normalizer, so the units of its velocities are unknown; compose its "
+            "head."
         )
     return found
 
 
 def private_rows(policy: Policy) -> int:
-    """Rows that a parent denoises besides the actions of its chunk, which come first."""
+    """Number of rows that a parent denoises after the actions of its chunk."""
     return policy.noise_shape[0] - policy.spec.horizon
 
 
-def native_grid(policy: Policy, *, leaps: bool) -> TimeGrid:
-    """Steps of the parent's own sampler; `leaps` if its steps may be taken as it has learned them."""
-    policy = _outer(policy)
+def native_grid(policy: Policy, *, large_steps: bool) -> TimeGrid:
+    """Steps of the sampler of the parent; `large_steps` if its learned steps may be used."""
+    policy = _first_head(policy)
     if isinstance(policy, Sampling):
         return policy.sampler_grid()
     if isinstance(policy, DiffusionPolicy):
@@ -120,14 +116,14 @@ def native_grid(policy: Policy, *, leaps: bool) -> TimeGrid:
         sigmas = policy.sigmas.double()
         times = (1 / (1 + sigmas)).tolist()
         return TimeGrid(tuple(times), 1 - times[0])
-    if isinstance(policy, AverageVelocityPolicy) and not leaps:
+    if isinstance(policy, AverageVelocityPolicy) and not large_steps:
         return uniform_grid(max(policy.config.steps, MIN_STEPS))
     return uniform_grid(policy.nfe)
 
 
 def bound(policy: Policy) -> float:
     """Largest normalised action of a parent; infinite if it has no bound."""
-    policy = _outer(policy)
+    policy = _first_head(policy)
     if isinstance(policy, Sampling):
         return policy.action_bound()
     clip = policy.config.action_clip if isinstance(policy, GenerativePolicy) else 0.0
@@ -135,12 +131,12 @@ def bound(policy: Policy) -> float:
 
 
 def bounds_iterates(policy: Policy) -> bool:
-    """Whether its sampler bounds every iterate and not only clean chunks."""
+    """Whether the sampler bounds every iterate, not only clean chunks."""
     return isinstance(policy, FlowPolicy)
 
 
 def supports_large_steps(policies: Sequence[Policy], steps: int) -> bool:
-    """Whether all of them have learned steps of length 1 / `steps`."""
+    """Whether all policies have learned steps of length 1 / `steps`."""
     halving = all(
         steps <= p.config.max_steps and steps & (steps - 1) == 0 for p in policies if isinstance(p, ShortcutPolicy)
     )
@@ -148,32 +144,32 @@ def supports_large_steps(policies: Sequence[Policy], steps: int) -> bool:
 
 
 def velocity_field(policy: Policy, obs: Observation, length: float = 0.0) -> Callable[[Tensor, Tensor], Tensor]:
-    """The parent's velocity `(K B, R, A)` at B observations as a function of K stacked `x` and linear times `(K B,)`.
+    """Velocity `(K B, R, A)` of a parent at B observations, as a function of K stacked `x` and linear times `(K B,)`.
 
-    Of a head that leaps it is the mean over a step of `length` where that is not 0. Observations are encoded once, and
-    heads answer all K at once.
+    With `length` > 0 it is the mean over a step of that length, for heads with large steps. Observations are encoded
+    once, and heads evaluate all K points in one call.
     """
     if not isinstance(policy, Encoding):
-        return _one_by_one(lambda x, t: policy.field(obs, x, t), len(next(iter(obs.values()))))
+        return _in_batches(lambda x, t: policy.field(obs, x, t), len(next(iter(obs.values()))))
     features = policy.encode(obs)
     if isinstance(features, Tensor):
-        features = features.float()  # autocast leaves those of cameras in bfloat16, which differences could not read
+        features = features.float()  # finite differences need more precision than the bfloat16 of autocast
     if length:
         assert isinstance(policy, AverageVelocityPolicy)
         return lambda x, t: policy.average(_stacked(features, len(x)), x, t, torch.full_like(t, length))
     if not isinstance(features, Tensor):
-        return _one_by_one(lambda x, t: policy.velocity(features, x, t), len(next(iter(obs.values()))))
+        return _in_batches(lambda x, t: policy.velocity(features, x, t), len(next(iter(obs.values()))))
     return lambda x, t: policy.velocity(_stacked(features, len(x)), x, t)
 
 
 def _stacked(features: Tensor, rows: int) -> Tensor:
-    """`features` `(B, ...)` repeated to `rows`."""
+    """Repeat `features` `(B, ...)` to `rows`."""
     copies = rows // len(features)
     return features if copies == 1 else features.repeat(copies, *(1 for _ in features.shape[1:]))
 
 
-def _one_by_one(field: Callable[[Tensor, Tensor], Tensor], batch: int) -> Callable[[Tensor, Tensor], Tensor]:
-    """`field` for any multiple of the `batch` rows that it knows."""
+def _in_batches(field: Callable[[Tensor, Tensor], Tensor], batch: int) -> Callable[[Tensor, Tensor], Tensor]:
+    """Extend `field` from `batch` rows to any multiple of them."""
 
     def split(x: Tensor, t: Tensor) -> Tensor:
         if len(x) == batch:

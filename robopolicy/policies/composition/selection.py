@@ -1,8 +1,8 @@
 """Selection of the parents of a composition per observation (after DynamicControl, He et al. 2024).
 
-A selector scores the parents from the observation. It has learned to put them in order: the parents' own order is that
-of their discrepancies, how far the chunk that each expects lies from the one that was shown, and the scores are those
-of a Plackett-Luce distribution over such orders. The parents of the highest scores take part.
+A selector scores the parents from the observation. It is trained to order them by their discrepancies (how far the
+expected chunk of each parent is from the demonstrated one), with a Plackett-Luce distribution over such orders. The
+parents with the highest scores are active.
 """
 
 from __future__ import annotations
@@ -20,27 +20,25 @@ from robopolicy.policies.base import Observation, Policy
 
 
 def log_probability(scores: Tensor, order: Tensor) -> Tensor:
-    """Log-probability `(N, n)` of each pick; their sum is that of the ranking, or of its beginning.
+    """Log-probability `(N, n)` of each pick; their sum is the log-probability of the (partial) ranking.
 
-    Args:
-        scores: (N, K) of the items.
-        order: (N, n) int, the items from first to last, or the first n <= K of them.
+    `scores` `(N, K)` belong to the items, `order` `(N, n)` int contains the first n <= K items of the ranking.
     """
     picked = scores.gather(1, order)
-    left = torch.flip(torch.logcumsumexp(torch.flip(picked, [1]), 1), [1])
+    remaining = torch.flip(torch.logcumsumexp(torch.flip(picked, [1]), 1), [1])
     if order.shape[1] < scores.shape[1]:
         others = torch.ones_like(scores, dtype=torch.bool).scatter(1, order, False)
-        never = scores.masked_fill(~others, -torch.inf).logsumexp(1, keepdim=True)
-        left = torch.logaddexp(left, never)
-    return picked - left
+        unpicked = scores.masked_fill(~others, -torch.inf).logsumexp(1, keepdim=True)
+        remaining = torch.logaddexp(remaining, unpicked)
+    return picked - remaining
 
 
 @dataclass(frozen=True)
 class Selection(Validated):
     """Number of active parents, and the network that ranks them."""
 
-    top: PositiveInt = 1  # most parents that take part
-    least: Fraction = 0.0  # and no parent less preferred than this share of the first one; 0 is always `top`
+    top: PositiveInt = 1  # maximum number of active parents
+    least: Fraction = 0.0  # minimum preference relative to the best parent; 0 always activates `top` parents
     hidden: tuple[PositiveInt, ...] = (64, 64)
     vision: VisionConfig = field(default_factory=VisionConfig)
     updates: PositiveInt = 1000  # gradient steps on demonstrations
@@ -50,7 +48,7 @@ class Selection(Validated):
 
 
 class Selector(nn.Module):
-    """Scores `(B, M)` of M parents; their differences are log-odds of being the better one [nats]."""
+    """Scores `(B, M)` of M parents; differences are log-odds of being the better parent [nats]."""
 
     def __init__(self, config: Selection, policy: Policy, count: int) -> None:
         """Build the network with the observation statistics of `policy`."""
@@ -64,7 +62,7 @@ class Selector(nn.Module):
 
 
 def choose_parents(scores: Tensor, selection: Selection) -> Tensor:
-    """Gates `(B, M)`, 1 for the parents that take part by their `scores` `(B, M)` and 0 for the others."""
+    """Gates `(B, M)`: 1 for the parents selected by `scores` `(B, M)`, 0 for the others."""
     best = scores.topk(min(selection.top, scores.shape[1]), 1)
     near = best.values - best.values[:, :1]
     kept = (near.exp() >= selection.least).to(scores.dtype)
@@ -72,7 +70,7 @@ def choose_parents(scores: Tensor, selection: Selection) -> Tensor:
 
 
 def ordering_loss(scores: Tensor, discrepancies: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-    """Negative log-probability `(B,)` of the order of rising `discrepancies` `(B, M)` under `scores` `(B, M)`."""
+    """Negative log-probability `(B,)` of the order of increasing `discrepancies` `(B, M)` under `scores` `(B, M)`."""
     order = discrepancies.argsort(1)
     loss = -log_probability(scores, order).sum(1)
     return loss, {"first": (scores.argmax(1) == order[:, 0]).float().detach()}

@@ -1,7 +1,7 @@
-"""A denoising chain with a density: sampler steps that carry Gaussian noise, so that policy gradients can score them.
+"""Denoising chains with a density: sampler steps with Gaussian noise, so that policy gradients can score them.
 
-A chain wraps a generative head. Its `transition` is the one function behind sampling and scoring, and both index the
-same steps, so the ratio of fresh data is exactly 1. The noise is for training only: the plain head gets deployed.
+A chain wraps a generative head. Its `transition` is used by sampling and scoring, and both index the same steps, so the
+ratio of fresh data is exactly 1. The noise is for training only: the plain head is deployed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from robopolicy.policies.wrappers.zero_noise import ZeroNoisePolicy
 
 
 class HeadWrapper(Policy):
-    """Base of such wrappers; subclasses add `sample` and `decisions`."""
+    """Base of wrappers around a generative head; subclasses add `sample` and `decisions`."""
 
     def __init__(self, head: GenerativePolicy) -> None:
         """Wrap `head`, which is shared, not copied; its parameters keep the prefix `head.`."""
@@ -33,11 +33,11 @@ class HeadWrapper(Policy):
 
     @property
     def nfe(self) -> int:
-        """Network calls of the head; the exploration is not deployed."""
+        """Network calls of the head; exploration is not deployed."""
         return self.head.nfe
 
     def act(self, obs: Observation, *, deterministic: bool = False, generator: Randomness = None) -> Tensor:
-        """The plain head when `deterministic`, else an exploring sample."""
+        """Chunk of the plain head if `deterministic`, else an exploring sample."""
         if deterministic:
             return self.head.act(obs, deterministic=True, generator=generator)
         return self.sample(obs, generator=generator).chunk
@@ -72,13 +72,13 @@ class HeadWrapper(Policy):
 
 
 class StochasticSampler(HeadWrapper):
-    """Base of the noisy chains; one decision per scored transition, verbs `sample` and `decisions` besides the head's.
+    """Base of the noisy chains: methods of the head, `sample` and `decisions`, with one decision per scored transition.
 
-    The record holds the chain `(B, T + 1, H, A)` of normalised iterates, from the first scored one to the chunk.
+    The record holds the chain `(B, T + 1, H, A)` of normalised iterates, from the first scored iterate to the chunk.
     """
 
-    noise_clip: float = 0.0  # draws beyond this many standard deviations are cut; 0 disables
-    chain_dtype: torch.dtype = torch.float32  # of recorded iterates; bfloat16 halves the memory, ratios stay exact
+    noise_clip: float = 0.0  # noise is clipped at this many standard deviations; 0 disables
+    chain_dtype: torch.dtype = torch.float32  # of recorded iterates; bfloat16 halves the memory and keeps ratios exact
 
     @abstractmethod
     def transition(self, features: Tensor, x: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
@@ -93,7 +93,7 @@ class StochasticSampler(HeadWrapper):
         return normal_entropy(log_std).flatten(1).sum(1)
 
     def run_frozen_steps(self, obs: Observation, noise: Tensor, generator: Randomness) -> Tensor:
-        """First scored iterate for the initial `noise` `(B, H, A)`; chains with a frozen part run it here."""
+        """First scored iterate for the initial `noise` `(B, H, A)`; chains with frozen steps run them here."""
         return self.head.init_sample(noise)
 
     @property
@@ -103,10 +103,10 @@ class StochasticSampler(HeadWrapper):
 
     @torch.no_grad()
     def sample(self, obs: Observation, *, generator: Randomness = None) -> Sample:
-        """Draw a chunk and record its chain.
+        """Sample a chunk and record its chain.
 
-        The last iterate is scored as drawn and executed within the head's action bounds. The density of the initial
-        noise does not depend on any parameter and is left out.
+        The last iterate is scored before it is clipped to the action bounds. The density of the initial noise does not
+        depend on any parameter and is omitted.
         """
         features = self.head.encode(obs)
         batch = len(features)
@@ -124,7 +124,7 @@ class StochasticSampler(HeadWrapper):
         return Sample(chunk, {"chain": torch.stack(chain, 1)}, torch.stack(logp, 1))
 
     def decisions(self, obs: Observation, record: Record) -> DecisionOutput:
-        """Log-probability and entropy `(B, T)` of each recorded transition; one network call scores all of them."""
+        """Log-probability and entropy `(B, T)` of each recorded transition, by one network call."""
         return self.score(record, *self.transitions(obs, record))
 
     def transitions(self, obs: Observation, record: Record) -> tuple[Tensor, Tensor]:
@@ -144,17 +144,16 @@ class StochasticSampler(HeadWrapper):
 
 
 def require_family(policy: Policy, families: tuple[str, ...], algorithm: str, instead: str) -> GenerativePolicy:
-    """`policy` as a generative head of one of `families`; one that is deployed with zero noise is unwrapped.
+    """Return `policy`, unwrapped if it uses zero noise, as a generative head of one of `families`.
 
     Raises:
-        UserError: It is another policy; the message names what the algorithm needs and what to use `instead`.
+        UserError: It is another policy; the message states the required kinds and the alternative `instead`.
     """
     if isinstance(policy, ZeroNoisePolicy):
         policy = policy.base
     if not isinstance(policy, GenerativePolicy) or policy.family not in families:
-        wanted = " or ".join(families)
-        hint = policy.fallback_hint or instead
-        raise UserError(f"{algorithm} fine-tunes policies of the kind {wanted}, got '{policy.name}'; {hint}.")
+        kinds, hint = " or ".join(families), policy.fallback_hint or instead
+        raise UserError(f"{algorithm} fine-tunes policies of the kind {kinds}, got '{policy.name}'; {hint}.")
     return policy
 
 
@@ -162,18 +161,14 @@ CHAIN_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def chain_dtype(name: str) -> torch.dtype:
-    """Type of recorded iterates by name.
-
-    Raises:
-        UserError: It is neither float32 nor bfloat16.
-    """
+    """Type of recorded iterates by name, float32 or bfloat16."""
     if name not in CHAIN_DTYPES:
         raise unknown_name("chain_dtype", name, CHAIN_DTYPES)
     return CHAIN_DTYPES[name]
 
 
 class RecomputedChain:
-    """Draws chunks of a chain policy with one seed per row, and draws the same chains again during the update."""
+    """Sampler of a chain policy with one seed per row, which samples the same chains again during the update."""
 
     def __init__(self, chain: StochasticSampler) -> None:
         """Wrap `chain`, which is shared; `snapshot` takes a copy."""
@@ -181,27 +176,27 @@ class RecomputedChain:
         self._behaviour: StochasticSampler | None = None
 
     def sample(self, obs: Observation, *, generator: Randomness = None) -> Sample:
-        """As `StochasticSampler.sample`; the record is `seed` `(B,)` int64."""
+        """Sample as `StochasticSampler.sample`; the record is `seed` `(B,)` int64."""
         first = next(iter(obs.values()))
-        # The bits of two normal draws are the seed, so that any source of randomness will do.
+        # The bits of two normal numbers form the seed, so that any source of randomness can be used.
         seed = normal((len(first), 2), generator, first.device).view(torch.int64).squeeze(1)
-        sample = self.chain.sample(obs, generator=_streams(seed))
+        sample = self.chain.sample(obs, generator=_row_generator(seed))
         return Sample(sample.chunk, {"seed": seed}, sample.logp)
 
     def snapshot(self) -> None:
-        """Keep a copy of the weights that sampled; call it before the first gradient step of an update."""
+        """Copy the sampling weights; call it before the first gradient step of an update."""
         if self._behaviour is None:
             self._behaviour = copy.deepcopy(self.chain).requires_grad_(False)
         else:
             self._behaviour.load_state_dict(self.chain.state_dict())
 
     def resample(self, obs: Observation, record: Record) -> tuple[Record, Tensor]:
-        """Record and log-probabilities `(B, T)` of the chains that the seeds of `record` stand for."""
+        """Record and log-probabilities `(B, T)` of the chains given by the seeds of `record`."""
         if self._behaviour is None:
             raise RuntimeError("Call snapshot before resample.")
-        sample = self._behaviour.sample(obs, generator=_streams(record["seed"]))
+        sample = self._behaviour.sample(obs, generator=_row_generator(record["seed"]))
         return sample.record, sample.logp
 
 
-def _streams(seed: Tensor) -> PerRowGenerator:
+def _row_generator(seed: Tensor) -> PerRowGenerator:
     return PerRowGenerator(seed.tolist(), [0] * len(seed))

@@ -1,11 +1,10 @@
 """The last denoising steps of a diffusion policy as Gaussian decisions (DPPO, Ren et al. 2024).
 
 `x_{k+1} ~ N(mean(x_k, k, s), max(std_k, std_min)^2)`, with mean and standard deviation of the DDPM posterior, or of the
-DDIM step with the noise share eta. A frozen base takes the first K - K' steps with the same noise and is not scored;
-the head takes the last K' and is. The last step, which would be noiseless, gets `std_min`, without which there is no
-density; none of this noise is deployed.
-
-Only the executed actions are scored, as in the published code, and each dimension's log-density is clamped.
+DDIM step with the noise fraction eta. A frozen base takes the first K - K' steps with the same noise, unscored; the
+head takes the last K' steps, which are scored. The last step would be noiseless; it gets `std_min`, without which there
+is no density. This noise is not deployed. Only executed actions are scored, as in the published code, and the
+log-density of each dimension is clamped.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ from robopolicy.policies.noise import Randomness, normal
 from robopolicy.policies.path import step_index
 from robopolicy.policies.wrappers.staged import StagedDiffusion
 
-LOGP_BOUNDS = (-5.0, 2.0)  # of the log-density per dimension; a standard deviation below 0.054 exceeds the upper one
-ETA_START = 0.9  # where between its bounds a learned eta starts
+LOGP_BOUNDS = (-5.0, 2.0)  # of the log-density per dimension; a standard deviation below 0.054 exceeds the upper bound
+ETA_START = 0.9  # initial position of a learned eta between its bounds
 
 
 class DiffusionChain(StochasticSampler):
@@ -36,27 +35,17 @@ class DiffusionChain(StochasticSampler):
 
     def __init__(
         self,
-        head: DiffusionPolicy,
-        base: StagedDiffusion,
+        head: DiffusionPolicy,  # takes the steps from `first` on; shared, not copied
+        base: StagedDiffusion,  # takes the earlier steps; frozen by the caller, unused if `first` is 0
         *,
-        first: int = 0,
-        std_min: float = 0.1,
-        noise_clip: float = 3.0,
-        eta: tuple[float, float] = (1.0, 1.0),
+        first: int = 0,  # K - K'
+        std_min: float = 0.1,  # minimum standard deviation, in normalised action units
+        noise_clip: float = 3.0,  # noise is clipped at this many standard deviations; 0 disables
+        eta: tuple[float, float] = (1.0, 1.0),  # bounds on the fraction of DDPM's noise; learned if they differ
     ) -> None:
-        """Wrap `head`.
-
-        Args:
-            head: Takes the steps from `first` on; shared, not copied.
-            base: Takes the steps before; frozen by the caller, and unused where `first` is 0.
-            first: K - K'.
-            std_min: Smallest standard deviation, in normalised action units.
-            noise_clip: Draws beyond this many standard deviations are cut; 0 disables.
-            eta: Lowest and highest share of DDPM's noise; a single number learns between them where they differ.
-        """
         super().__init__(head)
         if not 0 <= first < head.config.steps:
-            raise UserError(f"Of {head.config.steps} sampler steps the last 1 to {head.config.steps} can be trained.")
+            raise UserError(f"Of {head.config.steps} sampler steps, the last 1 to {head.config.steps} can be trained.")
         if std_min <= 0 or noise_clip < 0:
             raise UserError(f"A chain needs std_min > 0 and noise_clip >= 0, got {std_min} and {noise_clip}.")
         if not 0 <= eta[0] <= eta[1] or (head.config.sampler == "ddpm" and eta != (1.0, 1.0)):
@@ -74,12 +63,12 @@ class DiffusionChain(StochasticSampler):
 
     @property
     def eta(self) -> float | Tensor:
-        """Share of DDPM's noise in every step."""
+        """Fraction of the noise of DDPM in every step."""
         low, high = self.eta_bounds
         return high if self.eta_logit is None else low + (high - low) * self.eta_logit.sigmoid()
 
     def transition(self, features: Tensor, x: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        """The head's posterior, its standard deviation bounded from below."""
+        """Posterior of the head with a lower bound on the standard deviation."""
         return self._gaussian(self.head, features, x, k)
 
     def _gaussian(self, head: DiffusionPolicy, features: Tensor, x: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
@@ -87,7 +76,7 @@ class DiffusionChain(StochasticSampler):
         return mean, std.clamp(min=self.std_min).log()
 
     def run_frozen_steps(self, obs: Observation, noise: Tensor, generator: Randomness) -> Tensor:
-        """The steps of the frozen base, with the noise of the trained ones."""
+        """Run the steps of the frozen base with the noise of the trained steps."""
 
         def step(head: DiffusionPolicy, features: Tensor, x: Tensor, k: int) -> Tensor:
             mean, log_std = self._gaussian(head, features, x, step_index(k, x))
@@ -97,7 +86,7 @@ class DiffusionChain(StochasticSampler):
         return self.base.run(obs, self.head.init_sample(noise), self.first_trained_step, step)
 
     def update_stats(self, obs: Observation) -> None:
-        """Merge `obs` into the head's running statistics; the base keeps its own."""
+        """Merge `obs` into the running statistics of the head, not of the base."""
         self.head.update_stats(obs)
 
     def dimension_logp(self, x: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:

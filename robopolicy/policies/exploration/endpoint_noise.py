@@ -1,13 +1,12 @@
-"""A generative head whose endpoint is perturbed by Gaussian noise of learned size, scored by velocities (PolicyFlow).
+"""Generative head whose endpoint is perturbed by Gaussian noise of learned size, scored by velocities (PolicyFlow).
 
-An action is `a = phi(z) + n` with `z ~ N(0, I)`, the head's deterministic sampler phi and `n ~ N(0, sigma^2)`. When the
-velocity changes by dv, the endpoint moves by about dv at any point of the line from z to the old endpoint, so the new
-density of the recorded `a` is approximated by `N(a - phi_old(z); dv, sigma^2)`: no integration is scored and none is
-differentiated.
+An action is `a = phi(z) + n` with `z ~ N(0, I)`, the deterministic sampler phi of the head and `n ~ N(0, sigma^2)`.
+When the velocity changes by dv, the endpoint moves by about dv at any point of the line from z to the old endpoint, so
+the new density of the recorded `a` is approximated by `N(a - phi_old(z); dv, sigma^2)`, without scoring or
+differentiating an integration.
 
-The record holds z, endpoint and action in normalised units; `complete` adds the times and old velocities that the
-densities are formed with. They stay fixed during an iteration, so the ratio of fresh data is exactly 1. The noise is
-for training only.
+The record holds z, endpoint and action in normalised units; `complete` adds the times and old velocities of the
+densities. They are fixed during an iteration, so the ratio of fresh data is exactly 1. The noise is for training only.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ class EndpointNoiseConfig(Validated):
     """Noise on the endpoint, in normalised action units."""
 
     std_init: Annotated[Positive, AtMost("std_max")] = 0.1  # first standard deviation; published: 1, from scratch
-    std_min: Annotated[Positive, AtMost("std_init")] = 0.02  # bounds of the learned one; published: exp(-5) and exp(2)
+    std_min: Annotated[Positive, AtMost("std_init")] = 0.02  # lower bound; published bounds: exp(-5), exp(2)
     std_max: Positive = 1.0
 
 
@@ -43,13 +42,7 @@ class EndpointNoisePolicy(HeadWrapper):
     name = "perturbed_flow"
 
     def __init__(self, head: GenerativePolicy, config: EndpointNoiseConfig, *, times: int = 1) -> None:
-        """Wrap `head`.
-
-        Args:
-            head: Shared, not copied; needs nothing but its sampler and `velocity`.
-            config: Size of the noise.
-            times: M, points of the path at which the change of velocity is read.
-        """
+        """Wrap `head`, which is shared; the change of velocity is evaluated at `times` (M) points of the path."""
         super().__init__(head)
         self.config = config
         self.times = times
@@ -66,7 +59,7 @@ class EndpointNoisePolicy(HeadWrapper):
 
     @torch.no_grad()
     def sample(self, obs: Observation, *, generator: Randomness = None) -> Sample:
-        """Integrate from fresh noise, perturb the endpoint, execute the result within the head's action bounds."""
+        """Integrate from fresh noise, perturb the endpoint and clip the result to the action bounds."""
         head = self.head
         features = head.encode(obs)
         noise = head.draw_noise(len(features), generator, features.device)
@@ -79,10 +72,7 @@ class EndpointNoisePolicy(HeadWrapper):
 
     @torch.no_grad()
     def complete(self, obs: Observation, record: Record, generator: torch.Generator) -> Record:
-        """The record with M times `(B, M)` and the velocity `(B, M, H, A)` there, both to be kept for an iteration.
-
-        Times are drawn from the head's sampler grid and its midpoints.
-        """
+        """Add M times `(B, M)`, from the sampler grid and its midpoints, and the velocity `(B, M, H, A)` there."""
         noise, halves = record["noise"], 2 * self.head.config.steps
         index = torch.randint(halves, (len(noise), self.times), generator=generator, device=generator.device)
         record = record | {"t": (index / halves).to(noise.device)}
@@ -101,17 +91,17 @@ class EndpointNoisePolicy(HeadWrapper):
         return interpolate(record["noise"].unsqueeze(1), record["endpoint"].unsqueeze(1), t)
 
     def decisions(self, obs: Observation, record: Record) -> DecisionOutput:
-        """Log-density `(B, 1)` of the action, averaged over the times as a density, and entropy of the noise."""
+        """Log-density `(B, 1)` of the action, with the density averaged over the times, and entropy of the noise."""
         return self.score(record, self.velocities(obs, record))
 
     def score(self, record: Record, velocity: Tensor) -> DecisionOutput:
-        """`decisions` from the present `velocity` `(B, M, H, A)` at the recorded points."""
+        """Compute `decisions` from the current `velocity` `(B, M, H, A)` at the recorded points."""
         executed = slice(self.spec.action_horizon)
         offset = (record["action"] - record["endpoint"])[:, None, executed]
         change = (velocity - record["velocity"])[:, :, executed]
         logp = self.log_density(offset, change)  # (B, M)
         # Relative to the unchanged endpoint, so that rounding does not grow with the number of dimensions.
-        still = self.log_density(offset, torch.zeros_like(offset))  # (B, 1)
-        mean = still + (logp - still).logsumexp(1, keepdim=True) - math.log(logp.shape[1])
+        unchanged = self.log_density(offset, torch.zeros_like(offset))  # (B, 1)
+        mean = unchanged + (logp - unchanged).logsumexp(1, keepdim=True) - math.log(logp.shape[1])
         entropy = self.spec.action_horizon * normal_entropy(self.log_std).sum()
         return DecisionOutput(mean, entropy.expand_as(mean))

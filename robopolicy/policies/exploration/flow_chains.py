@@ -1,10 +1,9 @@
-"""A flow policy whose Euler steps carry learned Gaussian noise, so that its chain has a density.
+"""Flow policy whose Euler steps have learned Gaussian noise, so that its chain has a density (ReinFlow, Zhang 2025).
 
-`x_{k+1} ~ N(clip(x_k + v(x_k, k/K) / K), sigma(obs, k/K)^2)`, all in normalised units and over the whole chunk (also
-the steps that are not executed, as in the paper). Sampling and scoring index the same left grid {0, 1/K, ...,
-(K-1)/K}; the public code of ReinFlow samples on another grid than it scores on. The noise network is used in training
-only. Heads that take other steps than Euler's (shortcut, MeanFlow) keep their own mean. Source: Zhang et al. 2025,
-ReinFlow.
+`x_{k+1} ~ N(clip(x_k + v(x_k, k/K) / K), sigma(obs, k/K)^2)`, in normalised units and over the whole chunk, including
+steps that are not executed, as in the paper. Sampling and scoring index the same left grid {0, 1/K, ..., (K-1)/K}; the
+public code of ReinFlow uses different grids for them. The noise network is used in training only. Heads with other than
+Euler steps (shortcut, MeanFlow) keep their own mean.
 """
 
 from __future__ import annotations
@@ -26,22 +25,20 @@ from robopolicy.policies.heads.generative import GenerativePolicy
 from robopolicy.policies.path import left_grid
 
 SCHEDULES = ("constant", "learned", "learned_decay")
-HOLD = 0.35  # learned_decay keeps the upper bound for this share of training, then lowers it along a cosine
-FINAL_SHARE = 0.7  # ... to 0.3 std_min + 0.7 std_max
+DECAY_START = 0.35  # fraction of training after which learned_decay lowers the upper bound along a cosine
+DECAY_FRACTION = 0.7  # ... to 0.3 std_min + 0.7 std_max
 
 
 @dataclass(frozen=True)
 class NoiseConfig(Validated):
-    """Injected noise: bounds in normalised action units, and the network that chooses between them."""
+    """Injected noise: bounds in normalised action units, and the network that interpolates between them."""
 
     schedule: str = "learned"  # constant (std_max everywhere) | learned | learned_decay (shrinking upper bound)
     std_min: Annotated[Positive, AtMost("std_max")] = 0.08
     std_max: Positive = 0.16
     hidden: tuple[PositiveInt, ...] = (64, 64)
-    time_dim: NonNegativeInt = (
-        16  # width of the (parameter-free) time embedding; 0 makes the noise independent of the step
-    )
-    noise_clip: NonNegative = 3.0  # draws beyond this many standard deviations are cut; 0 disables
+    time_dim: NonNegativeInt = 16  # width of the parameter-free time embedding; 0: noise independent of the step
+    noise_clip: NonNegative = 3.0  # noise is clipped at this many standard deviations; 0 disables
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -65,13 +62,11 @@ class NoiseNet(nn.Module):
     def forward(self, features: Tensor, t: Tensor) -> Tensor:
         """Interpolate the log-variance `(..., H * A)` between its bounds by `(tanh(y) + 1) / 2`.
 
-        Args:
-            features: Of the observations, `(..., F)`.
-            t: Times, which broadcast with the leading dimensions of the features.
+        Times `t` broadcast with the leading dimensions of the `features` `(..., F)` of the observations.
         """
         if self.time is not None:
-            places = torch.broadcast_shapes(features.shape[:-1], t.shape)
-            features = torch.cat([features.expand(*places, -1), self.time(t).expand(*places, -1)], -1)
+            shape = torch.broadcast_shapes(features.shape[:-1], t.shape)
+            features = torch.cat([features.expand(*shape, -1), self.time(t).expand(*shape, -1)], -1)
         y = self.body(features)
         if self.config.schedule == "constant":
             return self.log_std_max.expand_as(y)
@@ -79,13 +74,13 @@ class NoiseNet(nn.Module):
         return low + (self.log_std_max - low) * (y.tanh() + 1) / 2
 
     def set_progress(self, progress: float) -> None:
-        """Move the upper bound of `learned_decay` to its place at `progress` in [0, 1]."""
+        """Set the upper bound of `learned_decay` for `progress` in [0, 1]."""
         if self.config.schedule != "learned_decay":
             return
-        elapsed = min(max(progress - HOLD, 0.0) / (1 - HOLD), 1.0)
-        share = 0.5 * (1 + math.cos(math.pi * elapsed))  # 1 -> 0
-        final = (1 - FINAL_SHARE) * self.config.std_min + FINAL_SHARE * self.config.std_max
-        self.log_std_max.fill_(math.log(final + (self.config.std_max - final) * share))
+        elapsed = min(max(progress - DECAY_START, 0.0) / (1 - DECAY_START), 1.0)
+        fraction = 0.5 * (1 + math.cos(math.pi * elapsed))  # 1 -> 0
+        final = (1 - DECAY_FRACTION) * self.config.std_min + DECAY_FRACTION * self.config.std_max
+        self.log_std_max.fill_(math.log(final + (self.config.std_max - final) * fraction))
 
 
 class StochasticFlow(StochasticSampler):
@@ -102,14 +97,14 @@ class StochasticFlow(StochasticSampler):
         self.noise = NoiseNet(config, self.spec.obs_horizon * head.encoder.feature_dim, size)
 
     def transition(self, features: Tensor, x: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        """The head's own step as mean, the noise network as log standard deviation."""
+        """Mean from the step of the head, log standard deviation from the noise network."""
         mean = self.head.sampler_step(features, x, k)
-        seen = features.flatten(1).unflatten(0, (len(features), *(1 for _ in x.shape[1:-2])))  # (B, ..., To * F)
-        log_std = self.noise(seen, k / self.head.config.steps).unflatten(-1, x.shape[-2:])
+        flat = features.flatten(1).unflatten(0, (len(features), *(1 for _ in x.shape[1:-2])))  # (B, ..., To * F)
+        log_std = self.noise(flat, k / self.head.config.steps).unflatten(-1, x.shape[-2:])
         return mean, log_std.expand_as(mean)
 
     def set_progress(self, progress: float) -> None:
-        """Advance the noise schedule, and the head's."""
+        """Set the progress of the noise schedule and of the head."""
         super().set_progress(progress)
         self.noise.set_progress(progress)
 
@@ -121,11 +116,9 @@ class SDEChain(StochasticSampler):
     diffusion: Tensor
 
     def __init__(self, head: GenerativePolicy, noise_level: float) -> None:
-        """Wrap `head` (any of the flow family).
+        """Wrap `head` (any of the flow family), which is shared, not copied.
 
-        Args:
-            head: Shared, not copied.
-            noise_level: c; the last step has the standard deviation `c / sqrt(K (K - 1))`, in normalised units.
+        With `noise_level` c the last step has the standard deviation `c / sqrt(K (K - 1))`, in normalised units.
         """
         super().__init__(head)
         if noise_level < 0:
@@ -136,7 +129,7 @@ class SDEChain(StochasticSampler):
         self.register_buffer("diffusion", diffusion, persistent=False)  # (K,) g at the start of each step
 
     def transition(self, features: Tensor, x: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        """Euler-Maruyama step of the equation."""
+        """Euler-Maruyama step of the SDE."""
         steps = self.head.config.steps
         t, g = (k / steps)[:, None, None], self.diffusion[k][:, None, None]
         after = self.head.sampler_step(features, x, k)
@@ -146,7 +139,7 @@ class SDEChain(StochasticSampler):
         return mean, (g / steps**0.5).log().expand_as(mean)
 
     def step_logp(self, x: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:
-        """Mean over all dimensions of the chunk: each enters the later steps, also those that are not executed."""
+        """Mean over all dimensions of the chunk: each affects the later steps, even if it is not executed."""
         return normal_log_density(x, mean, log_std).flatten(1).mean(1)
 
     def step_entropy(self, log_std: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
-"""A generative head that explores by its own sampler and is scored by its own training loss (FPO, AWM, AC-Flow).
+"""Generative head that explores by its own sampler and is scored by its training loss (FPO, AWM, AC-Flow).
 
-No density of the sampler is needed: the training loss of the head at a chunk bounds how unlikely the chunk is, so minus
-the loss at fixed pairs of noise and time stands for its log-probability. Any sampler may draw the chunk. The pairs are
-drawn once per rollout, by `complete`, and kept, so that the ratio of fresh data is exactly 1.
+The training loss of the head at a chunk bounds how unlikely the chunk is, so minus the loss at fixed pairs of noise and
+time replaces its log-probability, for any sampler. `complete` samples the pairs once per rollout and records them, so
+that the ratio of fresh data is exactly 1.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from robopolicy.policies.heads.generative import GenerativePolicy
 from robopolicy.policies.noise import PerRowGenerator, Randomness, normal
 from robopolicy.policies.path import interpolate
 
-SUPPORTED = ("flow", "diffusion", "edm")  # families whose sampler follows what their loss trains
+SUPPORTED = ("flow", "diffusion", "edm")  # families whose sampler follows the velocity that their loss fits
 
 
 class SampledPolicy(HeadWrapper):
@@ -34,13 +34,10 @@ class SampledPolicy(HeadWrapper):
     def __init__(
         self, head: GenerativePolicy, *, num_mc_samples: int, exploration_std: float = 0.0, stratified: bool = False
     ) -> None:
-        """Wrap `head`.
+        """Wrap `head`, which is shared, with `num_mc_samples` (N) pairs of noise and time per chunk.
 
-        Args:
-            head: Shared, not copied.
-            num_mc_samples: N, pairs of noise and time per chunk.
-            exploration_std: Standard deviation of noise added to sampled chunks, in normalised action units.
-            stratified: Spread the times of one chunk evenly over the head's time law.
+        `exploration_std` is the standard deviation of noise added to sampled chunks, in normalised action units;
+        `stratified` spreads the times of one chunk evenly over the time distribution of the head.
         """
         super().__init__(head)
         self.num_mc_samples = num_mc_samples
@@ -49,7 +46,7 @@ class SampledPolicy(HeadWrapper):
 
     @torch.no_grad()
     def sample(self, obs: Observation, *, generator: Randomness = None) -> Sample:
-        """Draw a chunk by the head's own sampler; its log-probability `(B, 1)` is unknown until `complete`, and 0."""
+        """Sample a chunk by the sampler of the head; its log-probability `(B, 1)` is 0 until `complete`."""
         normalizer = self.head.action_normalizer
         chunk = self.head.act(obs, generator=generator)
         data = normalizer.normalize(chunk)
@@ -60,7 +57,7 @@ class SampledPolicy(HeadWrapper):
 
     @torch.no_grad()
     def complete(self, obs: Observation, record: Record, generator: torch.Generator) -> Record:
-        """The record with N pairs: noise `(B, N, H, A)` and time `(B, N)` on the linear path."""
+        """Add N pairs to the record: noise `(B, N, H, A)` and time `(B, N)` on the linear path."""
         data = record["data"]
         rows = len(data) * self.num_mc_samples
         noise = normal((len(data), self.num_mc_samples, *data.shape[1:]), generator, data.device)
@@ -81,7 +78,7 @@ class SampledPolicy(HeadWrapper):
         return velocity.unflatten(0, record["t"].shape)[:, :, : self.spec.action_horizon]
 
     def decisions(self, obs: Observation, record: Record) -> DecisionOutput:
-        """Minus the training loss `(B, N)` [nats], averaged over the executed steps; there is no entropy."""
+        """Minus the training loss `(B, N)` [nats], averaged over the executed steps; the entropy is 0."""
         logp = -self.losses(obs, record).mean(-1)
         return DecisionOutput(logp, torch.zeros_like(logp))
 
@@ -94,14 +91,14 @@ class SampledPolicy(HeadWrapper):
 
 
 class _Strata(PerRowGenerator):
-    """Normal draws in groups of N, whose probabilities lie one in each N-th of the unit interval."""
+    """Stratified normal numbers in groups of N: one per N-th of the unit interval of probabilities."""
 
     def __init__(self, count: int, generator: torch.Generator) -> None:
         super().__init__([], [])
         self._count, self._generator = count, generator
 
     def normal(self, shape: Sequence[int]) -> Tensor:
-        """`(B * N, 1)` draws, in order within each group."""
+        """Sample `(B * N, 1)` numbers, sorted by stratum within each group."""
         device = self._generator.device
         draw = torch.rand(shape[0] // self._count, self._count, generator=self._generator, device=device)
         uniform = (torch.arange(self._count, device=device) + draw) / self._count
@@ -109,16 +106,12 @@ class _Strata(PerRowGenerator):
 
 
 def require_supported(policy: Policy, algorithm: str) -> GenerativePolicy:
-    """`policy` as a head whose sampler follows the velocity that its training loss fits.
-
-    Raises:
-        UserError: It is something else.
-    """
+    """Return `policy` as a head whose sampler follows the velocity of its training loss, or raise a `UserError`."""
     instead = "use ppo for a Gaussian, and fine-tune the teacher of a consistency policy"
     head = require_family(policy, SUPPORTED, algorithm, instead)
     if head.times > 1:
         raise UserError(
             f"{algorithm} trains the velocity at a point, but '{policy.name}' samples with learned steps of length "
-            "1/K, which would not follow; use reinflow."
+            "1/K, which that training would not update; use reinflow."
         )
     return head

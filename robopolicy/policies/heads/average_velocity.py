@@ -1,11 +1,11 @@
 """Base of the heads that learn steps of any length: a network of two times, start and step length.
 
 `average(features, x, t, h)` is the mean velocity along the flow from `x` at time `t` to time `t + h`, so one step of
-length h is `x + h * average`. Length 0 is the instantaneous velocity of a plain flow: it is what `velocity` returns
-and what `matching_loss` trains. Shortcut models and MeanFlow differ in how they learn the other lengths.
+length h is `x + h * average`. Length 0 is the instantaneous velocity of a plain flow, which `velocity` returns and
+`matching_loss` trains. Shortcut models and MeanFlow differ in how they learn the other lengths.
 
-Iterates are clipped as those of a plain flow are, see there; with one step this is no more than a bound on the chunk.
-Their chains are those of the flow family, so whatever fine-tunes a flow's transitions (ReinFlow) fine-tunes these.
+Iterates are clipped as in a plain flow (see `flow`); with one step this only bounds the chunk. Their chains belong to
+the flow family, so methods that fine-tune the transitions of a flow (ReinFlow) also fine-tune these heads.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from robopolicy.policies.path import interpolate
 class AverageVelocityConfig(FlowConfig):
     """Architecture and sampler of the heads with two times."""
 
-    dispersive_coef: NonNegative = 0.0  # weight of the dispersive loss on the middle layer; DMPO takes 0.5, 0 disables
+    dispersive_coef: NonNegative = 0.0  # weight of the dispersive loss on the middle layer; DMPO uses 0.5
     dispersive_temperature: Positive = 0.3
 
 
@@ -42,7 +42,7 @@ class TrainingTarget(NamedTuple):
 
     x: Tensor  # (B, H, A)
     t: Tensor  # (B,)
-    length: Tensor  # (B,) of the step
+    length: Tensor  # (B,) step length
     target: Tensor  # (B, H, A) average velocity, without gradient
 
 
@@ -60,39 +60,39 @@ class AverageVelocityPolicy(FlowPolicy):
         """Loss `(B, H)` of the regression `error` `(B, H, A)`."""
         return error.square().mean(-1)
 
-    def times_of(self, t: Tensor, length: Tensor) -> Tensor:
+    def time_inputs(self, t: Tensor, length: Tensor) -> Tensor:
         """Time inputs `(B, 2)` of the network for a step."""
         return torch.stack([t, length], -1)
 
     def average(self, features: Tensor, x: Tensor, t: Tensor, length: Tensor) -> Tensor:
         """Average velocity `(B, H, A)` of the step from `x` at `t` `(B,)` to `t + length`."""
-        return self.backbone(x, self.times_of(t, length), features)
+        return self.backbone(x, self.time_inputs(t, length), features)
 
     def velocity(self, features: Tensor, x: Tensor, t: Tensor) -> Tensor:
         """Instantaneous velocity, the limit of step length 0."""
         return self.average(features, x, t, torch.zeros_like(t))
 
     def step(self, features: Tensor, x: Tensor, k: Tensor) -> Tensor:
-        """One learned step of length 1 / K from time k / K, before the bound on it."""
+        """One learned step of length 1 / K from time k / K, before clipping."""
         t = self.grid[k]
         length = 1 / self.config.steps
         return x + self.average(features, x, t, torch.full_like(t, length)) * length
 
     def training_loss(self, features: Tensor, data: Tensor, generator: Randomness) -> Tensor:
-        """Regression on the targets of `training_target`, with the dispersive loss if it is switched on."""
+        """Regression on the targets of `training_target`, with the dispersive loss if enabled."""
         noise = normal(data.shape, generator, data.device)
         x, t, length, target = self.training_target(features, data, noise, generator)
         loss = self.reduce(self.average(features, x, t, length) - target)
         if self.config.dispersive_coef:
-            middle = self.backbone.representation(x, self.times_of(t, length), features)  # type: ignore[operator]
+            middle = self.backbone.representation(x, self.time_inputs(t, length), features)  # type: ignore[operator]
             loss = loss + self.config.dispersive_coef * dispersive_loss(middle, self.config.dispersive_temperature)
         return loss
 
 
 def dispersive_loss(z: Tensor, temperature: float) -> Tensor:
-    """InfoNCE without positives, with squared distances (Wang and He 2025): falls as the rows of `z` `(B, D)` part.
+    """InfoNCE without positives, with squared distances (Wang and He 2025): lower for distant rows of `z` `(B, D)`.
 
-    `log mean_ij exp(-|z_i - z_j|^2 / (D temperature))` over all pairs, a row with itself included.
+    `log mean_ij exp(-|z_i - z_j|^2 / (D temperature))` over all pairs, including a row with itself.
     """
     distance = torch.pdist(z.float()).square() / z.shape[1]  # (B (B - 1) / 2,)
     both = torch.cat([distance, distance, distance.new_zeros(len(z))]) / temperature
@@ -104,8 +104,8 @@ class ShortcutConfig(AverageVelocityConfig):
     """Architecture, sampler and objective of a `ShortcutPolicy`."""
 
     steps: Annotated[PositiveInt, AtMost("max_steps")] = 1  # K, a power of two up to `max_steps`
-    max_steps: AtLeastTwo = 128  # half steps of 1 / finest count as length 0; a power of two
-    consistency_share: Fraction = 0.25  # share of the batch that learns self-consistency, the rest learns the flow
+    max_steps: AtLeastTwo = 128  # half steps of length 1 / max_steps use length 0; a power of two
+    consistency_share: Fraction = 0.25  # fraction of the batch that learns self-consistency; the rest learns the flow
     delta: FractionBelowOne = 1e-5  # noise left on the data end of the path
 
     def __post_init__(self) -> None:
@@ -122,12 +122,12 @@ class ShortcutPolicy(AverageVelocityPolicy):
     config_class = ShortcutConfig
     config: ShortcutConfig
 
-    def times_of(self, t: Tensor, length: Tensor) -> Tensor:
-        """Steps of the finest length are instantaneous to the network."""
-        return super().times_of(t, torch.where(length <= 1 / self.config.max_steps, 0.0, length))
+    def time_inputs(self, t: Tensor, length: Tensor) -> Tensor:
+        """Replace the shortest length by 0."""
+        return super().time_inputs(t, torch.where(length <= 1 / self.config.max_steps, 0.0, length))
 
     def path(self, data: Tensor, noise: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
-        """Point at time `t` `(B,)` and velocity `(B, H, A)` of the line from `noise` to almost `data`."""
+        """Point at time `t` `(B,)` and velocity `(B, H, A)` of the line from `noise` to `data` with noise `delta`."""
         velocity = data - (1 - self.config.delta) * noise
         return noise + t[:, None, None] * velocity, velocity
 
@@ -140,19 +140,18 @@ class ShortcutPolicy(AverageVelocityPolicy):
         """Flow matching on most rows, self-consistency on the others."""
         n = normal((len(data), 3), generator, data.device)
         uniform = torch.special.ndtr(n)
-        exponent = (
-            (uniform[:, 2] * math.log2(self.config.max_steps)).floor().clamp(max=math.log2(self.config.max_steps) - 1)
-        )
-        step = torch.exp2(-exponent)  # 1, 1/2, ..., 2 / finest
+        octaves = math.log2(self.config.max_steps)
+        exponent = (uniform[:, 2] * octaves).floor().clamp(max=octaves - 1)
+        step = torch.exp2(-exponent)  # 1, 1/2, ..., 2 / max_steps
         start = ((uniform[:, 0] / step).floor() * step).minimum(1 - step)
-        twice = uniform[:, 1] < self.config.consistency_share
-        t = torch.where(twice, start, TIME_DISTRIBUTIONS[self.config.time_distribution](n[:, 0]))
+        consistent = uniform[:, 1] < self.config.consistency_share
+        t = torch.where(consistent, start, TIME_DISTRIBUTIONS[self.config.time_distribution](n[:, 0]))
         x, target = self.path(data, noise, t)
-        rows = twice.nonzero().flatten()
+        rows = consistent.nonzero().flatten()
         if len(rows):
             halves = self.two_half_steps(features[rows], x[rows], t[rows], step[rows])
             target = target.index_copy(0, rows, halves.to(target.dtype))
-        return TrainingTarget(x, t, torch.where(twice, step, 0.0), target)
+        return TrainingTarget(x, t, torch.where(consistent, step, 0.0), target)
 
     @torch.no_grad()
     def two_half_steps(self, features: Tensor, x: Tensor, t: Tensor, step: Tensor) -> Tensor:
@@ -164,11 +163,7 @@ class ShortcutPolicy(AverageVelocityPolicy):
 
 
 DERIVATIVES = ("exact", "difference")
-
-
-TIME_SCALE = 0.1  # of what the network is told of times
-
-
+TIME_SCALE = 0.1  # factor on the time inputs of the network
 DIFFERENCE = 1e-3  # time step of the finite difference
 
 
@@ -177,13 +172,11 @@ class MeanFlowConfig(AverageVelocityConfig):
     """Architecture, sampler and objective of a `MeanFlowPolicy`."""
 
     steps: PositiveInt = 1  # K
-    time_distribution: str = (
-        "logit_normal_data"  # of both times; the paper's: logit-normal with more mass near the data
-    )
-    flow_ratio: Fraction = 0.75  # share of the batch with a = b, which learns the flow itself
+    time_distribution: str = "logit_normal_data"  # of both times; published: logit-normal with more mass near the data
+    flow_ratio: Fraction = 0.75  # fraction of the batch with a = b, which learns the flow
     adaptive_power: NonNegative = 1.0  # p of the weight 1 / (squared error + c)^p of each row; 0 is plain regression
     adaptive_floor: Positive = 0.01  # c of that weight
-    derivative: str = "exact"  # exact (forward mode) | difference (where the network has no forward mode)
+    derivative: str = "exact"  # exact (forward mode) | difference (for networks without forward mode)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -198,9 +191,9 @@ class MeanFlowPolicy(AverageVelocityPolicy):
     config_class = MeanFlowConfig
     config: MeanFlowConfig
 
-    def times_of(self, t: Tensor, length: Tensor) -> Tensor:
-        """Both times, slowed down so that the network is smooth in them."""
-        return TIME_SCALE * super().times_of(t, length)
+    def time_inputs(self, t: Tensor, length: Tensor) -> Tensor:
+        """Both times, scaled so that the network is smooth in them."""
+        return TIME_SCALE * super().time_inputs(t, length)
 
     def training_target(self, features: Tensor, data: Tensor, noise: Tensor, generator: Randomness) -> TrainingTarget:
         """The fixed point `v + (b - a) dm/da`, which is v where a = b."""
@@ -220,9 +213,9 @@ class MeanFlowPolicy(AverageVelocityPolicy):
 
     @torch.no_grad()
     def total_derivative(self, features: Tensor, x: Tensor, t: Tensor, length: Tensor, tangent: Tensor) -> Tensor:
-        """Change `(B, H, A)` of the average velocity per unit of departure time `t`, along `tangent`, with fixed end.
+        """Derivative `(B, H, A)` of the average velocity by the start `t`, along `tangent`, with fixed end.
 
-        The end is `t + length`, so the length shrinks as fast as the departure moves.
+        The end is `t + length`, so the length decreases at the rate at which the start increases.
         """
 
         def network(x: Tensor, t: Tensor, length: Tensor) -> Tensor:
@@ -230,14 +223,14 @@ class MeanFlowPolicy(AverageVelocityPolicy):
 
         ones = torch.ones_like(t)
         if self.config.derivative == "difference":
-            features = features.float()  # which `network` reads when it is called
+            features = features.float()  # used by `network`
             with full_precision(x.device):
                 return central_difference(network, (x, t, length), (tangent, ones, -ones))
         with forward_mode():
             return torch.func.jvp(network, (x, t, length), (tangent, ones, -ones))[1]
 
     def reduce(self, error: Tensor) -> Tensor:
-        """Squared error of the chunk, weighted so that rows of small and large error pull about equally."""
+        """Squared error of the chunk, weighted so that rows of small and large error contribute about equally."""
         squared = error.square().sum(-1)  # (B, H)
         weight = (squared.detach().sum(1, keepdim=True) + self.config.adaptive_floor) ** -self.config.adaptive_power
         return weight * squared * error.shape[1]  # the mean over the H steps is their sum, as in the paper
@@ -264,7 +257,7 @@ def full_precision(device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def forward_mode() -> Iterator[None]:
-    """Attention by kernels that can be differentiated in forward mode; the fused ones cannot."""
+    """Use attention kernels with forward-mode derivatives, which fused kernels lack."""
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:

@@ -1,26 +1,26 @@
 """Consistency policy: one network call maps a noisy chunk to the clean end of its trajectory (Song et al. 2023).
 
 The function `f(x, sigma) = c_skip x + c_out F(c_in x, ln(sigma) / 4)` is the identity at sigma_min by construction and
-is trained to agree with itself along trajectories of the probability-flow ODE. There are two ways to get it:
+is trained to be constant along trajectories of the probability-flow ODE, in one of two ways:
 
-- consistency training, `imitation_loss` here, needs no teacher: both points of a pair share data and noise, and the
-  lower one, without gradient, is the target (Song and Dhariwal 2023: lognormal levels, pseudo-Huber loss, a grid that
-  doubles as training proceeds). Trainers move the grid by `set_progress`.
+- consistency training, `imitation_loss` of this class, needs no teacher: both points of a pair share data and noise,
+  and the lower one, without gradient, is the target (Song and Dhariwal 2023: lognormal levels, pseudo-Huber loss, a
+  grid that doubles during training). Trainers update the grid by `set_progress`.
 - consistency distillation of a diffusion, EDM or flow policy: `robopolicy.algorithms.distill`.
 
-With K > 1 steps `act` noises the estimate again, to the next level of the Karras grid, as the papers do. `decode` has
-one noise only: it follows the trajectory as that of Gaussian data of standard deviation sigma_data. With K = 1 the two
-are the same.
+With K > 1 steps `act` adds noise to the estimate again, up to the next level of the Karras grid, as in the papers.
+`decode` has only one noise: it follows the trajectory of Gaussian data of standard deviation sigma_data. With K = 1
+both are equal.
 
-Use it for one-call policies where a good teacher exists. Training without one draws the highest levels rarely: with
-only some thousand updates a sigma_max of 10 serves better than the published 80. Its chain is no flow: policy-gradient
-fine-tuners of flows refuse it.
+Use it for one-call policies with a good teacher. Training without a teacher rarely samples the highest levels: with
+only some thousand updates a sigma_max of 10 is better than the published 80. Its chain is not a flow, so
+policy-gradient fine-tuners of flows reject it.
 
-Iterates live on the variance-exploding path, data + sigma * noise. `velocity` is that of the straight line from a point
-to its estimate, the best a consistency function knows; it is the flow's velocity where trajectories are straight.
+Iterates are on the variance-exploding path, data + sigma * noise. `velocity` belongs to the straight line from a point
+to its estimate; it equals the velocity of the flow if trajectories are straight.
 
-Deviations: the pseudo-Huber loss is taken per step of the chunk, so that padded steps can be masked; `levels` counts
-intervals, one less than the papers' N.
+Deviations: the pseudo-Huber loss is computed per step of the chunk, so that padded steps can be masked; `levels` counts
+intervals, one less than N in the papers.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from robopolicy.policies.heads.generative import GenerativeConfig, GenerativePol
 from robopolicy.policies.noise import Randomness, normal
 from robopolicy.policies.path import edm_sigma, karras_sigmas
 
-HUBER = 0.00054  # times the root of the dimension: where the pseudo-Huber loss turns from square to absolute
+HUBER = 0.00054  # times the root of the dimension: transition of the pseudo-Huber loss from square to absolute
 
 
 @dataclass(frozen=True)
@@ -51,10 +51,8 @@ class ConsistencyConfig(GenerativeConfig):
     sigma_max: Positive = 80.0  # highest noise level
     sigma_data: Positive = 0.5  # standard deviation of normalised actions
     rho: Positive = 7.0  # spacing of the grid: larger puts more levels at low noise
-    levels_first: Annotated[PositiveInt, AtMost("levels_last")] = (
-        10  # consistency training: intervals of the grid at the start
-    )
-    levels_last: PositiveInt = 1280  # ... and at the end; in between they double
+    levels_first: Annotated[PositiveInt, AtMost("levels_last")] = 10  # consistency training: initial intervals
+    levels_last: PositiveInt = 1280  # ... and final intervals; the number doubles in between
     sigma_log_mean: Finite = -1.1  # consistency training: mean of ln(sigma)
     sigma_log_std: Positive = 2.0  # consistency training: standard deviation of ln(sigma)
 
@@ -84,10 +82,7 @@ class ConsistencyPolicy(GenerativePolicy):
         return x - (sigma - self.config.sigma_min) * self._slope(features, x, sigma)
 
     def _slope(self, features: Tensor, x: Tensor, sigma: Tensor) -> Tensor:
-        """Mean change `(B, H, A)` of the trajectory per unit of sigma, between sigma_min and `sigma`.
-
-        The preconditioned function solved for it, so that nothing is divided by zero at sigma_min.
-        """
+        """Mean change `(B, H, A)` of the trajectory per unit of sigma, without a division by zero at sigma_min."""
         above, spread = sigma - self.config.sigma_min, self.config.sigma_data
         _, _, c_in = preconditioning(sigma, spread)
         network = self.backbone(c_in * x, sigma.flatten().log() / 4, features)
@@ -105,7 +100,7 @@ class ConsistencyPolicy(GenerativePolicy):
         return x - (1 + sigma) * self._slope(features, x, sigma)
 
     def matching_loss(self, features: Tensor, data: Tensor, noise: Tensor, t: Tensor) -> Tensor:
-        """Pseudo-Huber distance `(B, H)` to the estimate one interval of the grid below, over the interval's width."""
+        """Pseudo-Huber distance `(B, H)` to the estimate one grid interval below, divided by the interval width."""
         sigma, below = self._interval(self._sigma(t))
         estimate = self.denoise(features, data + sigma * noise, sigma)
         with torch.no_grad():
@@ -115,15 +110,15 @@ class ConsistencyPolicy(GenerativePolicy):
         return distance / (sigma - below).squeeze(-1)
 
     def _interval(self, sigma: Tensor) -> tuple[Tensor, Tensor]:
-        """Both ends of an interval of the training grid: `sigma`, at least the second lowest level, and the lower."""
+        """Ends of an interval of the training grid: `sigma`, at least the second lowest level, and the level below."""
         root = 1 / self.config.rho
         low, high = self.config.sigma_min**root, self.config.sigma_max**root
-        place = ((sigma**root - low) / (high - low) * self.levels).clamp(min=1.0)
-        below, above = (low + (place - back) / self.levels * (high - low) for back in (1, 0))
+        position = ((sigma**root - low) / (high - low) * self.levels).clamp(min=1.0)
+        below, above = (low + (position - back) / self.levels * (high - low) for back in (1, 0))
         return above**self.config.rho, below**self.config.rho
 
     def sample_times(self, batch: int, generator: Randomness) -> Tensor:
-        """Times of the grid's levels above the lowest, lognormal in sigma."""
+        """Times of the grid levels above the lowest, lognormal in sigma."""
         sigmas = self._karras(int(self.levels)).flip(0)  # rising
         scores = torch.erf((sigmas.log() - self.config.sigma_log_mean) / (math.sqrt(2) * self.config.sigma_log_std))
         edges = (scores - scores[0]) / (scores[-1] - scores[0])
@@ -132,10 +127,7 @@ class ConsistencyPolicy(GenerativePolicy):
         return (1 / (1 + sigmas)).float().to(uniform.device)[index]
 
     def set_progress(self, progress: float) -> None:
-        """Double the training grid so that all its sizes last equally long; one that has grown already stays.
-
-        So a trained policy keeps its grid while it is trained further, e.g. in reinforcement learning.
-        """
+        """Double the training grid at equal intervals of progress; the grid never shrinks, e.g. in fine-tuning."""
         config = self.config
         stages = int(math.log2(config.levels_last / config.levels_first)) + 1
         self.levels.clamp_(min=min(config.levels_first * 2 ** int(progress * stages), config.levels_last))
@@ -145,18 +137,18 @@ class ConsistencyPolicy(GenerativePolicy):
         return self.sigmas[0] * noise
 
     def sampler_step(self, features: Tensor, x: Tensor, k: Tensor) -> Tensor:
-        """Estimate the end of the trajectory, then go back up to the next level on a Gaussian's trajectory."""
-        sigma, following = self.sigmas[k][:, None, None], self.sigmas[k + 1][:, None, None]
+        """Estimate the end of the trajectory, then return to the next level on a Gaussian trajectory."""
+        sigma, next_sigma = self.sigmas[k][:, None, None], self.sigmas[k + 1][:, None, None]
         data = self.clip(self.denoise(features, x, sigma))
         # Trajectories of centred Gaussian data are proportional to sqrt(sigma_data^2 + sigma^2).
-        end, here, there = (self._spread(level) for level in (self.sigmas[-1], sigma, following))
-        return data + (there - end) / (here - end) * (x - data)
+        min_std, std, next_std = (self._total_std(level) for level in (self.sigmas[-1], sigma, next_sigma))
+        return data + (next_std - min_std) / (std - min_std) * (x - data)
 
-    def _spread(self, sigma: Tensor) -> Tensor:
+    def _total_std(self, sigma: Tensor) -> Tensor:
         return (sigma.square() + self.config.sigma_data**2).sqrt()
 
     def draw_chunk(self, features: Tensor, generator: Randomness) -> Tensor:
-        """One or more estimates with fresh noise in between, which belongs to the sampler."""
+        """Estimate the chunk K times, with fresh noise in between, which is part of the sampler."""
         batch, device = len(features), features.device
         x = data = self.init_sample(self.draw_noise(batch, generator, device))
         for k, sigma in enumerate(self.sigmas[:-1]):

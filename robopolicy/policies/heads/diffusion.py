@@ -1,19 +1,19 @@
 """Diffusion policy: a denoising network sampled by DDIM or DDPM (Diffusion Policy, Chi et al. 2023).
 
-The network is trained at T discrete noise levels to predict noise, data or v, and read at K of them. Every step
-estimates the clean chunk, bounds it by `action_clip`, recomputes the noise that goes with it, and moves to the next
-level. DDIM (Song et al. 2020) is deterministic; DDPM (Ho et al. 2020) is the same step with eta = 1, on any grid, and
-adds noise in all steps but the last.
+The network is trained at T discrete noise levels to predict noise, data or v, and evaluated at K of them. Every step
+estimates the clean chunk, clips it by `action_clip`, recomputes the matching noise, and moves to the next level. DDIM
+(Song et al. 2020) is deterministic; DDPM (Ho et al. 2020) is the same step with eta = 1, on any grid, and adds noise in
+all steps except the last.
 
-Iterates live on the variance-preserving path. `velocity` and `matching_loss` convert from the linear path at any time:
-its log signal-to-noise ratio is interpolated between the levels, and times beyond the first or last level are read
-there. The network sees `1 - (level + 1) / T`, which runs from 0 (noise) to 1 (data).
+Iterates are on the variance-preserving path. `velocity` and `matching_loss` convert from the linear path at any time:
+the log signal-to-noise ratio is interpolated between the levels, and times outside of the levels are clamped. The time
+input of the network is `1 - (level + 1) / T`, from 0 (noise) to 1 (data).
 
-Use it as the well-understood base policy, above all when a published recipe is to be matched. With fewer than about
-four steps noise prediction fails: take v with trailing levels, or a flow head.
+Use it as the well-understood base policy, especially to match a published recipe. With fewer than about four steps
+noise prediction fails: use v with trailing levels, or a flow head.
 
-Deviations: the published code samples with DDPM in all T steps (here sampler=ddpm steps=100) and, with DDIM, keeps the
-predicted noise where the data were clipped. Recomputing it is what makes eta = 1 and DDPM one thing.
+Deviations: the published code samples with DDPM in all T steps (sampler=ddpm steps=100) and, with DDIM, keeps the
+predicted noise where the data were clipped. Recomputing it makes eta = 1 equal to DDPM.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from robopolicy.policies.path import (
 
 SAMPLERS = ("ddim", "ddpm")
 DIFFUSION_PREDICTIONS = ("noise", "data", "v")
-MOST_SIGNAL = 0.6  # amplitude of the data at the first level visited; the sampler starts from noise alone
+MAX_SIGNAL = 0.6  # maximum amplitude of the data at the first level, as the sampler starts from pure noise
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class DiffusionConfig(GenerativeConfig):
     schedule: str = "squared_cosine"  # squared_cosine | linear
     beta_start: Annotated[OpenFraction, AtMost("beta_end")] = 1e-4  # linear: first beta
     beta_end: OpenFraction = 0.02  # linear: last beta, for T = 1000
-    spacing: str = "leading"  # levels visited: leading (ends at 0) | trailing (starts at T - 1) | linspace (both)
+    spacing: str = "leading"  # sampler levels: leading (ends at 0) | trailing (starts at T - 1) | linspace (both)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -66,11 +66,11 @@ class DiffusionConfig(GenerativeConfig):
             raise unknown_name("prediction", self.prediction, DIFFUSION_PREDICTIONS)
         first = self.levels()[0]
         signal = float(self.alpha_bars()[first].sqrt())
-        if signal > MOST_SIGNAL:
-            softer = "" if self.schedule == "squared_cosine" else ", or policy.schedule=squared_cosine"
+        if signal > MAX_SIGNAL:
+            hint = "" if self.schedule == "squared_cosine" else ", or policy.schedule=squared_cosine"
             raise UserError(
                 f"The sampler would start from noise at level {first} of {self.train_steps}, which is {signal:.0%} "
-                f"data; take more policy.steps, or policy.spacing=trailing{softer}."
+                f"data; use more policy.steps, or policy.spacing=trailing{hint}."
             )
 
     def alpha_bars(self) -> Tensor:
@@ -98,24 +98,24 @@ class DiffusionPolicy(GenerativePolicy):
 
     def __init__(self, config: DiffusionConfig, spec: PolicySpec) -> None:
         super().__init__(config, spec)
-        every = config.alpha_bars()
-        level = torch.tensor(config.levels(), device=every.device)
-        a, b = vp_coefficients(every)
-        visited = torch.cat([every[level], every.new_ones(1)])
-        signal, noise = vp_coefficients(visited)
+        all_bars = config.alpha_bars()
+        level = torch.tensor(config.levels(), device=all_bars.device)
+        a, b = vp_coefficients(all_bars)
+        sampled = torch.cat([all_bars[level], all_bars.new_ones(1)])
+        signal, noise = vp_coefficients(sampled)
         tables = {
             "level_times": a / (a + b),
-            "level_log_snr": torch.logit(every),
+            "level_log_snr": torch.logit(all_bars),
             "grid": self._network_time(level.double()),
             "signal_scale": signal,
             "noise_scale": noise,
-            "ancestral_std": noise[1:] / noise[:-1] * (1 - visited[:-1] / visited[1:]).sqrt(),
+            "ancestral_std": noise[1:] / noise[:-1] * (1 - sampled[:-1] / sampled[1:]).sqrt(),
         }
         for name, table in tables.items():
             self.register_buffer(name, table.float().to(torch.get_default_device()), persistent=False)
 
     def _network_time(self, level: Tensor) -> Tensor:
-        """What the network sees of a (fractional) level."""
+        """Time input of the network for a (fractional) level."""
         return 1 - (level + 1) / self.config.train_steps
 
     def _on_path(self, t: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -123,8 +123,8 @@ class DiffusionPolicy(GenerativePolicy):
         a, b, level = level_at(t, self.level_times, self.level_log_snr)
         return a, b, self._network_time(level)
 
-    def _read(self, features: Tensor, x: Tensor, a: Tensor, b: Tensor, time: Tensor) -> PathEstimate:
-        """Data and noise that the network sees in the iterate `x`, the data within the action bounds."""
+    def _estimate(self, features: Tensor, x: Tensor, a: Tensor, b: Tensor, time: Tensor) -> PathEstimate:
+        """Estimates of data and noise in the iterate `x`, the data within the action bounds."""
         found = estimate(self.config.prediction, self.backbone(x, time, features), x, a, b)
         if not self.config.action_clip:
             return found
@@ -132,9 +132,9 @@ class DiffusionPolicy(GenerativePolicy):
         return PathEstimate(data, (x - a * data) / b)
 
     def velocity(self, features: Tensor, x: Tensor, t: Tensor) -> Tensor:
-        """Data - noise as the sampler would see them, the data within the action bounds."""
+        """Data - noise as in the sampler, the data within the action bounds."""
         a, b, time = self._on_path(t)
-        return self._read(features, x * (a + b), a, b, time).velocity
+        return self._estimate(features, x * (a + b), a, b, time).velocity
 
     def matching_loss(self, features: Tensor, data: Tensor, noise: Tensor, t: Tensor) -> Tensor:
         """Mean squared error `(B, H)` of the configured prediction."""
@@ -144,7 +144,7 @@ class DiffusionPolicy(GenerativePolicy):
         return (self.backbone(x, time, features) - target).square().mean(-1)
 
     def sample_times(self, batch: int, generator: Randomness) -> Tensor:
-        """Times of levels drawn uniformly."""
+        """Times of uniformly sampled levels."""
         draw = torch.special.ndtr(normal((batch, 1), generator, self.level_times.device)).squeeze(1)
         count = self.config.train_steps
         return self.level_times[(draw * count).long().clamp(max=count - 1)]
@@ -153,23 +153,23 @@ class DiffusionPolicy(GenerativePolicy):
         """Mean and standard deviation of the iterates after sampler steps `k`; shapes as in `sampler_step`.
 
         `eta` 0 is DDIM, 1 is DDPM; a tensor must broadcast against `(B, 1, 1)` and may be learned. The standard
-        deviation of the last step is 0: whoever needs a density bounds it from below.
+        deviation of the last step is 0, so densities need a lower bound.
         """
         a, b = self.signal_scale[k][:, None, None], self.noise_scale[k][:, None, None]
         a_next, b_next = self.signal_scale[k + 1][:, None, None], self.noise_scale[k + 1][:, None, None]
-        found = self._read(features, x, a, b, self.grid[k])
+        found = self._estimate(features, x, a, b, self.grid[k])
         std = eta * self.ancestral_std[k][:, None, None]
-        # Bounded away from 0, where the square root has no gradient; 1e-10 is lost in the rounding of the mean.
+        # Bounded away from 0, where the square root has no gradient; 1e-10 is below the rounding of the mean.
         kept = (b_next.square() - std.square()).clamp(min=1e-20).sqrt()
         mean = a_next * found.data + kept * found.noise
         return mean, std.expand_as(mean)
 
     def sampler_step(self, features: Tensor, x: Tensor, k: Tensor) -> Tensor:
-        """DDIM step with eta = 0; `decode` is deterministic whatever the sampler of `act`."""
+        """DDIM step with eta = 0; `decode` is deterministic for any sampler of `act`."""
         return self.posterior(features, x, k, 0.0)[0]
 
     def draw_chunk(self, features: Tensor, generator: Randomness) -> Tensor:
-        """The configured sampler; the noise of DDPM belongs to it and is drawn also where `act` is deterministic."""
+        """Run the configured sampler; the noise of DDPM is part of it, even if `act` is deterministic."""
         if self.config.sampler == "ddim":
             return super().draw_chunk(features, generator)
         batch, device = len(features), features.device

@@ -1,18 +1,18 @@
 """EDM policy: a preconditioned denoiser and a deterministic sampler on few, well-placed noise levels.
 
-Karras et al. 2022: the network's input and output are scaled so that both have unit variance at every noise level,
-`D(x, sigma) = c_skip x + c_out F(c_in x, ln(sigma) / 4)`; training draws sigma from a lognormal law; sampling solves
-the probability-flow ODE from sigma_max to 0 with Euler or Heun steps on the Karras grid.
+Karras et al. 2022: input and output of the network are scaled to unit variance at every noise level, `D(x, sigma) =
+c_skip x + c_out F(c_in x, ln(sigma) / 4)`; training samples sigma from a lognormal distribution; sampling solves the
+probability-flow ODE from sigma_max to 0 with Euler or Heun steps on the Karras grid.
 
-Iterates live on the variance-exploding path, data + sigma * noise. `velocity` and `matching_loss` convert from the
-linear path; times beyond sigma_max or below sigma_min are read there.
+Iterates are on the variance-exploding path, data + sigma * noise. `velocity` and `matching_loss` convert from the
+linear path; noise levels are clamped to [sigma_min, sigma_max].
 
 Use it as teacher for consistency distillation, or for accurate samples with Heun and about 18 steps. Below about ten
-steps Heun overshoots badly (also with a perfect denoiser), while Euler only blurs. Do not fine-tune it by policy
-gradients on its chain: the sampler is deterministic, and a flow head or DDPM has natural noisy steps.
+steps Heun overshoots (even with a perfect denoiser), while Euler only blurs. Do not fine-tune it by policy gradients on
+its chain: the sampler is deterministic, while flow heads and DDPM have noisy steps.
 
-Deviation: estimates of the clean chunk are bounded by `action_clip` while sampling, as in the other heads; 0 switches
-it off.
+Deviation: estimates of the clean chunk are clipped by `action_clip` while sampling, as in the other heads; 0 disables
+it.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class EDMPolicy(GenerativePolicy):
 
     @property
     def nfe(self) -> int:
-        """K, or 2 K - 1 with Heun's corrections in all steps but the last."""
+        """K, or 2 K - 1 with corrections of Heun in all steps except the last."""
         return 2 * self.config.steps - 1 if self.config.solver == "heun" else self.config.steps
 
     def _sigma(self, t: Tensor) -> Tensor:
@@ -92,14 +92,14 @@ class EDMPolicy(GenerativePolicy):
         return self.clip(c_skip * x + c_out * self._network(features, x, sigma))
 
     def velocity(self, features: Tensor, x: Tensor, t: Tensor) -> Tensor:
-        """Data - noise as the sampler would see them, the data within the action bounds."""
+        """Data - noise as in the sampler, the data within the action bounds."""
         sigma = self._sigma(t)
         x = x * (1 + sigma)
         data = self.denoise(features, x, sigma)
         return PathEstimate(data, (x - data) / sigma).velocity
 
     def matching_loss(self, features: Tensor, data: Tensor, noise: Tensor, t: Tensor) -> Tensor:
-        """Mean squared error `(B, H)` of the network: that of the denoiser, weighted by `1 / c_out^2`."""
+        """Mean squared error `(B, H)` of the network: the error of the denoiser, weighted by `1 / c_out^2`."""
         sigma = self._sigma(t)
         x = data + sigma * noise
         c_skip, c_out, _ = preconditioning(sigma, self.config.sigma_data)
@@ -115,22 +115,22 @@ class EDMPolicy(GenerativePolicy):
         return self.sigmas[0] * noise
 
     def sampler_step(self, features: Tensor, x: Tensor, k: Tensor) -> Tensor:
-        """One Euler or Heun step of `dx = (x - D(x, sigma)) / sigma dsigma`; the last is always Euler's."""
+        """One Euler or Heun step of `dx = (x - D(x, sigma)) / sigma dsigma`; the last step is always Euler."""
         return self._step(features, x, k, correct=self.config.solver == "heun")
 
     def integrate(self, features: Tensor, noise: Tensor) -> Tensor:
-        """All steps, without the correction that the last one does not use."""
+        """Run all steps, without the unused correction of the last step."""
         x, last = self.init_sample(noise), self.config.steps - 1
         for k in range(self.config.steps):
             x = self._step(features, x, step_index(k, x), correct=self.config.solver == "heun" and k < last)
         return self.action_normalizer.denormalize(self.clip(x))
 
     def _step(self, features: Tensor, x: Tensor, k: Tensor, *, correct: bool) -> Tensor:
-        sigma, following = self.sigmas[k][:, None, None], self.sigmas[k + 1][:, None, None]
+        sigma, next_sigma = self.sigmas[k][:, None, None], self.sigmas[k + 1][:, None, None]
         slope = (x - self.denoise(features, x, sigma)) / sigma
-        euler = x + (following - sigma) * slope
+        euler = x + (next_sigma - sigma) * slope
         if not correct:
             return euler
-        safe = following.clamp(min=self.config.sigma_min)  # there is no slope at 0; those rows stay Euler's
+        safe = next_sigma.clamp(min=self.config.sigma_min)  # no slope at 0: these rows use Euler
         corrected = (slope + (euler - self.denoise(features, euler, safe)) / safe) / 2
-        return torch.where(following > 0, x + (following - sigma) * corrected, euler)
+        return torch.where(next_sigma > 0, x + (next_sigma - sigma) * corrected, euler)

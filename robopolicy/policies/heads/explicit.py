@@ -1,7 +1,7 @@
 """Base of the heads with an explicit density of the chunk: one encoder, one action normaliser.
 
-Gaussian, mixture and autoregressive heads score and draw chunks without a denoising chain. Their densities are those of
-the normalised chunk (affine action scaling only shifts log-probabilities by a constant).
+Gaussian, mixture and autoregressive heads score and sample chunks without a denoising chain. Densities refer to the
+normalised chunk (affine action scaling only shifts log-probabilities by a constant).
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ class ExplicitConfig(Validated):
 
 
 class ExplicitPolicy(Policy):
-    """Base of the explicit heads; verbs `act`, `sample`, `decisions`, `imitation_loss` are the head's."""
+    """Base of the explicit heads; subclasses define `act`, `sample`, `decisions` and `imitation_loss`."""
 
     config: ExplicitConfig
 
     def __init__(self, config: ExplicitConfig, spec: PolicySpec) -> None:
         super().__init__()
         self.config = config
-        shown = {key: shape for key, shape in spec.observation.items() if key != HIDDEN_STATE}
+        observation = {key: shape for key, shape in spec.observation.items() if key != HIDDEN_STATE}
         self.encoder = ObservationEncoder(
-            shown,
+            observation,
             normalization=config.normalization,
             vision=config.vision,
             point_cloud=config.point_cloud,
@@ -66,12 +66,12 @@ class ExplicitPolicy(Policy):
         if config.recurrent.kind != "none":
             if spec.obs_horizon != 1:
                 raise UserError(
-                    f"A recurrent policy sees one observation at a time, got obs_horizon {spec.obs_horizon}."
+                    f"A recurrent policy takes one observation at a time, got obs_horizon {spec.obs_horizon}."
                 )
             self.cell = RecurrentCell(config.recurrent, self.feature_dim)
             self.feature_dim += self.cell.width
-            shown[HIDDEN_STATE] = (self.cell.hidden_dim,)
-        self.spec = replace(spec, observation=shown)
+            observation[HIDDEN_STATE] = (self.cell.hidden_dim,)
+        self.spec = replace(spec, observation=observation)
 
     def fit_normalizer(self, statistics: Statistics) -> None:
         """Fit the normalisers; for squashed policies pass the action bounds as `{"action": {"min", "max"}}`."""
@@ -79,19 +79,19 @@ class ExplicitPolicy(Policy):
         self.action_normalizer.fit_key(statistics, "action")
 
     def features(self, obs: Observation) -> Tensor:
-        """Features `(B, To, F)`: those of the observation and, of a recurrent policy, what it remembers with it."""
-        return self._recalled(self.encoder(obs), obs)
+        """Features `(B, To, F)` of the observation, with the output of the recurrent cell, if any."""
+        return self._with_memory(self.encoder(obs), obs)
 
     def next_hidden(self, obs: Observation) -> Tensor:
-        """The memory after `obs`."""
+        """Memory after `obs`."""
         if self.cell is None:
             raise self._lacks("next_hidden")
         return self._next_memory(self.encoder(obs), obs)
 
     def unroll_rnn(self, obs: Observation, steps: int) -> Observation:
-        """`obs` of `steps` decisions of E episodes, `(steps * E, ...)`, with memories recomputed from the first ones.
+        """Recompute the memories of `steps` decisions of E episodes, `obs` `(steps * E, ...)`, from the first ones.
 
-        Gradients flow back through all steps. Where a memory is zeros an episode begins, and it stays so.
+        Gradients flow through all steps. A memory of zeros starts an episode and is kept.
         """
         assert self.cell is not None
         encoded = self.encoder(obs).unflatten(0, (steps, -1))  # (T, E, 1, F)
@@ -106,24 +106,22 @@ class ExplicitPolicy(Policy):
     def _next_memory(self, encoded: Tensor, obs: Observation) -> Tensor:
         assert self.cell is not None
         if HIDDEN_STATE not in obs:
-            raise UserError(
-                f"Policy '{self.name}' is recurrent: hand it '{HIDDEN_STATE}', as rollouts and evaluation do."
-            )
+            raise UserError(f"Policy '{self.name}' is recurrent: pass '{HIDDEN_STATE}', as rollouts and evaluation do.")
         return self.cell(encoded.squeeze(1), obs[HIDDEN_STATE].squeeze(1)).unsqueeze(1)
 
-    def _recalled(self, encoded: Tensor, obs: Observation) -> Tensor:
+    def _with_memory(self, encoded: Tensor, obs: Observation) -> Tensor:
         if self.cell is None:
             return encoded
         return torch.cat([encoded, self.cell.output(self._next_memory(encoded, obs))], -1)
 
     def encode_for_training(self, obs: Observation, generator: Randomness = None) -> Tensor:
-        """Features `(B, To, F)` with augmentation when the policy is in training mode."""
+        """Features `(B, To, F)` with augmentation in training mode."""
         crop_generator = generator if isinstance(generator, torch.Generator) else None
-        return self._recalled(self.encoder(obs, augment=self.training, generator=crop_generator), obs)
+        return self._with_memory(self.encoder(obs, augment=self.training, generator=crop_generator), obs)
 
     @torch.no_grad()
     def sample_uniform(self, obs: Observation, *, generator: Randomness = None) -> Sample:
-        """Chunks uniform over the action bounds of a squashed policy, for the first steps of off-policy learning."""
+        """Sample chunks uniformly within the action bounds of a squashed policy, for warm-up."""
         reference = next(iter(obs.values()))
         shape = (len(reference), self.spec.horizon, self.spec.action_dim)
         uniform = 2 * torch.special.ndtr(normal(shape, generator, reference.device)) - 1

@@ -1,11 +1,11 @@
 """Rectified-flow policy: a velocity network integrated by K Euler steps from noise to an action chunk.
 
 Training regresses `v(x_t, t, obs)` on `data - noise` along straight lines (flow matching, 1-RF of Liu et al. 2022);
-sampling uses the left grid {0, 1/K, ..., (K-1)/K}, whose times are exactly the positions reached.
+sampling uses the left grid {0, 1/K, ..., (K-1)/K}, whose times match the positions on the path exactly.
 
-Deviation: every iterate is clipped to +-`action_clip`, the initial noise excepted, as in ReinFlow's public code. That
-narrows what is drawn: with the exact velocity and 10 steps a Gaussian of standard deviation 0.5 comes out with 0.33,
-and with 0.43 unclipped. `action_clip=0` samples the plain Euler flow.
+Deviation: every iterate except the initial noise is clipped to +-`action_clip`, as in the public code of ReinFlow. This
+narrows the samples: with the exact velocity and 10 steps a Gaussian of standard deviation 0.5 is sampled with 0.33, or
+0.43 without clipping. `action_clip=0` samples the plain Euler flow.
 """
 
 from __future__ import annotations
@@ -30,9 +30,7 @@ from robopolicy.policies.path import interpolate, left_grid
 class FlowConfig(GenerativeConfig):
     """Architecture and sampler of a `FlowPolicy`."""
 
-    time_distribution: str = (
-        "uniform"  # distribution of the training time: uniform | logit_normal | logit_normal_data | beta
-    )
+    time_distribution: str = "uniform"  # of the training time: uniform | logit_normal | logit_normal_data | beta
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -62,15 +60,14 @@ class FlowPolicy(GenerativePolicy):
         return (self.velocity(features, x, t) - (data - noise)).square().mean(-1)
 
     def step(self, features: Tensor, x: Tensor, k: Tensor) -> Tensor:
-        """Euler step `x + v(x, k / K) / K`, before the bound on it."""
+        """Euler step `x + v(x, k / K) / K`, before clipping."""
         return x + self.velocity(features, x, self.grid[k]) / self.config.steps
 
     def sampler_step(self, features: Tensor, x: Tensor, k: Tensor) -> Tensor:
-        """`clip(step)`."""
+        """Take one step and clip it."""
         return self.clip(self.step(features, x, k))
 
     def sample_times(self, batch: int, generator: Randomness) -> Tensor:
-        """Times of the configured law."""
-        return TIME_DISTRIBUTIONS[self.config.time_distribution](
-            normal((batch, 1), generator, self.grid.device)
-        ).squeeze(1)
+        """Times of the configured distribution."""
+        noise = normal((batch, 1), generator, self.grid.device)
+        return TIME_DISTRIBUTIONS[self.config.time_distribution](noise).squeeze(1)

@@ -1,10 +1,10 @@
-"""Gaussian policy, the head of PPO and its relatives; by default exactly the network of Stable-Baselines3's PPO.
+"""Gaussian policy, the head of PPO and related methods; by default the network of Stable-Baselines3's PPO.
 
-The density is that of the normalised chunk (affine action scaling only shifts log-probabilities by a constant).
-With `squash` the chunk is tanh of the Gaussian and the density includes the change of variables; the record keeps the
-value before tanh, so scoring never inverts it.
+Densities refer to the normalised chunk (affine action scaling only shifts log-probabilities by a constant). With
+`squash` the chunk is tanh of the Gaussian and the density includes the change of variables; the record holds the value
+before tanh, so scoring does not invert it.
 
-Use it for control from scratch. Demonstrations with several ways to do a thing need a mixture, tokens or a flow.
+Use it for control from scratch. Demonstrations with several solutions need a mixture, tokens or a flow.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from robopolicy.constraints import AtMost, Finite, PositiveInt
 from robopolicy.errors import unknown_name
 from robopolicy.nets.backbone import BackboneConfig, make_direct
 from robopolicy.policies.base import DecisionOutput, Info, Observation, PolicySpec, Record, Sample, chunk_mean
-from robopolicy.policies.density import log_tanh_slope, normal_entropy, normal_log_density, squashed_draw
+from robopolicy.policies.density import log_tanh_slope, normal_entropy, normal_log_density, sample_squashed
 from robopolicy.policies.heads.explicit import ExplicitConfig, ExplicitPolicy
 from robopolicy.policies.noise import Randomness, normal, repeated
 
@@ -48,7 +48,7 @@ class GaussianConfig(BackboneConfig, ExplicitConfig):
 
 
 class GaussianPolicy(ExplicitPolicy):
-    """Diagonal Gaussian over the chunk; one decision; verbs `act`, `sample`, `decisions`, `imitation_loss`."""
+    """Diagonal Gaussian over the chunk; one decision; methods `act`, `sample`, `decisions`, `imitation_loss`."""
 
     name: ClassVar[str] = "gaussian"
     config_class = GaussianConfig
@@ -68,7 +68,7 @@ class GaussianPolicy(ExplicitPolicy):
             self.log_std = nn.Parameter(torch.full((spec.horizon, spec.action_dim), config.log_std_init))
 
     def act(self, obs: Observation, *, deterministic: bool = False, generator: Randomness = None) -> Tensor:
-        """The mode (`deterministic`) or a draw."""
+        """Return the mode (`deterministic`) or a sample."""
         with torch.no_grad():
             mean, log_std = self.distribution(obs)
             raw = mean if deterministic else mean + log_std.exp() * normal(mean.shape, generator, mean.device)
@@ -76,7 +76,7 @@ class GaussianPolicy(ExplicitPolicy):
 
     @torch.no_grad()
     def sample_many(self, obs: Observation, count: int, *, generator: Randomness = None) -> Tensor:
-        """Draws from one distribution per observation."""
+        """Sample from one distribution per observation."""
         mean, log_std = self.distribution(obs)
         shape = (count * len(mean), *mean.shape[1:])
         noise = normal(shape, repeated(generator, count), mean.device).unflatten(0, (-1, count))
@@ -85,7 +85,7 @@ class GaussianPolicy(ExplicitPolicy):
 
     @torch.no_grad()
     def sample(self, obs: Observation, *, generator: Randomness = None) -> Sample:
-        """Draw a chunk; the record holds it before tanh and in normalised units."""
+        """Sample a chunk; the record holds it before tanh and in normalised units."""
         mean, log_std = self.distribution(obs)
         raw = mean + log_std.exp() * normal(mean.shape, generator, mean.device)
         return Sample(self._to_chunk(raw), {"raw": raw}, self._logp(raw, mean, log_std))
@@ -93,12 +93,12 @@ class GaussianPolicy(ExplicitPolicy):
     def rsample(self, obs: Observation, *, generator: Randomness = None) -> tuple[Tensor, Tensor]:
         """Reparameterised chunk `(B, H, A)` and the log-probability `(B,)` of its executed part, differentiable."""
         mean, log_std = self.distribution(obs)
-        return self.drawn(mean, log_std, normal(mean.shape, generator, mean.device))
+        return self.rsample_from(mean, log_std, normal(mean.shape, generator, mean.device))
 
-    def drawn(self, mean: Tensor, log_std: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """What `rsample` returns for standard normal `noise` `(B, H, A)`, given `distribution`."""
+    def rsample_from(self, mean: Tensor, log_std: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Result of `rsample` for standard normal `noise` `(B, H, A)`, given `distribution`."""
         if self.config.squash:
-            draw, density = squashed_draw(mean, log_std, noise)
+            draw, density = sample_squashed(mean, log_std, noise)
         else:
             draw = mean + log_std.exp() * noise
             density = normal_log_density(draw, mean, log_std)
@@ -106,23 +106,23 @@ class GaussianPolicy(ExplicitPolicy):
         return chunk, density[:, : self.spec.action_horizon].sum((1, 2))
 
     def mode(self, obs: Observation) -> Tensor:
-        """Most probable chunk before tanh, brought to env units `(B, H, A)`; differentiable."""
+        """Most probable chunk before tanh, converted to env units `(B, H, A)`; differentiable."""
         return self._to_chunk(self.distribution(obs)[0])
 
     def log_density(self, obs: Observation, chunk: Tensor) -> Tensor:
-        """Log-probability `(B,)` of the executed part of a given `chunk` `(B, H, A)`, as `rsample` counts it."""
+        """Log-probability `(B,)` of the executed part of a given `chunk` `(B, H, A)`, consistent with `rsample`."""
         return self.raw_density(obs, self._to_raw(chunk))
 
     def raw_density(self, obs: Observation, raw: Tensor) -> Tensor:
-        """As `log_density`, of a chunk in normalised units before tanh `(B, H, A)`; exact however saturated it is."""
+        """Like `log_density`, for a chunk in normalised units before tanh `(B, H, A)`; exact under saturation."""
         mean, log_std = self.distribution(obs)
         return self._log_density(raw, mean, log_std)[:, : self.spec.action_horizon].sum((1, 2))
 
     def decisions(self, obs: Observation, record: Record) -> DecisionOutput:
         """Log-probability and entropy `(B, 1)`.
 
-        The entropy of a squashed policy has no closed form: it is estimated at the recorded value, through which the
-        gradient flows as for a reparameterised draw.
+        The entropy of a squashed policy has no closed form: it is estimated at the recorded value, with the gradient of
+        a reparameterised sample.
         """
         raw = record["raw"]
         mean, log_std = self.distribution(obs)
@@ -160,7 +160,7 @@ class GaussianPolicy(ExplicitPolicy):
         return self._head(self.features(obs))
 
     def _head(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean `(B, H, A)` and log standard deviation, `(B, H, A)` or `(H, A)`: the one function behind every verb."""
+        """Mean `(B, H, A)` and log standard deviation, `(B, H, A)` or `(H, A)`, for all methods."""
         output = self.actor(features)  # (B, H, A) or (B, H, 2 A)
         if not self.config.state_dependent_std:
             return output, self.log_std
@@ -175,7 +175,7 @@ class GaussianPolicy(ExplicitPolicy):
         return self._log_density(raw, mean, log_std).flatten(1).sum(1, keepdim=True)
 
     def _to_raw(self, chunk: Tensor) -> Tensor:
-        """Inverse of `_to_chunk`; what tanh has saturated comes back as its least saturated value."""
+        """Inverse of `_to_chunk`; saturated values are clamped."""
         target = self.action_normalizer.normalize(chunk)
         return target.clamp(-1 + 1e-6, 1 - 1e-6).atanh() if self.config.squash else target
 

@@ -1,9 +1,9 @@
 """Base of the denoising heads: one encoder, one backbone, K sampler steps from noise to an action chunk.
 
-A head says how its network is read (`velocity`), trained (`matching_loss`) and iterated (`sampler_step`); the verbs are
-the same for all of them. Internal values are in normalised action units; the public methods use env units.
+A head defines how its network is evaluated (`velocity`), trained (`matching_loss`) and iterated (`sampler_step`); all
+heads share the policy methods. Internal values are in normalised action units; the public methods use env units.
 
-Iterates live in the head's own coordinates (the linear path for flows, the variance-preserving one for diffusion);
+Iterates are in the coordinates of the head (the linear path for flows, the variance-preserving path for diffusion);
 `velocity` and `matching_loss` always refer to the linear path: time 0 is noise, time 1 is data.
 """
 
@@ -28,42 +28,24 @@ from robopolicy.policies.base import Info, Observation, Policy, PolicySpec, chun
 from robopolicy.policies.noise import Randomness, normal, repeated
 from robopolicy.policies.path import step_index
 
-
-def _uniform(n: Tensor) -> Tensor:
-    return torch.special.ndtr(n)
-
-
-def _logit_normal(n: Tensor) -> Tensor:
-    return n.sigmoid()
-
-
-def _logit_normal_data(n: Tensor) -> Tensor:
-    # MeanFlow's law, whose time runs the other way: more mass near the data.
-    return (n + 0.4).sigmoid()
-
-
-def _beta(n: Tensor) -> Tensor:
-    # t = s (1 - Beta(1.5, 1)) with the inverse distribution function u ** (1 / 1.5): more mass near the noise.
-    return 0.999 * (1 - _uniform(n) ** (1 / 1.5))
-
-
 TIME_DISTRIBUTIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "uniform": _uniform,
-    "logit_normal": _logit_normal,
-    "logit_normal_data": _logit_normal_data,
-    "beta": _beta,
+    "uniform": torch.special.ndtr,
+    "logit_normal": torch.sigmoid,
+    "logit_normal_data": lambda n: (n + 0.4).sigmoid(),  # of MeanFlow, with reversed time: more mass near the data
+    # t = s (1 - Beta(1.5, 1)) by the inverse distribution function u ** (1 / 1.5): more mass near the noise
+    "beta": lambda n: 0.999 * (1 - torch.special.ndtr(n) ** (1 / 1.5)),
 }
-"""Distribution of the training time, as a function of a standard normal draw."""
+"""Distribution of the training time, as a function of a standard normal number."""
 
 
 @dataclass(frozen=True)
 class GenerativeConfig(BackboneConfig):
-    """Architecture and sampler every generative head has."""
+    """Architecture and sampler of all generative heads."""
 
     steps: PositiveInt = 4  # K, sampler steps per chunk
     normalization: str = "minmax"  # minmax | meanstd | running | identity
     action_normalization: str = "minmax"  # minmax | meanstd | identity
-    action_clip: NonNegative = 1.0  # bound on normalised actions; flows bound every iterate, which narrows; 0 disables
+    action_clip: NonNegative = 1.0  # bound on normalised actions; flows clip every iterate; 0 disables
     vision: VisionConfig = field(default_factory=VisionConfig)
     point_cloud: PointCloudConfig = field(default_factory=PointCloudConfig)
     embedding: EmbeddingConfig = field(default_factory=EmbeddingConfig)  # of instructions and goals
@@ -74,7 +56,7 @@ class GenerativeConfig(BackboneConfig):
         encoder_configs(self.encoders)
         if self.action_normalization == "meanstd" and 0 < self.action_clip < 3:
             raise UserError(
-                f"action_clip {self.action_clip} would cut standardised actions at as many standard deviations; "
+                f"action_clip {self.action_clip} would clip standardised actions at as many standard deviations; "
                 "set it to 0 (no bound) or to at least 3."
             )
         if self.action_normalization == "running":
@@ -82,15 +64,15 @@ class GenerativeConfig(BackboneConfig):
 
 
 def check_time_distribution(name: str) -> None:
-    """Refuse an unknown distribution of training times."""
+    """Raise a `UserError` for an unknown distribution of training times."""
     if name not in TIME_DISTRIBUTIONS:
-        raise unknown_name("time law", name, TIME_DISTRIBUTIONS)
+        raise unknown_name("time distribution", name, TIME_DISTRIBUTIONS)
 
 
 class GenerativePolicy(Policy):
-    """Base of the denoising heads; verbs `act`, `imitation_loss`, `decode`, `field`."""
+    """Base of the denoising heads; methods `act`, `imitation_loss`, `decode`, `field`."""
 
-    family: ClassVar[str]  # flow | diffusion | edm | consistency: which chains and conversions apply
+    family: ClassVar[str]  # flow | diffusion | edm | consistency: selects chains and conversions
     times: ClassVar[int] = 1  # time inputs of the network
     config: GenerativeConfig
 
@@ -116,8 +98,6 @@ class GenerativePolicy(Policy):
             times=self.times,
         )
 
-    # What a head defines.
-
     @abstractmethod
     def velocity(self, features: Tensor, x: Tensor, t: Tensor) -> Tensor:
         """Expected data - noise `(B, H, A)` at the point `x` `(B, H, A)` of the linear path at time `t` `(B,)`."""
@@ -135,13 +115,11 @@ class GenerativePolicy(Policy):
 
     @abstractmethod
     def sample_times(self, batch: int, generator: Randomness) -> Tensor:
-        """Linear times `(B,)` to train at."""
+        """Sample linear times `(B,)` for training."""
 
     def init_sample(self, noise: Tensor) -> Tensor:
         """First iterate for standard normal `noise` `(B, H, A)`."""
         return noise
-
-    # What follows from it.
 
     @property
     def nfe(self) -> int:
@@ -149,33 +127,29 @@ class GenerativePolicy(Policy):
         return self.config.steps
 
     def fit_normalizer(self, statistics: Statistics) -> None:
-        """Fit the observation and action normalisers from dataset statistics.
-
-        Raises:
-            UserError: Raw actions are wanted, and some are beyond `action_clip`.
-        """
-        clip, found = self.config.action_clip, statistics.get("action", {})
+        """Fit the observation and action normalisers; raise a `UserError` if `action_clip` would clip raw actions."""
+        clip, actions = self.config.action_clip, statistics.get("action", {})
         if self.config.action_normalization == "identity" and clip > 0:
-            ends = [float(torch.as_tensor(found[name]).abs().max()) for name in ("min", "max") if name in found]
-            if max(ends, default=0.0) > clip + 1e-6:
+            extremes = [float(torch.as_tensor(actions[name]).abs().max()) for name in ("min", "max") if name in actions]
+            if max(extremes, default=0.0) > clip + 1e-6:
                 raise UserError(
-                    f"Actions reach {max(ends):.3g}, which action_clip={clip:g} would cut off with "
+                    f"Actions reach {max(extremes):.3g}, which action_clip={clip:g} would clip with "
                     "action_normalization=identity; set action_clip=0, or use minmax."
                 )
         self.encoder.fit_normalizer(statistics)
         self.action_normalizer.fit_key(statistics, "action")
 
     def encode(self, obs: Observation) -> Tensor:
-        """Features `(B, To, F)`, computed once per call of a verb."""
+        """Features `(B, To, F)` of the observations."""
         return self.encoder(obs)
 
     def encode_for_training(self, obs: Observation, generator: Randomness = None) -> Tensor:
-        """Features with image augmentation when the policy is in training mode."""
+        """Features with image augmentation in training mode."""
         crop_generator = generator if isinstance(generator, torch.Generator) else None
         return self.encoder(obs, augment=self.training, generator=crop_generator)
 
     def clip(self, x: Tensor) -> Tensor:
-        """Bound normalised actions by `action_clip`."""
+        """Clip normalised actions to `action_clip`."""
         return x.clamp(-self.config.action_clip, self.config.action_clip) if self.config.action_clip else x
 
     def draw_noise(self, batch: int, generator: Randomness, device: torch.device) -> Tensor:
@@ -183,18 +157,18 @@ class GenerativePolicy(Policy):
         return normal((batch, self.spec.horizon, self.spec.action_dim), generator, device)
 
     def act(self, obs: Observation, *, deterministic: bool = False, generator: Randomness = None) -> Tensor:
-        """Run the sampler from fresh initial noise; there is no other randomness to remove."""
+        """Run the sampler from fresh initial noise, the only randomness."""
         with torch.no_grad():
             return self.draw_chunk(self.encode(obs), generator)
 
     @torch.no_grad()
     def sample_many(self, obs: Observation, count: int, *, generator: Randomness = None) -> Tensor:
-        """Runs of the sampler at features that are computed once."""
+        """Run the sampler on features that are computed once."""
         features = self.encode(obs).repeat_interleave(count, 0)
         return self.draw_chunk(features, repeated(generator, count)).unflatten(0, (-1, count))
 
     def draw_chunk(self, features: Tensor, generator: Randomness) -> Tensor:
-        """Chunk `(B, H, A)` in env units from fresh noise, at features `(B, To, F)`: the sampler of `act`."""
+        """Chunk `(B, H, A)` in env units from fresh noise at features `(B, To, F)`, for `act`."""
         return self.integrate(features, self.draw_noise(features.shape[0], generator, features.device))
 
     def decode(self, obs: Observation, noise: Tensor) -> Tensor:
@@ -221,12 +195,12 @@ class GenerativePolicy(Policy):
         return (loss if weight is None else loss * weight), info
 
     def training_loss(self, features: Tensor, data: Tensor, generator: Randomness) -> Tensor:
-        """Loss `(B, H)` at freshly drawn noise and times; heads with several objectives override it."""
+        """Loss `(B, H)` at random noise and times; heads with several objectives override it."""
         noise = normal(data.shape, generator, data.device)
         return self.matching_loss(features, data, noise, self.sample_times(len(data), generator).to(data.device))
 
     def integrate(self, features: Tensor, noise: Tensor) -> Tensor:
-        """All K steps from `noise` `(B, H, A)` to the chunk in env units."""
+        """Run all K steps from `noise` `(B, H, A)` to the chunk in env units."""
         x = self.init_sample(noise)
         for k in range(self.config.steps):
             x = self.sampler_step(features, x, step_index(k, x))

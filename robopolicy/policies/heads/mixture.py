@@ -1,15 +1,15 @@
-"""Mixture of Gaussian experts with a learned router: several ways to act, with an exact density.
+"""Mixture of Gaussian experts with a learned router: several solutions with an exact density (PMOE, Ren et al. 2021).
 
-`p(chunk | obs) = sum_m w_m(obs) N(chunk; mean_m(obs), std_m(obs)^2)`: the router picks one expert for the whole chunk,
-so that a chunk follows one way from beginning to end. Densities are those of the normalised chunk; with `squash` the
-chunk is tanh of the mixture. Source: Ren et al. 2021, PMOE.
+`p(chunk | obs) = sum_m w_m(obs) N(chunk; mean_m(obs), std_m(obs)^2)`: the router selects one expert for the whole
+chunk, so that a chunk follows one solution. Densities refer to the normalised chunk; with `squash` the chunk is tanh of
+the mixture.
 
-Use it where demonstrations or optima are few and distinct (left or right of an obstacle, this or that grasp), with
-`bc`, with `ppo`, which scores the exact mixture, router included, or with `pmoe`, the paper's off-policy training. For
-many or connected modes use a flow or diffusion policy; for one, a Gaussian is faster.
+Use it for few, distinct demonstrations or optima (left or right of an obstacle, one of two grasps), with `bc`, with
+`ppo`, which scores the exact mixture including the router, or with `pmoe`, the off-policy training of the paper. For
+many or connected modes use a flow or diffusion policy; for one mode, a Gaussian is faster.
 
-Deviations from the paper: experts may have any backbone, and their means begin apart (`mean_spread`), as equal experts
-would have equal gradients.
+Deviations from the paper: experts may have any backbone, and their initial means differ (`mean_spread`), as equal
+experts would have equal gradients.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from robopolicy.constraints import AtMost, Finite, NonNegative, PositiveInt
 from robopolicy.nets.backbone import BackboneConfig, make_direct
 from robopolicy.nets.mlp import MLP
 from robopolicy.policies.base import DecisionOutput, Info, Observation, PolicySpec, Record, Sample
-from robopolicy.policies.density import choose, log_tanh_slope, normal_log_density
+from robopolicy.policies.density import log_tanh_slope, normal_log_density, sample_category
 from robopolicy.policies.heads.explicit import ExplicitConfig, ExplicitPolicy
 from robopolicy.policies.noise import Randomness, normal, repeated, uniform
 
@@ -35,7 +35,7 @@ class MixtureConfig(BackboneConfig, ExplicitConfig):
 
     hidden: tuple[PositiveInt, ...] = (256, 256)
     experts: PositiveInt = 5  # M
-    router_hidden: tuple[PositiveInt, ...] = (64, 64)  # hidden layers of the router; none makes it linear, as in PMOE
+    router_hidden: tuple[PositiveInt, ...] = (64, 64)  # hidden layers of the router; () is linear, as in PMOE
     orthogonal_init: bool = True  # plain layers only: gain sqrt(2) inside and 0.01 at the output, zero biases
     mean_spread: NonNegative = 0.5  # half-width of the uniform distribution of the experts' initial means
     state_dependent_std: bool = False  # predict the log standard deviations; overfits small datasets with sharp experts
@@ -46,14 +46,14 @@ class MixtureConfig(BackboneConfig, ExplicitConfig):
 
 
 class Experts(NamedTuple):
-    """The mixture at B observations."""
+    """Mixture at B observations."""
 
     log_weight: Tensor  # (B, M) log-probabilities of the router
     mean: Tensor  # (B, M, H, A) before tanh
     log_std: Tensor  # (B, M, H, A)
 
     def sample_many(self, noise: Tensor) -> Tensor:
-        """One value `(B, M, H, A)` per expert from standard normal `noise`."""
+        """Sample one value per expert from standard normal `noise` `(B, M, H, A)`."""
         return self.mean + self.log_std.exp() * noise
 
     def log_densities(self, raw: Tensor) -> Tensor:
@@ -65,20 +65,20 @@ class Experts(NamedTuple):
         return (self.log_weight + self.log_densities(raw).flatten(2).sum(2)).logsumexp(1)
 
     def entropy(self, noise: Tensor) -> Tensor:
-        """Unbiased estimate `(B,)` of the entropy, and of its gradient, from one draw per expert.
+        """Unbiased estimate `(B,)` of the entropy and its gradient, from one sample per expert.
 
-        `- sum_m w_m log p(x_m)` with `x_m` reparameterised: exact in the router's part, so unlike the score of a
-        single draw it gives the router a gradient that separates the experts.
+        `- sum_m w_m log p(x_m)` with `x_m` reparameterised is exact in the router, so unlike the score of a single
+        sample it gives the router a gradient that separates the experts.
         """
-        draws = self.sample_many(noise)  # (B, M, H, A)
-        # [b, i, m]: draw i under expert m
-        pairs = normal_log_density(draws.unsqueeze(2), self.mean.unsqueeze(1), self.log_std.unsqueeze(1))
+        samples = self.sample_many(noise)  # (B, M, H, A)
+        # [b, i, m]: sample i under expert m
+        pairs = normal_log_density(samples.unsqueeze(2), self.mean.unsqueeze(1), self.log_std.unsqueeze(1))
         logp = (self.log_weight.unsqueeze(1) + pairs.flatten(3).sum(3)).logsumexp(2)
         return -(self.log_weight.exp() * logp).sum(1)
 
 
 class MixturePolicy(ExplicitPolicy):
-    """Mixture density over the chunk; one decision; verbs `act`, `sample`, `decisions`, `imitation_loss`."""
+    """Mixture density over the chunk; one decision; methods `act`, `sample`, `decisions`, `imitation_loss`."""
 
     name: ClassVar[str] = "mixture"
     config_class = MixtureConfig
@@ -109,7 +109,7 @@ class MixturePolicy(ExplicitPolicy):
             self.log_std = nn.Parameter(torch.full(shape, config.log_std_init))
 
     def act(self, obs: Observation, *, deterministic: bool = False, generator: Randomness = None) -> Tensor:
-        """The mean of the likeliest expert (`deterministic`) or a draw."""
+        """Return the mean of the most probable expert (`deterministic`) or a sample."""
         if not deterministic:
             return self.sample(obs, generator=generator).chunk
         with torch.no_grad():
@@ -118,13 +118,13 @@ class MixturePolicy(ExplicitPolicy):
 
     @torch.no_grad()
     def sample_many(self, obs: Observation, count: int, *, generator: Randomness = None) -> Tensor:
-        """Draws at features that are computed once."""
+        """Sample from features that are computed once."""
         experts = self.experts(self.features(obs).repeat_interleave(count, 0))
         return self._to_chunk(_draw(experts, repeated(generator, count))[0]).unflatten(0, (-1, count))
 
     @torch.no_grad()
     def sample(self, obs: Observation, *, generator: Randomness = None) -> Sample:
-        """Draw a chunk; the record holds it before tanh and the noise of all experts, for the entropy."""
+        """Sample a chunk; the record holds it before tanh and the noise of all experts, for the entropy."""
         experts = self.experts(self.features(obs))
         raw, noise = _draw(experts, generator)
         return Sample(self._to_chunk(raw), {"raw": raw, "noise": noise}, self._logp(experts, raw))
@@ -139,10 +139,9 @@ class MixturePolicy(ExplicitPolicy):
         return DecisionOutput(self._logp(experts, record["raw"]), entropy.unsqueeze(1))
 
     def rsample_experts(self, obs: Observation, *, generator: Randomness = None) -> tuple[Tensor, Tensor, Tensor]:
-        """One reparameterised chunk of every expert, `(B, M, H, A)`; its log-density under that expert; the router.
+        """Reparameterised chunks of all experts `(B, M, H, A)`, their log-densities and the router; differentiable.
 
-        The last two are `(B, M)`, the density that of the executed actions; the router's are log-probabilities. All
-        are differentiable.
+        The last two are `(B, M)`: log-density of the executed actions under the expert, and router log-probabilities.
         """
         experts = self.experts(self.features(obs))
         raw = experts.sample_many(normal(experts.mean.shape, generator, experts.mean.device))
@@ -160,10 +159,7 @@ class MixturePolicy(ExplicitPolicy):
         mask: Tensor | None = None,
         generator: Randomness = None,
     ) -> tuple[Tensor, Info]:
-        """Negative log-likelihood `(B,)` of the valid steps, per step and dimension.
-
-        Padded steps are integrated out and do not affect the router.
-        """
+        """Negative log-likelihood `(B,)` of the valid steps, per step and dimension; padded steps have no effect."""
         experts = self.experts(self.encode_for_training(obs, generator))
         target = self.action_normalizer.normalize(chunk)
         raw = target.clamp(-1 + 1e-6, 1 - 1e-6).atanh() if self.config.squash else target
@@ -181,7 +177,7 @@ class MixturePolicy(ExplicitPolicy):
         return (loss if weight is None else loss * weight), info
 
     def experts(self, features: Tensor) -> Experts:
-        """The mixture at features `(B, To, F)`: the one function behind sampling and scoring."""
+        """Mixture at features `(B, To, F)`, for sampling and scoring."""
         config = self.config
         log_weight = self.router(features.flatten(1)).float().log_softmax(1)
         output = self.actor(features).unflatten(2, (config.experts, -1)).transpose(1, 2)  # (B, M, H, A or 2 A)
@@ -201,12 +197,12 @@ class MixturePolicy(ExplicitPolicy):
 
 
 def _draw(experts: Experts, generator: Randomness) -> tuple[Tensor, Tensor]:
-    """A chunk before tanh `(B, H, A)` of one expert, and the noise `(B, M, H, A)` of all."""
+    """Sample a chunk before tanh `(B, H, A)` of one expert; also return the noise `(B, M, H, A)` of all experts."""
     noise = normal(experts.mean.shape, generator, experts.mean.device)
-    expert = choose(experts.log_weight, uniform((len(noise), 1), generator, noise.device).squeeze(1))
+    expert = sample_category(experts.log_weight, uniform((len(noise), 1), generator, noise.device).squeeze(1))
     return _pick(experts.sample_many(noise), expert), noise
 
 
 def _pick(values: Tensor, index: Tensor) -> Tensor:
-    """`values[b, index[b]]` of `(B, M, ...)`."""
+    """Select `values[b, index[b]]` from `(B, M, ...)`."""
     return values[torch.arange(len(values), device=values.device), index]

@@ -1,9 +1,8 @@
-"""A policy that improves its samples by critic gradients and executes the best one (PA-RL, Mark et al. 2024).
+"""Policy that improves its samples by critic gradients and executes the best one (PA-RL, Mark et al. 2024).
 
-Of m samples of any base policy the k best by mean Q stay; each climbs the critic for T gradient steps and keeps the
-best point it has seen, so it never gets worse than it started. T = 0 is best-of-N, and m = k = 1, T = 0 the base.
-
-Steps are taken in normalised action units and only on the executed actions, which are all that the critic sees.
+The k best of m samples of any base policy by mean Q are kept; each takes T gradient ascent steps on Q and keeps its
+best point, so its value never decreases. T = 0 is best-of-N, and m = k = 1, T = 0 is the base policy. Steps are taken
+in normalised action units on the executed actions, the only input of the critic.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ from robopolicy.policies.wrappers.best_of_n import (
     BestOfNConfig,
     BestOfNPolicy,
     Candidates,
+    clip_to_bounds,
     reduce_members,
-    within_bounds,
 )
 from robopolicy.policies.wrappers.nested import describe
 
@@ -32,7 +31,7 @@ from robopolicy.policies.wrappers.nested import describe
 class ActionOptimizedConfig(BestOfNConfig):
     """Settings of an `ActionOptimizedPolicy`; `candidates` is m."""
 
-    top: Annotated[PositiveInt, AtMost("candidates")] = 10  # k, candidates that are kept and improved
+    top: Annotated[PositiveInt, AtMost("candidates")] = 10  # k, candidates to keep and improve
     ascent_steps: NonNegativeInt = 10  # T, gradient steps on each
     ascent_rate: Positive = 3e-4  # step size, normalised action units per unit of dQ/da
 
@@ -40,17 +39,14 @@ class ActionOptimizedConfig(BestOfNConfig):
 def ascend(
     critic: QEnsemble, obs: Observation, found: Candidates, *, steps: int, rate: float, reduction: str = "mean"
 ) -> Candidates:
-    """Climb the value from every candidate by gradient steps; each keeps the best point seen.
-
-    Works under `no_grad` and in inference mode, and leaves no gradients behind.
-    """
+    """Improve the value of every candidate by gradient ascent and keep its best point; also without gradient mode."""
     if steps == 0:
         return found
     with torch.no_grad():
         encoded = critic.encode(obs).repeat_interleave(found.chunks.shape[1], 0)
     normalizer = critic.action_normalizer
     with torch.inference_mode(False), torch.enable_grad():
-        # Tensors made in inference mode cannot be differentiated through; their clones can.
+        # Autograd rejects inference tensors, but accepts their clones.
         features, best, value = encoded.clone(), found.chunks.flatten(0, 1).clone(), found.values.flatten().clone()
         start = x = normalizer.normalize(best)
         for step in range(steps + 1):
@@ -63,12 +59,12 @@ def ascend(
                 best = torch.where(better[:, None, None], chunk.detach(), best)
             if step < steps:
                 (gradient,) = torch.autograd.grad(q.sum(), x)
-                x = within_bounds(normalizer, x + rate * gradient, start)
+                x = clip_to_bounds(normalizer, x + rate * gradient, start)
     return Candidates(best.view_as(found.chunks), value.view_as(found.values))
 
 
 class ActionOptimizedPolicy(BestOfNPolicy):
-    """Best of the improved samples; verbs of `BestOfNPolicy`."""
+    """Best of the improved samples; methods of `BestOfNPolicy`."""
 
     name: ClassVar[str] = "optimized"
     config_class = ActionOptimizedConfig
@@ -76,7 +72,7 @@ class ActionOptimizedPolicy(BestOfNPolicy):
 
     @property
     def nfe(self) -> int:
-        """Those of all samples, one of the critic for each, and one per gradient step and kept candidate."""
+        """Evaluations of all samples, of the critic per sample, and per gradient step and kept candidate."""
         steps = self.config.ascent_steps
         return super().nfe + (self.config.top * (steps + 1) if steps else 0)
 
@@ -89,7 +85,7 @@ class ActionOptimizedPolicy(BestOfNPolicy):
         generator: Randomness = None,
         known: Tensor | None = None,
     ) -> Candidates:
-        """The k improved candidates; `known` chunks `(B, H, A)` take the place of the worst before they climb."""
+        """Propose the k improved candidates; `known` chunks `(B, H, A)` replace the worst ones before the ascent."""
         found = super().propose(obs, deterministic=deterministic, generator=generator)
         values, index = found.values.topk(self.config.top, 1)
         rows = torch.arange(len(values), device=values.device)[:, None]
@@ -108,6 +104,6 @@ class ActionOptimizedPolicy(BestOfNPolicy):
 
 
 def make_action_optimized(base: Policy, critic: QEnsemble, **settings: Any) -> ActionOptimizedPolicy:
-    """Improved samples of `base` by `critic`, both shared; `settings` are those of `ActionOptimizedConfig`."""
+    """Improved samples of `base` by `critic`, both shared; `settings` are fields of `ActionOptimizedConfig`."""
     config = ActionOptimizedConfig(base=describe(base), critic=critic.config, **settings)
     return ActionOptimizedPolicy(config, base=base, critic=critic)

@@ -1,8 +1,8 @@
-"""Base of black-box policies: a function, a module, a file or an endpoint that is only called.
+"""Base of black-box policies: a function, a module, a file or an endpoint that can only be called.
 
-A black box maps observations `{key: (B, To, ...)}` and, where it takes noise, noise `(B, H, A)` to chunks `(B, H, A)`
-in action units. Calls are split into batches, carry no gradients, are tried again where that may help, and their time
-is recorded. The same noise must always give the same chunk, or steering has nothing to hold on to.
+A black box maps observations `{key: (B, To, ...)}` and optionally noise `(B, H, A)` to chunks `(B, H, A)` in action
+units. Calls are split into batches, have no gradients, can be repeated after failures, and are timed. Equal noise must
+always give equal chunks, as steering depends on it.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from robopolicy.plugins import Registry
 from robopolicy.policies.base import Observation, Policy, PolicySpec
 from robopolicy.policies.noise import Randomness, normal
 
-RECENT = 1000  # calls whose times are kept for percentiles
+RECENT = 1000  # calls with stored times, for percentiles
 
 
 @dataclass(frozen=True)
 class BlackBoxConfig(Validated):
     """Known properties of a black box."""
 
-    noise: bool = True  # it takes noise and is deterministic given it; steering needs that
+    noise: bool = True  # whether it takes noise and is deterministic given the noise, as steering requires
     max_batch: NonNegativeInt = 0  # rows per call; 0 passes all of them at once
-    network_calls: PositiveInt = 1  # network evaluations per chunk, as far as known; only reported
-    action_normalization: str = "identity"  # minmax | meanstd | identity: units in which critics see its chunks
+    network_calls: PositiveInt = 1  # network evaluations per chunk, if known; only reported
+    action_normalization: str = "identity"  # minmax | meanstd | identity: units of its chunks for critics
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -45,7 +45,7 @@ class BlackBoxConfig(Validated):
             raise UserError("action_normalization cannot be 'running'; use minmax, meanstd or identity.")
 
     @property
-    def waits(self) -> tuple[float, ...]:
+    def retry_delays(self) -> tuple[float, ...]:
         """Seconds to wait before each further attempt after a failure."""
         return ()
 
@@ -54,24 +54,24 @@ class BlackBoxConfig(Validated):
 class RetryConfig(BlackBoxConfig):
     """A black box with timeout and retries."""
 
-    timeout: NonNegative = 0.0  # seconds to wait for an answer; 0 waits for ever
+    timeout: NonNegative = 0.0  # seconds per attempt; 0 is unlimited
     retries: NonNegativeInt = 0  # further attempts after a failure or timeout
-    retry_wait: NonNegative = 0.1  # seconds before the first further attempt, doubled before each later one
+    retry_wait: NonNegative = 0.1  # seconds before the first further attempt, doubled for each later attempt
 
     @property
-    def waits(self) -> tuple[float, ...]:
-        """Doubling waits."""
+    def retry_delays(self) -> tuple[float, ...]:
+        """Doubling delays."""
         return tuple(self.retry_wait * 2**attempt for attempt in range(self.retries))
 
 
 class LatencyStats:
-    """Latency statistics of the calls of a black box; copies of a policy share it."""
+    """Latency statistics of the calls of a black box, shared by copies of a policy."""
 
     def __init__(self) -> None:
-        self.calls = 0  # answered calls
+        self.calls = 0  # successful calls
         self.rows = 0  # chunks in them
         self.failures = 0  # attempts that failed or timed out
-        self.seconds = 0.0  # spent in answered calls
+        self.seconds = 0.0  # spent in successful calls
         self._recent: deque[float] = deque(maxlen=RECENT)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> LatencyStats:
@@ -84,16 +84,16 @@ class LatencyStats:
 
     @property
     def latency(self) -> float:
-        """Mean time of an answered call [s]; 0 before the first."""
+        """Mean time of a successful call [s]; 0 before the first."""
         return self.seconds / self.calls if self.calls else 0.0
 
     def percentile(self, q: float) -> float:
-        """Time [s] within which `q` percent of the last thousand answered calls came back; 0 before the first."""
+        """Percentile `q` of the times [s] of the last thousand successful calls; 0 before the first."""
         return float(np.percentile(self._recent, q)) if self._recent else 0.0
 
 
 class BlackBoxPolicy(Policy):
-    """Base of the black boxes: verb `act`, and `decode` where noise is taken; subclasses implement `call`."""
+    """Base of the black boxes: methods `act` and, with noise, `decode`; subclasses implement `call`."""
 
     config: BlackBoxConfig
 
@@ -111,60 +111,59 @@ class BlackBoxPolicy(Policy):
 
     @abstractmethod
     def call(self, obs: Observation, noise: Tensor | None) -> Any:
-        """Chunks `(B, H, A)` as a tensor or array: one attempt.
+        """Return chunks `(B, H, A)` as a tensor or array, in one attempt.
 
-        A `UserError` ends the call; anything else raised is a failure, and the next attempt follows.
+        A `UserError` is final; any other exception counts as a failure and may be followed by another attempt.
         """
 
     @property
     def is_steerable(self) -> bool:
-        """As configured."""
+        """Whether the black box takes noise, as configured."""
         return self.config.noise
 
     def decode(self, obs: Observation, noise: Tensor) -> Tensor:
         """Chunk for `noise` `(B, H, A)`, without gradients."""
         if not self.config.noise:
             raise self._lacks("decode")
-        return self._play(obs, noise)
+        return self._run(obs, noise)
 
     def act(self, obs: Observation, *, deterministic: bool = False, generator: Randomness = None) -> Tensor:
-        """Chunk for fresh standard normal noise, or simply the answer where none is taken."""
+        """Chunk for fresh standard normal noise, or without noise if the black box takes none."""
         if not self.config.noise:
-            return self._play(obs, None)
+            return self._run(obs, None)
         reference = next(iter(obs.values()))
         shape = (len(reference), *self.noise_shape)
-        return self._play(obs, normal(shape, generator, reference.device))
+        return self._run(obs, normal(shape, generator, reference.device))
 
     def fit_normalizer(self, statistics: Statistics) -> None:
-        """Fit the units in which critics see the chunks."""
+        """Fit the units of the chunks for critics."""
         self.action_normalizer.fit_key(statistics, "action")
 
     @property
     def nfe(self) -> int:
-        """The configured number."""
+        """Configured number of network evaluations."""
         return self.config.network_calls
 
     @torch.no_grad()
-    def _play(self, obs: Observation, noise: Tensor | None) -> Tensor:
-        obs = self._checked(obs, noise)
+    def _run(self, obs: Observation, noise: Tensor | None) -> Tensor:
+        obs = self._select_inputs(obs, noise)
         rows = len(next(iter(obs.values())))
         size = self.config.max_batch or rows
         parts = [
-            self._ask(
+            self._call_with_retries(
                 {key: value[i : i + size] for key, value in obs.items()}, None if noise is None else noise[i : i + size]
             )
             for i in range(0, rows, size)
         ]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    def _checked(self, obs: Observation, noise: Tensor | None) -> Observation:
-        """The observations that the box sees, and no others."""
+    def _select_inputs(self, obs: Observation, noise: Tensor | None) -> Observation:
+        """Check observations and noise; return the observations that the black box uses."""
         spec = self.spec
         for key, shape in spec.observation.items():
             if key not in obs:
                 raise UserError(
-                    f"{self.label} needs the observation '{key}', got {', '.join(sorted(obs))}; give it all of its "
-                    "inputs."
+                    f"{self.label} needs the observation '{key}', got {', '.join(sorted(obs))}; pass all inputs."
                 )
             if tuple(obs[key].shape[1:]) != (spec.obs_horizon, *shape):
                 raise UserError(
@@ -177,15 +176,15 @@ class BlackBoxPolicy(Policy):
             )
         return {key: obs[key] for key in spec.observation}
 
-    def _ask(self, obs: Observation, noise: Tensor | None) -> Tensor:
-        """One batch, with as many attempts as there are."""
+    def _call_with_retries(self, obs: Observation, noise: Tensor | None) -> Tensor:
+        """Run one batch, with retries after failures."""
         failure = Exception()
-        waits = (0.0, *self.config.waits)
-        for wait in waits:
-            time.sleep(wait)
+        delays = (0.0, *self.config.retry_delays)
+        for delay in delays:
+            time.sleep(delay)
             start = time.monotonic()
             try:
-                answer = self.call(obs, noise)
+                result = self.call(obs, noise)
             except UserError:
                 raise
             except Exception as error:
@@ -194,23 +193,23 @@ class BlackBoxPolicy(Policy):
                 continue
             reference = next(iter(obs.values()))
             self.meter.record(len(reference), time.monotonic() - start)
-            return self._chunk(answer, reference)
+            return self._chunk(result, reference)
         reason = f"{type(failure).__name__}: {failure}".splitlines()[0]
         raise UserError(
-            f"{self.label} gave no chunk in {len(waits)} attempts ({reason}); check it, or allow more time or retries."
+            f"{self.label} gave no chunk in {len(delays)} attempts ({reason}); check it, or allow more time or retries."
         ) from failure
 
-    def _chunk(self, answer: Any, reference: Tensor) -> Tensor:
-        """The answer as a chunk `(B, H, A)`, refused where it is none."""
-        wanted = (len(reference), self.spec.horizon, self.spec.action_dim)
+    def _chunk(self, result: Any, reference: Tensor) -> Tensor:
+        """Convert the result to a chunk `(B, H, A)`; raise a `UserError` if that is impossible."""
+        expected = (len(reference), self.spec.horizon, self.spec.action_dim)
         try:
-            chunk = torch.as_tensor(answer, dtype=torch.float32, device=reference.device).detach()
+            chunk = torch.as_tensor(result, dtype=torch.float32, device=reference.device).detach()
         except (TypeError, ValueError, RuntimeError) as error:
             raise UserError(
-                f"{self.label} returned {type(answer).__name__} in place of chunks of shape {wanted}."
+                f"{self.label} returned {type(result).__name__} instead of chunks of shape {expected}."
             ) from error
-        if tuple(chunk.shape) != wanted:
-            raise UserError(f"{self.label} returned shape {tuple(chunk.shape)} in place of chunks of shape {wanted}.")
+        if tuple(chunk.shape) != expected:
+            raise UserError(f"{self.label} returned shape {tuple(chunk.shape)} instead of chunks of shape {expected}.")
         if not bool(chunk.isfinite().all()):
             raise UserError(f"{self.label} returned a non-finite action; check its inputs and weights.")
         return chunk
@@ -222,29 +221,27 @@ def _shape(*sizes: int) -> str:
 
 Function = Callable[..., Any]
 
-
 PROVIDED: dict[str, Function] = {}
-"""Functions that checkpoints may name in this process."""
-
+"""Functions by name for the checkpoints in this process."""
 
 CALLABLES: Registry[Function] = Registry("callables", {})
-"""Functions that checkpoints may name in every process: those of contrib and of installed packages."""
+"""Functions by name for checkpoints in every process: from contrib and installed packages."""
 
 
 def register_callable(name: str, function: Function) -> None:
-    """Make `function` known under `name`, in place of an earlier one of that name."""
+    """Register `function` under `name`, replacing an earlier function of that name."""
     PROVIDED[name] = function
 
 
 @dataclass(frozen=True)
 class CallableConfig(RetryConfig):
-    """How a function is called; the function itself is passed to `register_callable` or `CallablePolicy.wrap`."""
+    """Settings of the calls of a function, which is passed to `register_callable` or `CallablePolicy.wrap`."""
 
-    function: str = ""  # its name
+    function: str = ""  # name of the function
 
 
 class _Reference:
-    """One function, which copies of a policy share."""
+    """Reference to a function, shared by copies of a policy."""
 
     def __init__(self, function: Function) -> None:
         self.function = function
@@ -261,55 +258,51 @@ class CallablePolicy(BlackBoxPolicy):
     config: CallableConfig
 
     def __init__(self, config: CallableConfig, spec: PolicySpec) -> None:
-        """Look up the function that `config` names.
-
-        Raises:
-            UserError: It has not been provided in this process.
-        """
+        """Look up the function by its name in `config`; raise a `UserError` if it is not registered."""
         super().__init__(config, spec)
-        known = {name: found for found in (CALLABLES, PROVIDED) for name in found}
-        if config.function not in known:
+        registered = {name: found for found in (CALLABLES, PROVIDED) for name in found}
+        if config.function not in registered:
             raise UserError(
-                f"This policy calls the function '{config.function}', which no checkpoint can hold; pass it with "
+                f"This policy calls the function '{config.function}', which a checkpoint cannot contain; pass it with "
                 f"robopolicy.policies.wrappers.black_box.register_callable('{config.function}', function) first."
             )
-        self._called = _Reference(known[config.function][config.function])
+        self._reference = _Reference(registered[config.function][config.function])
 
     @classmethod
     def wrap(cls, name: str, function: Function, spec: PolicySpec, **settings: Any) -> CallablePolicy:
-        """Provide `function` under `name` and wrap it; `settings` are those of `CallableConfig`."""
+        """Register `function` under `name` and wrap it; `settings` are fields of `CallableConfig`."""
         register_callable(name, function)
         return cls(CallableConfig(function=name, **settings), spec)
 
     @property
     def label(self) -> str:
-        """By the name of the function."""
+        """Name of the function in messages."""
         return f"The function '{self.config.function}'"
 
     def call(self, obs: Observation, noise: Tensor | None) -> Any:
         """Call the function."""
-        function = self._called.function
-        return _within(self.config.timeout, lambda: function(obs) if noise is None else function(obs, noise))
+        function = self._reference.function
+        return _with_timeout(self.config.timeout, lambda: function(obs) if noise is None else function(obs, noise))
 
 
-def _within(timeout: float, call: Callable[[], Any]) -> Any:
-    """`call()`, or TimeoutError after `timeout` seconds; a late answer is dropped."""
+def _with_timeout(timeout: float, call: Callable[[], Any]) -> Any:
+    """Return `call()`, or raise a TimeoutError after `timeout` seconds and drop the late result."""
     if not timeout:
         return call()
-    answers: SimpleQueue[tuple[Any, Exception | None]] = SimpleQueue()
+    results: SimpleQueue[tuple[Any, Exception | None]] = SimpleQueue()
 
-    def ask() -> None:
+    def worker() -> None:
         try:
-            with torch.no_grad():  # gradients are switched off per thread
-                answers.put((call(), None))
+            with torch.no_grad():  # gradient mode is per thread
+                results.put((call(), None))
         except Exception as error:
-            answers.put((None, error))
+            results.put((None, error))
 
-    threading.Thread(target=ask, daemon=True, name="black box").start()
+    threading.Thread(target=worker, daemon=True, name="black box").start()
     try:
-        answer, error = answers.get(timeout=timeout)
+        result, error = results.get(timeout=timeout)
     except Empty:
         raise TimeoutError(f"no answer within {timeout:g} s") from None
     if error is not None:
         raise error
-    return answer
+    return result

@@ -9,20 +9,22 @@ from robopolicy.constraints import NonNegativeInt, PositiveInt, Validated
 from robopolicy.errors import UserError
 from robopolicy.policies.composition.guidance import Langevin, ValueGuidance
 
-PROBE_SEED = 0  # of the directions in which divergences are estimated: the same for every chunk, so chunks repeat
+PROBE_SEED = 0  # of the random directions of divergences; equal for every chunk, so that chunks are reproducible
 
 
 @dataclass(frozen=True)
 class ComposedConfig(Validated):
-    """What a `ComposedPolicy` consists of; `compose` fills it in."""
+    """Settings of a `ComposedPolicy`; created by `compose`."""
 
     parents: tuple[Any, ...] = ()  # descriptions of the parents (`nested.describe`)
-    origins: tuple[str, ...] = ()  # where each parent came from, e.g. the content hash of its checkpoint; only kept
+    origins: tuple[str, ...] = ()  # origin of each parent, e.g. the content hash of its checkpoint; informative
     operator: dict[str, Any] = field(default_factory=lambda: {"name": "convex"})  # name and settings of the operator
-    unconditioned: tuple[NonNegativeInt, ...] = ()  # parents (from 0) also read without embeddings, as further parents
-    steps: PositiveInt | None = None  # K, equal steps; None takes those of the parent with most of them
-    guidance: ValueGuidance | None = None  # a critic that pulls on the samples
-    corrector: Langevin | None = None  # Langevin steps while acting; `decode` takes none
+    unconditioned: tuple[
+        NonNegativeInt, ...
+    ] = ()  # parents (from 0) also used without embeddings, as additional parents
+    steps: PositiveInt | None = None  # K, equal steps; None: the steps of the parent with most steps
+    guidance: ValueGuidance | None = None  # guidance of the samples by a critic
+    corrector: Langevin | None = None  # Langevin steps in `act`, not in `decode`
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,7 +1,7 @@
-"""Nested policies: storage of the policy inside a wrapper (latent, best-of-n or composed).
+"""Nested policies: description of the policies inside a wrapper (latent, best-of-n or composed).
 
-A wrapper's configuration holds the description of each inner policy as plain values, so that a checkpoint can rebuild
-the whole: `config.base = describe(inner)`, and in the wrapper's constructor `self.base = rebuild(config.base)`.
+The configuration of a wrapper contains the description of each inner policy as plain values, so that a checkpoint can
+rebuild it: `config.base = describe(inner)`, and in the constructor `self.base = rebuild(config.base)`.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from robopolicy.schema import from_dict
 
 
 class WrappingPolicy(Policy):
-    """Base of policies around another one, `base`, which imitate as it does."""
+    """Base of policies around another policy `base`, whose imitation loss they use."""
 
-    fallback_hint: ClassVar[str] = "fine-tune the policy inside it"
+    fallback_hint: ClassVar[str] = "fine-tune its inner policy"
     base: Policy
 
     def imitation_loss(
@@ -43,16 +43,12 @@ class WrappingPolicy(Policy):
 
 
 def describe(policy: Policy) -> dict[str, Any]:
-    """Name, configuration and specification of `policy` as plain values; weights travel in its state dict."""
+    """Name, configuration and specification of `policy` as plain values; its state dict holds the weights."""
     return {"name": policy.name, "config": policy.config_dict(), "spec": policy.spec.to_dict()}
 
 
 def rebuild(description: Mapping[str, Any]) -> Policy:
-    """A fresh policy of that description.
-
-    Raises:
-        UserError: The description names no registered policy.
-    """
+    """Build a new policy from a description; an invalid description raises a `UserError`."""
     if not {"name", "config", "spec"} <= set(description):
         raise UserError("A wrapped policy is described by name, config and spec; build the wrapper from a checkpoint.")
     if description["name"] not in POLICIES:
@@ -64,7 +60,7 @@ def rebuild(description: Mapping[str, Any]) -> Policy:
 
 
 def same_policy(first: nn.Module, second: nn.Module) -> bool:
-    """Whether networks of the same class can take each other's weights and mean the same by them."""
+    """Whether networks of one class have equal weight shapes and normaliser modes."""
     shapes = [{key: value.shape for key, value in part.state_dict().items()} for part in (first, second)]
     modes = [[n.mode for n in part.modules() if isinstance(n, Normalizer)] for part in (first, second)]
     return shapes[0] == shapes[1] and modes[0] == modes[1]

@@ -1,10 +1,9 @@
-"""A policy that edits the samples of another one and executes the best of originals and edits (EXPO, Dong et al. 2025).
+"""Policy that edits the samples of another one and executes the best of originals and edits (EXPO, Dong et al. 2025).
 
-A small Gaussian policy e(d | s, a) sees the observation and a sampled chunk and adds d in [-beta, beta] (normalised
-action units, executed actions only). Candidates are N samples of the base policy and the edits of the first `edits` of
-them; the critic chooses. beta = 0 or edits = 0 is best-of-N of the base, and N = 1 without edits plain imitation.
-
-The density of an edit is that of d / beta, so that the entropy does not depend on beta.
+A small Gaussian policy e(d | s, a) of the observation and a sampled chunk adds d in [-beta, beta] (normalised action
+units, executed actions only). Candidates are N samples of the base policy and edits of the first `edits` samples; the
+critic selects. beta = 0 or edits = 0 is best-of-N of the base, and N = 1 without edits is plain imitation. The density
+of an edit refers to d / beta, so that the entropy does not depend on beta.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from robopolicy.nets.vision import VisionConfig
 from robopolicy.policies.base import Observation, Policy, PolicySpec
 from robopolicy.policies.density import log_tanh_slope, normal_log_density
 from robopolicy.policies.noise import Randomness, normal, repeated
-from robopolicy.policies.wrappers.best_of_n import BestOfNConfig, BestOfNPolicy, Candidates, within_bounds
+from robopolicy.policies.wrappers.best_of_n import BestOfNConfig, BestOfNPolicy, Candidates, clip_to_bounds
 from robopolicy.policies.wrappers.nested import describe
 
 
@@ -31,7 +30,7 @@ from robopolicy.policies.wrappers.nested import describe
 class EditConfig(Validated):
     """Architecture of an `EditNet`."""
 
-    beta: NonNegative = 0.15  # largest edit, normalised action units: .05 refines, .7 explores
+    beta: NonNegative = 0.15  # maximum edit, normalised action units: 0.05 refines, 0.7 explores
     hidden: tuple[PositiveInt, ...] = (256, 256, 256)
     activation: str = "silu"
     log_std_min: Annotated[Finite, AtMost("log_std_max", exclusive=True)] = -5.0  # bounds of the logarithm, before tanh
@@ -53,7 +52,7 @@ class EditNet(nn.Module):
         self.body = MLP(in_dim, config.hidden, 2 * size, activation=config.activation, orthogonal_gain=0.01)
 
     def encode(self, obs: Mapping[str, Tensor]) -> Tensor:
-        """Flat features `(B, F)`, to be shared by many chunks."""
+        """Flat features `(B, F)`, for many chunks."""
         return self.encoder(obs).flatten(1)
 
     def distribution(self, features: Tensor, chunk: Tensor) -> tuple[Tensor, Tensor]:
@@ -63,10 +62,10 @@ class EditNet(nn.Module):
         return mean, log_std.clamp(self.config.log_std_min, self.config.log_std_max)
 
     def add(self, chunk: Tensor, raw: Tensor) -> Tensor:
-        """`chunk` `(B, H, A)` with the edit beta * tanh(raw) `(B, n * A)` added, within the action bounds."""
+        """Add the edit beta * tanh(raw) `(B, n * A)` to `chunk` `(B, H, A)`, within the action bounds."""
         start = self.action_normalizer.normalize(chunk[:, : self.steps])
         edited = start + self.config.beta * raw.tanh().view_as(start)
-        edited = self.action_normalizer.denormalize(within_bounds(self.action_normalizer, edited, start))
+        edited = self.action_normalizer.denormalize(clip_to_bounds(self.action_normalizer, edited, start))
         return torch.cat([edited, chunk[:, self.steps :]], 1)
 
     def rsample(self, features: Tensor, chunk: Tensor, generator: Randomness = None) -> tuple[Tensor, Tensor]:
@@ -82,15 +81,15 @@ class EditNet(nn.Module):
 
 @dataclass(frozen=True)
 class ResidualEditConfig(BestOfNConfig):
-    """Settings of an `ResidualEditPolicy`; `candidates` is N."""
+    """Settings of a `ResidualEditPolicy`; `candidates` is N."""
 
     candidates: PositiveInt = 8  # N, samples of the base policy per decision
-    edits: Annotated[NonNegativeInt, AtMost("candidates")] = 8  # of these, how many are also edited
+    edits: Annotated[NonNegativeInt, AtMost("candidates")] = 8  # number of these samples that are also edited
     edit: EditConfig = field(default_factory=EditConfig)  # the edit policy
 
 
 class ResidualEditPolicy(BestOfNPolicy):
-    """Best of samples and edited samples; verbs of `BestOfNPolicy`."""
+    """Best of samples and edited samples; methods of `BestOfNPolicy`."""
 
     name: ClassVar[str] = "edited"
     config_class = ResidualEditConfig
@@ -105,18 +104,18 @@ class ResidualEditPolicy(BestOfNPolicy):
         critic: QEnsemble | None = None,
         edit: EditNet | None = None,
     ) -> None:
-        """As `BestOfNPolicy`; `edit` is shared with the caller."""
+        """Build the policy like `BestOfNPolicy`; `edit` is shared with the caller."""
         super().__init__(config, spec, base=base, critic=critic)
         self.edit = EditNet(config.edit, self.base) if edit is None else edit
 
     @property
     def nfe(self) -> int:
-        """Those of all samples, one per edit, and one of the critic for each candidate."""
+        """Evaluations of all samples and edits, and one of the critic per candidate."""
         return super().nfe + 2 * self.config.edits
 
     @torch.no_grad()
     def propose(self, obs: Observation, *, deterministic: bool = False, generator: Randomness = None) -> Candidates:
-        """The samples, and after them the edits; `deterministic` edits without noise."""
+        """Propose the samples, then the edits; `deterministic` edits without noise."""
         chunks = self.samples(obs, deterministic=deterministic, generator=generator)
         count = self.config.edits
         if count:
@@ -131,6 +130,6 @@ class ResidualEditPolicy(BestOfNPolicy):
 
 
 def make_residual_edit(base: Policy, edit: EditNet, critic: QEnsemble, **settings: Any) -> ResidualEditPolicy:
-    """Samples and edits of `base` chosen by `critic`, all shared; `settings` are those of `ResidualEditConfig`."""
+    """Samples and edits of `base` selected by `critic`, all shared; `settings` are fields of `ResidualEditConfig`."""
     config = ResidualEditConfig(base=describe(base), critic=critic.config, edit=edit.config, **settings)
     return ResidualEditPolicy(config, base=base, critic=critic, edit=edit)

@@ -1,7 +1,7 @@
-"""A diffusion policy whose sampler steps are divided among several networks.
+"""Diffusion policy whose sampler steps are divided among several networks, and decoder for two-stage training.
 
-DPPO fine-tunes the last steps of the denoising chain in a copy of the network and leaves the first steps to the
-original one, so what it deploys are two networks in a row (more, where a fine-tuned policy is fine-tuned again).
+DPPO fine-tunes the last steps of the denoising chain in a copy of the network and keeps the original network for the
+first steps, so it deploys two successive networks (more after repeated fine-tuning).
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ class StagedDiffusion(Policy):
     def __init__(self, config: StagedDiffusionConfig, spec: PolicySpec) -> None:
         super().__init__()
         if not config.stages:
-            raise UserError("A staged diffusion policy comes out of dppo; pass such a checkpoint as init_from.")
+            raise UserError("A staged diffusion policy is created by dppo; pass such a checkpoint as init_from.")
         self.config = config
         self.spec = spec
-        self.heads = _checked(config.starts, [rebuild(description) for description in config.stages])
+        self.heads = _check_stages(config.starts, [rebuild(description) for description in config.stages])
         self.stages = nn.ModuleList(self.heads)
 
     @property
@@ -55,7 +55,7 @@ class StagedDiffusion(Policy):
         return self.heads[0].nfe
 
     def run(self, obs: Observation, x: Tensor, count: int, step: Step) -> Tensor:
-        """The first `count` sampler steps from the iterate `x`; `step(head, features, x, k)` takes each of them."""
+        """Run the first `count` sampler steps from the iterate `x`, each by `step(head, features, x, k)`."""
         ends = [*self.config.starts[1:], self.nfe]
         for head, start, end in zip(self.heads, self.config.starts, ends, strict=True):
             if start < count:
@@ -65,7 +65,7 @@ class StagedDiffusion(Policy):
         return x
 
     def act(self, obs: Observation, *, deterministic: bool = False, generator: Randomness = None) -> Tensor:
-        """Run the sampler the stages are configured for; the noise of DDPM belongs to it."""
+        """Run the configured sampler of the stages; the noise of DDPM is part of it."""
 
         def ancestral(head: DiffusionPolicy, features: Tensor, x: Tensor, k: int) -> Tensor:
             mean, std = head.posterior(features, x, step_index(k, x))
@@ -85,11 +85,11 @@ class StagedDiffusion(Policy):
         return self._finish(self.run(obs, self.heads[0].init_sample(noise), self.nfe, _ddim))
 
     def field(self, obs: Observation, x: Tensor, t: Tensor) -> Tensor:
-        """Velocity in normalised units, of the head that is at work at time `t`."""
+        """Velocity in normalised units, of the head for time `t`."""
         velocity = self.heads[0].field(obs, x, t)
         for head, start in zip(self.heads[1:], self.config.starts[1:], strict=True):
-            begins = head.signal_scale[start] / (head.signal_scale[start] + head.noise_scale[start])
-            velocity = torch.where((t >= begins)[:, None, None], head.field(obs, x, t), velocity)
+            head_start = head.signal_scale[start] / (head.signal_scale[start] + head.noise_scale[start])
+            velocity = torch.where((t >= head_start)[:, None, None], head.field(obs, x, t), velocity)
         return velocity
 
     def fit_normalizer(self, statistics: Statistics) -> None:
@@ -102,7 +102,7 @@ class StagedDiffusion(Policy):
 
 
 def make_staged(starts: Sequence[int], heads: Sequence[DiffusionPolicy]) -> StagedDiffusion:
-    """A staged policy around existing heads, which are shared, not copied."""
+    """Build a staged policy of existing heads, which are shared, not copied."""
     config = StagedDiffusionConfig(tuple(starts), tuple(describe(head) for head in heads))
     staged = StagedDiffusion(config, heads[0].spec)
     staged.heads = list(heads)
@@ -110,7 +110,7 @@ def make_staged(starts: Sequence[int], heads: Sequence[DiffusionPolicy]) -> Stag
     return staged
 
 
-def _checked(starts: Sequence[int], policies: Sequence[Policy]) -> list[DiffusionPolicy]:
+def _check_stages(starts: Sequence[int], policies: Sequence[Policy]) -> list[DiffusionPolicy]:
     if len(starts) != len(policies) or list(starts) != sorted({0, *starts}):
         raise UserError(f"Stages need one start each, rising from 0; got {list(starts)} for {len(policies)} stages.")
     heads = [policy for policy in policies if isinstance(policy, DiffusionPolicy)]
@@ -126,20 +126,20 @@ def _ddim(head: DiffusionPolicy, features: Tensor, x: Tensor, k: int) -> Tensor:
 
 @dataclass(frozen=True)
 class StagedDecoderConfig:
-    """What a `StagedDecoder` consists of; `StagedDecoder.wrap` fills it in."""
+    """Settings of a `StagedDecoder`; created by `StagedDecoder.wrap`."""
 
     head: dict[str, Any] = field(default_factory=dict)  # description of the head (`nested.describe`)
 
 
 class StagedDecoder(Policy):
-    """The identity, then a head; verbs `act` and `decode`."""
+    """Decoder that is first the identity, then a head; methods `act` and `decode`."""
 
     name: ClassVar[str] = "staged_decoder"
     config_class = StagedDecoderConfig
     identity: Tensor
 
     def __init__(self, config: StagedDecoderConfig, spec: PolicySpec, head: GenerativePolicy | None = None) -> None:
-        """Start as the identity around `head`, or around a fresh head of the description in `config`."""
+        """Start as the identity around `head`, or around a new head of the description in `config`."""
         super().__init__()
         self.config = config
         self.spec = spec
@@ -151,15 +151,11 @@ class StagedDecoder(Policy):
 
     @classmethod
     def wrap(cls, head: GenerativePolicy, *, identity: bool) -> StagedDecoder:
-        """Wrap `head`, which is shared, not copied.
-
-        Raises:
-            UserError: It should start as the identity, and the head does not know the action bounds.
-        """
+        """Wrap `head`, which is shared, not copied; a start as the identity needs minmax action normalisation."""
         mode = head.action_normalizer.mode
         if identity and mode != "minmax":
             raise UserError(
-                f"An untrained decoder plays up to the action bounds, unknown to action_normalization '{mode}'; set "
+                f"An untrained decoder needs action bounds, which action_normalization '{mode}' lacks; set "
                 "policy.action_normalization=minmax, or algorithm.skip_first_decoder=false after imitation."
             )
         decoder = cls(StagedDecoderConfig(describe(head)), head.spec, head)
@@ -167,7 +163,7 @@ class StagedDecoder(Policy):
         return decoder
 
     def decode(self, obs: Observation, noise: Tensor) -> Tensor:
-        """Chunk for `noise` `(B, H, A)`: tanh within the action bounds, or the head's."""
+        """Chunk for `noise` `(B, H, A)`: tanh within the action bounds, or by the head."""
         if bool(self.identity):
             return self.head.action_normalizer.denormalize(noise.tanh())
         return self.head.decode(obs, noise)
@@ -180,5 +176,5 @@ class StagedDecoder(Policy):
 
     @property
     def nfe(self) -> int:
-        """None as the identity, then the head's."""
+        """0 as the identity, then evaluations of the head."""
         return 0 if bool(self.identity) else self.head.nfe

@@ -1,7 +1,7 @@
-"""A generative policy that starts its sampler from zero noise: one deterministic chunk per observation.
+"""Generative policy that starts its sampler from zero noise: one deterministic chunk per observation.
 
-Zero is the mode of the noise, and what it is mapped to succeeds more often than a random sample. Several ways of
-solving a task shrink to one.
+Zero is the mode of the noise, and its chunk succeeds more often than a random sample. Several solutions of a task are
+reduced to one.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ class ZeroNoiseConfig:
 
 
 class ZeroNoisePolicy(WrappingPolicy):
-    """Verbs of the wrapped policy; `act` decodes zeros."""
+    """Methods of the wrapped policy; `act` decodes zeros."""
 
     name: ClassVar[str] = "zero_noise"
     config_class = ZeroNoiseConfig
 
     def __init__(self, config: ZeroNoiseConfig, spec: PolicySpec, base: Policy | None = None) -> None:
-        """Wrap a fresh policy of the described kind, or `base` itself."""
+        """Wrap `base`, or a new policy of the description in `config`."""
         super().__init__()
         self.config = config
         self.spec = spec
@@ -45,16 +45,16 @@ class ZeroNoisePolicy(WrappingPolicy):
 
     @property
     def noise_shape(self) -> tuple[int, int]:
-        """Delegate to the wrapped policy."""
+        """Noise shape of the wrapped policy."""
         return self.base.noise_shape
 
     @property
     def nfe(self) -> int:
-        """Those of the wrapped policy."""
+        """Evaluations of the wrapped policy."""
         return self.base.nfe
 
     def act(self, obs: Observation, *, deterministic: bool = False, generator: Randomness = None) -> Tensor:
-        """Chunk from zero noise; there is nothing random."""
+        """Chunk from zero noise, without randomness."""
         reference = next(iter(obs.values()))
         noise = torch.zeros(len(reference), *self.noise_shape, device=reference.device)
         with torch.no_grad():

@@ -1,8 +1,8 @@
 """Simulator backends by name. Importing this module imports neither torch nor any simulator.
 
-A backend makes vector simulators (`robopolicy.sim.contract`). Tasks name the backends that they run on in
-`TaskEntry.backends`. Other packages add backends by the entry-point group `robopolicy.backends`, whose entries are
-`Backend` objects; themes of contrib by rows of `theme.toml`, whose keys are the fields of `Backend`.
+A backend makes vector simulators (`robopolicy.sim.contract`). `TaskEntry.backends` lists the backends of a task. Other
+packages add `Backend` objects through the entry-point group `robopolicy.backends`; themes of contrib add rows of
+`theme.toml`, whose keys are the fields of `Backend`.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ if TYPE_CHECKING:
 class Backend:
     """One row of the registry.
 
-    `make` is called as `make(environment, options, task=NAME)`. The environment is a `MujocoTask`, or the name of an
-    environment in another library where `by_id` is true; `options` are `SimOptions`, `NAME` is reported in `SimSpec`.
+    `make` is called as `make(environment, options, task=NAME)`. The environment is a `MujocoTask`, or with `by_id` the
+    name of an environment in another library; `options` are `SimOptions`; `NAME` is reported in `SimSpec`.
     """
 
     help: str  # one line
-    make: str = ""  # "module:function"; empty where a task makes its simulators without a common function
+    make: str = ""  # "module:function"; empty if each task makes its own simulator
     by_id: bool = False  # runs environments of another library, as tasks `BACKEND/<id>`
-    module: str = ""  # package that it needs beyond the core
+    module: str = ""  # required package beyond the core
     extra: str = ""  # extra of robopolicy that installs that package
-    argument: str = ""  # what follows a colon in its name, e.g. FOLDER
-    repeatable: bool = True  # equal seeds and actions give bit-equal episodes; `SimSpec.seeded_episodes`
-    lockstep: bool = False  # all rows step together, none can be skipped; not `SimSpec.supports_masked_step`
+    argument: str = ""  # argument after a colon in its name, e.g. FOLDER
+    repeatable: bool = True  # equal seeds and actions give bit-equal episodes; see `SimSpec.seeded_episodes`
+    lockstep: bool = False  # all rows step together, without `SimSpec.supports_masked_step`
 
     def maker(self) -> Callable[..., VectorSim]:
-        """The function `make`, imported now."""
+        """Import and return the function `make`."""
         return load(self.make)
 
 
@@ -44,7 +44,7 @@ _MUJOCO = "robopolicy.sim.backends.mujoco.backend:make_native"
 BACKENDS: Registry[Backend] = Registry(
     "backends",
     {
-        "mujoco": Backend("native MuJoCo on all cores, the engine that a task prefers", _MUJOCO),
+        "mujoco": Backend("native MuJoCo on all cores, with the engine that the task requires", _MUJOCO),
         "mujoco-exact": Backend("native MuJoCo with one persistent MjData per environment", _MUJOCO),
         "warp": Backend(
             "MuJoCo Warp: the same tasks on a GPU, in single precision",
@@ -53,7 +53,7 @@ BACKENDS: Registry[Backend] = Registry(
             extra="warp",
         ),
         "gymnasium": Backend(
-            "any registered gymnasium environment, stepped one at a time",
+            "any registered gymnasium environment, stepped sequentially",
             "robopolicy.sim.backends.gymnasium:make_gymnasium",
             by_id=True,
         ),
@@ -75,7 +75,7 @@ BACKENDS: Registry[Backend] = Registry(
             lockstep=True,
         ),
         "isaaclab": Backend(
-            "Isaac Lab's environments on a GPU or, slowly, the CPU (Python 3.12, an environment of its own)",
+            "Isaac Lab's environments on a GPU or, slowly, the CPU (in a separate Python 3.12 environment)",
             "robopolicy.sim.backends.isaaclab:make_isaaclab",
             by_id=True,
             module="isaaclab",
@@ -83,15 +83,15 @@ BACKENDS: Registry[Backend] = Registry(
             repeatable=False,
             lockstep=True,
         ),
-        "torch": Backend("tasks that are written in torch: toys, and those of known dynamics"),
+        "torch": Backend("tasks written in torch: toys and tasks of known dynamics"),
         "text": Backend("conversations, in this process"),
-        "worldmodel": Backend("a learned world model in place of a task's own simulator", argument="FOLDER"),
+        "worldmodel": Backend("a learned world model that replaces the simulator of a task", argument="FOLDER"),
     },
     read=lambda row: Backend(**row),
 )
-"""Name -> what it is, what it needs and what its simulators can do."""
+"""Backends by name."""
 
 
 def all_lockstep(names: Iterable[str]) -> bool:
-    """Whether every backend in `names` steps all rows together; unregistered ones do not."""
+    """Whether every backend in `names` is registered and steps all rows together."""
     return all(name in BACKENDS and BACKENDS[name].lockstep for name in names)

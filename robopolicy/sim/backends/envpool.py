@@ -1,9 +1,9 @@
-"""EnvPool environments (Gymnasium v5, dm_control, Meta-World, MuJoCo Playground, ...) under our contract.
+"""EnvPool environments (Gymnasium v5, dm_control, Meta-World, MuJoCo Playground, ...) under the vector-sim contract.
 
-EnvPool resets on the next step and fixes its random numbers when a pool is made. Here an episode that ends is reset at
-once, so `final_obs` is the true last observation; `reset(seed)` makes a new pool whose environment i starts from
-`seed + i`, but later episodes continue the random stream, so single episodes cannot be replayed (`spec.seeded_episodes`
-is False). Where an episode reaches a terminal state on its very last allowed step, EnvPool reports only the truncation.
+EnvPool resets in the next step and fixes its random numbers when a pool is made. This backend resets an ended episode
+in the same step, so `final_obs` is the true last observation. `reset(seed)` makes a new pool whose environment i starts
+from `seed + i`, but later episodes continue the random stream, so single episodes cannot be repeated
+(`spec.seeded_episodes` is False). A terminal state in the last allowed step is reported as truncation only.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -28,26 +27,17 @@ _DEFAULT_RATE = 20  # Hz; EnvPool does not report the control rate of most tasks
 
 
 class EnvPoolSim(NumpyVectorEnv):
-    """N environments of one EnvPool id.
-
-    Args:
-        env_id: EnvPool's name, for example `HalfCheetah-v5`, `WalkerWalk-v1` or `MetaWorld/Push-v3`.
-        num_envs: N.
-        threads: Threads of the pool; 0 is one per core.
-        task: Name to report; the id by default.
-        control_dt: Seconds between two actions, where known; 1/20 s otherwise.
-        options: Further options of EnvPool's `make`, for example `{"max_episode_steps": 200}`.
-    """
+    """N environments of one EnvPool id."""
 
     def __init__(
         self,
-        env_id: str,
+        env_id: str,  # e.g. `HalfCheetah-v5`, `WalkerWalk-v1` or `MetaWorld/Push-v3`
         num_envs: int,
         *,
-        threads: int = 0,
-        task: str = "",
-        control_dt: float = 0.0,
-        options: dict[str, Any] | None = None,
+        threads: int = 0,  # of the pool; 0 is one per core
+        task: str = "",  # name to report; the id by default
+        control_dt: float = 0.0,  # seconds between two actions; 0: reported by EnvPool, else 1/20
+        options: dict[str, Any] | None = None,  # of EnvPool's `make`, e.g. `{"max_episode_steps": 200}`
     ) -> None:
         self._envpool = _import_envpool()
         known = self._envpool.list_all_envs()
@@ -91,24 +81,21 @@ class EnvPoolSim(NumpyVectorEnv):
 
     def step(self, action: Tensor, active: Tensor | None = None) -> Step:
         """Apply `action` `(N, A)` for one control step; rows where `active` `(N,)` is False do not move."""
-        played = self._played(action)
+        executed = self._clipped(action)
         rows = np.arange(self.num_envs) if active is None else np.flatnonzero(active.detach().cpu().numpy())
         reward = np.zeros(self.num_envs, np.float32)
-        terminated = np.zeros(self.num_envs, bool)
-        truncated = np.zeros(self.num_envs, bool)
-        success = np.zeros(self.num_envs, bool)
-        diverged = np.zeros(self.num_envs, bool)
-        judged = False
+        terminated, truncated, success, diverged = np.zeros((4, self.num_envs), bool)
+        has_success = False
         final = self._obs
         if rows.size:
-            command = played[rows].reshape(len(rows), *self._shape).astype(self._dtype)
+            command = executed[rows].reshape(len(rows), *self._shape).astype(self._dtype)
             observation, rewards, terms, truncs, extra = self._pool.step(command, rows.astype(np.int32))
             moved = extra["env_id"]
             reward[moved], terminated[moved], truncated[moved] = rewards, terms, truncs
             final = copied(self._obs)
             fill(final, moved, self._map.batch(observation))
             if "success" in extra:
-                judged, success[moved] = True, np.asarray(extra["success"]) > 0
+                has_success, success[moved] = True, np.asarray(extra["success"]) > 0
             self._steps[moved] += 1
             moving = np.zeros(self.num_envs, bool)
             moving[moved] = True
@@ -119,14 +106,8 @@ class EnvPoolSim(NumpyVectorEnv):
             self._obs = copied(final)
             self._seeds.take(ended)
             self._start(ended, self._obs)
-        return Step(
-            obs=tensors(self._obs),
-            reward=torch.from_numpy(reward),
-            terminated=torch.from_numpy(terminated),
-            truncated=torch.from_numpy(truncated),
-            final_obs=tensors(final),
-            info={"diverged": torch.from_numpy(diverged)} | ({"success": torch.from_numpy(success)} if judged else {}),
-        )
+        info = {"diverged": diverged} | ({"success": success} if has_success else {})
+        return self._result(reward, terminated, truncated, final, tensors(info))
 
     def close(self) -> None:
         """Stop the pool; safe to call twice."""
@@ -135,7 +116,7 @@ class EnvPoolSim(NumpyVectorEnv):
             self._pool = None
 
     def _start(self, rows: NDArray[np.intp], obs: Arrays) -> None:
-        """Begin the next episode of each of `rows` and write its first observation into `obs`."""
+        """Start the next episode of each of `rows` and write its first observation into `obs`."""
         observation, extra = self._pool.reset(rows.astype(np.int32))
         fill(obs, extra["env_id"], self._map.batch(observation))
         self._steps[rows] = 0

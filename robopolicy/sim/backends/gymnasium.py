@@ -1,8 +1,4 @@
-"""Vector simulator of any gymnasium environment, stepped in this process.
-
-The slow but universal backend: every gymnasium environment runs here under the same contract, with the seed of
-every episode controlled by the caller.
-"""
+"""Vector simulator of any gymnasium environment, stepped in this process with one seed per episode."""
 
 from __future__ import annotations
 
@@ -29,22 +25,18 @@ from robopolicy.sim.vector_env import Arrays, NumpyVectorEnv, copied, fill, fini
 
 _DEFAULT_MAX_STEPS = 1000  # for environments that declare no time limit
 _DEFAULT_RATE = 20  # Hz, for environments that declare neither `dt` nor a frame rate
-_PART = "reward_"  # start of the keys of gymnasium's `info` with parts of the reward, e.g. `reward_ctrl`
+_TERM = "reward_"  # prefix of the keys of gymnasium's `info` with reward terms, e.g. `reward_ctrl`
 
 
 class GymnasiumSim(NumpyVectorEnv):
     """N copies of one gymnasium environment.
 
-    Args:
-        env: A gymnasium id (`"module:Name-v0"` imports the module first) or a function that makes one environment.
-        num_envs: N.
-        task: Name to report; the id by default.
-
-    `info["success"]` is set if the environment reports `success` or `is_success`, and `info["reward.NAME"]` where
-    it reports numbers `reward_NAME`, as the robots of gymnasium do for the terms of their reward.
+    `env` is a gymnasium id (`"module:Name-v0"` imports the module first) or a function that makes one environment;
+    `task` is the name to report, by default the id. `info["success"]` is set if the environment reports `success` or
+    `is_success`, and `info["reward.NAME"]` if it reports numbers `reward_NAME`, the terms of its reward.
 
     Raises:
-        SimulatorFailed: From any call: the environment raised an exception, or starts with numbers that are not finite.
+        SimulatorFailed: In any call: the environment raised an exception, or its first observation is not finite.
     """
 
     def __init__(self, env: str | Callable[[], gymnasium.Env[Any, Any]], num_envs: int, *, task: str = "") -> None:
@@ -69,10 +61,11 @@ class GymnasiumSim(NumpyVectorEnv):
             raise SimulatorFailed.because(task or str(env), "at its start", error) from error
         self._shape, self._dtype = space.shape or (), space.dtype
         super().__init__(SimSpec(task, self._map.specs, low, high, rate, longest), num_envs)
-        # The spec's bounds are rounded to float32 and may lie beyond those of the space, which some environments check.
+        # The spec's bounds are rounded to float32 and may exceed the bounds of the space, which some environments
+        # check.
         box: Any = space
         self._low, self._high = (bound.reshape(-1).astype(np.float64) for bound in (box.low, box.high))
-        self._parts: tuple[str, ...] = ()  # reward terms reported so far
+        self._terms: tuple[str, ...] = ()  # names of reward terms reported so far
 
     @property
     def envs(self) -> list[gymnasium.Env[Any, Any]]:
@@ -80,7 +73,7 @@ class GymnasiumSim(NumpyVectorEnv):
         return self._envs
 
     def reset(self, seed: int | Sequence[int] = 0) -> Observation:
-        """Start every environment anew; environment i runs episode `seed + i`, or `seed[i]` for a sequence."""
+        """Reset every environment; environment i runs episode `seed + i`, or `seed[i]` for a sequence."""
         self._seeds.reset(seed)
         self._obs = self._map.empty(self.num_envs)
         self._start(np.arange(self.num_envs), self._obs)
@@ -88,65 +81,56 @@ class GymnasiumSim(NumpyVectorEnv):
 
     def step(self, action: Tensor, active: Tensor | None = None) -> Step:
         """Apply `action` `(N, A)` for one control step; rows where `active` `(N,)` is False do not move."""
-        played = self._played(action)
+        executed = self._clipped(action)
         moving = np.ones(self.num_envs, bool) if active is None else active.detach().cpu().numpy()
         final = copied(self._obs)
         reward = np.zeros(self.num_envs, np.float32)
-        terminated = np.zeros(self.num_envs, bool)
-        truncated = np.zeros(self.num_envs, bool)
-        success = np.zeros(self.num_envs, bool)
-        teleported = np.zeros(self.num_envs, bool)
-        judged, parts = False, {name: np.zeros(self.num_envs, np.float32) for name in self._parts}
+        terminated, truncated, success, auto_reset = np.zeros((4, self.num_envs), bool)
+        has_success, terms = False, {name: np.zeros(self.num_envs, np.float32) for name in self._terms}
         for row in np.flatnonzero(moving).tolist():
-            command = self._command(played[row])
-            with self._named(row, f"in step {self._steps[row] + 1}"):
-                starts = _fresh_starts(self._envs[row])
-                observation, earned, terminated[row], truncated[row], info = self._envs[row].step(command)
-                teleported[row] = _fresh_starts(self._envs[row]) > starts
-                reward[row] = _number(earned, "reward")
+            command = self._command(executed[row])
+            with self._error_context(row, f"in step {self._steps[row] + 1}"):
+                resets = _auto_resets(self._envs[row])
+                observation, row_reward, terminated[row], truncated[row], info = self._envs[row].step(command)
+                auto_reset[row] = _auto_resets(self._envs[row]) > resets
+                reward[row] = _number(row_reward, "reward")
                 fill(final, row, self._map.single(observation))
-                verdict = info.get("success", info.get("is_success"))
-                if verdict is not None:
-                    judged, success[row] = True, bool(_number(verdict, "success"))
-                for name, value in _parts(info):
-                    parts.setdefault(name, np.zeros(self.num_envs, np.float32))[row] = value
+                reported = info.get("success", info.get("is_success"))
+                if reported is not None:
+                    has_success, success[row] = True, bool(_number(reported, "success"))
+                for name, value in _reward_terms(info):
+                    terms.setdefault(name, np.zeros(self.num_envs, np.float32))[row] = value
         self._steps += moving
-        self._parts = tuple(parts)
-        reward[teleported] = np.nan  # MuJoCo diverged and reset itself: the step is invalid
+        self._terms = tuple(terms)
+        reward[auto_reset] = np.nan  # MuJoCo diverged and reset itself: the step is invalid
         diverged = self._end_diverged(moving, final, reward, terminated, success)
         truncated |= moving & (self._steps >= self.spec.max_episode_steps)
         ended = np.flatnonzero(terminated | truncated)
         self._obs = copied(final) if ended.size else final
         self._start(ended, self._obs)
-        return Step(
-            obs=tensors(self._obs),
-            reward=torch.from_numpy(reward),
-            terminated=torch.from_numpy(terminated),
-            truncated=torch.from_numpy(truncated),
-            final_obs=tensors(final),
-            info=tensors(parts | {"diverged": diverged} | ({"success": success} if judged else {})),
-        )
+        info = tensors(terms | {"diverged": diverged} | ({"success": success} if has_success else {}))
+        return self._result(reward, terminated, truncated, final, info)
 
     def _command(self, action: NDArray[np.float64]) -> NDArray[Any]:
         """Action in the shape and type of the space, rounded for integer spaces."""
-        whole = np.issubdtype(self._dtype, np.integer)
-        return (np.rint(action) if whole else action).reshape(self._shape).astype(self._dtype)
+        is_integer = np.issubdtype(self._dtype, np.integer)
+        return (np.rint(action) if is_integer else action).reshape(self._shape).astype(self._dtype)
 
     def render(self, camera: str | None = None, *, width: int = 320, height: int = 240, envs: int = 1) -> Tensor:
-        """Return frames `(envs, 3, height, width)` uint8, scaled from the environments' own size."""
+        """Return frames `(envs, 3, height, width)` uint8, scaled from the size that the environment renders."""
         if camera is not None:
-            raise UserError(f"Task {self.spec.task} has a fixed view; leave the camera out.")
+            raise UserError(f"Task {self.spec.task} has a fixed view; remove the camera option.")
         if _mujoco_model(self._envs[0]) is not None:
             gl_backend()
-        frames = [self._picture(row) for row in range(min(envs, self.num_envs))]
+        frames = [self._render_row(row) for row in range(min(envs, self.num_envs))]
         pixels = torch.from_numpy(np.stack(frames)).permute(0, 3, 1, 2)
         scaled = torch.nn.functional.interpolate(pixels.float(), (height, width), mode="area")
         return scaled.round().to(torch.uint8)
 
-    def _picture(self, row: int) -> NDArray[np.uint8]:
+    def _render_row(self, row: int) -> NDArray[np.uint8]:
         """Rendered frame `(height, width, 3)` of an environment; an alpha channel is dropped."""
         frame: Any = None
-        with self._named(row, f"while it drew step {self._steps[row]}"), suppress(NotImplementedError):
+        with self._error_context(row, f"while rendering step {self._steps[row]}"), suppress(NotImplementedError):
             frame = self._envs[row].render()
         if frame is None:
             raise UserError(f"Task {self.spec.task} has no 'rgb_array' rendering.")
@@ -154,20 +138,20 @@ class GymnasiumSim(NumpyVectorEnv):
         if not isinstance(frame, np.ndarray) or frame.dtype != np.uint8 or len(shape) != 3 or shape[2] not in (3, 4):
             found = f"{type(frame).__name__} {shape or ''}".strip()
             raise UserError(
-                f"Task {self.spec.task} must render uint8 (height, width, 3) and renders {found}; fix `render`."
+                f"Task {self.spec.task} must render uint8 (height, width, 3) but renders {found}; fix `render`."
             )
         return frame[..., :3]
 
     def close(self) -> None:
         """Close the environments; safe to call twice."""
         for env in self._envs:
-            with suppress(Exception):  # an error on close must not lose the collected data
+            with suppress(Exception):  # errors on close must not lose the collected data
                 env.close()
 
     def _start(self, rows: NDArray[np.intp], obs: Arrays) -> None:
-        """Begin the next episode of each of `rows` and write its first observation into `obs`."""
+        """Start the next episode of each of `rows` and write its first observation into `obs`."""
         for row, seed in zip(rows.tolist(), self._seeds.take(rows), strict=True):
-            with self._named(row, "at the start"):
+            with self._error_context(row, "at the start"):
                 observation, _ = self._envs[row].reset(seed=seed)
                 first = self._map.single(observation)
                 if not finite_rows(first, 1):
@@ -176,7 +160,7 @@ class GymnasiumSim(NumpyVectorEnv):
         self._steps[rows] = 0
 
     @contextmanager
-    def _named(self, row: int, doing: str) -> Iterator[None]:
+    def _error_context(self, row: int, doing: str) -> Iterator[None]:
         """Add task and episode to an exception."""
         try:
             yield
@@ -185,11 +169,11 @@ class GymnasiumSim(NumpyVectorEnv):
             raise SimulatorFailed.because(self.spec.task, episode, error) from error
 
 
-def _parts(info: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """Key in `Step.info` and value of every reward term in `info` of gymnasium."""
+def _reward_terms(info: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    """Yield the key in `Step.info` and the value of every reward term in `info` of gymnasium."""
     for key, value in info.items():
-        if key.startswith(_PART) and isinstance(value, float | int | np.number):
-            yield TERM_PREFIX + key.removeprefix(_PART), float(value)
+        if key.startswith(_TERM) and isinstance(value, float | int | np.number):
+            yield TERM_PREFIX + key.removeprefix(_TERM), float(value)
 
 
 def _number(value: Any, name: str) -> float:
@@ -199,17 +183,19 @@ def _number(value: Any, name: str) -> float:
     return float(np.asarray(value).item())
 
 
-def _fresh_starts(env: gymnasium.Env[Any, Any]) -> int:
-    """Number of resets of a diverged MuJoCo simulation since the episode began; 0 for other simulators.
+def _auto_resets(env: gymnasium.Env[Any, Any]) -> int:
+    """Number of resets in which MuJoCo recovered from divergence in this episode; 0 for other simulators.
 
-    MuJoCo resets itself then, and later observations are finite.
+    Observations after such a reset are finite.
     """
     data: Any = getattr(env.unwrapped, "data", None)
     mujoco: Any = sys.modules.get("mujoco")
     if mujoco is None or not isinstance(data, mujoco.MjData):
         return 0
-    lost = mujoco.mjtWarning
-    return sum(data.warning[kind].number for kind in (lost.mjWARN_BADQPOS, lost.mjWARN_BADQVEL, lost.mjWARN_BADQACC))
+    warning = mujoco.mjtWarning
+    return sum(
+        data.warning[kind].number for kind in (warning.mjWARN_BADQPOS, warning.mjWARN_BADQVEL, warning.mjWARN_BADQACC)
+    )
 
 
 def make_gymnasium(environment: str, options: SimOptions, *, task: str = "") -> GymnasiumSim:
@@ -218,19 +204,19 @@ def make_gymnasium(environment: str, options: SimOptions, *, task: str = "") -> 
 
 
 def _maker(name: str) -> Callable[[], gymnasium.Env[Any, Any]]:
-    """Function that makes `name`, with image rendering where the environment has it."""
+    """Function that makes `name`, with image rendering if the environment supports it."""
     try:
         probe = gymnasium.make(name)
-        drawn = "rgb_array" in probe.metadata.get("render_modes", [])
+        renders = "rgb_array" in probe.metadata.get("render_modes", [])
     except (gymnasium.error.Error, ModuleNotFoundError) as error:
         raise UserError(f"Cannot make the gymnasium environment '{name}': {' '.join(str(error).split())}") from error
     except (Exception, SystemExit) as error:
         raise SimulatorFailed.because(f"gymnasium/{name}", "at its start", error) from error
-    with suppress(Exception):  # as in `close` of the simulator
+    with suppress(Exception):  # an error on close is harmless
         probe.close()
 
     def make() -> gymnasium.Env[Any, Any]:
-        if drawn:
+        if renders:
             with suppress(TypeError):  # not every environment with rendering takes the argument
                 return _without_shadows(gymnasium.make(name, render_mode="rgb_array"))
         return _without_shadows(gymnasium.make(name))
@@ -239,7 +225,7 @@ def _maker(name: str) -> Callable[[], gymnasium.Env[Any, Any]]:
 
 
 def _mujoco_model(env: gymnasium.Env[Any, Any]) -> Any:
-    """The MuJoCo model inside an environment, or None."""
+    """MuJoCo model of an environment, or None."""
     model: Any = getattr(env.unwrapped, "model", None)
     return model if hasattr(model, "light_castshadow") else None
 

@@ -1,16 +1,15 @@
-"""Vector simulator of mjlab and Isaac Lab environments, which have the same interface on a GPU.
+"""Vector simulator of mjlab and Isaac Lab environments, which share one interface on a GPU.
 
-Works with mjlab's `ManagerBasedRlEnv` and Isaac Lab's `ManagerBasedRLEnv` and `DirectRLEnv` (2.3 and 3), by what they
-offer and without importing either. Rewards, flags and observations stay on the environment's device, and `step` waits
-for the device once, for the indices of the rows to reset, as both libraries do.
+Supports mjlab's `ManagerBasedRlEnv` and Isaac Lab's `ManagerBasedRLEnv` and `DirectRLEnv` (2.3 and 3) through their
+attributes, without importing either. Rewards, flags and observations stay on the device of the environment; `step`
+waits for the device once, for the indices of the rows to reset, as both libraries do.
 
 * **Last observations.** mjlab with `cfg.auto_reset = False` and Isaac Lab 3 with `cfg.compute_final_obs = True` return
-  them. Isaac Lab 2.3 does not: there `spec.final_obs_exact` is False and `final_obs` is the observation before.
+  them. Isaac Lab 2.3 does not: there `spec.final_obs_exact` is False and `final_obs` is the previous observation.
 * **Actions.** Infinite bounds become `action_bound`, since both libraries leave most actions unbounded.
-* **Diverged physics.** A row whose observation or reward is not finite, or whose action is NaN, is terminated
-  and with reward 0.
-* **Seeds.** Episodes share one random stream, so single ones cannot be replayed (`spec.seeded_episodes` is False), nor
-  can rows be skipped in a step (`spec.supports_masked_step` is False): use an action horizon of 1.
+* **Diverged physics.** A row with a non-finite observation or reward, or a NaN action, terminates with reward 0.
+* **Seeds.** Episodes share one random stream, so single episodes cannot be repeated (`spec.seeded_episodes` is False),
+  and no row can be skipped in a step (`spec.supports_masked_step` is False): use an action horizon of 1.
 """
 
 from __future__ import annotations
@@ -37,28 +36,26 @@ _SEEDS = 2**32  # range of numpy seeds
 
 
 class IsaacStyleSim(VectorSim):
-    """The environments of one mjlab or Isaac Lab object.
+    """The environments of one mjlab or Isaac Lab object `env`, without its wrappers; `task` is the name to report.
 
-    Args:
-        env: The environment; wrappers are removed.
-        task: Name to report.
-        action_bound: Actions that the environment leaves unbounded are clipped to `[-action_bound, action_bound]`.
-
-    Every observation group becomes a key, the terms of a group that is not concatenated become `<group>.<term>`, and
-    colour images `image.<key>`. What the environment logs goes to `info` as `log.<name>`; a number that it logs for all
-    episodes ending in a step goes to every row. `info["success"]` is its termination term of that name, if it has one.
+    Actions that the environment leaves unbounded are clipped to `[-action_bound, action_bound]`. Every observation
+    group becomes a key, the terms of a group that is not concatenated become `<group>.<term>`, and colour images
+    `image.<key>`. Entries of the environment's log become `log.<name>` in `info`; one number for all episodes that end
+    in a step is given to every row. `info["success"]` is the termination term of that name, if it exists.
     """
 
     def __init__(self, env: Any, *, task: str, action_bound: float = 1.0) -> None:
         self.env: Any = env.unwrapped
         if hasattr(self.env, "possible_agents"):
-            raise UserError(f"Task {task} has several agents; robot policies control one.")
+            raise UserError(f"Task {task} has several agents; robot policies control one agent.")
         self.num_envs = int(self.env.num_envs)
         self.device = torch.empty(0, device=str(self.env.device)).device  # "cuda" is cuda:0 in every tensor
         self._stream = _RandomStream(self.device)
-        self._restarts = getattr(self.env.cfg, "auto_reset", True) is False  # with mjlab we reset ended episodes
+        self._resets_rows = (
+            getattr(self.env.cfg, "auto_reset", True) is False
+        )  # mjlab: this class resets ended episodes
         terms = getattr(getattr(self.env, "termination_manager", None), "active_terms", ())
-        self._judges = "success" in terms
+        self._has_success = "success" in terms
         self._low, self._high = _action_bounds(self.env.single_action_space, action_bound, task, self.device)
         first = self.reset(0)
         self.spec = SimSpec(
@@ -70,18 +67,18 @@ class IsaacStyleSim(VectorSim):
             max_episode_steps=int(self.env.max_episode_length),
             seeded_episodes=False,
             supports_masked_step=False,
-            final_obs_exact=self._restarts or getattr(self.env.cfg, "compute_final_obs", False),
+            final_obs_exact=self._resets_rows or getattr(self.env.cfg, "compute_final_obs", False),
         )
 
     def reset(self, seed: int | Sequence[int] = 0) -> Observation:
-        """Start every environment anew from one random stream; `seed` (the first of several) decides it."""
+        """Reset every environment from one random stream, seeded by `seed` (the first of several)."""
         counter = SeedCounter(self.num_envs)
         counter.reset(seed)
         names = counter.take(np.arange(self.num_envs))
         self.episode_seed = torch.tensor(names, device=self.device)
         self._next_seed = torch.tensor(max(names) + 1, device=self.device)
         self.episode_step = torch.zeros(self.num_envs, dtype=torch.int64, device=self.device)
-        with self._stream, redirect_stdout(io.StringIO()):  # mjlab announces every seed
+        with self._stream, redirect_stdout(io.StringIO()):  # mjlab prints every seed
             obs, _ = self.env.reset(seed=names[0] % _SEEDS)
             self._obs = _flat(obs)
         return dict(self._obs)
@@ -92,32 +89,32 @@ class IsaacStyleSim(VectorSim):
         if tuple(action.shape) != expected:
             raise UserError(f"Expected actions of shape {expected}, got {tuple(action.shape)}.")
         if active is not None:
-            raise UserError(f"The environments of {self.spec.task} all move together; use an action horizon of 1.")
+            raise UserError(f"The environments of {self.spec.task} all step together; use an action horizon of 1.")
         action = action.detach().to(self.device, torch.float32)
-        asked = action.clamp(self._low, self._high)  # still NaN where the policy has diverged
+        clipped = action.clamp(self._low, self._high)  # keeps NaN
         with self._stream:
-            result = self.env.step(asked.nan_to_num().clamp(self._low, self._high))  # 0 may lie outside the bounds
-            seen, extras = _flat(result[0]), result[4]
+            result = self.env.step(clipped.nan_to_num().clamp(self._low, self._high))  # 0 may lie outside the bounds
+            current, extras = _flat(result[0]), result[4]
             reward = result[1].to(torch.float32, copy=True).reshape(-1)  # mjlab writes into the same storage every step
             terminated, truncated = (flag.to(torch.bool, copy=True).reshape(-1) for flag in result[2:4])
-            if self._restarts:
-                final = seen
-                diverged = _broken_rows(seen, asked, reward)
+            if self._resets_rows:
+                final = current
+                diverged = _broken_rows(current, clipped, reward)
                 terminated |= diverged
                 restart = done = terminated | truncated
             else:
                 ended = terminated | truncated  # the environment has reset these
-                final, broken = self._last(seen, ended, extras), _broken_rows(seen)
-                diverged = broken | _broken_rows(final, asked, reward)
+                final, broken = self._last(current, ended, extras), _broken_rows(current)
+                diverged = broken | _broken_rows(final, clipped, reward)
                 terminated |= diverged
                 done = ended | diverged
                 restart = (diverged & ~ended) | broken
             rows = restart.nonzero().flatten()
-            obs = where_rows(restart, self._restart(rows), seen) if len(rows) else seen
+            obs = where_rows(restart, self._restart(rows), current) if len(rows) else current
         info = {"diverged": diverged, **self._logged(extras)}
-        if self._judges:
+        if self._has_success:
             info["success"] = self.env.termination_manager.get_term("success") & ~diverged
-        if self._restarts and not len(rows):  # most steps: nothing has ended
+        if self._resets_rows and not len(rows):  # most steps: no episode ended
             self._obs, self.episode_step = obs, self.episode_step + 1
             return Step(dict(obs), reward, terminated, truncated, dict(final), info)
         final = where_rows(diverged, self._obs, final)
@@ -133,17 +130,17 @@ class IsaacStyleSim(VectorSim):
             self.env.close()
             self.env = None
 
-    def _last(self, seen: Observation, done: Tensor, extras: dict[str, Any]) -> Observation:
-        """True successor observations, if the environment returns them after a reset; else the last ones."""
-        shown = extras.pop("final_obs", None)  # Isaac Lab keeps the entry in steps without episode ends
-        return where_rows(done, self._obs if shown is None else _flat(shown), seen)
+    def _last(self, current: Observation, done: Tensor, extras: dict[str, Any]) -> Observation:
+        """True successor observations if the environment returns them after a reset, else the previous ones."""
+        final = extras.pop("final_obs", None)  # Isaac Lab keeps the entry in steps without episode ends
+        return where_rows(done, self._obs if final is None else _flat(final), current)
 
     def _restart(self, rows: Tensor) -> Observation:
-        """Begin the next episode of each of `rows` `(K,)` and return the observations of all."""
-        if self._restarts:
+        """Start the next episodes of `rows` `(K,)` and return the observations of all rows."""
+        if self._resets_rows:
             return _flat(self.env.reset(env_ids=rows)[0])
-        # Isaac Lab restarts diverged rows only by what its own `step` calls: its `reset` takes no rows in environments
-        # of the direct kind, and adds to the observation history of the others in those of the managed kind.
+        # Isaac Lab can reset diverged rows only through the calls of its own `step`: its `reset` takes no rows in
+        # direct environments, and adds to the observation history of the other rows in manager-based environments.
         self.env._reset_idx(rows)
         self.env.scene.write_data_to_sim()
         self.env.sim.forward()
@@ -151,7 +148,7 @@ class IsaacStyleSim(VectorSim):
         return _flat(self.env._get_observations() if manager is None else manager.compute())
 
     def _logged(self, extras: Mapping[str, Any]) -> dict[str, Tensor]:
-        """Entries of `extras["log"]` with one number per row, or one for all."""
+        """Entries of `extras["log"]` with one number per row or one number for all rows."""
         found: dict[str, Tensor] = {}
         for name, value in (extras.get("log") or {}).items():
             if isinstance(value, int | float):
@@ -164,8 +161,8 @@ class IsaacStyleSim(VectorSim):
 
 @contextmanager
 def building(device: str) -> Iterator[None]:
-    """Silence a library, and keep the global random generators as they are, while it builds an environment."""
-    with suppress(ImportError, AttributeError):  # Warp, on which both build, names every kernel that it loads
+    """Suppress the output of a library and preserve the global random generators while it builds an environment."""
+    with suppress(ImportError, AttributeError):  # Warp prints every kernel that it loads
         import warp
 
         warp.config.log_level = warp.LOG_WARNING
@@ -176,7 +173,7 @@ def building(device: str) -> Iterator[None]:
 class _RandomStream:
     """Separate state of the global random generators for one environment.
 
-    Both libraries draw from these and seed them when an environment is built or reset. Training draws from them too; it
+    Both libraries draw from these generators and seed them on construction and reset. Training uses them as well: it
     must not repeat its numbers after every evaluation, and an episode must not depend on other draws.
     """
 
@@ -184,8 +181,8 @@ class _RandomStream:
         self._device = device if device.type == "cuda" else None
         self._inner: tuple[Any, ...] | None = None
         self._outer: tuple[Any, ...] = ()
-        # Numpy's generator is exchanged, as copying its state takes longer than all the others together, in every
-        # step. What that forgets is the second of a pair of normal numbers of its old interface.
+        # Numpy's generator is swapped, because copying its state in every step takes longer than all other copies. The
+        # swap loses the second of a pair of normal numbers of the legacy interface.
         self._numpy: Any = np.random.MT19937()
         state = mtrand.get_bit_generator().state
         if state["bit_generator"] == "MT19937":
@@ -193,18 +190,18 @@ class _RandomStream:
 
     def __enter__(self) -> None:
         self._outer = self._states()
-        self._exchange()
+        self._swap_numpy()
         if self._inner is not None:
             self._set(self._inner)
 
     def __exit__(self, *error: object) -> None:
         self._inner = self._states()
-        self._exchange()
+        self._swap_numpy()
         self._set(self._outer)
 
-    def _exchange(self) -> None:
-        mine, self._numpy = self._numpy, mtrand.get_bit_generator()
-        mtrand.set_bit_generator(mine)
+    def _swap_numpy(self) -> None:
+        own, self._numpy = self._numpy, mtrand.get_bit_generator()
+        mtrand.set_bit_generator(own)
 
     def _states(self) -> tuple[Any, ...]:
         cuda = None if self._device is None else torch.cuda.get_rng_state(self._device)
@@ -218,23 +215,20 @@ class _RandomStream:
 
 
 def default_action_bound(environment: str) -> float:
-    """Bound of actions that the environment leaves unbounded: 3 for walking tasks, 1 elsewhere.
-
-    In the walking tasks an action is an offset of joint targets, scaled so that gaits need more than 1.
-    """
+    """Bound of unbounded actions: 3 for walking tasks, whose scaled joint offsets exceed 1 in a gait; else 1."""
     return 3.0 if "-Velocity-" in environment else 1.0
 
 
 def _action_bounds(space: Any, bound: float, task: str, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Finite bounds `(A,)` of a Box of gymnasium, or of mjlab, whose bounds may be single numbers."""
+    """Finite bounds `(A,)` of a Box of gymnasium or mjlab; bounds of mjlab may be scalars."""
     if not hasattr(space, "low"):
         raise UserError(f"Task {task} has {type(space).__name__} actions; robot policies need a Box.")
     if not 0 < bound < float("inf"):
         raise UserError(f"The action bound must be a positive number, got {bound}.")
     limits: list[Tensor] = []
-    for given, instead in ((space.low, -bound), (space.high, bound)):
-        limit = np.broadcast_to(np.asarray(given, np.float32), space.shape).reshape(-1)
-        limits.append(torch.tensor(np.where(np.isfinite(limit), limit, instead), dtype=torch.float32, device=device))
+    for bounds, default in ((space.low, -bound), (space.high, bound)):
+        limit = np.broadcast_to(np.asarray(bounds, np.float32), space.shape).reshape(-1)
+        limits.append(torch.tensor(np.where(np.isfinite(limit), limit, default), dtype=torch.float32, device=device))
     return limits[0], limits[1]
 
 
@@ -265,5 +259,5 @@ def _broken_rows(obs: Observation, *others: Tensor) -> Tensor:
     if not numbers:  # images only
         first = next(iter(obs.values()))
         return torch.zeros(len(first), dtype=torch.bool, device=first.device)
-    # Zero times such a number is NaN, which no sum loses.
+    # 0 * inf and 0 * NaN are NaN, and a sum propagates NaN.
     return (numbers[0] if len(numbers) == 1 else torch.cat(numbers, 1)).mul(0.0).sum(1) != 0.0

@@ -17,14 +17,10 @@ from robopolicy.sim.registry import SimOptions
 def make_isaaclab(
     environment: str, options: SimOptions, *, task: str = "", action_bound: float | None = None
 ) -> IsaacStyleSim:
-    """Build environments of one Isaac Lab id, for example `Isaac-Ant`; there can be one set per process.
+    """Build environments of one Isaac Lab id, for example `Isaac-Ant`; a process can contain one set.
 
-    Args:
-        environment: Isaac Lab's name.
-        options: `num_envs` and `device`: `cuda`, `cuda:0`, ... or `cpu`.
-        task: Name to report; the id by default.
-        action_bound: Actions, which Isaac Lab leaves unbounded, are clipped to `[-action_bound, action_bound]`; None
-            is the default of the environment.
+    `options` give `num_envs` and `device` (`cuda`, `cuda:0`, ... or `cpu`), `task` is the name to report (default: the
+    id). Isaac Lab leaves actions unbounded; they are clipped to `[-action_bound, action_bound]` (default: by task).
     """
     bound = default_action_bound(environment) if action_bound is None else action_bound
     with building(options.device):
@@ -33,16 +29,12 @@ def make_isaaclab(
 
 
 def isaaclab_config(env_id: str, num_envs: int, device: str) -> Any:
-    """Configuration of Isaac Lab's `env_id`, with last observations if it supports them.
-
-    Raises:
-        UserError: Isaac Lab is missing or has no such environment, or one runs already.
-    """
+    """Configuration of `env_id`, with last observations if supported; raise a `UserError` if it cannot be simulated."""
     try:
-        if find_spec("isaaclab") and not find_spec("isaaclab_newton"):  # 2.3 can be imported inside Isaac Sim only
+        if find_spec("isaaclab") and not find_spec("isaaclab_newton"):  # 2.3 can be imported only inside Isaac Sim
             import_module("isaaclab.app").AppLauncher(headless=True, device=device)
         context = import_module("isaaclab.sim").SimulationContext
-        parse_env_cfg = import_module("isaaclab_tasks.utils").parse_env_cfg  # and registers the environments
+        parse_env_cfg = import_module("isaaclab_tasks.utils").parse_env_cfg  # also registers the environments
     except ImportError as error:
         raise UserError(_missing(error)) from error
     known = [name for name, spec in gymnasium.registry.items() if "env_cfg_entry_point" in spec.kwargs]
@@ -50,11 +42,11 @@ def isaaclab_config(env_id: str, num_envs: int, device: str) -> Any:
         raise unknown_environment("Isaac Lab", env_id, known)
     if context.instance() is not None:
         raise UserError(
-            "Isaac Lab simulates one set of environments per process, and one is open; train with "
+            "Isaac Lab supports one set of environments per process, and one is open; train with "
             "evaluation.episodes=0 and evaluate afterwards (robopolicy eval)."
         )
     config: Any = parse_env_cfg(env_id, device=device, num_envs=num_envs)
-    config.seed = 0  # of what is drawn once, such as terrain: the same in every run
+    config.seed = 0  # for values drawn once, such as terrain: equal in every run
     if hasattr(config, "compute_final_obs"):
         config.compute_final_obs = True
     return config
@@ -62,7 +54,7 @@ def isaaclab_config(env_id: str, num_envs: int, device: str) -> Any:
 
 def _missing(error: ImportError) -> str:
     found = ".".join(map(str, sys.version_info[:2]))
-    how = "pip install 'robopolicy[isaaclab]'"
+    command = "pip install 'robopolicy[isaaclab]'"
     if found != "3.12":
-        how += f" in an environment of its own with Python 3.12, this is {found}"
-    return f"Isaac Lab cannot be imported ({error}); run: {how}."
+        command += f" in a separate environment with Python 3.12 (this is {found})"
+    return f"Isaac Lab cannot be imported ({error}); run: {command}."

@@ -16,12 +16,8 @@ def make_mjlab(
 ) -> IsaacStyleSim:
     """Build environments of one mjlab id, for example `Mjlab-Velocity-Flat-Unitree-Go1`.
 
-    Args:
-        environment: mjlab's name.
-        options: `num_envs` and `device`: `cuda`, `cuda:0`, ... or `cpu`.
-        task: Name to report; the id by default.
-        action_bound: Actions, which mjlab leaves unbounded, are clipped to `[-action_bound, action_bound]`; None is
-            the default of the environment.
+    `options` give `num_envs` and `device` (`cuda`, `cuda:0`, ... or `cpu`), `task` is the name to report (default: the
+    id). mjlab leaves actions unbounded; they are clipped to `[-action_bound, action_bound]` (default: by task).
     """
     config = mjlab_config(environment, options.num_envs)
     bound = default_action_bound(environment) if action_bound is None else action_bound
@@ -33,13 +29,8 @@ def make_mjlab(
 
 
 def mjlab_config(env_id: str, num_envs: int) -> Any:
-    """Configuration of mjlab's `env_id`, with last observations and resets by `IsaacStyleSim`.
-
-    Raises:
-        UserError: mjlab is missing, has no such environment, or the environment needs a file that mjlab does not
-        include.
-    """
-    with suppress(UserError):  # MuJoCo reads the GL library on import; simulation needs none
+    """Configuration of `env_id`, with last observations and resets by `IsaacStyleSim`; `UserError` if it is missing."""
+    with suppress(UserError):  # MuJoCo reads the GL library on import; simulation does not need it
         gl_backend()
     try:
         import mjlab.tasks  # noqa: F401 - registers the environments
@@ -54,6 +45,6 @@ def mjlab_config(env_id: str, num_envs: int) -> Any:
             f"mjlab's {env_id} needs a motion file that mjlab does not include; build it in Python (IsaacStyleSim)."
         )
     config.scene.num_envs = num_envs
-    config.seed = 0  # of what is drawn once, such as terrain: the same in every run
+    config.seed = 0  # for values drawn once, such as terrain: equal in every run
     config.auto_reset = False
     return config

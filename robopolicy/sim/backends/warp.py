@@ -1,7 +1,7 @@
 """GPU backend: a `MujocoTask` with torch functions on the physics of MuJoCo Warp.
 
-Compared with `MujocoSim`, episodes run in single precision: equal initial states, then trajectories that diverge
-slowly until the first contact and faster afterwards (see docs/guide/gpu_simulation.md for numbers).
+Compared with `MujocoSim`, episodes run in single precision: equal initial states, then trajectories that diverge slowly
+until the first contact and faster afterwards (see docs/guide/gpu_simulation.md for numbers).
 """
 
 from __future__ import annotations
@@ -25,15 +25,9 @@ from robopolicy.sim.registry import SimOptions
 from robopolicy.sim.vector_env import SeedCounter, check_action, check_number_of_envs
 
 CONTACTS = 64  # per environment, pooled; the Panda scenes reach 14
-
-
 CONSTRAINTS = 128  # rows per environment; the Panda scenes reach 48
-
-
-_LARGEST = 1e10  # bound of MuJoCo for valid positions and velocities
-
-
-_OVERFLOWS = {  # bit of MuJoCo Warp's report: what ran out
+_MAX_STATE = 1e10  # bound of MuJoCo for valid positions and velocities
+_OVERFLOWS = {  # bit of MuJoCo Warp's report: name of the buffer
     1 << 0: "constraints",
     1 << 1: "constraints (their non-zeros)",
     1 << 2: "contacts (broad phase)",
@@ -43,17 +37,10 @@ _OVERFLOWS = {  # bit of MuJoCo Warp's report: what ran out
 
 
 class WarpPhysics:
-    """N worlds of one model. The tensors named below are views: the physics reads and writes what they show.
-
-    Args:
-        model: The model.
-        num_envs: N.
-        device: Where to simulate.
-        contacts: Room for contacts per environment, in one pool for all.
-        constraints: Room for constraint rows of each environment.
+    """N worlds of one model; its tensors are views of the memory of the simulation.
 
     Raises:
-        UserError: The packages are missing, or the model uses what MuJoCo Warp does not have.
+        UserError: The packages are missing, or MuJoCo Warp does not support the model.
     """
 
     def __init__(
@@ -61,8 +48,8 @@ class WarpPhysics:
         model: mujoco.MjModel,
         num_envs: int,
         device: torch.device,
-        contacts: int,
-        constraints: int,
+        contacts: int,  # capacity for contacts per environment, in one pool
+        constraints: int,  # capacity for constraint rows of each environment
     ) -> None:
         self._warp, self._mjw = _import_packages()
         self._device = device
@@ -76,9 +63,9 @@ class WarpPhysics:
                 self._data = self._mjw.make_data(model, nworld=num_envs, nconmax=contacts, njmax=constraints)
             except (NotImplementedError, ValueError) as error:
                 raise UserError(f"MuJoCo Warp cannot simulate this model: {error} Use backend 'mujoco'.") from error
-            if device.type == "cuda":  # older drivers cannot repeat a part of a graph until the solver has converged
+            if device.type == "cuda":  # older drivers cannot loop in a graph until the solver converges
                 self._model.opt.graph_conditional = self._warp.is_conditional_graph_supported()
-            self._model.opt.warn_overflow = False  # it prints from its kernels; `overflow` reports the same
+            self._model.opt.warn_overflow = False  # the kernels print; use `overflow`
         view, data = self._warp.to_torch, self._data
         self.time: Tensor = view(data.time)  # (N,) [s]
         self.qpos: Tensor = view(data.qpos)  # (N, nq)
@@ -88,9 +75,9 @@ class WarpPhysics:
         self._warmstart: Tensor = view(data.qacc_warmstart)
         self._control: Tensor = view(data.ctrl)
         self._overflow: Tensor = view(data.overflow)
-        self._step = self._recorded(lambda: self._mjw.step(self._model, self._data))
-        senses = model.nsensordata > 0
-        self._forward = self._recorded(lambda: self._mjw.forward(self._model, self._data)) if senses else None
+        self._step = self._capture(lambda: self._mjw.step(self._model, self._data))
+        has_sensors = model.nsensordata > 0
+        self._forward = self._capture(lambda: self._mjw.forward(self._model, self._data)) if has_sensors else None
 
     @property
     def state(self) -> tuple[Tensor, ...]:
@@ -113,7 +100,7 @@ class WarpPhysics:
         self._step(steps)
 
     def update_sensors(self, rows: Tensor) -> None:
-        """Compute the sensors of `rows` `(K,)`, which have just been placed."""
+        """Compute the sensors of `rows` `(K,)` after a reset."""
         if self._forward is not None:
             before = self.sensors.clone()
             self._forward(1)
@@ -121,7 +108,7 @@ class WarpPhysics:
 
     def valid_state(self) -> Tensor:
         """Mask `(N,)` of worlds with a finite state within the bounds of MuJoCo."""
-        return torch.cat([self.qpos, self.qvel, self.act], dim=1).abs().le(_LARGEST).all(dim=1)
+        return torch.cat([self.qpos, self.qvel, self.act], dim=1).abs().le(_MAX_STATE).all(dim=1)
 
     def overflowed(self) -> str:
         """Names of the buffers that overflowed in the last `advance`; waits for the device."""
@@ -129,29 +116,29 @@ class WarpPhysics:
         names = [name for bit, name in _OVERFLOWS.items() if any(value & bit for value in bits)]
         return ", ".join(names) or "buffers of the collision functions"
 
-    def _recorded(self, run: Callable[[], None]) -> Callable[[int], None]:
-        """Record `run` once as a graph, which is launched without Python on GPU and CPU."""
+    def _capture(self, run: Callable[[], None]) -> Callable[[int], None]:
+        """Capture `run` as a graph and return a function that launches it a number of times, on GPU or CPU."""
         wp, device = self._warp, self._device
         with wp.ScopedDevice(str(device)):
-            run()  # compiles and loads the kernels, which must not happen while recording
+            run()  # compile and load the kernels before the capture
             with wp.ScopedCapture() as capture:
                 run()
             wp.synchronize_device()
 
-        def play(times: int) -> None:
-            # On torch's stream the physics and torch's operations follow each other without the host waiting.
+        def launch(times: int) -> None:
+            # On torch's stream, physics and torch operations are ordered without a wait of the host.
             stream = wp.stream_from_torch(torch.cuda.current_stream(device)) if device.type == "cuda" else None
             for _ in range(times):
                 wp.capture_launch(capture.graph, stream)
 
-        return play
+        return launch
 
 
 def _import_packages() -> tuple[Any, Any]:
     try:
         import warp
 
-        warp.config.log_level = max(warp.config.log_level, warp.LOG_WARNING)  # it reports every kernel on stdout
+        warp.config.log_level = max(warp.config.log_level, warp.LOG_WARNING)  # it prints every kernel to stdout
         import mujoco_warp
     except ImportError as error:
         raise UserError("MuJoCo Warp is not installed; run: pip install 'robopolicy[warp]'.") from error
@@ -159,20 +146,13 @@ def _import_packages() -> tuple[Any, Any]:
 
 
 class WarpSim(VectorSim):
-    """N environments of one task on one device.
+    """N environments of one task on one device (`cpu`, `cuda`, `cuda:0`, ...).
 
-    A step waits for the device once, to learn which episodes ended; the starts of the next ones are drawn on the host.
-
-    Args:
-        task: What to simulate; its functions must take torch tensors (`MujocoTask.array_api`).
-        num_envs: N.
-        device: `cpu`, `cuda`, `cuda:0`, ...
-        contacts: Room for contacts per environment, in one pool for all.
-        constraints: Room for constraint rows of each environment.
-
-    A state that diverges (non-finite or beyond MuJoCo's bounds) ends its episode: `terminated`, `info["diverged"]`,
-    never a success, and `final_obs` is the last valid observation. Contacts beyond the capacity are dropped, which sets
-    `info["overflow"]` and, the first time, gives a warning that names the buffer to enlarge.
+    The functions of the task must take torch tensors (`MujocoTask.array_api`). A step waits for the device once, to
+    find the ended episodes; initial states are sampled on the host. A state that diverges (non-finite or beyond
+    MuJoCo's bounds) ends its episode: `terminated`, `info["diverged"]`, no success, and `final_obs` is the last valid
+    observation. Contacts beyond the capacity are dropped; this sets `info["overflow"]` and warns once, with the name of
+    the buffer to enlarge.
     """
 
     def __init__(
@@ -181,8 +161,8 @@ class WarpSim(VectorSim):
         num_envs: int,
         *,
         device: str = "cpu",
-        contacts: int = CONTACTS,
-        constraints: int = CONSTRAINTS,
+        contacts: int = CONTACTS,  # capacity for contacts per environment, in one pool
+        constraints: int = CONSTRAINTS,  # capacity for constraint rows of each environment
     ) -> None:
         if task.needs_exact_engine:
             raise UserError(f"Task {task.name} reads contacts or forces and needs backend 'mujoco-exact', got 'warp'.")
@@ -192,7 +172,7 @@ class WarpSim(VectorSim):
         self.spec = sim_spec(task)
         self.num_envs = num_envs
         self._physics = WarpPhysics(task.model, num_envs, usable_device(device), contacts, constraints)
-        self.device = self._physics.qpos.device  # "cuda" has become "cuda:0"
+        self.device = self._physics.qpos.device  # "cuda" becomes "cuda:0"
         self._low, self._high = self.spec.action_low.to(self.device), self.spec.action_high.to(self.device)
         self._seeds = SeedCounter(num_envs)
         self._steps = torch.zeros(num_envs, dtype=torch.int64, device=self.device)
@@ -202,20 +182,20 @@ class WarpSim(VectorSim):
 
     @property
     def episode_seed(self) -> Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """(N,) int64, seed of the episode now running."""
+        """(N,) int64, seed of the current episode."""
         return torch.from_numpy(self._seeds.current.copy()).to(self.device)
 
     @property
     def episode_step(self) -> Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """(N,) int64, control steps taken in that episode."""
+        """(N,) int64, control steps in the current episode."""
         return self._steps.clone()
 
     def state(self) -> BatchState:
-        """Current states of all environments as a task gets them; views that the next step overwrites."""
+        """Current states of all environments, as passed to a task; the next step overwrites these views."""
         return self._batch(self._physics.state, self._memory)
 
     def reset(self, seed: int | Sequence[int] = 0) -> Observation:
-        """Start every environment anew; environment i runs episode `seed + i`, or `seed[i]` for a sequence."""
+        """Reset every environment; environment i runs episode `seed + i`, or `seed[i]` for a sequence."""
         self._seeds.reset(seed)
         self._start(np.arange(self.num_envs))
         self._started = True
@@ -224,27 +204,27 @@ class WarpSim(VectorSim):
     def step(self, action: Tensor, active: Tensor | None = None) -> Step:
         """Apply `action` `(N, A)` for one control step; rows where `active` `(N,)` is False do not move.
 
-        A NaN action is applied as 0 and reported afterwards: an earlier check would be a second wait for the device.
+        A NaN action is applied as 0 and reported afterwards: an earlier check would wait for the device twice.
         """
         if not self._started:
             raise UserError("Call reset before the first step.")
         check_action(action, self.num_envs, self.spec)
-        asked = action.detach().to(self.device, torch.float32)
-        played: Any = asked.nan_to_num(0.0).clamp(self._low, self._high)
+        requested = action.detach().to(self.device, torch.float32)
+        executed: Any = requested.nan_to_num(0.0).clamp(self._low, self._high)
         moves = torch.ones_like(self._steps, dtype=torch.bool) if active is None else active.to(self.device)
         physics = self._physics
         start = [view.clone() for view in physics.state]
         before = self._batch(start, {key: value.clone() for key, value in self._memory.items()})
 
-        physics.advance(_tensor(self.task.control(played, before)), self.task.frame_skip)
+        physics.advance(_tensor(self.task.control(executed, before)), self.task.frame_skip)
         valid_state = physics.valid_state()
         for view, old in zip(physics.state, start, strict=True):
             view.copy_(_where(moves & valid_state, view, old))
         written = {key: _tensor(value) for key, value in before.memory.items()}
         self._memory = {key: _where(moves, value, self._memory[key]) for key, value in written.items()}
-        outcome = self.task.outcome(before, played, self.state())
-        final, earned = self._observe(), _tensor(outcome.reward).float()
-        for value in (earned, *final.values()):
+        outcome = self.task.outcome(before, executed, self.state())
+        final, raw_reward = self._observe(), _tensor(outcome.reward).float()
+        for value in (raw_reward, *final.values()):
             valid_state = valid_state & value.isfinite().reshape(self.num_envs, -1).all(1)
 
         diverged = moves & ~valid_state
@@ -256,13 +236,13 @@ class WarpSim(VectorSim):
         info |= {"diverged": diverged, "overflow": moves & physics.overflow}
         if "success" in info:
             info["success"] = info["success"] & ~diverged
-        reward = _masked(earned, moves & ~diverged)
-        obs = self._restart(terminated | truncated, info["overflow"], asked)
+        reward = _masked(raw_reward, moves & ~diverged)
+        obs = self._restart(terminated | truncated, info["overflow"], requested)
         return Step(obs or dict(final), reward, terminated, truncated, final, info)
 
     def render(self, camera: str | None = None, *, width: int = 320, height: int = 240, envs: int = 1) -> Tensor:
         """Return frames `(envs, 3, height, width)` uint8 of the first `envs` environments, drawn on the CPU."""
-        camera = self.task.shown_camera(camera)
+        camera = self.task.resolve_camera(camera)
         if (height, width) not in self._renderers:
             self._renderers[height, width] = Renderer(self.task.model, height, width)
         renderer, state = self._renderers[height, width], self.state().on_host()
@@ -299,10 +279,10 @@ class WarpSim(VectorSim):
             renderer.close()
         self._renderers.clear()
 
-    def _restart(self, ended: Tensor, overflow: Tensor, asked: Tensor) -> Observation | None:
-        """Begin the next episode of the rows that `ended` and return the observations; None if no row ended."""
-        unusable = ~asked.isfinite().all(dim=1)
-        ends, overflows, bad = torch.stack([ended, overflow, unusable]).cpu().numpy()  # the one wait for the device
+    def _restart(self, ended: Tensor, overflow: Tensor, requested: Tensor) -> Observation | None:
+        """Start the next episodes of the rows in `ended` and return the observations; None if no row ended."""
+        unusable = ~requested.isfinite().all(dim=1)
+        ends, overflows, bad = torch.stack([ended, overflow, unusable]).cpu().numpy()  # the only wait for the device
         if bad.any():
             raise UserError("An action is NaN or infinite; the policy has diverged.")
         if overflows.any() and not self._warned:
@@ -319,11 +299,11 @@ class WarpSim(VectorSim):
         return self._observe()
 
     def _start(self, rows: NDArray[np.intp]) -> None:
-        """Begin the next episode of each of `rows`; the only Python loop over environments."""
+        """Start the next episode of each of `rows`; the only Python loop over environments."""
         starts = [self.task.initial(np.random.default_rng(seed)) for seed in self._seeds.take(rows)]
         if any(start.model for start in starts):
             raise UserError(
-                f"Task {self.spec.task} changes its model from episode to episode, which backend 'warp' cannot; "
+                f"Task {self.spec.task} changes its model between episodes, which backend 'warp' does not support; "
                 "choose backend 'mujoco'."
             )
         index, physics = torch.from_numpy(rows).to(self.device), self._physics
@@ -341,26 +321,26 @@ class WarpSim(VectorSim):
 
     def _batch(self, state: Sequence[Tensor], memory: dict[str, Tensor]) -> BatchState:
         time, qpos, qvel, _, sensors = state
-        fields: Any = (qpos, qvel, time, sensors, memory)  # tensors where the CPU engines have arrays
+        fields: Any = (qpos, qvel, time, sensors, memory)  # tensors, unlike in the CPU engines
         return BatchState(self.task.model, *fields)
 
     def _observe(self) -> Observation:
-        seen = self.task.observe(self.state())
-        return {key: _tensor(value).to(torch.float32, copy=True) for key, value in seen.items()}
+        observation = self.task.observe(self.state())
+        return {key: _tensor(value).to(torch.float32, copy=True) for key, value in observation.items()}
 
     def _uploaded(self, values: Sequence[Any]) -> Tensor:
-        """One row per value `(K, ...)`; floats become float32."""
+        """Stack values to a tensor `(K, ...)` on the device; floats become float32."""
         rows = torch.from_numpy(np.stack([np.asarray(value) for value in values]))
         return rows.to(torch.float32 if rows.is_floating_point() else rows.dtype).to(self.device)
 
 
 def _tensor(value: Any) -> Tensor:
-    """Cast the result of a task to a tensor; tasks return tensors for tensor inputs."""
+    """Cast for type checkers: tasks return tensors for tensor inputs."""
     return value
 
 
 def _where(rows: Tensor, yes: Tensor, no: Tensor) -> Tensor:
-    """`yes` in `rows` `(N,)`, `no` elsewhere `(N, ...)`."""
+    """Select `yes` in `rows` `(N,)` and `no` elsewhere `(N, ...)`."""
     return torch.where(rows.reshape(-1, *[1] * (yes.dim() - 1)), yes, no)
 
 
@@ -370,11 +350,7 @@ def _masked(values: Tensor, rows: Tensor) -> Tensor:
 
 
 def make_warp(environment: MujocoTask, options: SimOptions, *, task: str = "") -> WarpSim:
-    """Simulate a task on MuJoCo Warp.
-
-    Raises:
-        UserError: Camera observations are requested, or the task does not run on this backend.
-    """
+    """Simulate a task on MuJoCo Warp; camera observations are not supported and raise a `UserError`."""
     if options.cameras or options.point_clouds:
         raise UserError("Backend 'warp' renders no camera observations; use backend 'mujoco'.")
     return WarpSim(environment, options.num_envs, device=options.device)

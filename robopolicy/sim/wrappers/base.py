@@ -14,7 +14,7 @@ from robopolicy.sim.contract import Observation, SimSpec, TensorSpec, VectorSim
 
 
 def unwrapped(sim: VectorSim) -> VectorSim:
-    """The innermost simulator, without wrappers."""
+    """Return the innermost simulator, without wrappers."""
     while isinstance(sim, SimWrapper):
         sim = sim.sim
     return sim
@@ -23,23 +23,18 @@ def unwrapped(sim: VectorSim) -> VectorSim:
 class SimWrapper(VectorSim):
     """Wrapper that adds observations; a subclass defines `reset` and `step`, and may change the rewards.
 
-    A wrapper is registered under its name in `robopolicy.sim.wrappers.registry.WRAPPERS`, and the observations that it
-    adds in `WRAPPER_KEYS`, so that it is found for a policy that needs them.
+    A wrapper is registered by name in `robopolicy.sim.wrappers.registry.WRAPPERS`, and its observations in
+    `WRAPPER_KEYS`, so that a policy that needs them finds the wrapper.
     """
 
     name: ClassVar[str]
     config_class: ClassVar[type[Any]]
-    """Frozen dataclass of the options, which all have defaults; types of `robopolicy.constraints` give their ranges."""
+    """Frozen dataclass of the options with defaults; types of `robopolicy.constraints` give their ranges."""
     order: ClassVar[int] = 100
-    """Position among several wrappers, the smallest innermost, so that the order is the same as in training."""
+    """Position among several wrappers, the innermost first, so that the order is the same as in training."""
 
     def __init__(self, sim: VectorSim, config: Any) -> None:
-        """Wrap `sim`.
-
-        Args:
-            sim: The simulator, possibly wrapped already.
-            config: Options, of `config_class`.
-        """
+        """Wrap `sim`, possibly wrapped already, with options of `config_class`."""
         self.sim = sim
         self.spec = replace(sim.spec, observation={**sim.spec.observation, **self.observation(sim.spec, config)})
         self.num_envs, self.device = sim.num_envs, sim.device
@@ -47,44 +42,30 @@ class SimWrapper(VectorSim):
     @classmethod
     @abstractmethod
     def observation(cls, spec: SimSpec, config: Any) -> dict[str, TensorSpec]:
-        """Observations that the wrapper adds.
-
-        Args:
-            spec: Of the simulator to wrap.
-            config: Options, of `config_class`.
-
-        Raises:
-            UserError: The wrapper does not fit the task.
-        """
+        """Observations that the wrapper adds to `spec`; raise a `UserError` if it does not fit the task."""
 
     @classmethod
     @abstractmethod
     def options_for(cls, observation: Mapping[str, tuple[int, ...]]) -> dict[str, Any] | None:
-        """Options of the wrapper for the observations of a policy.
-
-        Args:
-            observation: Per-step shapes of all observations of the policy, as in `PolicySpec.observation`.
-
-        Returns:
-            Options, or None if the policy needs no observation of this wrapper.
+        """Options of the wrapper for a policy with `observation` `{key: shape per step}`; None if it needs none.
 
         Raises:
-            UserError: No options add all of them.
+            UserError: No options add all observations of this wrapper that the policy needs.
         """
 
     @classmethod
     def evaluation_config(cls, config: Any) -> Any | None:
-        """Options for the evaluation of a policy that is trained with `config`; None leaves the wrapper out."""
+        """Options for the evaluation of a policy trained with `config`; None removes the wrapper."""
         return config
 
     @property
     def episode_seed(self) -> Tensor:  # type: ignore[override]
-        """(N,) seeds of the episodes now running."""
+        """(N,) seeds of the current episodes."""
         return self.sim.episode_seed
 
     @property
     def episode_step(self) -> Tensor:  # type: ignore[override]
-        """(N,) control steps taken in them."""
+        """(N,) control steps in the current episodes."""
         return self.sim.episode_step
 
     def render(self, camera: str | None = None, *, width: int = 320, height: int = 240, envs: int = 1) -> Tensor:
@@ -92,7 +73,7 @@ class SimWrapper(VectorSim):
         return self.sim.render(camera, width=width, height=height, envs=envs)
 
     def state_dict(self) -> dict[str, Any]:
-        """State of the simulator; subclasses add theirs."""
+        """State of the simulator; subclasses add their state."""
         return {"sim": self.sim.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> Observation:
@@ -105,12 +86,8 @@ class SimWrapper(VectorSim):
 
 
 def single_key(observation: Mapping[str, tuple[int, ...]], prefix: str) -> str | None:
-    """The one key of `observation` that starts with `prefix`; None where there is none.
-
-    Raises:
-        UserError: There are several.
-    """
+    """Find the only key of `observation` that starts with `prefix`, or None; several raise a `UserError`."""
     keys = sorted(key for key in observation if key.startswith(prefix))
     if len(keys) > 1:
-        raise UserError(f"A simulator has one observation '{prefix}*', and the policy needs {', '.join(keys)}.")
+        raise UserError(f"A simulator has one observation '{prefix}*', but the policy needs {', '.join(keys)}.")
     return keys[0] if keys else None

@@ -1,4 +1,4 @@
-"""Simulator wrappers by name, the observations they add, and lists of wrappers with options."""
+"""Simulator wrappers by name, their observations, and lists of wrappers with options."""
 
 from __future__ import annotations
 
@@ -12,16 +12,9 @@ from robopolicy.schema import CustomSerialization, fill_defaults, from_dict, to_
 from robopolicy.sim.contract import SimSpec, VectorSim
 from robopolicy.sim.wrappers.base import SimWrapper
 
-WRAPPERS: Registry[type[SimWrapper]] = Registry(
-    "wrappers",
-    {},
-)
-
-WRAPPER_KEYS: Registry[type[SimWrapper]] = Registry(
-    "wrapper_keys",
-    {},
-)
-"""Observation key, or prefix of keys where it ends with a dot, -> the wrapper that adds it."""
+WRAPPERS: Registry[type[SimWrapper]] = Registry("wrappers", {})
+WRAPPER_KEYS: Registry[type[SimWrapper]] = Registry("wrapper_keys", {})
+"""Wrapper that adds an observation, by key or by prefix of keys with a dot at its end."""
 
 
 @dataclass(frozen=True)
@@ -41,25 +34,17 @@ class WrapperSpec(CustomSerialization):
 
     @property
     def wrapper(self) -> type[SimWrapper]:
-        """The class."""
+        """Class of the wrapper."""
         return WRAPPERS[self.name]
 
     def config(self) -> Any:
-        """The options as the wrapper's config.
-
-        Raises:
-            UserError: An option is unknown or does not fit.
-        """
+        """Options as the config of the wrapper; unknown or invalid options raise a `UserError`."""
         with fill_defaults():
             return from_dict(self.wrapper.config_class, self.options, f"wrappers.{self.name}")
 
     @classmethod
     def from_dict(cls, value: Any, where: str) -> Self:
-        """Read a name, or a mapping with a name and options.
-
-        Raises:
-            UserError: The value is neither, or the name or an option is wrong.
-        """
+        """Read a name or a mapping with name and options; other values raise a `UserError`."""
         options: dict[str, Any] = {"name": value} if isinstance(value, str) else {}
         options |= value if isinstance(value, Mapping) else {}
         name = options.pop("name", None)
@@ -73,15 +58,12 @@ class WrapperSpec(CustomSerialization):
 
 
 def is_wrapper_key(key: str) -> bool:
-    """Whether an observation called `key` is added by a wrapper; imports none."""
+    """Whether a wrapper adds the observation `key`; imports no wrapper."""
     return _owner(key) is not None
 
 
 def wrappers_for(observations: Sequence[Mapping[str, tuple[int, ...]]]) -> tuple[WrapperSpec, ...]:
-    """Wrappers for the observations of several policies.
-
-    Args:
-        observations: Per-step shapes of each policy, as in `PolicySpec.observation`.
+    """Wrappers for the observations of several policies `{key: shape per step}`.
 
     Raises:
         UserError: The policies need different options of one wrapper.
@@ -92,13 +74,15 @@ def wrappers_for(observations: Sequence[Mapping[str, tuple[int, ...]]]) -> tuple
         options = [wrapper.options_for(observation) for observation in observations]
         needed = [WrapperSpec(wrapper.name, each) for each in options if each is not None]
         if other := next((each for each in needed if each != needed[0]), None):
-            both = " and ".join(_written(each) for each in (needed[0], other))
+            both = " and ".join(
+                ", ".join(f"{key}={value}" for key, value in w.options.items()) for w in (needed[0], other)
+            )
             raise UserError(
                 f"The policies need the wrapper '{wrapper.name}' with different options, {both}; "
                 "evaluate them separately."
             )
         found += needed[:1]
-    return tuple(_inside_out(found))
+    return tuple(_sorted_inside_out(found))
 
 
 def evaluation_wrappers(wrappers: Sequence[WrapperSpec]) -> tuple[WrapperSpec, ...]:
@@ -108,39 +92,27 @@ def evaluation_wrappers(wrappers: Sequence[WrapperSpec]) -> tuple[WrapperSpec, .
 
 
 def wrapped_spec(spec: SimSpec, wrappers: Sequence[WrapperSpec]) -> SimSpec:
-    """`spec` with the observations that wrappers add to it.
-
-    Raises:
-        UserError: A wrapper does not fit the task, or is listed twice.
-    """
-    for each in _inside_out(wrappers):
+    """Add the observations of wrappers to `spec`; raise a `UserError` if one does not fit or is listed twice."""
+    for each in _sorted_inside_out(wrappers):
         spec = replace(spec, observation={**spec.observation, **each.wrapper.observation(spec, each.config())})
     return spec
 
 
 def wrap(sim: VectorSim, wrappers: Sequence[WrapperSpec]) -> VectorSim:
-    """`sim` inside all `wrappers`.
-
-    Raises:
-        UserError: A wrapper does not fit the simulator, or is listed twice.
-    """
-    for each in _inside_out(wrappers):
+    """Put `wrappers` around `sim`; raise a `UserError` if one does not fit or is listed twice."""
+    for each in _sorted_inside_out(wrappers):
         sim = each.wrapper(sim, each.config())
     return sim
 
 
 def _owner(key: str) -> str | None:
-    """The row of `WRAPPER_KEYS` that an observation key belongs to."""
+    """Row of `WRAPPER_KEYS` for an observation key, or None."""
     return next((own for own in WRAPPER_KEYS if key == own or (own.endswith(".") and key.startswith(own))), None)
 
 
-def _inside_out(wrappers: Sequence[WrapperSpec]) -> list[WrapperSpec]:
-    """Wrappers in the order in which they are put around a simulator."""
+def _sorted_inside_out(wrappers: Sequence[WrapperSpec]) -> list[WrapperSpec]:
+    """Wrappers in order of application, the innermost first."""
     names = [each.name for each in wrappers]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise UserError(f"The wrapper '{twice[0]}' is listed twice; list it once.")
     return sorted(wrappers, key=lambda each: (each.wrapper.order, each.name))
-
-
-def _written(wrapper: WrapperSpec) -> str:
-    return ", ".join(f"{key}={value}" for key, value in wrapper.options.items())

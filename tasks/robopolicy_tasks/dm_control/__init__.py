@@ -1,4 +1,4 @@
-"""The DeepMind Control Suite (Tassa et al. 2018), any of its tasks as `dm_control/<domain>-<task>`."""
+"""DeepMind Control Suite (Tassa et al. 2018), with tasks `dm_control/<domain>-<task>`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One task of the DeepMind Control Suite as a gymnasium environment whose episodes depend on their seed alone."""
+"""One task of the DeepMind Control Suite as a gymnasium environment whose episodes depend only on their seed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TASKS = {f"{domain}-{task}": (domain, task) for domain, task in suite.ALL_TASKS}
 
 
 class ControlSuiteEnv(gymnasium.Env[Any, Any]):
-    """The observations of the suite in one vector `state`, and its rewards, which lie in [0, 1]."""
+    """Environment with all observations in one vector `state`, and rewards in [0, 1]."""
 
     metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012  as gymnasium declares it
 
@@ -43,9 +43,9 @@ class ControlSuiteEnv(gymnasium.Env[Any, Any]):
         return _vector(self._env.reset().observation), {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Apply one action; an episode that ends with discount 0 is terminated, any other is truncated.
+        """Apply one action; an end with discount 0 is a termination, any other end a truncation.
 
-        If the physics diverges, observations are NaN, as our simulators expect.
+        If the physics diverges, observations are NaN, as `GymnasiumSim` expects.
         """
         try:
             step = self._env.step(action)
@@ -64,7 +64,7 @@ class ControlSuiteEnv(gymnasium.Env[Any, Any]):
 
 
 def make_env(task: str, options: SimOptions) -> ControlSuiteEnv:
-    """One environment of `task`, e.g. "walker-walk"."""
+    """Make one environment of `task`, e.g. "walker-walk"."""
     return ControlSuiteEnv(task)
 
 

@@ -1,7 +1,6 @@
-"""Tasks of Gymnasium-Robotics by their own ids, `gymnasium_robotics/<id>`, without individual registration.
+"""Tasks of Gymnasium-Robotics by id, `gymnasium_robotics/<id>`, without individual registration.
 
-Tasks `gymnasium/<id>`, `envpool/<id>`, `mjlab/<id>` and `isaaclab/<id>` need no registration: each backend that runs
-environments by id has a family of its name.
+Each backend that runs environments by id has its own family (`gymnasium/<id>`, `envpool/<id>`, ...).
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from robopolicy.errors import UserError
-from robopolicy.sim.registry import SimOptions, TaskEntry, TaskFamily, check_views, register_family
+from robopolicy.sim.registry import SimOptions, TaskEntry, TaskFamily, check_cameras, register_family
 
 if TYPE_CHECKING:
     from robopolicy.sim.contract import VectorSim
@@ -27,13 +26,13 @@ def _robotics_entry(env_id: str) -> TaskEntry:
 
         if find_spec(ROBOTICS) is None:
             raise UserError(f"Task {name} needs pip install 'robopolicy[{EXTRA}]'.")
-        return check_views(make_gymnasium(f"{ROBOTICS}:{env_id}", options, task=name), options)
+        return check_cameras(make_gymnasium(f"{ROBOTICS}:{env_id}", options, task=name), options)
 
-    description = f"Gymnasium-Robotics' {env_id}."
+    description = f"{env_id} of Gymnasium-Robotics."
     return TaskEntry(name, make, description, backends=("gymnasium",), requires=EXTRA, module=ROBOTICS)
 
 
 def register() -> None:
     """Register the family without importing the package."""
-    description = f"Any task of {ROBOTICS} by its own id."
+    description = f"Any task of {ROBOTICS} by its id in the package."
     register_family(ROBOTICS, TaskFamily(_robotics_entry, description, requires=EXTRA, module=ROBOTICS))

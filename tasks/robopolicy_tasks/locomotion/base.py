@@ -1,7 +1,7 @@
 """Base class of the MuJoCo robots of gymnasium: model files, reset noise and forward reward, batched.
 
-Observations, rewards, terminations and first states equal gymnasium's v5 environments number by number; gymnasium
-computes the control cost in float32 (its actions are), and so do we.
+Observations, rewards, terminations and initial states equal gymnasium's v5 environments exactly. The control cost is
+computed in float32, as in gymnasium, whose actions are float32.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _UNITS = {
 class GymnasiumRobot(MujocoTask):
     """One robot of gymnasium v5; subclasses define parameters and reward."""
 
-    xml: str  # file in gymnasium's assets
-    noise: float  # half width of the uniform start noise on positions
-    velocity_noise: Literal["uniform", "normal"] = "uniform"  # start noise on velocities, same scale
+    xml: str  # file in the assets of gymnasium
+    noise: float  # half width of the uniform initial noise on positions
+    velocity_noise: Literal["uniform", "normal"] = "uniform"  # initial noise on velocities, same scale
     skipped: int = 1  # leading positions (world x, y) that are not observed
     array_api = True
     max_episode_steps = 1000
@@ -50,7 +50,7 @@ class GymnasiumRobot(MujocoTask):
         return (*positions[self.skipped :], *velocities)
 
     def initial(self, rng: np.random.Generator) -> ResetState:
-        """Draw the start of one episode, with gymnasium's numbers for the same seed."""
+        """Sample the initial state of one episode, equal to gymnasium for the same seed."""
         qpos = self.model.qpos0 + rng.uniform(-self.noise, self.noise, self.model.nq)
         if self.velocity_noise == "normal":
             return ResetState(qpos, self.noise * rng.standard_normal(self.model.nv))
@@ -64,7 +64,7 @@ class GymnasiumRobot(MujocoTask):
         """Forward velocity minus control cost; never terminates."""
         xp, forward, control = namespace(action), self.forward_velocity(before, after), self.cost(action)
         reward = forward - control
-        return StepResult(reward, xp.zeros_like(reward, dtype=xp.bool), parts(forward=forward, ctrl=-control))
+        return StepResult(reward, xp.zeros_like(reward, dtype=xp.bool), reward_terms(forward=forward, ctrl=-control))
 
     def forward_velocity(self, before: BatchState, after: BatchState) -> Array:
         """(N,) mean velocity along x during the step [m/s]."""
@@ -76,7 +76,7 @@ class GymnasiumRobot(MujocoTask):
         return self.control_cost * xp.square(xp.asarray(action, dtype=xp.float32)).sum(1)
 
 
-def parts(**terms: NDArray[Any]) -> dict[str, NDArray[Any]]:
+def reward_terms(**terms: NDArray[Any]) -> dict[str, NDArray[Any]]:
     """Reward terms `(N,)` for `StepResult.info`, named as `reward_NAME` in gymnasium."""
     return {TERM_PREFIX + name: value for name, value in terms.items()}
 

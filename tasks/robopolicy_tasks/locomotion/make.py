@@ -22,7 +22,7 @@ _ROBOTS: dict[str, type[GymnasiumRobot]] = {
 
 
 def make_locomotion(name: str, env_id: str, options: SimOptions) -> VectorSim:
-    """Build task `name`, gymnasium's `env_id`, on the backend that `options` ask for."""
+    """Build task `name`, gymnasium's `env_id`, on the backend of `options`."""
     if options.backend in ("envpool", "gymnasium") and (options.cameras or options.point_clouds):
         raise UserError(f"Backend '{options.backend}' renders no camera observations; use backend 'mujoco'.")
     task = _ROBOTS[env_id](name)
@@ -41,6 +41,6 @@ def make_locomotion(name: str, env_id: str, options: SimOptions) -> VectorSim:
 
 
 def _mirrored(sim: VectorSim, task: GymnasiumRobot) -> VectorSim:
-    """`sim` with the symmetry of our native task, which has the same observations and actions."""
+    """Set the symmetry of the native task, which has the same observations and actions."""
     sim.spec = replace(sim.spec, mirror=task.mirror)
     return sim

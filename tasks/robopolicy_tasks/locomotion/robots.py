@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from robopolicy.mirror_symmetry import MirrorSymmetry, SignedPermutation
 from robopolicy.sim.backends.mujoco.task import Array, BatchState, ResetState, StepResult, namespace
-from robopolicy_tasks.locomotion.base import GymnasiumRobot, parts
+from robopolicy_tasks.locomotion.base import GymnasiumRobot, reward_terms
 
 
 class HalfCheetah(GymnasiumRobot):
@@ -37,11 +37,11 @@ class InvertedPendulum(GymnasiumRobot):
     noise, skipped = 0.01, 0
 
     def outcome(self, before: BatchState, action: Array, after: BatchState) -> StepResult:
-        """One per step until the pole falls."""
+        """Reward 1 per step until the pole falls."""
         xp = namespace(after.qpos)
         fallen = xp.abs(after.qpos[:, 1]) > 0.2
         reward = xp.where(fallen, 0.0, 1.0)
-        return StepResult(reward, fallen, parts(survive=reward))
+        return StepResult(reward, fallen, reward_terms(survive=reward))
 
 
 class Hopper(GymnasiumRobot):
@@ -51,7 +51,7 @@ class Hopper(GymnasiumRobot):
     noise, control_cost = 5e-3, 1e-3
     height = (0.7, np.inf)  # [m], of the torso while healthy
     angle = (-0.2, 0.2)  # [rad]
-    largest = 100.0  # |state| without x and z of the torso while healthy
+    max_state = 100.0  # |state| without x and z of the torso while healthy
 
     def observe(self, state: BatchState) -> dict[str, Array]:
         """Positions without world x, then velocities within +-10."""
@@ -62,22 +62,24 @@ class Hopper(GymnasiumRobot):
         """Forward velocity plus 1 while healthy, minus control cost; a fall ends the episode."""
         healthy = self.healthy(after)
         forward, survive, control = self.forward_velocity(before, after), 1.0 * healthy, self.cost(action)
-        return StepResult(forward + survive - control, ~healthy, parts(forward=forward, survive=survive, ctrl=-control))
+        return StepResult(
+            forward + survive - control, ~healthy, reward_terms(forward=forward, survive=survive, ctrl=-control)
+        )
 
     def healthy(self, state: BatchState) -> NDArray[np.bool_]:
         """(N,) torso height, pitch and state within their ranges."""
         xp, height, angle = namespace(state.qpos), state.qpos[:, 1], state.qpos[:, 2]
         upright = (self.height[0] < height) & (height < self.height[1])
         upright &= (self.angle[0] < angle) & (angle < self.angle[1])
-        upright &= (xp.abs(state.qpos[:, 2:]) < self.largest).all(1)
-        return upright & (xp.abs(state.qvel) < self.largest).all(1)
+        upright &= (xp.abs(state.qpos[:, 2:]) < self.max_state).all(1)
+        return upright & (xp.abs(state.qvel) < self.max_state).all(1)
 
 
 class Walker2d(Hopper):
     """Planar two-legged robot, 6 motors; walk forward without falling."""
 
     xml, frame_skip = "walker2d_v5.xml", 4
-    height, angle, largest = (0.8, 2.0), (-1.0, 1.0), np.inf
+    height, angle, max_state = (0.8, 2.0), (-1.0, 1.0), np.inf
 
 
 def _ant_mirror() -> MirrorSymmetry:
@@ -108,7 +110,7 @@ class Ant(GymnasiumRobot):
         return (*super().state_names(), *_per_body(self.model, "external", _WRENCH))
 
     def initial(self, rng: np.random.Generator) -> ResetState:
-        """Draw the initial state of one episode."""
+        """Sample the initial state of one episode."""
         initial = super().initial(rng)
         initial.memory["torso_x"] = 0.0
         return initial
@@ -131,7 +133,9 @@ class Ant(GymnasiumRobot):
         survive, control = 1.0 * healthy, self.cost(action)
         contact = self.contact_cost * np.square(self._forces(after)).sum(1)
         reward = forward + survive - (control + contact)
-        return StepResult(reward, ~healthy, parts(forward=forward, survive=survive, ctrl=-control, contact=-contact))
+        return StepResult(
+            reward, ~healthy, reward_terms(forward=forward, survive=survive, ctrl=-control, contact=-contact)
+        )
 
     def _forces(self, state: BatchState) -> Array:
         """(N, 6 * bodies) external wrench on every body, clipped to +-1."""
@@ -159,7 +163,7 @@ class Humanoid(GymnasiumRobot):
         )
 
     def initial(self, rng: np.random.Generator) -> ResetState:
-        """Draw the initial state of one episode."""
+        """Sample the initial state of one episode."""
         initial = super().initial(rng)
         initial.memory["mass_x"] = 0.0
         return initial
@@ -174,8 +178,8 @@ class Humanoid(GymnasiumRobot):
         parts = [_stack(state, name)[:, 1:] for name in ("cinert", "cvel", "cfrc_ext")]
         inertia, velocity, external = (part.reshape(len(state), -1) for part in parts)
         motors = _stack(state, "qfrc_actuator")[:, 6:]
-        everything = [state.qpos[:, 2:], state.qvel, inertia, velocity, motors, external]
-        return {"state": np.concatenate(everything, 1)}
+        values = [state.qpos[:, 2:], state.qvel, inertia, velocity, motors, external]
+        return {"state": np.concatenate(values, 1)}
 
     def outcome(self, before: BatchState, action: Array, after: BatchState) -> StepResult:
         """1.25 x forward velocity plus 5 while healthy, minus control and contact costs; a fall ends the episode."""
@@ -185,7 +189,9 @@ class Humanoid(GymnasiumRobot):
         contact = np.minimum(self.contact_cost * np.square(forces).sum(1), 10.0)
         forward, survive, control = 1.25 * velocity, 5.0 * healthy, self.control_cost * np.square(action).sum(1)
         reward = forward + survive - (control + contact)
-        return StepResult(reward, ~healthy, parts(forward=forward, survive=survive, ctrl=-control, contact=-contact))
+        return StepResult(
+            reward, ~healthy, reward_terms(forward=forward, survive=survive, ctrl=-control, contact=-contact)
+        )
 
     def _mass_x(self, state: BatchState) -> Array:
         """(N,) x of the centre of mass [m]."""
@@ -197,7 +203,7 @@ _WRENCH = ("rx", "ry", "rz", "x", "y", "z")
 
 
 def _stack(state: BatchState, name: str) -> Array:
-    """(N, ...) a field of every environment's `MjData`."""
+    """(N, ...) field of the `MjData` of every environment."""
     assert state.data is not None, "the exact engine provides MjData"
     if not state.data:
         return np.zeros((0, *getattr(mujoco.MjData(state.model), name).shape))

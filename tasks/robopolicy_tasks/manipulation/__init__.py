@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from robopolicy.sim.contract import VectorSim
 
 _TASKS = {
-    "lift": ("Lift", "Pick a cube up from the table."),
+    "lift": ("Lift", "Lift a cube from the table."),
     "pick_place": ("PickPlace", "Carry a cube to a pad on the table and release it."),
     "drawer": ("Drawer", "Grasp the handle of a drawer and pull it open."),
 }
@@ -23,9 +23,8 @@ def _maker(module: str, task: str) -> Callable[[SimOptions], VectorSim]:
     def make(options: SimOptions) -> VectorSim:
         from robopolicy.sim.backends.mujoco.backend import make_mujoco
 
-        return make_mujoco(
-            getattr(import_module(f"robopolicy_tasks.manipulation.{module}"), task)(options.reward), options
-        )
+        task_class = getattr(import_module(f"robopolicy_tasks.manipulation.{module}"), task)
+        return make_mujoco(task_class(options.reward), options)
 
     return make
 
@@ -40,12 +39,6 @@ def _expert_maker(task: str) -> Callable[[], Expert]:
 def register() -> None:
     """Register the family without importing MuJoCo."""
     for module, (task, description) in _TASKS.items():
-        register_entry(
-            TaskEntry(
-                name=f"manipulation/{module}",
-                make=_maker(module, task),
-                description=description,
-                make_expert=_expert_maker(task),
-                backends=("mujoco", "mujoco-exact", "warp"),
-            )
-        )
+        name, make, make_expert = f"manipulation/{module}", _maker(module, task), _expert_maker(task)
+        backends = ("mujoco", "mujoco-exact", "warp")
+        register_entry(TaskEntry(name, make, description, make_expert, backends=backends))

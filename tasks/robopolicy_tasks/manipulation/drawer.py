@@ -11,16 +11,16 @@ from robopolicy.sim.backends.mujoco.task import Array, BatchState, namespace
 from robopolicy_tasks.manipulation.objects import distance, nearness
 from robopolicy_tasks.manipulation.panda_task import Arm, PandaTask
 
-HANDLE = (-0.148, 0.0, 0.06)  # [m] centre of the handle in the cabinet's frame, drawer closed
+HANDLE = (-0.148, 0.0, 0.06)  # [m] centre of the handle in the cabinet frame, drawer closed
 HANDLE_WIDTH = 0.016  # [m] between the finger pads
-CABINET_LOW: Array = np.array([0.62, -0.12, -0.30])  # x [m], y [m], yaw [rad] where the cabinet starts
+CABINET_LOW: Array = np.array([0.62, -0.12, -0.30])  # x [m], y [m], yaw [rad] at the start
 CABINET_HIGH: Array = np.array([0.68, 0.12, 0.30])
-START_OPENING = 0.02  # [m] largest opening at the start
-OPENED = 0.12  # [m] opening that counts as success, of 0.16 m
+START_OPENING = 0.02  # [m] maximum opening at the start
+OPENED = 0.12  # [m] opening required for success, of 0.16 m
 
 
 class Drawer(PandaTask):
-    """A cabinet at a random place and heading; solved when its drawer is open by 12 cm for three steps."""
+    """Cabinet at a random pose; success when its drawer is open by 12 cm for three steps."""
 
     name = "manipulation/drawer"
     scene = "drawer"
@@ -39,17 +39,17 @@ class Drawer(PandaTask):
         self._drawer = self.qpos_range("drawer").start
 
     def reset_scene(self, rng: np.random.Generator) -> dict[str, Array]:
-        """Draw position and heading of the cabinet and the initial opening of the drawer."""
+        """Sample position and heading of the cabinet and the initial opening of the drawer."""
         x, y, yaw = rng.uniform(CABINET_LOW, CABINET_HIGH)[:, None]
         opening = rng.uniform(0.0, START_OPENING, 1)
         return {"cabinet_x": x, "cabinet_y": y, "cabinet_yaw": yaw, "drawer": opening}
 
     def opening(self, state: BatchState) -> Array:
-        """How far the drawer is open `(N,)` [m]."""
+        """Opening of the drawer `(N,)` [m]."""
         return state.qpos[:, self._drawer]
 
     def cabinet_yaw(self, state: BatchState) -> Array:
-        """Heading of the cabinet `(N,)` [rad]; the drawer opens against it."""
+        """Heading of the cabinet `(N,)` [rad]; the drawer opens in the opposite direction."""
         return state.qpos[:, self._cabinet][:, 2]
 
     def handle(self, state: BatchState) -> Array:

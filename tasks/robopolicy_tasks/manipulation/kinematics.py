@@ -1,8 +1,8 @@
 """Batched forward kinematics, Jacobian and differential inverse kinematics of the Franka Panda, numpy or torch.
 
-Everything is elementwise over the batch or one small LAPACK call per row, so the result of a row does not depend on
-the number of rows. The base frame is the robot's mount, which is the world in our scenes. The tool frame (TCP) lies
-between the finger pads, z pointing out of the hand and y along the direction in which the fingers open.
+All operations are elementwise over the batch or one small LAPACK call per row, so the result of a row does not depend
+on the number of rows. The base frame is the mount of the robot, the world frame of the scenes. The tool frame (TCP) is
+between the finger pads, with z pointing out of the hand and y along the opening direction of the fingers.
 
 Source of the parameters: Franka Control Interface documentation, modified Denavit-Hartenberg table after Craig and
 joint limits of the Panda.
@@ -22,7 +22,7 @@ Array = NDArray[np.float64]
 JOINT_LOW: Array = np.array([-2.8973, -1.7628, -2.8973, -3.0718, -2.8973, -0.0175, -2.8973])  # [rad]
 JOINT_HIGH: Array = np.array([2.8973, 1.7628, 2.8973, -0.0698, 2.8973, 3.7525, 2.8973])  # [rad]
 JOINT_VELOCITY: Array = np.array([2.175, 2.175, 2.175, 2.175, 2.61, 2.61, 2.61])  # [rad/s]
-FINGER_TRAVEL = 0.04  # [m] per finger, so the gripper opens to 0.08 m
+FINGER_TRAVEL = 0.04  # [m] per finger, the gripper opens to 0.08 m
 
 # Per joint: offset a along the previous x [m], offset d along z [m], twist about the previous x [quarter turns].
 _DH = (
@@ -34,8 +34,8 @@ _DH = (
     (0.0, 0.0, 1),
     (0.088, 0.0, 1),
 )
-_TOOL_OFFSET = 0.107 + 0.1034  # [m] flange, then the hand's TCP
-_HAND_ANGLE = -np.pi / 4  # [rad] the hand is mounted an eighth turn about the flange axis
+_TOOL_OFFSET = 0.107 + 0.1034  # [m] flange, then TCP of the hand
+_HAND_ANGLE = -np.pi / 4  # [rad] rotation of the hand about the flange axis
 _COS_HAND, _SIN_HAND = float(np.cos(_HAND_ANGLE)), float(np.sin(_HAND_ANGLE))
 
 
@@ -71,46 +71,37 @@ def downward(yaw: Array) -> Array:
 
 
 def inverse(q: Array, target: Pose, posture: Array, *, iterations: int = 2, damping: float = 0.02) -> Array:
-    """Move `q` `(N, 7)` towards `target` by damped least squares (Wampler 1986).
+    """Move `q` `(N, 7)` [rad] towards `target` by damped least squares (Wampler 1986), within the joint limits.
 
     Args:
-        q: Joint positions to start from [rad].
-        target: Wanted tool poses, less than a quarter turn away.
+        q: Initial joint positions [rad].
+        target: Tool poses, less than a quarter turn away.
         posture: Joint positions `(7,)` that attract the redundant degree of freedom.
-        iterations: Newton steps; two suffice when called at every control step.
+        iterations: Newton steps; two are enough if called in every control step.
         damping: Larger values are more stable near singularities and slower elsewhere.
-
-    Returns:
-        Joint positions `(N, 7)` within the joint limits.
     """
     xp = namespace(q)
     regulariser = constant(damping**2 * np.eye(6), q)
     posture, low, high = (constant(value, q) for value in (posture, JOINT_LOW, JOINT_HIGH))
     for _ in range(iterations):
         pose, jac = jacobian(q)
-        spare = 0.1 * (posture - q)  # (N, 7)
+        attraction = 0.1 * (posture - q)  # (N, 7)
         error = xp.concat([target.position - pose.position, rotation_error(pose.rotation, target.rotation)], axis=1)
-        error = error - (jac @ spare[:, :, None])[:, :, 0]
+        error = error - (jac @ attraction[:, :, None])[:, :, 0]
         force = solve(jac @ jac.mT + regulariser, error[:, :, None])  # (N, 6, 1)
-        q = xp.clip(q + spare + (jac.mT @ force)[:, :, 0], low, high)
+        q = xp.clip(q + attraction + (jac.mT @ force)[:, :, 0], low, high)
     return q
 
 
-def rotation_error(current: Array, wanted: Array) -> Array:
-    """Rotation vectors `(N, 3)` from `current` to `wanted` `(N, 3, 3)`, exact to first order (sine of the angle)."""
-    return 0.5 * cross(current, wanted).sum(axis=2)
+def rotation_error(current: Array, target: Array) -> Array:
+    """Rotation vectors `(N, 3)` from `current` to `target` `(N, 3, 3)`, exact to first order (sine of the angle)."""
+    return 0.5 * cross(current, target).sum(axis=2)
 
 
 def cross(a: Array, b: Array) -> Array:
     """Cross products of column vectors: `(N, 3, K)` times `(N, 3, K)`."""
-    return namespace(a).stack(
-        [
-            a[:, 1] * b[:, 2] - a[:, 2] * b[:, 1],
-            a[:, 2] * b[:, 0] - a[:, 0] * b[:, 2],
-            a[:, 0] * b[:, 1] - a[:, 1] * b[:, 0],
-        ],
-        axis=1,
-    )
+    rows = [a[:, i] * b[:, j] - a[:, j] * b[:, i] for i, j in ((1, 2), (2, 0), (0, 1))]
+    return namespace(a).stack(rows, axis=1)
 
 
 def _chain(q: Array) -> tuple[Pose, Array, Array]:

@@ -1,4 +1,4 @@
-"""Lift: pick a cube up from the table."""
+"""Lift: raise a cube from the table."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from robopolicy_tasks.manipulation.objects import distance, nearness, rotation_6
 from robopolicy_tasks.manipulation.panda_task import Arm, PandaTask
 
 CUBE_HALF = 0.02  # [m]
-CUBE_LOW: Array = np.array([0.40, -0.15])  # [m] where the cube starts
+CUBE_LOW: Array = np.array([0.40, -0.15])  # [m] initial position of the cube
 CUBE_HIGH: Array = np.array([0.60, 0.15])  # [m]
-CUBE_YAW = np.pi / 5  # [rad] largest start yaw; a quarter turn looks the same
+CUBE_YAW = np.pi / 5  # [rad] maximum initial yaw; a quarter turn is equivalent
 LIFT_HEIGHT = 0.10  # [m] above the table, lower face of the cube
-GRASP_RADIUS = 0.025  # [m] largest distance between tool and centre of a held cube
+GRASP_RADIUS = 0.025  # [m] maximum distance between tool and centre of a grasped cube
 CUBE_NAMES = (
     *(f"cube_{axis} [m]" for axis in "xyz"),
     *(f"cube_rotation_{column}{row}" for column in "xy" for row in "xyz"),
@@ -25,7 +25,7 @@ CUBE_NAMES = (
 
 
 class CubeTask(PandaTask):
-    """A Panda task about one cube; shared by lift and pick_place."""
+    """Panda task with one cube; base of lift and pick_place."""
 
     def __init__(self, reward: Literal["sparse", "shaped"] = "sparse") -> None:
         super().__init__(reward)
@@ -42,13 +42,13 @@ class CubeTask(PandaTask):
         return namespace(position).concat([position, rotation_6d(quaternion), position - arm.tool.position], axis=1)
 
     def held(self, arm: Arm, state: BatchState) -> NDArray[np.bool_]:
-        """Whether the cube is between the finger pads and they press on it `(N,)`."""
+        """Whether the finger pads grasp the cube `(N,)`."""
         near = distance(self.cube(state)[0], arm.tool.position) < GRASP_RADIUS
         return near & (arm.width < 2 * CUBE_HALF + 0.01)
 
 
 class Lift(CubeTask):
-    """A cube at a random place and yaw on the table; solved when held 10 cm above the table for three steps."""
+    """Cube at a random pose on the table; success when held 10 cm above the table for three steps."""
 
     name = "manipulation/lift"
     scene = "lift"
@@ -56,12 +56,12 @@ class Lift(CubeTask):
     max_episode_steps = 60
 
     def reset_scene(self, rng: np.random.Generator) -> dict[str, Array]:
-        """Draw the cube's pose."""
+        """Sample the pose of the cube."""
         x, y = rng.uniform(CUBE_LOW, CUBE_HIGH)
         return {"cube": upright(x, y, CUBE_HALF, rng.uniform(-CUBE_YAW, CUBE_YAW))}
 
     def scene_obs(self, arm: Arm, state: BatchState) -> Array:
-        """The cube's pose and its offset from the tool `(N, 12)`."""
+        """Pose of the cube and its offset from the tool `(N, 12)`."""
         return self.cube_obs(arm, state)
 
     def is_success(self, arm: Arm, state: BatchState) -> NDArray[np.bool_]:

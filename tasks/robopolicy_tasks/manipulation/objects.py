@@ -8,7 +8,7 @@ from robopolicy.sim.backends.mujoco.task import Array, namespace
 
 
 def upright(x: float, y: float, z: float, yaw: float) -> Array:
-    """Free-joint coordinates `(7,)` of a body standing at x, y, z [m], turned by `yaw` [rad]."""
+    """Free-joint coordinates `(7,)` of an upright body at x, y, z [m] with heading `yaw` [rad]."""
     return np.array([x, y, z, np.cos(yaw / 2), 0.0, 0.0, np.sin(yaw / 2)])
 
 
@@ -33,5 +33,5 @@ def distance(a: Array, b: Array) -> Array:
 
 
 def nearness(length: Array, scale: float) -> Array:
-    """1 at distance 0, falling to 0 with `scale` [m]."""
+    """Score that is 1 at distance 0 and decreases to 0 with `scale` [m]."""
     return 1.0 - namespace(length).tanh(length / scale)

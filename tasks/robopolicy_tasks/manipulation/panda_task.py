@@ -27,13 +27,13 @@ from robopolicy_tasks.manipulation import kinematics
 from robopolicy_tasks.manipulation.kinematics import Pose
 from robopolicy_tasks.manipulation.scene import ARM_JOINTS, FINGER_JOINTS, build_model
 
-POSITION_STEP = 0.03  # [m] of an action of 1, so at most 0.6 m/s along each axis
-YAW_STEP = 0.12  # [rad] of an action of 1, so at most 2.4 rad/s
-FINGER_STEP = 0.012  # [m] the finger servos may pull ahead; sets closing speed (0.2 m/s) and grip force (18 N)
-MAX_LEAD = 0.04  # [m] the commanded position may run ahead of the tool along each axis
+POSITION_STEP = 0.03  # [m] for an action of 1; at most 0.6 m/s along each axis
+YAW_STEP = 0.12  # [rad] for an action of 1; at most 2.4 rad/s
+FINGER_STEP = 0.012  # [m] maximum lead of the finger targets; sets closing speed (0.2 m/s) and grip force (18 N)
+MAX_LEAD = 0.04  # [m] maximum lead of the commanded position over the tool along each axis
 WORKSPACE_LOW: Array = np.array([0.30, -0.35, 0.012])  # [m] of the tool; fingertips stay 2 mm above the table
 WORKSPACE_HIGH: Array = np.array([0.70, 0.35, 0.35])  # [m]
-YAW_LIMIT = 1.3  # [rad] either way, within reach of the last joint
+YAW_LIMIT = 1.3  # [rad] in both directions, within the range of the last joint
 
 ARM_NAMES = (
     *(f"panda_joint{i} [rad]" for i in range(1, 8)),
@@ -46,7 +46,7 @@ ARM_NAMES = (
 
 
 class Arm(NamedTuple):
-    """The robot's configuration, derived from positions alone (no sensor lag)."""
+    """Configuration of the robot, from positions without sensor lag."""
 
     joints: Array  # (N, 7) [rad]
     velocities: Array  # (N, 7) [rad/s]
@@ -55,28 +55,26 @@ class Arm(NamedTuple):
 
 
 def commanded(state: BatchState) -> dict[str, Array]:
-    """The controller's memory: `position` `(N, 3)` [m], `yaw` `(N,)` [rad], `joints` `(N, 7)` [rad], `held` `(N,)`."""
+    """Memory of the controller: `position` `(N, 3)` [m], `yaw` `(N,)` [rad], `joints` `(N, 7)` [rad], `held` `(N,)`."""
     return cast(dict[str, Array], state.memory)
 
 
 class PandaTask(MujocoTask):
-    """Base class. The action moves the tool: dx, dy, dz, yaw and gripper (-1 open, 1 closed), all in [-1, 1].
+    """Base class of the Panda tasks. The action is dx, dy, dz, yaw and gripper (-1 open, 1 closed), all in [-1, 1].
 
-    The tool points straight down. Actions move a commanded tool position and heading, kept in memory, which inverse
-    kinematics turns into joint position targets within joint and velocity limits.
-
-    Args:
-        reward: `sparse` gives 1 on the step that solves the task. `shaped` adds the change of `shaping_potential`, a
-            potential difference (Ng et al. 1999), which does not reward a delay of success.
+    The tool points straight down. Actions move a commanded tool position and heading in memory, which inverse
+    kinematics converts to joint position targets within joint and velocity limits. The `sparse` reward is 1 on the step
+    that solves the task. `shaped` adds the change of `shaping_potential`, a potential difference (Ng et al. 1999),
+    which does not reward a delay of success.
     """
 
     scene: ClassVar[str]  # file in `sim_assets`
-    scene_names: ClassVar[tuple[str, ...]]  # names of the values of `scene_obs` returns
+    scene_names: ClassVar[tuple[str, ...]]  # names of the values of `scene_obs`
     posture: ClassVar[Array] = np.array([0.0, -0.13, 0.0, -2.526, 0.0, 2.396, np.pi / 4])  # [rad] tool at 0.45, 0, 0.22
-    hold_steps: ClassVar[int] = 3  # consecutive control steps for which `is_success` must hold
+    hold_steps: ClassVar[int] = 3  # consecutive control steps that must satisfy `is_success`
 
     array_api = True
-    frame_skip = 10  # at 5 ms, so 20 Hz
+    frame_skip = 10  # at 5 ms: 20 Hz
     max_episode_steps = 60
     action_low: Array = -np.ones(5)
     action_high: Array = np.ones(5)
@@ -98,7 +96,7 @@ class PandaTask(MujocoTask):
 
     @abstractmethod
     def reset_scene(self, rng: np.random.Generator) -> dict[str, Array]:
-        """Draw initial positions of the scene joints: `{joint name: (nq of that joint,)}`."""
+        """Sample initial positions of the scene joints: `{joint name: (nq of that joint,)}`."""
 
     @abstractmethod
     def scene_obs(self, arm: Arm, state: BatchState) -> Array:
@@ -106,7 +104,7 @@ class PandaTask(MujocoTask):
 
     @abstractmethod
     def is_success(self, arm: Arm, state: BatchState) -> NDArray[np.bool_]:
-        """Whether the goal is met now `(N,)`; success needs `hold_steps` consecutive control steps."""
+        """Whether the goal is currently met `(N,)`; success needs `hold_steps` consecutive control steps."""
 
     @abstractmethod
     def shaping_potential(self, arm: Arm, state: BatchState) -> Array:
@@ -116,17 +114,17 @@ class PandaTask(MujocoTask):
         """Slice of the coordinates of adjacent `joints` in qpos."""
         width = {mujoco.mjtJoint.mjJNT_FREE: 7, mujoco.mjtJoint.mjJNT_BALL: 4}
         handles = [self.model.joint(name) for name in joints]
-        places = [h.qposadr[0] + np.arange(width.get(mujoco.mjtJoint(h.type[0]), 1)) for h in handles]
-        return _consecutive(np.concatenate(places).tolist())
+        addresses = [h.qposadr[0] + np.arange(width.get(mujoco.mjtJoint(h.type[0]), 1)) for h in handles]
+        return _consecutive(np.concatenate(addresses).tolist())
 
     def arm(self, state: BatchState) -> Arm:
-        """The robot's configuration."""
+        """Configuration of the robot."""
         joints = state.qpos[:, self._arm_qpos]
         width = state.qpos[:, self._finger_qpos].sum(axis=1)
         return Arm(joints, state.qvel[:, self._arm_qvel], kinematics.forward(joints), width)
 
     def initial(self, rng: np.random.Generator) -> ResetState:
-        """Draw the arm about `posture`, the gripper open, and the scene."""
+        """Sample the arm around `posture` and the scene, with open gripper."""
         qpos = self.model.qpos0.copy()
         joints = self.posture + rng.uniform(-0.06, 0.06, 7)
         qpos[self._arm_qpos] = joints
@@ -138,14 +136,10 @@ class PandaTask(MujocoTask):
         return ResetState(qpos, qvel, {key: value[0] for key, value in self.initial_memory(state).items()})
 
     def initial_memory(self, state: BatchState) -> dict[str, NDArray[np.generic]]:
-        """Controller memory that commands the present pose of the arm."""
+        """Controller memory that commands the current pose of the arm."""
         arm = self.arm(state)
-        return {
-            "joints": arm.joints.copy(),
-            "position": arm.tool.position,
-            "yaw": arm.tool.yaw,
-            "held": np.zeros(len(state)),
-        }
+        memory = {"joints": arm.joints.copy(), "position": arm.tool.position, "yaw": arm.tool.yaw}
+        return {**memory, "held": np.zeros(len(state))}
 
     def control(self, action: Array, state: BatchState) -> Array:
         """Move the commanded tool pose by `action` `(N, 5)` and return actuator controls `(N, nu)`."""
@@ -163,8 +157,8 @@ class PandaTask(MujocoTask):
         control = xp.zeros((len(state), self.model.nu), dtype=joints.dtype, device=joints.device)
         control[:, self._arm_actuators] = joints
         finger = 0.5 * arm.width
-        wanted = 0.5 * (1.0 - action[:, 4]) * kinematics.FINGER_TRAVEL
-        control[:, self._gripper] = xp.clip(wanted, finger - FINGER_STEP, finger + FINGER_STEP)
+        target = 0.5 * (1.0 - action[:, 4]) * kinematics.FINGER_TRAVEL
+        control[:, self._gripper] = xp.clip(target, finger - FINGER_STEP, finger + FINGER_STEP)
         return control
 
     def outcome(self, before: BatchState, action: Array, after: BatchState) -> StepResult:
@@ -177,7 +171,7 @@ class PandaTask(MujocoTask):
         return StepResult(reward, success, {"success": success})
 
     def observe(self, state: BatchState) -> dict[str, Array]:
-        """The observation `state`: the arm, then the scene."""
+        """Observation `state`: the arm, then the scene."""
         arm = self.arm(state)
         rotation = arm.tool.rotation.mT[:, :2].reshape(len(state), 6)
         lead = commanded(state)["position"] - arm.tool.position
@@ -186,7 +180,7 @@ class PandaTask(MujocoTask):
 
 
 def _consecutive(numbers: list[int]) -> slice:
-    """`numbers` as a range: indexing by one makes a view, whatever the library and the device."""
+    """Convert `numbers` to a slice, as indexing by slices returns views for every library and device."""
     first = int(numbers[0])
     if [int(number) for number in numbers] != list(range(first, first + len(numbers))):
         raise UserError(f"The joints and actuators of the robot must be numbered consecutively, got {numbers}.")

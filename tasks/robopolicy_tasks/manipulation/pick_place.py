@@ -12,15 +12,15 @@ from robopolicy_tasks.manipulation.lift import CUBE_HALF, CUBE_HIGH, CUBE_LOW, C
 from robopolicy_tasks.manipulation.objects import distance, nearness, upright
 from robopolicy_tasks.manipulation.panda_task import Arm
 
-PAD_RADIUS = 0.03  # [m] largest distance between the centres of cube and pad for success
-APART = 0.14  # [m] least distance between cube and pad at the start
-RESTING = 0.006  # [m] largest height of a resting cube above the table
+PAD_RADIUS = 0.03  # [m] maximum distance between the centres of cube and pad for success
+MIN_DISTANCE = 0.14  # [m] minimum distance between cube and pad at the start
+RESTING = 0.006  # [m] maximum height of a resting cube above the table
 RELEASED = 0.055  # [m] minimum width of the gripper after release
-CARRY_HEIGHT = 0.08  # [m] of the cube above the table while it is carried, for `shaping_potential`
+CARRY_HEIGHT = 0.08  # [m] height of the carried cube above the table, for `shaping_potential`
 
 
 class PickPlace(CubeTask):
-    """A cube and a pad at random places; solved when the cube rests on the pad, released, for three steps."""
+    """Cube and pad at random positions; success when the released cube rests on the pad for three steps."""
 
     name = "manipulation/pick_place"
     scene = "pick_place"
@@ -32,10 +32,10 @@ class PickPlace(CubeTask):
         self._pad = self.qpos_range("pad_x", "pad_y")
 
     def reset_scene(self, rng: np.random.Generator) -> dict[str, Array]:
-        """Draw the pose of the cube and a distant position of the pad."""
+        """Sample the pose of the cube and a distant position of the pad."""
         cube = rng.uniform(CUBE_LOW, CUBE_HIGH)
         pad = rng.uniform(CUBE_LOW, CUBE_HIGH)
-        while np.hypot(*(pad - cube)) < APART:
+        while np.hypot(*(pad - cube)) < MIN_DISTANCE:
             pad = rng.uniform(CUBE_LOW, CUBE_HIGH)
         yaw = rng.uniform(-CUBE_YAW, CUBE_YAW)
         return {"cube": upright(cube[0], cube[1], CUBE_HALF, yaw), "pad_x": pad[:1], "pad_y": pad[1:]}
@@ -47,7 +47,7 @@ class PickPlace(CubeTask):
         return xp.concat([pad, xp.full_like(pad[:, :1], CUBE_HALF)], axis=1)
 
     def scene_obs(self, arm: Arm, state: BatchState) -> Array:
-        """The cube, the pad and the way from one to the other `(N, 17)`."""
+        """Cube, pad and the offset of the goal from the cube `(N, 17)`."""
         goal, cube = self.goal(state), self.cube_obs(arm, state)
         return namespace(goal).concat([cube, goal[:, :2], goal - self.cube(state)[0]], axis=1)
 

@@ -1,4 +1,4 @@
-"""Panda scenes with our primitive model or a mesh model from MuJoCo Menagerie."""
+"""Panda scenes with the built-in primitive model or a mesh model from MuJoCo Menagerie."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def build_model(scene: str) -> mujoco.MjModel:
 
 
 def _tune(robot: mujoco.MjSpec) -> None:
-    """Set the servo gains and rotor inertias of our model, which the controller and time step need."""
-    ours = mujoco.MjSpec.from_file(str(ASSETS / "panda.xml"))
-    for joint in ours.joints:
+    """Set the servo gains and rotor inertias of the built-in model, which controller and time step require."""
+    builtin = mujoco.MjSpec.from_file(str(ASSETS / "panda.xml"))
+    for joint in builtin.joints:
         other = robot.joint(joint.name)
         other.armature, other.damping = joint.armature, joint.damping
-    for actuator in ours.actuators:
+    for actuator in builtin.actuators:
         other = robot.actuator(actuator.name)
         other.gainprm, other.biasprm = actuator.gainprm, actuator.biasprm
         other.ctrlrange, other.forcerange = actuator.ctrlrange, actuator.forcerange

@@ -1,4 +1,4 @@
-"""Meta-World's 50 tabletop tasks (Yu et al. 2019) with their scripted experts."""
+"""The 50 tabletop tasks of Meta-World (Yu et al. 2019) with their scripted experts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One Meta-World task as a gymnasium environment whose episodes depend on their seed alone."""
+"""One Meta-World task as a gymnasium environment whose episodes depend only on their seed."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from robopolicy.sim.contract import Observation, VectorSim
 from robopolicy.sim.registry import Expert, SimOptions
 
 MAX_STEPS = 500
-_VARIANTS = 0  # seed of the benchmark's 50 start and goal positions, the same in every environment
+_VARIANTS = 0  # seed of the 50 start and goal positions of the benchmark, equal in every environment
 
 
 class MetaworldEnv(gymnasium.Wrapper):
-    """Ends at success; the reward is 1 at success (sparse) or Meta-World's own (shaped)."""
+    """Environment that ends at success; the reward is 1 at success (sparse) or the reward of Meta-World (shaped)."""
 
-    observation: NDArray[np.float64]  # (39,) the last one, for the expert
+    observation: NDArray[np.float64]  # (39,) last observation, for the expert
 
     def __init__(self, task: str, reward: str) -> None:
         benchmark = variants(task)
@@ -38,7 +38,7 @@ class MetaworldEnv(gymnasium.Wrapper):
         simulator.touching_object = partial(touching, simulator)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Choose one of the 50 variants by `seed`, which Meta-World's own `reset` would ignore."""
+        """Select one of the 50 variants by `seed`, which `reset` of Meta-World ignores."""
         if seed is not None:
             simulator: Any = self.unwrapped
             simulator.seed(seed)
@@ -51,22 +51,22 @@ class MetaworldEnv(gymnasium.Wrapper):
         return self.observation, float(reward if self._shaped else info["success"]), terminated, truncated, info
 
     def render(self) -> Any:
-        """Frame `(height, width, 3)`, turned upright: the package mounts its corner camera upside down."""
+        """Frame `(height, width, 3)`, rotated, as the corner camera of the package is upside down."""
         frame: Any = super().render()
         return np.ascontiguousarray(frame[::-1, ::-1])
 
 
 @cache
 def variants(task: str) -> metaworld.MT1:
-    """The benchmark of `task`, as `gymnasium.make("Meta-World/MT1")` draws it, but once for all environments.
+    """Benchmark of `task`, sampled as in `gymnasium.make("Meta-World/MT1")`, but shared by all environments.
 
-    To draw its start and goal positions takes a hundred resets of the arm, longer than all else in an environment.
+    Sampling its start and goal positions takes a hundred resets of the arm, the slowest part of the construction.
     """
     return metaworld.MT1(task, seed=_VARIANTS)
 
 
 def touching(simulator: Any, geom: int) -> bool:
-    """Whether both pads of the gripper press on `geom`: the result of Meta-World, computed faster.
+    """Whether both pads of the gripper press on `geom`, computed faster than by Meta-World.
 
     Meta-World reads the geoms of every contact four times, which takes longer than the physics.
     """
@@ -80,7 +80,7 @@ def touching(simulator: Any, geom: int) -> bool:
 
 
 class MetaworldExpert:
-    """The package's hand-written policy of one task, a function of the observation."""
+    """Scripted policy of the package for one task, a function of the observation."""
 
     def __init__(self, task: str) -> None:
         self._policy = ENV_POLICY_MAP[task]()
@@ -93,10 +93,10 @@ class MetaworldExpert:
 
 
 def make_env(task: str, options: SimOptions) -> MetaworldEnv:
-    """One environment of `task`, e.g. "reach-v3"."""
+    """Make one environment of `task`, e.g. "reach-v3"."""
     return MetaworldEnv(task, options.reward)
 
 
 def make_expert(task: str) -> Expert:
-    """The scripted expert of `task`."""
+    """Make the scripted expert of `task`."""
     return MetaworldExpert(task)

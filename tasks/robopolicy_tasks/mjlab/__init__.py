@@ -1,4 +1,4 @@
-"""Tasks of mjlab under short names: legged robots that follow a velocity, an arm that lifts a cube, cart-poles."""
+"""Tasks of mjlab under short names: velocity tracking of legged robots, lifting with an arm, cart-poles."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""OGBench's manipulation environments (Park et al. 2024) with a random target per episode, and their oracles."""
+"""Manipulation environments of OGBench (Park et al. 2024) with a random target per episode, and their oracles."""
 
 from __future__ import annotations
 

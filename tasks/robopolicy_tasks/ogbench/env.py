@@ -1,7 +1,7 @@
 """OGBench environments in data-collection mode: one random target per episode, in the observation.
 
-OGBench's own datasets hide the target, because offline goal-conditioned methods relabel it. Here `goal` is an
-observation, so that plain imitation and reinforcement learning have a well-posed task.
+The datasets of OGBench omit the target, which offline goal-conditioned methods relabel. Here `goal` is an observation,
+so that plain imitation and reinforcement learning have a well-posed task.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _TARGET = "privileged/target_"
 
 
 class OGBenchEnv(gymnasium.Wrapper):
-    """Observations `state` (OGBench's) and `goal`; reward 1 and end once the target is reached.
+    """Environment with observations `state` and `goal`; reward 1 and end when the target is reached.
 
     `goal` is one-hot kind (cube, button, drawer, window), block and button indices one-hot, then the target numbers.
     """
@@ -44,19 +44,19 @@ class OGBenchEnv(gymnasium.Wrapper):
         settings: dict[str, Any] = {"terminate_at_goal": True, "mode": "data_collection"}
         with compiled_once():
             super().__init__(gymnasium.make(task, max_episode_steps=MAX_STEPS, disable_env_checker=True, **settings))
-            self.unwrapped.reset()  # the first one compiles the model
-        self.state: Any = None  # OGBench's last observation
-        self.info: dict[str, Any] = {}  # and its last info, for the oracle
-        inside: Any = self.unwrapped
-        self._counts = {"block": getattr(inside, "_num_cubes", 0), "button": getattr(inside, "_num_buttons", 0)}
-        self.metadata = {**self.metadata, "render_fps": round(1 / inside._control_timestep)}
+            self.unwrapped.reset()  # the first reset compiles the model
+        self.state: Any = None  # last observation of OGBench
+        self.info: dict[str, Any] = {}  # last info, for the oracle
+        base_env: Any = self.unwrapped
+        self._counts = {"block": getattr(base_env, "_num_cubes", 0), "button": getattr(base_env, "_num_buttons", 0)}
+        self.metadata = {**self.metadata, "render_fps": round(1 / base_env._control_timestep)}
         self.reset(seed=0)
         space: Any = self.env.observation_space
         goal = gymnasium.spaces.Box(-np.inf, np.inf, self._goal().shape, np.float32)
         self.observation_space = gymnasium.spaces.Dict({"state": space, "goal": goal})
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Draw a scene and a target."""
+        """Sample a scene and a target."""
         with numpy_seed(seed):
             self.state, self.info = super().reset(seed=seed, options=options)
         return {"state": self.state, "goal": self._goal()}, self.info
@@ -67,11 +67,11 @@ class OGBenchEnv(gymnasium.Wrapper):
         return {"state": self.state, "goal": self._goal()}, float(reward), bool(terminated), truncated, self.info
 
     def close(self) -> None:
-        """Free the renderer, which OGBench would leave to the interpreter's exit."""
-        inside: Any = self.unwrapped
-        if inside._renderer is not None:
-            inside._renderer.close()
-            inside._renderer = None
+        """Free the renderer, which OGBench frees only at interpreter exit."""
+        base_env: Any = self.unwrapped
+        if base_env._renderer is not None:
+            base_env._renderer.close()
+            base_env._renderer = None
         super().close()
 
     def _goal(self) -> NDArray[np.float32]:
@@ -86,7 +86,7 @@ class OGBenchEnv(gymnasium.Wrapper):
 
 
 class OGBenchOracle:
-    """The package's planning oracles without noise: each episode follows a plan made at its start."""
+    """Planning oracles of the package without noise; each episode follows a plan made at its start."""
 
     def __init__(self) -> None:
         self._plans: dict[int, Any] = {}  # oracle of each row
@@ -107,12 +107,12 @@ class OGBenchOracle:
         return torch.from_numpy(np.stack(actions).astype(np.float32)).clamp(-1, 1)
 
 
-_compiled: dict[str, mujoco.MjModel] = {}  # by their text, which names every asset by its content
+_compiled: dict[str, mujoco.MjModel] = {}  # by their text, which identifies assets by content
 
 
 @contextmanager
 def compiled_once() -> Iterator[None]:
-    """Copy models compiled before, since each environment of OGBench compiles the same two models."""
+    """Cache compiled models, as each environment of OGBench compiles the same two models."""
     compile_model = mujoco.MjModel.from_xml_string
 
     def copied(xml: str, assets: dict[str, bytes] | None = None) -> mujoco.MjModel:
@@ -126,7 +126,7 @@ def compiled_once() -> Iterator[None]:
 
 @contextmanager
 def numpy_seed(seed: int | None) -> Iterator[None]:
-    """Seed numpy's global generator, which the oracles draw from, and put its state back afterwards."""
+    """Seed the global generator of numpy, which the oracles use, and restore its state afterwards."""
     state = np.random.get_state()
     np.random.seed(None if seed is None else legacy_numpy_seed(seed))
     try:
@@ -136,10 +136,10 @@ def numpy_seed(seed: int | None) -> Iterator[None]:
 
 
 def make_env(task: str, options: SimOptions) -> OGBenchEnv:
-    """One environment of `task`, e.g. "cube-single-v0"."""
+    """Make one environment of `task`, e.g. "cube-single-v0"."""
     return OGBenchEnv(task)
 
 
 def make_expert(task: str) -> Expert:
-    """The oracle, which chooses its plan by the target."""
+    """Make the oracle, which plans by the target."""
     return OGBenchOracle()

@@ -1,7 +1,7 @@
-"""A scripted demonstrator for PushT.
+"""Scripted demonstrator for PushT.
 
-It plans a push in the closed-form model of `tee.py`, moves around the block to the start of the push, pushes,
-retreats and plans again.
+It plans a push in the closed-form model of `tee.py`, moves around the block to the start of the push, pushes, retreats
+and plans again.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from robopolicy.sim.backends.gymnasium import GymnasiumSim
 from robopolicy.sim.contract import Observation, VectorSim
 from robopolicy_tasks.push_t import tee
 from robopolicy_tasks.push_t.env import PushTEnv
-from robopolicy_tasks.push_t.planner import CLEAR, Push, plan, way_point
+from robopolicy_tasks.push_t.planner import CLEAR, Push, plan, waypoint
 from robopolicy_tasks.push_t.tee import Array
 
-WALK_LEAD = 70.0  # [px] the finger is sent ahead while walking, for about 350 px/s
-PUSH_LEAD = 30.0  # [px] the same while pushing
-ARRIVED = 5.0  # [px] from the start of a push at which it begins
-DONE = 1.0  # [px] from its end at which it ends
-MIDDLE = np.array([256.0, 256.0])  # [px] of the arena
+MOVE_LEAD = 70.0  # [px] lead of the finger target while moving freely, for about 350 px/s
+PUSH_LEAD = 30.0  # [px] lead while pushing
+ARRIVED = 5.0  # [px] maximum distance from the start of a push to begin it
+DONE = 1.0  # [px] maximum remaining length of a finished push
+CENTRE = np.array([256.0, 256.0])  # [px] centre of the arena
 MAX_PUSH_STEPS = 60  # maximum steps of a push
 _STREAM = 0x7EE  # separates the random stream of the expert from the initial state
 
@@ -55,43 +55,43 @@ class PushTExpert:
             assert isinstance(env, PushTEnv)
             if fresh[row] or row not in self._strokes:
                 self._strokes[row] = _Stroke(np.random.default_rng([_STREAM, seeds[row]]))
-            finger, block = np.array(env.inside.agent.position), env.inside.block
+            finger, block = np.array(env.base_env.agent.position), env.base_env.block
             pose = tee.pose_of(np.array(block.position), float(block.angle))
             targets.append(_decide(self._strokes[row], finger, pose))
         return torch.from_numpy(np.stack(targets).astype(np.float32))
 
 
 def _decide(stroke: _Stroke, finger: Array, pose: Array) -> Array:
-    """Target of the finger `(2,)`, from its place `(2,)` and the block's pose `(3,)`."""
-    clear = float(tee.clearance(tee.to_block(finger[None, None], pose[None]))[0, 0])
+    """Target of the finger `(2,)`, from its position `(2,)` and the pose of the block `(3,)`."""
+    gap = float(tee.clearance(tee.to_block(finger[None, None], pose[None]))[0, 0])
     if stroke.push is not None and stroke.pushing:
         push, stroke.steps = stroke.push, stroke.steps + 1
-        made = float((finger - push.start) @ push.direction)
-        if push.length - made > DONE and stroke.steps < MAX_PUSH_STEPS:
-            return push.start + min(made + PUSH_LEAD, push.length) * push.direction
+        progress = float((finger - push.start) @ push.direction)
+        if push.length - progress > DONE and stroke.steps < MAX_PUSH_STEPS:
+            return push.start + min(progress + PUSH_LEAD, push.length) * push.direction
         stroke.push = None
     if stroke.push is None:
-        if clear < CLEAR:
+        if gap < CLEAR:
             return finger + 25.0 * _away(finger, pose)
         stroke.push, stroke.pushing, stroke.steps = plan(pose, finger, stroke.rng), False, 0
         if stroke.push is None:
-            return MIDDLE  # enclosed: push towards the centre
+            return CENTRE  # enclosed: push towards the centre
     if np.linalg.norm(finger - stroke.push.start) < ARRIVED or stroke.steps > MAX_PUSH_STEPS:
         stroke.pushing, stroke.steps = True, 0
         return _decide(stroke, finger, pose)
     stroke.steps += 1
-    point = way_point(finger, stroke.push.start, pose)
+    point = waypoint(finger, stroke.push.start, pose)
     if point is None:  # the block has moved
         stroke.push = None
         return finger
-    way = point - finger
-    far = float(np.linalg.norm(way))
-    lead = min(far, WALK_LEAD) if point is stroke.push.start else WALK_LEAD  # no stop at way points
-    return finger + way * lead / far
+    offset = point - finger
+    length = float(np.linalg.norm(offset))
+    lead = min(length, MOVE_LEAD) if point is stroke.push.start else MOVE_LEAD  # no stop at waypoints
+    return finger + offset * lead / length
 
 
 def _away(finger: Array, pose: Array) -> Array:
     """Unit vector `(2,)` from the closest point of the block to the finger."""
-    touched = tee.closest(tee.to_block(finger[None, None], pose[None]))
-    apart = finger - tee.to_world(touched, pose[None])[0, 0]
-    return apart / max(float(np.linalg.norm(apart)), 1e-9)
+    contact = tee.closest(tee.to_block(finger[None, None], pose[None]))
+    offset = finger - tee.to_world(contact, pose[None])[0, 0]
+    return offset / max(float(np.linalg.norm(offset)), 1e-9)

@@ -1,12 +1,12 @@
 """Closed-form model of the T-shaped block and its motion under pushes.
 
-gym-pusht damps every velocity to zero before each physics step and knows no friction, so the block moves only while the
-finger presses on it, and then along the contact normal n alone. An impulse j at r from the centre of mass gives the
-velocity j n / m and the turning rate j (r x n) / I; the condition that the contact point moves as fast as the finger
-determines j. Shape, centre of mass and inertia are those of gym-pusht, which differ slightly from a homogeneous T.
+gym-pusht sets every velocity to zero before each physics step and has no friction, so the block moves only while the
+finger presses on it, along the contact normal n. An impulse j at r from the centre of mass gives the velocity j n / m
+and the turning rate j (r x n) / I; j follows from equal velocities of contact point and finger. Shape, centre of mass
+and inertia match gym-pusht and differ slightly from a homogeneous T.
 
 Poses `(K, 3)` are the centre of mass x, y [px] and the angle [rad]. Points of the block are relative to its centre of
-mass, in its own axes.
+mass, in the axes of the block.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 
-CENTRE = np.array([0.0, 45.0])  # [px] centre of mass in gym-pusht's coordinates of the block
+CENTRE = np.array([0.0, 45.0])  # [px] centre of mass in the block coordinates of gym-pusht
 OUTLINE: Array = (
     np.array([[-60, 0], [60, 0], [60, 30], [15, 30], [15, 120], [-15, 120], [-15, 30], [-60, 30]]) - CENTRE
-)  # (8, 2) [px] corners, one after the other
+)  # (8, 2) [px] consecutive corners
 HULL = (0, 1, 2, 4, 5, 7)  # corners of the convex hull
-INNER = (3, 6)  # corners in which bar and stem meet
+INNER = (3, 6)  # corners between bar and stem
 INERTIA = 3000.0  # [px^2] moment of inertia divided by the mass
 FINGER = 15.0  # [px] radius
 _EDGES = np.roll(OUTLINE, -1, axis=0) - OUTLINE  # (8, 2)
@@ -47,7 +47,7 @@ def to_world(points: Array, pose: Array) -> Array:
 
 
 def to_block(points: Array, pose: Array) -> Array:
-    """Points of the arena `(K, P, 2)` or `(P, 2)` seen from the block, `(K, P, 2)` for poses `(K, 3)`."""
+    """Points of the arena `(K, P, 2)` or `(P, 2)` in block coordinates, `(K, P, 2)` for poses `(K, 3)`."""
     return (points - pose[:, None, :2]) @ _rotation(pose[:, 2])
 
 
@@ -65,7 +65,7 @@ def clearance(points: Array) -> Array:
 
 
 def error(pose: Array) -> Array:
-    """Root mean square distance `(K,)` [px] of the corners from where they should be."""
+    """Root mean square distance `(K,)` [px] of the corners from their targets."""
     off = to_world(OUTLINE, pose) - to_world(OUTLINE, GOAL[None])
     return np.sqrt(np.square(off).sum(-1).mean(-1))
 
@@ -73,11 +73,11 @@ def error(pose: Array) -> Array:
 def resolve_contact(pose: Array, finger: Array) -> Array:
     """Poses `(K, 3)` of the blocks after resolving their contact with the finger at `(K, 2)`."""
     local = to_block(finger[:, None], pose)[:, 0]
-    touched = closest(local)
-    normal = touched - local
+    contact = closest(local)
+    normal = contact - local
     gap = np.sqrt(np.square(normal).sum(-1))
     normal /= np.maximum(gap, 1e-9)[:, None]
-    lever = touched[:, 0] * normal[:, 1] - touched[:, 1] * normal[:, 0]
+    lever = contact[:, 0] * normal[:, 1] - contact[:, 1] * normal[:, 0]
     impulse = np.maximum(FINGER - gap, 0.0) / (1.0 + lever**2 / INERTIA)
     shift = np.einsum("kij,kj->ki", _rotation(pose[:, 2]), normal) * impulse[:, None]
     return pose + np.concatenate([shift, (impulse * lever / INERTIA)[:, None]], 1)
@@ -86,11 +86,11 @@ def resolve_contact(pose: Array, finger: Array) -> Array:
 def push(pose: Array, finger: Array, direction: Array, length: float, stride: float) -> Array:
     """Poses `(S, K, 3)` along straight strokes of the finger from `(K, 2)` in unit `direction` `(K, 2)`.
 
-    One pose every `stride` [px], S = length / stride of them.
+    There are S = length / stride poses, one every `stride` [px].
     """
-    passed: list[Array] = []
+    poses: list[Array] = []
     for _ in range(round(length / stride)):
         finger = finger + stride * direction
         pose = resolve_contact(pose, finger)
-        passed.append(pose)
-    return np.stack(passed)
+        poses.append(pose)
+    return np.stack(poses)

@@ -1,4 +1,4 @@
-"""One robosuite task as a gymnasium environment whose episodes depend on their seed alone."""
+"""One robosuite task as a gymnasium environment whose episodes depend only on their seed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from robopolicy.errors import unknown_environment
 from robopolicy.sim.backends.mujoco.render import Renderer
 from robopolicy.sim.registry import SimOptions
 
-logging.disable(logging.WARNING)  # on import it warns of missing optional parts
+logging.disable(logging.WARNING)  # the import warns of missing optional packages
 try:
     import robosuite
     from robosuite.controllers.parts import controller
@@ -30,12 +30,12 @@ ARMS = ("IIWA", "Jaco", "Kinova3", "Panda", "Sawyer", "UR5e", "XArm7")
 TASKS = tuple(name for name in robosuite.ALL_ENVIRONMENTS if not name.startswith("TwoArm"))
 MAX_STEPS = 500
 CONTROL_HZ = 20
-SIGHT = ("robot0_proprio-state", "object-state")  # robosuite's own summaries of arm and objects
+OBSERVATION_KEYS = ("robot0_proprio-state", "object-state")  # summaries of arm and objects by robosuite
 
 
 def _follow_mujoco() -> None:
     """Patch robosuite 1.5 for MuJoCo 3.10, whose `mj_fullM` takes the data instead of `qM`."""
-    setattr(binding_utils.MjData, "qM", property(lambda data: data._data))  # noqa: B010  it is made at run time
+    setattr(binding_utils.MjData, "qM", property(lambda data: data._data))  # noqa: B010  created at run time
     full: Any = lambda model, matrix, data: mujoco.mj_fullM(model, data, matrix)  # noqa: E731
     controller.mujoco = SimpleNamespace(mj_fullM=full)
 
@@ -45,7 +45,11 @@ if not hasattr(mujoco.MjData, "qM"):
 
 
 class RobosuiteEnv(gymnasium.Env[Any, Any]):
-    """Observations `robot` and `object`; sparse: reward 1 and end at success, shaped: robosuite's own, to the limit."""
+    """Environment with observations `robot` and `object`.
+
+    With sparse rewards, success gives 1 and ends the episode; shaped rewards come from robosuite until the time
+    limit.
+    """
 
     metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012  as gymnasium declares it
 
@@ -62,34 +66,34 @@ class RobosuiteEnv(gymnasium.Env[Any, Any]):
             use_camera_obs=False,
             control_freq=CONTROL_HZ,
             horizon=MAX_STEPS,
-            ignore_done=True,  # the limit is ours
+            ignore_done=True,  # the time limit is set below
             reward_shaping=self._shaped,
             hard_reset=False,
             seed=0,
         )
         low, high = self._env.action_spec
         self.action_space = spaces.Box(low, high, low.shape, np.float64)
-        sizes = {key: value.shape for key, value in self._seen(self._env.reset()).items()}
+        sizes = {key: value.shape for key, value in self._observe(self._env.reset()).items()}
         self.observation_space = spaces.Dict({key: spaces.Box(-np.inf, np.inf, size) for key, size in sizes.items()})
         self.control_dt = 1 / CONTROL_HZ
         self.spec = EnvSpec(f"robosuite/{task}", max_episode_steps=MAX_STEPS)
         self._renderer: Renderer | None = None
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Place robot and objects by `seed`."""
-        if seed is not None:  # in place, as the samplers of the scene keep the generator
+        """Sample robot and object poses by `seed`."""
+        if seed is not None:  # in place, as the samplers of the scene share the generator
             self._env.rng.bit_generator.state = np.random.default_rng(seed).bit_generator.state
-        return self._seen(self._env.reset()), {}
+        return self._observe(self._env.reset()), {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """Apply one action."""
         observation, reward, _, _ = self._env.step(action)
         success = bool(self._env._check_success())
-        earned = float(reward) if self._shaped else float(success)
-        return self._seen(observation), earned, success and not self._shaped, False, {"success": success}
+        value = float(reward) if self._shaped else float(success)
+        return self._observe(observation), value, success and not self._shaped, False, {"success": success}
 
     def render(self) -> Any:
-        """Frame `(height, width, 3)` from the front, without the shapes of collisions."""
+        """Frame `(height, width, 3)` from the front, without collision shapes."""
         model, data = self._env.sim.model._model, self._env.sim.data._data
         if self._renderer is None:
             self._renderer = Renderer(model, 480, 640, hidden=(0,))
@@ -105,10 +109,12 @@ class RobosuiteEnv(gymnasium.Env[Any, Any]):
         self._env.close()
 
     @staticmethod
-    def _seen(observation: dict[str, Any]) -> dict[str, Any]:
-        return {key.removesuffix("-state").replace("robot0_proprio", "robot"): observation[key] for key in SIGHT}
+    def _observe(observation: dict[str, Any]) -> dict[str, Any]:
+        return {
+            key.removesuffix("-state").replace("robot0_proprio", "robot"): observation[key] for key in OBSERVATION_KEYS
+        }
 
 
 def make_env(task: str, options: SimOptions) -> RobosuiteEnv:
-    """One environment of `task`, e.g. "Lift" or "Lift-Sawyer"."""
+    """Make one environment of `task`, e.g. "Lift" or "Lift-Sawyer"."""
     return RobosuiteEnv(task, options.reward)

@@ -16,7 +16,16 @@ from numpy.typing import NDArray
 
 from robopolicy.sim.backends.mujoco.backend import MujocoSim
 from robopolicy.sim.backends.mujoco.task import Array, BatchState, StepResult
-from robopolicy_tasks.manipulation.experts import CLOSE, OPEN, MotionStyle, funnel, grasping, over, quarter_turn, steer
+from robopolicy_tasks.manipulation.experts import (
+    CLOSE,
+    OPEN,
+    MotionStyle,
+    approach_height,
+    grasp_point,
+    gripper_command,
+    quarter_turn,
+    tool_action,
+)
 from robopolicy_tasks.manipulation.lift import CUBE_HALF, LIFT_HEIGHT
 from robopolicy_tasks.manipulation.objects import distance, yaw_of
 from robopolicy_tasks.manipulation.panda_task import Arm, commanded
@@ -162,17 +171,17 @@ def grasp(task: EndlessPickPlace, arm: Arm, state: BatchState, target: Array, st
     """Move over the believed position of the cube, descend and close."""
     held = task.held(arm, state)
     cube, quaternion = task.cube(state)
-    believed = over(cube, style)
+    believed = grasp_point(cube, style)
     goal, turn = believed.copy(), quarter_turn(yaw_of(quaternion) - commanded(state)["yaw"])
-    goal[:, 2] = funnel(believed, turn, arm, style)
+    goal[:, 2] = approach_height(believed, turn, arm, style)
     missed = (arm.width < EMPTY) & (step > REOPENED)
-    return steer(goal, turn, grasping(believed, arm), state, style), held | missed
+    return tool_action(goal, turn, gripper_command(believed, arm), state, style), held | missed
 
 
 def lift(task: EndlessPickPlace, arm: Arm, state: BatchState, target: Array, style: MotionStyle, step: int) -> Motion:
     """Raise the hand with the gripper unchanged."""
     goal = commanded(state)["position"] + np.array([0.0, 0.0, 0.1])
-    return steer(goal, np.zeros(len(goal)), _as_it_is(arm), state, style), arm.tool.position[:, 2] > RAISED
+    return tool_action(goal, np.zeros(len(goal)), _as_it_is(arm), state, style), arm.tool.position[:, 2] > RAISED
 
 
 def carry(task: EndlessPickPlace, arm: Arm, state: BatchState, target: Array, style: MotionStyle, step: int) -> Motion:
@@ -186,7 +195,7 @@ def carry(task: EndlessPickPlace, arm: Arm, state: BatchState, target: Array, st
     goal[:, 2] += CUBE_HALF + HOVER - point[:, 2]
     still = distance(commanded(state)["position"], tool) < STILL
     there = still & (distance(point[:, :2], target) < ARRIVED) & (clear[:, 0] == 1.0)
-    return steer(goal, np.zeros(len(goal)), _as_it_is(arm), state, style), there
+    return tool_action(goal, np.zeros(len(goal)), _as_it_is(arm), state, style), there
 
 
 def release(
@@ -198,7 +207,7 @@ def release(
     goal = commanded(state)["position"].copy()
     goal[:, 2] = np.where(arm.width > RELEASED, tool[:, 2] + 0.1, np.where(opening, tool[:, 2], CUBE_HALF - 0.002))
     away = (tool[:, 2] > AWAY) & (arm.width > RELEASED)
-    return steer(goal, np.zeros(len(goal)), np.where(opening, OPEN, CLOSE), state, style), away
+    return tool_action(goal, np.zeros(len(goal)), np.where(opening, OPEN, CLOSE), state, style), away
 
 
 MOVES = (grasp, lift, carry, release)  # in the order of VERBS

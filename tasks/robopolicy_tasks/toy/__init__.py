@@ -1,4 +1,4 @@
-"""Tiny tasks that need no physics engine: smoke runs, tests, first steps."""
+"""Small tasks without a physics engine, for smoke runs, tests and first steps."""
 
 from __future__ import annotations
 
@@ -47,19 +47,19 @@ def register() -> None:
     """Register the toy family without importing torch."""
     register_entry(
         TaskEntry(
-            name="toy/point_mass",
-            make=_make_point_mass,
-            description="Accelerate a point mass to a goal in the plane; seconds to train.",
-            make_expert=_make_point_mass_expert,
+            "toy/point_mass",
+            _make_point_mass,
+            "Accelerate a point mass to a goal in the plane; trains in seconds.",
+            _make_point_mass_expert,
             backends=("torch",),
         )
     )
     register_entry(
         TaskEntry(
-            name="toy/push",
-            make=_make_push,
-            description="Push a disc to a mark with another disc, seen from above; for fast video datasets.",
-            make_expert=_make_push_expert,
+            "toy/push",
+            _make_push,
+            "Push a disc to a target with another disc, seen from above; for fast video datasets.",
+            _make_push_expert,
             backends=("torch",),
             success_fn=_push_solved,
         )

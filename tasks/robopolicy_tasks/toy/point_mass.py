@@ -1,7 +1,7 @@
 """Point mass that must reach a goal: the smallest task, for smoke runs and tests.
 
-All environments are rows of a few torch tensors, so thousands of episodes take a second. State: position, velocity and
-goal in the plane; action: acceleration. Success, and the end of the episode, is being within 5 cm of the goal.
+Environments are rows of a few torch tensors, so thousands of episodes take a second. State: position, velocity and goal
+in the plane; action: acceleration. An episode succeeds and ends within 5 cm of the goal.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from robopolicy.sim.vector_env import TorchVectorEnv
 
 STATE_DIM = 6
 DT = 0.1  # seconds per control step
-RADIUS = 0.05  # metres around the goal that count as success
+RADIUS = 0.05  # [m] maximum distance from the goal for success
 
 
 class PointMassSim(TorchVectorEnv):
@@ -29,7 +29,7 @@ class PointMassSim(TorchVectorEnv):
 
     def __init__(self, options: SimOptions) -> None:
         """Build `options.num_envs` environments; `options.reward` is "sparse" or "shaped"."""
-        options.refuse_cameras("toy/point_mass")
+        options.reject_cameras("toy/point_mass")
         names = ("x [m]", "y [m]", "vx [m/s]", "vy [m/s]", "goal_x [m]", "goal_y [m]")
         spec = SimSpec(
             task="toy/point_mass",
@@ -61,25 +61,19 @@ class PointMassSim(TorchVectorEnv):
         reward = success.float() - (0.1 * distance if self._shaped else 0.0)
         final = self.observe()
         self.restart(success | truncated)
-        return Step(
-            obs=self.observe(),
-            reward=torch.where(active, reward, 0.0),
-            terminated=success,
-            truncated=truncated,
-            final_obs=final,
-            info={"success": success, "reward.success": success.float()},
-        )
+        info = {"success": success, "reward.success": success.float()}
+        return Step(self.observe(), torch.where(active, reward, 0.0), success, truncated, final, info)
 
     def observe(self) -> Observation:
         """Position, velocity and goal."""
         return {"state": self._state.clone()}
 
     def start_episodes(self, rows: Tensor, seeds: list[int]) -> None:
-        """Draw positions of masses and goals."""
+        """Sample positions of masses and goals."""
         state = self._state.clone()
         for row, seed in zip(rows.tolist(), seeds, strict=True):
-            draws = np.random.default_rng(seed).uniform(-1.0, 1.0, 4)
-            state[row] = torch.tensor([*draws[:2], 0.0, 0.0, *draws[2:]], dtype=torch.float32)
+            values = np.random.default_rng(seed).uniform(-1.0, 1.0, 4)
+            state[row] = torch.tensor([*values[:2], 0.0, 0.0, *values[2:]], dtype=torch.float32)
         self._state = state
 
     def state_dict(self) -> dict[str, Any]:
@@ -107,14 +101,10 @@ def steer(state: Tensor) -> Tensor:
 
 
 def point_mass_pd(obs: Observation) -> Tensor:
-    """Accelerations `(B, 1, 2)` of that controller, for `policy=callable`.
-
-    Raises:
-        UserError: The observations belong to another task.
-    """
-    found = obs["state"].shape[-1] if "state" in obs else "nothing"
-    if found != STATE_DIM:
+    """Accelerations `(B, 1, 2)` of `PointMassExpert`, for `policy=callable` on this task."""
+    size = obs["state"].shape[-1] if "state" in obs else "nothing"
+    if size != STATE_DIM:
         raise UserError(
-            f"The prior 'point_mass_pd' is for toy/point_mass, whose state has {STATE_DIM} numbers; found {found}."
+            f"The prior 'point_mass_pd' is for toy/point_mass, whose state has {STATE_DIM} numbers; found {size}."
         )
     return steer(obs["state"][:, -1:])

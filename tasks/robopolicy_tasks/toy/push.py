@@ -1,8 +1,8 @@
-"""A disc pushes another disc to a mark: the smallest task with contact and a camera.
+"""Disc that pushes another disc to a target: the smallest task with contact and a camera.
 
-All environments are rows of a few torch tensors, and the camera is rendered in torch, so that thousands of videos
-take seconds. The red gripper moves at the commanded velocity; on contact, the blue block is pushed away
-without sliding. Success, and the end of the episode, is the centre of the block within 8 cm of the green mark.
+Environments are rows of a few torch tensors, and the camera is rendered in torch, so that thousands of videos take
+seconds. The red gripper moves at the commanded velocity and pushes the blue block away without sliding. An episode
+succeeds and ends when the centre of the block is within 8 cm of the green mark.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ DT = 0.1  # seconds per control step
 MAX_SPEED = 0.7  # [m/s] of the gripper, along each axis
 GRIPPER, BLOCK, MARK = 0.06, 0.09, 0.14  # [m] radii
 GOAL = (0.75, 0.0)  # [m] centre of the mark; the table spans x in [0, 1] and y in [-0.5, 0.5]
-RADIUS = 0.08  # [m] around the goal that counts as success
+RADIUS = 0.08  # [m] maximum distance from the goal for success
 LOW, HIGH = (0.02, -0.48), (0.98, 0.48)  # [m] range of centres
 CAMERA = "top"
 COLOURS = {"table": (217, 217, 217), "mark": (153, 230, 153), "block": (51, 76, 204), "gripper": (217, 51, 51)}
 
 
 class PushSim(TorchVectorEnv):
-    """N tables, stepped and drawn in torch."""
+    """N tables, stepped and rendered in torch."""
 
     def __init__(self, options: SimOptions) -> None:
-        """Build `options.num_envs` tables; `options.cameras` may hold "top"."""
+        """Build `options.num_envs` tables; `options.cameras` may contain "top"."""
         if set(options.cameras) - {CAMERA} or options.point_clouds:
             raise UserError(
-                f"Task toy/push has the camera '{CAMERA}' alone, got {[*options.cameras]}; leave others out."
+                f"Task toy/push has only the camera '{CAMERA}', got {[*options.cameras]}; remove the others."
             )
-        self._draws, self._size = bool(options.cameras), options.image_size
+        self._renders, self._size = bool(options.cameras), options.image_size
         observation = {
             "gripper": TensorSpec((2,), names=("gripper_x [m]", "gripper_y [m]")),
             "block": TensorSpec((2,), names=("block_x [m]", "block_y [m]")),
@@ -47,14 +47,14 @@ class PushSim(TorchVectorEnv):
         image = TensorSpec((3, options.image_size, options.image_size), torch.uint8)
         spec = SimSpec(
             task="toy/push",
-            observation=observation | ({f"image.{CAMERA}": image} if self._draws else {}),
+            observation=observation | ({f"image.{CAMERA}": image} if self._renders else {}),
             action_low=-torch.full((2,), MAX_SPEED),
             action_high=torch.full((2,), MAX_SPEED),
             control_dt=DT,
             max_episode_steps=40,
             action_names=("gripper_vx [m/s]", "gripper_vy [m/s]"),
             mirror=None
-            if self._draws
+            if self._renders
             else MirrorSymmetry(
                 {key: SignedPermutation.of([1, -1]) for key in observation}, SignedPermutation.of([1, -1])
             ),
@@ -79,34 +79,28 @@ class PushSim(TorchVectorEnv):
         final = self.observe()
         ended = success | truncated
         self.restart(ended)
-        return Step(
-            obs=self.observe() if bool(ended.any()) else final,
-            reward=torch.where(active, reward, 0.0),
-            terminated=success,
-            truncated=truncated,
-            final_obs=final,
-            info={"success": success},
-        )
+        obs = self.observe() if bool(ended.any()) else final
+        return Step(obs, torch.where(active, reward, 0.0), success, truncated, final, {"success": success})
 
     def render(self, camera: str | None = None, *, width: int = 320, height: int = 240, envs: int = 1) -> Tensor:
-        """Return frames of the first `envs` tables, seen from above; the table fills the height."""
+        """Return frames of the first `envs` tables, from above; the table fills the height."""
         if camera not in (None, CAMERA):
-            raise UserError(f"Task toy/push has the camera '{CAMERA}' alone, not '{camera}'.")
-        return draw(self._gripper[:envs], self._block[:envs], height, width)
+            raise UserError(f"Task toy/push has only the camera '{CAMERA}', not '{camera}'.")
+        return render_tables(self._gripper[:envs], self._block[:envs], height, width)
 
     def observe(self) -> Observation:
         """Positions, and the image if requested."""
-        seen = {"gripper": self._gripper.clone(), "block": self._block.clone()}
-        if self._draws:
-            seen[f"image.{CAMERA}"] = draw(self._gripper, self._block, self._size, self._size)
-        return seen
+        observation = {"gripper": self._gripper.clone(), "block": self._block.clone()}
+        if self._renders:
+            observation[f"image.{CAMERA}"] = render_tables(self._gripper, self._block, self._size, self._size)
+        return observation
 
     def start_episodes(self, rows: Tensor, seeds: list[int]) -> None:
-        """Draw positions of grippers and blocks."""
+        """Sample positions of grippers and blocks."""
         gripper, block = self._gripper.clone(), self._block.clone()
         for row, seed in zip(rows.tolist(), seeds, strict=True):
-            draws = np.random.default_rng(seed).uniform((0.05, -0.4, 0.3, -0.25), (0.2, 0.4, 0.5, 0.25))
-            gripper[row], block[row] = torch.tensor(draws, dtype=torch.float32).split(2)
+            values = np.random.default_rng(seed).uniform((0.05, -0.4, 0.3, -0.25), (0.2, 0.4, 0.5, 0.25))
+            gripper[row], block[row] = torch.tensor(values, dtype=torch.float32).split(2)
         self._gripper, self._block = gripper, block
 
     def state_dict(self) -> dict[str, Any]:
@@ -123,26 +117,26 @@ def push(gripper: Tensor, block: Tensor, action: Tensor) -> tuple[Tensor, Tensor
     """Positions `(N, 2)` [m] of gripper and block after one control step of `action` `(N, 2)` [m/s]."""
     low, high = gripper.new_tensor(LOW), gripper.new_tensor(HIGH)
     gripper = (gripper + DT * action.clamp(-MAX_SPEED, MAX_SPEED)).clamp(low, high)
-    apart = block - gripper
-    distance = apart.norm(dim=1, keepdim=True).clamp(min=1e-6)
+    offset = block - gripper
+    distance = offset.norm(dim=1, keepdim=True).clamp(min=1e-6)
     overlap = (GRIPPER + BLOCK - distance).clamp(min=0.0)
-    return gripper, (block + apart / distance * overlap).clamp(low, high)
+    return gripper, (block + offset / distance * overlap).clamp(low, high)
 
 
-def draw(gripper: Tensor, block: Tensor, height: int, width: int) -> Tensor:
+def render_tables(gripper: Tensor, block: Tensor, height: int, width: int) -> Tensor:
     """Images `(N, 3, height, width)` uint8 of the table from above, x to the right and y upwards."""
     rows = 0.5 - (torch.arange(height) + 0.5) / height
     columns = 0.5 + ((torch.arange(width) + 0.5) - width / 2) / height
-    picture = torch.tensor(COLOURS["table"], dtype=torch.float32)[None, :, None, None].repeat(
+    image = torch.tensor(COLOURS["table"], dtype=torch.float32)[None, :, None, None].repeat(
         len(gripper), 1, height, width
     )
     goal = gripper.new_tensor(GOAL).expand_as(gripper)
     for name, centre, radius in (("mark", goal, MARK), ("block", block, BLOCK), ("gripper", gripper, GRIPPER)):
         square = (columns - centre[:, :1])[:, None, :] ** 2 + (rows - centre[:, 1:])[:, :, None] ** 2  # (N, h, w)
         cover = ((radius - square.sqrt()) * height + 0.5).clamp(0.0, 1.0)[:, None]  # edges one pixel wide
-        colour = picture.new_tensor(COLOURS[name])[:, None, None]
-        picture = picture * (1 - cover) + colour * cover
-    return picture.round().to(torch.uint8)
+        colour = image.new_tensor(COLOURS[name])[:, None, None]
+        image = image * (1 - cover) + colour * cover
+    return image.round().to(torch.uint8)
 
 
 class PushExpert:
@@ -154,9 +148,9 @@ class PushExpert:
 
 
 def steer(gripper: Tensor, block: Tensor) -> Tensor:
-    """Velocities `(..., 2)` [m/s] that bring the block to the mark."""
+    """Velocities `(..., 2)` [m/s] that move the block to the mark."""
     goal = gripper.new_tensor(GOAL)
-    ahead = _unit(goal - block)  # where the block must go
+    ahead = _unit(goal - block)  # direction of the push
     left = torch.stack([-ahead[..., 1], ahead[..., 0]], -1)
     reach = block - gripper
     behind = (_unit(reach) * ahead).sum(-1, keepdim=True) > 0.93
@@ -164,8 +158,8 @@ def steer(gripper: Tensor, block: Tensor) -> Tensor:
     side = torch.where((reach * left).sum(-1, keepdim=True) > 0, -1.0, 1.0)
     around = block + side * 0.25 * left - 0.1 * ahead
     target = torch.where(behind, goal, torch.where(passed, around, block - (GRIPPER + BLOCK + 0.04) * ahead))
-    wanted = (target - gripper) / DT
-    return wanted * (MAX_SPEED / wanted.abs().amax(-1, keepdim=True).clamp(min=MAX_SPEED))
+    velocity = (target - gripper) / DT
+    return velocity * (MAX_SPEED / velocity.abs().amax(-1, keepdim=True).clamp(min=MAX_SPEED))
 
 
 def solved(block: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Legged robots that follow commanded velocities."""
+"""Velocity tracking with legged robots."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 _TASKS = {
     "go1": ("NOMINAL", "Follow velocity commands with a Unitree Go1 on level ground."),
-    "go1_randomized": ("TRAINING", "The same with random friction, payload, motors, sensor noise and pushes."),
+    "go1_randomized": ("TRAINING", "Like go1, with random friction, payload, motors, sensor noise and pushes."),
 }
 
 

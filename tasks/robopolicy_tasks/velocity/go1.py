@@ -1,4 +1,4 @@
-"""A Unitree Go1 that follows velocity commands on level ground."""
+"""Velocity tracking with a Unitree Go1 on level ground."""
 
 from __future__ import annotations
 
@@ -17,21 +17,20 @@ from robopolicy_tasks.velocity.rewards import ControlStep
 from robopolicy_tasks.velocity.scene import FEET, JOINTS, PUSHES, TRUNK, build_model
 
 HOME: Array = np.array([-0.1, 0.9, -1.8, 0.1, 0.9, -1.8] * 2)  # [rad] joints of a standing robot
-HEIGHT = 0.29  # [m] of the trunk then
-STROKE = 0.5  # [rad] of an action of 1, from home
+HEIGHT = 0.29  # [m] of the trunk of a standing robot
+ACTION_SCALE = 0.5  # [rad] offset from home for an action of 1
 COMMAND_LOW: Array = np.array([-1.0, -0.5, -1.0])  # [m/s, m/s, rad/s] backwards, to the right, clockwise
 COMMAND_HIGH: Array = np.array([1.0, 0.5, 1.0])
 SEGMENTS, SEGMENT = 4, 5.0  # commands per episode, [s] each
-STANDING = 0.1  # fraction of commands to stand still
-PUSH_TIME = 0.1  # [s] a push lasts; there is one in every segment
-GOOD = 0.25  # [m/s] mean error of the velocity with which an episode counts as a success
+STANDING_FRACTION = 0.1  # fraction of commands without motion
+PUSH_TIME = 0.1  # [s] duration of a push, one per segment
+MAX_MEAN_ERROR = 0.25  # [m/s] maximum mean velocity error of a successful episode
 SPEED_SCALE = 0.05  # of joint speeds in the observation
 
-# Largest sensor error of each element of the observation, as on the robot's IMU and encoders.
+# Maximum sensor error of each element of the observation, as for the IMU and encoders of the robot.
 NOISE: Array = np.concatenate([np.full(3, 0.2), np.full(3, 0.05), np.full(12, 0.02), np.full(12, 1.5 * SPEED_SCALE)])
-_BANK = np.random.default_rng(0).uniform(
-    -1, 1, (8192, NOISE.size)
-)  # sensor errors, read from a random offset in each episode
+# Sensor errors, used from a random offset in each episode.
+_BANK = np.random.default_rng(0).uniform(-1, 1, (8192, NOISE.size))
 
 STATE_NAMES = (
     *(f"turning_{axis} [rad/s]" for axis in "xyz"),
@@ -46,8 +45,8 @@ PRIVILEGED_NAMES = (*(f"velocity_{axis} [m/s]" for axis in "xyz"), "height [m]",
 
 def _mirror() -> MirrorSymmetry:
     """Left-right symmetry; approximate, since the centre of mass is 2 mm to the left."""
-    exchanged = [(3 * right + joint, 3 * (right + 1) + joint) for right in (0, 2) for joint in range(3)]
-    legs = SignedPermutation.of([-1, 1, 1] * 4, exchanged)  # hips turn the other way
+    swapped = [(3 * right + joint, 3 * (right + 1) + joint) for right in (0, 2) for joint in range(3)]
+    legs = SignedPermutation.of([-1, 1, 1] * 4, swapped)  # hip angles change sign
     body = SignedPermutation.of([-1, 1, -1, 1, -1, 1])  # turning, gravity
     feet = SignedPermutation.of([1] * 4, [(0, 1), (2, 3)])
     state = SignedPermutation.concat(body, legs, legs, legs, SignedPermutation.of([1, -1, -1]))
@@ -56,24 +55,25 @@ def _mirror() -> MirrorSymmetry:
 
 
 class Go1(MujocoTask):
-    """Actions are position targets of the 12 motors about the standing posture; 50 Hz, 20 s, four commands.
+    """Actions are position targets of the 12 motors around the standing posture; 50 Hz, 20 s, four commands.
 
-    `state` is what the real robot measures, the last action and the command. `privileged` is what only the simulator
-    knows, for critics. A fall ends the episode. Success is tracking to the end with a mean error below 0.25 m/s.
+    `state` contains measurements of the real robot, the last action and the command; `privileged` contains values of
+    the simulator, for critics. A fall ends the episode. Success is tracking until the end with a mean error below 0.25
+    m/s.
 
     Args:
         name: Registered id.
-        reward: `sparse` rewards only tracking of the command, up to 1.5 per second. `shaped` adds `rewards.STYLE`,
-            never less than 0 in all, and a cost for falling.
+        reward: `sparse` rewards only tracking of the command, up to 1.5 per second. `shaped` adds `rewards.STYLE`, with
+            a sum of at least 0, and a penalty for falling.
         ranges: Randomization per episode, in addition to initial state and commands.
         commands: Replaces the random commands by these `(4, 3)`.
     """
 
-    frame_skip = 4  # at 5 ms, so 50 Hz
+    frame_skip = 4  # at 5 ms: 50 Hz
     max_episode_steps = 1000
     action_low: Array = -np.ones(12)
     action_high: Array = np.ones(12)
-    action_names = tuple(f"{joint} target [{STROKE} rad]" for joint in JOINTS)
+    action_names = tuple(f"{joint} target [{ACTION_SCALE} rad]" for joint in JOINTS)
     cameras = ("side", "front")
     has_velocity_command = True
     mirror = _mirror()
@@ -96,18 +96,20 @@ class Go1(MujocoTask):
         self._mass = float(self.model.body(TRUNK).subtreemass[0])  # [kg]
 
     def initial(self, rng: np.random.Generator) -> ResetState:
-        """Draw posture, heading and velocity, the commands, and the randomization `ranges`."""
+        """Sample posture, heading and velocity, the commands, and the randomization `ranges`."""
         heading = rng.uniform(-np.pi, np.pi)
         joints = HOME + rng.uniform(-0.1, 0.1, 12)
         pose = [0.0, 0.0, HEIGHT, np.cos(heading / 2), 0.0, 0.0, np.sin(heading / 2)]
         speeds = np.concatenate([rng.uniform(-0.2, 0.2, 6), np.zeros(12)])
-        commands = rng.uniform(COMMAND_LOW, COMMAND_HIGH, (SEGMENTS, 3)) * (rng.random((SEGMENTS, 1)) >= STANDING)
+        commands = rng.uniform(COMMAND_LOW, COMMAND_HIGH, (SEGMENTS, 3)) * (
+            rng.random((SEGMENTS, 1)) >= STANDING_FRACTION
+        )
         angle = rng.uniform(-np.pi, np.pi, SEGMENTS)
         force = rng.uniform(0, self.ranges.push, SEGMENTS) * self._mass / PUSH_TIME  # [N]
         memory = {
             "commands": commands if self.commands is None else self.commands,
             "push": force[:, None] * np.stack([np.cos(angle), np.sin(angle)], 1),
-            "push_start": rng.uniform(1.0, SEGMENT - PUSH_TIME, SEGMENTS),  # [s] after the segment's
+            "push_start": rng.uniform(1.0, SEGMENT - PUSH_TIME, SEGMENTS),  # [s] after the start of the segment
             "noise": rng.integers(len(_BANK)),
             "action": np.zeros(12),
             "last_action": np.zeros(12),
@@ -123,7 +125,7 @@ class Go1(MujocoTask):
         memory["last_action"], memory["action"] = memory["action"], action
         memory["air_time"] = np.where(feet_on_ground(state), 0.0, memory["air_time"] + self.dt)
         control = np.zeros((len(state), self.model.nu))
-        control[:, self._motors] = HOME + STROKE * action
+        control[:, self._motors] = HOME + ACTION_SCALE * action
         rows, segment = np.arange(len(state)), _segment(state)
         since = state.time - segment * SEGMENT - memory["push_start"][rows, segment]
         control[:, self._pushes] = memory["push"][rows, segment] * ((since >= 0) & (since < PUSH_TIME))[:, None]
@@ -144,7 +146,7 @@ class Go1(MujocoTask):
         error = np.sqrt(np.square(command[:, :2] - motion.velocity[:, :2]).sum(1))
         memory["error"] = memory["error"] + error
         last = np.rint(after.time / self.dt) >= self.max_episode_steps
-        success = last & ~fallen & (memory["error"] < GOOD * self.max_episode_steps)
+        success = last & ~fallen & (memory["error"] < MAX_MEAN_ERROR * self.max_episode_steps)
         turning_error = np.abs(command[:, 2] - motion.turning[:, 2])
         info = {
             "success": success,
@@ -162,15 +164,11 @@ class Go1(MujocoTask):
             [motion.turning, motion.gravity, motion.joints - HOME, SPEED_SCALE * motion.speeds], axis=1
         )
         if self.ranges.noise:
-            now = np.rint(state.time / self.dt).astype(np.int64)
-            measured = (
-                measured + self.ranges.noise * NOISE * _BANK[(memory["noise"].astype(np.int64) + now) % len(_BANK)]
-            )
+            index = memory["noise"].astype(np.int64) + np.rint(state.time / self.dt).astype(np.int64)
+            measured = measured + self.ranges.noise * NOISE * _BANK[index % len(_BANK)]
         privileged = np.concatenate([motion.velocity, motion.height[:, None], motion.contact.astype(float)], axis=1)
-        return {
-            "state": np.concatenate([measured, memory["action"], _command(state)], axis=1),
-            "privileged": privileged,
-        }
+        state_vector = np.concatenate([measured, memory["action"], _command(state)], axis=1)
+        return {"state": state_vector, "privileged": privileged}
 
     def initial_memory(self, state: BatchState) -> dict[str, NDArray[np.generic]]:
         """Memory of a standing robot without simulated pushes or noise; `set_velocity_command` sets the command."""
@@ -197,7 +195,7 @@ class Go1(MujocoTask):
     def _torque(self, action: Array, motion: BaseMotion) -> Array:
         """Torques of the nominal motors at the end of the step `(N, 12)` [N m]."""
         gain, limit = self.model.actuator_gainprm[self._motors, 0], self.model.actuator_forcerange[self._motors, 1]
-        return np.clip(gain * (HOME + STROKE * action - motion.joints), -limit, limit)
+        return np.clip(gain * (HOME + ACTION_SCALE * action - motion.joints), -limit, limit)
 
 
 def _memory(state: BatchState) -> dict[str, Array]:

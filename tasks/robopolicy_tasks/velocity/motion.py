@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from robopolicy.sim.backends.mujoco.task import Array, BatchState
 from robopolicy_tasks.velocity.scene import FEET
 
-CONTACT = 1.0  # [N] at a foot that counts as touching
+CONTACT = 1.0  # [N] minimum force at a foot in contact
 
 
 class BaseMotion(NamedTuple):
@@ -23,8 +23,8 @@ class BaseMotion(NamedTuple):
     joints: Array  # (N, 12) [rad]
     speeds: Array  # (N, 12) [rad/s]
     contact: NDArray[np.bool_]  # (N, 4) feet on the ground
-    foot_height: Array  # (N, 4) [m] of the soles' centres
-    foot_speed: Array  # (N, 4) [m/s] along the ground, in the world's frame
+    foot_height: Array  # (N, 4) [m] of the centres of the soles
+    foot_speed: Array  # (N, 4) [m/s] along the ground, in the world frame
 
 
 def read(state: BatchState) -> BaseMotion:

@@ -15,13 +15,13 @@ Range = tuple[float, float]
 
 @dataclass(frozen=True)
 class Randomization:
-    """Ranges that an episode draws from; the defaults are the nominal robot without noise."""
+    """Ranges of the values of an episode; the defaults are the nominal robot without noise."""
 
     friction: Range = (0.8, 0.8)  # sliding friction between feet and ground
     payload: Range = (0.0, 0.0)  # [kg] added to the trunk
-    payload_offset: float = 0.0  # [m] largest shift of the trunk's centre of mass along each axis
-    motor_strength: Range = (1.0, 1.0)  # factor of the servos' gains and torque limits
-    push: float = 0.0  # [m/s] largest change of the robot's velocity by a push
+    payload_offset: float = 0.0  # [m] maximum shift of the centre of mass of the trunk along each axis
+    motor_strength: Range = (1.0, 1.0)  # factor of the gains and torque limits of the servos
+    push: float = 0.0  # [m/s] maximum change of the velocity by a push
     noise: float = 0.0  # factor of the sensor noise
 
 
@@ -32,15 +32,12 @@ TRAINING = Randomization(
 
 
 def edited_fields(ranges: Randomization, model: mujoco.MjModel, rng: np.random.Generator) -> dict[str, Array]:
-    """Draw one episode's values of the fields of `model` that `ranges` change; none for the nominal robot."""
+    """Sample the changed fields of `model` for one episode; none for the nominal robot."""
     friction, payload = rng.uniform(*ranges.friction), rng.uniform(*ranges.payload)
     offset = rng.uniform(-ranges.payload_offset, ranges.payload_offset, 3)
     strength = rng.uniform(*ranges.motor_strength)
-    if (ranges.friction, ranges.payload, ranges.motor_strength) == (
-        NOMINAL.friction,
-        NOMINAL.payload,
-        NOMINAL.motor_strength,
-    ) and not ranges.payload_offset:
+    changed = (ranges.friction, ranges.payload, ranges.motor_strength, ranges.payload_offset)
+    if changed == (NOMINAL.friction, NOMINAL.payload, NOMINAL.motor_strength, NOMINAL.payload_offset):
         return {}
     trunk = model.body(TRUNK).id
     mass, inertia, center = model.body_mass.copy(), model.body_inertia.copy(), model.body_ipos.copy()

@@ -1,7 +1,7 @@
-"""Terms of the reward for following velocity commands: plain functions of a control step, per second of time.
+"""Reward terms for velocity tracking: functions of a control step, per second.
 
-The terms and most weights are those that velocity policies for quadrupeds are usually trained with (Rudin et al. 2021;
-MuJoCo Playground, Zakka et al. 2025).
+The terms and most weights are standard for velocity policies of quadrupeds (Rudin et al. 2021; MuJoCo Playground, Zakka
+et al. 2025).
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from robopolicy.sim.backends.mujoco.task import Array
 from robopolicy_tasks.velocity.motion import BaseMotion
 
 TOLERANCE = 0.25  # [m^2/s^2, rad^2/s^2] width of the tracking rewards
-SWING = 0.09  # [m] wanted height of a foot's centre in the middle of a swing
-LONGEST_SWING = 0.4  # [s] maximum rewarded swing
-SHORTEST_SWING = 0.12  # [s] shorter swings are penalised
+SWING = 0.09  # [m] target height of the centre of a foot in mid-swing
+MAX_SWING = 0.4  # [s] maximum rewarded swing
+MIN_SWING = 0.12  # [s] shorter swings are penalised
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class ControlStep:
     """Inputs of the reward terms for N environments."""
 
     motion: BaseMotion  # after the step
-    command: Array  # (N, 3) wanted velocity along x and y [m/s] and turning rate [rad/s], in the robot's frame
+    command: Array  # (N, 3) target velocity along x and y [m/s] and turning rate [rad/s], in the frame of the robot
     action: Array  # (N, 12)
     last_action: Array  # (N, 12) of the previous step
     torque: Array  # (N, 12) [N m] of the motors
@@ -35,17 +35,17 @@ class ControlStep:
 
     @property
     def moving(self) -> NDArray[np.bool_]:
-        """Mask `(N,)` of commands to move."""
+        """Mask `(N,)` of commands with motion."""
         return np.linalg.norm(self.command, axis=1) > 0.1
 
 
 def track_lin_vel(step: ControlStep) -> Array:
-    """1 at the commanded velocity along the ground."""
+    """Score of the velocity along the ground, 1 at the command."""
     return np.exp(-np.square(step.command[:, :2] - step.motion.velocity[:, :2]).sum(1) / TOLERANCE)
 
 
 def track_ang_vel(step: ControlStep) -> Array:
-    """1 at the commanded turning rate."""
+    """Score of the turning rate, 1 at the command."""
     return np.exp(-np.square(step.command[:, 2] - step.motion.turning[:, 2]) / TOLERANCE)
 
 
@@ -85,14 +85,14 @@ def joint_deviation_l2(step: ControlStep) -> Array:
 
 
 def stand_still(step: ControlStep) -> Array:
-    """Offset of the joints while the command is to stand."""
+    """Offset of the joints during commands without motion."""
     return np.abs(step.offset).sum(1) * ~step.moving
 
 
 def feet_air_time(step: ControlStep) -> Array:
-    """Swing time above the minimum of feet that touch down, for commands to move."""
+    """Swing time above the minimum of landing feet, for commands with motion."""
     landed = step.motion.contact & (step.air_time > 0)
-    length = np.minimum(step.air_time, LONGEST_SWING) - SHORTEST_SWING
+    length = np.minimum(step.air_time, MAX_SWING) - MIN_SWING
     return (length * landed).sum(1) * step.moving
 
 

@@ -6,10 +6,10 @@ import mujoco
 
 from robopolicy_tasks.menagerie import ASSETS, resolve_model
 
-FEET = ("FR", "FL", "RR", "RL")  # front right, front left, rear right, rear left: the order of joints and motors
+FEET = ("FR", "FL", "RR", "RL")  # front right, front left, rear right, rear left, as joints and motors
 JOINTS = tuple(f"{foot}_{part}_joint" for foot in FEET for part in ("hip", "thigh", "calf"))
 TRUNK = "trunk"
-PUSHES = ("push_x", "push_y")  # actuators that pull at the trunk along the world's axes [N]
+PUSHES = ("push_x", "push_y")  # forces on the trunk along the world axes [N]
 
 
 def build_model() -> mujoco.MjModel:
@@ -40,14 +40,14 @@ def build_model() -> mujoco.MjModel:
 
 
 def _tune(robot: mujoco.MjSpec) -> None:
-    """Set the servo gains, dampings and foot contacts of our model, which time step and policy need."""
-    ours = mujoco.MjSpec.from_file(str(ASSETS / "go1.xml"))
+    """Set the servo gains, dampings and foot contacts of the built-in model, which time step and policy require."""
+    builtin = mujoco.MjSpec.from_file(str(ASSETS / "go1.xml"))
     for name in JOINTS:
-        joint, other = ours.joint(name), robot.joint(name)
+        joint, other = builtin.joint(name), robot.joint(name)
         other.armature, other.damping, other.frictionloss = joint.armature, joint.damping, joint.frictionloss
-    for actuator in ours.actuators:
+    for actuator in builtin.actuators:
         other = robot.actuator(actuator.name)
         other.gainprm, other.biasprm, other.forcerange = actuator.gainprm, actuator.biasprm, actuator.forcerange
     for foot in FEET:
-        geom, other = ours.geom(foot), robot.geom(foot)
+        geom, other = builtin.geom(foot), robot.geom(foot)
         other.friction, other.condim, other.solimp = geom.friction, geom.condim, geom.solimp

@@ -20,7 +20,7 @@ from robopolicy.contrib.control.mdpo_off import MDPOOff, MDPOOffConfig
 from robopolicy.contrib.control.stac import FLOOR, STAC, STACConfig, likelihood_loss
 from robopolicy.critics.q import CriticConfig
 from robopolicy.errors import UserError
-from robopolicy.policies.density import squashed_draw
+from robopolicy.policies.density import sample_squashed
 
 CONFIGS = {"sac": SACConfig, "dsac_t": DSACTConfig, "stac": STACConfig, "mdpo_off": MDPOOffConfig}
 GAMMA, NOISE = 0.8, 0.5
@@ -343,7 +343,7 @@ def test_the_density_of_a_chunk_is_that_of_its_draw() -> None:
     chunk, logp = policy.rsample(data.obs, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(policy.log_density(data.obs, chunk), logp, rtol=1e-3, atol=1e-3)
     mean, log_std = policy.distribution(data.obs)
-    drawn, density = squashed_draw(mean, log_std, torch.zeros_like(mean))
+    drawn, density = sample_squashed(mean, log_std, torch.zeros_like(mean))
     expected = density[:, : SPEC.action_horizon].sum((1, 2))
     torch.testing.assert_close(policy.log_density(data.obs, drawn), expected, rtol=1e-3, atol=1e-3)
 

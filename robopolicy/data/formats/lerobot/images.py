@@ -22,7 +22,7 @@ _ENCODERS = {  # encoder: (codec, options); a key frame every second frame keeps
 
 
 def encode_png(images: NDArray[np.uint8]) -> list[dict[str, Any]]:
-    """Lossless PNG of each image `(T, 3, height, width)`, in the form of a LeRobot image column."""
+    """Encode each image `(T, 3, height, width)` as lossless PNG, in the form of a LeRobot image column."""
     rows: list[dict[str, Any]] = []
     for index, frame in enumerate(to_frames(images)):
         buffer = io.BytesIO()
@@ -32,12 +32,12 @@ def encode_png(images: NDArray[np.uint8]) -> list[dict[str, Any]]:
 
 
 def decode_image(data: bytes) -> NDArray[np.uint8]:
-    """One image `(3, height, width)` from PNG or JPEG bytes."""
+    """Decode one image `(3, height, width)` from PNG or JPEG bytes."""
     return np.asarray(Image.open(io.BytesIO(data)).convert("RGB")).transpose(2, 0, 1)
 
 
 def video_encoder() -> str | None:
-    """The first video encoder that this PyAV offers, or None."""
+    """Name of the first encoder that the installed PyAV supports, or None."""
     return next((name for name in _ENCODERS if name in av.codecs_available), None)
 
 
@@ -49,7 +49,7 @@ def video_info(encoder: str, height: int, width: int, rate: Fraction) -> dict[st
         "video.codec": _ENCODERS[encoder][0],
         "video.pix_fmt": "yuv420p",
         "video.is_depth_map": False,
-        "video.fps": _plain(rate),
+        "video.fps": plain_rate(rate),
         "video.channels": 3,
         "has_audio": False,
     }
@@ -65,7 +65,7 @@ class VideoFiles:
         self._output: tuple[Any, Any] | None = None  # container and stream of the current file
 
     def write(self, images: NDArray[np.uint8]) -> dict[str, Any]:
-        """Append the images `(T, 3, height, width)` of one episode; returns its row of episode metadata."""
+        """Append the images `(T, 3, height, width)` of one episode; return its row of episode metadata."""
         if self._output and self._path.stat().st_size >= self._max_bytes:
             self.close()
             self._location = next_file(*self._location)
@@ -107,7 +107,7 @@ class VideoFiles:
 
 
 def decode_video(path: Path, rate: Fraction) -> Iterator[tuple[int, NDArray[np.uint8]]]:
-    """Frame index and image `(3, height, width)` of every frame of a video."""
+    """Yield the index and the image `(3, height, width)` of every frame of a video."""
     with av.open(str(path)) as container:
         stream = container.streams.video[0]
         stream.thread_type = "AUTO"
@@ -117,5 +117,6 @@ def decode_video(path: Path, rate: Fraction) -> Iterator[tuple[int, NDArray[np.u
             yield round(frame.pts * frame.time_base * rate), image.transpose(2, 0, 1)
 
 
-def _plain(rate: Fraction) -> int | float:
+def plain_rate(rate: Fraction) -> int | float:
+    """Frame rate as a JSON number."""
     return int(rate) if rate.denominator == 1 else float(rate)

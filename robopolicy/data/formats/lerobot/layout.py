@@ -1,9 +1,9 @@
-"""Layout of the LeRobotDataset v3.0 format and the mapping of our keys to its features.
+"""Layout of the LeRobotDataset v3.0 format and the mapping of episode keys to its features.
 
 meta/info.json  meta/stats.json  meta/tasks.parquet
 meta/episodes/chunk-000/file-000.parquet        one row per episode
-data/chunk-000/file-000.parquet                 one row per frame, one row group per episode, many episodes a file
-videos/<feature>/chunk-000/file-000.mp4         many episodes a file
+data/chunk-000/file-000.parquet                 one row per frame, one row group per episode, many episodes per file
+videos/<feature>/chunk-000/file-000.mp4         many episodes per file
 """
 
 from __future__ import annotations
@@ -35,11 +35,7 @@ _LIBRARY_ERRORS = (pa.ArrowException, av.FFmpegError, Image.DecompressionBombErr
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Convert every error of a damaged file to a `UserError` of one line.
-
-    Raises:
-        UserError: `path` cannot be read.
-    """
+    """Convert every error of reading the damaged file `path` to a `UserError` of one line."""
     try:
         yield
     except UserError:
@@ -49,7 +45,6 @@ def reading(path: Path) -> Iterator[None]:
 
 
 def _reason(error: Exception) -> str:
-    """Readable reason of an error."""
     if isinstance(error, UnicodeDecodeError):
         return "it is not text"
     if isinstance(error, json.JSONDecodeError):
@@ -62,67 +57,56 @@ def _reason(error: Exception) -> str:
 
 
 def check_info(info: Any) -> dict[str, Any]:
-    """Check the content of `meta/info.json` and return it.
-
-    Raises:
-        ValueError: An entry is missing, or is of the wrong kind.
-    """
+    """Check the content of `meta/info.json` and return it; raise a `ValueError` if an entry is missing or invalid."""
     if not isinstance(info, dict):
         raise ValueError("it must be an object with entries")
     check_entries(info, ("codebase_version", "fps", "features", "data_path"))
     fps = info["fps"]
     if not _is_number(fps) or not 1 / MAX_FPS <= fps <= MAX_FPS:
-        raise ValueError(f"'fps' must be a number from {1 / MAX_FPS:g} to {MAX_FPS}, found {_shown(fps)}")
+        raise ValueError(f"'fps' must be a number from {1 / MAX_FPS:g} to {MAX_FPS}, found {_abbreviated(fps)}")
     if not isinstance(info["features"], dict):
-        raise ValueError(f"'features' must be an object by name, found {_shown(info['features'])}")
+        raise ValueError(f"'features' must be an object by name, found {_abbreviated(info['features'])}")
     for name, feature in info["features"].items():
         _check_feature(name, feature)
-    filmed = any(feature["dtype"] == "video" for feature in info["features"].values())
-    for key in ("data_path", "video_path") if filmed else ("data_path",):
+    has_video = any(feature["dtype"] == "video" for feature in info["features"].values())
+    for key in ("data_path", "video_path") if has_video else ("data_path",):
         _check_template(key, info.get(key))
     return info
 
 
-def check_entries(found: Iterable[str], wanted: Iterable[str], what: str = "entry") -> None:
-    """Check that all wanted entries are present.
-
-    Raises:
-        ValueError: An entry is missing.
-    """
+def check_entries(found: Iterable[str], required: Iterable[str], what: str = "entry") -> None:
+    """Raise a `ValueError` if a required entry is missing."""
     present = set(found)
-    for name in wanted:
+    for name in required:
         if name not in present:
             raise ValueError(f"{what} '{name}' is missing")
 
 
-def whole(entry: Mapping[str, Any], name: str, least: int = 0) -> int:
-    """Return an integer entry of a row of metadata.
-
-    Raises:
-        ValueError: The entry is missing, not an integer, or too small.
-    """
+def integer_entry(entry: Mapping[str, Any], name: str, minimum: int = 0) -> int:
+    """Return an integer entry of a metadata row; raise a `ValueError` if it is missing, no integer or too small."""
     check_entries(entry, (name,))
     value = entry[name]
-    if not isinstance(value, int) or isinstance(value, bool) or not least <= value < 2**63:
-        raise ValueError(f"'{name}' must be a whole number of {least} or more, found {_shown(value)}")
+    if not isinstance(value, int) or isinstance(value, bool) or not minimum <= value < 2**63:
+        raise ValueError(f"'{name}' must be an integer of {minimum} or more, found {_abbreviated(value)}")
     return value
 
 
 def _check_feature(name: str, feature: Any) -> None:
     if not isinstance(feature, dict):
-        raise ValueError(f"feature '{name}' must be an object, found {_shown(feature)}")
+        raise ValueError(f"feature '{name}' must be an object, found {_abbreviated(feature)}")
     check_entries(feature, ("dtype", "shape"), f"feature '{name}': entry")
     dtype, shape = feature["dtype"], feature["shape"]
     if not isinstance(dtype, str):
-        raise ValueError(f"the dtype of feature '{name}' must be a name such as float32, found {_shown(dtype)}")
+        raise ValueError(f"the dtype of feature '{name}' must be a name such as float32, found {_abbreviated(dtype)}")
     if not isinstance(shape, list) or not all(isinstance(size, int) and size > 0 for size in shape):
-        raise ValueError(f"the shape of feature '{name}' must be a list of sizes of 1 or more, found {_shown(shape)}")
+        raise ValueError(
+            f"the shape of feature '{name}' must be a list of sizes of 1 or more, found {_abbreviated(shape)}"
+        )
     if dtype in ("image", "video") and len(shape) != 3:
-        raise ValueError(f"the shape of camera '{name}' must be three sizes, found {_shown(shape)}")
+        raise ValueError(f"the shape of camera '{name}' must be three sizes, found {_abbreviated(shape)}")
 
 
 def _check_template(key: str, template: Any) -> None:
-    """Check a template of file paths."""
     known = ("chunk_index", "file_index", "episode_chunk", "episode_index", "video_key")
     try:
         fields = [name for _, name, _, _ in string.Formatter().parse(template) if name is not None]
@@ -136,7 +120,7 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _shown(value: Any) -> str:
+def _abbreviated(value: Any) -> str:
     """JSON text of a value, truncated."""
     text = json.dumps(value, default=str)
     return text if len(text) <= 40 else f"{text[:40]} ..."
@@ -173,7 +157,7 @@ _IMAGES, _OBSERVATION = "observation.images.", "observation."
 
 
 def feature_of(key: str) -> str:
-    """LeRobot feature that stores `key` (all but `terminated`, which becomes `next.done` and `next.truncated`)."""
+    """LeRobot feature of `key`, except for `terminated`, which becomes `next.done` and `next.truncated`."""
     if "/" in key:
         raise UserError(f"LeRobot feature names must not contain '/', found '{key}'; rename the observation or camera.")
     if is_image(key):
@@ -182,7 +166,7 @@ def feature_of(key: str) -> str:
 
 
 def key_of(feature: str, *, camera: bool) -> str | None:
-    """Our key of a LeRobot feature; None for features outside of episodes."""
+    """Episode key of a LeRobot feature; None for features outside of episodes."""
     if camera:
         return IMAGE_PREFIX + feature.removeprefix(_IMAGES).removeprefix(_OBSERVATION)
     if feature.startswith(_OBSERVATION):
@@ -191,12 +175,8 @@ def key_of(feature: str, *, camera: bool) -> str | None:
 
 
 def frame_rate(control_dt: float) -> Fraction:
-    """Frames per second, exact for control steps that are decimal fractions of a second.
-
-    Raises:
-        UserError: It is not a positive number, or outside of the range of the format.
-    """
-    if not 1 / MAX_FPS <= control_dt <= MAX_FPS:  # range of frame rates
+    """Frames per second, exact for decimal control steps [s]; raise a `UserError` outside the range of the format."""
+    if not 1 / MAX_FPS <= control_dt <= MAX_FPS:
         span = f"{1 / MAX_FPS:g} to {MAX_FPS} s"
         raise UserError(f"A LeRobot dataset needs control steps of {span}, got control_dt={control_dt}.")
     return Fraction(1.0 / float(control_dt)).limit_denominator(MAX_FPS)
@@ -209,20 +189,16 @@ def vector_feature(array: NDArray[Any], names: Sequence[str] = ()) -> dict[str, 
 
 
 def check_array(key: str, array: Any) -> None:
-    """Check that a column can store an array and read it back.
-
-    Raises:
-        UserError: It is not an array of numbers, or is empty.
-    """
+    """Raise a `UserError` if `array` is not an array of numbers or has empty frames."""
     if not isinstance(array, np.ndarray) or array.dtype.kind not in "biuf" or array.dtype.itemsize > 8:
         found = array.dtype if isinstance(array, np.ndarray) else type(array).__name__
         raise UserError(f"'{key}' of an episode must be a numpy array of real numbers, found {found}.")
     if 0 in array.shape[1:]:
-        raise UserError(f"'{key}' of an episode has frames of shape {array.shape[1:]}, without numbers; leave it out.")
+        raise UserError(f"'{key}' of an episode has frames of shape {array.shape[1:]}, without numbers; drop it.")
 
 
 def names_of(feature: Mapping[str, Any]) -> tuple[str, ...]:
-    """Names of the entries of a vector: a list, or a list under a key such as "motors"; () without names."""
+    """Names of the entries of a vector, from a list or a mapping such as {"motors": [...]}; () without names."""
     names = feature.get("names")
     if isinstance(names, Mapping) and len(names) == 1:
         (names,) = names.values()
@@ -239,7 +215,7 @@ def image_feature(images: NDArray[Any], video_info: Mapping[str, Any] | None) ->
 
 
 def index_features() -> dict[str, dict[str, Any]]:
-    """Descriptions of the bookkeeping columns that every dataset has."""
+    """Descriptions of the index columns of every dataset."""
     return {name: {"dtype": dtype, "shape": [1], "names": None} for name, dtype in INDEX_FEATURES.items()}
 
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from robopolicy.data.episodes import Array, Episodes
 from robopolicy.data.formats.lerobot import layout
 from robopolicy.data.formats.lerobot.images import decode_image, decode_video
-from robopolicy.data.formats.lerobot.layout import check_entries, check_info, reading, whole
+from robopolicy.data.formats.lerobot.layout import check_entries, check_info, integer_entry, reading
 from robopolicy.errors import UserError
 from robopolicy.files import parse_json, restore_partial
 
@@ -32,17 +32,11 @@ class _Row:
     seed: int
     behaviour: str
     data: Path
-    videos: dict[str, tuple[Path, float]]  # feature: (file, second at which the episode begins)
+    videos: dict[str, tuple[Path, float]]  # feature: (file, second at which the episode starts)
 
 
 def read_lerobot(path: str | Path, *, episodes: Sequence[int] | None = None, images: bool = True) -> Episodes:
-    """Read a dataset, or some of its episodes, into memory.
-
-    Args:
-        path: Folder with `meta/info.json`.
-        episodes: Episode indices to read, all by default.
-        images: Whether to decode the cameras.
-    """
+    """Read the folder `path` into memory: all episodes or the given indices, with or without the cameras."""
     root = Path(path)
     restore_partial(root)
     if not (root / layout.INFO).is_file():
@@ -50,7 +44,7 @@ def read_lerobot(path: str | Path, *, episodes: Sequence[int] | None = None, ima
     try:
         with reading(root):
             return _read(_Source(root), episodes, images)
-    except UserError as error:  # errors of the content lack the path
+    except UserError as error:  # errors about the content lack the path
         raise error if str(root) in str(error) else UserError(f"{root}: {error}") from error
 
 
@@ -83,8 +77,8 @@ def _read(source: _Source, episodes: Sequence[int] | None, images: bool) -> Epis
     if layout.DONE in columns:
         arrays["terminated"] = _terminated(columns, ends)
     for name in cameras:
-        pictures = _embedded_images(table[name]) if name in embedded else _video_images(rows, name, source.rate)
-        arrays[str(layout.key_of(name, camera=True))] = pictures
+        frames = _embedded_images(table[name]) if name in embedded else _video_images(rows, name, source.rate)
+        arrays[str(layout.key_of(name, camera=True))] = frames
     first = _numbers("task_index", table["task_index"], [1]).reshape(-1)[ends - lengths]
     tasks = source.tasks()
     return Episodes(
@@ -95,15 +89,15 @@ def _read(source: _Source, episodes: Sequence[int] | None, images: bool) -> Epis
         control_dt=float(1 / source.rate),
         behaviours=tuple(row.behaviour for row in rows),
         names={
-            key: called
+            key: entry_names
             for name in vectors
-            if (key := layout.key_of(name, camera=False)) in arrays and (called := layout.names_of(features[name]))
+            if (key := layout.key_of(name, camera=False)) in arrays and (entry_names := layout.names_of(features[name]))
         },
     )
 
 
 class _Source:
-    """The metadata of a dataset and the files it points to."""
+    """The metadata of a dataset and its files."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -115,7 +109,7 @@ class _Source:
         if self.version not in ("v2.1", layout.VERSION):
             raise UserError(
                 f"{root} has LeRobot format {self.version}; this version reads v2.1 and {layout.VERSION}: "
-                "convert it with LeRobot's own tools."
+                "convert it with the tools of LeRobot."
             )
 
     def rows(self, chosen: Sequence[int] | None) -> list[_Row]:
@@ -128,7 +122,7 @@ class _Source:
                 raise UserError(f"{self.root} has {len(rows)} episodes; episode {min(missing)} is not among them.")
             rows = [row for row in rows if row.index in set(chosen)]
         if not rows:
-            raise UserError(f"{self.root} holds no episodes.")
+            raise UserError(f"{self.root} contains no episodes.")
         return rows
 
     def tasks(self) -> dict[int, str]:
@@ -136,7 +130,7 @@ class _Source:
         if self.version != layout.VERSION:
             lines = self._lines("meta/tasks.jsonl")
             with reading(self.root / "meta/tasks.jsonl"):
-                return {whole(line, "task_index"): str(line["task"]) for line in lines}
+                return {integer_entry(line, "task_index"): str(line["task"]) for line in lines}
         with reading(self.root / layout.TASKS):
             table = _table(self.root / layout.TASKS)
             name = "task" if "task" in table.column_names else "__index_level_0__"
@@ -146,12 +140,12 @@ class _Source:
     def frames(self, rows: Sequence[_Row], names: Sequence[str]) -> pa.Table:
         """Columns of the chosen episodes, in order of episode and frame."""
         index = ["episode_index", "frame_index", "task_index"]
-        wanted = np.array([row.index for row in rows])
+        required = np.array([row.index for row in rows])
         parts: list[pa.Table] = []
         for file in dict.fromkeys(row.data for row in rows):
             with reading(file):
                 part = _table(file, [*dict.fromkeys([*names, *index])])
-                parts.append(part.filter(pa.array(np.isin(part["episode_index"].to_numpy(), wanted))))
+                parts.append(part.filter(pa.array(np.isin(part["episode_index"].to_numpy(), required))))
         with reading(self.root / "data"):
             table = pa.concat_tables(part.replace_schema_metadata(None) for part in parts)
             episode, frame = table["episode_index"].to_numpy(), table["frame_index"].to_numpy()
@@ -177,12 +171,12 @@ class _Source:
             with reading(file):
                 names = [name for name in pq.read_schema(file).names if not name.startswith("stats/")]
                 for entry in _table(file, names).to_pylist():
-                    places = {name: _location(entry, f"videos/{name}/") for name in videos}
+                    locations = {name: _location(entry, f"videos/{name}/") for name in videos}
                     rows.append(
                         _Row(
-                            index=whole(entry, "episode_index"),
-                            length=whole(entry, "length", 1),
-                            seed=-1 if entry.get("seed") is None else whole(entry, "seed", -1),
+                            index=integer_entry(entry, "episode_index"),
+                            length=integer_entry(entry, "length", 1),
+                            seed=-1 if entry.get("seed") is None else integer_entry(entry, "seed", -1),
                             behaviour=str(entry.get("behaviour") or ""),
                             data=self._file(self.info["data_path"], **_location(entry, "data/")),
                             videos={
@@ -190,7 +184,7 @@ class _Source:
                                     self._file(self.info["video_path"], video_key=name, **place),
                                     float(entry[f"videos/{name}/from_timestamp"]),
                                 )
-                                for name, place in places.items()
+                                for name, place in locations.items()
                             },
                         )
                     )
@@ -202,11 +196,14 @@ class _Source:
         lines = self._lines("meta/episodes.jsonl")
         with reading(self.root / "meta/episodes.jsonl"):
             for line in lines:
-                episode = whole(line, "episode_index")
-                place = {"episode_chunk": episode // whole(self.info, "chunks_size", 1), "episode_index": episode}
+                episode = integer_entry(line, "episode_index")
+                place = {
+                    "episode_chunk": episode // integer_entry(self.info, "chunks_size", 1),
+                    "episode_index": episode,
+                }
                 files = {name: (self._file(self.info["video_path"], video_key=name, **place), 0.0) for name in videos}
                 data = self._file(self.info["data_path"], **place)
-                rows.append(_Row(episode, whole(line, "length", 1), -1, "", data, files))
+                rows.append(_Row(episode, integer_entry(line, "length", 1), -1, "", data, files))
         return rows
 
     def _lines(self, name: str) -> list[dict[str, Any]]:
@@ -230,19 +227,19 @@ def _has_shape(name: str) -> bool:
 
 
 def _location(entry: dict[str, Any], prefix: str) -> dict[str, int]:
-    return {name: whole(entry, prefix + name) for name in ("chunk_index", "file_index")}
+    return {name: integer_entry(entry, prefix + name) for name in ("chunk_index", "file_index")}
 
 
 def _table(file: Path, columns: Sequence[str] | None = None) -> pa.Table:
-    """A parquet file, or the given columns of it."""
+    """Read a parquet file, or some of its columns."""
     if not file.is_file():
-        raise ValueError("there is no such file")
+        raise ValueError("the file does not exist")
     check_entries(pq.read_schema(file).names, columns or (), "column")
     return pq.read_table(file, columns=columns)
 
 
 def _numbers(name: str, column: pa.ChunkedArray, shape: Sequence[int]) -> Array:
-    """Numbers `(F, *shape)` of a column."""
+    """Convert a column to an array `(F, *shape)`."""
     array, missing = column.combine_chunks(), column.null_count
     while pa.types.is_list(array.type) or pa.types.is_fixed_size_list(array.type):
         array = array.flatten()
@@ -251,8 +248,8 @@ def _numbers(name: str, column: pa.ChunkedArray, shape: Sequence[int]) -> Array:
     if not (pa.types.is_floating(kind) or pa.types.is_integer(kind) or pa.types.is_boolean(kind)):
         raise ValueError(f"column '{name}' must hold numbers, found {kind}")
     if missing or len(array) != len(column) * math.prod(shape):
-        wanted = " x ".join(map(str, shape)) or "1"
-        raise ValueError(f"column '{name}' must hold {wanted} numbers in every frame, and does not")
+        required = " x ".join(map(str, shape)) or "1"
+        raise ValueError(f"column '{name}' must hold {required} numbers in every frame, but some are missing")
     return array.to_numpy(zero_copy_only=False).reshape(len(column), *shape)
 
 

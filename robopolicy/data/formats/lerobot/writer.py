@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 
 from robopolicy.data.episodes import Array, Episode, Episodes, is_image
 from robopolicy.data.formats.lerobot import layout
-from robopolicy.data.formats.lerobot.images import VideoFiles, encode_png, video_encoder, video_info
+from robopolicy.data.formats.lerobot.images import VideoFiles, encode_png, plain_rate, video_encoder, video_info
 from robopolicy.data.statistics import (
     Statistics,
     histogram_statistics,
@@ -33,13 +33,11 @@ _ROWS_PER_WRITE = 100  # episode rows kept in memory between two writes
 
 
 class LeRobotWriter:
-    """Writes episodes into a hidden sibling of `path` and renames it at the end.
+    """Context manager that writes to a hidden sibling of `path`; a normal exit renames it, an exception deletes it.
 
-    Use as a context manager: leaving it normally completes the dataset, leaving it by an exception removes everything.
-
-        with LeRobotWriter("data/lift", control_dt=0.05) as writer:
-            for episode in episodes:
-                writer.add(episode)
+    with LeRobotWriter("data/lift", control_dt=0.05) as writer:
+        for episode in episodes:
+            writer.add(episode)
     """
 
     def __init__(
@@ -58,9 +56,9 @@ class LeRobotWriter:
         Args:
             path: Folder to create.
             control_dt: Seconds between two frames.
-            video: Store cameras as video; lossless PNG otherwise, or where no encoder or an odd size forbids video.
+            video: Store cameras as video if there is an encoder and the size is even; otherwise as lossless PNG.
             overwrite: Replace an existing dataset once the new one is complete.
-            names: Optional names of the elements of vectors, by our keys.
+            names: Optional names of the elements of vectors, by episode key.
             data_file_mb: Size at which a new parquet file begins [MB].
             video_file_mb: Size at which a new video file begins [MB].
         """
@@ -77,7 +75,7 @@ class LeRobotWriter:
         self._rows: list[dict[str, Any]] = []
         self._histograms: dict[str, Any] = {}
         self._videos: dict[str, VideoFiles] = {}
-        self._check_place()
+        self._check_path()
         try:
             self._partial = fresh_folder(self.path)
             (self._partial / "meta").mkdir()
@@ -101,12 +99,12 @@ class LeRobotWriter:
         """Append one episode; all must have the same keys and shapes."""
         for key, array in episode.arrays.items():
             layout.check_array(key, array)
-        Episodes.from_list([episode], self._control_dt)  # refuses what could not be read back
+        Episodes.from_list([episode], self._control_dt)  # rejects episodes that the reader would reject
         features = self._describe(episode)
         self._features = self._features or features
         if features != self._features:
             raise UserError(f"Episode {self._episodes} differs from the first one in keys, shapes or types.")
-        with self._guard():
+        with self._cleanup_on_error():
             self._write(episode)
 
     def close(self) -> None:
@@ -114,14 +112,14 @@ class LeRobotWriter:
         if not self._episodes:
             self.abort()
             raise UserError(f"No episode was recorded, so {self.path} was not written.")
-        with self._guard():
+        with self._cleanup_on_error():
             self._flush_rows()
             self._data.close()
             self._metadata.close()
             for video in self._videos.values():
                 video.close()
             self._write_meta()
-            self._check_place()  # another process may have written it meanwhile
+            self._check_path()  # another process may have created it meanwhile
             atomic_replace(self._partial, self.path)
 
     def abort(self) -> None:
@@ -131,7 +129,7 @@ class LeRobotWriter:
                 part.close()
         shutil.rmtree(self._partial, ignore_errors=True)
 
-    def _check_place(self) -> None:
+    def _check_path(self) -> None:
         check_new_folder(self.path, "a dataset", layout.INFO, overwrite=self._overwrite)
 
     def _describe(self, episode: Episode) -> dict[str, dict[str, Any]]:
@@ -189,7 +187,7 @@ class LeRobotWriter:
             self._flush_rows()
 
     def _vectors(self, episode: Episode, task: int) -> dict[str, Array]:
-        """All columns but the images, by feature name."""
+        """All columns except images, by feature name."""
         length, frame = len(episode), np.arange(len(episode))
         columns = {
             layout.feature_of(key): array
@@ -222,10 +220,9 @@ class LeRobotWriter:
 
     def _write_meta(self) -> None:
         videos = any(feature["dtype"] == "video" for feature in self._features.values())
-        rate = self._rate
         info = {
             "codebase_version": layout.VERSION,
-            "fps": int(rate) if rate.denominator == 1 else float(rate),
+            "fps": plain_rate(self._rate),
             "features": self._features,
             "total_episodes": self._episodes,
             "total_frames": self._frames,
@@ -244,7 +241,7 @@ class LeRobotWriter:
         (self._partial / layout.INFO).write_text(json.dumps(info, indent=4), encoding="utf-8")
 
     def _statistics(self) -> dict[str, Statistics]:
-        """Exact statistics over all frames; vectors are read back column by column, so memory stays small."""
+        """Exact statistics over all frames; vectors are read back by column to save memory."""
         files = sorted((self._partial / "data").glob("*/*.parquet"))
         statistics: dict[str, Statistics] = {}
         for name, feature in self._features.items():
@@ -257,7 +254,7 @@ class LeRobotWriter:
         return statistics
 
     @contextmanager
-    def _guard(self) -> Iterator[None]:
+    def _cleanup_on_error(self) -> Iterator[None]:
         """Delete partial files on failure and convert errors of file system and encoders to a `UserError`."""
         try:
             yield
@@ -279,7 +276,7 @@ class _ParquetFiles:
         self._writer: pq.ParquetWriter | None = None
 
     def write(self, table: pa.Table, location_prefix: str = "") -> tuple[int, int]:
-        """Append one row group; returns chunk and file index, and adds them as columns where a prefix is given."""
+        """Append one row group; return chunk and file index, added as columns if a prefix is given."""
         if self._bytes and self._bytes + table.nbytes > self._max_bytes:
             self.close()
             self._location, self._bytes = layout.next_file(*self._location), 0
@@ -303,7 +300,7 @@ class _ParquetFiles:
 
 
 def write_lerobot(episodes: Episodes, path: str | Path, *, video: bool = True, overwrite: bool = False) -> None:
-    """Write episodes in memory as a LeRobotDataset."""
+    """Write `episodes` as a LeRobotDataset."""
     options = {"video": video, "overwrite": overwrite, "names": episodes.names}
     with LeRobotWriter(path, control_dt=episodes.control_dt, **options) as writer:
         for index in range(episodes.num_episodes):

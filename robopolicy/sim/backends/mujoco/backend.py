@@ -25,20 +25,8 @@ from robopolicy.sim.vector_env import Arrays, NumpyVectorEnv, check_number_of_en
 class MujocoSim(NumpyVectorEnv):
     """N environments of one task, stepped by MuJoCo on all cores.
 
-    Args:
-        task: Task to simulate.
-        num_envs: N.
-        engine: `rollout` (fastest), `exact` (one persistent `MjData` per environment) or `auto`, which is `rollout`
-            unless the task needs the other.
-        threads: Physics threads; 0 is one per core.
-        cameras: Cameras of the model to render into observations `image.<camera>`.
-        image_size: Height and width of those images in pixels.
-        point_clouds: Cameras of the model whose depth becomes observations `point_cloud.<camera>`.
-        points: Points of each cloud.
-        behave: Measure the task's behaviour after every step, where it declares one.
-
     A state that diverges (non-finite, or reset by MuJoCo itself) ends its episode: `terminated`, `info["diverged"]`,
-    never a success, and `final_obs` is the last finite observation.
+    no success, and `final_obs` is the last finite observation.
     """
 
     def __init__(
@@ -46,12 +34,13 @@ class MujocoSim(NumpyVectorEnv):
         task: MujocoTask,
         num_envs: int,
         *,
+        # `rollout` (fastest) or `exact` (one persistent `MjData` per environment); `auto`: `exact` if the task needs it
         engine: Literal["rollout", "exact", "auto"] = "auto",
-        threads: int = 0,
-        cameras: Sequence[str] = (),
-        image_size: int = 64,
-        point_clouds: Sequence[str] = (),
-        points: int = 256,
+        threads: int = 0,  # physics threads; 0 is one per core
+        cameras: Sequence[str] = (),  # cameras of the model to render into observations `image.<camera>`
+        image_size: int = 64,  # height and width of these images in pixels
+        point_clouds: Sequence[str] = (),  # cameras whose depth becomes observations `point_cloud.<camera>`
+        points: int = 256,  # points of each cloud
     ) -> None:
         for camera in (*cameras, *point_clouds):
             if camera not in task.cameras:
@@ -75,15 +64,15 @@ class MujocoSim(NumpyVectorEnv):
         self._renderers: dict[tuple[int, int], Renderer] = {}
         self._memory: Arrays = {}
         self.measurements: dict[str, Callable[[BatchState], Array]] = {}
-        """Further entries `(N, ...)` of `Step.info`: functions of the state that a step ends in, before any restart."""
+        """Further entries `(N, ...)` of `Step.info`: functions of the state at the end of a step, before any reset."""
 
     def state(self, rows: Rows = None) -> BatchState:
-        """Current states of `rows` as a task gets them; valid until the next call. Experts read it."""
+        """Current states of `rows`, as passed to a task; valid until the next call."""
         select = slice(None) if rows is None else rows
-        return self._batch(self.engine.states[select], self.engine.sensors[select], self._recall(rows), rows)
+        return self._batch(self.engine.states[select], self.engine.sensors[select], self._memory_of(rows), rows)
 
     def reset(self, seed: int | Sequence[int] = 0) -> Observation:
-        """Start every environment anew; environment i runs episode `seed + i`, or `seed[i]` for a sequence."""
+        """Reset every environment; environment i runs episode `seed + i`, or `seed[i]` for a sequence."""
         self._seeds.reset(seed)
         self._start(np.arange(self.num_envs))
         self._obs = self._observe(self.state()) | self._views(np.arange(self.num_envs))
@@ -91,27 +80,27 @@ class MujocoSim(NumpyVectorEnv):
 
     def step(self, action: Tensor, active: Tensor | None = None) -> Step:
         """Apply `action` `(N, A)` for one control step; rows where `active` `(N,)` is False do not move."""
-        played, rows = self._played(action), _rows(active)
+        executed, rows = self._clipped(action), _rows(active)
         if rows is not None:
             if not rows.size:
                 return self._noop_step()
-            played = played[rows]
+            executed = executed[rows]
         before = self.state(rows)
-        control = self.task.control(played, before)
+        control = self.task.control(executed, before)
         states, sensors = self.engine.advance(control, rows)
         diverged = self._diverged(states, sensors, rows)
         after = self._batch(states, sensors, before.memory, rows)
-        outcome = self.task.outcome(before, played, after)
+        outcome = self.task.outcome(before, executed, after)
         final = self._observe(after)
         self.engine.commit(states, sensors, rows)
-        self._remember(before.memory, rows)
+        self._store_memory(before.memory, rows)
 
         select = slice(None) if rows is None else rows
-        lost = ~(finite_rows(final, len(diverged)) & np.isfinite(outcome.reward))
-        if lost.any():
-            seen = {key: self._obs[key][select][lost] for key in final}
-            final = {key: _replaced(value, np.flatnonzero(lost), seen[key]) for key, value in final.items()}
-        diverged = diverged | lost
+        invalid = ~(finite_rows(final, len(diverged)) & np.isfinite(outcome.reward))
+        if invalid.any():
+            previous = {key: self._obs[key][select][invalid] for key in final}
+            final = {key: _replaced(value, np.flatnonzero(invalid), previous[key]) for key, value in final.items()}
+        diverged = diverged | invalid
         terminated = outcome.terminated | diverged
         info: Arrays = {**outcome.info, "diverged": diverged}
         info |= {key: measure(after) for key, measure in self.measurements.items()}
@@ -125,7 +114,7 @@ class MujocoSim(NumpyVectorEnv):
     def render(self, camera: str | None = None, *, width: int = 320, height: int = 240, envs: int = 1) -> Tensor:
         """Return frames `(envs, 3, height, width)` uint8 of the first `envs` environments (default: first camera)."""
         rows = np.arange(min(envs, self.num_envs))
-        return torch.from_numpy(self._frames(rows, self.task.shown_camera(camera), height, width))
+        return torch.from_numpy(self._frames(rows, self.task.resolve_camera(camera), height, width))
 
     def state_dict(self) -> dict[str, Any]:
         """Complete state for exact resume."""
@@ -180,16 +169,11 @@ class MujocoSim(NumpyVectorEnv):
         if rows is not None:
             final = {key: _replaced(self._obs[key], rows, value) for key, value in final.items()}
             obs = {key: _replaced(self._obs[key], rows, value) for key, value in obs.items()}
-            rewards, terminated, truncated = (self._widened(x, rows) for x in (rewards, terminated, truncated))
-            info = {key: self._widened(value, rows) for key, value in info.items()}
+            rewards, terminated, truncated = (self._scatter(x, rows) for x in (rewards, terminated, truncated))
+            info = {key: self._scatter(value, rows) for key, value in info.items()}
         self._obs = obs
-        return Step(
-            obs=tensors(obs),
-            reward=torch.from_numpy(rewards),
-            terminated=torch.from_numpy(terminated),
-            truncated=torch.from_numpy(truncated),
-            final_obs=tensors(final),
-            info={key: _info_tensor(value) for key, value in info.items()},
+        return self._result(
+            rewards, terminated, truncated, final, {key: _info_tensor(value) for key, value in info.items()}
         )
 
     def _noop_step(self) -> Step:
@@ -197,11 +181,11 @@ class MujocoSim(NumpyVectorEnv):
         return Step(tensors(self._obs), torch.zeros(self.num_envs), idle, idle, tensors(self._obs), {})
 
     def _start(self, rows: NDArray[np.intp]) -> None:
-        """Begin the next episode of each of `rows`; the only Python loop over environments."""
+        """Start the next episode of each of `rows`; the only Python loop over environments."""
         for row, seed in zip(rows.tolist(), self._seeds.take(rows), strict=True):
             initial = self.task.initial(np.random.default_rng(seed))
             self.engine.edit(row, initial.model)
-            self.engine.place(row, initial.qpos, initial.qvel)
+            self.engine.reset_row(row, initial.qpos, initial.qvel)
             for key, value in initial.memory.items():
                 if key not in self._memory:
                     value = np.asarray(value)
@@ -210,7 +194,7 @@ class MujocoSim(NumpyVectorEnv):
         self._steps[rows] = 0
 
     def _diverged(self, states: Array, sensors: Array, rows: Rows) -> NDArray[np.bool_]:
-        """Find rows that MuJoCo reset or that diverged (their clock is off) and restore their last valid state."""
+        """Find rows that diverged or that MuJoCo reset (wrong clock) and restore their last valid state."""
         select = slice(None) if rows is None else rows
         start = self.engine.states[select]
         on_time = np.abs(states[:, 0] - start[:, 0] - self._dt) < 0.5 * self.task.model.opt.timestep
@@ -228,10 +212,10 @@ class MujocoSim(NumpyVectorEnv):
         qpos, qvel = states[:, 1 : 1 + nq], states[:, 1 + nq : 1 + nq + nv]
         return BatchState(self.task.model, qpos, qvel, states[:, 0], sensors, memory, data)
 
-    def _recall(self, rows: Rows) -> Arrays:
+    def _memory_of(self, rows: Rows) -> Arrays:
         return self._memory if rows is None else {key: value[rows] for key, value in self._memory.items()}
 
-    def _remember(self, memory: Arrays, rows: Rows) -> None:
+    def _store_memory(self, memory: Arrays, rows: Rows) -> None:
         if rows is not None:
             for key, value in memory.items():
                 self._memory[key][rows] = value
@@ -255,16 +239,16 @@ class MujocoSim(NumpyVectorEnv):
         return frames
 
     def _clouds(self, rows: NDArray[np.intp], camera: str) -> NDArray[np.float32]:
-        """Point clouds of `rows` from the depth that `camera` sees: `(K, points, 3)` [m] in world coordinates."""
+        """Point clouds of `rows` from depth images of `camera`: `(K, points, 3)` [m] in world coordinates."""
         renderer, view = self._renderer(DEPTH_SIZE, DEPTH_SIZE), self.task.model.camera(camera)
         clouds = np.empty((len(rows), self._points, 3), np.float32)
         for cloud, row in zip(clouds, rows.tolist(), strict=True):
             self.engine.pose(row, renderer.data)
-            place = renderer.data.camera(camera)
-            seen = unproject(renderer.depth(camera), float(view.fovy[0]), place.xpos, place.xmat.reshape(3, 3))
+            pose = renderer.data.camera(camera)
+            visible = unproject(renderer.depth(camera), float(view.fovy[0]), pose.xpos, pose.xmat.reshape(3, 3))
             if self.task.workspace is not None:
-                seen = crop(seen, self.task.workspace)
-            cloud[:] = subsample(seen, self._points)
+                visible = crop(visible, self.task.workspace)
+            cloud[:] = subsample(visible, self._points)
         return clouds
 
     def _renderer(self, height: int, width: int) -> Renderer:
@@ -272,7 +256,7 @@ class MujocoSim(NumpyVectorEnv):
             self._renderers[height, width] = Renderer(self.task.model, height, width)
         return self._renderers[height, width]
 
-    def _widened(self, values: NDArray[Any], rows: NDArray[np.intp]) -> NDArray[Any]:
+    def _scatter(self, values: NDArray[Any], rows: NDArray[np.intp]) -> NDArray[Any]:
         """Scatter the values of `rows` into zeros for all environments."""
         full = np.zeros((self.num_envs, *values.shape[1:]), values.dtype)
         full[rows] = values
@@ -299,13 +283,13 @@ def _info_tensor(value: NDArray[Any]) -> Tensor:
 
 
 def make_mujoco(task: MujocoTask, options: SimOptions) -> VectorSim:
-    """Simulate `task` on the backend that `options` ask for, `auto` being `mujoco`."""
+    """Simulate `task` on the backend of `options`; `auto` is `mujoco`."""
     backend = "mujoco" if options.backend == "auto" else options.backend
     return BACKENDS[backend].maker()(task, options, task=task.name)
 
 
 def make_native(environment: MujocoTask, options: SimOptions, *, task: str = "") -> MujocoSim:
-    """Simulate a task on native MuJoCo, the engine of backends `mujoco` and `mujoco-exact`."""
+    """Simulate a task on native MuJoCo (backends `mujoco` and `mujoco-exact`)."""
     return MujocoSim(
         environment,
         options.num_envs,

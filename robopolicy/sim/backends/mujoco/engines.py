@@ -1,9 +1,9 @@
 """Physics engines, which own the states of N environments and step them.
 
-`RolloutEngine` steps all environments through `mujoco.rollout`. It knows only states and sensors, and the constraint
-solver starts every control step from a zero warm start, so the state alone determines the future.
-`ThreadsEngine` keeps one `MjData` per environment and equals a plain `mj_step` loop (and gymnasium) bit for bit;
-contacts, forces, mocap bodies and equality constraints can be read and written.
+`RolloutEngine` steps all environments through `mujoco.rollout`. It stores only states and sensors, and the constraint
+solver starts every control step from a zero warm start, so the state determines the future. `ThreadsEngine` keeps one
+`MjData` per environment and equals a plain `mj_step` loop (and gymnasium) bit for bit; contacts, forces, mocap bodies
+and equality constraints can be read and written.
 """
 
 from __future__ import annotations
@@ -26,16 +26,12 @@ from robopolicy.sim.vector_env import core_count
 
 Job = Callable[[int, int, int], None]
 """`job(worker, start, stop)` processes rows `start` to `stop` with the private data of `worker`."""
-
-
 _CHUNKS_PER_WORKER = 2
-
-
-_SMALLEST_CHUNK = 4  # rows; smaller chunks cost more overhead than they balance
+_MIN_CHUNK = 4  # rows; the overhead of smaller chunks exceeds the gain in balance
 
 
 class ThreadPool:
-    """The calling thread and `size - 1` worker threads, which sleep between jobs and end with `close`."""
+    """The calling thread and `size - 1` worker threads, which sleep between jobs and stop with `close`."""
 
     def __init__(self, size: int) -> None:
         self.size = max(size, 1)
@@ -47,11 +43,11 @@ class ThreadPool:
             self._calls.append(calls)
 
     def run(self, job: Job, count: int) -> None:
-        """Process rows 0 to `count`; returns when all are done, re-raises an exception of any worker."""
-        if not self._calls or count <= _SMALLEST_CHUNK:
+        """Process rows 0 to `count` and wait for all; re-raise an exception of any worker."""
+        if not self._calls or count <= _MIN_CHUNK:
             job(0, 0, count)
             return
-        chunks = itertools.count()  # advancing it is atomic, so every chunk is taken once
+        chunks = itertools.count()  # `next` is atomic, so every chunk is taken once
         for calls in self._calls:
             calls.put((job, count, chunks))
         try:
@@ -77,7 +73,7 @@ class ThreadPool:
                 self._done.put(error)
 
     def _work(self, worker: int, job: Job, count: int, chunks: Iterator[int]) -> None:
-        size = max(_SMALLEST_CHUNK, -(-count // (_CHUNKS_PER_WORKER * self.size)))
+        size = max(_MIN_CHUNK, -(-count // (_CHUNKS_PER_WORKER * self.size)))
         for start in map(size.__mul__, chunks):
             if start >= count:
                 return
@@ -90,19 +86,19 @@ Rows = NDArray[np.intp] | None
 _FULL = mujoco.mjtState.mjSTATE_FULLPHYSICS
 _INTEGRATION = mujoco.mjtState.mjSTATE_INTEGRATION
 _EDIT = "model."  # prefix of edited fields in a state dict
-_SERIAL_BELOW = 4  # environments; waking a pool costs more than it gains
+_SERIAL_BELOW = 4  # environments; a pool costs more than it gains
 
 
 class PhysicsEngine(ABC):
     """States of N environments of one model.
 
-    `states` `(N, S)` holds `mjSTATE_FULLPHYSICS` (time, qpos, qvel, act, ...) and `sensors` `(N, M)` the readings that
-    belong to it. `models` holds what each environment is stepped with: the same model, or its own edited copy of it.
+    `states` `(N, S)` holds `mjSTATE_FULLPHYSICS` (time, qpos, qvel, act, ...) and `sensors` `(N, M)` the matching
+    readings. `models` holds the model of each environment: the shared model, or an edited copy.
     """
 
     def __init__(self, model: mujoco.MjModel, num_envs: int, frame_skip: int) -> None:
         self.model = model
-        self._pristine = model
+        self._base_model = model
         self.models = [model] * num_envs
         self.edits: dict[str, NDArray[Any]] = {}  # fields of the model that differ between environments `(N, ...)`
         self.num_envs = num_envs
@@ -112,13 +108,13 @@ class PhysicsEngine(ABC):
         self.data: list[mujoco.MjData] | None = None
 
     @abstractmethod
-    def place(self, row: int, qpos: Array, qvel: Array) -> None:
+    def reset_row(self, row: int, qpos: Array, qvel: Array) -> None:
         """Reset environment `row` to `qpos` `(nq,)`, `qvel` `(nv,)`."""
 
     def edit(self, row: int, fields: Mapping[str, Array]) -> None:
-        """Set fields of the `MjModel` of environment `row` from now on; call before `place`.
+        """Set fields of the `MjModel` of environment `row` from now on; call before `reset_row`.
 
-        A task edits either the same fields in every episode or none.
+        A task edits the same fields in every episode, or none.
         """
         if not fields:
             return
@@ -129,7 +125,7 @@ class PhysicsEngine(ABC):
         self._rebuild(row)
 
     def _rebuild(self, row: int) -> None:
-        model = copy(self._pristine)
+        model = copy(self._base_model)
         for name, values in self.edits.items():
             getattr(model, name)[:] = values[row]
         mujoco.mj_setConst(model, mujoco.MjData(model))
@@ -137,15 +133,14 @@ class PhysicsEngine(ABC):
 
     @abstractmethod
     def advance(self, control: Array, rows: Rows) -> tuple[Array, Array]:
-        """Step `rows` by one control step under `control` `(K, nu)`.
+        """Step `rows` by one control step under `control` `(K, nu)`; return states `(K, S)` and sensors `(K, M)`.
 
-        Returns:
-            States `(K, S)` and sensors `(K, M)` after the step, valid until the next call. `self.states` and `sensors`
-            still hold the previous values, so that a task can compare; `commit` then stores the new ones.
+        The results are valid until the next call. `self.states` and `self.sensors` keep the previous values, so that a
+        task can compare, until `commit` stores the new ones.
         """
 
     def commit(self, states: Array, sensors: Array, rows: Rows) -> None:
-        """Store the states and sensors that `advance` returned."""
+        """Store the results of `advance`."""
         select = slice(None) if rows is None else rows
         self.states[select] = states
         self.sensors[select] = sensors
@@ -178,17 +173,17 @@ class RolloutEngine(PhysicsEngine):
     def __init__(self, model: mujoco.MjModel, num_envs: int, frame_skip: int, threads: int = 0) -> None:
         super().__init__(model, num_envs, frame_skip)
         self._pool = ThreadPool(_pool_size(num_envs, threads))
-        # MuJoCo's own pool would let the calling thread wait; each member calls its serial rollout instead.
+        # The calling thread would idle in MuJoCo's own pool; each thread calls its serial rollout instead.
         self._rollouts = [rollout.Rollout(nthread=0) for _ in range(self._pool.size)]
         self._workers = [[mujoco.MjData(model)] for _ in range(self._pool.size)]
-        self._pristine = _without_islands(model)
-        self.models = [self._pristine] * num_envs
+        self._base_model = _without_islands(model)
+        self.models = [self._base_model] * num_envs
         self._scratch = mujoco.MjData(model)
         self._control: Array = np.zeros((num_envs, frame_skip, model.nu))
         self._states: Array = np.zeros((num_envs, frame_skip, self.states.shape[1]))
         self._sensors: Array = np.zeros((num_envs, frame_skip, model.nsensordata))
 
-    def place(self, row: int, qpos: Array, qvel: Array) -> None:
+    def reset_row(self, row: int, qpos: Array, qvel: Array) -> None:
         """Reset environment `row` to `qpos` `(nq,)`, `qvel` `(nv,)`."""
         model, data = self.models[row], self._scratch
         mujoco.mj_resetData(model, data)
@@ -204,7 +199,7 @@ class RolloutEngine(PhysicsEngine):
         models = self.models if rows is None else [self.models[row] for row in rows.tolist()]
         self._control[:count] = control[:, None]
 
-        def play(worker: int, start: int, stop: int) -> None:
+        def step_rows(worker: int, start: int, stop: int) -> None:
             self._rollouts[worker].rollout(
                 models[start:stop],
                 self._workers[worker],
@@ -216,7 +211,7 @@ class RolloutEngine(PhysicsEngine):
                 sensordata=self._sensors[start:stop] if self.model.nsensordata else None,
             )
 
-        self._pool.run(play, count)
+        self._pool.run(step_rows, count)
         return self._states[:count, -1], self._sensors[:count, -1]
 
     def pose(self, row: int, data: mujoco.MjData) -> None:
@@ -238,12 +233,12 @@ class ThreadsEngine(PhysicsEngine):
         self._pool = ThreadPool(_pool_size(num_envs, threads))
         self._states = self.states.copy()
         self._sensors = self.sensors.copy()
-        # State from which the derived quantities of an MjData (positions, contacts, forces) were computed: repeating it
-        # restores them exactly, which no copy of named arrays could promise.
+        # State from which the derived quantities of an MjData (positions, contacts, forces) were computed: repeating
+        # the step restores them exactly, unlike a copy of named arrays.
         self._origin: Array = np.zeros((num_envs, mujoco.mj_stateSize(model, _INTEGRATION)))
         self._fresh: NDArray[np.bool_] = np.ones(num_envs, bool)
 
-    def place(self, row: int, qpos: Array, qvel: Array) -> None:
+    def reset_row(self, row: int, qpos: Array, qvel: Array) -> None:
         """Reset environment `row` to `qpos` `(nq,)`, `qvel` `(nv,)`."""
         model, data = self.models[row], self._data[row]
         mujoco.mj_resetData(model, data)
@@ -259,20 +254,20 @@ class ThreadsEngine(PhysicsEngine):
         index = range(self.num_envs) if rows is None else rows.tolist()
         skip = self.frame_skip
 
-        def play(worker: int, start: int, stop: int) -> None:
+        def step_rows(worker: int, start: int, stop: int) -> None:
             for k in range(start, stop):
                 row = index[k]
                 model, data = self.models[row], self._data[row]
                 data.ctrl = control[k]
                 mujoco.mj_getState(model, data, self._origin[row], _INTEGRATION)
                 mujoco.mj_step(model, data, nstep=skip)
-                # mj_step leaves contact forces on bodies out unless a sensor asks for them; dynamics do not change.
+                # mj_step skips contact forces on bodies unless a sensor needs them; the dynamics do not change.
                 mujoco.mj_rnePostConstraint(model, data)
                 mujoco.mj_getState(model, data, self._states[k], _FULL)
                 if model.nsensordata:
                     self._sensors[k] = data.sensordata
 
-        self._pool.run(play, len(index))
+        self._pool.run(step_rows, len(index))
         self._fresh[slice(None) if rows is None else rows] = False
         return self._states[: len(index)], self._sensors[: len(index)]
 
@@ -311,7 +306,7 @@ def _pool_size(num_envs: int, threads: int) -> int:
 
 
 def _without_islands(model: mujoco.MjModel) -> mujoco.MjModel:
-    """The same physics without the search for islands, which a model with a single kinematic tree cannot have."""
+    """Disable the island search for models with a single kinematic tree, which have no islands."""
     if model.ntree > 1:
         return model
     model = copy(model)

@@ -16,14 +16,7 @@ from robopolicy.sim.gl import gl_backend
 
 
 class Renderer:
-    """Renderer of one model at one image size.
-
-    Args:
-        model: The model; visual quality settings of it are left as they are.
-        height: Pixels.
-        width: Pixels.
-        hidden: Groups of geoms that are not drawn, e.g. collision shapes.
-    """
+    """Renderer of one model at one image size in pixels; geoms of the groups `hidden` are not drawn."""
 
     def __init__(self, model: mujoco.MjModel, height: int, width: int, hidden: Sequence[int] = ()) -> None:
         self.data = mujoco.MjData(model)  # set its state, then call `frame`
@@ -31,7 +24,7 @@ class Renderer:
         self._context: Any = _gl_context(width, height)
         self._context.make_current()
         self._draw = _draw_context(model, height, width)
-        self._draw.readDepthMap = mujoco.mjtDepthMap.mjDEPTH_ZEROFAR  # precise at large distances
+        self._draw.readDepthMap = mujoco.mjtDepthMap.mjDEPTH_ZEROFAR  # accurate at large distances
         self._scene = mujoco.MjvScene(model, maxgeom=10_000)
         self._scene.flags[mujoco.mjtRndFlag.mjRND_SHADOW] = False
         self._scene.flags[mujoco.mjtRndFlag.mjRND_REFLECTION] = False
@@ -46,11 +39,14 @@ class Renderer:
         """Render `data` from `camera` (free camera if None): `(height, width, 3)`, valid until the next call."""
         self._render(camera)
         mujoco.mjr_readPixels(self._pixels, None, self._rect, self._draw)
-        return self._pixels[::-1]  # OpenGL's first row is the lowest
+        return self._pixels[::-1]  # OpenGL starts with the bottom row
 
     def depth(self, camera: str) -> NDArray[np.float64]:
         """Depth image `(height, width)` [m] of `data` along the optical axis of `camera`, inf for the background."""
-        flat = (mujoco.mjtRndFlag.mjRND_SEGMENT, mujoco.mjtRndFlag.mjRND_IDCOLOR)  # no sky, no lights: depth is enough
+        flat = (
+            mujoco.mjtRndFlag.mjRND_SEGMENT,
+            mujoco.mjtRndFlag.mjRND_IDCOLOR,
+        )  # no sky and no lights: only the depth is used
         for flag in flat:
             self._scene.flags[flag] = True
         self._render(camera)
@@ -59,7 +55,7 @@ class Renderer:
         mujoco.mjr_readPixels(None, self._depth, self._rect, self._draw)
         buffer = self._depth[::-1].astype(np.float64)
         near, far = (value * self._model.stat.extent for value in (self._model.vis.map.znear, self._model.vis.map.zfar))
-        # Undo the perspective: the buffer runs from 1 at the near plane to 0 at the far one.
+        # Undo the perspective: the buffer runs from 1 at the near plane to 0 at the far plane.
         return np.where(buffer > 0.0, near * far / (near + (far - near) * buffer), np.inf)
 
     def _render(self, camera: str | None) -> None:
@@ -83,7 +79,7 @@ class Renderer:
             self._context = None
 
     def __del__(self) -> None:
-        with suppress(Exception):  # at interpreter exit the GL library may already be gone
+        with suppress(Exception):  # at interpreter exit the GL library may be unloaded
             self.close()
 
 
@@ -91,14 +87,14 @@ def _gl_context(width: int, height: int) -> Any:
     name = gl_backend()
     try:
         return import_module(f"mujoco.{name}").GLContext(width, height)
-    except Exception as error:  # each GL library fails in its own way, and all of them mean the same to the user
+    except Exception as error:  # each GL library raises different errors
         raise UserError(
             f"Cannot create a '{name}' rendering context ({error}); set MUJOCO_GL=egl or osmesa."
         ) from error
 
 
 def _draw_context(model: mujoco.MjModel, height: int, width: int) -> mujoco.MjrContext:
-    """Create the drawing context; it reads buffer size and multisampling from the model, which is then put back."""
+    """Create the drawing context; it reads buffer size and multisampling from the model, which are restored."""
     screen, quality = model.vis.global_, model.vis.quality
     before = screen.offwidth, screen.offheight, quality.offsamples
     screen.offwidth, screen.offheight = width, height

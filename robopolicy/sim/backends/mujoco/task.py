@@ -24,7 +24,7 @@ from robopolicy.sim.contract import SimSpec, TensorSpec
 from robopolicy.sim.point_cloud import Box
 
 Array = NDArray[np.float64]
-"""Also a float32 tensor on the simulator's device, where a task with `array_api` runs on the warp backend."""
+"""Also a float32 tensor on the device of the simulator, for tasks with `array_api` on the warp backend."""
 
 
 @dataclass
@@ -35,10 +35,8 @@ class BatchState:
     qpos: Array  # (N, nq) generalised positions [m, rad]
     qvel: Array  # (N, nv) generalised velocities [m/s, rad/s]
     time: Array  # (N,) [s]
-    sensordata: Array  # (N, nsensordata); lags qpos by one physics step, because MuJoCo senses before it integrates
-    memory: dict[
-        str, NDArray[np.generic]
-    ]  # (N, ...) values of the task (goals, targets); `control` and `outcome` may write them
+    sensordata: Array  # (N, nsensordata); one physics step behind qpos, as MuJoCo senses before it integrates
+    memory: dict[str, NDArray[np.generic]]  # (N, ...) goals, targets, ...; `control` and `outcome` may write them
     data: list[mujoco.MjData] | None = None  # one per row with the exact engine, else None
 
     def __len__(self) -> int:
@@ -51,7 +49,7 @@ class BatchState:
         return self.sensordata[:, start : start + dim]
 
     def on_host(self) -> BatchState:
-        """The same state as numpy arrays; `self` if they are numpy already."""
+        """Convert to numpy arrays; return `self` if the state contains numpy arrays already."""
         if isinstance(self.qpos, np.ndarray):
             return self
         fields = {name: _downloaded(getattr(self, name)) for name in ("qpos", "qvel", "time", "sensordata")}
@@ -65,7 +63,7 @@ class ResetState:
     qpos: Array  # (nq,)
     qvel: Array  # (nv,)
     memory: dict[str, NDArray[np.generic] | float] = field(default_factory=dict)  # same keys in every episode
-    model: dict[str, Array] = field(default_factory=dict)  # fields of `MjModel` with other values in this episode
+    model: dict[str, Array] = field(default_factory=dict)  # fields of `MjModel` changed in this episode
 
 
 @dataclass
@@ -92,19 +90,19 @@ class MujocoTask(ABC):
     workspace: Box | None = None  # crop box of point clouds; None keeps all points
     mirror: MirrorSymmetry | None = None  # left-right symmetry
     needs_exact_engine: bool = False  # contacts, model edits, or bit-exact agreement with another stepper
-    has_velocity_command: bool = False  # an operator commands a velocity, see `velocity_command`
+    has_velocity_command: bool = False  # an operator commands a velocity; see `velocity_command`
     array_api: bool = False  # the functions also take torch tensors, as the warp backend needs
 
     @abstractmethod
     def initial(self, rng: np.random.Generator) -> ResetState:
-        """Draw the initial state of one episode."""
+        """Sample the initial state of one episode."""
 
     def control(self, action: Array, state: BatchState) -> Array:
         """Map clipped actions `(N, A)` to actuator controls `(N, nu)`, held for `frame_skip` physics steps."""
         return action
 
-    def shown_camera(self, camera: str | None) -> str | None:
-        """The camera called `camera`, or the first of `cameras`; None is the free camera of a task that has none."""
+    def resolve_camera(self, camera: str | None) -> str | None:
+        """Check the name of a camera; None becomes the first of `cameras`, or the free camera if there are none."""
         if camera is None:
             return self.cameras[0] if self.cameras else None
         if mujoco.mj_name2id(self.model, mujoco.mjtObj.mjOBJ_CAMERA, camera) < 0:
@@ -122,10 +120,9 @@ class MujocoTask(ABC):
     def initial_memory(self, state: BatchState) -> dict[str, NDArray[np.generic]]:
         """Initial `memory` of an episode that starts in a measured `state`, as on a real robot.
 
-        Raises:
-            UserError: The task draws its goals at random, so they cannot be measured.
+        Tasks that draw goals at random raise a `UserError`.
         """
-        raise UserError(f"Task {self.name} cannot start from measurements alone; it runs in simulation only.")
+        raise UserError(f"Task {self.name} cannot start from measurements; it runs only in simulation.")
 
     def velocity_command(self, state: BatchState) -> Array:
         """Commanded velocity `(N, 3)`: forward, left [m/s], yaw rate [rad/s]; needs `has_velocity_command`."""
@@ -143,7 +140,7 @@ def sim_spec(
     point_clouds: tuple[str, ...] = (),
     points: int = 0,
 ) -> SimSpec:
-    """The simulator's spec: the task's own observation, then images and point clouds."""
+    """Spec of a simulator: the observations of the task, then images and point clouds."""
     clouds = {CLOUD_PREFIX + camera: TensorSpec((points, 3)) for camera in point_clouds}
     images = {IMAGE_PREFIX + camera: TensorSpec((3, image_size, image_size), torch.uint8) for camera in cameras}
     return SimSpec(
@@ -164,19 +161,19 @@ def _downloaded(value: Any) -> NDArray[Any]:
 
 
 def namespace(array: Any) -> Any:
-    """The library whose functions work on `array`: numpy or torch."""
+    """Library of `array`: numpy or torch."""
     return np if isinstance(array, np.ndarray) else torch
 
 
 def constant(value: NDArray[np.float64], like: Any) -> Any:
-    """`value` as an array of the library, type and device of `like`; uploaded once, so do not write to it."""
+    """Convert `value` to the library, type and device of `like`; the upload is cached, so do not write to it."""
     if isinstance(like, np.ndarray):
         return value
     return _uploaded(value.tobytes(), value.shape, like.dtype, like.device)
 
 
 def solve(matrices: Any, right: Any) -> Any:
-    """Solutions `(N, D, K)` of N systems `matrices` `(N, D, D)` @ x = `right` `(N, D, K)` that are not singular."""
+    """Solve N regular systems `matrices` `(N, D, D)` @ x = `right` `(N, D, K)` for x `(N, D, K)`."""
     if isinstance(matrices, np.ndarray):
         return np.linalg.solve(matrices, right)
     return torch.linalg.solve_ex(matrices, right).result
