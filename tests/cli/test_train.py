@@ -113,7 +113,7 @@ def test_a_place_that_cannot_be_written_is_refused_before_anything_is_built(tmp_
     monkeypatch.setattr("robopolicy.training.loop.build", None)
     (tmp_path / "file").write_text("")
     line = refused("train", *PPO, "budget.updates=1", f"out={tmp_path}/file")
-    assert "a file is in the place of a folder" in line
+    assert "a file exists where a folder is required" in line
 
 
 def test_help_names_the_presets_but_no_recipe(capsys):
