@@ -33,7 +33,7 @@ from robopolicy.schema import to_dict
 from robopolicy.sim.contract import VectorSim
 from robopolicy.sim.registry import get_task
 from robopolicy.training.checkpoint import golden_observations, save_checkpoint
-from robopolicy.training.manifest import Parent, place_of, shared_observations
+from robopolicy.training.manifest import Parent, parent_path, shared_observations
 from robopolicy.training.world_sims import is_world
 from robopolicy.versions import versions
 
@@ -131,9 +131,9 @@ def load(out: Path, request: CompositionRequest) -> CompositionParts:
     Raises:
         UserError: It cannot be loaded, or does not fit together.
     """
-    places = [place_of(parent, out) for parent in request.parents]
-    critic = None if request.critic is None else place_of(request.critic, out)
-    then = {name: place_of(part, out) for name, part in request.then.items()}
+    places = [parent_path(parent, out) for parent in request.parents]
+    critic = None if request.critic is None else parent_path(request.critic, out)
+    then = {name: parent_path(part, out) for name, part in request.then.items()}
     return load_composition_parts(request.recipe, places, critic, then, request.device, request.gate_data)
 
 
@@ -207,7 +207,7 @@ def play(
 def write(out: Path, request: CompositionRequest, outcome: CompositionResult) -> None:
     """Write the checkpoint with its record and report; all of it appears at once."""
     policy, found, own = outcome.policy.cpu(), outcome.found, request.names[-1]
-    samples = [golden_observations(place_of(parent, out)) for parent in request.parents]
+    samples = [golden_observations(parent_path(parent, out)) for parent in request.parents]
     training: dict[str, Any] = {"operator": request.recipe.operator["name"], "weights": list(outcome.weights)}
     if found is not None:
         training["search"] = {key: value for key, value in search_summary(found).items() if key != "candidates"}

@@ -112,7 +112,7 @@ def train_model(
 
 def describe_end(trainer: Trainer, report: Report) -> str:
     """How long a run took, and what it left behind."""
-    *others, last = ["report.json", *trainer.saved()]
+    *others, last = ["report.json", *trainer.saved_checkpoints()]
     return f"Done in {report['seconds']:.0f} s: {trainer.folder}/{', '.join(others)} and {last}."
 
 

@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
     from robopolicy.schema import to_dict
     from robopolicy.sim.registry import get_task
     from robopolicy.training.checkpoint import verify_checkpoint
-    from robopolicy.training.manifest import place_of
+    from robopolicy.training.manifest import parent_path
 
     if (args.checkpoint / MANIFEST).is_file():
         return _verify_bundle(args)
@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
         print(f"  golden chunk: largest error {report.max_error:.3g} (tolerance {report.tolerance:g})")
         for parent in manifest.parents:
             weights = parent.files.get("model.safetensors", "")[:12]
-            print(f"  composed of {place_of(parent, args.checkpoint)}: {parent.policy} {weights}, unchanged")
+            print(f"  composed of {parent_path(parent, args.checkpoint)}: {parent.policy} {weights}, unchanged")
         for name, change in changed.items():
             print(f"  {name} has changed since: {change}")
         if not report.ok:

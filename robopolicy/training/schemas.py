@@ -67,7 +67,7 @@ class SearchPath(SearchPathPlugin):
         search_path.append(provider="robopolicy", path="registry://")
 
 
-def make_known() -> None:
+def register_plugins() -> None:
     """Make the schemas and the presets of contrib known to Hydra."""
     Plugins.instance().register(Schemas)
     Plugins.instance().register(SearchPath)

@@ -19,7 +19,7 @@ from robopolicy.training.compose import compose_config
 def build_with(data: Path, change: Callable[[Episodes], Episodes], monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The warnings of a run of imitation on the changed dataset."""
     episodes = change(read_lerobot(data).without_closing_frames())
-    builder.episodes_of.cache_clear()
+    builder.load_episodes.cache_clear()
     monkeypatch.setattr(builder, "read_lerobot", lambda _: _Read(episodes))
     settings = ["task=point_mass", "policy=flow", "policy.hidden=[8]", f"dataset={data}", "budget.updates=1"]
     with warnings.catch_warnings(record=True) as found:
