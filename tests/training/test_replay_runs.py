@@ -99,7 +99,7 @@ def test_prioritised_replay_learns_from_its_own_errors(tmp_path: Path, demonstra
     run = trainer(tmp_path, *settings)
     run.train()
     source: Any = run.source
-    source._settle()
+    source._update_priorities()
     for memory in (source.offline, source.sampler.replay):
         leaves = memory.priorities.tree[memory.priorities.leaves :]
         assert len(set(leaves[leaves > 0].round(9))) > 5  # no longer all the same
