@@ -1,8 +1,8 @@
 """Registry of the commands of `robopolicy`, imported on use.
 
-A command is a module with a cheap `add_parser(subparsers)` (no torch) and `run(args) -> int`. Contrib themes add commands
-as rows of `theme.toml` with the fields of `Command`; installed packages add `Command` objects by the entry-point group
-`robopolicy.commands`.
+A command is a module with a cheap `add_parser(subparsers)` (no torch) and `run(args) -> int`. Contrib themes add
+commands as rows of `theme.toml` with the fields of `Command`; installed packages add `Command` objects by the
+entry-point group `robopolicy.commands`.
 """
 
 from __future__ import annotations
@@ -43,9 +43,7 @@ _PRODUCT = {  # in the order of the help
     "serve": Command("robopolicy.cli.serve", "serve a policy's chunks over the network", needs_mujoco=False),
     "verify": Command("robopolicy.cli.verify", "recompute the golden chunk of a checkpoint or bundle", False),
     "play": Command("robopolicy.cli.play", "record a video of a checkpoint, the expert or random actions"),
-    "list": Command(
-        "robopolicy.cli.list", "show tasks, policies, algorithms, experiments, backends and recipes", False
-    ),
+    "list": Command("robopolicy.cli.list", "list tasks, policies, algorithms, experiments, backends, recipes", False),
     "completion": Command("robopolicy.cli.completion", "print a script for shell completion", needs_mujoco=False),
     "doctor": Command("robopolicy.cli.doctor", "report versions, GL, GPU and optional packages", needs_mujoco=False),
 }

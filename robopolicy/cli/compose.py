@@ -237,7 +237,7 @@ def _check_options(args: argparse.Namespace, config: CompositionConfig, then: Ma
             reject_unused(args, "without --search or --report-episodes", *options)
     if args.report_episodes < (0 if args.search is None else 2) or args.report_episodes == 1:
         raise UserError(
-            f"--report-episodes must be at least 2, got {args.report_episodes}; a search requires a held-out evaluation."
+            f"--report-episodes must be at least 2, got {args.report_episodes}; a search requires held-out results."
         )
     return settings
 
@@ -258,7 +258,7 @@ def _load_request(args: argparse.Namespace) -> tuple[Path, CompositionRequest, S
         raise UserError(f"{out} has no {SEARCH_LOG} to resume; pass the --out folder of an interrupted search.")
     log = SearchLog.open(out / SEARCH_LOG)
     content = {_RENAMED.get(key, key): value for key, value in log.request.items()}
-    content["recipe"] = {_RENAMED.get(key, key): value for key, value in content["recipe"].items()}
+    content["recipe"] = {_RENAMED.get(key, key): value for key, value in content.get("recipe", {}).items()}
     request = from_dict(CompositionRequest, content, str(out / SEARCH_LOG))
     check_parents(request.sources, out)
     return out, request, log

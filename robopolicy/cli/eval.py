@@ -46,7 +46,7 @@ def add_parser(subparsers: Any) -> None:
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "eval",
         description="Evaluate policies on fixed episode seeds and report success (Wilson interval) and return "
-        "(bootstrap). Two policies are compared on each seed. The result does not depend on the number of environments.",
+        "(bootstrap). Two policies are compared on each seed. The results do not depend on --num-envs.",
         epilog=EXAMPLES,
     )
     text = "checkpoint folder, 'expert' or 'random'; at most 2"

@@ -23,8 +23,8 @@ def add_parser(subparsers: Any) -> None:
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "export",
         description="Write a checkpoint as a folder that runs with onnxruntime and numpy: an ONNX graph that contains "
-        "normalisers and sampler and takes the noise as an input, its inputs and outputs, and golden chunks. The export "
-        "fails if the graph differs from torch by more than 1e-4 in normalised units.",
+        "normalisers and sampler and takes noise as an input, a manifest of inputs and outputs, and golden chunks. The "
+        "export fails if the graph differs from torch by more than 1e-4 in normalised units.",
         epilog=EXAMPLES,
     )
     parser.add_argument("checkpoint", type=Path, help="checkpoint folder")

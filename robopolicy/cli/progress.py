@@ -24,8 +24,8 @@ def handle_stop_signals() -> None:
     """Let `stop_signals` unwind the stack, so that no partial output is left.
 
     An exception in a signal handler may be raised between the creation of a folder and the start of its cleanup, and
-    foreign code may swallow it (NumPy's C loops, Arrow's callbacks). While progress bars are active, the first signal is
-    therefore handled at their next update; a second one is handled immediately.
+    foreign code may swallow it (NumPy's C loops, Arrow's callbacks). So while progress bars are active, the first
+    signal is handled at their next update; a second one is handled immediately.
     """
     previous = signal.getsignal(signal.SIGINT)
     for number in stop_signals():

@@ -26,8 +26,8 @@ def add_parser(subparsers: Any) -> None:
     """Register the command."""
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "serve",
-        description="Serve a checkpoint or a bundle over websockets to many clients. By default it listens only on this "
-        "machine; other addresses require a token, which is sent unencrypted without TLS. Ctrl-C answers pending "
+        description="Serve a checkpoint or a bundle over websockets to many clients. It listens only on this machine "
+        "by default; other addresses require a token, which is sent unencrypted without TLS. Ctrl-C answers pending "
         "requests and stops.",
         epilog=EXAMPLES,
     )

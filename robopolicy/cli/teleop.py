@@ -115,7 +115,7 @@ class View:
                 yield command.decode()
 
 
-def by_keys(address: str, predicted: VectorSim, real: VectorSim, seed: int) -> None:
+def teleoperate(address: str, predicted: VectorSim, real: VectorSim, seed: int) -> None:
     """Control both simulators by the same keys until the end command; `again` starts the next episode."""
     names = action_names(predicted)
     moves = [
@@ -137,7 +137,7 @@ def by_keys(address: str, predicted: VectorSim, real: VectorSim, seed: int) -> N
                 over = _step(view, sides, command)
 
 
-def by_policy(address: str, predicted: VectorSim, policy_entry: PolicyEntry, seeds: Sequence[int]) -> None:
+def run_policy(address: str, predicted: VectorSim, policy_entry: PolicyEntry, seeds: Sequence[int]) -> None:
     """Run a policy on the episodes `seeds` in real time while the page is watched."""
     with ExitStack() as stack:
         page = stack.enter_context(closing(Dashboard(address, PAGE, [NEXT_EPISODE, END])))

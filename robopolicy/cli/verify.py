@@ -90,8 +90,7 @@ def _verify_bundle(args: argparse.Namespace) -> int:
         print(json.dumps({**numbers, "policy": manifest.policy, "task": manifest.task}))
     else:
         print(f"{args.checkpoint}: {'verified' if report.ok else 'FAILED'}")
-        print(
-            f"  bundle of policy {manifest.policy}, task {manifest.task}, {manifest.network_calls} network calls per chunk"
-        )
+        calls = f"{manifest.network_calls} network calls per chunk"
+        print(f"  bundle of policy {manifest.policy}, task {manifest.task}, {calls}")
         print(f"  golden chunk: largest error {report.max_error:.3g} (tolerance {report.tolerance:g})")
     return 0 if report.ok else 1

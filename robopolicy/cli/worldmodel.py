@@ -255,7 +255,7 @@ def _play(args: argparse.Namespace) -> int:
     check_new_file(args.out, ".mp4", ".gif", overwrite=args.overwrite)
     sims = _Sims(args, [] if args.policy is None else [args.policy])
     if args.browser is not None:
-        _in_browser(args, sims)
+        _show_in_browser(args, sims)
         return 0
     if args.policy is not None:
         sims.record_video(sims.policy_entries[0], range(args.seed, args.seed + args.episodes), args.out)
@@ -264,24 +264,24 @@ def _play(args: argparse.Namespace) -> int:
     from contextlib import closing
 
     with closing(sims.open("predicted", 1)) as sim:
-        _by_keys(args, sim)
+        _teleoperate_in_terminal(args, sim)
     return 0
 
 
-def _in_browser(args: argparse.Namespace, sims: _Sims) -> None:
+def _show_in_browser(args: argparse.Namespace, sims: _Sims) -> None:
     from contextlib import ExitStack, closing
 
-    from robopolicy.cli.teleop import by_keys, by_policy
+    from robopolicy.cli.teleop import run_policy, teleoperate
 
     with ExitStack() as stack:
         predicted = stack.enter_context(closing(sims.open("predicted", 1)))
         if sims.policy_entries:
-            by_policy(args.browser, predicted, sims.policy_entries[0], range(args.seed, args.seed + args.episodes))
+            run_policy(args.browser, predicted, sims.policy_entries[0], range(args.seed, args.seed + args.episodes))
         else:
-            by_keys(args.browser, predicted, stack.enter_context(closing(sims.open("real", 1))), args.seed)
+            teleoperate(args.browser, predicted, stack.enter_context(closing(sims.open("real", 1))), args.seed)
 
 
-def _by_keys(args: argparse.Namespace, sim: VectorSim) -> None:
+def _teleoperate_in_terminal(args: argparse.Namespace, sim: VectorSim) -> None:
     from robopolicy.cli.teleop import action_of, half_blocks, keys_help, pressed
 
     sim.reset(args.seed)

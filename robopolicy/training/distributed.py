@@ -1,9 +1,9 @@
 """Distributed runs, started by `torchrun`.
 
 Every process steps a part of the environments. The rollouts are gathered in all processes, so normalisers, return
-scale, advantages and the order of the minibatches equal those of a single process. Each process computes the gradient
-of its rows of a minibatch, and gradients are averaged before each step. Process 0 evaluates and writes. Algorithms with
-`distributed` support this.
+scale, advantages and the order of the minibatches are the same as in a single process. Each process computes the
+gradient of its rows of a minibatch, and gradients are averaged before each step. Process 0 evaluates and writes.
+Algorithms with `distributed` support this.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Loggers: JSON lines and CSV always, TensorBoard and Weights & Biases on request.
 
 One row per logged update, keyed by `update`. A resumed run first drops the rows written after its last resume point, so
-the files equal those of an uninterrupted run.
+an uninterrupted run writes the same files.
 """
 
 from __future__ import annotations

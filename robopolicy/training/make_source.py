@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from robopolicy.sim.contract import VectorSim
     from robopolicy.training.config import TrainConfig
 
-FIRST_EPISODE = 1_000_000  # episode seeds of training start here, far above those of demonstrations and evaluation
+FIRST_EPISODE = 1_000_000  # episode seeds of training start here, far above the seeds of demonstrations and evaluation
 SEEDS_PER_RANK = 10_000_000  # between the first episodes of two processes
 
 

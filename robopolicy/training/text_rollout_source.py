@@ -287,7 +287,7 @@ class AsyncTextRolloutSource(TextRolloutSource):
             self.queue.publish(packed_weights(self.algorithm.policy))
         self._batch = self._make_batch(self._take_groups())
         self.env.completed.clear()
-        self._update_metrics(self._batch.trajectories)  # not those of `env`, which may still be running
+        self._update_metrics(self._batch.trajectories)  # excludes trajectories of `env` in flight
         age = [float(algorithm.updates - trajectory.version) for trajectory in self._batch.trajectories]
         self._metrics["rollout/staleness"] = fmean(age)
         self._metrics["rollout/stale_dropped"] = float(self.queue.stale)

@@ -92,7 +92,7 @@ def _build_model(manifest: WorldManifest, folder: Path) -> AnyWorldModel:
 
 
 BACKEND = "worldmodel:"  # prefix of backends that are world models: worldmodel:FOLDER[,FOLDER...]
-VLM = "vlm:"  # prefix of judges that are vision-language models
+VLM = "vlm:"  # prefix of a vision-language model as judge
 VLM_EVERY = 20  # control steps between queries of a vision-language model, as in WorldGym
 JUDGE_TOKEN = "ROBOPOLICY_JUDGE_TOKEN"  # environment variable with the token of a served judge
 

@@ -71,7 +71,7 @@ def test_verify_names_the_parents_and_refuses_them_once_they_are_moved_or_change
 
     shutil.move("left", "moved")
     message = refused("verify", "both")
-    assert message.startswith("robopolicy: error: left, of which both was composed, is not there any more")
+    assert message.startswith("robopolicy: error: left, of which both was composed, no longer exists")
     shutil.copytree("right", "left")  # another policy takes its place
     assert "left has changed since both was composed of it: manifest.json was" in refused("verify", "both")
     shutil.rmtree("left")
@@ -107,7 +107,7 @@ def test_a_selector_is_taught_from_demonstrations(parents, capsys, refused):
     line = refused("compose", *parents, "--gate-data", "push", "--out", "no")
     assert "needs 'state' of shape (6,), but dataset push has" in line
     argv = ["--override", "selection.top=1", "--out", "no"]
-    assert "needs demonstrations; pass --gate-data" in refused("compose", *parents, *argv)
+    assert "requires demonstrations; pass --gate-data" in refused("compose", *parents, *argv)
     argv = ["--operator", "or", "--gate-data", "shown", "--out", "no"]
     assert "operator 'or' has others" in refused("compose", *parents, *argv)
 

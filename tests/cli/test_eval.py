@@ -97,7 +97,7 @@ def test_an_older_report_is_replaced_where_asked_for_but_nothing_else_is(tmp_pat
             ["random", "--task", "text/arithmetic", "--latency", "50"],
             "--latency has no effect on text/arithmetic, a text",
         ),
-        (["random", "--task", TASK, "--samples", "8"], f"--samples has no effect on {TASK}, which is no text task"),
+        (["random", "--task", TASK, "--samples", "8"], f"--samples has no effect on {TASK}, which is not a text task"),
         (["random", "--task", TASK, "--stochastic"], "--stochastic has no effect on experts and random actions"),
         (["random", "--task", TASK, "--video", "0", "--camera", "top"], "--camera has no effect without a video"),
         (["random", "--task", TASK, "--overwrite"], "--overwrite has no effect without --out"),

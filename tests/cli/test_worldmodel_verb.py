@@ -136,7 +136,7 @@ def test_half_blocks_show_two_pixels_a_character():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["train"], "No films are given"),
+        (["train"], "No videos are given"),
         (["train", "nowhere", "--preset", "tini"], "Unknown preset 'tini'"),
         (
             ["train", "nowhere", "--override", "learner.rate=1"],

@@ -207,7 +207,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
     ),
     "extra weight": (
         lambda path: edit_model(path, lambda weights: weights.update(extra=torch.zeros(1))),
-        "has weight 'extra', which policy 'flow' does not know",
+        "has weight 'extra', which policy 'flow' does not have",
     ),
     "wrong shape": (lambda path: edit_model(path, widen), r"has shape \(3, 3\), but its manifest implies"),
     "no statistics": (
@@ -216,7 +216,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
     ),
     "unfitted statistics": (
         lambda path: edit_model(path, lambda weights: weights["action_normalizer.fitted"].fill_(False)),
-        "no normaliser statistics: 'action_normalizer' never saw data",
+        "no normaliser statistics: 'action_normalizer' is not fitted",
     ),
     "infinite statistics": (
         lambda path: edit_model(path, lambda weights: weights["action_normalizer.scale"].fill_(torch.inf)),

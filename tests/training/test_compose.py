@@ -138,7 +138,7 @@ MISTAKES = {
     "chunk.horizon=100000000": "chunk.horizon must be at most 10000",
     "task.cameras=front": "task.cameras: expected a list, e.g. task.cameras=[a,b]",
     "name=../elsewhere": "name must be a plain folder name",
-    "name=null": "name=null names no run; leave name out",
+    "name=null": "name=null is not a name; omit name",
     "seed=0,1": "'seed=0,1' has several values; 'robopolicy train --multirun' trains every one",
     "algorithm=ppo,bpo": "'algorithm=ppo,bpo' has several values",
     "name=..": "name must be a plain folder name",

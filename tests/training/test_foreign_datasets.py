@@ -49,7 +49,7 @@ def test_a_dataset_of_the_task_or_of_no_known_one_is_taken(
 def test_a_dataset_of_another_task_is_told_of(demonstrations: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     other = lambda data: replace(data, tasks=("manipulation/lift",) * len(data.tasks))  # noqa: E731
     (line,) = build_with(demonstrations, other, monkeypatch)
-    assert "was recorded on manipulation/lift, and this run plays toy/point_mass" in line
+    assert "was recorded on manipulation/lift, and this run uses toy/point_mass" in line
 
 
 def test_actions_beyond_the_bounds_are_told_of(demonstrations: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -139,7 +139,7 @@ def test_backends_without_saved_state_keep_their_memory(
     run.train()
     before: Any = run.source
     resumed = resume_run(tmp_path / "run")
-    assert "plays fresh episodes" in capsys.readouterr().out
+    assert "starts new episodes" in capsys.readouterr().out
     after: Any = resumed.source
     assert after.env_steps == before.env_steps > 0
     assert len(after.sampler.replay) == len(before.sampler.replay)
@@ -177,7 +177,7 @@ def test_only_a_collapse_at_the_end_restores_the_best_state(tmp_path: Path, monk
         ([*SAC_RUN, "budget.env_steps=80"], "ends before learning starts, after replay.learning_starts=100"),
         ([*SAC_RUN, "budget.updates=1", "algorithm.utd=1e30"], "algorithm.utd must lie in (0, 1000], got 1e+30"),
         ([*SAC_RUN, "budget.updates=1", "algorithm.utd=0.3"], "asks for 1.2 gradient steps"),
-        ([*SAC_RUN, "budget.updates=1", "algorithm.utd=0.1"], "is a whole number"),
+        ([*SAC_RUN, "budget.updates=1", "algorithm.utd=0.1"], "is an integer"),
         ([*SAC_RUN, "budget.updates=1", "replay.capacity=5"], "replay.capacity=5 is too small"),
         ([*SAC_RUN, "budget.updates=1", "replay.offline_fraction=1.5"], "must lie in [0, 1]"),
         ([*SAC_RUN, "budget.updates=1", "algorithm.tau=1.5"], "algorithm.tau must lie in (0, 1]"),
@@ -185,11 +185,11 @@ def test_only_a_collapse_at_the_end_restores_the_best_state(tmp_path: Path, monk
         ([*SAC_RUN, "budget.updates=1", "policy=gaussian"], "pass policy=squashed_gaussian"),
         (
             ["algorithm=dsrl_sac", "task=point_mass", "budget.updates=1", "replay.prioritized=0.5", *RAW_FLOW],
-            "whole decisions is not drawn from by priority",
+            "whole decisions does not support priorities",
         ),
         (
             ["algorithm=pa_rl", "policy=gaussian", "task=gymnasium/Pendulum-v1", "budget.updates=1"],
-            "has to know the action bounds of gymnasium/Pendulum-v1",
+            "requires the action bounds of gymnasium/Pendulum-v1",
         ),
         (
             ["algorithm=dppo", "algorithm.lr=1e-5", "task=point_mass", "budget.updates=1"],

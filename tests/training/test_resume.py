@@ -159,7 +159,9 @@ def test_a_run_whose_configuration_was_changed_does_not_go_on(tmp_path, monkeypa
     critic = compose_config([*PPO, "algorithm.critic.hidden=[8]"])
     text = config_text(replace(critic, out=str(tmp_path), name="run"))
     config.write_text(text)
-    with pytest.raises(UserError, match=r"does not fit .*config.yaml; undo what was changed there: .*hidden was .*\[8"):
+    with pytest.raises(
+        UserError, match=r"does not fit .*config.yaml; revert the changes of the configuration: .*hidden was .*\[8"
+    ):
         resume_run(tmp_path / "run")
 
 
@@ -183,7 +185,7 @@ def test_a_run_killed_before_its_first_resume_point_starts_again_and_says_so(tmp
     settings = [*PPO, "budget.updates=2", f"out={tmp_path}"]
     start_run(compose_config([*settings, "name=dead"])).close()
     assert main(["train", "--resume", str(tmp_path / "dead")]) == 0
-    assert "checkpoints/last is not there, so the run begins again" in capsys.readouterr().out
+    assert "checkpoints/last does not exist, so the run restarts" in capsys.readouterr().out
     assert main(["train", *settings, "name=whole"]) == 0
     assert_identical(tmp_path / "whole", tmp_path / "dead")
 
@@ -196,7 +198,7 @@ def test_backends_without_saved_state_resume_with_fresh_episodes(tmp_path, monke
     trainer.train()
     played, steps = trainer.source.sim.sim.episode_seed.max(), trainer.source.env_steps
     resumed = resume_run(tmp_path / "run")
-    assert "plays fresh episodes" in capsys.readouterr().out
+    assert "starts new episodes" in capsys.readouterr().out
     assert resumed.source.env_steps == steps > 0
     assert resumed.source.sim.sim.episode_seed.min() > played
     assert resumed.train()["env_steps"] > steps
