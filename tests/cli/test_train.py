@@ -150,7 +150,7 @@ def test_help_names_the_presets_but_no_recipe(capsys):
         ([*SPOKEN, "policy=text", "algorithm=ppo"], "not policy 'text' with algorithm 'ppo'"),
         (
             [*SPOKEN, "policy=text", "algorithm=text_sft", "algorithm.num_prompts=-1"],
-            "problems must be at least 0, got -1",
+            "num_prompts must be at least 0, got -1",
         ),
         ([*PPO, "policy=text", "budget.updates=1"], "Task toy/point_mass is not a text task; use a task such as"),
         (["--resume", "no/such/run"], "is not a run"),
@@ -185,7 +185,7 @@ def test_a_dataset_that_does_not_fit_the_starting_checkpoint_is_refused(tmp_path
     assert main(["train", *PPO, "budget.updates=1", "evaluation.episodes=0", f"out={tmp_path}", "name=run"]) == 0
     data = dataset(tmp_path / "data", state=5)
     settings = [f"init_from={start}", f"dataset={data}", "budget.updates=1", "evaluation.episodes=0"]
-    assert "The policy needs 'state' of shape (6,)" in refused("train", *settings, f"out={tmp_path}")
+    assert "The policy requires 'state' of shape (6,)" in refused("train", *settings, f"out={tmp_path}")
 
 
 def test_datasets_with_non_finite_numbers_are_refused(tmp_path, refused):
@@ -222,4 +222,4 @@ def test_policies_and_algorithms_that_do_not_fit_are_refused(tmp_path, refused):
     data = dataset(tmp_path / "data")
     assert main(["train", *BC, f"dataset={data}", f"out={tmp_path}", "name=base"]) == 0
     start = f"init_from={tmp_path}/base/checkpoints/last"
-    assert "needs a policy with decisions, which 'flow' lacks" in refused("train", start, *ppo)
+    assert "requires a policy with decisions, which 'flow' lacks" in refused("train", start, *ppo)

@@ -163,7 +163,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "manifest of another kind": (lambda path: (path / "manifest.json").write_text("[]"), "no schema version"),
     "world model": (
         lambda path: edit_manifest(path, lambda data: data.update(worldmodel=data.pop("policy"))),
-        "holds a world model, not a policy; pass it to 'robopolicy worldmodel'",
+        "contains a world model, not a policy; pass it to 'robopolicy worldmodel'",
     ),
     "no kind": (lambda path: edit_manifest(path, lambda data: data.pop("policy")), "does not describe a policy"),
     "future schema": (

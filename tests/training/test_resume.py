@@ -159,9 +159,7 @@ def test_a_run_whose_configuration_was_changed_does_not_go_on(tmp_path, monkeypa
     critic = compose_config([*PPO, "algorithm.critic.hidden=[8]"])
     text = config_text(replace(critic, out=str(tmp_path), name="run"))
     config.write_text(text)
-    with pytest.raises(
-        UserError, match=r"does not fit .*config.yaml; revert the changes of the configuration: .*hidden was .*\[8"
-    ):
+    with pytest.raises(UserError, match=r"does not fit .*config.yaml; revert the changes of .*: .*hidden was .*\[8"):
         resume_run(tmp_path / "run")
 
 
