@@ -55,4 +55,4 @@ def test_a_dataset_of_another_task_is_told_of(demonstrations: Path, monkeypatch:
 def test_actions_beyond_the_bounds_are_told_of(demonstrations: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wild = lambda data: replace(data, arrays={**data.arrays, "action": data.arrays["action"] + 5.0})  # noqa: E731
     (line,) = build_with(demonstrations, wild, monkeypatch)
-    assert "100% of the actions" in line and "lie outside the bounds of toy/point_mass" in line
+    assert "100% of the actions" in line and "exceed the bounds of toy/point_mass" in line
