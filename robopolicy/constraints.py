@@ -1,7 +1,7 @@
-"""Ranges of accepted numbers, so that typing errors are refused instead of exhausting the memory.
+"""Ranges of numeric config fields, so that a typing error raises an error instead of exhausting the memory.
 
-The type of a config field gives its range, e.g. `lr: Positive = 3e-4`. Configs are `Validated`, so that numbers are
-checked however a config is built; `robopolicy.schema.from_dict` checks them first and names them as the user does.
+The type of a config field gives its range, e.g. `lr: Positive = 3e-4`. Configs derive from `Validated`, which checks
+the numbers at construction; `robopolicy.schema.from_dict` checks them first and reports the full name of the setting.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 from robopolicy.errors import UserError
 
-MAX_COUNT = 1_000_000  # of every count that is not listed
+MAX_COUNT = 1_000_000  # for counts without an entry in MAX_VALUES
 MAX_VALUES = {
     "seed": 2**32 - 1,  # accepted by every generator in use
     "episodes": 10_000_000,
     "num_envs": 100_000,
     "threads": 1024,
-    "image_size": 4096,  # pixels, within what every GL library draws
-    "points": 9216,  # of a cloud: the pixels of its depth image
+    "image_size": 4096,  # pixels, supported by every GL library
+    "points": 9216,  # per cloud: the pixels of its depth image
     "width": 4096,
     "height": 4096,
     "hold": 10_000,  # control steps
@@ -30,14 +30,7 @@ MAX_VALUES = {
     "obs_horizon": 10_000,
     "capacity": 100_000_000,
 }
-UNBOUNDED = (  # only times of events
-    "updates",
-    "env_steps",
-    "every",
-    "checkpoint_every",
-    "learning_starts",
-    "offline_updates",
-)
+UNBOUNDED = ("updates", "env_steps", "every", "checkpoint_every", "learning_starts", "offline_updates")  # schedules
 
 
 @dataclass(frozen=True)
@@ -45,38 +38,29 @@ class Range:
     """Range of a number, given in `Annotated` after its type."""
 
     minimum: float = -math.inf
-    maximum: float = math.inf  # of a count without one: as its name says, see `check_count`
-    exclusive_minimum: bool = False  # `least` itself is refused
-    exclusive_maximum: bool = False  # `most` itself is refused
+    maximum: float = math.inf  # an infinite maximum of a count depends on its name, see `check_count`
+    exclusive_minimum: bool = False  # `minimum` itself is invalid
+    exclusive_maximum: bool = False  # `maximum` itself is invalid
 
     def check(self, name: str, value: float) -> None:
-        """Refuse a number outside the range, or one that is not finite.
-
-        Args:
-            name: Dotted setting.
-            value: The number; a whole one is a count.
-
-        Raises:
-            UserError: Names the setting, the range and the number.
-        """
+        """Raise a UserError if `value` of the setting `name` is outside the range or not finite."""
         if problem := self.problem(name, value):
             raise UserError(problem)
 
     def problem(self, name: str, value: float) -> str:
-        """Error message of `check` for a number; empty if it is accepted."""
+        """Return the error message of `check`; an empty string if the number is valid."""
         if isinstance(value, int):
-            return _count_problem(
-                name, value, int(self.minimum), None if self.maximum == math.inf else int(self.maximum)
-            )
+            maximum = None if self.maximum == math.inf else int(self.maximum)
+            return _count_problem(name, value, int(self.minimum), maximum)
         if not math.isfinite(value):
             return f"{name} must be a finite number, got {value}."
-        return "" if self._holds(value) else f"{name} must {self._words()}, got {value}."
+        return "" if self._contains(value) else f"{name} must {self._description()}, got {value}."
 
-    def _holds(self, value: float) -> bool:
+    def _contains(self, value: float) -> bool:
         high_enough = value > self.minimum if self.exclusive_minimum else value >= self.minimum
         return high_enough and (value < self.maximum if self.exclusive_maximum else value <= self.maximum)
 
-    def _words(self) -> str:
+    def _description(self) -> str:
         if self.maximum < math.inf:
             left, right = "(" if self.exclusive_minimum else "[", ")" if self.exclusive_maximum else "]"
             return f"lie in {left}{self.minimum:g}, {self.maximum:g}{right}"
@@ -87,26 +71,22 @@ class Range:
 
 @dataclass(frozen=True)
 class AtMost:
-    """A number bounded by another field; given in `Annotated` after the number's own range."""
+    """Upper bound given by another field; placed in `Annotated` after the number's own range."""
 
     field: str  # name of the field with the bound
-    exclusive: bool = False  # the bound itself is refused
+    exclusive: bool = False  # the bound itself is invalid
 
     def check(self, name: str, value: float, bound: float) -> None:
-        """Refuse a number beyond the bound.
-
-        Raises:
-            UserError: Names both fields and their numbers.
-        """
+        """Raise a UserError that names both fields if `value` exceeds the bound."""
         if value > bound or (self.exclusive and value == bound):
-            words = "lie below" if self.exclusive else "be at most"
-            raise UserError(f"{name} must {words} {self.field}={bound}, got {value}.")
+            relation = "lie below" if self.exclusive else "be at most"
+            raise UserError(f"{name} must {relation} {self.field}={bound}, got {value}.")
 
 
 class Validated:
-    """Base of dataclasses that checks numbers against the ranges in the types of their fields.
+    """Base class of dataclasses that checks numbers against the ranges in the types of their fields.
 
-    A subclass with checks of its own starts its `__post_init__` with that of this class.
+    A subclass with its own checks calls the `__post_init__` of this class first.
     """
 
     def __post_init__(self) -> None:
@@ -121,25 +101,25 @@ class Validated:
 
 @cache
 def _ranges(cls: type[Any]) -> dict[str, Any]:
-    """Types of the fields that have a range."""
+    """Return the types of the fields that have a range."""
     hints = get_type_hints(cls, include_extras=True)
     return {name: hint for name, hint in hints.items() if _has_range(hint)}
 
 
 def _has_range(hint: Any) -> bool:
     if get_origin(hint) is Annotated:
-        return any(isinstance(each, Range) for each in get_args(hint)[1:])
+        return any(isinstance(item, Range) for item in get_args(hint)[1:])
     return any(_has_range(item) for item in get_args(hint))
 
 
 def _check(name: str, hint: Any, value: Any) -> None:
-    """Check a number, or the numbers of a tuple or mapping, against the range in its type."""
+    """Check a number, or the numbers of a tuple or mapping, against the range in the type `hint`."""
     origin, items = get_origin(hint), get_args(hint)
     if origin is Annotated:
         number = float(value) if items[0] is float else value
-        for each in items[1:]:
-            if isinstance(each, Range):
-                each.check(name, number)
+        for item in items[1:]:
+            if isinstance(item, Range):
+                item.check(name, number)
     elif origin is tuple:
         for entry in value:
             _check(name, items[0], entry)
@@ -155,7 +135,7 @@ AtLeastTwo = Annotated[int, Range(2)]
 NonNegativeInt = Annotated[int, Range(0)]
 Seed = Annotated[int, Range(0, MAX_VALUES["seed"])]
 Bytes = Annotated[int, Range(0, 2**48)]
-Layers = Annotated[int, Range(1, 1000)]  # every one of them costs time to build
+Layers = Annotated[int, Range(1, 1000)]  # the time to build a network grows with its layers
 Positive = Annotated[float, Range(0, exclusive_minimum=True)]
 NonNegative = Annotated[float, Range(0)]
 Finite = Annotated[float, Range()]
@@ -167,16 +147,9 @@ Ratio = Annotated[float, Range(0, 1000, exclusive_minimum=True)]  # gradient ste
 
 
 def check_count(name: str, value: int, least: int, most: int | None = None) -> None:
-    """Refuse a count outside its range.
+    """Raise a UserError if a count is outside `[least, most]`.
 
-    Args:
-        name: Option or dotted setting; its last part decides the largest value where `most` does not.
-        value: The number.
-        least: Smallest accepted value.
-        most: Largest accepted value.
-
-    Raises:
-        UserError: It lies outside.
+    Without `most`, the maximum depends on the last part of `name`, an option or dotted setting (see `MAX_VALUES`).
     """
     if problem := _count_problem(name, value, least, most):
         raise UserError(problem)

@@ -13,16 +13,12 @@ from robopolicy.errors import UserError
 
 
 def usable_device(name: str | torch.device) -> torch.device:
-    """Device with the given name, after a test allocation.
-
-    Raises:
-        UserError: There is no such device here.
-    """
+    """Return the named device after a test allocation; an unavailable device raises a UserError."""
     try:
         device = torch.device(name)
         torch.empty(0, device=device)
         if device.type == "meta":
-            raise RuntimeError("it holds no numbers")
+            raise RuntimeError("it stores no data")
     except (RuntimeError, AssertionError) as error:
         reason = str(error).strip().splitlines()[0].rstrip(".")
         if reason.startswith("Expected one of"):  # torch lists all its backends
@@ -32,12 +28,12 @@ def usable_device(name: str | torch.device) -> torch.device:
 
 
 def module_device(module: nn.Module) -> torch.device | None:
-    """Device of the parameters or buffers of a module; None if it has neither."""
+    """Return the device of the parameters or buffers of a module; None if it has neither."""
     return next((tensor.device for tensor in chain(module.parameters(), module.buffers())), None)
 
 
 def move(value: Any, device: torch.device) -> Any:
-    """Copy of a tensor, or of a mapping, a tuple or a dataclass of them, on `device`."""
+    """Copy a tensor, or a mapping, tuple or dataclass of tensors, to `device`."""
     if isinstance(value, Tensor):
         return value.to(device)
     if isinstance(value, dict):

@@ -1,8 +1,8 @@
-"""Files and folders that appear complete or not at all.
+"""Atomic writing of files and folders.
 
-A file or folder is written under a hidden sibling name with the process id, so that two writers never mix. A
-process that is killed leaves that sibling behind; nothing reads it, and the next process that writes the folder
-deletes it. A symbolic link stays: its target is replaced and may be on another disk.
+A file or folder is written under a hidden sibling name that contains the process id, so that concurrent writers do not
+mix. A killed process leaves its sibling behind; the next process that writes the folder deletes it. A symbolic link
+is kept: its target is replaced and may be on another disk.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from safetensors import SafetensorError
 from robopolicy.errors import UserError, cannot_write
 
 try:
-    from yaml import CSafeLoader as SafeLoader  # libyaml is five times as fast
+    from yaml import CSafeLoader as SafeLoader  # libyaml is five times faster
 except ImportError:  # PyYAML was built without it
     from yaml import SafeLoader
 
@@ -32,11 +32,7 @@ _TOO_DEEP = "it is nested too deeply"
 
 @contextmanager
 def atomic_folder(path: Path) -> Iterator[Path]:
-    """Yield a new folder; on success it is renamed to `path` (see `atomic_replace`), on failure it is deleted.
-
-    Raises:
-        UserError: The disk is full or the place cannot be written.
-    """
+    """Yield a new folder, renamed to `path` on success and deleted on failure; raises a UserError if writing fails."""
     try:
         temporary = fresh_folder(path)
         try:
@@ -49,7 +45,7 @@ def atomic_folder(path: Path) -> Iterator[Path]:
 
 
 def fresh_folder(path: Path) -> Path:
-    """Make the empty folder in which this process prepares `path`, for `atomic_replace`."""
+    """Create the empty folder in which this process prepares `path`, for `atomic_replace`."""
     restore_partial(path)
     folder = _sibling(path)
     for left in _stale_folders(path):
@@ -62,8 +58,8 @@ def fresh_folder(path: Path) -> Path:
 def atomic_replace(folder: Path, path: Path) -> None:
     """Rename a complete `folder` to its final name `path`.
 
-    A folder already at `path` is moved aside first and deleted last, so that at every instant either the old or the
-    new one exists in full; `restore_partial` restores the old one after a crash between the two renames.
+    An existing folder at `path` is renamed first and deleted last, so that the old or the new folder exists in full
+    at every instant; `restore_partial` restores the old one after a crash between the two renames.
     """
     _sync(folder)
     path = _real(path)
@@ -78,7 +74,7 @@ def atomic_replace(folder: Path, path: Path) -> None:
 def restore_partial(path: Path) -> None:
     """Finish or undo a replacement of `path` that a crash interrupted."""
     path, previous = _real(path), _previous(path)
-    if not os.path.exists(previous):  # unlike Path.exists, quiet where the parent may not be searched
+    if not os.path.exists(previous):  # unlike Path.exists, without an error if the parent is not searchable
         return
     if path.exists():
         shutil.rmtree(previous, ignore_errors=True)
@@ -87,15 +83,9 @@ def restore_partial(path: Path) -> None:
 
 
 def check_owned(path: Path, marker: str, what: str) -> None:
-    """Raise an error if `path` holds a folder that we did not write; an empty folder may be replaced.
+    """Raise a UserError if `path` is a non-empty folder without our file `marker`.
 
-    Args:
-        path: Folder that is about to be written.
-        marker: File that identifies our own folders.
-        what: Name of the kind of folder, with an article.
-
-    Raises:
-        UserError: The path exists and lacks that file.
+    `what` is the kind of folder with an article, for the message.
     """
     if _taken(path) and not (path / marker).is_file():
         raise UserError(f"{path} exists and is not {what}; choose another folder.")
@@ -108,13 +98,13 @@ def check_new_folder(
 
     Args:
         path: Folder to write.
-        what: Name of the kind of folder, with an article.
+        what: Kind of folder with an article, for the message.
         markers: Files that identify our own folders; one is enough.
         overwrite: Replace an existing folder of ours.
         sources: Inputs of the folder, which are never replaced.
 
     Raises:
-        UserError: Something is there that may not be replaced, or the place cannot be written.
+        UserError: The path exists and may not be replaced, or cannot be written.
     """
     check_writable(path)
     restore_partial(path)
@@ -130,16 +120,10 @@ def check_new_folder(
 
 
 def check_new_file(path: Path, *suffixes: str, overwrite: bool = False, option: str = "--out") -> None:
-    """Check the path of an output file before any work is done.
-
-    Args:
-        path: File to write.
-        suffixes: Accepted suffixes; empty accepts all.
-        overwrite: Replace an existing file.
-        option: Command-line option that gives the path.
+    """Check the path of an output file, given by `option`, before any work is done.
 
     Raises:
-        UserError: The name ends otherwise, something is there that may not be replaced, or the place cannot be written.
+        UserError: The suffix is not in `suffixes`, the file exists, or the path cannot be written.
     """
     check_writable(path)
     if path.is_dir():
@@ -152,12 +136,9 @@ def check_new_file(path: Path, *suffixes: str, overwrite: bool = False, option: 
 
 @contextmanager
 def atomic_file(path: Path) -> Iterator[Path]:
-    """Yield a name with the suffix of `path` to write to; on success the file replaces `path` in one step.
+    """Yield a temporary path with the suffix of `path`; on success the file replaces `path` in one step.
 
-    Parent folders are created.
-
-    Raises:
-        UserError: The disk is full or the place cannot be written.
+    Parent folders are created. A UserError is raised if writing fails.
     """
     temporary = _sibling(path)
     try:
@@ -172,17 +153,13 @@ def atomic_file(path: Path) -> Iterator[Path]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write or replace a text file in one step."""
+    """Write or replace a text file atomically."""
     with atomic_file(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 
 def parse_json(text: str) -> Any:
-    """Parse a JSON text.
-
-    Raises:
-        ValueError: The text is not JSON, is nested too deeply, or has a number with too many digits.
-    """
+    """Parse JSON; a ValueError is raised for invalid text, deep nesting and numbers with too many digits."""
     try:
         return json.loads(text)
     except RecursionError as error:
@@ -190,11 +167,10 @@ def parse_json(text: str) -> Any:
 
 
 def parse_yaml(text: str) -> Any:
-    """Parse a YAML text.
+    """Parse YAML.
 
     Raises:
-        ValueError: The text is not YAML, is nested too deeply, repeats a key, or a value does not fit its tag; one
-        line.
+        ValueError: The text is invalid, nested too deeply or repeats a key, or a value does not fit its tag; one line.
     """
     try:
         loader = _YamlLoader(text)
@@ -205,14 +181,14 @@ def parse_yaml(text: str) -> Any:
     except RecursionError as error:
         raise ValueError(_TOO_DEEP) from error
     except (ValueError, yaml.YAMLError) as error:
-        deep = "maximum nesting depth" in str(error)  # of libyaml
+        deep = "maximum nesting depth" in str(error)  # message of libyaml
         raise ValueError(_TOO_DEEP if deep else " ".join(str(error).split())) from error
-    except (ArithmeticError, AttributeError, LookupError, TypeError) as error:  # how PyYAML reads e.g. `!!int ""`
+    except (ArithmeticError, AttributeError, LookupError, TypeError) as error:  # raised by PyYAML, e.g. for `!!int ""`
         raise ValueError("a value does not fit its tag") from error
 
 
 class _YamlLoader(SafeLoader):  # type: ignore[misc]
-    """Safe loader that refuses repeated keys, of which YAML would silently take the last."""
+    """Safe loader that rejects repeated keys; YAML silently uses the last one."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()
@@ -224,23 +200,23 @@ class _YamlLoader(SafeLoader):  # type: ignore[misc]
 
 
 def _named(path: Path) -> Path:
-    """The same path with a final component, which `.` lacks."""
+    """Return the same path with a final component, which `.` lacks."""
     return path if path.name else path.absolute()
 
 
 def _real(path: Path) -> Path:
-    """Target of `path` if it is a link, existing or not, so that the link remains."""
+    """Return the target of `path` if it is a link, existing or not, so that the link is kept."""
     return Path(os.path.realpath(path)) if os.path.islink(path) else _named(path)
 
 
 def _sibling(path: Path, writer: int | str | None = None) -> Path:
-    # The suffix is kept, since encoders choose their format by it.
+    # Encoders choose their format by the suffix, so it is kept.
     path = _real(path)
     return path.with_name(f".{path.stem}.writing-{writer or os.getpid()}{path.suffix}")
 
 
 def _stale_folders(path: Path) -> list[Path]:
-    """Folders for `path` left by processes that no longer exist."""
+    """Return the folders for `path` left by processes that no longer exist."""
     pattern = re.escape(_sibling(path, "PID").name).replace("PID", r"(\d+)")
     parent = _real(path).parent
     named = [(re.fullmatch(pattern, entry.name), entry) for entry in parent.iterdir()] if parent.is_dir() else []
@@ -248,7 +224,7 @@ def _stale_folders(path: Path) -> list[Path]:
 
 
 def _is_alive(process: int) -> bool:
-    """Whether a process with this id exists, whoever owns it."""
+    """Whether a process with this id exists, of any user."""
     try:
         os.kill(process, 0)
     except ProcessLookupError:
@@ -264,7 +240,7 @@ def _previous(path: Path) -> Path:
 
 
 def _sync(folder: Path) -> None:
-    """Flush files and directory entries to disk, so that they are complete after a power cut."""
+    """Flush files and directory entries to disk, so that they are complete after a power failure."""
     for path in [*folder.rglob("*"), folder]:
         descriptor = os.open(path, os.O_RDONLY)
         try:
@@ -274,7 +250,7 @@ def _sync(folder: Path) -> None:
 
 
 def next_free_path(place: Path) -> Path:
-    """`place` if it does not exist, else the first free path of NAME_2, NAME_3, ...; the suffix is kept."""
+    """Return `place` if it does not exist, else the first free path of NAME_2, NAME_3, ...; the suffix is kept."""
     number = 1
     free = place = _named(place)
     while free.exists():
@@ -289,11 +265,7 @@ def _taken(path: Path) -> bool:
 
 
 def check_writable(path: Path) -> None:
-    """Raise an error for a path below a file or in a folder without write permission.
-
-    Raises:
-        UserError: The path cannot be written.
-    """
+    """Raise a UserError for a path below a file or in a folder without write permission."""
     folder = next((parent for parent in _real(path).absolute().parents if parent.exists()), path)
     if not folder.is_dir():
         raise cannot_write(path, NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR)))

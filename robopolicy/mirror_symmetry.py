@@ -1,4 +1,4 @@
-"""Left-right symmetry of observations and actions; declared by tasks, used by learners."""
+"""Left-right symmetry of observations and actions, declared by tasks and used by algorithms."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from robopolicy.errors import UserError
 
 @dataclass(frozen=True)
 class SignedPermutation:
-    """A signed permutation that is its own inverse: element i of the image of x is `sign[i] * x[order[i]]`."""
+    """A signed permutation that is its own inverse: element i of the result is `sign[i] * x[order[i]]`."""
 
     order: tuple[int, ...]
     sign: tuple[float, ...]
 
     def __post_init__(self) -> None:
         size = len(self.order)
-        undone = len(self.sign) == size and all(
+        is_involution = len(self.sign) == size and all(
             0 <= j < size and self.order[j] == i and self.sign[i] * self.sign[j] == 1 for i, j in enumerate(self.order)
         )
-        if not undone:
+        if not is_involution:
             raise UserError(
                 f"A signed permutation applied twice must be the identity; got order {self.order}, sign {self.sign}."
             )
 
     @classmethod
     def of(cls, sign: Sequence[float], swapped: Sequence[tuple[int, int]] = ()) -> SignedPermutation:
-        """Flip signs, and exchange the pairs `swapped` of elements."""
+        """Create a permutation that flips signs and exchanges the pairs `swapped` of elements."""
         order = list(range(len(sign)))
         for i, j in swapped:
             order[i], order[j] = j, i
@@ -38,22 +38,22 @@ class SignedPermutation:
 
     @classmethod
     def concat(cls, *parts: SignedPermutation) -> SignedPermutation:
-        """Signed permutation of a vector that concatenates the parts."""
+        """Concatenate the permutations of the parts of a vector."""
         starts = [sum(part.size for part in parts[:i]) for i in range(len(parts))]
         order = tuple(start + j for start, part in zip(starts, parts, strict=True) for j in part.order)
         return cls(order, tuple(value for part in parts for value in part.sign))
 
     @property
     def size(self) -> int:
-        """Elements of the vector."""
+        """Length of the vector."""
         return len(self.order)
 
     def permute(self, x: Tensor) -> Tensor:
-        """Permute the elements of `x` `(..., D)` and keep their signs, as for scales."""
+        """Permute the elements of `x` `(..., D)` without signs, e.g. for scales."""
         return x[..., torch.tensor(self.order, device=x.device)]
 
     def __call__(self, x: Tensor) -> Tensor:
-        """The image of `x` `(..., D)`."""
+        """Mirror `x` `(..., D)`."""
         return self.permute(x) * torch.tensor(self.sign, device=x.device, dtype=x.dtype)
 
 
@@ -68,5 +68,5 @@ class MirrorSymmetry:
     action: SignedPermutation
 
     def mirror_obs(self, obs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Mirrored observations, without the keys that have no symmetry."""
+        """Mirror the observations and drop the keys without a symmetry."""
         return {key: self.observation[key](value) for key, value in obs.items() if key in self.observation}

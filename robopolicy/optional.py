@@ -1,4 +1,4 @@
-"""Optional packages, imported on first use; the error message names the extra to install."""
+"""Optional packages, imported on first use."""
 
 from __future__ import annotations
 
@@ -9,11 +9,7 @@ from robopolicy.errors import UserError
 
 
 def require(package: str, extra: str) -> Any:
-    """Import `package`.
-
-    Raises:
-        UserError: It is not installed; `extra` is the extra of robopolicy that brings it.
-    """
+    """Import `package`; raises a UserError that names the `extra` of robopolicy to install if it is missing."""
     try:
         return import_module(package)
     except ImportError as error:
@@ -21,5 +17,5 @@ def require(package: str, extra: str) -> Any:
 
 
 def missing(package: str, extra: str) -> UserError:
-    """The error for a package that is not installed."""
+    """Build the error for a package that is not installed."""
     return UserError(f"This needs the package '{package.split('.')[0]}'; run: pip install 'robopolicy[{extra}]'.")

@@ -6,7 +6,7 @@ A name is looked up in three places, in this order:
 2. `robopolicy/contrib/<theme>/theme.toml`, one table per kind, read as data;
 3. entry points of installed packages, group `robopolicy.<kind>`, under the names of the entry points.
 
-All three give an object as "module:attribute", so that listing names imports nothing.
+All three give an object as "module:attribute", so listing names imports nothing.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Theme:
-    """One folder of `robopolicy/contrib`."""
+    """A folder of `robopolicy/contrib`."""
 
     name: str
     folder: Path
@@ -41,17 +41,13 @@ class Theme:
 
 @cache
 def themes() -> dict[str, Theme]:
-    """The themes of `robopolicy/contrib` by name; reads their `theme.toml` and imports nothing."""
+    """Return the themes of `robopolicy/contrib` by name; reads each `theme.toml` and imports nothing."""
     files = sorted(CONTRIB.glob("*/theme.toml"))
     return {file.parent.name: Theme(file.parent.name, file.parent, tomllib.loads(file.read_text())) for file in files}
 
 
 def contributed(kind: str) -> dict[str, tuple[str, Any]]:
-    """Name -> (theme, row) of everything of one kind in `robopolicy/contrib`.
-
-    Raises:
-        ValueError: Two themes use one name.
-    """
+    """Return (theme, row) by name for one kind of object; a ValueError is raised if two themes use one name."""
     found: dict[str, tuple[str, Any]] = {}
     for theme in themes().values():
         table: Any = theme.tables
@@ -66,13 +62,12 @@ def contributed(kind: str) -> dict[str, tuple[str, Any]]:
 
 @cache
 def installed(kind: str) -> dict[str, EntryPoint]:
-    """Entry points of the group `robopolicy.<kind>` by name, without importing them."""
+    """Return the entry points of the group `robopolicy.<kind>` by name, without importing them."""
     return {point.name: point for point in _entry_points().select(group=f"robopolicy.{kind}")}
 
 
 @cache
-def _entry_points() -> Any:  # EntryPoints; in Python 3.11 a dict with the same `select`
-    """Entry points of all installed packages; reading the metadata takes a tenth of a second."""
+def _entry_points() -> Any:  # EntryPoints; in Python 3.11 a dict with the same `select`; reading it takes 0.1 s
     return entry_points()
 
 
@@ -83,11 +78,7 @@ def load(target: str) -> Any:
 
 
 def load_entry_point(point: EntryPoint) -> Any:
-    """The object of an entry point.
-
-    Raises:
-        UserError: It cannot be imported; names the entry point.
-    """
+    """Import the object of an entry point; a failure raises a UserError that names the entry point."""
     try:
         return point.load()
     except Exception as error:
@@ -97,9 +88,9 @@ def load_entry_point(point: EntryPoint) -> Any:
 
 
 class Registry(Mapping[str, T], Generic[T]):
-    """The objects of one kind by name: the product's, those of contrib and those of installed packages.
+    """Objects of one kind by name, from the product, contrib and installed packages.
 
-    Looking a name up imports the one module that defines it. Iterating yields names and imports nothing.
+    Looking up a name imports the module that defines it. Iterating yields names and imports nothing.
     """
 
     def __init__(self, kind: str, rows: Mapping[str, T | str], read: Callable[[Any], T] | None = None) -> None:
@@ -107,25 +98,21 @@ class Registry(Mapping[str, T], Generic[T]):
 
         Args:
             kind: Table of `theme.toml` and group of entry points, e.g. "algorithms".
-            rows: The product's own: name -> object, or "module:attribute".
-            read: Makes an object of a row of `theme.toml`, where such rows are tables instead of "module:attribute".
+            rows: Objects of the product by name: the object or "module:attribute".
+            read: Converts a row of `theme.toml` to an object, for kinds whose rows are tables.
         """
         self.kind = kind
         self._read = read
         self._rows: dict[str, Any] = dict(rows)
 
     def register(self, name: str, row: T | str) -> None:
-        """Add an object, or the "module:attribute" where it is found, under a name.
-
-        Raises:
-            ValueError: The name is taken.
-        """
+        """Add an object or its "module:attribute" under a name; a ValueError is raised if the name is in use."""
         if name in self:
             raise ValueError(f"{self.kind} '{name}' is already registered.")
         self._rows[name] = row
 
     def ring(self, name: str) -> str:
-        """Origin of a name: "product", a theme of contrib, or an installed package."""
+        """Return the origin of a name: "product", a theme of contrib, or an installed package."""
         if name in self._rows:
             return PRODUCT
         if name in (found := contributed(self.kind)):
@@ -134,21 +121,17 @@ class Registry(Mapping[str, T], Generic[T]):
         return point.dist.name if point.dist else point.value
 
     def product(self) -> list[str]:
-        """Names of the product without contrib and plugins, sorted."""
+        """Return the sorted names of the product, without contrib and plugins."""
         return sorted(self._rows)
 
     def summary(self, name: str) -> str:
-        """First line of the docstring of an object, read from its source where it is not imported yet."""
+        """Return the first line of an object's docstring, without importing it where possible."""
         row: Any = self._row(name)
-        if isinstance(row, EntryPoint):
-            row = load_entry_point(row)
         return summary(row) if isinstance(row, str) else _first_line(row.__doc__)
 
     def attribute(self, name: str, attribute: str) -> Any:
-        """An attribute of an object, read from its source where it is not imported yet; see `class_attribute`."""
+        """Return an attribute of an object, without importing it where possible; see `class_attribute`."""
         row: Any = self._row(name)
-        if isinstance(row, EntryPoint):
-            row = load_entry_point(row)
         return class_attribute(row, attribute) if isinstance(row, str) else getattr(row, attribute)
 
     def _row(self, name: str) -> Any:
@@ -157,12 +140,10 @@ class Registry(Mapping[str, T], Generic[T]):
         if name in (found := contributed(self.kind)):
             row = found[name][1]
             return self._read(row) if self._read is not None else row
-        return installed(self.kind)[name]
+        return load_entry_point(installed(self.kind)[name])
 
     def __getitem__(self, name: str) -> T:
         row = self._row(name)
-        if isinstance(row, EntryPoint):
-            row = load_entry_point(row)
         return load(row) if isinstance(row, str) else row
 
     def __iter__(self) -> Iterator[str]:
@@ -176,16 +157,15 @@ class Registry(Mapping[str, T], Generic[T]):
 
 
 def summary(target: str) -> str:
-    """First line of the docstring of the class or function at "module:attribute", without importing its module."""
+    """Return the first docstring line of the object at "module:attribute", without importing its module."""
     module, _, attribute = target.partition(":")
     return _first_line(ast.get_docstring(_definition(module, attribute)))
 
 
 def class_attribute(target: str, attribute: str) -> Any:
-    """A constant that the class at "module:attribute" or the nearest of its bases sets, without importing its module.
+    """Return a constant that the class at "module:attribute" or its nearest base sets, without importing its module.
 
-    Raises:
-        ValueError: None of them sets it to a constant.
+    A ValueError is raised if none of them sets it to a constant.
     """
     module, _, name = target.partition(":")
     for value in _assignments(module, name, attribute):
@@ -194,7 +174,7 @@ def class_attribute(target: str, attribute: str) -> Any:
 
 
 def _assignments(module: str, name: str, attribute: str) -> Iterator[ast.expr]:
-    """Values that a class and its bases give an attribute, nearest first, bases from left to right."""
+    """Yield the values that a class and its bases assign to an attribute, nearest first, bases from left to right."""
     node = _definition(module, name)
     for line in node.body:
         if isinstance(line, ast.Assign | ast.AnnAssign) and line.value is not None:
@@ -202,13 +182,13 @@ def _assignments(module: str, name: str, attribute: str) -> Iterator[ast.expr]:
             if any(isinstance(each, ast.Name) and each.id == attribute for each in targets):
                 yield line.value
     for base in node.bases if isinstance(node, ast.ClassDef) else ():
-        found = base.value if isinstance(base, ast.Subscript) else base  # the class of a generic one
+        found = base.value if isinstance(base, ast.Subscript) else base  # the class of a generic base
         if isinstance(found, ast.Name) and (place := _origin(module, found.id)) is not None:
             yield from _assignments(*place, attribute)
 
 
 def _origin(module: str, name: str) -> tuple[str, str] | None:
-    """Module and name of a class of this project that a module defines or imports by `from`; None for all others."""
+    """Return module and name of a class of this project that a module defines or imports by `from`; else None."""
     for node in _syntax_tree(module).body:
         if isinstance(node, ast.ClassDef) and node.name == name:
             return module, name
@@ -228,7 +208,7 @@ def _definition(module: str, name: str) -> ast.ClassDef | ast.FunctionDef:
 
 @cache
 def _syntax_tree(module: str) -> ast.Module:
-    """Syntax tree of a module, which is not imported; its parent packages are."""
+    """Parse a module without importing it; its parent packages are imported."""
     spec = find_spec(module)
     if spec is None or spec.origin is None:
         raise ValueError(f"There is no module '{module}'.")

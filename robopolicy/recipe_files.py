@@ -14,11 +14,7 @@ from robopolicy.resources import folder
 
 @cache
 def recipe_files() -> dict[str, Path]:
-    """Files of the installed recipes by name: `configs/text` and `recipes/` of every theme of contrib.
-
-    Raises:
-        ValueError: Two folders have a recipe of one name.
-    """
+    """Return the files of the installed recipes by name; a ValueError is raised if two files share a name."""
     folders = [folder("configs") / "text", *(theme.folder / "recipes" for theme in plugins.themes().values())]
     found: dict[str, Path] = {}
     for file in sorted(file for place in folders for file in place.glob("*.yaml")):
@@ -29,24 +25,21 @@ def recipe_files() -> dict[str, Path]:
 
 
 def recipe_names() -> list[str]:
-    """Names of the installed recipes."""
+    """Return the names of the installed recipes."""
     return sorted(recipe_files())
 
 
 def recipe_ring(name: str) -> str:
-    """Origin of a recipe: "product" or a theme of contrib."""
+    """Return the origin of a recipe: "product" or a theme of contrib."""
     file = recipe_files()[name]
     return next((theme.name for theme in plugins.themes().values() if theme.folder in file.parents), plugins.PRODUCT)
 
 
 def read_recipe(name: str) -> dict[str, Any]:
-    """Plain values of a recipe, for `robopolicy.core.recipe.Recipe.from_dict`.
-
-    Args:
-        name: One of `recipe_names`, or the path of a file that ends with .yaml.
+    """Read a recipe, by name or by a path that ends with .yaml, for `robopolicy.core.recipe.Recipe.from_dict`.
 
     Raises:
-        UserError: The name is unknown, or the file cannot be read or holds no mapping.
+        UserError: The name is unknown, the file cannot be read, or it contains no mapping.
     """
     if not name.endswith(".yaml") and name not in recipe_files():
         raise unknown_name("recipe", name, recipe_names())

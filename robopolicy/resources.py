@@ -10,27 +10,20 @@ PACKAGE = Path(__file__).resolve().parent
 
 
 def folder(name: str) -> Path:
-    """Path of `configs` or `sim_assets`.
-
-    A checkout has them at its top level, which takes precedence; a wheel installs them as `robopolicy/_data/NAME`.
-    """
+    """Return the path of `configs` or `sim_assets`: the top level of a checkout, else `robopolicy/_data` of a wheel."""
     checkout = PACKAGE.parent / name
     inside = (PACKAGE.parent / "pyproject.toml").is_file() and checkout.is_dir()
     return checkout if inside else PACKAGE / "_data" / name
 
 
 def presets() -> list[Path]:
-    """Folders of presets: `configs` of the product and of the themes of contrib."""
+    """Return the folders of presets: `configs` of the product and of the themes of contrib."""
     own = [theme.folder / "configs" for theme in plugins.themes().values()]
     return [folder("configs"), *(place for place in own if place.is_dir())]
 
 
 def preset_files(group: str) -> dict[str, Path]:
-    """Files of the presets `group=NAME` by name, sorted.
-
-    Raises:
-        ValueError: Two folders have a preset of one name.
-    """
+    """Return the preset files `group=NAME`, sorted by name; a ValueError is raised if two files share a name."""
     found: dict[str, Path] = {}
     for file in (file for place in presets() for file in sorted((place / group).glob("*.yaml"))):
         if file.stem in found:

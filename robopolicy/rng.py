@@ -6,5 +6,5 @@ import numpy as np
 
 
 def episode_rng(seed: int, step: int) -> np.random.Generator:
-    """Counter-based generator of decision `step` in the episode `seed`, independent of all other draws."""
+    """Create the counter-based generator of `step` in the episode `seed`, independent of all other draws."""
     return np.random.Generator(np.random.Philox(key=(int(step) << 64) | (int(seed) & (2**64 - 1))))

@@ -18,20 +18,12 @@ _FILLED: ContextVar[list[str] | None] = ContextVar("filled", default=None)
 
 
 class CustomSerialization(ABC):
-    """Base of settings with a serialized form other than a mapping of their fields."""
+    """Base class of settings whose serialized form is not a mapping of their fields."""
 
     @classmethod
     @abstractmethod
     def from_dict(cls, value: Any, where: str) -> Self:
-        """Build the setting from plain values.
-
-        Args:
-            value: Mapping, list, string or number.
-            where: Name of the setting, for messages.
-
-        Raises:
-            UserError: The value does not fit.
-        """
+        """Build the setting `where` from plain values; invalid values raise a UserError."""
 
     @abstractmethod
     def to_dict(self) -> Any:
@@ -40,9 +32,9 @@ class CustomSerialization(ABC):
 
 @contextmanager
 def fill_defaults() -> Iterator[list[str]]:
-    """Let `from_dict` fill missing settings with their defaults; yields the growing list of their names.
+    """Let `from_dict` fill missing settings with defaults; yields the list of their names, which grows.
 
-    For files of older versions, by readers that can tell whether the default is correct.
+    For files of older versions, by callers that verify that the defaults are correct.
     """
     filled: list[str] = []
     token = _FILLED.set(filled)
@@ -56,11 +48,10 @@ def from_dict(cls: type[T], data: Any, where: str) -> T:
     """Build the dataclass `cls` from a mapping of plain values; lists become tuples where the field is one.
 
     Args:
-        cls: Config dataclass; fields may be numbers, with ranges (`robopolicy.constraints`), strings, bools, None,
-        tuples,
-            further dataclasses, and what has a `CustomSerialization`.
+        cls: Config dataclass; fields may be numbers with ranges (`robopolicy.constraints`), strings, bools, None,
+            tuples, nested dataclasses and `CustomSerialization`.
         data: Mapping with exactly the fields of `cls`.
-        where: Name of the file or section, for the message; empty if settings have full names.
+        where: Name of the file or section, for messages; empty if settings have full names.
 
     Raises:
         UserError: A key is unknown or missing, or a value has the wrong type or is out of range.
@@ -81,8 +72,8 @@ def from_dict(cls: type[T], data: Any, where: str) -> T:
         if filled is None or entry.default is entry.default_factory is dataclasses.MISSING:
             raise UserError(f"{place} lacks '{entry.name}'; it was written by another version or edited by hand.")
         filled.append(entry.name)
-    found = [(name, f"{where}.{name}" if where else name) for name in names if name in data]
-    return cls(**{name: _convert(hints[name], data[name], at) for name, at in found})
+    paths = {name: f"{where}.{name}" if where else name for name in names if name in data}
+    return cls(**{name: _convert(hints[name], data[name], path) for name, path in paths.items()})
 
 
 def with_defaults(cls: type[T], settings: Mapping[str, Any], where: str) -> T:
@@ -98,17 +89,17 @@ def to_dict(config: Any) -> dict[str, Any]:
 
 
 def open_schema(cls: type[Any], **extra: Any) -> type[Any]:
-    """A copy of the config dataclass `cls` that is not frozen, nested ones included, as Hydra needs to compose it.
+    """Copy the config dataclass `cls` and its nested dataclasses without `frozen`, as Hydra requires.
 
     Args:
         cls: Frozen config dataclass with defaults for all fields.
-        extra: Further fields, or replacements, of type `Any` or `str`: their defaults.
+        extra: Defaults of additional or replaced fields, of type `Any` or `str`.
     """
     hints = get_type_hints(cls)
     rows: dict[str, tuple[str, Any, Any]] = {}
     for entry in dataclasses.fields(cls):
         hint, value = hints[entry.name], _default(entry)
-        if any(_has_custom_form(item) for item in get_args(hint)):  # Hydra takes their serialized form
+        if any(_has_custom_serialization(item) for item in get_args(hint)):  # Hydra takes their serialized form
             hint, value = tuple[Any, ...], _plain(value)
         if dataclasses.is_dataclass(hint) and isinstance(hint, type):
             hint = open_schema(hint)
@@ -120,7 +111,7 @@ def open_schema(cls: type[Any], **extra: Any) -> type[Any]:
 
 
 def _copy_into(cls: type[Any], value: Any) -> Any:
-    """The values of a config as an instance of `cls`, its open copy."""
+    """Copy the values of a config into an instance of `cls`, its open copy."""
     hints = get_type_hints(cls)
     return cls(
         **{
@@ -139,7 +130,7 @@ def _factory(value: Any) -> Any:
     return dataclasses.field(default_factory=lambda: value)
 
 
-def _has_custom_form(hint: Any) -> bool:
+def _has_custom_serialization(hint: Any) -> bool:
     return isinstance(hint, type) and issubclass(hint, CustomSerialization)
 
 
@@ -158,8 +149,8 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
     if hint is Any:
         return value
     if origin is Annotated:
-        return _ranged(hint, value, where)
-    if _has_custom_form(hint):
+        return _convert_annotated(hint, value, where)
+    if _has_custom_serialization(hint):
         return hint.from_dict(value, where)
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
         return from_dict(hint, value, where)
@@ -186,26 +177,26 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
     return value
 
 
-def _ranged(hint: Any, value: Any, where: str) -> Any:
-    """A value whose type is annotated with the ranges that it must lie in."""
+def _convert_annotated(hint: Any, value: Any, where: str) -> Any:
+    """Convert a value and check it against the ranges in its annotated type."""
     inner, *ranges = get_args(hint)
     converted = _convert(inner, value, where)
-    for each in ranges:
-        if isinstance(each, Range):
-            each.check(where, converted)
+    for item in ranges:
+        if isinstance(item, Range):
+            item.check(where, converted)
     return converted
 
 
 def _convert_union(options: tuple[Any, ...], value: Any, where: str) -> Any:
     if value is None and type(None) in options:
         return None
-    kinds = [option for option in options if option is not type(None)]
-    for kind in kinds[:-1]:
+    members = [option for option in options if option is not type(None)]
+    for member in members[:-1]:
         try:
-            return _convert(kind, value, where)
+            return _convert(member, value, where)
         except UserError:
             continue
-    return _convert(kinds[-1], value, where)
+    return _convert(members[-1], value, where)
 
 
 def _mismatch(where: str, expected: str, value: Any) -> UserError:

@@ -11,7 +11,7 @@ from types import FrameType
 
 
 def stop_signals() -> tuple[signal.Signals, ...]:
-    """SIGINT, SIGTERM, and SIGHUP unless it is ignored, as under nohup."""
+    """Return SIGINT, SIGTERM, and SIGHUP unless it is ignored, as under nohup."""
     hangup: signal.Signals | None = getattr(signal, "SIGHUP", None)  # Windows has none
     if hangup is None or signal.getsignal(hangup) is signal.SIG_IGN:
         return signal.SIGINT, signal.SIGTERM
@@ -22,21 +22,21 @@ def detach_terminal(number: int) -> None:
     """Discard terminal output after SIGHUP, for handlers of `stop_signals`."""
     if number != getattr(signal, "SIGHUP", None):
         return
-    nowhere = os.open(os.devnull, os.O_WRONLY)
+    devnull = os.open(os.devnull, os.O_WRONLY)
     for stream in (1, 2):
         with suppress(OSError):
             if stat.S_ISCHR(os.fstat(stream).st_mode):
-                os.dup2(nowhere, stream)
-    os.close(nowhere)
+                os.dup2(devnull, stream)
+    os.close(devnull)
 
 
 @contextmanager
-def handle_shutdown(ask: Callable[[int], None]) -> Iterator[None]:
+def handle_shutdown(callback: Callable[[int], None]) -> Iterator[None]:
     """Call `callback` with the number of each signal of `stop_signals`; only the main thread receives signals."""
 
     def handler(number: int, frame: FrameType | None) -> None:
         detach_terminal(number)
-        ask(number)
+        callback(number)
 
     try:
         previous = {number: signal.signal(number, handler) for number in stop_signals()}

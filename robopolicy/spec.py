@@ -8,18 +8,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 IMAGE_PREFIX = "image."  # of image observations (3, h, w), uint8
-STEP_KEYS = (
-    "action",
-    "executed",
-    "reward",
-    "terminated",
-    "success",
-    "closing",
-)  # keys of a frame that are not observations
-HIDDEN_STATE = (
-    "memory"  # observation of a recurrent policy: hidden state after the previous decision, zeros at the start
-)
-
+STEP_KEYS = ("action", "executed", "reward", "terminated", "success", "closing")  # frame keys other than observations
+HIDDEN_STATE = "memory"  # key of the hidden state of a recurrent policy after the previous decision; initially zero
 MAX_CHUNK, MAX_INPUT = 2**17, 2**26  # numbers; a damaged manifest must not exhaust the memory
 
 
@@ -50,7 +40,7 @@ class PolicySpec:
         return self.observation[HIDDEN_STATE][0] if HIDDEN_STATE in self.observation else 0
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready form for the checkpoint manifest."""
+        """Return the JSON-ready form for the checkpoint manifest."""
         fields: dict[str, Any] = asdict(self)
         fields["observation"] = {key: list(shape) for key, shape in self.observation.items()}
         return fields
@@ -63,11 +53,11 @@ class PolicySpec:
             ValueError: The observations are not a mapping to shapes.
             TypeError: Something else is missing, unknown or of another type.
         """
-        shown = data.get("observation")
-        if not isinstance(shown, Mapping) or not all(map(_is_shape, shown.values())):
-            raise ValueError(f"observation must map names to shapes, found {shown!r}.")
+        shapes = data.get("observation")
+        if not isinstance(shapes, Mapping) or not all(map(_is_shape, shapes.values())):
+            raise ValueError(f"observation must map names to shapes, found {shapes!r}.")
         fields = {"action_horizon" if key == "execute" else key: value for key, value in data.items()}
-        return cls(**{**fields, "observation": {str(key): tuple(shape) for key, shape in shown.items()}})
+        return cls(**{**fields, "observation": {str(key): tuple(shape) for key, shape in shapes.items()}})
 
 
 def _is_shape(value: Any) -> bool:

@@ -10,15 +10,11 @@ from pathlib import Path
 
 from robopolicy.errors import UserError
 
-PACKAGES = ("robopolicy", "torch", "numpy", "mujoco")  # most results depend on these
+PACKAGES = ("robopolicy", "torch", "numpy", "mujoco")  # packages with the largest effect on results
 
 
 def sha256(path: Path) -> str:
-    """Hexadecimal digest of a file.
-
-    Raises:
-        UserError: It cannot be read.
-    """
+    """Return the hexadecimal digest of a file; an unreadable file raises a UserError."""
     try:
         with path.open("rb") as stream:
             return hashlib.file_digest(stream, "sha256").hexdigest()
@@ -27,7 +23,7 @@ def sha256(path: Path) -> str:
 
 
 def versions(packages: Sequence[str] = PACKAGES) -> dict[str, str]:
-    """Versions of Python and of those of `packages` that are installed."""
+    """Return the versions of Python and of the installed `packages`."""
     found = {"python": platform.python_version()}
     for package in packages:
         try:

@@ -97,7 +97,7 @@ def test_a_folder_is_replaced_only_if_it_is_one_of_ours_and_somebody_asks_for_it
         check_new_folder(ours, "a thing", "mark")
     with pytest.raises(UserError, match=r"is the input .*part"):
         check_new_folder(ours, "a thing", "mark", overwrite=True, sources=[ours / "part"])
-    with pytest.raises(UserError, match=r"Cannot write .*: a file is in the place of a folder"):
+    with pytest.raises(UserError, match=r"Cannot write .*: a file exists where a folder is required"):
         check_new_folder(file / "x", "a thing", "mark")
     assert names(tmp_path) == ["empty", "file", "other", "ours"]
 

@@ -1,1 +1,1 @@
-"""The command line, one file per command."""
+"""Command line with one file per command."""

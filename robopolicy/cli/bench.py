@@ -1,4 +1,4 @@
-"""`robopolicy bench`: train several seeds and report them together."""
+"""`robopolicy bench`: train several seeds and report their scores with intervals."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def add_parser(subparsers: Any) -> None:
     """Register the command."""
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "bench",
-        description="Train the same SETTINGS as for `train` with consecutive seeds, the first of which is seed=. "
-        "Report the interquartile mean of success and return over the seeds with a bootstrap interval. Finished runs "
-        "are kept and interrupted ones resume: run it again to continue or to add seeds.",
+        description="Train the same SETTINGS as for `train` with consecutive seeds, starting at seed=. Report the "
+        "interquartile mean of success and return over the seeds with a bootstrap interval. Finished runs are kept and "
+        "interrupted runs resume: repeat the command to continue or to add seeds.",
         epilog=EXAMPLES,
     )
     parser.add_argument("settings", nargs="*", metavar="SETTING", help="group=preset or key=value, as for train")
@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
 
     check_numbers(args, positive=("seeds", "jobs"), non_negative=())
     if any(setting.split("=")[0] in ("out", "name") for setting in args.settings):
-        raise UserError("bench names its runs seed0, seed1, ...; drop out= and name=, and pass --out FOLDER.")
+        raise UserError("The runs of bench are named seed0, seed1, ...; drop out= and name=, and pass --out FOLDER.")
     config = compose_config(args.settings)
     name = config.name or resolve_config(config).name.removesuffix(f"_seed{config.seed}")
     out: Path = args.out or Path("runs") / f"bench_{name}"
@@ -68,15 +68,15 @@ def run(args: argparse.Namespace) -> int:
     print(aligned(header, rows))
     if args.seeds < MIN_SEEDS:
         print(f"note: Only {args.seeds} seeds give a rough interval; use at least {MIN_SEEDS}.")
-    there = {folder.parent.name for folder in out.glob("seed*/report.json")}
-    if left_out := sorted(there - {folder.name for folder in folders}):
-        print(f"note: {', '.join(left_out)} of {out} are not in the report; choose seed= and --seeds to cover them.")
+    finished = {folder.parent.name for folder in out.glob("seed*/report.json")}
+    if omitted := sorted(finished - {folder.name for folder in folders}):
+        print(f"note: {', '.join(omitted)} of {out} are not in the report; set seed= and --seeds to include them.")
     print(f"report: {out}/report.json, report.md" + (" and curves.png" if curves else ""))
     return 0
 
 
 def _table(report: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """One row per stage and measure."""
+    """Return header and rows, one row per stage and measure."""
     from robopolicy.training.many_runs import MEASURES, STAGES
 
     rows: list[list[str]] = []
@@ -84,9 +84,9 @@ def _table(report: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
         for measure in MEASURES:
             score = (report[stage] or {}).get(measure)
             if score is not None:
-                show = "{:.1%}".format if measure == "success" else "{:.4g}".format
-                value, low, high = (show(score[key]) for key in ("value", "low", "high"))
-                by_seed = " ".join(show(each) for each in score["by_seed"])
+                text = "{:.1%}".format if measure == "success" else "{:.4g}".format
+                value, low, high = (text(score[key]) for key in ("value", "low", "high"))
+                by_seed = " ".join(map(text, score["by_seed"]))
                 rows.append([f"{stage} {measure.removesuffix('_mean')}", f"{value} [{low}, {high}]", by_seed])
     return [f"{len(report['seeds'])} seeds", "IQM [95 %]", "by seed"], rows
 

@@ -1,4 +1,4 @@
-"""`robopolicy collect`: demonstrations from a scripted expert or a policy, as a LeRobotDataset."""
+"""`robopolicy collect`: record demonstrations of a scripted expert or a policy as a LeRobotDataset."""
 
 from __future__ import annotations
 
@@ -33,63 +33,45 @@ def add_parser(subparsers: Any) -> None:
     """Register the command."""
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "collect",
-        description="Record demonstrations of a task's scripted expert, or of a policy, into a LeRobotDataset (v3.0). "
+        description="Record demonstrations of a task's scripted expert, or of a policy, as a LeRobotDataset (v3.0). "
         "The dataset depends on the seed, not on the number of environments.",
         epilog=EXAMPLES,
     )
     parser.add_argument("task", help="task id, see 'robopolicy list tasks'")
     parser.add_argument("--out", type=Path, required=True, help="folder to write")
-    parser.add_argument(
-        "--policy", metavar="WHO", help="checkpoint to record, or random for uniform actions (default: scripted expert)"
-    )
+    text = "checkpoint to record, or random for uniform actions (default: scripted expert)"
+    parser.add_argument("--policy", metavar="CKPT", help=text)
     parser.add_argument("--stochastic", action="store_true", help="sample actions with exploration noise")
-    parser.add_argument("--episodes", type=int, default=100, help="episodes to keep (default: 100)")
+    parser.add_argument("--episodes", type=int, default=100, help="recorded episodes (default: 100)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the first episode (default: 0)")
     parser.add_argument("--num-envs", type=int, default=16, help="environments stepped together (default: 16)")
     parser.add_argument("--backend", default="auto", help="simulator backend (default: the task's own)")
     parser.add_argument("--cameras", nargs="+", default=[], metavar="NAME", help="cameras to record (default: none)")
     parser.add_argument("--image-size", type=int, default=64, help="pixels, square (default: 64)")
-    parser.add_argument(
-        "--point-clouds",
-        nargs="+",
-        default=[],
-        metavar="NAME",
-        help="cameras whose point clouds to record (default: none)",
-    )
-    parser.add_argument("--points", type=int, default=256, help="points of each cloud (default: 256)")
+    text = "cameras whose point clouds to record (default: none)"
+    parser.add_argument("--point-clouds", nargs="+", default=[], metavar="NAME", help=text)
+    parser.add_argument("--points", type=int, default=256, help="points per cloud (default: 256)")
     parser.add_argument("--images", choices=("video", "png"), default="video", help="png is lossless (default: video)")
     parser.add_argument("--reward", default="sparse", help="sparse or shaped (default: sparse)")
-    parser.add_argument(
-        "--noise",
-        type=float,
-        default=0.0,
-        help="action noise as a fraction of the action range; the dataset holds both the intended actions, for "
-        "imitation, and the executed ones, for value learning (default: 0)",
+    text = (
+        "action noise as a fraction of the action range; the dataset contains both the intended actions, for "
+        "imitation, and the executed ones, for value learning (default: 0)"
     )
+    parser.add_argument("--noise", type=float, default=0.0, help=text)
     parser.add_argument("--keep-failures", action="store_true", help="also record failed episodes")
-    parser.add_argument(
-        "--render",
-        action="store_true",
-        help="record videos of --policies for a world model, with executed actions, closing frames and failures",
+    text = "record videos of --policies for a world model, with executed actions, closing frames and failures"
+    parser.add_argument("--render", action="store_true", help=text)
+    text = (
+        "policies with an equal part of the episodes each: expert, random or a checkpoint; +0.3 adds action noise of "
+        "0.3 of the range (default: expert)"
     )
-    parser.add_argument(
-        "--policies",
-        nargs="+",
-        default=["expert"],
-        metavar="WHO[+NOISE]",
-        help="policies that act, with an equal part of the episodes each: expert, random, a checkpoint; +0.3 "
-        "adds action noise of 0.3 of their range (default: expert)",
-    )
+    parser.add_argument("--policies", nargs="+", default=["expert"], metavar="POLICY[+NOISE]", help=text)
     add_overwrite_option(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Collect; 0 when the dataset is complete.
-
-    Raises:
-        UserError: An environment failed before; what was kept until then has been written.
-    """
+    """Collect a dataset and return 0; an environment failure raises a UserError and keeps the recorded episodes."""
     from contextlib import closing
     from dataclasses import asdict
 
@@ -145,7 +127,7 @@ def run(args: argparse.Namespace) -> int:
                     seed=args.seed + report.attempts,
                     only_success=not (args.keep_failures or args.render),
                     noise=part.noise,
-                    behaviour=part.film,
+                    behaviour=part.label,
                     progress=lambda kept, _, done=done: update(done + kept),
                 )
                 if report.stopped:
@@ -155,7 +137,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         print(f"{args.out}: {report}")
     if report.stopped:
-        raise UserError(f"{report.stopped} {args.out} holds the {report.kept} episodes that were kept before.")
+        raise UserError(f"{report.stopped} {args.out} contains the {report.kept} episodes recorded before.")
     return 0
 
 
@@ -166,7 +148,7 @@ class _Part:
     make: Callable[[], Expert]
     episodes: int
     noise: float
-    film: str = ""  # label of the behaviour in a film
+    label: str = ""  # label of the behaviour in a video dataset
 
 
 def _demonstrations(args: argparse.Namespace, entry: TaskEntry) -> _Part:
@@ -182,21 +164,21 @@ def _demonstrations(args: argparse.Namespace, entry: TaskEntry) -> _Part:
 
 
 def _video_parts(args: argparse.Namespace, entry: TaskEntry) -> list[_Part]:
-    """Equal parts of the episodes for every behaviour, the first ones taking what is left over."""
+    """Divide the episodes among the policies; the first ones receive the remainder."""
     from robopolicy.cli.policy_args import parse_noise, short_names
     from robopolicy.errors import UserError
     from robopolicy.evaluation.actors import RandomExpert
 
     parts: list[_Part] = []
-    who = [parse_noise(name) for name in args.policies]
-    names = list(dict.fromkeys(name for name, _ in who))
+    parsed = [parse_noise(name) for name in args.policies]
+    names = list(dict.fromkeys(name for name, _ in parsed))
     labels = dict(zip(names, short_names(names), strict=True))
-    for index, (name, disturbance) in enumerate(who):
+    for index, (name, noise) in enumerate(parsed):
         make = {"expert": entry.require_expert, "random": lambda: RandomExpert}.get(name)
-        share = args.episodes // len(who) + (index < args.episodes % len(who))
-        film = labels[name] + (f"+{disturbance:g}" if disturbance else "")
-        parts.append(_Part(make() if make else _policy_expert(Path(name), args), share, disturbance, film))
-    if len({part.film for part in parts}) < len(parts) or args.episodes < len(parts):
+        count = args.episodes // len(parsed) + (index < args.episodes % len(parsed))
+        label = labels[name] + (f"+{noise:g}" if noise else "")
+        parts.append(_Part(make() if make else _policy_expert(Path(name), args), count, noise, label))
+    if len({part.label for part in parts}) < len(parts) or args.episodes < len(parts):
         raise UserError(f"{args.episodes} episodes cannot be divided among {args.policies}.")
     return parts
 
@@ -218,13 +200,13 @@ def _check(args: argparse.Namespace) -> None:
     if args.render and (args.policy or args.noise):
         raise UserError("--render takes its policies and noises from --policies, e.g. expert random CKPT+0.3.")
     if args.render and not args.cameras:
-        raise UserError("A video dataset needs cameras; pass --cameras, e.g. --cameras front.")
-    acting = args.policies if args.render else [args.policy or "expert"]
-    if all(name.partition("+")[0] in ("expert", "random") for name in acting):
+        raise UserError("A video dataset requires cameras; pass --cameras, e.g. --cameras front.")
+    policies = args.policies if args.render else [args.policy or "expert"]
+    if all(name.partition("+")[0] in ("expert", "random") for name in policies):
         reject_unused(args, "on experts and random actions", "--stochastic")
     if not (args.cameras or args.point_clouds):
         reject_unused(args, "without --cameras", "--image-size")
     if not args.point_clouds:
         reject_unused(args, "without --point-clouds", "--points")
     if not args.render and args.policies != ["expert"]:
-        raise UserError("--policies needs --render.")
+        raise UserError("--policies requires --render.")

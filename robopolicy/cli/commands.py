@@ -1,8 +1,8 @@
-"""Commands of `robopolicy` by name, imported when they are used.
+"""Registry of the commands of `robopolicy`, imported on use.
 
-A command is a module with `add_parser(subparsers)`, which must stay cheap (no torch), and `run(args) -> int`. Themes of
-contrib add commands as rows of `theme.toml`, whose keys are the fields of `Command`; installed packages by the
-entry-point group `robopolicy.commands`, whose entries are objects of that class.
+A command is a module with a cheap `add_parser(subparsers)` (no torch) and `run(args) -> int`. Contrib themes add
+commands as rows of `theme.toml` with the fields of `Command`; installed packages add `Command` objects by the
+entry-point group `robopolicy.commands`.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from robopolicy.plugins import Registry, load
 
 @dataclass(frozen=True)
 class Command:
-    """Where a command is, and what `robopolicy --help` says of it."""
+    """Module of a command and its line in `robopolicy --help`."""
 
     module: str  # e.g. "robopolicy.cli.train"
     help: str  # one line
-    needs_mujoco: bool = True  # it may import MuJoCo, which reads MUJOCO_GL; an unusable value is refused before
-    registries: tuple[str, ...] = ()  # "module:REGISTRY" of what it chooses among, for `robopolicy list` and `doctor`
+    needs_mujoco: bool = True  # whether it may import MuJoCo, so that MUJOCO_GL is checked first
+    registries: tuple[str, ...] = ()  # "module:REGISTRY" of its components, for `robopolicy list` and `doctor`
 
     def load(self) -> ModuleType:
         """Import the module."""
@@ -41,16 +41,10 @@ _PRODUCT = {  # in the order of the help
     "ope": Command("robopolicy.cli.ope", "estimate returns from logged episodes (off-policy evaluation)"),
     "export": Command("robopolicy.cli.export", "write a checkpoint as a bundle for a robot"),
     "serve": Command("robopolicy.cli.serve", "serve a policy's chunks over the network", needs_mujoco=False),
-    "verify": Command(
-        "robopolicy.cli.verify", "recompute the golden chunk of a checkpoint or bundle", needs_mujoco=False
-    ),
+    "verify": Command("robopolicy.cli.verify", "recompute the golden chunk of a checkpoint or bundle", False),
     "play": Command("robopolicy.cli.play", "record a video of a checkpoint, the expert or random actions"),
-    "list": Command(
-        "robopolicy.cli.list", "show tasks, policies, algorithms, experiments, backends and recipes", needs_mujoco=False
-    ),
-    "completion": Command(
-        "robopolicy.cli.completion", "print a script that completes commands in your shell", needs_mujoco=False
-    ),
+    "list": Command("robopolicy.cli.list", "list tasks, policies, algorithms, experiments, backends, recipes", False),
+    "completion": Command("robopolicy.cli.completion", "print a script for shell completion", needs_mujoco=False),
     "doctor": Command("robopolicy.cli.doctor", "report versions, GL, GPU and optional packages", needs_mujoco=False),
 }
 
@@ -58,14 +52,14 @@ COMMANDS: Registry[Command] = Registry("commands", _PRODUCT, read=lambda row: Co
 
 
 def command_names() -> list[str]:
-    """Every command: the product's in the order of use, then the others, sorted."""
+    """Return all commands: the product's in the order of use, then the others, sorted."""
     return [*_PRODUCT, *(name for name in COMMANDS if name not in _PRODUCT)]
 
 
 def extra_registries() -> list[Registry[Any]]:
-    """Registries of what commands choose among by name, such as the transports of `deploy`.
+    """Return the registries of components of commands, such as the transports of `deploy`.
 
-    Their classes state the constants `module` (a package that they need; empty for none), `extra` (of robopolicy, which
-    installs it) and `install` (how to get it where no extra does).
+    Their classes define the constants `module` (required package, or empty), `extra` (of robopolicy, which installs it)
+    and `install` (installation hint if there is no extra).
     """
     return [load(target) for name in command_names() for target in COMMANDS[name].registries]

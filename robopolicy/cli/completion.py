@@ -1,4 +1,4 @@
-"""`robopolicy completion`: a script with which a shell completes commands, options, presets, tasks and settings."""
+"""`robopolicy completion`: shell completion of commands, options, presets, tasks and settings."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ examples:
 
 to load it in every shell:
   bash  eval "$(robopolicy completion bash)"   in ~/.bashrc
-  zsh   eval "$(robopolicy completion zsh)"    in ~/.zshrc, behind compinit
+  zsh   eval "$(robopolicy completion zsh)"    in ~/.zshrc, after compinit
   fish  robopolicy completion fish | source    in ~/.config/fish/config.fish
 """
 
@@ -24,14 +24,14 @@ def add_parser(subparsers: Any) -> None:
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "completion",
         description="Print a script that completes commands, options, presets, tasks and settings with the tab key. "
-        "Names are looked up at that moment, so tasks and algorithms of packages that you install are among them.",
+        "Names are looked up on completion, so tasks and algorithms of installed packages are included.",
         epilog=EXAMPLES,
     )
     parser.add_argument("shell", choices=SHELLS, help=" | ".join(SHELLS))
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the script; always 0."""
+    """Print the script; return 0."""
     import argcomplete
 
     print(argcomplete.shellcode(["robopolicy"], shell=args.shell))
@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def add_completers(parser: argparse.ArgumentParser) -> None:
-    """Let `argcomplete` ask for names wherever an argument of `parser` is one."""
+    """Attach completers to the arguments of `parser`."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             for inner in action.choices.values():
@@ -49,7 +49,7 @@ def add_completers(parser: argparse.ArgumentParser) -> None:
 
 
 def complete_setting(prefix: str, **_: Any) -> list[str]:
-    """Completions of `group=preset` and `key=value`: names behind `group=`, else keys."""
+    """Complete `group=preset` and `key=value`: names after `group=`, otherwise keys."""
     from robopolicy.training.names import GROUPS, options
 
     group, equals, _value = prefix.partition("=")
@@ -60,21 +60,21 @@ def complete_setting(prefix: str, **_: Any) -> list[str]:
 
 
 def complete_task(**_: Any) -> list[str]:
-    """Names of registered tasks."""
+    """Return the names of registered tasks."""
     from robopolicy.sim.registry import task_names
 
     return task_names()
 
 
 def complete_kind(**_: Any) -> list[str]:
-    """What `robopolicy list` takes."""
+    """Return the kinds of `robopolicy list`."""
     from robopolicy.cli.list import kinds
 
     return list(kinds())
 
 
 def _keys() -> Iterator[str]:
-    """Settings of every run; those of policies and algorithms are known when these are imported."""
+    """Yield the settings of every run, without the settings of policies and algorithms, which are slow to import."""
     from robopolicy.schema import to_dict
     from robopolicy.training.config import TrainConfig
     from robopolicy.training.names import GROUPS
@@ -91,4 +91,4 @@ COMPLETERS: dict[str, Callable[..., list[str]]] = {
     "task": complete_task,
     "what": complete_kind,
 }
-"""Argument -> function that `argcomplete` calls with its `prefix` and more."""
+"""Argument -> function that `argcomplete` calls with `prefix` and other keywords."""

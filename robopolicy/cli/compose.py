@@ -1,4 +1,4 @@
-"""`robopolicy compose`: several policies as one checkpoint, with given weights or with weights found by playing."""
+"""`robopolicy compose`: combine several policies in one checkpoint, with given or searched weights."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from robopolicy.evaluation.search.weights import SearchLog
 
 _RENAMED = {"select": "gate_data", "maximize": "objective", "execute": "action_horizon"}
-SETTINGS = ("episodes", "candidates", "divisions")  # of the search methods, by the names of the options
+SETTINGS = ("episodes", "candidates", "divisions")  # options of the search methods
 
 EXAMPLES = """\
 examples:
@@ -27,7 +27,7 @@ examples:
   robopolicy compose A B --weights 0.3 0.7 --out runs/both
   robopolicy compose A B --search grid --episodes 50 --out runs/searched
   robopolicy compose A B --operator or --search halving --out runs/mixture
-  robopolicy compose A B --search grid --backend worldmodel:runs/push_world/checkpoints/best --out runs/dreamt
+  robopolicy compose A B --search grid --backend worldmodel:runs/push_world/checkpoints/best --out runs/predicted
   robopolicy compose A B --operator and --override operator.sampler=sde --out runs/agreed
   robopolicy compose A --operator affine --override unconditioned=[0] --weights 2 -1 --out runs/guided
   robopolicy compose A B --critic runs/idql/checkpoints/best --override candidates=16 --out runs/best_of_16
@@ -35,23 +35,23 @@ examples:
   robopolicy compose --resume runs/searched
 
 operators:
-  convex      weights >= 0 with sum 1: between the parents at every noise level
-  affine      weights of any sign: the first amplified against the second (classifier-free guidance: unconditioned=[0])
-  scheduled   weights that follow time: --override operator.knots=[[1,0],[0,1]] goes from the first to the second
-  or          a mixture of the parents: each sample settles on what one of them would do
+  convex      weights >= 0 with sum 1: interpolates the parents at every noise level
+  affine      weights of any sign: amplifies the first against the second (classifier-free guidance: unconditioned=[0])
+  scheduled   weights that depend on time: --override operator.knots=[[1,0],[0,1]] goes from the first to the second
+  or          a mixture of the parents: each sample follows one of them
   and         samples that all parents find equally probable
 
 settings for --override:
   operator.sampler=ode|sde, operator.probes=N, operator.derivative=difference|exact   of 'or' and 'and'
   operator.temperature=1   of 'or'
-  operator.reach=2         of 'and': largest distance of a weight from where it starts
-  unconditioned=[0]        read parent 0 without its embeddings, too, as one more parent
-  steps=K, action_horizon=N  denoising steps, and actions played per chunk
+  operator.reach=2         of 'and': largest distance of a weight from its initial value
+  unconditioned=[0]        also use parent 0 without its embeddings, as an additional parent
+  steps=K, action_horizon=N  denoising steps, and actions executed per chunk
   corrector.steps=1, corrector.size=0.05         Langevin steps at every noise level
-  guidance.strength=1, guidance.data_std=0.5, guidance.reduction=mean|min    pull of --critic on the samples
-  candidates=16            play that of 16 chunks which --critic likes best
-  selection.top=1, selection.least=0, selection.updates=1000     of --gate-data: at most so many policies take part, and
-                           none less preferred than this share of the first
+  guidance.strength=1, guidance.data_std=0.5, guidance.reduction=mean|min    guidance of the samples by --critic
+  candidates=16            execute the chunk with the highest value of --critic out of 16
+  selection.top=1, selection.least=0, selection.updates=1000     of --gate-data: maximum number of selected policies,
+                           and their minimum preference as a fraction of the first
   then.NAME.KEY=VALUE      of --then NAME
 """
 
@@ -61,61 +61,39 @@ def add_parser(subparsers: Any) -> None:
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "compose",
         description="Write a checkpoint that denoises with several policies at once. --search finds their weights "
-        "on common episode seeds, then evaluates the result and each policy on held-out seeds. Ctrl-C keeps "
-        "finished episodes. "
-        "Parents may differ in head, inputs, chunk length and steps. The checkpoint holds their weights, and refers to "
-        "their folders by content.",
+        "on common episode seeds, then evaluates the result and each policy on held-out seeds. Ctrl-C keeps finished "
+        "episodes. Parents may differ in head, inputs, chunk length and steps. The checkpoint contains their weights "
+        "and identifies their folders by content hashes.",
         epilog=EXAMPLES,
     )
     parser.add_argument("checkpoints", nargs="*", metavar="CKPT", help="checkpoint folders of one task")
     parser.add_argument("--out", type=Path, help="checkpoint folder to write")
-    parser.add_argument(
-        "--operator", default="convex", help="how the policies are combined, see below (default: convex)"
-    )
-    parser.add_argument(
-        "--override", nargs="+", metavar="KEY=VALUE", default=[], help="overrides of composition settings, see below"
-    )
-    parser.add_argument("--critic", metavar="CKPT", help="checkpoint whose critic guides the samples or chooses one")
-    parser.add_argument(
-        "--then",
-        nargs="+",
-        default=[],
-        metavar="NAME=CKPT",
-        help=f"change the composition with further checkpoints; NAME is one of: {', '.join(POST_COMPOSITION)}",
-    )
-    parser.add_argument(
-        "--gate-data",
-        default="",
-        metavar="DATASET",
-        help="demonstrations that train the gate, which selects policies by observation",
-    )
-    parser.add_argument(
-        "--weights", nargs="+", type=float, metavar="W", help="one per policy, sum 1 (default: equal parts)"
-    )
+    parser.add_argument("--operator", default="convex", help="composition operator, see below (default: convex)")
+    text = "overrides of composition settings, see below"
+    parser.add_argument("--override", nargs="+", metavar="KEY=VALUE", default=[], help=text)
+    parser.add_argument("--critic", metavar="CKPT", help="checkpoint whose critic guides the samples or selects one")
+    text = f"change the composition with further checkpoints; NAME is one of: {', '.join(POST_COMPOSITION)}"
+    parser.add_argument("--then", nargs="+", default=[], metavar="NAME=CKPT", help=text)
+    text = "demonstrations that train the gate, which selects policies by observation"
+    parser.add_argument("--gate-data", default="", metavar="DATASET", help=text)
+    text = "one weight per policy, sum 1 (default: equal weights)"
+    parser.add_argument("--weights", nargs="+", type=float, metavar="W", help=text)
     parser.add_argument("--search", metavar="METHOD", help="find the weights by grid, halving or bayes")
     parser.add_argument("--episodes", type=int, help="episodes per candidate of the search (default: 50)")
-    parser.add_argument("--candidates", type=int, help="weights that bayes tries (default: 12)")
+    parser.add_argument("--candidates", type=int, help="weights that bayes evaluates (default: 12)")
     parser.add_argument("--divisions", type=int, help="candidates are multiples of 1/DIVISIONS (default: 10, bayes 20)")
-    parser.add_argument(
-        "--objective",
-        choices=("success", "return"),
-        help="objective of a search; use return where success is rare (default: success where the task defines it)",
-    )
+    text = "objective of a search; use return if success is rare (default: success if the task defines it)"
+    parser.add_argument("--objective", choices=("success", "return"), help=text)
     parser.add_argument("--seed", type=int, default=20_000, help="first episode seed of the search (default: 20000)")
-    parser.add_argument(
-        "--report-episodes", type=int, help="held-out episodes of the report (default: 200 after a search, else 0)"
-    )
-    parser.add_argument(
-        "--report-seed", type=int, default=30_000, help="first seed of the held-out episodes (default: 30000)"
-    )
+    text = "held-out episodes of the report (default: 200 after a search, else 0)"
+    parser.add_argument("--report-episodes", type=int, help=text)
+    text = "first seed of the held-out episodes (default: 30000)"
+    parser.add_argument("--report-seed", type=int, default=30_000, help=text)
     parser.add_argument("--resume", type=Path, metavar="OUT", help="resume an interrupted composition")
     parser.add_argument("--task", help="task id (default: the task of the checkpoints)")
     parser.add_argument("--backend", default="auto", help="simulator, or worldmodel:FOLDER (default: the task's own)")
-    parser.add_argument(
-        "--report-backend",
-        default="",
-        help="simulator of the other episodes (default: --backend, or the task's own where that is a world model)",
-    )
+    text = "simulator of the report (default: --backend, or the task's own if that is a world model)"
+    parser.add_argument("--report-backend", default="", help=text)
     add_judge_option(parser)
     parser.add_argument("--reward", default="sparse", help="sparse or shaped (default: sparse)")
     parser.add_argument("--num-envs", type=int, default=16, help="environments stepped together (default: 16)")
@@ -126,25 +104,25 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Compose; 0 when the checkpoint is written."""
-    from robopolicy.cli.compose_run import SEARCH_LOG, CompositionResult, load, play, write
+    """Write a composed checkpoint; return 0."""
+    from robopolicy.cli.compose_run import SEARCH_LOG, CompositionResult, load_parts, search_and_evaluate, write
     from robopolicy.cli.progress import hint_when_stopped
 
-    out, request, ledger = _resumed(args) if args.resume is not None else (args.out, _requested(args), None)
-    ingredients = load(out, request)
+    out, request, log = _load_request(args) if args.resume is not None else (args.out, _build_request(args), None)
+    parts = load_parts(out, request)
     if request.needs_rollouts:
         line = f"Finished episodes are kept; resume with: robopolicy compose --resume {out}"
         with hint_when_stopped(lambda: line if (out / SEARCH_LOG).is_file() else ""):
-            outcome = play(out, request, ingredients, ledger)
+            outcome = search_and_evaluate(out, request, parts, log)
     else:
-        outcome = CompositionResult(ingredients.policy(request.weights), request.nominal, None, {})
+        outcome = CompositionResult(parts.policy(request.weights), request.nominal, None, {})
     write(out, request, outcome)
     _print_result(args, out, request, outcome)
     return 0
 
 
-def _requested(args: argparse.Namespace) -> CompositionRequest:
-    """The request of a command line, checked as far as can be done without loading a policy."""
+def _build_request(args: argparse.Namespace) -> CompositionRequest:
+    """Build the request of a command line and check it without loading a policy."""
     from robopolicy.cli.compose_config import read_composition_config
     from robopolicy.cli.compose_run import SEARCH_LOG, CompositionRequest
     from robopolicy.cli.policy_args import short_names
@@ -155,26 +133,26 @@ def _requested(args: argparse.Namespace) -> CompositionRequest:
 
     if args.out is None:
         raise UserError("Pass --out FOLDER for the composed checkpoint.")
-    recipe = read_composition_config(args.operator, args.override)
-    if args.gate_data and recipe.selection is None:
-        recipe = replace(recipe, selection=Selection())
-    then = _steps(args.then)
-    settings = _check_options(args, recipe, then)
+    config = read_composition_config(args.operator, args.override)
+    if args.gate_data and config.selection is None:
+        config = replace(config, selection=Selection())
+    then = _parse_steps(args.then)
+    settings = _check_options(args, config, then)
     sources = [Path(name) for name in (*args.checkpoints, args.critic, *then.values()) if name is not None]
     check_search(args.out, SEARCH_LOG, resume=False, overwrite=args.overwrite, sources=sources)
     tasks = list(dict.fromkeys(read_manifest(Path(name)).task for name in args.checkpoints))
     if args.task is None and len(tasks) > 1:
         raise UserError(
-            f"The checkpoints were trained on {' and '.join(tasks)}; compose policies of one task, or say with --task "
-            "which one they share."
+            f"The checkpoints were trained on {' and '.join(tasks)}; compose policies of one task, or pass the common "
+            "task with --task."
         )
     request = CompositionRequest(
         parents=tuple(record_parent(Path(name), args.out) for name in args.checkpoints),
         names=tuple(short_names([*args.checkpoints, str(args.out)])),
         critic=None if args.critic is None else record_parent(Path(args.critic), args.out),
-        then={name: record_parent(Path(place), args.out) for name, place in then.items()},
+        then={name: record_parent(Path(path), args.out) for name, path in then.items()},
         gate_data=args.gate_data,
-        recipe=recipe,
+        recipe=config,
         weights=None if args.weights is None else tuple(args.weights),
         search=args.search,
         objective=args.objective or "success",
@@ -197,56 +175,56 @@ def _requested(args: argparse.Namespace) -> CompositionRequest:
     return request
 
 
-def _steps(words: Sequence[str]) -> dict[str, str]:
-    """Name -> checkpoint of `--then NAME=CKPT ...`."""
+def _parse_steps(texts: Sequence[str]) -> dict[str, str]:
+    """Parse `--then NAME=CKPT ...` into checkpoints by name."""
     steps: dict[str, str] = {}
-    for word in words:
-        name, _, place = word.partition("=")
-        if not place:
-            raise UserError(f"--then takes NAME=CKPT, got '{word}'.")
+    for text in texts:
+        name, _, path = text.partition("=")
+        if not path:
+            raise UserError(f"--then takes NAME=CKPT, got '{text}'.")
         if name not in POST_COMPOSITION:
             raise unknown_name("step of --then", name, POST_COMPOSITION)
         if name in steps:
             raise UserError(f"--then takes every name once, got '{name}' twice.")
-        steps[name] = place
+        steps[name] = path
     return steps
 
 
-def _check_options(args: argparse.Namespace, recipe: CompositionConfig, then: Mapping[str, str]) -> dict[str, int]:
-    """Refuse options that do not go together; return the settings of the search."""
+def _check_options(args: argparse.Namespace, config: CompositionConfig, then: Mapping[str, str]) -> dict[str, int]:
+    """Raise a UserError for incompatible options; return the settings of the search."""
     from robopolicy.policies.composition.operators import Weighted
 
-    if args.critic is not None and not recipe.needs_critic:
+    if args.critic is not None and not config.needs_critic:
         raise UserError(
             "--critic has no effect here; add --override guidance.strength=1, or --override candidates=16 to "
-            "play the best of 16."
+            "execute the best of 16 chunks."
         )
     count = len(args.checkpoints)
-    if count < 2 and not (count and (recipe.unconditioned or recipe.needs_critic or then)):
+    if count < 2 and not (count and (config.unconditioned or config.needs_critic or then)):
         raise UserError(
-            f"Composing needs at least two checkpoints, got {count}; a single one can be guided or changed: see "
+            f"A composition requires at least two checkpoints, got {count}; a single one can be guided or changed: see "
             "--critic, --then and --override unconditioned=[0]."
         )
-    if recipe.needs_critic and args.critic is None:
-        raise UserError("guidance and candidates need a critic; pass --critic CKPT.")
-    for name in recipe.then:
+    if config.needs_critic and args.critic is None:
+        raise UserError("guidance and candidates require a critic; pass --critic CKPT.")
+    for name in config.then:
         if name not in then:
-            raise UserError(f"then.{name} has settings of a step that is not taken; pass --then {name}=CKPT.")
-    if recipe.selection is not None and not args.gate_data:
-        raise UserError("A selection needs demonstrations; pass --gate-data DATASET.")
-    readings = len(recipe.operands(args.checkpoints))
+            raise UserError(f"then.{name} sets a step that is not used; pass --then {name}=CKPT.")
+    if config.selection is not None and not args.gate_data:
+        raise UserError("A selection requires demonstrations; pass --gate-data DATASET.")
+    operands = len(config.operands(args.checkpoints))
     if args.search is not None and args.weights is not None:
         raise UserError("Pass either --weights, or --search to find them.")
-    if (args.search or args.weights) and not isinstance(recipe.build_operator(), Weighted):
-        raise UserError("A schedule has weights at every knot; write --override operator.knots=[[1,0],[0,1]] alone.")
-    if args.search is not None and readings < 2:
-        raise UserError("A search weighs at least two policies, got 1.")
-    if args.weights is not None and len(args.weights) != readings:
-        raise UserError(f"{readings} policies need {readings} weights, got {len(args.weights)}.")
+    if (args.search or args.weights) and not isinstance(config.build_operator(), Weighted):
+        raise UserError("A schedule has weights at every knot; pass only --override operator.knots=[[1,0],[0,1]].")
+    if args.search is not None and operands < 2:
+        raise UserError("A search requires at least two policies, got 1.")
+    if args.weights is not None and len(args.weights) != operands:
+        raise UserError(f"{operands} policies require {operands} weights, got {len(args.weights)}.")
     settings = {name: value for name in SETTINGS if (value := getattr(args, name)) is not None}
-    given = [*settings, *(("objective",) if args.objective else ())]
-    if given and args.search is None:
-        raise UserError(f"--{given[0]} belongs to a search; add --search grid, halving or bayes.")
+    passed = [*settings, *(("objective",) if args.objective else ())]
+    if passed and args.search is None:
+        raise UserError(f"--{passed[0]} belongs to a search; add --search grid, halving or bayes.")
     if args.report_episodes is None:
         args.report_episodes = 0 if args.search is None else 200
     check_numbers(args, positive=("num_envs", *settings), non_negative=("seed", "report_episodes", "report_seed"))
@@ -259,14 +237,13 @@ def _check_options(args: argparse.Namespace, recipe: CompositionConfig, then: Ma
             reject_unused(args, "without --search or --report-episodes", *options)
     if args.report_episodes < (0 if args.search is None else 2) or args.report_episodes == 1:
         raise UserError(
-            f"--report-episodes must be at least 2, got {args.report_episodes}; what a search found means little "
-            "without other episodes."
+            f"--report-episodes must be at least 2, got {args.report_episodes}; a search requires held-out results."
         )
     return settings
 
 
-def _resumed(args: argparse.Namespace) -> tuple[Path, CompositionRequest, SearchLog]:
-    """The output folder, the request and the record of something interrupted."""
+def _load_request(args: argparse.Namespace) -> tuple[Path, CompositionRequest, SearchLog]:
+    """Load output folder, request and log of an interrupted search."""
     from robopolicy.cli.compose_run import SEARCH_LOG, CompositionRequest
     from robopolicy.evaluation.search.weights import SearchLog
     from robopolicy.schema import from_dict
@@ -279,19 +256,12 @@ def _resumed(args: argparse.Namespace) -> tuple[Path, CompositionRequest, Search
         raise UserError(f"{out} is complete; see 'robopolicy verify {out}'.")
     if not (out / SEARCH_LOG).is_file():
         raise UserError(f"{out} has no {SEARCH_LOG} to resume; pass the --out folder of an interrupted search.")
-    ledger = SearchLog.open(out / SEARCH_LOG)
-    request = from_dict(
-        CompositionRequest,
-        {
-            _RENAMED.get(key, key): {_RENAMED.get(name, name): each for name, each in value.items()}
-            if key == "recipe"
-            else value
-            for key, value in ledger.request.items()
-        },
-        str(out / SEARCH_LOG),
-    )
+    log = SearchLog.open(out / SEARCH_LOG)
+    content = {_RENAMED.get(key, key): value for key, value in log.request.items()}
+    content["recipe"] = {_RENAMED.get(key, key): value for key, value in content.get("recipe", {}).items()}
+    request = from_dict(CompositionRequest, content, str(out / SEARCH_LOG))
     check_parents(request.sources, out)
-    return out, request, ledger
+    return out, request, log
 
 
 def _print_result(args: argparse.Namespace, out: Path, request: CompositionRequest, outcome: CompositionResult) -> None:

@@ -1,4 +1,4 @@
-"""Configuration of `compose`: operator, settings and further networks."""
+"""Configuration of `compose`: operator, settings and additional networks."""
 
 from __future__ import annotations
 
@@ -30,25 +30,21 @@ from robopolicy.training.build import check_dataset_for_policy
 from robopolicy.training.checkpoint import load_policy
 from robopolicy.training.fit_selector import fit_selector
 
-SECTIONS: dict[str, type[Any]] = {
-    "corrector": Langevin,
-    "guidance": ValueGuidance,
-    "selection": Selection,
-}
+SECTIONS: dict[str, type[Any]] = {"corrector": Langevin, "guidance": ValueGuidance, "selection": Selection}
 
 
 @dataclass(frozen=True)
 class CompositionConfig:
-    """Settings of a composition; `--override` knows them by these names."""
+    """Settings of a composition, with the names used by `--override`."""
 
     operator: dict[str, Any]  # name and settings
-    unconditioned: tuple[int, ...] = ()  # parents (from 0) that are also read without embeddings, as further parents
-    steps: int | None = None  # equal denoising steps; None takes those of the parent with most of them
-    action_horizon: int | None = None  # actions played per chunk; None takes those of the most cautious parent
+    unconditioned: tuple[int, ...] = ()  # parents (from 0) that are also used without embeddings, as further parents
+    steps: int | None = None  # equal denoising steps; None: the maximum of the parents
+    action_horizon: int | None = None  # actions executed per chunk; None: the minimum of the parents
     corrector: Langevin | None = None  # Langevin steps at every noise level
-    guidance: ValueGuidance | None = None  # pull of the critic on the samples
-    candidates: int = 1  # chunks drawn per decision, of which the one is played that the critic likes best
-    selection: Selection | None = None  # which policies take part, by the observation
+    guidance: ValueGuidance | None = None  # guidance of the samples by the critic
+    candidates: int = 1  # sampled chunks per decision; the one with the highest value is executed
+    selection: Selection | None = None  # selection of policies by the observation
     then: dict[str, Any] = field(default_factory=dict[str, Any])  # name in POST_COMPOSITION -> its settings
 
     def __post_init__(self) -> None:
@@ -57,15 +53,15 @@ class CompositionConfig:
 
     @property
     def needs_critic(self) -> bool:
-        """Whether it needs a critic."""
+        """Whether the composition requires a critic."""
         return self.guidance is not None or self.candidates > 1
 
     def build_operator(self) -> Operator:
-        """The operator, with weights of its own."""
+        """Build the operator with its own weights."""
         return make_operator(self.operator)
 
     def operands(self, parents: Sequence[str]) -> list[str]:
-        """Names of what is weighed: the parents, and those that are read without embeddings once more."""
+        """Return the names of the weighted policies: the parents, and the unconditioned ones again."""
         unknown = [index for index in self.unconditioned if not 0 <= index < len(parents)]
         if unknown:
             raise UserError(f"unconditioned names parents from 0 to {len(parents) - 1}, got {unknown[0]}.")
@@ -73,47 +69,39 @@ class CompositionConfig:
 
 
 def read_composition_config(operator: str, settings: Sequence[str]) -> CompositionConfig:
-    """The recipe of `--operator` and `--override KEY=VALUE ...`.
-
-    Raises:
-        UserError: A key is unknown, or a value has the wrong type or makes no sense.
-    """
+    """Parse `--operator` and `--override KEY=VALUE ...`; an unknown key or invalid value raises a UserError."""
     if operator not in OPERATORS:
         raise unknown_name("operator", operator, OPERATORS)
-    given = _tree(settings)
-    for name in {"operator", *SECTIONS} & given.keys():
-        if not isinstance(given[name], dict):
-            raise UserError(f"'{name}' has settings of its own; write --override {name}.KEY=VALUE.")
+    overrides = _tree(settings)
+    for name in {"operator", *SECTIONS} & overrides.keys():
+        if not isinstance(overrides[name], dict):
+            raise UserError(f"'{name}' is a section; write --override {name}.KEY=VALUE.")
         if name in SECTIONS:
-            given[name] = to_dict(SECTIONS[name]()) | given[name]
-    then = given.get("then", {})
-    if not isinstance(then, dict) or not all(isinstance(each, dict) for each in then.values()):
+            overrides[name] = to_dict(SECTIONS[name]()) | overrides[name]
+    then = overrides.get("then", {})
+    if not isinstance(then, dict) or not all(isinstance(item, dict) for item in then.values()):
         raise UserError("Steps of --then have settings by name; write --override then.NAME.KEY=VALUE.")
-    own = given.pop("operator", {})
+    own = overrides.pop("operator", {})
     if {"name", "weights"} & own.keys():
         raise UserError(
             "Pass --operator NAME and --weights W ...; --override operator.KEY=VALUE is for other settings."
         )
     chosen = describe_operator(make_operator({"name": operator, **own}))
-    return from_dict(CompositionConfig, to_dict(CompositionConfig(chosen)) | given, "--override")
+    return from_dict(CompositionConfig, to_dict(CompositionConfig(chosen)) | overrides, "--override")
 
 
 @dataclass(frozen=True, eq=False)
 class CompositionParts:
-    """All that a composition needs besides weights, loaded."""
+    """Loaded components of a composition."""
 
     recipe: CompositionConfig
-    policies: Sequence[Policy]  # the parents
+    policies: Sequence[Policy]  # parents
     critic: QEnsemble | None
-    then: Mapping[str, Policy]  # name in POST_COMPOSITION -> the checkpoint that it takes, in order
-    selector: Selector | None = None  # knows whom to ask where
+    then: Mapping[str, Policy]  # name in POST_COMPOSITION -> checkpoint, in order
+    selector: Selector | None = None
 
     def policy(self, weights: Sequence[float] | None) -> Policy:
-        """The composition with `weights`, or with those of the operator.
-
-        Raises:
-            UserError: Parents, critic, further checkpoints and settings do not fit each other.
-        """
+        """Build the composition with `weights`, or those of the operator; incompatible parts raise a UserError."""
         recipe = self.recipe
         composed = compose(
             self.policies,
@@ -144,24 +132,24 @@ def load_composition_parts(
     device: str,
     gate_data: str = "",
 ) -> CompositionParts:
-    """Load what `recipe` needs, and teach a selector from the dataset `select` where it wants one.
+    """Load the components of `recipe`, and train its selector on the dataset `gate_data` if it has one.
 
     Raises:
         UserError: A checkpoint cannot be loaded, or has no critic.
     """
-    policies = [load_policy(place, device)[0] for place in parents]
-    found = CompositionParts(
+    policies = [load_policy(path, device)[0] for path in parents]
+    parts = CompositionParts(
         recipe,
         policies,
         None if critic is None else _critic(critic, device),
-        {name: load_policy(place, device)[0] for name, place in then.items()},
+        {name: load_policy(path, device)[0] for name, path in then.items()},
     )
-    return replace(found, selector=_selector(found, recipe.selection, gate_data)) if recipe.selection else found
+    return replace(parts, selector=_selector(parts, recipe.selection, gate_data)) if recipe.selection else parts
 
 
-def _selector(found: CompositionParts, selection: Selection, dataset: str) -> Selector:
-    """What has learned from the dataset whom to ask where; the same for any weights of the composition."""
-    plain = compose(found.policies, found.recipe.build_operator(), unconditioned=found.recipe.unconditioned)
+def _selector(parts: CompositionParts, selection: Selection, dataset: str) -> Selector:
+    """Train the selector on the dataset; it does not depend on the weights of the composition."""
+    plain = compose(parts.policies, parts.recipe.build_operator(), unconditioned=parts.recipe.unconditioned)
     torch.manual_seed(0)
     policy = make_learned_gate(plain, selection).to(plain.device)
     episodes = read_lerobot(dataset).without_closing_frames()
@@ -172,13 +160,13 @@ def _selector(found: CompositionParts, selection: Selection, dataset: str) -> Se
     return policy.selector
 
 
-def _critic(place: Path, device: str) -> QEnsemble:
-    policy = load_policy(place, device)[0]
+def _critic(path: Path, device: str) -> QEnsemble:
+    policy = load_policy(path, device)[0]
     for part in policy.modules():
         if isinstance(part, QEnsemble):
             return part
     raise UserError(
-        f"{place} is a policy '{policy.name}', which has no critic; take a checkpoint of idql, qc, dqc, pa_rl or expo."
+        f"{path} is a policy '{policy.name}', which has no critic; pass a checkpoint of idql, qc, dqc, pa_rl or expo."
     )
 
 

@@ -1,4 +1,4 @@
-"""Run of `compose`: load the parents, search their weights, evaluate, write checkpoint and report."""
+"""Execution of `compose`: load the parents, search their weights, evaluate, write checkpoint and report."""
 
 from __future__ import annotations
 
@@ -33,27 +33,27 @@ from robopolicy.schema import to_dict
 from robopolicy.sim.contract import VectorSim
 from robopolicy.sim.registry import get_task
 from robopolicy.training.checkpoint import golden_observations, save_checkpoint
-from robopolicy.training.manifest import Parent, place_of, shared_observations
+from robopolicy.training.manifest import Parent, parent_path, shared_observations
 from robopolicy.training.world_sims import is_world
 from robopolicy.versions import versions
 
-SEARCH_LOG = "search.jsonl"  # what was played so far, in the output folder
+SEARCH_LOG = "search.jsonl"  # finished episodes, in the output folder
 PREDICTED = "The same episodes in the world model"
 
 
 @dataclass(frozen=True)
 class CompositionRequest:
-    """Request of a composition, stored with its search log so that it can resume."""
+    """Request of a composition, stored in its search log so that it can be resumed."""
 
-    parents: tuple[Parent, ...]  # what is composed, by place and content
-    names: tuple[str, ...]  # what tables call them, and last the composition
+    parents: tuple[Parent, ...]
+    names: tuple[str, ...]  # names in tables; the last is the composition
     critic: Parent | None  # checkpoint whose critic guides or selects
     then: dict[str, Parent]  # name in POST_COMPOSITION -> checkpoint, in order
-    gate_data: str  # dataset that teaches whom to ask where; empty asks all
+    gate_data: str  # dataset that trains the selector; empty: no selection
     recipe: CompositionConfig
-    weights: tuple[float, ...] | None  # None: those of the recipe, or searched
-    search: str | None  # None: the weights are given
-    objective: str  # success | return, by the search
+    weights: tuple[float, ...] | None  # None: of the recipe, or searched
+    search: str | None  # None: no search
+    objective: str  # success | return, of the search
     settings: dict[str, int]  # of the search
     seed: int  # first episode of the search
     report_episodes: int  # per policy, on other seeds; 0 for no report
@@ -69,17 +69,17 @@ class CompositionRequest:
 
     @property
     def method(self) -> SearchMethod | None:
-        """The search, if there is one."""
+        """Search method, if any."""
         return None if self.search is None else make_search(self.search, **self.settings)
 
     @property
     def needs_rollouts(self) -> bool:
-        """Whether any episode is to be played."""
+        """Whether the request requires episodes."""
         return self.search is not None or self.report_episodes > 0
 
     @property
     def compares_backends(self) -> bool:
-        """Whether the report puts what a world model says beside what a simulator does."""
+        """Whether the report compares results in a world model with results in a simulator."""
         return self.report_episodes > 0 and is_world(self.backend) and not is_world(self.report_backend)
 
     @property
@@ -89,85 +89,81 @@ class CompositionRequest:
 
     @property
     def sources(self) -> tuple[Parent, ...]:
-        """All checkpoints that go into it."""
+        """All checkpoints that the composition uses."""
         return (*self.parents, *([] if self.critic is None else [self.critic]), *self.then.values())
 
     @property
     def operands(self) -> list[str]:
-        """Names of what is weighed."""
+        """Names of the weighted policies."""
         return self.recipe.operands(self.names[:-1])
 
     @property
     def identities(self) -> list[str]:
-        """The same by content, whatever the order and the names."""
+        """Content identities of the weighted policies."""
         return self.recipe.operands([parent.identity for parent in self.parents])
 
     @property
     def nominal(self) -> tuple[float, ...]:
-        """The weights before any search."""
+        """Weights before the search."""
         operator = self.recipe.build_operator()
         return (operator if self.weights is None else operator.with_weights(self.weights)).nominal(len(self.operands))
 
 
 @dataclass(frozen=True, eq=False)
 class CompositionResult:
-    """A composition and what is known of it."""
+    """Composed policy with its search and evaluation results."""
 
     policy: Policy
-    weights: tuple[float, ...]  # of what is weighed
-    found: WeightSearch | None  # None: the weights were given
-    results: dict[str, EvalResult]  # of the parents and, last, the composition; empty where nothing was played
+    weights: tuple[float, ...]
+    found: WeightSearch | None  # None without a search
+    results: dict[str, EvalResult]  # of the parents and, last, the composition; empty without a report
     predicted: dict[str, EvalResult] = field(default_factory=dict[str, EvalResult])  # the same in the world model
 
     @property
     def compared(self) -> dict[str, Comparison]:
-        """The composition against each parent on common seeds."""
+        """Comparison of the composition with each parent on common seeds."""
         return compare_with(self.results, list(self.results)[-1]) if self.results else {}
 
 
-def load(out: Path, request: CompositionRequest) -> CompositionParts:
-    """What the composition is made of.
-
-    Raises:
-        UserError: It cannot be loaded, or does not fit together.
-    """
-    places = [place_of(parent, out) for parent in request.parents]
-    critic = None if request.critic is None else place_of(request.critic, out)
-    then = {name: place_of(part, out) for name, part in request.then.items()}
-    return load_composition_parts(request.recipe, places, critic, then, request.device, request.gate_data)
+def load_parts(out: Path, request: CompositionRequest) -> CompositionParts:
+    """Load the components of the composition; missing or incompatible ones raise a UserError."""
+    paths = [parent_path(parent, out) for parent in request.parents]
+    critic = None if request.critic is None else parent_path(request.critic, out)
+    then = {name: parent_path(part, out) for name, part in request.then.items()}
+    return load_composition_parts(request.recipe, paths, critic, then, request.device, request.gate_data)
 
 
-def play(
-    out: Path, request: CompositionRequest, ingredients: CompositionParts, ledger: SearchLog | None
+def search_and_evaluate(
+    out: Path, request: CompositionRequest, parts: CompositionParts, log: SearchLog | None
 ) -> CompositionResult:
-    """Search the weights and try the result on other episodes, as far as asked for and not yet on record."""
-    method, own, policy = request.method, request.names[-1], ingredients.policy(request.weights)
+    """Search the weights and evaluate the result on held-out episodes; episodes in the log are not repeated."""
+    method, own, policy = request.method, request.names[-1], parts.policy(request.weights)
     plan = None if method is None else method.plan(len(request.operands))
     policy_entry = PolicyEntry(own, lambda: policy, policy.spec)
     envs = min(request.num_envs, max(request.report_episodes, 0 if plan is None else plan.seeds))
     with ExitStack() as stack:
 
-        def opened(backend: str) -> VectorSim:
+        def open_backend(backend: str) -> VectorSim:
             judge = request.judge if backend == request.backend or is_world(backend) else ""
-            wanted = argparse.Namespace(backend=backend, reward=request.reward)
-            options = sim_options(wanted, [policy_entry], envs, request.device, judge)
+            args = argparse.Namespace(backend=backend, reward=request.reward)
+            options = sim_options(args, [policy_entry], envs, request.device, judge)
             return stack.enter_context(closing(open_sim(get_task(request.task), options, [policy_entry])))
 
         needed = {
             request.backend: method is not None or request.compares_backends,
             request.report_backend: request.report_episodes > 0,
         }
-        sims = {backend: opened(backend) for backend, used in needed.items() if used}
+        sims = {backend: open_backend(backend) for backend, used in needed.items() if used}
         if plan is not None:
             print(f"{request.search} search: {plan}", file=sys.stderr)
         if request.report_episodes:
-            count = f"{len(request.names)} policies, {request.report_episodes} other episodes each"
+            count = f"{len(request.names)} policies, {request.report_episodes} held-out episodes each"
             print(f"report: {count}", file=sys.stderr)
-        if ledger is None:  # only now, when nothing can be refused any more
-            shutil.rmtree(out, ignore_errors=True)  # what is to be replaced, lest an interruption leaves parts of both
+        if log is None:  # after all checks
+            shutil.rmtree(out, ignore_errors=True)  # so that an interruption does not mix old and new files
             out.mkdir(parents=True, exist_ok=True)
-            ledger = SearchLog(out / SEARCH_LOG, to_dict(request))
-        record, weights = ledger, request.nominal
+            log = SearchLog(out / SEARCH_LOG, to_dict(request))
+        record, weights = log, request.nominal
         with progress_bars() as add_bar:
             reports = request.report_episodes * len(request.names) * (1 + request.compares_backends)
             advance = add_bar("compose", reports + (plan.episodes if plan else 0))
@@ -186,28 +182,28 @@ def play(
                 found = search_weights(
                     method,
                     request.identities,
-                    ingredients.policy,
+                    parts.policy,
                     evaluator(request.backend, probe=False, measure=request.objective),
                     seed=request.seed,
                     ledger=record,
                 )
-                policy, weights = ingredients.policy(found.weights), found.weights
+                policy, weights = parts.policy(found.weights), found.weights
             results: dict[str, EvalResult] = {}
             predicted: dict[str, EvalResult] = {}
-            tried = dict(zip(request.names, [*ingredients.policies, policy], strict=True))
+            policies = dict(zip(request.names, [*parts.policies, policy], strict=True))
             if request.report_episodes:
                 real = evaluator(request.report_backend, probe=True)
-                results = hold_out(tried, real, request.reported, ledger=record)
+                results = hold_out(policies, real, request.reported, ledger=record)
             if request.compares_backends:
-                dream = evaluator(request.backend, probe=False)
-                predicted = hold_out(tried, dream, request.reported, ledger=record, where=" in the world model")
+                world = evaluator(request.backend, probe=False)
+                predicted = hold_out(policies, world, request.reported, ledger=record, where=" in the world model")
     return CompositionResult(policy, weights, found, results, predicted)
 
 
 def write(out: Path, request: CompositionRequest, outcome: CompositionResult) -> None:
-    """Write the checkpoint with its record and report; all of it appears at once."""
+    """Write the checkpoint with its search log and report atomically."""
     policy, found, own = outcome.policy.cpu(), outcome.found, request.names[-1]
-    samples = [golden_observations(place_of(parent, out)) for parent in request.parents]
+    samples = [golden_observations(parent_path(parent, out)) for parent in request.parents]
     training: dict[str, Any] = {"operator": request.recipe.operator["name"], "weights": list(outcome.weights)}
     if found is not None:
         training["search"] = {key: value for key, value in search_summary(found).items() if key != "candidates"}
@@ -229,7 +225,7 @@ def write(out: Path, request: CompositionRequest, outcome: CompositionResult) ->
 
 
 def _report(folder: Path, request: CompositionRequest, outcome: CompositionResult) -> Report:
-    """The report, with its pictures and tables already in `folder`."""
+    """Build the report; its plots and tables are written to `folder`."""
     *names, own = request.names
     found, curves, tables = outcome.found, {}, {}
     if found is not None:
@@ -240,8 +236,8 @@ def _report(folder: Path, request: CompositionRequest, outcome: CompositionResul
         tables[PREDICTED] = table(outcome.predicted)
     for number, (name, comparison) in enumerate(outcome.compared.items(), 1):
         if comparison.outcomes is not None:
-            picture = folder / f"paired_{number}.png"
-            curves[f"Outcome per seed, {name} and {own}"] = plots.paired_outcomes(comparison, name, own, picture)
+            plot = folder / f"paired_{number}.png"
+            curves[f"Outcome per seed, {name} and {own}"] = plots.paired_outcomes(comparison, name, own, plot)
     return Report(
         title=f"{' + '.join(names)} on {request.task}",
         results=outcome.results,
@@ -275,7 +271,7 @@ def _facts(request: CompositionRequest, outcome: CompositionResult) -> dict[str,
 
 
 def weights_text(request: CompositionRequest, outcome: CompositionResult) -> str:
-    """The weights by the names of what is weighed."""
+    """Format the weights with the names of the policies."""
     return ", ".join(f"{name} {w:.3g}" for name, w in zip(request.operands, outcome.weights, strict=True))
 
 

@@ -1,4 +1,4 @@
-"""`robopolicy data`: the card of a dataset, and what to learn from it with."""
+"""`robopolicy data`: print the dataset card and the recommended kind of learning."""
 
 from __future__ import annotations
 
@@ -21,17 +21,16 @@ def add_parser(subparsers: Any) -> None:
     """Register the command."""
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "data",
-        description="The card of a dataset: episodes, features, success and return with intervals, trajectory quality "
-        "(TQ) and state-action coverage (SACo), what may be wrong with it, and whether to imitate it or to learn more.",
+        description="Print the card of a dataset: episodes, features, success and return with intervals, trajectory "
+        "quality (TQ) and state-action coverage (SACo), warnings, and whether imitation or offline RL is recommended.",
         epilog=EXAMPLES,
     )
     parser.add_argument("dataset", type=Path, metavar="DATASET", help="dataset folder")
-    parser.add_argument(
-        "--random", metavar="RETURN", help="mean return of random actions, or a dataset of them; for TQ"
-    )
+    text = "mean return of random actions, or a dataset of them; for TQ"
+    parser.add_argument("--random", metavar="RETURN", help=text)
     parser.add_argument("--best", metavar="RETURN", help="mean return of the best online policy, or a dataset; for TQ")
     parser.add_argument("--replay", type=Path, metavar="DATASET", help="replay dataset of the online learner; for SACo")
-    parser.add_argument("--bins", type=int, default=100, help="per axis, for SACo; 0 compares numbers (default: 100)")
+    parser.add_argument("--bins", type=int, default=100, help="bins per axis for SACo; 0: exact values (default: 100)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
@@ -44,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
 
     check_numbers(args, positive=(), non_negative=("bins",))
     if (args.random is None) != (args.best is None):
-        raise UserError("Trajectory quality needs both --random and --best.")
+        raise UserError("Trajectory quality requires both --random and --best.")
     episodes = read_lerobot(args.dataset, images=False)
     replay = read_lerobot(args.replay, images=False) if args.replay else None
     references = References(_return("--random", args.random), _return("--best", args.best), replay)
@@ -65,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _return(option: str, text: str | None) -> float | None:
-    """A number, or the mean return of the dataset of that name."""
+    """Parse a number, or compute the mean return of the dataset at that path."""
     import math
 
     from robopolicy.data.formats.lerobot import read_lerobot
@@ -84,5 +83,5 @@ def _return(option: str, text: str | None) -> float | None:
         return number
     returns = returns_of(read_lerobot(text, images=False).without_closing_frames())
     if returns is None:
-        raise UserError(f"{option} needs a return, and {text} has no rewards.")
+        raise UserError(f"{option} requires a return, and {text} has no rewards.")
     return float(returns.mean())

@@ -1,4 +1,4 @@
-"""`robopolicy doctor`: report the machine, its packages and what missing ones would enable."""
+"""`robopolicy doctor`: report the machine, its packages and the features of missing packages."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ examples:
 
 CORE = ("robopolicy", "torch", "numpy", "mujoco", "gymnasium", "safetensors", "hydra-core", "pyarrow")
 
-# distribution, module, what it enables, how to get it; backends and commands add the packages that they need
+# distribution, module, feature, installation; backends and commands add their packages
 OPTIONAL = (
     ("metaworld", "metaworld", "Meta-World tasks and their scripted experts", "pip install 'robopolicy[metaworld]'"),
     ("ogbench", "ogbench", "OGBench tasks and their oracles", "pip install 'robopolicy[ogbench]'"),
     ("gym-pusht", "gym_pusht", "the PushT task and its planner", "pip install 'robopolicy[pusht]'"),
     ("stable-baselines3", "stable_baselines3", "baselines and SB3's checker", "pip install 'robopolicy[sb3]'"),
-    ("rsl-rl-lib", "rsl_rl", "our simulators under the runner of rsl_rl", "pip install 'robopolicy[rslrl]'"),
+    ("rsl-rl-lib", "rsl_rl", "simulators for the runner of rsl_rl", "pip install 'robopolicy[rslrl]'"),
     ("onnxruntime", "onnxruntime", "policies in ONNX files", "pip install 'robopolicy[onnx]'"),
-    ("websockets", "websockets", "policies behind an address", "pip install 'robopolicy[remote]'"),
+    ("websockets", "websockets", "remote policies", "pip install 'robopolicy[remote]'"),
     ("tensorboard", "tensorboard", "logging.tensorboard=true", "pip install 'robopolicy[tensorboard]'"),
     ("wandb", "wandb", "logging.wandb=true", "pip install 'robopolicy[wandb]'"),
     ("diffusers", "diffusers", "schedulers of diffusers", "pip install 'robopolicy[diffusers]'"),
@@ -43,21 +43,21 @@ class DoctorCheck:
     name: str
     ok: bool
     found: str  # version or state
-    note: str = ""  # what a missing piece would enable and how to get it
+    note: str = ""  # feature of a missing package and its installation
 
 
 def add_parser(subparsers: Any) -> None:
     """Register the command."""
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "doctor",
-        description="Report what this machine has and what each missing piece would enable. Always exits with 0.",
+        description="Report the features of this machine and what each missing one would enable. Always exits with 0.",
         epilog=EXAMPLES,
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Report; always 0."""
+    """Print the report; return 0."""
     sections = {"core": core(), "machine": machine(), "optional": [optional(*row) for row in optional_packages()]}
     if args.json:
         print(json.dumps({name: [asdict(finding) for finding in findings] for name, findings in sections.items()}))
@@ -71,16 +71,16 @@ def run(args: argparse.Namespace) -> int:
 
 
 def core() -> list[DoctorCheck]:
-    """Python and the packages that everything needs."""
+    """Check Python and the required packages."""
     python = DoctorCheck("python", sys.version_info >= (3, 11), platform.python_version())
     return [python, *(_package(name, "pip install robopolicy") for name in CORE)]
 
 
 def machine() -> list[DoctorCheck]:
-    """Cores, memory, disk, GPU and rendering."""
+    """Check cores, disk, GPU and rendering."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     free = shutil.disk_usage(".").free / 2**30
-    disk_note = "" if free > 5 else "datasets with cameras and checkpoints need several GiB"
+    disk_note = "" if free > 5 else "datasets with cameras and checkpoints require several GiB"
     return [
         DoctorCheck("cpu cores", True, f"{cores}"),
         DoctorCheck("free disk here", free > 5, f"{free:.1f} GiB", disk_note),
@@ -90,8 +90,8 @@ def machine() -> list[DoctorCheck]:
 
 
 def gpu() -> DoctorCheck:
-    """The first CUDA device."""
-    enables = "faster image policies (device=cuda) and GPU simulation; everything else runs without"
+    """Check the first CUDA device."""
+    enables = "faster image policies (device=cuda) and GPU simulation; everything else works without"
     try:
         import torch
 
@@ -121,13 +121,13 @@ def rendering() -> DoctorCheck:
         renderer.close()
         state = f"works (MUJOCO_GL={backend})"
         return DoctorCheck("rendering", bright > 0, state if bright else "black frames", "" if bright else enables)
-    except Exception as error:  # a missing GL library shows as many kinds of error, and none may stop the report
+    except Exception as error:  # a missing GL library raises various errors, and the report must not fail
         reason = str(error).strip().splitlines()
         return DoctorCheck("rendering", False, reason[0][:80] if reason else type(error).__name__, enables)
 
 
 def optional_packages() -> list[tuple[str, str, str, str]]:
-    """Rows of `OPTIONAL`, of simulator backends and of what commands of other packages choose among, by module."""
+    """Return the rows of `OPTIONAL`, of simulator backends and of components of commands, one per module."""
     from robopolicy.cli.commands import extra_registries
     from robopolicy.sim.backends import BACKENDS
 
@@ -139,15 +139,15 @@ def optional_packages() -> list[tuple[str, str, str, str]]:
             found.append((f"{registry.kind.removesuffix('s')} {name}", module, extra, install))
     for name, module, extra, install in found:
         if module:
-            distribution, _, enables, how = rows.get(module, (module.replace("_", "-"), module, "", ""))
+            distribution, _, enables, hint = rows.get(module, (module.replace("_", "-"), module, "", ""))
             package = f"'robopolicy[{extra}]'" if extra else distribution
             enables = f"{enables}, {name}" if enables else name
-            rows[module] = distribution, module, enables, how or install or f"pip install {package}"
+            rows[module] = distribution, module, enables, hint or install or f"pip install {package}"
     return list(rows.values())
 
 
 def optional(distribution: str, module: str, enables: str, install: str) -> DoctorCheck:
-    """An optional package; looked up, not imported."""
+    """Check an optional package without importing it."""
     try:
         present = util.find_spec(module) is not None
     except (ImportError, ValueError):

@@ -1,4 +1,4 @@
-"""`robopolicy eval`: success and return with intervals, on fixed seeds, for one policy or two side by side."""
+"""`robopolicy eval`: success and return with intervals on fixed seeds, for one policy or a comparison of two."""
 
 from __future__ import annotations
 
@@ -46,55 +46,31 @@ def add_parser(subparsers: Any) -> None:
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "eval",
         description="Evaluate policies on fixed episode seeds and report success (Wilson interval) and return "
-        "(bootstrap). "
-        "Two policies are compared seed by seed. The result does not depend on the number of environments.",
+        "(bootstrap). Two policies are compared on each seed. The results do not depend on --num-envs.",
         epilog=EXAMPLES,
     )
-    parser.add_argument(
-        "policies", nargs="+", metavar="CKPT", help="checkpoint folder, 'expert' or 'random'; at most 2"
-    )
+    text = "checkpoint folder, 'expert' or 'random'; at most 2"
+    parser.add_argument("policies", nargs="+", metavar="CKPT", help=text)
     add_rollout_options(parser)
     parser.add_argument("--episodes", type=int, default=100, help="episodes per policy (default: 100)")
     parser.add_argument("--num-envs", type=int, default=16, help="environments stepped together (default: 16)")
     parser.add_argument("--out", type=Path, help="report folder (default: the next free one of runs/eval, runs/eval_2)")
-    parser.add_argument(
-        "--video",
-        type=int,
-        default=4,
-        help="episodes to record as video, from the first seeds; 0 for none (default: 4)",
-    )
-    parser.add_argument(
-        "--action-repeats",
-        nargs="+",
-        type=int,
-        default=[],
-        metavar=("M M", "M"),
-        help="also evaluate with one decision every M control steps; two or more increasing numbers, e.g. 1 2 4 "
-        "8: how the "
-        "policy performs at lower decision rates",
-    )
-    parser.add_argument(
-        "--latency",
-        nargs="+",
-        type=float,
-        default=[],
-        metavar="MS",
-        help="also evaluate with this inference latency in milliseconds; earlier chunks are executed meanwhile",
-    )
-    parser.add_argument(
-        "--chunk-blending",
-        default="replace",
-        help="with --latency, how overlapping chunks are blended: replace, hold, ensemble or rtc (default: replace)",
-    )
-    parser.add_argument(
-        "--samples", type=int, default=8, help="answers per prompt for pass@k on text tasks; 0 for none (default: 8)"
-    )
+    text = "episodes to record as video, from the first seeds; 0 for none (default: 4)"
+    parser.add_argument("--video", type=int, default=4, help=text)
+    text = "also evaluate with one decision every M control steps; two or more increasing numbers, e.g. 1 2 4 8"
+    parser.add_argument("--action-repeats", nargs="+", type=int, default=[], metavar=("M M", "M"), help=text)
+    text = "also evaluate with this inference latency in milliseconds; earlier chunks are executed meanwhile"
+    parser.add_argument("--latency", nargs="+", type=float, default=[], metavar="MS", help=text)
+    text = "with --latency, how overlapping chunks are blended: replace, hold, ensemble or rtc (default: replace)"
+    parser.add_argument("--chunk-blending", default="replace", help=text)
+    text = "answers per prompt for pass@k on text tasks; 0 for none (default: 8)"
+    parser.add_argument("--samples", type=int, default=8, help=text)
     add_overwrite_option(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Evaluate; 0 when the report is written."""
+    """Evaluate and write the report; return 0."""
     from robopolicy.cli.policy_args import load_policy_entries, with_planning
     from robopolicy.errors import UserError
     from robopolicy.evaluation.frequency import check_action_repeats, frequency_facts, frequency_table
@@ -119,19 +95,18 @@ def run(args: argparse.Namespace) -> int:
     if all(policy_entry.spec is None for policy_entry in policy_entries):
         reject_unused(args, "on experts and random actions", "--stochastic")
     if "text" not in entry.backends:
-        reject_unused(args, f"on {entry.name}, which is no text task", "--samples")
+        reject_unused(args, f"on {entry.name}, which is not a text task", "--samples")
     else:
         reject_unused(args, f"on {entry.name}, a text task", "--action-repeats", "--latency", "--reward", "--camera")
     for policy_entry in policy_entries if args.chunk_blending == "rtc" else ():
         require_continuation(policy_entry.make(), policy_entry.label)
     with atomic_folder(args.out) as folder:
-        video, strip, notes = _record_video(
-            args, policy_entries, entry, folder
-        )  # first, because a bad camera name fails here
-        results, held, late = _evaluate(args, policy_entries, entry, latencies, notes)
+        # Recording is first, because it fails for an unknown camera.
+        video, strip, notes = _record_video(args, policy_entries, entry, folder)
+        results, repeated, delayed = _evaluate(args, policy_entries, entry, latencies, notes)
         sampled = _sample(args, policy_entries, entry)
-        tables = {ACTION_REPEATS: frequency_table(held)} if held else {}
-        tables |= {f"{LATENCY} (chunk blending '{args.chunk_blending}')": latency_table(late)} if late else {}
+        tables = {ACTION_REPEATS: frequency_table(repeated)} if repeated else {}
+        tables |= {f"{LATENCY} (chunk blending '{args.chunk_blending}')": latency_table(delayed)} if delayed else {}
         tables |= {PASS_AT_K.format(args.samples): pass_at_k_table(sampled)} if sampled else {}
         pairable = len(results) == 2 and all(result.seeded for result in results.values())
         report = Report(
@@ -143,8 +118,8 @@ def run(args: argparse.Namespace) -> int:
             notes=notes,
             facts=_facts(args, entry),
             tables=tables,
-            extra=(frequency_facts(held) if held else {})
-            | (latency_facts(late) if late else {})
+            extra=(frequency_facts(repeated) if repeated else {})
+            | (latency_facts(delayed) if delayed else {})
             | (pass_at_k_facts(sampled) if sampled else {}),
         )
         write_report(folder, report)
@@ -164,7 +139,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check_options(args: argparse.Namespace) -> None:
-    """Refuse options that would have no effect."""
+    """Raise a UserError for options that would have no effect."""
     check_overwrite(args, "--out")
     if not args.latency:
         reject_unused(args, "without --latency", "--chunk-blending")
@@ -179,10 +154,7 @@ def _evaluate(
     latencies: list[float],
     notes: list[str],
 ) -> tuple[dict[str, EvalResult], dict[str, dict[int, EvalResult]], dict[str, dict[float, LatencyResult]]]:
-    """Results of the players, and where asked for those with held actions by length and those by latency.
-
-    What the reader should know about them is added to `notes`.
-    """
+    """Return the results by policy, by action repeats and by latency; `notes` receives remarks about them."""
     from contextlib import closing
 
     from robopolicy.cli.policy_args import open_sim, sim_options
@@ -193,38 +165,38 @@ def _evaluate(
     from robopolicy.training.world_sims import abstention_notes
 
     results: dict[str, EvalResult] = {}
-    held: dict[str, dict[int, EvalResult]] = {}
-    late: dict[str, dict[float, LatencyResult]] = {}
+    repeated: dict[str, dict[int, EvalResult]] = {}
+    delayed: dict[str, dict[float, LatencyResult]] = {}
     episodes: dict[str, Any] = {"episodes": args.episodes, "seed": args.seed, "deterministic": not args.stochastic}
     options = sim_options(args, policy_entries, min(args.num_envs, args.episodes), args.device, args.judge)
     with closing(open_sim(entry, options, policy_entries)) as sim, progress_bars() as add_bar:
         for policy_entry in policy_entries:
             progress = add_bar(f"eval {policy_entry.label}", args.episodes)
-            played = policy_entry.make()
-            _notes(played)  # drops those of what was filmed
-            results[policy_entry.label] = evaluate(played, sim, progress=progress, **episodes)
-            notes += abstention_notes(policy_entry.label, sim)
-            notes += [f"{policy_entry.label}: {note}" for note in _notes(played)]
+            policy, label = policy_entry.make(), policy_entry.label
+            _pop_notes(policy)  # of the video
+            results[label] = evaluate(policy, sim, progress=progress, **episodes)
+            notes += abstention_notes(label, sim)
+            notes += [f"{label}: {note}" for note in _pop_notes(policy)]
             if args.action_repeats:
-                held[policy_entry.label] = frequency_curve(policy_entry.make(), sim, args.action_repeats, **episodes)
+                repeated[label] = frequency_curve(policy_entry.make(), sim, args.action_repeats, **episodes)
             if latencies:
-                late[policy_entry.label] = latency_curve(
+                delayed[label] = latency_curve(
                     policy_entry.make(), sim, latencies, join=args.chunk_blending, **episodes
                 )
-    return results, held, late
+    return results, repeated, delayed
 
 
-def _notes(played: Policy | Actor) -> list[str]:
-    """What a policy says about its decisions since the last call."""
+def _pop_notes(policy: Policy | Actor) -> list[str]:
+    """Return the remarks of a policy about its decisions since the last call."""
     from robopolicy.policies.base import Policy
 
-    return played.notes() if isinstance(played, Policy) else []
+    return policy.notes() if isinstance(policy, Policy) else []
 
 
 def _sample(
     args: argparse.Namespace, policy_entries: list[PolicyEntry], entry: TaskEntry
 ) -> dict[str, SampledRollouts]:
-    """Several answers of every text policy to each prompt; nothing where the task is no text."""
+    """Sample several answers of every text policy per prompt; empty for other tasks."""
     from contextlib import closing
 
     from robopolicy.cli.policy_args import open_sim, sim_options
@@ -247,7 +219,7 @@ def _sample(
 def _record_video(
     args: argparse.Namespace, policy_entries: list[PolicyEntry], entry: TaskEntry, folder: Path
 ) -> tuple[Path | None, Path | None, list[str]]:
-    """Video, still picture, and what to tell the reader about them."""
+    """Record the episodes; return video, still image and notes."""
     from contextlib import closing
 
     from robopolicy.cli.policy_args import open_sim, sim_options, video_problem
@@ -256,9 +228,8 @@ def _record_video(
     count = min(args.video, args.episodes)
     if count == 0:
         return None, None, []
-    with closing(
-        open_sim(entry, sim_options(args, policy_entries, count, args.device, args.judge), policy_entries)
-    ) as sim:
+    options = sim_options(args, policy_entries, count, args.device, args.judge)
+    with closing(open_sim(entry, options, policy_entries)) as sim:
         sim.reset(args.seed)
         problem = video_problem(sim)
         if problem is not None:
@@ -287,11 +258,11 @@ def _facts(args: argparse.Namespace, entry: TaskEntry) -> dict[str, str]:
         "seeds": f"{args.seed} to {args.seed + args.episodes - 1}",
         "actions": "with exploration noise" if args.stochastic else "deterministic",
         "policies": ", ".join(args.policies),
-        **({"best of": f"{args.candidates} chunks, imagined in {args.plan_with}"} if args.plan_with else {}),
+        **({"best of": f"{args.candidates} chunks, predicted in {args.plan_with}"} if args.plan_with else {}),
         **{name: versions()[name] for name in ("robopolicy", "torch", "mujoco")},
     }
 
 
 def _without_episodes(report: dict[str, Any]) -> dict[str, Any]:
-    """The report without its long per-episode lists, which are in the file."""
+    """Return the report without the per-episode lists, which are in the file."""
     return {**report, "results": {label: result["summary"] for label, result in report["results"].items()}}

@@ -1,4 +1,4 @@
-"""`robopolicy export`: a checkpoint as a bundle that a robot's computer runs without torch."""
+"""`robopolicy export`: write a checkpoint as a bundle that runs on a robot without torch."""
 
 from __future__ import annotations
 
@@ -22,22 +22,21 @@ def add_parser(subparsers: Any) -> None:
     """Register the command."""
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "export",
-        description="Write a checkpoint as one folder that onnxruntime and numpy run: an ONNX graph with normalisers "
-        "and sampler inside and noise as an input, what goes in and comes out, and golden chunks. The graph is "
-        "compared with torch first, and refused if it differs by more than 1e-4 in normalised units.",
+        description="Write a checkpoint as a folder that runs with onnxruntime and numpy: an ONNX graph that contains "
+        "normalisers and sampler and takes noise as an input, a manifest of inputs and outputs, and golden chunks. The "
+        "export fails if the graph differs from torch by more than 1e-4 in normalised units.",
         epilog=EXAMPLES,
     )
     parser.add_argument("checkpoint", type=Path, help="checkpoint folder")
     parser.add_argument("--out", type=Path, required=True, help="bundle folder to write")
-    parser.add_argument(
-        "--rtc", action="store_true", help="let the bundle continue actions that are being played (real-time chunking)"
-    )
+    text = "support continuing the actions being executed (real-time chunking)"
+    parser.add_argument("--rtc", action="store_true", help=text)
     add_overwrite_option(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Export; 0 when the bundle is written."""
+    """Write the bundle; return 0."""
     from robopolicy.deploy.bundle import GRAPH, TOLERANCE
     from robopolicy.deploy.bundle import MANIFEST as BUNDLE
     from robopolicy.deploy.export import TaskMetadata, export_bundle
@@ -48,12 +47,12 @@ def run(args: argparse.Namespace) -> int:
     from robopolicy.versions import sha256
 
     check_new_folder(args.out, "a bundle", BUNDLE, overwrite=args.overwrite)
-    policy, described = load_policy(args.checkpoint)
+    policy, checkpoint = load_policy(args.checkpoint)
     unknown = ""
     try:
-        facts = TaskMetadata.of(described.task)
+        facts = TaskMetadata.of(checkpoint.task)
     except UserError as error:
-        facts, unknown = TaskMetadata(described.task), str(error)
+        facts, unknown = TaskMetadata(checkpoint.task), str(error)
     manifest = export_bundle(
         policy,
         args.out,
@@ -73,5 +72,5 @@ def run(args: argparse.Namespace) -> int:
     print(f"  {size:.1f} MiB, {noise}, {'continues' if manifest.takes_prefix else 'does not continue'} given actions")
     print(f"  parity with torch: largest error {manifest.parity:.2g} in normalised units (tolerance {TOLERANCE:g})")
     if unknown:
-        print(f"  names, bounds and rate of the actions are left out: {unknown}")
+        print(f"  names, bounds and rate of the actions are omitted: {unknown}")
     return 0

@@ -1,4 +1,4 @@
-"""`robopolicy import`: write a policy of another library as a checkpoint that every command reads."""
+"""`robopolicy import`: write a policy of another library as a checkpoint."""
 
 from __future__ import annotations
 
@@ -31,28 +31,17 @@ def add_parser(subparsers: Any) -> None:
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "import",
         description="Wrap or convert a policy of another library, test it on its task and write a checkpoint. A "
-        "remote endpoint "
-        "is called at every decision of the checkpoint; files are copied into it.",
+        "checkpoint of a remote endpoint calls it at every decision; files are copied.",
         epilog=EXAMPLES,
     )
     parser.add_argument("kind", metavar="KIND", help="lerobot | onnx | remote | rsl_rl | sb3")
     parser.add_argument("source", metavar="SOURCE", help="file or address")
-    parser.add_argument("--task", required=True, help="task that it solves, see 'robopolicy list tasks'")
+    parser.add_argument("--task", required=True, help="task of the policy, see 'robopolicy list tasks'")
     parser.add_argument("--out", type=Path, required=True, help="checkpoint folder to write")
-    parser.add_argument(
-        "--rename",
-        action="append",
-        default=[],
-        metavar="KEY=NAME",
-        help="NAME in the source of an observation KEY, of 'noise' or of 'chunk'; may be repeated",
-    )
-    parser.add_argument(
-        "--instruction",
-        action="append",
-        default=[],
-        metavar="TEXT",
-        help="lerobot: instruction of a language-conditioned policy; may be repeated",
-    )
+    text = "NAME in the source of an observation KEY, of 'noise' or of 'chunk'; may be repeated"
+    parser.add_argument("--rename", action="append", default=[], metavar="KEY=NAME", help=text)
+    text = "lerobot: instruction of a language-conditioned policy; may be repeated"
+    parser.add_argument("--instruction", action="append", default=[], metavar="TEXT", help=text)
     parser.add_argument("--config", default="", metavar="FILE", help="rsl_rl: agent.yaml of the run")
     parser.add_argument("--action-horizon", type=int, help="actions executed per chunk (default: the policy's own)")
     parser.add_argument("--backend", default="auto", help="simulator backend (default: the task's own)")
@@ -62,7 +51,7 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Import; 0 when the checkpoint is written."""
+    """Write the checkpoint; return 0."""
     from contextlib import closing
 
     from robopolicy.cli.policy_args import PolicyEntry, open_sim, sim_options
@@ -85,25 +74,25 @@ def run(args: argparse.Namespace) -> int:
     policy = open_policy(args.kind, source)
     policy_entries = [PolicyEntry(args.source, lambda: policy, policy.spec)]
     with closing(open_sim(entry, sim_options(args, policy_entries, GOLDEN_ROWS), policy_entries)) as sim:
-        _fit(policy, sim)
+        _fit_normalizer(policy, sim)
         obs = ChunkedSim(sim, obs_horizon=policy.spec.obs_horizon).reset(0)
         obs = {key: obs[key] for key in policy.spec.observation}
         imported = {"imported": {"kind": args.kind, "source": args.source}}
         save_checkpoint(args.out, policy, task=entry.name, obs_sample=obs, training=imported)
     spec = policy.spec
     if args.json:
-        steered = policy.is_steerable
-        print(json.dumps({"out": str(args.out), "policy": policy.name, "task": entry.name, "takes_noise": steered}))
+        content = {"out": str(args.out), "policy": policy.name, "task": entry.name, "takes_noise": policy.is_steerable}
+        print(json.dumps(content))
         return 0
     print(
         f"{args.out}: policy '{policy.name}' for {entry.name}, chunks of {spec.horizon} actions of {spec.action_dim} "
-        f"numbers, {spec.action_horizon} played, {'with' if policy.is_steerable else 'without'} noise."
+        f"numbers, {spec.action_horizon} executed, {'with' if policy.is_steerable else 'without'} noise."
     )
     return 0
 
 
-def _fit(policy: Policy, sim: VectorSim) -> None:
-    """Let critics see the actions of a black box in units of the task's bounds."""
+def _fit_normalizer(policy: Policy, sim: VectorSim) -> None:
+    """Fit the action normaliser of a black-box policy, which critics use, to the bounds of the task."""
     from robopolicy.nets.normalizer import unfitted_normalizers
 
     if unfitted_normalizers(policy):

@@ -1,4 +1,4 @@
-"""`robopolicy list`: tasks, policies, algorithms, experiments and so on, and which extra a missing one needs."""
+"""`robopolicy list`: list tasks, policies, algorithms, experiments etc. and the extras of missing packages."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def add_parser(subparsers: Any) -> None:
     """Register the command."""
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "list",
-        description="Show what can be named on the command line and in configurations.",
+        description="List the names for the command line and for configurations.",
         epilog=EXAMPLES,
     )
     parser.add_argument("what", nargs="?", metavar="KIND", help=f"{' | '.join(kinds())} (default: all)")
@@ -39,7 +39,7 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """List; always 0."""
+    """Print the lists; return 0."""
     from robopolicy.errors import unknown_name
 
     known = kinds()
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def tasks() -> list[Row]:
-    """Registered tasks, then the families that take ids of another library, or files."""
+    """Return the registered tasks, then the families that take ids of another library, or files."""
     from robopolicy.sim.registry import get_task, task_families, task_names, task_ring
 
     rows: list[Row] = []
@@ -81,14 +81,14 @@ def tasks() -> list[Row]:
 
 
 def policies() -> list[Row]:
-    """Registered policies."""
+    """Return the registered policies."""
     from robopolicy.policies.registry import POLICIES
 
     return [_row(name, POLICIES) for name in POLICIES]
 
 
 def algorithms() -> list[Row]:
-    """Registered algorithms, with the data they learn from."""
+    """Return the registered algorithms with their training data."""
     from robopolicy.algorithms.registry import ALGORITHMS
     from robopolicy.training.make_source import SOURCES
 
@@ -100,7 +100,7 @@ def algorithms() -> list[Row]:
 
 
 def experiments() -> list[Row]:
-    """Presets for `experiment=`, with the first sentence of their comments."""
+    """Return the presets for `experiment=` with the first sentence of their comments."""
     from robopolicy.resources import preset_files
 
     rows: list[Row] = []
@@ -112,14 +112,14 @@ def experiments() -> list[Row]:
 
 
 def backends() -> list[Row]:
-    """Simulator backends."""
+    """Return the simulator backends."""
     from robopolicy.sim.backends import BACKENDS
 
     return [_backend(name, row) | {"ring": BACKENDS.ring(name)} for name, row in BACKENDS.items()]
 
 
 def recipes() -> list[Row]:
-    """Recipes for `algorithm=recipe` and text policies, with their source and what they learn from."""
+    """Return the recipes for `algorithm=recipe` and text policies with their source and training data."""
     from robopolicy.core.recipe_keys import DEFAULTS
     from robopolicy.recipe_files import read_recipe, recipe_names, recipe_ring
 
@@ -137,8 +137,8 @@ def recipes() -> list[Row]:
 
 
 def kinds() -> dict[str, Callable[[], list[Row]]]:
-    """Everything that can be listed: `KINDS`, then what commands of other packages choose among."""
-    return KINDS | {registry.kind: partial(_of_command, registry) for registry in extra_registries()}
+    """Return all listing functions: `KINDS`, then the components of commands."""
+    return KINDS | {registry.kind: partial(_components, registry) for registry in extra_registries()}
 
 
 KINDS: dict[str, Callable[[], list[Row]]] = {
@@ -155,7 +155,7 @@ def _row(name: str, registry: Registry[Any]) -> Row:
     return {"name": name, "description": registry.summary(name), "missing": "", "ring": registry.ring(name)}
 
 
-def _of_command(registry: Registry[Any]) -> list[Row]:
+def _components(registry: Registry[Any]) -> list[Row]:
     rows: list[Row] = []
     for name in registry:
         extra = registry.attribute(name, "extra") if _lacks(registry.attribute(name, "module")) else ""
@@ -165,8 +165,8 @@ def _of_command(registry: Registry[Any]) -> list[Row]:
 
 def _backend(name: str, row: Backend) -> Row:
     text = row.help if row.repeatable else f"{row.help}; episodes are not repeatable"
-    shown = f"{name}:{row.argument}" if row.argument else name
-    return {"name": shown, "description": text, "missing": row.extra if _lacks(row.module) else ""}
+    label = f"{name}:{row.argument}" if row.argument else name
+    return {"name": label, "description": text, "missing": row.extra if _lacks(row.module) else ""}
 
 
 def _cited(recipe: Mapping[str, Any]) -> str:
@@ -182,7 +182,7 @@ def _remarks(row: Row) -> str:
 
 
 def _missing(entry: TaskEntry | TaskFamily) -> str:
-    """The extra that has to be installed, if any."""
+    """Return the extra to install, if any."""
     return entry.requires if _lacks(entry.module or entry.requires) else ""
 
 

@@ -1,4 +1,4 @@
-"""`robopolicy COMMAND ...`: parses the command line and runs the module of the command, the only one imported."""
+"""Entry point `robopolicy COMMAND ...`; imports only the module of the command."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import NoReturn
 
 from robopolicy import __version__
 from robopolicy.cli.commands import COMMANDS, command_names
-from robopolicy.cli.options import check_alone
-from robopolicy.cli.progress import listen_for_stop
+from robopolicy.cli.options import check_single_process
+from robopolicy.cli.progress import handle_stop_signals
 from robopolicy.errors import UserError, did_you_mean, unknown_name
 from robopolicy.sim.gl import check_mujoco_gl
 
@@ -31,21 +31,20 @@ examples:
   robopolicy doctor
 """
 
-_OUT_OF_MEMORY = ("allocate memory", "out of memory")  # how torch says it
-
-_SIMULATORS = r"(gymnasium|envpool|metaworld|ogbench)\b"  # they warn of their own internals
+_OUT_OF_MEMORY = ("allocate memory", "out of memory")  # in messages of torch
+_SIMULATORS = r"(gymnasium|envpool|metaworld|ogbench)\b"  # warnings about their own internals are ignored
 
 
 class _Help(argparse.RawDescriptionHelpFormatter):
-    """Keeps line breaks, and has room for every command beside its help."""
+    """Formatter that keeps line breaks and aligns the help of all commands."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog)
-        self._action_max_length = 2 + len("worldmodel") + 2  # argparse forgets that commands are indented once more
+        self._action_max_length = 2 + len("worldmodel") + 2  # argparse ignores the additional indent of commands
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser that keeps the line breaks of its examples and reports mistakes in one line."""
+    """Argument parser that keeps the line breaks of its examples and reports errors in one line."""
 
     def __init__(self, *args: object, **kwargs: object) -> None:
         kwargs.setdefault("formatter_class", _Help)
@@ -53,16 +52,14 @@ class Parser(argparse.ArgumentParser):
         super().__init__(*args, **kwargs)  # type: ignore[arg-type]
 
     def error(self, message: str) -> NoReturn:
-        """Raise instead of printing the usage; `main` prints the line."""
+        """Raise a UserError instead of printing the usage."""
         raise UserError(f"{message}; see '{self.prog} --help'.")
 
 
 def build_parser(names: Iterable[str], chosen: str | None) -> tuple[Parser, dict[str, argparse.ArgumentParser]]:
-    """The parser of the commands `names`, and the parsers of each.
+    """Build the parser of the commands `names`, and return it with the parsers of the commands.
 
-    Args:
-        names: Commands that the help lists; their modules are not imported.
-        chosen: The one among them whose module is imported and whose arguments are known.
+    Only the module of the command `chosen` is imported, so only its arguments are known.
     """
     parser = Parser(
         prog="robopolicy",
@@ -81,69 +78,64 @@ def build_parser(names: Iterable[str], chosen: str | None) -> tuple[Parser, dict
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """Parse a command line.
-
-    Raises:
-        UserError: A command or an option is unknown, or a value does not fit.
-    """
+    """Parse a command line; unknown commands and options and invalid values raise a UserError."""
     chosen = argv[0] if argv and not argv[0].startswith("-") else None
     if chosen is not None and chosen not in COMMANDS:
         raise unknown_name("command", chosen, COMMANDS)
     parser, subparsers = build_parser(command_names() if chosen is None else (chosen,), chosen)
     args, unknown = parser.parse_known_args(argv)
-    if unknown and not any(word.startswith("-") for word in unknown) and _plain(subparsers[args.command_name]):
-        # what argparse leaves over: arguments behind an option, when there were some in front of it
-        args, unknown = subparsers[args.command_name].parse_known_intermixed_args(
-            argv[1:], argparse.Namespace(command_name=args.command_name)
-        )
+    command = subparsers[args.command_name]
+    if unknown and not any(word.startswith("-") for word in unknown) and not _has_subcommands(command):
+        # argparse does not parse arguments after an option if others precede it
+        namespace = argparse.Namespace(command_name=args.command_name)
+        args, unknown = command.parse_known_intermixed_args(argv[1:], namespace)
     args.given = frozenset(word.partition("=")[0] for word in argv if word.startswith("--"))  # see `reject_unused`
     if unknown:
-        options = {option for option in subparsers[args.command_name]._option_string_actions if option.startswith("--")}
+        options = {option for option in command._option_string_actions if option.startswith("--")}
         hint = did_you_mean(unknown[0].split("=")[0], options - {"--help"})
         raise UserError(f"Unknown argument '{unknown[0]}'.{hint} See 'robopolicy {args.command_name} --help'.")
     return args
 
 
-def _plain(parser: argparse.ArgumentParser) -> bool:
-    """Whether it has no actions with parsers of their own, among whose arguments options cannot be mixed."""
-    return not any(isinstance(action, argparse._SubParsersAction) for action in parser._actions)
+def _has_subcommands(parser: argparse.ArgumentParser) -> bool:
+    return any(isinstance(action, argparse._SubParsersAction) for action in parser._actions)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code: 0 done, 2 bad input, 130 interrupted."""
+    """Run one command; return the exit code: 0 success, 2 invalid input, 130 interrupted."""
     warnings.filterwarnings("ignore", category=UserWarning, module=_SIMULATORS)
     if argv is None:  # as a program
-        if "_ARGCOMPLETE" in os.environ:  # the shell asks what may stand next
+        if "_ARGCOMPLETE" in os.environ:  # called by the shell for completion
             complete()
-        listen_for_stop()
+        handle_stop_signals()
         warnings.formatwarning = _warning
     try:
         args = parse(sys.argv[1:] if argv is None else argv)
         if args.command_name != "train":
-            check_alone(args.command_name)
+            check_single_process(args.command_name)
         command = COMMANDS[args.command_name]
         if command.needs_mujoco:
             check_mujoco_gl()
         return int(command.load().run(args))
     except UserError as error:
-        return _refuse(str(error))
+        return _print_error(str(error))
     except BrokenPipeError:
-        # The reader (head, less) has gone; give Python a live descriptor to flush at exit.
+        # The reader (head, less) has closed the pipe; give Python a valid descriptor to flush at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as error:
-        return _refuse(f"{error.filename or 'The system'}: {error.strerror or error}.")
+        return _print_error(f"{error.filename or 'The system'}: {error.strerror or error}.")
     except (MemoryError, RuntimeError) as error:
         if not isinstance(error, MemoryError) and not any(text in str(error) for text in _OUT_OF_MEMORY):
             raise
-        return _refuse("The memory does not suffice; use fewer environments, smaller networks or smaller batches.")
+        return _print_error("Out of memory; use fewer environments, smaller networks or smaller batches.")
     except KeyboardInterrupt:
         print("robopolicy: interrupted", file=sys.stderr)
         return 130
 
 
 def complete() -> None:
-    """Write the completions that the script of `robopolicy completion` asks for, and exit."""
+    """Write the completions for the script of `robopolicy completion`, and exit."""
     import argcomplete
 
     from robopolicy.cli.completion import add_completers
@@ -157,10 +149,10 @@ def complete() -> None:
 
 
 def _warning(message: Warning | str, *_: object) -> str:
-    """One line, without the place in the source that Python would show."""
+    """Format a warning as one line, without its location in the source."""
     return f"robopolicy: warning: {' '.join(str(message).split())}\n"
 
 
-def _refuse(message: str) -> int:
+def _print_error(message: str) -> int:
     print(f"robopolicy: error: {' '.join(message.split())}", file=sys.stderr)
     return 2

@@ -1,4 +1,4 @@
-"""`robopolicy ope`: off-policy evaluation: estimate returns of policies from logged episodes."""
+"""`robopolicy ope`: estimate returns of policies from logged episodes (off-policy evaluation)."""
 
 from __future__ import annotations
 
@@ -29,24 +29,20 @@ def add_parser(subparsers: Any) -> None:
     """Register the command."""
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "ope",
-        description="Off-policy evaluation: the discounted return of policies from a dataset that another policy "
-        "collected (collect --keep-failures), by every estimator that the logs allow.",
+        description="Off-policy evaluation: estimate the discounted return of policies from a dataset that another "
+        "policy collected (collect --keep-failures), by every applicable estimator.",
         epilog=EXAMPLES,
     )
     parser.add_argument("policies", nargs="+", metavar="CKPT", help="checkpoint folders")
     parser.add_argument("--logs", type=Path, required=True, metavar="DATASET", help="dataset with rewards")
-    parser.add_argument(
-        "--behavior-policy",
-        metavar="CKPT",
-        help="behavior policy of the logs: a checkpoint with --stochastic, or random; needed by importance weights",
-    )
+    text = "behavior policy of the logs: a checkpoint with --stochastic, or random; required for importance weights"
+    parser.add_argument("--behavior-policy", metavar="CKPT", help=text)
     parser.add_argument("--stochastic", action="store_true", help="evaluate the policies with exploration noise")
     parser.add_argument("--gamma", type=float, default=0.99, help="discount per control step (default: 0.99)")
-    parser.add_argument(
-        "--steps", type=int, default=4_000, help="gradient steps of fitted Q-evaluation (default: 4000)"
-    )
+    text = "gradient steps of fitted Q-evaluation (default: 4000)"
+    parser.add_argument("--steps", type=int, default=4_000, help=text)
     parser.add_argument("--play", type=int, default=0, metavar="N", help="also run N episodes to compare (default: 0)")
-    parser.add_argument("--task", help="with --play: task id (default: the one the checkpoints were trained on)")
+    parser.add_argument("--task", help="with --play: task id (default: the task of the checkpoints)")
     parser.add_argument("--backend", default="auto", help="with --play: simulator backend (default: the task's own)")
     parser.add_argument("--reward", default="sparse", help="with --play: sparse or shaped, as in the logs")
     parser.add_argument("--num-envs", type=int, default=16, help="with --play: environments together (default: 16)")
@@ -56,7 +52,7 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Estimate; 0 when every policy has its table."""
+    """Print the estimates of every policy; return 0."""
     from robopolicy.cli.policy_args import load_policy_entries
     from robopolicy.data.formats.lerobot import read_lerobot
     from robopolicy.errors import UserError
@@ -72,24 +68,23 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(f"Pass different checkpoint folders, got {' '.join(args.policies)}.")
     policy_entries, entry = load_policy_entries(args.policies, args.task, args.device)
     behaviour = _behavior_policy(args, entry, policy_entries)
-    seen = {key for policy_entry in policy_entries if policy_entry.spec for key in policy_entry.spec.observation}
-    episodes = read_lerobot(args.logs, images=any(key.startswith("image.") for key in seen))
-    config = OPEConfig(
-        gamma=args.gamma, deterministic=not args.stochastic, fqe=FQEConfig(steps=args.steps), seed=args.seed
-    )
+    keys = {key for policy_entry in policy_entries if policy_entry.spec for key in policy_entry.spec.observation}
+    episodes = read_lerobot(args.logs, images=any(key.startswith("image.") for key in keys))
+    fqe = FQEConfig(steps=args.steps)
+    config = OPEConfig(gamma=args.gamma, deterministic=not args.stochastic, fqe=fqe, seed=args.seed)
     found: dict[str, Estimates] = {}
     policies: dict[str, Any] = {policy_entry.label: policy_entry.make() for policy_entry in policy_entries}
     for policy_entry in policy_entries:
         policy = policies[policy_entry.label]
-        played = _play(args, policy_entry, entry) if args.play else None
-        found[policy_entry.label] = estimate(policy, episodes, behaviour=behaviour, played=played, config=config)
+        rollouts = _rollouts(args, policy_entry, entry) if args.play else None
+        found[policy_entry.label] = estimate(policy, episodes, behaviour=behaviour, played=rollouts, config=config)
     portfolios = _portfolios(found) if args.play and len(found) > 1 else None
-    together = None
-    if behaviour is not None and len(found) > 1 and all(each["pdis"].effective is not None for each in found.values()):
-        together = score_class(policies, episodes, behaviour, config)
+    joint = None
+    if behaviour is not None and len(found) > 1 and all(item["pdis"].effective is not None for item in found.values()):
+        joint = score_class(policies, episodes, behaviour, config)
     if args.json:
         content = {"logs": str(args.logs), "gamma": args.gamma, "policies": {k: v.to_dict() for k, v in found.items()}}
-        content |= {"class": together.to_dict()} if together else {}
+        content |= {"class": joint.to_dict()} if joint else {}
         print(json.dumps(content | ({"sharpe_ratio": portfolios} if portfolios else {})))
         return 0
     for label, estimates in found.items():
@@ -97,17 +92,17 @@ def run(args: argparse.Namespace) -> int:
         print(aligned(*estimates.table()))
         for note in estimates.notes:
             print(f"note: {note}")
-    if together is not None:
-        print(f"All policies on the same decisions, weighted per decision:\n{aligned(*together.table())}")
-        if together.best is not None:
-            print(f"best: {together.best}; choosing it costs at most {together.regret:.3g} in 95 % of the resamples")
+    if joint is not None:
+        print(f"All policies on the same decisions, weighted per decision:\n{aligned(*joint.table())}")
+        if joint.best is not None:
+            print(f"best: {joint.best}; its regret is at most {joint.regret:.3g} in 95 % of the resamples")
     if portfolios is not None:
         print(f"SharpeRatio@k of the policies and the logs' behaviour:\n{aligned(*portfolios)}")
     return 0
 
 
 def _behavior_policy(args: argparse.Namespace, entry: TaskEntry, policy_entries: list[PolicyEntry]) -> Policy | None:
-    """Who played the logs, as far as it is known."""
+    """Load the behavior policy of the logs, if it is known."""
     from contextlib import closing
 
     from robopolicy.cli.policy_args import open_sim, sim_options
@@ -118,13 +113,12 @@ def _behavior_policy(args: argparse.Namespace, entry: TaskEntry, policy_entries:
         return load_policy(args.behavior_policy, args.device)[0] if args.behavior_policy else None
     assert policy_entries[0].spec is not None
     with closing(open_sim(entry, sim_options(args, policy_entries, 1, args.device), policy_entries)) as sim:
-        return UniformPolicy(
-            policy_entries[0].spec.observation, sim.spec.action_low.cpu().numpy(), sim.spec.action_high.cpu().numpy()
-        )
+        low, high = sim.spec.action_low.cpu().numpy(), sim.spec.action_high.cpu().numpy()
+        return UniformPolicy(policy_entries[0].spec.observation, low, high)
 
 
-def _play(args: argparse.Namespace, policy_entry: PolicyEntry, entry: TaskEntry) -> Episodes:
-    """Episodes that a policy itself plays."""
+def _rollouts(args: argparse.Namespace, policy_entry: PolicyEntry, entry: TaskEntry) -> Episodes:
+    """Roll out a policy for comparison."""
     from contextlib import closing
 
     from robopolicy.cli.policy_args import open_sim, sim_options
@@ -145,7 +139,7 @@ def _play(args: argparse.Namespace, policy_entry: PolicyEntry, entry: TaskEntry)
 
 
 def _portfolios(found: dict[str, Estimates]) -> tuple[list[str], list[list[str]]]:
-    """SharpeRatio@k of every estimator that has a value for all policies."""
+    """Compute SharpeRatio@k of every estimator that has a value for all policies."""
     from robopolicy.evaluation.ope import sharpe_table
     from robopolicy.evaluation.ope.estimates import NAMES
 

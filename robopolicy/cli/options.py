@@ -1,4 +1,4 @@
-"""Command-line options that several commands share. Imports nothing heavy."""
+"""Common command-line options, without expensive imports."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 
 def add_rollout_options(parser: argparse.ArgumentParser) -> None:
-    """Options of `eval` and `play`."""
-    parser.add_argument("--task", help="task id (default: the one the checkpoint was trained on)")
+    """Add the options of `eval` and `play`."""
+    parser.add_argument("--task", help="task id (default: the task of the checkpoint)")
     text = "seed of the first episode (default: 50000; training evaluates its checkpoints on seeds from 10000)"
     parser.add_argument("--seed", type=int, default=50_000, help=text)
     parser.add_argument("--backend", default="auto", help="simulator, or worldmodel:FOLDER[,FOLDER] (default: its own)")
@@ -30,27 +30,22 @@ def add_rollout_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--plan-with", default="", metavar="FOLDER[,FOLDER]", help=text)
     parser.add_argument("--candidates", type=int, default=8, help="candidate chunks with --plan-with (default: 8)")
     parser.add_argument("--plan-horizon", type=int, default=1, help="decisions predicted with --plan-with (default: 1)")
-    parser.add_argument(
-        "--rounds", type=int, default=0, help="cross-entropy refinement rounds with --plan-with (default: 0)"
-    )
+    text = "cross-entropy refinement rounds with --plan-with (default: 0)"
+    parser.add_argument("--rounds", type=int, default=0, help=text)
 
 
 def add_judge_option(parser: argparse.ArgumentParser) -> None:
     """Add the option that selects the success detector of a world model."""
-    text = (
-        "judge of a world model: folder of 'worldmodel judge', vlm:MODEL@URL or vlm:FOLDER (default: the model's own)"
-    )
+    text = "judge of a world model: folder of 'worldmodel judge', vlm:MODEL@URL or vlm:FOLDER (default: its own)"
     parser.add_argument("--judge", default="", help=text)
 
 
 def add_search_options(parser: argparse.ArgumentParser) -> None:
-    """Options of commands that search for a checkpoint and evaluate it on held-out episodes."""
-    parser.add_argument(
-        "--report-episodes", type=int, default=100, help="held-out episodes of the report (default: 100)"
-    )
-    parser.add_argument(
-        "--report-seed", type=int, default=30_000, help="first seed of the held-out episodes (default: 30000)"
-    )
+    """Add the options of commands that search for a checkpoint and evaluate it on held-out episodes."""
+    text = "held-out episodes of the report (default: 100)"
+    parser.add_argument("--report-episodes", type=int, default=100, help=text)
+    text = "first seed of the held-out episodes (default: 30000)"
+    parser.add_argument("--report-seed", type=int, default=30_000, help=text)
     parser.add_argument("--resume", action="store_true", help="resume the search in the folder of --out")
     parser.add_argument("--backend", default="auto", help="simulator, or worldmodel:FOLDER (default: the task's own)")
     parser.add_argument("--reward", default="sparse", help="sparse or shaped (default: sparse)")
@@ -60,19 +55,14 @@ def add_search_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_model_options(parser: argparse.ArgumentParser, data: str, data_help: str, example: str) -> None:
-    """Options of commands that train a model other than a policy.
+    """Add the options of commands that train a model other than a policy.
 
-    Args:
-        parser: Parser of the command.
-        data: Placeholder of the dataset.
-        data_help: What it is.
-        example: Of a setting.
+    `data` is the placeholder of the dataset with help `data_help`; `example` is a setting.
     """
     parser.add_argument("dataset", nargs="?", default="", metavar=data, help=data_help)
     parser.add_argument("--resume", type=Path, metavar="RUN", help="resume this run from its last resume point")
-    parser.add_argument(
-        "--override", nargs="+", default=[], metavar="KEY=VALUE", help=f"overrides of settings, e.g. {example}"
-    )
+    text = f"overrides of settings, e.g. {example}"
+    parser.add_argument("--override", nargs="+", default=[], metavar="KEY=VALUE", help=text)
     parser.add_argument("--seed", type=int, default=0, help="seed (default: 0)")
     parser.add_argument("--device", default="cpu", help="device (default: cpu)")
     parser.add_argument("--out", default="runs", help="parent folder (default: runs)")
@@ -82,18 +72,15 @@ def add_model_options(parser: argparse.ArgumentParser, data: str, data_help: str
 def train_model(
     args: argparse.Namespace, start: Callable[[dict[str, object]], Trainer], resume: Callable[[Path], Trainer]
 ) -> tuple[int, Report | None]:
-    """Train a model other than a policy and print where it is.
+    """Train a model other than a policy and print its folder.
 
     Args:
-        args: As parsed with `add_model_options`.
+        args: Options of `add_model_options`.
         start: Function that creates a new run from the options.
         resume: Function that resumes the run in a folder.
 
     Returns:
-        Exit code, and the report of a run that came to its end.
-
-    Raises:
-        UserError: The run cannot be made.
+        Exit code, and the report of a run that has ended.
     """
     from robopolicy.training.resume import Interrupted
 
@@ -111,68 +98,42 @@ def train_model(
 
 
 def describe_end(trainer: Trainer, report: Report) -> str:
-    """How long a run took, and what it left behind."""
-    *others, last = ["report.json", *trainer.saved()]
+    """Format the duration and the files of a finished run."""
+    *others, last = ["report.json", *trainer.saved_checkpoints()]
     return f"Done in {report['seconds']:.0f} s: {trainer.folder}/{', '.join(others)} and {last}."
 
 
-def check_alone(what: str) -> None:
-    """Refuse `what` under `torchrun`, because every process would repeat it.
-
-    Raises:
-        UserError: There are several processes.
-    """
+def check_single_process(what: str) -> None:
+    """Raise a UserError if `what` runs under `torchrun`, since every process would repeat it."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise UserError(f"torchrun shares out one training run; call 'robopolicy {what}' without it.")
+        raise UserError(f"torchrun distributes one training run; call 'robopolicy {what}' without it.")
 
 
 def check_numbers(args: argparse.Namespace, *, positive: Sequence[str], non_negative: Sequence[str]) -> None:
-    """Refuse numbers out of range and name their option."""
+    """Raise a UserError that names the option of a number out of range."""
     for least, names in ((1, positive), (0, non_negative)):
         for name in names:
             check_count(f"--{name.replace('_', '-')}", getattr(args, name), least)
 
 
 def reject_unused(args: argparse.Namespace, why: str, *options: str) -> None:
-    """Refuse options that would have no effect.
-
-    Args:
-        args: As parsed by `cli.main`.
-        why: What is missing or in the way ("without --latency").
-        options: Their names.
-
-    Raises:
-        UserError: One of them was passed.
-    """
+    """Raise a UserError if one of the `options` was passed; `why` is the reason for the message ("without --video")."""
     for option in options:
         if option in args.given:
             raise UserError(f"{option} has no effect {why}; leave it out.")
 
 
-def check_overwrite(args: argparse.Namespace, *places: str) -> None:
-    """Refuse `--overwrite` without an output option.
-
-    Raises:
-        UserError: It was passed alone.
-    """
-    if not args.given & set(places):
-        reject_unused(args, f"without {' or '.join(places)}", "--overwrite")
+def check_overwrite(args: argparse.Namespace, *outputs: str) -> None:
+    """Raise a UserError for `--overwrite` without one of the `outputs` options."""
+    if not args.given & set(outputs):
+        reject_unused(args, f"without {' or '.join(outputs)}", "--overwrite")
 
 
 def check_resume(args: argparse.Namespace, *options: str) -> None:
-    """Refuse settings of a model's training run that goes on with those it began with.
-
-    Args:
-        args: As parsed with `options.add_model_options`.
-        options: Settings besides those.
-
-    Raises:
-        UserError: One of them was passed with `--resume`.
-    """
+    """Raise a UserError if `--resume` of a model's run is combined with its settings, to which `options` are added."""
     if args.resume is not None:
-        reject_unused(
-            args, "with --resume, which keeps the settings", "--seed", "--device", "--out", "--name", *options
-        )
+        fixed = ("--seed", "--device", "--out", "--name", *options)
+        reject_unused(args, "with --resume, which keeps the settings", *fixed)
 
 
 def add_overwrite_option(parser: argparse.ArgumentParser) -> None:
@@ -181,28 +142,25 @@ def add_overwrite_option(parser: argparse.ArgumentParser) -> None:
 
 
 def check_search(out: Path, record: str, *, resume: bool, overwrite: bool, sources: Iterable[Path] = ()) -> None:
-    """Refuse an output folder that can neither be resumed nor replaced.
+    """Raise a UserError if the output folder of a search can neither be resumed nor replaced.
 
     Args:
-        out: Folder of the checkpoint to come.
-        record: Name of the file in it that a search keeps.
-        resume: Whether to resume an existing search.
-        overwrite: Whether a checkpoint or a search may be replaced.
-        sources: Checkpoints that it is made of.
-
-    Raises:
-        UserError: There is no search to resume, or the output exists.
+        out: Folder of the new checkpoint.
+        record: File name of the search log in the folder.
+        resume: Resume an existing search.
+        overwrite: Replace an existing checkpoint or search.
+        sources: Parent checkpoints, which are never replaced.
     """
     from robopolicy.files import check_new_folder
     from robopolicy.training.manifest import MANIFEST
 
-    begun = (out / record).is_file()
+    has_log = (out / record).is_file()
     if resume:
         if overwrite:
-            raise UserError("--resume continues and --overwrite starts again; pass only one of them.")
-        if not begun:
-            raise UserError(f"There is no search to resume in {out}; leave --resume out.")
+            raise UserError("--resume continues and --overwrite restarts; pass only one of them.")
+        if not has_log:
+            raise UserError(f"There is no search to resume in {out}; omit --resume.")
         return
-    if begun and not overwrite and not (out / MANIFEST).is_file():
-        raise UserError(f"The search in {out} was interrupted; continue with --resume or start again with --overwrite.")
+    if has_log and not overwrite and not (out / MANIFEST).is_file():
+        raise UserError(f"The search in {out} was interrupted; continue with --resume or restart with --overwrite.")
     check_new_folder(out, "a checkpoint", MANIFEST, record, overwrite=overwrite, sources=sources)

@@ -1,4 +1,4 @@
-"""`robopolicy play`: film episodes, or watch them live."""
+"""`robopolicy play`: record episodes as a video, or show them in a viewer."""
 
 from __future__ import annotations
 
@@ -34,23 +34,22 @@ def add_parser(subparsers: Any) -> None:
     """Register the command."""
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "play",
-        description="Run episodes and write a video grid whose borders show success and failure; needs no display.",
+        description="Run episodes and write a video grid whose borders mark success and failure; requires no display.",
         epilog=EXAMPLES,
     )
     parser.add_argument("policy", metavar="CKPT", help="checkpoint folder, 'expert' or 'random'")
     add_rollout_options(parser)
     parser.add_argument("--episodes", type=int, default=4, help="episodes (default: 4)")
-    parser.add_argument(
-        "--out", type=Path, help=".mp4 or .gif (default: the next free one of runs/play.mp4, runs/play_2.mp4)"
-    )
+    text = ".mp4 or .gif (default: the next free one of runs/play.mp4, runs/play_2.mp4)"
+    parser.add_argument("--out", type=Path, help=text)
     add_overwrite_option(parser)
     parser.add_argument("--width", type=int, default=320, help="pixels of one episode (default: 320)")
     parser.add_argument("--height", type=int, default=240, help="pixels of one episode (default: 240)")
-    parser.add_argument("--viewer", action="store_true", help="watch in MuJoCo's window instead (needs a display)")
+    parser.add_argument("--viewer", action="store_true", help="show in MuJoCo's window instead (requires a display)")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run episodes; return 0 when the video is written or the viewer is closed."""
+    """Record or show episodes; return 0."""
     from contextlib import closing
 
     from robopolicy.cli.policy_args import load_policy_entries, open_sim, sim_options, with_planning
@@ -63,12 +62,9 @@ def run(args: argparse.Namespace) -> int:
         reject_unused(args, "with --viewer", "--out", "--width", "--height", "--camera")
     args.out = args.out or next_free_path(Path("runs/play.mp4"))
     check_new_file(args.out, ".mp4", ".gif", overwrite=args.overwrite)
-    if (
-        args.viewer
-        and sys.platform.startswith("linux")
-        and not any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY")))
-    ):
-        raise UserError("--viewer needs a display and there is none; leave it out to write a video.")
+    has_display = any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY")))
+    if args.viewer and sys.platform.startswith("linux") and not has_display:
+        raise UserError("--viewer requires a display and there is none; omit it to write a video.")
     policy_entries, entry = load_policy_entries([args.policy], args.task, args.device)
     (policy_entry,) = with_planning(policy_entries, args, entry)
     if policy_entry.spec is None:
@@ -76,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
     options = sim_options(args, [policy_entry], 1 if args.viewer else args.episodes, args.device, args.judge)
     with closing(open_sim(entry, options, [policy_entry])) as sim:
         if args.viewer:
-            _watch(args, policy_entry, sim)
+            _view(args, policy_entry, sim)
         else:
             _record_video(args, policy_entry, sim)
     return 0
@@ -109,7 +105,7 @@ def _record_video(args: argparse.Namespace, policy_entry: PolicyEntry, sim: Vect
     print(f"video: {path}{speed}")
 
 
-def _watch(args: argparse.Namespace, policy_entry: PolicyEntry, sim: VectorSim) -> None:
+def _view(args: argparse.Namespace, policy_entry: PolicyEntry, sim: VectorSim) -> None:
     """Show the episodes in MuJoCo's viewer in real time, until they end or the window is closed."""
     import mujoco
     import mujoco.viewer
@@ -119,7 +115,7 @@ def _watch(args: argparse.Namespace, policy_entry: PolicyEntry, sim: VectorSim) 
     from robopolicy.sim.backends.mujoco.backend import MujocoSim
 
     if not isinstance(sim, MujocoSim):
-        raise UserError(f"--viewer shows tasks of the native MuJoCo backend only, not {sim.spec.task}.")
+        raise UserError(f"--viewer supports only tasks of the native MuJoCo backend, not {sim.spec.task}.")
     data = mujoco.MjData(sim.task.model)
     with mujoco.viewer.launch_passive(sim.task.model, data) as viewer:
 

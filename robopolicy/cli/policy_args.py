@@ -1,4 +1,4 @@
-"""Policies that `eval` and `play` run: a checkpoint, the task's scripted `expert`, or `random` actions."""
+"""Policies of the command line: a checkpoint, the scripted `expert` of the task, or `random` actions."""
 
 from __future__ import annotations
 
@@ -33,51 +33,51 @@ class PolicyEntry:
     """A policy, expert or random actor with its label."""
 
     label: str  # short name for tables and captions
-    make: Callable[[], Policy | Actor]  # experts remember their episodes, so every simulator gets a new one
-    spec: PolicySpec | None = None  # None for experts and random actions, which need no observations
+    make: Callable[[], Policy | Actor]  # experts have episode state, so every simulator requires a new one
+    spec: PolicySpec | None = None  # None for experts and random actions, which use no observations
 
 
 def load_policy_entries(names: Sequence[str], task: str | None, device: str) -> tuple[list[PolicyEntry], TaskEntry]:
-    """Load the competitors and find their task: `task`, or the one their checkpoints were trained on.
+    """Load policies and determine their task: `task`, or the common one of the checkpoints.
 
     Raises:
-        UserError: A checkpoint is bad, no task is known, two checkpoints disagree on it, or it has no expert.
+        UserError: A checkpoint is invalid, the task is unknown or ambiguous, or it has no expert.
     """
     loaded = {name: load_policy(name, device) for name in names if name not in ("expert", "random")}
-    trained = sorted({manifest.task for _, manifest in loaded.values()})
-    if task is None and len(trained) != 1:
-        found = f"the checkpoints were trained on {' and '.join(trained)}" if trained else f"{names[0]} has no task"
-        raise UserError(f"Which task? {found}; pass --task (see 'robopolicy list tasks').")
-    entry = get_task(task or trained[0])
+    tasks = sorted({manifest.task for _, manifest in loaded.values()})
+    if task is None and len(tasks) != 1:
+        found = f"The checkpoints were trained on {' and '.join(tasks)}" if tasks else f"{names[0]} has no task"
+        raise UserError(f"{found}; pass --task (see 'robopolicy list tasks').")
+    entry = get_task(task or tasks[0])
     labels = short_names(names)
-    return [_policy_entry(name, labels[i], entry, loaded) for i, name in enumerate(names)], entry
+    return [_policy_entry(name, label, entry, loaded) for name, label in zip(names, labels, strict=True)], entry
 
 
 def with_planning(policy_entries: list[PolicyEntry], args: argparse.Namespace, entry: TaskEntry) -> list[PolicyEntry]:
-    """The competitors, of which policies try their chunks in the world model of `--plan-with` first, if there is one.
+    """Let the policies select chunks in the world model of `--plan-with`, if passed.
 
     Raises:
-        UserError: It shows another task, failed its tests, or lacks what a policy sees.
+        UserError: It belongs to another task, failed its tests, or lacks observations of a policy.
     """
     if not args.plan_with:
         reject_unused(args, "without --plan-with", "--candidates", "--plan-horizon", "--rounds")
         return policy_entries
     if all(policy_entry.spec is None for policy_entry in policy_entries):
-        raise UserError(f"--plan-with needs a policy, and {policy_entries[0].label} samples no chunks; leave it out.")
+        raise UserError(f"--plan-with requires a policy, and {policy_entries[0].label} samples no chunks; omit it.")
     config = ShootingConfig(candidates=args.candidates, depth=args.plan_horizon, rounds=args.rounds)
     model, manifest = load_worlds(args.plan_with, args.device)
     if manifest.task != entry.name:
         raise UserError(f"The world model was trained on {manifest.task}, not on {entry.name}.")
     sim = make_sim(entry.name, SimOptions(num_envs=1, cameras=model.spec.cameras, image_size=model.spec.size))
     with closing(SimInitialStates(sim, model.spec)):
-        shapes = {key: tuple(shown.shape) for key, shown in sim.spec.observation.items()}
+        shapes = {key: tuple(item.shape) for key, item in sim.spec.observation.items()}
     dynamics = VideoDynamics(model, model.judge, shapes)
 
     def wrapped(policy_entry: PolicyEntry) -> PolicyEntry:
-        inside = policy_entry.make()
-        if not isinstance(inside, Policy):
+        base = policy_entry.make()
+        if not isinstance(base, Policy):
             return policy_entry
-        policy = ImaginedPolicy(inside, dynamics, config, dynamics.observation)
+        policy = ImaginedPolicy(base, dynamics, config, dynamics.observation)
         return replace(policy_entry, make=lambda: policy, spec=policy.spec)
 
     return [wrapped(policy_entry) for policy_entry in policy_entries]
@@ -86,22 +86,21 @@ def with_planning(policy_entries: list[PolicyEntry], args: argparse.Namespace, e
 def sim_options(
     args: argparse.Namespace, policy_entries: Sequence[PolicyEntry], num_envs: int, device: str = "cpu", judge: str = ""
 ) -> SimOptions:
-    """Options for the simulator of all players, with the images and point clouds that their policies see."""
-    views = observation_options(
-        [policy_entry.spec.observation for policy_entry in policy_entries if policy_entry.spec is not None]
-    )
+    """Return simulator options with the images and point clouds of all policies."""
+    specs = [policy_entry.spec for policy_entry in policy_entries if policy_entry.spec is not None]
+    views = observation_options([spec.observation for spec in specs])
     world = WorldOptions(judge=judge)
     return SimOptions(num_envs=num_envs, backend=args.backend, device=device, reward=args.reward, world=world, **views)
 
 
 def open_sim(entry: TaskEntry, options: SimOptions, policy_entries: Sequence[PolicyEntry]) -> VectorSim:
-    """Build the simulator that all players fit, and say what to install where its extra is missing."""
+    """Build a simulator that is compatible with all policies; a missing package raises a UserError with its extra."""
     try:
         sim = make_env(entry.name, options)
     except ImportError as error:
         extra = entry.requires or options.backend
         raise UserError(
-            f"Task {entry.name} needs the package '{error.name}'; run: pip install 'robopolicy[{extra}]'."
+            f"Task {entry.name} requires the package '{error.name}'; run: pip install 'robopolicy[{extra}]'."
         ) from error
     try:
         for policy_entry in policy_entries:
@@ -114,12 +113,12 @@ def open_sim(entry: TaskEntry, options: SimOptions, policy_entries: Sequence[Pol
 
 
 def video_problem(sim: VectorSim) -> str | None:
-    """One line that says why `sim`, which must have been reset, cannot be recorded; None where it can."""
+    """Return the reason why `sim`, after a reset, cannot be recorded; None if it can."""
     from robopolicy.evaluation.video import rendering_problem
 
     problem = rendering_problem(sim)
     if problem == f"No video: {NotImplementedError.__name__}":
-        return f"No video: task {sim.spec.task} cannot draw itself."
+        return f"No video: task {sim.spec.task} does not support rendering."
     return problem
 
 
@@ -134,27 +133,23 @@ def _policy_entry(name: str, label: str, entry: TaskEntry, loaded: dict[str, tup
 
 
 def parse_noise(name: str) -> tuple[str, float]:
-    """`WHO` or `WHO+NOISE` as who and noise, a fraction of half the range of the actions.
-
-    Raises:
-        UserError: What follows the plus is not a number of 0 or more.
-    """
-    who, plus, text = name.rpartition("+")
+    """Split `POLICY+NOISE` into policy and noise, a fraction of half the action range; invalid noise: UserError."""
+    policy, plus, text = name.rpartition("+")
     try:
         noise = float(text) if plus else 0.0
     except ValueError:
         noise = -1.0
     if not 0 <= noise < float("inf"):
-        raise UserError(f"A behaviour is WHO or WHO+NOISE, a number of 0 or more, got '{name}'.")
-    return (who, noise) if plus else (name, 0.0)
+        raise UserError(f"The noise of POLICY+NOISE must be a number of 0 or more, got '{name}'.")
+    return (policy, noise) if plus else (name, 0.0)
 
 
 def noisy_policy_entries(names: Sequence[str], task: str, device: str) -> list[PolicyEntry]:
-    """Competitors of which some may be disturbed, `WHO+NOISE`."""
+    """Load policies with optional action noise, `POLICY+NOISE`."""
     parsed = [parse_noise(name) for name in names]
-    unique = list(dict.fromkeys(who for who, _ in parsed))
+    unique = list(dict.fromkeys(name for name, _ in parsed))
     found = dict(zip(unique, load_policy_entries(unique, task, device)[0], strict=True)) if unique else {}
-    return [_noisy(found[who], noise) for who, noise in parsed]
+    return [_noisy(found[name], noise) for name, noise in parsed]
 
 
 def _noisy(policy_entry: PolicyEntry, noise: float) -> PolicyEntry:
@@ -162,13 +157,13 @@ def _noisy(policy_entry: PolicyEntry, noise: float) -> PolicyEntry:
         return policy_entry
 
     def make() -> Actor:
-        inside = policy_entry.make()
-        return NoisyActor(PolicyActor(inside) if isinstance(inside, Policy) else inside, noise)
+        base = policy_entry.make()
+        return NoisyActor(PolicyActor(base) if isinstance(base, Policy) else base, noise)
 
     return replace(policy_entry, label=f"{policy_entry.label}+{noise:g}", make=make)
 
 
 def short_names(names: Sequence[str]) -> list[str]:
-    """Short and distinct names of checkpoint folders: `runs/lift_bc/checkpoints/best` becomes `lift_bc/best`."""
+    """Shorten the paths of checkpoints to distinct names: `runs/lift_bc/checkpoints/best` becomes `lift_bc/best`."""
     short = ["/".join([p for p in Path(name).parts if p not in ("runs", "checkpoints")][-2:]) for name in names]
     return short if len(set(short)) == len(short) else [str(Path(name)) for name in names]

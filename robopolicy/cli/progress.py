@@ -1,4 +1,4 @@
-"""Progress bars on stderr; their updates also handle stop requests."""
+"""Progress bars on stderr that also handle stop signals."""
 
 from __future__ import annotations
 
@@ -12,21 +12,20 @@ from types import FrameType
 
 from robopolicy.shutdown import detach_terminal, stop_signals
 
-RETRY_DELAY = 0.05  # [s] after which a request that came while a module was imported is made again
+RETRY_DELAY = 0.05  # [s] until a signal that arrived during an import is sent again
+MAX_RETRIES = 600  # number of retries before the signal stops the import
 
-MAX_RETRIES = 600  # how often it is, before it is obeyed all the same
-
-_deferred: list[int] = []  # requests that came while a module was imported
-_requested: list[int] = []  # signals that asked this program to stop
-_bars: list[bool] = []  # not empty while progress bars are shown
+_deferred: list[int] = []  # signals that arrived during an import
+_requested: list[int] = []  # signals that requested a stop
+_bars: list[bool] = []  # not empty while progress bars are active
 
 
-def listen_for_stop() -> None:
-    """Let `stop_signals` unwind the stack, so that nothing half-written stays behind.
+def handle_stop_signals() -> None:
+    """Let `stop_signals` unwind the stack, so that no partial output is left.
 
-    Out of a signal handler an exception may come between making a folder and remembering it, and is lost where foreign
-    code swallows it (NumPy's C loops, Arrow's callbacks). So while progress bars are shown the first request waits for
-    their next update; a second one does not.
+    An exception in a signal handler may be raised between the creation of a folder and the start of its cleanup, and
+    foreign code may swallow it (NumPy's C loops, Arrow's callbacks). So while progress bars are active, the first
+    signal is handled at their next update; a second one is handled immediately.
     """
     previous = signal.getsignal(signal.SIGINT)
     for number in stop_signals():
@@ -35,11 +34,11 @@ def listen_for_stop() -> None:
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
-    if len(_deferred) < MAX_RETRIES and _importing(frame):  # there an exception is lost, or leaves half a module behind
+    if len(_deferred) < MAX_RETRIES and _importing(frame):  # an exception would be lost or leave a partial module
         _deferred.append(number)
-        again = Timer(RETRY_DELAY, os.kill, (os.getpid(), number))
-        again.daemon = True
-        again.start()
+        timer = Timer(RETRY_DELAY, os.kill, (os.getpid(), number))
+        timer.daemon = True
+        timer.start()
         return
     detach_terminal(number)
     _requested.append(number)
@@ -64,7 +63,7 @@ def _raise_stop() -> None:
 
 @contextmanager
 def hint_when_stopped(hint: Callable[[], str]) -> Iterator[None]:
-    """Print the line of `hint`, which says how to resume, when a stop request ends the context."""
+    """Print the line of `hint`, which explains how to resume, when a stop signal ends the context."""
     try:
         yield
     except (KeyboardInterrupt, SystemExit):
@@ -75,17 +74,17 @@ def hint_when_stopped(hint: Callable[[], str]) -> Iterator[None]:
 
 @contextmanager
 def progress_bars() -> Iterator[Callable[[str, int], Callable[[int], None]]]:
-    """Yields `add(label, total)`, which returns the function to call with the number completed so far."""
+    """Yield `add(label, total)`, which returns a function that takes the number completed so far."""
     from rich.console import Console
     from rich.progress import MofNCompleteColumn, Progress
 
     columns = (*Progress.get_default_columns(), MofNCompleteColumn())
-    with _waiting(), ExitStack() as shown:
+    with _deferred_stop(), ExitStack() as display:
         progress = Progress(*columns, console=Console(stderr=True))
 
         def add(label: str, total: int) -> Callable[[int], None]:
-            if not progress.tasks:  # shown without a bar it would print an empty line
-                shown.enter_context(progress)
+            if not progress.tasks:  # without a bar the display would print an empty line
+                display.enter_context(progress)
             bar = progress.add_task(label, total=total)
 
             def update(completed: int) -> None:
@@ -98,7 +97,7 @@ def progress_bars() -> Iterator[Callable[[str, int], Callable[[int], None]]]:
 
 
 @contextmanager
-def _waiting() -> Iterator[None]:
+def _deferred_stop() -> Iterator[None]:
     _bars.append(True)
     try:
         yield

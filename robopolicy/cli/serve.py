@@ -1,4 +1,4 @@
-"""`robopolicy serve`: answer robots and evaluations with the chunks of one policy."""
+"""`robopolicy serve`: serve the action chunks of one policy to robots and evaluations."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ examples:
   robopolicy serve runs/lift_reinflow/checkpoints/best --port 9000 --max-batch 16 --batch-delay-ms 5
   robopolicy import remote ws://127.0.0.1:8765 --task lift --out runs/served
   robopolicy serve bundles/lift --host 0.0.0.0 --tls-cert server.pem --tls-key server.key
-the token that clients have to show is read from the environment, on both sides:
+clients must send the token, which both sides read from the environment:
   export ROBOPOLICY_TOKEN=$(openssl rand -hex 32)
 """
 
@@ -26,23 +26,21 @@ def add_parser(subparsers: Any) -> None:
     """Register the command."""
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "serve",
-        description="Serve a checkpoint or a bundle over websockets, to as many clients as ask. It listens on this "
-        "machine alone; beyond it a token is needed, and without TLS that travels in the clear. Ctrl-C answers what is "
-        "in work and stops.",
+        description="Serve a checkpoint or a bundle over websockets to many clients. It listens only on this machine "
+        "by default; other addresses require a token, which is sent unencrypted without TLS. Ctrl-C answers pending "
+        "requests and stops.",
         epilog=EXAMPLES,
     )
     parser.add_argument("policy", type=Path, metavar="CKPT_OR_BUNDLE", help="checkpoint folder, or bundle of 'export'")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
-    parser.add_argument("--port", type=int, default=8765, help="0 takes a free one (default: 8765)")
-    parser.add_argument(
-        "--token-env", default="ROBOPOLICY_TOKEN", metavar="NAME", help="variable with the token (ROBOPOLICY_TOKEN)"
-    )
-    parser.add_argument("--tls-cert", type=Path, metavar="PEM", help="certificate: serve wss:// in place of ws://")
-    parser.add_argument("--tls-key", type=Path, metavar="PEM", help="its private key")
+    parser.add_argument("--port", type=int, default=8765, help="port; 0 uses a free one (default: 8765)")
+    text = "environment variable with the token (default: ROBOPOLICY_TOKEN)"
+    parser.add_argument("--token-env", default="ROBOPOLICY_TOKEN", metavar="NAME", help=text)
+    parser.add_argument("--tls-cert", type=Path, metavar="PEM", help="certificate: serve wss:// instead of ws://")
+    parser.add_argument("--tls-key", type=Path, metavar="PEM", help="private key of the certificate")
     parser.add_argument("--max-batch", type=int, default=32, help="observations per call of the policy (default: 32)")
-    parser.add_argument(
-        "--batch-delay-ms", type=float, default=2.0, help="maximum batching delay in milliseconds (default: 2)"
-    )
+    text = "maximum batching delay in milliseconds (default: 2)"
+    parser.add_argument("--batch-delay-ms", type=float, default=2.0, help=text)
     parser.add_argument("--max-clients", type=int, default=64, help="maximum number of connections (default: 64)")
     parser.add_argument("--max-message-mib", type=int, default=64, help="maximum message size in MiB (default: 64)")
     parser.add_argument("--log-every", type=float, default=60.0, metavar="S", help="seconds between statistics (60)")
@@ -61,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
     check_numbers(args, positive=("max_batch", "max_clients", "max_message_mib"), non_negative=())
     token = os.environ.get(args.token_env, "")
     if "--token-env" in args.given and not token:
-        raise UserError(f"The variable {args.token_env} of --token-env holds no token.")
+        raise UserError(f"The variable {args.token_env} of --token-env contains no token.")
     config = ServerConfig(
         host=args.host,
         port=args.port,
@@ -74,21 +72,21 @@ def run(args: argparse.Namespace) -> int:
         max_clients=args.max_clients,
         log_every=args.log_every,
     )
-    served = _load(args)
-    spec = served.greeting.spec
+    policy = _load(args)
+    spec = policy.greeting.spec
 
     def ready(server: ChunkServer) -> None:
         print(f"serving {args.policy} at {server.url}: chunks of {spec.horizon} actions of {spec.action_dim} numbers")
         if not is_loopback(config.host) and config.tls_cert is None:
-            print("note: without TLS the token can be read on the way; pass --tls-cert and --tls-key")
+            print("note: without TLS the token is sent unencrypted; pass --tls-cert and --tls-key")
         print("Ctrl-C stops", flush=True)
 
-    serve(served, config, lambda line: print(line, flush=True), ready)
+    serve(policy, config, lambda line: print(line, flush=True), ready)
     return 0
 
 
 def _load(args: argparse.Namespace) -> BatchedPolicy:
-    """The policy behind the path."""
+    """Load a checkpoint or a bundle."""
     from robopolicy.deploy.bundle import MANIFEST, open_bundle
     from robopolicy.errors import UserError
 
@@ -100,13 +98,9 @@ def _load(args: argparse.Namespace) -> BatchedPolicy:
         bundle = open_bundle(args.policy)
         if bundle.manifest.policy_spec.hidden_dim:
             raise UserError("A recurrent policy cannot be served: requests are stateless.")
-        known = bundle.manifest
-        return ServedChunkPolicy(
-            bundle,
-            f"{args.policy.name}@{known.identity[:12]}",
-            noise_shape=tuple(known.noise_shape),
-            network_calls=known.network_calls,
-        )
+        manifest, model = bundle.manifest, f"{args.policy.name}@{bundle.manifest.identity[:12]}"
+        noise_shape = tuple(manifest.noise_shape)
+        return ServedChunkPolicy(bundle, model, noise_shape=noise_shape, network_calls=manifest.network_calls)
     from robopolicy.cli.policy_args import short_names
     from robopolicy.interop.remote import ServedPolicy
     from robopolicy.training.checkpoint import MODEL, load_policy

@@ -1,4 +1,4 @@
-"""`worldmodel play --browser`: a world model in a browser, driven by keys or by a policy."""
+"""World models in the terminal or a browser, controlled by keys or by a policy (`worldmodel play`)."""
 
 from __future__ import annotations
 
@@ -19,14 +19,12 @@ from robopolicy.evaluation.harness import play
 from robopolicy.nets.encoder import IMAGE_PREFIX
 from robopolicy.sim.contract import Observation, Step, VectorSim
 
-UP, DOWN = "dwrty", "asfgh"  # keys that play the upper and the lower bound of each action dimension
-
-
+UP, DOWN = "dwrty", "asfgh"  # keys of the upper and the lower bound of each action dimension
 REST, QUIT = " ", "q"
 
 
 def action_of(key: str, sim: VectorSim) -> Tensor | None:
-    """The action `(1, A)` of a key: zero at space, None for a key without one."""
+    """Return the action `(1, A)` of a key: zero for space, None for an unassigned key."""
     action = torch.zeros(1, sim.spec.action_dim).clamp(sim.spec.action_low, sim.spec.action_high)
     for keys, bound in ((UP, sim.spec.action_high), (DOWN, sim.spec.action_low)):
         dimension = keys.find(key)
@@ -37,18 +35,18 @@ def action_of(key: str, sim: VectorSim) -> Tensor | None:
 
 
 def action_names(sim: VectorSim) -> tuple[str, ...]:
-    """Those of the simulator, or numbers."""
+    """Return the action names of the simulator, or numbered names."""
     return sim.spec.action_names or tuple(f"action {index}" for index in range(sim.spec.action_dim))
 
 
 def keys_help(sim: VectorSim) -> str:
-    """Which key does what."""
+    """Describe the keys in one line."""
     pairs = [f"{low}/{high} {name}" for low, high, name in zip(DOWN, UP, action_names(sim), strict=False)]
     return f"{', '.join(pairs)}, space rests, {QUIT} quits"
 
 
 def pressed(script: str | None) -> Iterator[str]:
-    """Keys of a script, or those that are pressed in the terminal, until `q`."""
+    """Yield the keys of a script, or from the terminal until `q`."""
     if script is not None:
         yield from script
         return
@@ -57,10 +55,10 @@ def pressed(script: str | None) -> Iterator[str]:
             yield key
 
 
-def half_blocks(picture: Tensor) -> str:
-    """A picture `(3, h, w)` uint8 as lines of coloured half blocks, upper and lower pixel in one character."""
+def half_blocks(image: Tensor) -> str:
+    """Render an image `(3, h, w)` uint8 as lines of coloured half blocks, two pixels per character."""
     lines: list[str] = []
-    for upper, lower in zip(picture[:, ::2].unbind(1), picture[:, 1::2].unbind(1), strict=False):
+    for upper, lower in zip(image[:, ::2].unbind(1), image[:, 1::2].unbind(1), strict=False):
         pairs = zip(upper.T.tolist(), lower.T.tolist(), strict=True)
         cells = [f"\x1b[38;2;{a};{b};{c}m\x1b[48;2;{d};{e};{f}m▀" for (a, b, c), (d, e, f) in pairs]
         lines.append("".join(cells) + "\x1b[0m")
@@ -69,7 +67,7 @@ def half_blocks(picture: Tensor) -> str:
 
 @contextmanager
 def _raw_terminal() -> Iterator[None]:
-    """Read keys without waiting for a line, where there is a terminal."""
+    """Read single keys from a terminal without waiting for a line."""
     if not sys.stdin.isatty():
         yield
         return
@@ -85,101 +83,100 @@ def _raw_terminal() -> Iterator[None]:
 
 
 PAGE = Path(__file__).parent / "world_page.html"
-RETRY_DELAY, END = "again", "end"  # what the page says beside the keys
-IDLE = 0.02  # [s] between looks at what was said
+NEXT_EPISODE, END = "again", "end"  # commands of the page in addition to the keys
+POLL_INTERVAL = 0.02  # [s] between polls of the page
 
 
 @dataclass
 class View:
-    """What is shown, and who listens."""
+    """View of an episode in the browser."""
 
     page: Dashboard
     title: str
-    words: Sequence[tuple[str, str]]  # what may be said, and what it means
+    buttons: Sequence[tuple[str, str]]  # commands of the page and their labels
 
-    def show(self, side: str, seen: Observation) -> None:
-        """Send the first environment's pictures, called after `side` and the camera."""
-        for key, view in seen.items():
+    def send_images(self, side: str, obs: Observation) -> None:
+        """Send the images of the first environment, named after `side` and the camera."""
+        for key, value in obs.items():
             if key.startswith(IMAGE_PREFIX):
-                picture = view[0].permute(1, 2, 0).contiguous().numpy()
-                self.page.send(pixels_packet(f"{side} {key.removeprefix(IMAGE_PREFIX)}", picture))
+                image = value[0].permute(1, 2, 0).contiguous().numpy()
+                self.page.send(pixels_packet(f"{side} {key.removeprefix(IMAGE_PREFIX)}", image))
 
-    def tell(self, *figures: tuple[str, str]) -> None:
-        """Send figures by name."""
-        self.page.send(json.dumps({"title": self.title, "words": self.words, "figures": figures}).encode())
+    def send_values(self, *values: tuple[str, str]) -> None:
+        """Send named values."""
+        self.page.send(json.dumps({"title": self.title, "words": self.buttons, "figures": values}).encode())
 
-    def said(self) -> Iterator[str]:
-        """Words as they come, `WATCHED` among them, until the end is asked for or the page has gone."""
-        while (word := self.page.poll()) not in (b"", END.encode()):
-            if word is None:
-                time.sleep(IDLE)
-            elif word != ALONE:
-                yield word.decode()
+    def commands(self) -> Iterator[str]:
+        """Yield the commands of the page, including `WATCHED`, until the end command or the end of the page."""
+        while (command := self.page.poll()) not in (b"", END.encode()):
+            if command is None:
+                time.sleep(POLL_INTERVAL)
+            elif command != ALONE:
+                yield command.decode()
 
 
-def by_keys(address: str, predicted: VectorSim, real: VectorSim, seed: int) -> None:
-    """Play both by the same keys, until the end is asked for; `again` starts the next episode."""
+def teleoperate(address: str, predicted: VectorSim, real: VectorSim, seed: int) -> None:
+    """Control both simulators by the same keys until the end command; `again` starts the next episode."""
     names = action_names(predicted)
     moves = [
         (key, f"{key}: {name} {way}")
         for keys, way in ((DOWN, "-"), (UP, "+"))
         for key, name in zip(keys, names, strict=False)
     ]
-    words = [*moves, ("rest", "space: rest"), (RETRY_DELAY, "another episode"), (END, "end")]
-    with closing(Dashboard(address, PAGE, [word for word, _ in words])) as page:
-        view = View(page, predicted.spec.task, words)
+    buttons = [*moves, ("rest", "space: rest"), (NEXT_EPISODE, "another episode"), (END, "end")]
+    with closing(Dashboard(address, PAGE, [command for command, _ in buttons])) as page:
+        view = View(page, predicted.spec.task, buttons)
         print(f"play at {page.url}", flush=True)
         sides = {"predicted": predicted, "real": real}
         over = True
-        for word in view.said():
-            if word in (RETRY_DELAY, WATCHED.decode()):
-                seed += word == RETRY_DELAY
-                over = _begin(view, sides, seed)
+        for command in view.commands():
+            if command in (NEXT_EPISODE, WATCHED.decode()):
+                seed += command == NEXT_EPISODE
+                over = _reset(view, sides, seed)
             elif not over:
-                over = _played(view, sides, word)
+                over = _step(view, sides, command)
 
 
-def by_policy(address: str, predicted: VectorSim, policy_entry: PolicyEntry, seeds: Sequence[int]) -> None:
-    """Let a policy play the episodes `seeds` at its rate while somebody looks."""
+def run_policy(address: str, predicted: VectorSim, policy_entry: PolicyEntry, seeds: Sequence[int]) -> None:
+    """Run a policy on the episodes `seeds` in real time while the page is watched."""
     with ExitStack() as stack:
-        page = stack.enter_context(closing(Dashboard(address, PAGE, [RETRY_DELAY, END])))
-        view = View(page, f"{policy_entry.label} in {predicted.spec.task}", [(RETRY_DELAY, "once more"), (END, "end")])
+        page = stack.enter_context(closing(Dashboard(address, PAGE, [NEXT_EPISODE, END])))
+        view = View(page, f"{policy_entry.label} in {predicted.spec.task}", [(NEXT_EPISODE, "once more"), (END, "end")])
         print(f"watch at {page.url}", flush=True)
 
         def show(moving: Tensor, step: Step) -> None:
-            view.show("predicted", step.final_obs)
-            view.tell(*_figures(step), ("seed", str(int(predicted.episode_seed[0]))))
+            view.send_images("predicted", step.final_obs)
+            view.send_values(*_values(step), ("seed", str(int(predicted.episode_seed[0]))))
             time.sleep(predicted.spec.control_dt)
 
-        for _ in view.said():  # somebody looks, or wants to see it once more
+        for _ in view.commands():  # a new viewer, or a repetition
             play(policy_entry.make(), predicted, seeds, on_step=show)
 
 
-def _begin(view: View, sides: dict[str, VectorSim], seed: int) -> bool:
+def _reset(view: View, sides: dict[str, VectorSim], seed: int) -> bool:
     for side, sim in sides.items():
-        view.show(side, sim.reset([seed]))
-    view.tell(("seed", str(seed)))
+        view.send_images(side, sim.reset([seed]))
+    view.send_values(("seed", str(seed)))
     return False
 
 
-def _played(view: View, sides: dict[str, VectorSim], word: str) -> bool:
-    """Play one key on both sides; whether an episode is over on one of them."""
-    figures: list[tuple[str, str]] = []
+def _step(view: View, sides: dict[str, VectorSim], command: str) -> bool:
+    """Step both simulators with one key; return whether an episode has ended."""
+    values: list[tuple[str, str]] = []
     over = False
     for side, sim in sides.items():
-        action = action_of(REST if word == "rest" else word, sim)
-        assert action is not None  # the page knows no other keys
+        action = action_of(REST if command == "rest" else command, sim)
+        assert action is not None  # the page sends no other keys
         step = sim.step(action)
-        view.show(side, step.final_obs)
-        figures += [(f"{side}: {name}", value) for name, value in _figures(step)]
+        view.send_images(side, step.final_obs)
+        values += [(f"{side}: {name}", value) for name, value in _values(step)]
         over |= bool(step.done[0])
-    view.tell(*figures, *([("over", "press 'another episode'")] if over else []))
+    view.send_values(*values, *([("over", "press 'another episode'")] if over else []))
     return over
 
 
-def _figures(step: Step) -> list[tuple[str, str]]:
-    """What is known of the first environment."""
-    shown = [("success", "yes" if bool(step.info["success"][0]) else "no")] if "success" in step.info else []
-    return shown + [
-        (name, f"{float(step.info[name][0]):.2f}") for name in ("progress", "uncertainty") if name in step.info
-    ]
+def _values(step: Step) -> list[tuple[str, str]]:
+    """Format the values of the first environment."""
+    info = step.info
+    success = [("success", "yes" if bool(info["success"][0]) else "no")] if "success" in info else []
+    return success + [(name, f"{float(info[name][0]):.2f}") for name in ("progress", "uncertainty") if name in info]

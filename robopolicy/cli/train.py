@@ -1,4 +1,4 @@
-"""`robopolicy train`: imitate, or improve with RL."""
+"""`robopolicy train`: train a policy by imitation or RL."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from textwrap import fill
 from typing import Any
 
-from robopolicy.cli.options import check_alone, describe_end
+from robopolicy.cli.options import check_single_process, describe_end
 from robopolicy.errors import UserError
 from robopolicy.resources import preset_files, presets
 
@@ -37,31 +37,30 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument("settings", nargs="*", metavar="SETTING", help="group=preset or key=value")
     parser.add_argument("--resume", metavar="RUN", type=Path, help="resume this run folder from its last resume point")
-    parser.add_argument(
-        "--multirun",
-        action="store_true",
-        help="train every combination of key=a,b,c, through hydra/launcher=basic, joblib, submitit_local, "
-        "submitit_slurm or ray; finished runs are kept and interrupted ones resume",
+    text = (
+        "train every combination of key=a,b,c, through hydra/launcher=basic, joblib, submitit_local, "
+        "submitit_slurm or ray; finished runs are kept and interrupted ones resume"
     )
-    parser.add_argument("--print-config", action="store_true", help="print the composed configuration and stop")
+    parser.add_argument("--multirun", action="store_true", help=text)
+    parser.add_argument("--print-config", action="store_true", help="print the composed configuration and exit")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Train; 0 at the end of the budget, 130 after Ctrl-C."""
+    """Train; return 0 at the end of the budget, 130 after Ctrl-C."""
     if args.resume is None and not args.settings and not args.print_config:
         raise UserError(
-            "Nothing to train; pass e.g. experiment=lift_flow_bc dataset=FOLDER, or see 'robopolicy train --help'."
+            "No settings are given; pass e.g. experiment=lift_flow_bc dataset=FOLDER, or see 'robopolicy train --help'."
         )
     if args.resume is not None and args.settings:
         raise UserError("A resumed run keeps its settings; drop them, or start a new run with init_from=CHECKPOINT.")
     if args.resume is not None and args.multirun:
-        raise UserError("Run the sweep again to continue it; --resume continues one run.")
+        raise UserError("Repeat the command of the sweep to continue it; --resume continues one run.")
     if args.multirun:
-        check_alone("train --multirun")
+        check_single_process("train --multirun")
     from robopolicy.training.names import check_sweep, read_settings
 
     check_names = check_sweep if args.multirun else read_settings
-    check_names(args.settings)  # before torch is imported, which takes seconds
+    check_names(args.settings)  # before the slow import of torch
     if args.multirun:
         return _multirun(args)
     from robopolicy.training.compose import compose_config, config_file, config_text, read_config
@@ -87,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _multirun(args: argparse.Namespace) -> int:
-    """Train a sweep, or show which runs it has."""
+    """Train a sweep, or print its runs."""
     from robopolicy.cli.progress import hint_when_stopped
     from robopolicy.training.many_runs import combinations, launch
 
@@ -103,7 +102,7 @@ def _multirun(args: argparse.Namespace) -> int:
 
 
 def _presets() -> str:
-    """Names of the presets, read from the file names to keep `--help` quick."""
+    """Return the names of the presets, read from the file names to keep `--help` fast."""
     groups = sorted({path.name for place in presets() for path in place.iterdir() if path.is_dir()} - {"text"})
     lines = [f"{group}: {', '.join(names)}" for group in groups if (names := preset_files(group))]
     lines.append("algorithm.recipe: see 'robopolicy list recipes'")

@@ -1,4 +1,4 @@
-"""`robopolicy verify`: prove that a checkpoint still computes what it computed when it was saved."""
+"""`robopolicy verify`: check that a checkpoint reproduces its stored action chunk."""
 
 from __future__ import annotations
 
@@ -19,25 +19,24 @@ def add_parser(subparsers: Any) -> None:
     """Register the command."""
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "verify",
-        description="Check the files of a checkpoint or a bundle and recompute the action chunk stored beside it. A "
-        "composed checkpoint is refused if a parent was moved or changed.",
+        description="Check the files of a checkpoint or a bundle and recompute its stored action chunk. A composed "
+        "checkpoint is invalid if a parent was moved or changed.",
         epilog=EXAMPLES,
     )
-    parser.add_argument(
-        "checkpoint", type=Path, metavar="CKPT_OR_BUNDLE", help="checkpoint folder, or bundle of 'export'"
-    )
+    text = "checkpoint folder, or bundle of 'export'"
+    parser.add_argument("checkpoint", type=Path, metavar="CKPT_OR_BUNDLE", help=text)
     parser.add_argument("--device", default="", help="device of a checkpoint (default: cpu)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Verify; 0 when the chunk is reproduced, 1 when it is not."""
+    """Verify; return 0 if the chunk is reproduced, else 1."""
     from robopolicy.deploy.bundle import MANIFEST
     from robopolicy.errors import UserError
     from robopolicy.schema import to_dict
     from robopolicy.sim.registry import get_task
     from robopolicy.training.checkpoint import verify_checkpoint
-    from robopolicy.training.manifest import place_of
+    from robopolicy.training.manifest import parent_path
 
     if (args.checkpoint / MANIFEST).is_file():
         return _verify_bundle(args)
@@ -60,8 +59,7 @@ def run(args: argparse.Namespace) -> int:
         }
         print(json.dumps(content))
     else:
-        verdict = "verified" if report.ok else "FAILED"
-        print(f"{args.checkpoint}: {verdict}")
+        print(f"{args.checkpoint}: {'verified' if report.ok else 'FAILED'}")
         print(f"  policy {manifest.policy}, task {manifest.task}, {manifest.network_calls} network calls per chunk")
         try:
             get_task(manifest.task)
@@ -70,11 +68,11 @@ def run(args: argparse.Namespace) -> int:
         print(f"  golden chunk: largest error {report.max_error:.3g} (tolerance {report.tolerance:g})")
         for parent in manifest.parents:
             weights = parent.files.get("model.safetensors", "")[:12]
-            print(f"  composed of {place_of(parent, args.checkpoint)}: {parent.policy} {weights}, unchanged")
+            print(f"  composed of {parent_path(parent, args.checkpoint)}: {parent.policy} {weights}, unchanged")
         for name, change in changed.items():
             print(f"  {name} has changed since: {change}")
         if not report.ok:
-            print("  This installation computes other actions; install the versions above or train anew.")
+            print("  This installation computes other actions; install the versions above or repeat the training.")
     return 0 if report.ok else 1
 
 
@@ -83,15 +81,16 @@ def _verify_bundle(args: argparse.Namespace) -> int:
     from robopolicy.errors import UserError
 
     if args.device:
-        raise UserError("A bundle computes on the CPU; --device is for checkpoints.")
+        raise UserError("A bundle runs on the CPU; --device is for checkpoints.")
     bundle = open_bundle(args.checkpoint)
-    report, known = bundle.verify(), bundle.manifest
+    report, manifest = bundle.verify(), bundle.manifest
     bundle.close()
     if args.json:
         numbers = {"ok": report.ok, "max_error": report.max_error, "tolerance": report.tolerance}
-        print(json.dumps({**numbers, "policy": known.policy, "task": known.task}))
+        print(json.dumps({**numbers, "policy": manifest.policy, "task": manifest.task}))
     else:
         print(f"{args.checkpoint}: {'verified' if report.ok else 'FAILED'}")
-        print(f"  bundle of policy {known.policy}, task {known.task}, {known.network_calls} network calls per chunk")
+        calls = f"{manifest.network_calls} network calls per chunk"
+        print(f"  bundle of policy {manifest.policy}, task {manifest.task}, {calls}")
         print(f"  golden chunk: largest error {report.max_error:.3g} (tolerance {report.tolerance:g})")
     return 0 if report.ok else 1

@@ -1,4 +1,4 @@
-"""Run of `worldmodel judge`: train a success detector on real and reconstructed frames and measure it."""
+"""Execution of `worldmodel judge`: train a success detector on real and reconstructed frames and measure it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ KINDS = ("classifier", "probe")
 
 
 def fit(args: argparse.Namespace) -> int:
-    """Train, measure and write; 0 when the judge is written."""
+    """Train, measure and write a judge; return 0."""
     from robopolicy.data.formats.lerobot import read_lerobot
     from robopolicy.evaluation.judge_metrics import episode_confusions, frame_confusions
     from robopolicy.files import check_new_folder
@@ -34,7 +34,7 @@ def fit(args: argparse.Namespace) -> int:
     )
     config = JudgeConfig(members=args.members, frames=args.frames)
     settings = {"config": config, "fit": FitConfig(steps=args.steps, seed=args.seed, device=args.device)}
-    judge = _fitted(args.kind, manifest.task, train, held_out, settings)
+    judge = _fit_judge(args.kind, manifest.task, train, held_out, settings)
     save_judge(args.out, judge)
     threshold = judge.threshold if isinstance(judge, SuccessClassifier) else 0.5
     measured = {
@@ -42,7 +42,7 @@ def fit(args: argparse.Namespace) -> int:
         "episodes": episode_confusions(judge, held_out, threshold),
     }
     if args.json:
-        plain = {of: {view: found.to_dict() for view, found in views.items()} for of, views in measured.items()}
+        plain = {unit: {view: found.to_dict() for view, found in views.items()} for unit, views in measured.items()}
         print(json.dumps({"out": str(args.out), "threshold": threshold, **plain}))
         return 0
     _print_result(measured)
@@ -50,7 +50,7 @@ def fit(args: argparse.Namespace) -> int:
     return 0
 
 
-def _fitted(kind: str, task: str, train: Any, held_out: Any, settings: dict[str, Any]) -> Any:
+def _fit_judge(kind: str, task: str, train: Any, held_out: Any, settings: dict[str, Any]) -> Any:
     from robopolicy.errors import UserError
     from robopolicy.sim.registry import get_task
     from robopolicy.worldmodel.success_detectors.classifier import fit_classifier, fit_probe
@@ -59,14 +59,14 @@ def _fitted(kind: str, task: str, train: Any, held_out: Any, settings: dict[str,
         return fit_classifier(train, held_out, **settings)
     entry, states = get_task(task), train.films.spec.proprio
     if entry.success_fn is None or not states:
-        raise UserError(f"Success in {entry.name} cannot be told from its observations; pass --kind classifier.")
+        raise UserError(f"Observations of {entry.name} do not determine success; pass --kind classifier.")
     return fit_probe(train, held_out, states, entry.success_fn, **settings)
 
 
 def _print_result(measured: dict[str, Any]) -> None:
     from robopolicy.evaluation.report import aligned
 
-    for of, views in measured.items():
+    for unit, views in measured.items():
         for view, found in views.items():
-            print(f"{of} held back, {view}; it abstained from {found.abstained}")
+            print(f"held-out {unit}, {view}; abstained from {found.abstained}")
             print(aligned(*found.table()))

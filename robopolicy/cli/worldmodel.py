@@ -1,4 +1,4 @@
-"""`robopolicy worldmodel`: train and test a video world model, rank policies in it, or run them in it."""
+"""`robopolicy worldmodel`: train and test a video world model, and rank or run policies in it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from robopolicy.sim.contract import VectorSim
     from robopolicy.training.loop import Trainer
 
-RANKING = "ranking.json"  # in the folder of a ranking
+RANKING = "ranking.json"  # file in the folder of a ranking
 
 EXAMPLES = """\
 examples:
@@ -47,55 +47,48 @@ def add_parser(subparsers: Any) -> None:
     """Register the command."""
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "worldmodel",
-        description="A world model predicts camera frames from actions. One that follows its actions can replace "
-        "the simulator wherever a backend is named: --backend worldmodel:FOLDER.",
+        description="A world model predicts camera frames from actions. After passing its tests it can replace the "
+        "simulator as a backend: --backend worldmodel:FOLDER.",
         epilog=EXAMPLES,
     )
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     train = actions.add_parser("train", help="train on videos (collect --render), or resume a run")
-    add_model_options(train, "FILMS", "dataset folder", "learner.updates=30000")
+    add_model_options(train, "VIDEOS", "dataset folder", "learner.updates=30000")
     train.add_argument("--preset", default="tiny", help="smoke, tiny, small or base (default: tiny)")
-    train.add_argument("--held-out", nargs="+", default=[], metavar="WHO", help="policies held out for validation")
+    train.add_argument("--held-out", nargs="+", default=[], metavar="POLICY", help="policies held out for validation")
     tests = actions.add_parser("eval", help="test whether a world model follows its actions")
     tests.add_argument("world", type=Path, metavar="WORLD", help="checkpoint of a world model")
-    tests.add_argument("dataset", metavar="FILMS", help="videos that it was not trained on")
+    tests.add_argument("dataset", metavar="VIDEOS", help="dataset that it was not trained on")
     tests.add_argument("--windows", type=int, default=64, help="video windows to continue (default: 64)")
     tests.add_argument("--horizon", type=int, default=20, help="frames to predict (default: 20)")
     tests.add_argument("--out", type=Path, help="contact sheet to write, .png (default: none)")
     judge = actions.add_parser("judge", help="train a success detector on real and predicted frames and measure it")
     judge.add_argument("world", type=Path, metavar="WORLD", help="checkpoint of a world model")
-    judge.add_argument("dataset", metavar="FILMS", help="videos, of which a tenth is held out to measure it")
+    judge.add_argument("dataset", metavar="VIDEOS", help="dataset, of which a tenth is held out for measurement")
     judge.add_argument("--kind", default="classifier", help="classifier, or probe of the state (default: classifier)")
     judge.add_argument("--steps", type=int, default=1500, help="gradient steps (default: 1500)")
     judge.add_argument("--members", type=int, default=3, help="ensemble size (default: 3)")
-    judge.add_argument("--frames", type=int, default=1, help="number of last frames it reads (default: 1)")
+    judge.add_argument("--frames", type=int, default=1, help="number of last frames as input (default: 1)")
     judge.add_argument("--seed", type=int, default=0, help="seed (default: 0)")
     judge.add_argument("--out", type=Path, required=True, help="folder to write")
     rank = actions.add_parser("rank", help="rank policies in the world model and in the simulator")
-    rank.add_argument("world", metavar="WORLD", help="checkpoint of a world model, or several with commas: an ensemble")
-    rank.add_argument(
-        "policies", nargs="+", metavar="CKPT", help="checkpoint, 'expert' or 'random'; CKPT+0.3 disturbs it"
-    )
+    ensemble = "checkpoint of a world model, or comma-separated checkpoints of an ensemble"
+    rank.add_argument("world", metavar="WORLD", help=ensemble)
+    text = "checkpoint, 'expert' or 'random'; CKPT+0.3 adds action noise"
+    rank.add_argument("policies", nargs="+", metavar="CKPT", help=text)
     rank.add_argument("--episodes", type=int, default=50, help="episodes per policy, on both sides (default: 50)")
     rank.add_argument("--out", type=Path, help="report folder (default: the next free one of runs/rank)")
     rank.add_argument("--video", type=int, default=4, help="episodes to record side by side (default: 4)")
-    play = actions.add_parser(
-        "play", help="record a policy in the world model and in the simulator, or teleoperate with keys"
-    )
-    play.add_argument("world", metavar="WORLD", help="checkpoint of a world model, or several with commas: an ensemble")
+    text = "record a policy in the world model and in the simulator, or teleoperate with keys"
+    play = actions.add_parser("play", help=text)
+    play.add_argument("world", metavar="WORLD", help=ensemble)
     play.add_argument("policy", nargs="?", metavar="CKPT", help="checkpoint, 'expert' or 'random' (default: keyboard)")
-    play.add_argument("--keys", help="scripted keys in place of the keyboard, e.g. ddddww")
-    play.add_argument(
-        "--browser",
-        nargs="?",
-        const="8780",
-        metavar="ADDRESS",
-        help="teleoperate or watch in a browser; loopback unless ROBOPOLICY_TOKEN is set (default: 8780)",
-    )
+    play.add_argument("--keys", help="scripted keys instead of the keyboard, e.g. ddddww")
+    text = "teleoperate or watch in a browser; loopback unless ROBOPOLICY_TOKEN is set (default: 8780)"
+    play.add_argument("--browser", nargs="?", const="8780", metavar="ADDRESS", help=text)
     play.add_argument("--episodes", type=int, default=4, help="episodes to record (default: 4)")
-    play.add_argument(
-        "--out", type=Path, help=".mp4 or .gif (default: the next free one of runs/world.mp4, runs/world_2.mp4)"
-    )
+    text = ".mp4 or .gif (default: the next free one of runs/world.mp4, runs/world_2.mp4)"
+    play.add_argument("--out", type=Path, help=text)
     for action in (rank, play):
         add_judge_option(action)
     for action in (tests, judge, rank, play):
@@ -144,18 +137,18 @@ def _eval(args: argparse.Namespace) -> int:
     if args.out is not None:
         check_new_file(args.out, ".png", overwrite=args.overwrite)
     model, manifest = load_world(args.world, args.device)
-    films = VideoDataset(model.spec, read_lerobot(args.dataset), args.dataset)
-    following = measure_action_following(model, films, horizon=args.horizon, windows=args.windows)
+    videos = VideoDataset(model.spec, read_lerobot(args.dataset), args.dataset)
+    following = measure_action_following(model, videos, horizon=args.horizon, windows=args.windows)
     verdict = judge(following, failures=manifest.training.get("failures"))
     if args.out is not None:
-        contact_sheet(model, films, args.out)
+        contact_sheet(model, videos, args.out)
     if args.json:
         print(json.dumps({"passed": verdict.passed, "reasons": list(verdict.reasons), **following.to_dict()}))
         return 0
-    print(f"PSNR [dB] of {following.films} films, by frames ahead")
+    print(f"PSNR [dB] of {following.films} video windows, by frames ahead")
     print(aligned(*table(following)))
-    for name, share in following.directions.items():
-        print(f"{name}: correct direction in {share:.0%} of the frames")
+    for name, fraction in following.directions.items():
+        print(f"{name}: correct direction in {fraction:.0%} of the frames")
     print(
         "It passed the test and may evaluate policies."
         if verdict.passed
@@ -222,7 +215,7 @@ def _print_result(args: argparse.Namespace, ranking: Ranking, seconds: dict[str,
 
 
 def _seconds(sides: dict[str, dict[str, EvalResult]]) -> dict[str, float]:
-    """Mean wall seconds of an episode on each side."""
+    """Return the mean wall time of an episode on each side [s]."""
     return {
         kind: sum(result.cost.wall_s for result in results.values()) / sum(result.n for result in results.values())
         for kind, results in sides.items()
@@ -230,19 +223,17 @@ def _seconds(sides: dict[str, dict[str, EvalResult]]) -> dict[str, float]:
 
 
 def _record_video(args: argparse.Namespace, sims: _Sims, real: dict[str, EvalResult], folder: Path) -> None:
-    """Both sides of the policy with the most mixed outcomes, on starts where it succeeds and where it fails."""
+    """Record the policy with a success rate nearest to 50 % on both sides, on seeds with success and with failure."""
     import numpy as np
 
     if not args.video:
         return
-    policy_entry = min(
-        sims.policy_entries, key=lambda policy_entry: abs(real[policy_entry.label].outcomes.mean() - 0.5)
-    )
+    policy_entry = min(sims.policy_entries, key=lambda entry: abs(real[entry.label].outcomes.mean() - 0.5))
     result = real[policy_entry.label]
     order = np.argsort(result.outcomes, kind="stable")
-    half = min(args.video, result.n) // 2
-    chosen = sorted({*order[:half].tolist(), *order[len(order) - (min(args.video, result.n) - half) :].tolist()})
-    sims.film(policy_entry, [int(result.seeds[index]) for index in chosen], folder / "films.mp4")
+    count = min(args.video, result.n)
+    chosen = sorted({*order[: count // 2].tolist(), *order[len(order) - (count - count // 2) :].tolist()})
+    sims.record_video(policy_entry, [int(result.seeds[index]) for index in chosen], folder / "films.mp4")
 
 
 def _play(args: argparse.Namespace) -> int:
@@ -264,33 +255,33 @@ def _play(args: argparse.Namespace) -> int:
     check_new_file(args.out, ".mp4", ".gif", overwrite=args.overwrite)
     sims = _Sims(args, [] if args.policy is None else [args.policy])
     if args.browser is not None:
-        _in_browser(args, sims)
+        _show_in_browser(args, sims)
         return 0
     if args.policy is not None:
-        sims.film(sims.policy_entries[0], range(args.seed, args.seed + args.episodes), args.out)
+        sims.record_video(sims.policy_entries[0], range(args.seed, args.seed + args.episodes), args.out)
         print(f"video: {args.out}")
         return 0
     from contextlib import closing
 
     with closing(sims.open("predicted", 1)) as sim:
-        _by_keys(args, sim)
+        _teleoperate_in_terminal(args, sim)
     return 0
 
 
-def _in_browser(args: argparse.Namespace, sims: _Sims) -> None:
+def _show_in_browser(args: argparse.Namespace, sims: _Sims) -> None:
     from contextlib import ExitStack, closing
 
-    from robopolicy.cli.teleop import by_keys, by_policy
+    from robopolicy.cli.teleop import run_policy, teleoperate
 
     with ExitStack() as stack:
         predicted = stack.enter_context(closing(sims.open("predicted", 1)))
         if sims.policy_entries:
-            by_policy(args.browser, predicted, sims.policy_entries[0], range(args.seed, args.seed + args.episodes))
+            run_policy(args.browser, predicted, sims.policy_entries[0], range(args.seed, args.seed + args.episodes))
         else:
-            by_keys(args.browser, predicted, stack.enter_context(closing(sims.open("real", 1))), args.seed)
+            teleoperate(args.browser, predicted, stack.enter_context(closing(sims.open("real", 1))), args.seed)
 
 
-def _by_keys(args: argparse.Namespace, sim: VectorSim) -> None:
+def _teleoperate_in_terminal(args: argparse.Namespace, sim: VectorSim) -> None:
     from robopolicy.cli.teleop import action_of, half_blocks, keys_help, pressed
 
     sim.reset(args.seed)
@@ -300,18 +291,17 @@ def _by_keys(args: argparse.Namespace, sim: VectorSim) -> None:
         if action is None:
             continue
         step = sim.step(action)
-        picture = next(value[0] for name, value in step.final_obs.items() if name.startswith("image."))
-        print(half_blocks(picture))
-        print(
-            f"{key!r} progress {float(step.info['progress']):.2f}" + (" success" if bool(step.info["success"]) else "")
-        )
+        image = next(value[0] for name, value in step.final_obs.items() if name.startswith("image."))
+        print(half_blocks(image))
+        success = " success" if bool(step.info["success"]) else ""
+        print(f"{key!r} progress {float(step.info['progress']):.2f}{success}")
 
 
 class _Sims:
-    """The two sides of a comparison, and who plays on them."""
+    """Simulator, world model and policies of a comparison."""
 
     def __init__(self, args: argparse.Namespace, policy_entries: list[str]) -> None:
-        """Load the world model, which must have passed its tests, and the players."""
+        """Load the policies and the world model, which must have passed its tests."""
         from robopolicy.cli.policy_args import noisy_policy_entries
         from robopolicy.sim.registry import SimOptions, WorldOptions, get_task
         from robopolicy.training.world_sims import load_worlds
@@ -324,7 +314,7 @@ class _Sims:
         self.options = SimOptions(device=args.device, cameras=spec.cameras, image_size=spec.size)
 
     def open(self, kind: str, num_envs: int) -> VectorSim:
-        """The simulator ("real") or the world model ("predicted")."""
+        """Open the simulator ("real") or the world model ("predicted")."""
         from dataclasses import replace
 
         from robopolicy.evaluation.actors import check_compatible
@@ -341,8 +331,8 @@ class _Sims:
                 check_compatible(policy_entry.spec, sim.spec)
         return sim
 
-    def film(self, policy_entry: PolicyEntry, seeds: Any, path: Path) -> None:
-        """One row of episodes for each side, a column per start."""
+    def record_video(self, policy_entry: PolicyEntry, seeds: Any, path: Path) -> None:
+        """Record episodes as a grid with one row per side and one column per seed."""
         from contextlib import closing
 
         from robopolicy.evaluation.video import record, write_video

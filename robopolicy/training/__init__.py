@@ -1,1 +1,1 @@
-"""The loop, checkpoints, resume and logging."""
+"""Training loop, checkpoints, resume and logging."""

@@ -1,9 +1,9 @@
-"""Checkpoints: a folder that is complete, readable without unpickling, and able to prove that it still works.
+"""Checkpoints: folders that are written atomically, contain no pickles, and verify themselves.
 
 model.safetensors     weights and normaliser statistics
 manifest.json         policy, configuration, horizons, task, versions, SHA-256 of the other files
-golden.safetensors    a few observations, the noise drawn for them, and the chunk that came out
-training_state/       optional: everything that decides how training goes on
+golden.safetensors    a few observations, the noise drawn for them, and the resulting chunk
+training_state/       optional: the full state for resuming training
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from robopolicy.training.manifest import (
 from robopolicy.training.resume import load_tree, portable, save_tree
 
 MODEL, GOLDEN, STATE = "model.safetensors", "golden.safetensors", "training_state"
-GOLDEN_ROWS = 4  # observations kept in the golden file
+GOLDEN_ROWS = 4  # observations in the golden file
 TOLERANCE = 1e-4  # largest golden error that passes, in action units; other CPUs and GPUs round differently
 
 AnyModel = TypeVar("AnyModel", bound=nn.Module)
@@ -55,13 +55,13 @@ AnyListing = TypeVar("AnyListing", bound=Listing)
 
 @dataclass(frozen=True)
 class VerifyReport:
-    """Outcome of recomputing the golden chunk."""
+    """Result of recomputing the golden chunk."""
 
     ok: bool
     max_error: float  # largest absolute difference from the stored chunk, in action units
     tolerance: float
     manifest: Manifest
-    versions: dict[str, str]  # of this installation, to compare with the manifest's
+    versions: dict[str, str]  # of this installation, for comparison with the manifest
 
 
 def save_checkpoint(
@@ -78,15 +78,15 @@ def save_checkpoint(
 
     Args:
         path: Folder to create.
-        policy: What to save: its weights, buffers and configuration.
+        policy: Policy to save: weights, buffers and configuration.
         task: Registered task id.
-        obs_sample: Observations `{key: (B, To, ...)}` as the policy sees them; the first few become the golden input.
-        training: Summary for people and reports, plain JSON values.
-        training_state: Nested state for exact resume (see `statetree`).
-        parents: Records of the checkpoints it was composed of (see `parents`).
+        obs_sample: Policy observations `{key: (B, To, ...)}`; the first few become the golden input.
+        training: Summary in plain JSON values.
+        training_state: Nested state for exact resume (see `save_tree`).
+        parents: Records of the checkpoints it was composed of (see `record_parent`).
 
     Raises:
-        UserError: The policy is not finite or lacks statistics, the place holds something else, or writing failed.
+        UserError: Weights are not finite, statistics are missing, the path is not ours, or writing failed.
     """
     folder = Path(path)
     check_owned(folder, MANIFEST, "a checkpoint")
@@ -103,11 +103,7 @@ def save_checkpoint(
 
 
 def load_policy(path: str | Path, device: str | torch.device = "cpu") -> tuple[Policy, Manifest]:
-    """Load a policy strictly, in evaluation mode.
-
-    Raises:
-        UserError: One sentence that says what is wrong with the checkpoint and what to do.
-    """
+    """Load a policy strictly, in evaluation mode; a UserError describes a missing or invalid checkpoint."""
     folder, device = Path(path), usable_device(device)
     restore_partial(folder)
     manifest = read_manifest(folder)
@@ -132,24 +128,24 @@ def load_policy(path: str | Path, device: str | torch.device = "cpu") -> tuple[P
     policy.to(device).eval()
     if filled and _golden_error(policy, folder) > TOLERANCE:
         raise UserError(
-            f"Policy config of {folder} lacks '{filled[0]}', and its default computes other actions than it was saved "
-            "with; load it with the version that wrote it."
+            f"Policy config of {folder} lacks '{filled[0]}', and the default gives different actions than the saved "
+            "policy; load it with the version that wrote it."
         )
     return policy, manifest
 
 
 def save_model(folder: Path, model: nn.Module, manifest: Any, state: Mapping[str, Any] | None, what: str) -> None:
-    """Write the checkpoint of a model that is no policy, replacing an older one of the same name.
+    """Write the checkpoint of a model other than a policy, replacing an older one of the same name.
 
     Args:
-        folder: To write.
-        model: Its weights and buffers.
+        folder: Folder to write.
+        model: Weights and buffers.
         manifest: Dataclass with a field `files`, which is filled in.
-        state: Training state for exact resume, where there is one.
-        what: "world model", for messages.
+        state: Training state for exact resume, or None.
+        what: Kind of model for messages, e.g. "world model".
 
     Raises:
-        UserError: The weights are not finite, the place holds something else, or writing failed.
+        UserError: The weights are not finite, the path is not ours, or writing failed.
     """
     check_owned(folder, MANIFEST, "a checkpoint")
     weights = {key: portable(value) for key, value in model.state_dict().items()}
@@ -168,16 +164,10 @@ def load_model(
     read: Callable[[Path], AnyListing],
     make: Callable[[AnyListing, Path], AnyModel],
 ) -> tuple[AnyModel, AnyListing]:
-    """Load such a checkpoint strictly, in evaluation mode.
+    """Load a checkpoint of `save_model` strictly, in evaluation mode.
 
-    Args:
-        path: Of its folder.
-        device: Of the model.
-        read: Reader of its manifest.
-        make: `make(manifest, folder)` builds the model that the manifest describes.
-
-    Raises:
-        UserError: One sentence that says what is wrong with the checkpoint.
+    `read` reads its manifest, and `make(manifest, folder)` builds the model that the manifest describes. An invalid
+    checkpoint raises a UserError.
     """
     folder, device = Path(path), usable_device(device)
     restore_partial(folder)
@@ -192,14 +182,10 @@ def load_model(
 
 
 def load_training_state(path: str | Path, read: Callable[[Path], Listing] = read_manifest) -> Any:
-    """Read the training state saved beside the weights; tensors come back on the CPU.
-
-    Args:
-        path: Folder of the checkpoint.
-        read: Reader of its manifest.
+    """Load the training state of the checkpoint `path` on the CPU, with `read` as the reader of its manifest.
 
     Raises:
-        UserError: There is none, or it is damaged.
+        UserError: The state is missing or damaged.
     """
     folder = Path(path)
     restore_partial(folder)
@@ -211,11 +197,7 @@ def load_training_state(path: str | Path, read: Callable[[Path], Listing] = read
 
 
 def golden_observations(path: str | Path) -> Observation:
-    """The observations `{key: (B, To, ...)}` stored beside a checkpoint.
-
-    Raises:
-        UserError: There are none, or they are damaged.
-    """
+    """Load the observations `{key: (B, To, ...)}` stored in a checkpoint; invalid files raise a UserError."""
     folder = Path(path)
     check_files(folder, read_manifest(folder), GOLDEN)
     return _observations(_read_tensors(folder / GOLDEN))
@@ -225,7 +207,7 @@ def verify_checkpoint(path: str | Path, device: str | torch.device = "cpu") -> V
     """Check every file of a checkpoint and recompute its golden chunk.
 
     Raises:
-        UserError: The checkpoint cannot be loaded at all, or a parent it was composed of was moved or changed.
+        UserError: The checkpoint cannot be loaded, or a parent it was composed of was moved or changed.
     """
     folder, device = Path(path), usable_device(device)
     policy, manifest = load_policy(folder, device)
@@ -236,7 +218,7 @@ def verify_checkpoint(path: str | Path, device: str | torch.device = "cpu") -> V
 
 
 def _write_tensors(folder: Path, weights: Mapping[str, Tensor], state: Mapping[str, Any] | None) -> None:
-    """Write the weights and, where there is one, the training state."""
+    """Write the weights and the optional training state."""
     save_file(dict(weights), folder / MODEL)
     if state is not None:
         (folder / STATE).mkdir()
@@ -244,7 +226,7 @@ def _write_tensors(folder: Path, weights: Mapping[str, Tensor], state: Mapping[s
 
 
 def _golden_error(policy: Policy, folder: Path) -> float:
-    """Largest difference of what `policy` does from the golden chunk; infinite where it is not finite."""
+    """Return the largest absolute difference from the golden chunk; infinite if the chunk is not finite."""
     golden = _read_tensors(folder / GOLDEN)
     obs = {key: value.to(policy.device) for key, value in _observations(golden).items()}
     _check_golden(golden, obs, policy, folder)
@@ -261,18 +243,18 @@ def _observations(golden: Mapping[str, Tensor]) -> Observation:
 
 
 def _check_golden(golden: Mapping[str, Tensor], obs: Observation, policy: Policy, folder: Path) -> None:
-    """Refuse a golden file whose observations or chunk are not those of `policy`."""
+    """Raise a UserError if the golden observations or the golden chunk do not fit `policy`."""
     spec = policy.spec
     steps = {key: 1 if key == HIDDEN_STATE else spec.obs_horizon for key in spec.observation}
-    wanted = {key: (steps[key], *shape) for key, shape in spec.observation.items()}
+    expected = {key: (steps[key], *shape) for key, shape in spec.observation.items()}
     found = {key: tuple(value.shape[1:]) for key, value in obs.items()}
     rows = {len(value) for value in [*obs.values(), golden.get("chunk", torch.empty(0))]}
-    if found != wanted or len(rows) != 1 or rows == {0}:
-        raise UserError(f"{folder / GOLDEN} does not fit the policy beside it; save the checkpoint again.")
+    if found != expected or len(rows) != 1 or rows == {0}:
+        raise UserError(f"{folder / GOLDEN} does not fit the policy of the checkpoint; save the checkpoint again.")
 
 
 class _Recorder(PerRowGenerator):
-    """Row streams that keep what they handed out."""
+    """Per-row generator that records its draws."""
 
     def __init__(self, rows: int) -> None:
         super().__init__(seeds=range(rows), steps=[0] * rows)
@@ -284,7 +266,7 @@ class _Recorder(PerRowGenerator):
 
 
 class _Replay(PerRowGenerator):
-    """Hands out stored noise, so that the golden chunk depends on no random generator."""
+    """Per-row generator that returns stored noise, so that the golden chunk depends on no random generator."""
 
     def __init__(self, rows: int, draws: list[Tensor]) -> None:
         super().__init__(seeds=range(rows), steps=[0] * rows)
@@ -292,7 +274,9 @@ class _Replay(PerRowGenerator):
 
     def normal(self, shape: Sequence[int]) -> Tensor:
         if not self.draws or tuple(self.draws[0].shape) != tuple(shape):
-            raise UserError("The policy asks for other noise than the golden file holds; its sampler has changed.")
+            raise UserError(
+                "The policy requests different noise than the golden file contains; its sampler has changed."
+            )
         return self.draws.pop(0)
 
 
@@ -318,7 +302,7 @@ def _read_tensors(file: Path) -> dict[str, Tensor]:
 
 
 def _check_weights(policy: Policy, weights: Mapping[str, Tensor], folder: Path) -> None:
-    """Refuse weights that do not fit `policy` exactly, statistics first."""
+    """Raise a UserError if the weights do not fit `policy` exactly; statistics are checked first."""
     expected = policy.state_dict()
     missing = sorted(expected.keys() - weights.keys())
     statistics = [key for key in missing if key in _statistics(policy)]
@@ -331,16 +315,16 @@ def _check_weights(policy: Policy, weights: Mapping[str, Tensor], folder: Path) 
         raise UserError(f"Checkpoint {folder} lacks weight '{missing[0]}'; save it again from the training run.")
     extra = sorted(weights.keys() - expected.keys())
     if extra:
-        raise UserError(f"Checkpoint {folder} has weight '{extra[0]}', which policy '{policy.name}' does not know.")
+        raise UserError(f"Checkpoint {folder} has weight '{extra[0]}', which policy '{policy.name}' does not have.")
     for key, value in weights.items():
         if value.shape != expected[key].shape:
-            found, wanted = tuple(value.shape), tuple(expected[key].shape)
-            raise UserError(f"Weight '{key}' of {folder} has shape {found}, but its manifest implies {wanted}.")
+            shapes = f"{tuple(value.shape)}, but its manifest implies {tuple(expected[key].shape)}"
+            raise UserError(f"Weight '{key}' of {folder} has shape {shapes}.")
     _check_values(policy, weights, f"Checkpoint {folder}")
 
 
 def _statistics(policy: Policy) -> set[str]:
-    """Keys of the state dict that belong to normalisers."""
+    """Return the state dict keys of the normalisers."""
     parts = [(name, part) for name, part in policy.named_modules() if isinstance(part, Normalizer)]
     return {f"{name}.{key}" for name, part in parts for key in part.state_dict()}
 
@@ -349,12 +333,12 @@ def _check_values(policy: Policy, weights: Mapping[str, Tensor], what: str) -> N
     for key, value in weights.items():
         if value.is_floating_point() and not bool(value.isfinite().all()):
             kind = "normaliser statistics" if key in _statistics(policy) else "weights"
-            raise UserError(f"{what} has non-finite {kind} in '{key}'; go back to an earlier checkpoint.")
+            raise UserError(f"{what} has non-finite {kind} in '{key}'; use an earlier checkpoint.")
 
 
 def _check_fitted(policy: Policy, what: str) -> None:
     unfitted = unfitted_normalizers(policy)
     if unfitted:
         raise UserError(
-            f"{what} has no normaliser statistics: '{unfitted[0]}' never saw data; fit it to a dataset and save again."
+            f"{what} has no normaliser statistics: '{unfitted[0]}' is not fitted; fit it to a dataset and save again."
         )

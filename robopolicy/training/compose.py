@@ -1,4 +1,4 @@
-"""Composition of a run's configuration from groups, presets and `key=value` overrides, with Hydra's compose API."""
+"""Composition of a run's configuration from groups, presets and `key=value` overrides, with Hydra."""
 
 from __future__ import annotations
 
@@ -21,33 +21,30 @@ from robopolicy.resources import folder
 from robopolicy.schema import from_dict, to_dict
 from robopolicy.training.config import TrainConfig, check_settings
 from robopolicy.training.migration import migrate_config
-from robopolicy.training.names import GROUPS, read_settings, several_values
-from robopolicy.training.schemas import make_known
+from robopolicy.training.names import GROUPS, multiple_values_error, read_settings
+from robopolicy.training.schemas import register_plugins
 
 BUDGETS = ("budget.updates", "budget.env_steps")
 
 
 def compose_config(overrides: Sequence[str] = ()) -> TrainConfig:
-    """Compose and check a configuration.
-
-    Args:
-        overrides: `group=preset` and `key.path=value`, as on the command line.
+    """Compose and check a configuration from the `group=preset` and `key.path=value` of a command line.
 
     Raises:
         UserError: A group, preset or key is unknown, or a value has the wrong type or range; one line.
     """
-    make_known()
+    register_plugins()
     pairs = read_settings(overrides)
     with initialize_config_dir(str(folder("configs")), version_base="1.3"):
         choices = [f"{key}={value}" for key, value in pairs if key in GROUPS]
         settings = _one_budget({key: value for key, value in pairs if key not in GROUPS})
         base = _compose(choices)
-        # Text is taken as it stands, so that paths may hold any character; Hydra reads all other values.
+        # Values of text settings are used verbatim, so that paths may contain any character; Hydra parses the others.
         texts = {key: value for key, value in settings.items() if isinstance(_setting(base, key), str)}
-        others = [
-            f"++{key}={_whole(value)}" for key, value in settings.items() if key not in texts
-        ]  # ++: new ones, too
-        composed = _compose([*choices, *others]) if others else base
+        others = {key: value for key, value in settings.items() if key not in texts}
+        # The prefix ++ also adds new keys.
+        overrides = [*choices, *(f"++{key}={_as_integer(value)}" for key, value in others.items())]
+        composed = _compose(overrides) if others else base
     for key, value in texts.items():
         _set(composed, key, value)
     config = from_dict(TrainConfig, composed, "")
@@ -56,11 +53,7 @@ def compose_config(overrides: Sequence[str] = ()) -> TrainConfig:
 
 
 def read_config(file: Path) -> TrainConfig:
-    """Read and check the `config.yaml` of a run, also of an earlier version.
-
-    Raises:
-        UserError: It cannot be read, or a setting does not fit.
-    """
+    """Read and check the `config.yaml` of a run of this or an earlier version; invalid settings raise a UserError."""
     content = migrate_config(config_content(file))
     try:
         config = from_dict(TrainConfig, content, "")
@@ -71,11 +64,7 @@ def read_config(file: Path) -> TrainConfig:
 
 
 def config_file(folder: Path) -> Path:
-    """The `config.yaml` of a run.
-
-    Raises:
-        UserError: The folder is no run.
-    """
+    """Return the `config.yaml` of a run; a UserError is raised if the folder is not a run."""
     file = folder / "config.yaml"
     if not file.is_file():
         raise UserError(f"{folder} is not a run: it has no config.yaml; pass a folder such as runs/NAME.")
@@ -83,11 +72,7 @@ def config_file(folder: Path) -> Path:
 
 
 def config_content(file: Path) -> Any:
-    """The plain values of a `config.yaml`, with settings as this version names them.
-
-    Raises:
-        UserError: It cannot be read.
-    """
+    """Read the plain values of a `config.yaml`, migrated to present names; an unreadable file raises a UserError."""
     try:
         content = parse_yaml(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -96,12 +81,12 @@ def config_content(file: Path) -> Any:
 
 
 def config_text(config: Any) -> str:
-    """The configuration in full, as YAML."""
+    """Format the full configuration as YAML."""
     return yaml.safe_dump(to_dict(config), sort_keys=False, allow_unicode=True)
 
 
-def _whole(value: str) -> str:
-    """`1e6`, which is a float in YAML, as the whole number that a count takes; any other value as it is."""
+def _as_integer(value: str) -> str:
+    """Convert an integer in scientific notation such as `1e6`, a float in YAML; other values are unchanged."""
     number = re.fullmatch(r"\d+(\.\d+)?e\+?\d{1,2}", value, re.IGNORECASE)
     return str(int(float(value))) if number and float(value).is_integer() else value
 
@@ -109,13 +94,13 @@ def _whole(value: str) -> str:
 def _compose(overrides: list[str]) -> dict[str, Any]:
     parser = OverridesParser.create()
     for text in overrides:
-        given = text.lstrip("+")
+        setting = text.lstrip("+")
         try:
             override = parser.parse_override(text)
         except HydraException as error:
-            raise UserError(f"The value in '{given}' cannot be read; lists are written as key=[1,2].") from error
+            raise UserError(f"The value in '{setting}' cannot be read; write lists as key=[1,2].") from error
         if override.is_sweep_override():
-            raise several_values(given)
+            raise multiple_values_error(setting)
     try:
         plain = OmegaConf.to_container(compose("train", overrides), resolve=True, throw_on_missing=True)
     except (HydraException, OmegaConfBaseException) as error:
@@ -127,7 +112,7 @@ def _compose(overrides: list[str]) -> dict[str, Any]:
         subject = re.search(r"override '?\+*([\w.]+)", str(error))
         where = f"{subject[1]}: " if subject else ""
         reason = str(cause).strip().splitlines()[0].rstrip(".")
-        if "ListConfig" in reason:  # OmegaConf's word for a list
+        if "ListConfig" in reason:  # OmegaConf's name for a list
             reason = f"expected a list, e.g. {subject[1] if subject else 'key'}=[a,b]"
         raise UserError(f"{where}{reason}.") from error
     assert isinstance(plain, dict)
@@ -135,7 +120,7 @@ def _compose(overrides: list[str]) -> dict[str, Any]:
 
 
 def _setting(tree: Mapping[str, Any], key: str) -> Any:
-    """The value at a dotted key, which must exist and be no section; a section that is empty takes any entry."""
+    """Return the value at a dotted key, which must exist and not be a section; an empty section accepts any entry."""
     node: Any = tree
     for depth, part in enumerate(key.split(".")):
         if node == {}:
@@ -149,9 +134,9 @@ def _setting(tree: Mapping[str, Any], key: str) -> Any:
 
 
 def _one_budget(settings: dict[str, str]) -> dict[str, str]:
-    """A budget in one unit takes the place of what a preset says in the other."""
-    given = [unit for unit in BUDGETS if settings.get(unit, "0") != "0"]
-    if len(given) != 1:
+    """Set the budget of the other unit to 0, so that a budget of one unit replaces that of a preset."""
+    chosen = [unit for unit in BUDGETS if settings.get(unit, "0") != "0"]
+    if len(chosen) != 1:
         return settings
     return {**dict.fromkeys(BUDGETS, "0"), **settings}
 
@@ -164,8 +149,8 @@ def _set(tree: dict[str, Any], key: str, value: Any) -> None:
 
 
 def _unknown_key(base: Mapping[str, Any], key: str, depth: int) -> UserError:
-    """Suggest the nearest full key; list the settings of the deepest section that does exist."""
-    # The names of policy and algorithm are chosen by policy=... and algorithm=...
+    """Build the error with the nearest full key and the settings of the deepest section that exists."""
+    # policy=NAME and algorithm=NAME choose the names, so their keys are not suggested.
     known = [*GROUPS, *(leaf for leaf in leaves(base) if leaf not in ("policy.name", "algorithm.name"))]
     prefix = ".".join(key.split(".")[:depth])
     start = f"{prefix}." if prefix else ""
@@ -176,7 +161,7 @@ def _unknown_key(base: Mapping[str, Any], key: str, depth: int) -> UserError:
 
 
 def leaves(node: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """The dotted keys of the values in nested mappings."""
+    """Yield the dotted keys of the values in nested mappings."""
     for key, value in node.items():
         if isinstance(value, Mapping):
             yield from leaves(value, f"{prefix}{key}.")

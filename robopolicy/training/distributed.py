@@ -1,9 +1,9 @@
-"""One run in several processes, started by `torchrun`: who plays what, and which settings allow it.
+"""Distributed runs, started by `torchrun`.
 
-Every process plays its share of the environments. The rollouts are put together, so that all processes know all of
-them: normalisers, return scale, advantages and the order of the minibatches are those of a single process. Of every
-minibatch a process takes its share of the rows, and gradients are averaged before each step. Process 0 evaluates and
-writes. The algorithms that can are those with `distributed`.
+Every process steps a part of the environments. The rollouts are gathered in all processes, so normalisers, return
+scale, advantages and the order of the minibatches are the same as in a single process. Each process computes the
+gradient of its rows of a minibatch, and gradients are averaged before each step. Process 0 evaluates and writes.
+Algorithms with `distributed` support this.
 """
 
 from __future__ import annotations
@@ -25,58 +25,54 @@ from robopolicy.errors import UserError
 from robopolicy.training.config import TrainConfig
 
 ENVS_FIRST = ("final_obs", "last_obs")
-"""Fields of a rollout whose rows are environments or episodes; all others begin with time."""
+"""Fields of a rollout whose first dimension is environments or episodes; all others start with time."""
 
 
 @contextmanager
 def processes() -> Iterator[None]:
-    """Join the processes that `torchrun` has started with this one; nothing to join without it."""
+    """Join the process group of `torchrun`; a no-op without it."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield
         return
-    if torch.cuda.is_available():  # device=cuda is then the one of this process
+    if torch.cuda.is_available():  # device=cuda then refers to the GPU of this process
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
     dist.init_process_group()
     try:
         yield
-        dist.barrier()  # nobody leaves while another still talks to it
+        dist.barrier()  # all processes finish communicating before the group is destroyed
     finally:
         dist.destroy_process_group()
 
 
 def check_distributed(config: TrainConfig) -> None:
-    """Refuse what several processes cannot do; one process may do anything.
-
-    Raises:
-        UserError: The first such setting.
-    """
+    """Raise a UserError for settings that distributed runs do not support."""
     ranks, name = world_size(), config.algorithm["name"]
     if ranks == 1:
         return
     if not ALGORITHMS[name].distributed:
-        able = names_with("distributed")
-        raise UserError(f"Algorithm '{name}' runs in one process; drop torchrun, or choose one of {able}.")
+        supported = names_with("distributed")
+        raise UserError(f"Algorithm '{name}' runs in one process; drop torchrun, or choose one of {supported}.")
     if config.policy.get("recurrent", {}).get("kind", "none") != "none":
         raise UserError("Recurrent policies train in one process; drop torchrun, or set policy.recurrent.kind=none.")
     if config.guards.restore_best:
-        raise UserError("Several processes cannot go back to the best weights; set guards.restore_best=false.")
-    shared = {"sim.num_envs": config.sim.num_envs, "algorithm.batch_size": config.algorithm["batch_size"]}
-    for key, number in shared.items():
+        raise UserError("Distributed runs cannot restore the best weights; set guards.restore_best=false.")
+    sizes = {"sim.num_envs": config.sim.num_envs, "algorithm.batch_size": config.algorithm["batch_size"]}
+    for key, number in sizes.items():
         if number % ranks:
-            raise UserError(f"{key}={number} cannot be shared out evenly to {ranks} processes; choose a multiple.")
+            raise UserError(f"{key}={number} is not divisible by the {ranks} processes; choose a multiple.")
 
 
 def gather_rollouts(rollout: Rollout) -> Rollout:
-    """The rollouts `(T, N_r, ...)` of all processes as one of `(T, N)`, environments in the order of the processes."""
+    """Gather the rollouts `(T, N_r, ...)` of all processes as `(T, N, ...)`, environments in process order."""
 
-    def joined(value: Any, dim: int) -> Any:
+    def concat(value: Any, dim: int) -> Any:
         if isinstance(value, Tensor):
             return all_gather(value, dim)
         return {key: all_gather(part, dim) for key, part in value.items()}
 
     dims = {field.name: 0 if field.name in ENVS_FIRST else 1 for field in fields(rollout)}
-    whole = replace(rollout, **{name: joined(getattr(rollout, name), dim) for name, dim in dims.items()})
-    # Final observations are row-major over all environments; the processes send theirs one after the other.
+    whole = replace(rollout, **{name: concat(getattr(rollout, name), dim) for name, dim in dims.items()})
+    # Final observations are row-major over all environments, but gathered process by process.
     bootstrap = whole.truncated & ~whole.terminated
     owners = bootstrap.view(len(bootstrap), world_size(), -1).movedim(1, 0)  # (R, T, N_r)
     time, env = owners.nonzero()[:, 1], owners.nonzero()[:, 2] + owners.nonzero()[:, 0] * owners.shape[2]

@@ -1,4 +1,4 @@
-"""Training of the gate of a composition on demonstrations (`policies/wrappers/gated.py`)."""
+"""Training of the gate of a composition on demonstrations (`policies/wrappers/learned_gate.py`)."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from robopolicy.policies.wrappers.learned_gate import LearnedGatePolicy
 def fit_selector(
     policy: LearnedGatePolicy, episodes: Episodes, *, seed: int = 0, progress: Callable[[int], None] | None = None
 ) -> float:
-    """Train the selector of `policy` on the order of its parents' discrepancies; nothing else changes.
+    """Train the selector of `policy` to rank its parents by discrepancy; all other weights are unchanged.
 
     Args:
-        policy: The composition.
-        episodes: Demonstrations of what is to be done where.
-        seed: Of batches and noise.
-        progress: Called with the number of finished gradient steps.
+        policy: Composition with the selector.
+        episodes: Demonstrations of the tasks.
+        seed: Seed of batches and noise.
+        progress: Callback that receives the number of finished gradient steps.
 
     Returns:
-        Share of the last quarter of the chunks on which the best parent was ranked first.
+        Fraction of the last quarter of the chunks for which the best parent was ranked first.
 
     Raises:
         UserError: The demonstrations lack observations or actions of the policy.
@@ -34,7 +34,7 @@ def fit_selector(
     missing = [key for key in spec.observation if key not in episodes.arrays]
     if missing or episodes.arrays["action"].shape[1] != spec.action_dim:
         raise UserError(
-            f"Demonstrations for the selector must show {sorted(spec.observation)} and {spec.action_dim} actions; "
+            f"Demonstrations for the selector require {sorted(spec.observation)} and {spec.action_dim} actions; "
             f"they lack {missing or 'such actions'}."
         )
     sampler = ChunkSampler(
@@ -50,8 +50,8 @@ def fit_selector(
     for step in range(selection.updates):
         batch = next(sampler)
         obs = {key: batch.obs[key].to(device) for key in spec.observation}
-        found = policy.discrepancies(obs, batch.chunk.to(device), generator=generator)
-        loss, info = ordering_loss(policy.selector(obs), found)
+        discrepancies = policy.discrepancies(obs, batch.chunk.to(device), generator=generator)
+        loss, info = ordering_loss(policy.selector(obs), discrepancies)
         optimizer.zero_grad(set_to_none=True)
         loss.mean().backward()
         optimizer.step()

@@ -1,4 +1,4 @@
-"""Guard rails around every update: nothing non-finite goes unnoticed, and a collapse does not cost the best policy."""
+"""Safeguards of a run: detection of non-finite numbers and collapse, and a comparison with the initial policy."""
 
 from __future__ import annotations
 
@@ -25,19 +25,15 @@ Summary = dict[str, Any]
 
 
 class TrainingDiverged(UserError):
-    """A number stopped being finite; the message names it."""
+    """A number is not finite; the message names it."""
 
 
-MIN_EPISODES = 10  # episodes, of whose returns a bootstrap gives an interval to rely on
-MAX_DIVERGED = 0.1  # share of episodes in which the simulation may diverge
+MIN_EPISODES = 10  # episodes required for a bootstrap interval of returns
+MAX_DIVERGED = 0.1  # tolerated fraction of episodes in which the simulation diverges
 
 
 def check_metrics(metrics: Metrics, algorithm: Algorithm, update: int) -> None:
-    """Refuse a NaN or infinite metric.
-
-    Raises:
-        TrainingDiverged: Names the tensor that is not finite, or else the metric.
-    """
+    """Raise TrainingDiverged for a non-finite metric; the message names a non-finite tensor if there is one."""
     for name, value in metrics.items():
         if not math.isfinite(value):
             check_parameters(algorithm, update)
@@ -45,13 +41,9 @@ def check_metrics(metrics: Metrics, algorithm: Algorithm, update: int) -> None:
 
 
 def check_parameters(algorithm: Algorithm, update: int) -> None:
-    """Refuse NaN or infinite numbers in anything that decides future updates: weights, moments, statistics.
-
-    Raises:
-        TrainingDiverged: Names the tensor and the update.
-    """
+    """Raise TrainingDiverged for a non-finite tensor of the algorithm's state: weights, moments, statistics."""
     for name, tensor in named_tensors(algorithm.state_dict()):
-        # Summing is one pass without a temporary; only a suspicious sum is looked at element by element.
+        # Summing is one pass without a temporary; elements are checked only if the sum is not finite.
         if tensor.is_floating_point() and not math.isfinite(float(tensor.detach().sum())):
             bad = ~torch.isfinite(tensor)
             if bool(bad.any()):
@@ -59,7 +51,7 @@ def check_parameters(algorithm: Algorithm, update: int) -> None:
 
 
 def named_tensors(tree: Any, where: str = "") -> Iterator[tuple[str, Tensor]]:
-    """Every tensor of a nested state with its dotted path."""
+    """Yield every tensor of a nested state with its dotted path."""
     if isinstance(tree, Tensor):
         yield where, tree
     elif isinstance(tree, Mapping):
@@ -71,31 +63,30 @@ def named_tensors(tree: Any, where: str = "") -> Iterator[tuple[str, Tensor]]:
 
 
 def score(summary: Summary) -> float:
-    """What "best" means: the success rate, or the mean return where the task defines no success."""
+    """Return the success rate, or the mean return for tasks without a success criterion."""
     return float(summary["return_mean"] if summary["success"] is None else summary["success"])
 
 
 def is_better(new: Summary, best: Summary | None) -> bool:
-    """Whether `new` replaces `best`; a tie in success goes to the higher return, then to the earlier one.
+    """Whether `new` replaces `best`; ties in success are broken by the higher return, then by the earlier update.
 
-    Returns are compared between policies under which the simulation diverges alike: where rewards are costs, breaking
-    it would end them.
+    Returns are compared after excess divergence: if rewards are costs, a diverged simulation would end them early.
     """
     if best is None:
         return True
-    first, second = ((-_excess_divergence(each), score(each), each["return_mean"]) for each in (new, best))
+    first, second = ((-_excess_divergence(item), score(item), item["return_mean"]) for item in (new, best))
     return first > second
 
 
 def _excess_divergence(summary: Summary) -> float:
-    """Share of the episodes that diverged beyond what is tolerated; success judges them by itself."""
+    """Return the fraction of diverged episodes beyond `MAX_DIVERGED`; 0 for tasks with a success criterion."""
     if summary["success"] is not None:
         return 0.0
     return max(summary.get("diverged", 0) / summary["n"] - MAX_DIVERGED, 0.0)
 
 
 def has_collapsed(new: Summary, best: Summary) -> bool:
-    """Whether `new` is worse than `best` beyond doubt: its interval lies entirely below that of `best`."""
+    """Whether the interval of `new` is entirely below the interval of `best`."""
     if new["success"] is None and min(new["n"], best["n"]) < MIN_EPISODES:
         return False
     low, high = ("return_low", "return_high") if new["success"] is None else ("low", "high")
@@ -113,17 +104,12 @@ def backup_best(best: Path) -> None:
 
 
 def clear_backup(best: Path) -> None:
-    """Delete the backup once a resume point refers to the present `best`."""
+    """Delete the backup once a resume point refers to the current `best`."""
     shutil.rmtree(_backup_of(best), ignore_errors=True)
 
 
 def restore_backup(best: Path, known: Mapping[str, Any] | None) -> None:
-    """Restore the `best` that a resume point refers to.
-
-    Args:
-        best: Checkpoint of the best policy.
-        known: What the resume point says of it, `update` among others; None if it knows none.
-    """
+    """Restore the checkpoint `best` of a resume point, whose summary is `known`; None if it has no best checkpoint."""
     restore_partial(best)
     if known is not None and _backup_of(best).exists() and not (best.exists() and _update_of(best) == known["update"]):
         shutil.rmtree(best, ignore_errors=True)
@@ -139,21 +125,15 @@ def _update_of(checkpoint: Path) -> int:
     return int(read_manifest(checkpoint).training["update"])
 
 
-ROUNDS = 5  # of as many episodes as an evaluation has, so that the comparison costs no more than ten evaluations
+ROUNDS = 5  # of as many episodes as an evaluation, so the comparison costs at most ten evaluations
 
 
 def compare_with_base(
     base: Policy, best: Policy, sim: VectorSim, *, episodes: int, seed: int, before_round: Callable[[], None]
 ) -> PairedDifference:
-    """Paired difference of `best` and `base` on common episodes, in at most `ROUNDS` rounds.
+    """Compare `best` and `base` on common episodes, in at most `ROUNDS` rounds of `episodes` each.
 
-    Args:
-        base: The first policy.
-        best: The second policy.
-        sim: Simulator of the task.
-        episodes: Of each of them in a round.
-        seed: Of the first episode.
-        before_round: Called before each round; may raise to give up.
+    The first episode has the seed `seed`. `before_round` is called before each round and may raise to stop.
     """
     completed: list[tuple[EvalResult, EvalResult]] = []
     for index in range(ROUNDS):

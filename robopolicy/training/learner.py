@@ -1,4 +1,4 @@
-"""Policy and algorithm of a run, built for what a simulator or a dataset shows."""
+"""Construction of the policy and the algorithm of a run from a simulator or a dataset."""
 
 from __future__ import annotations
 
@@ -32,31 +32,31 @@ from robopolicy.training.world_sims import is_world, make_env
 def build_learner(
     config: TrainConfig, episodes: Episodes | None, sim: SimSpec | None, device: torch.device, start: Path | None = None
 ) -> tuple[Policy, Algorithm, int]:
-    """The policy to begin with, the algorithm around it, and its number of updates.
+    """Build the initial policy, its algorithm, and the number of updates.
 
     Args:
         config: Result of `resolve_config`.
-        episodes: The dataset, if there is one.
-        sim: What the task shows; None where nothing is played.
-        device: Where both compute.
+        episodes: Dataset, or None.
+        sim: Specification of the task; None without a simulator.
+        device: Device of policy and algorithm.
         start: As in `build`.
 
     Raises:
-        UserError: They do not fit each other.
+        UserError: They are incompatible.
     """
     name, algorithm_config = section("algorithm", config.algorithm)
     data_source = ALGORITHMS[name].data_source
     checkpoint = start or (Path(config.init_from) if config.init_from else None)
     if checkpoint is not None:
         policy = load_policy(checkpoint, device)[0].train()
-        given, settings = section("policy", config.policy)
-        if start is not None and (policy.name, to_dict(policy.config)) != (given, to_dict(settings)):
-            # A resumed algorithm that deploys another policy than it was given; its state holds what it was given.
+        policy_name, settings = section("policy", config.policy)
+        if start is not None and (policy.name, to_dict(policy.config)) != (policy_name, to_dict(settings)):
+            # The algorithm deploys another policy than its initial one, which the resumed state contains.
             with torch.device(device):
-                policy = make_policy(given, settings, policy.spec)
+                policy = make_policy(policy_name, settings, policy.spec)
             for part in policy.modules():
                 if isinstance(part, Normalizer):
-                    part.fitted.fill_(True)  # by what is loaded into it
+                    part.fitted.fill_(True)  # the statistics are loaded later
         if sim is not None:
             check_compatible(policy.spec, sim)
     else:
@@ -69,7 +69,7 @@ def build_learner(
     with torch.device(device):
         try:
             algorithm = make_algorithm(name, algorithm_config, policy, total_updates=updates)
-        except ValueError as error:  # an optimiser refuses a setting
+        except ValueError as error:  # an optimizer rejects a setting
             raise UserError(f"Settings of algorithm '{name}' do not fit: {error}.") from error
     _check_policy(algorithm.policy, name, data_source)
     return policy, algorithm, updates
@@ -80,7 +80,7 @@ def _total_updates(config: TrainConfig, algorithm_config: Any, data_source: str)
         return config.budget.updates
     if SOURCES[data_source].whole_episodes:
         raise UserError(
-            f"Algorithm '{config.algorithm['name']}' plays whole episodes, of any length; set budget.updates instead."
+            f"Algorithm '{config.algorithm['name']}' collects whole episodes of any length; set budget.updates instead."
         )
     per_update = algorithm_config.num_steps * config.sim.num_envs * config.chunk.action_horizon
     if data_source != "replay":
@@ -89,7 +89,7 @@ def _total_updates(config: TrainConfig, algorithm_config: Any, data_source: str)
     if steps <= warmup:
         raise UserError(
             f"budget.env_steps={steps} ends before learning starts, after replay.learning_starts={warmup}; "
-            "raise the one or lower the other."
+            "raise budget.env_steps or lower replay.learning_starts."
         )
     return config.replay.offline_updates + math.ceil((steps - warmup) / per_update)
 
@@ -97,7 +97,7 @@ def _total_updates(config: TrainConfig, algorithm_config: Any, data_source: str)
 def _new_policy(
     config: TrainConfig, episodes: Episodes | None, sim: SimSpec | None, device: torch.device, *, bounds: bool
 ) -> Policy:
-    """A fresh policy, its normalisers fitted to the dataset, those of actions to the simulator's if `bounds`."""
+    """Build a policy with normalisers fitted to the dataset; with `bounds`, to the action bounds of the simulator."""
     if sim is not None:
         observation, action_dim = {key: spec.shape for key, spec in sim.observation.items()}, sim.action_dim
     else:
@@ -113,55 +113,55 @@ def _new_policy(
     name, policy_config = section("policy", config.policy)
     with torch.device(device):
         policy = make_policy(name, policy_config, spec)
-    limits = _bounds(sim) if bounds and sim is not None else {}  # who plays must reach beyond the data
+    limits = _bounds(sim) if bounds and sim is not None else {}  # exploration exceeds the range of the data
     if episodes is not None:
-        learned = episodes.with_executed_actions() if bounds else episodes  # imitation alone learns what was meant
+        learned = episodes.with_executed_actions() if bounds else episodes  # imitation learns the commanded actions
         policy.fit_normalizer({**dataset_statistics(learned), **limits})
     else:
         try:
             policy.fit_normalizer(limits)
         except UserError as error:
             raise UserError(
-                f"Policy '{name}' normalises by statistics of a dataset: imitate first (algorithm=bc) and pass "
-                "init_from=CHECKPOINT, or choose another policy, e.g. policy=gaussian."
+                f"Policy '{name}' requires dataset statistics for its normalisers: imitate first (algorithm=bc) and "
+                "pass init_from=CHECKPOINT, or choose another policy, e.g. policy=gaussian."
             ) from error
     return policy
 
 
 def _check_policy(policy: Policy, algorithm: str, data_source: str) -> None:
-    """Refuse an algorithm whose policy lacks the verb that learning from its source of data needs."""
-    if data_source == "replay":  # various verbs, which these algorithms check themselves
+    """Raise a UserError if the policy lacks the method that learning from the data source requires."""
+    if data_source == "replay":  # these algorithms check the methods themselves
         return
-    verb = "imitation_loss" if data_source == "dataset" else "decisions"
-    if getattr(type(policy), verb) is getattr(Policy, verb):
+    method = "imitation_loss" if data_source == "dataset" else "decisions"
+    if getattr(type(policy), method) is getattr(Policy, method):
         raise UserError(
-            f"Algorithm '{algorithm}' needs a policy with {verb}, which '{policy.name}' lacks; "
+            f"Algorithm '{algorithm}' requires a policy with {method}, which '{policy.name}' lacks; "
             "docs/methods/compatibility.md has a table of which algorithm trains which policy."
         )
 
 
 def _check_bounds(policy: Policy, sim: SimSpec, algorithm: str) -> None:
-    """Refuse a policy of raw actions, which is taken for one of actions in [-1, 1], where the task has other ones."""
+    """Raise a UserError for a policy of raw actions, assumed to be in [-1, 1], if the task has other bounds."""
     normalizer = getattr(policy, "action_normalizer", None)
     if not isinstance(normalizer, Normalizer) or normalizer.mode != "identity":
         return
     low, high = sim.action_low.cpu(), sim.action_high.cpu()
     if not (torch.allclose(low, -torch.ones_like(low)) and torch.allclose(high, torch.ones_like(high))):
         raise UserError(
-            f"Algorithm '{algorithm}' has to know the action bounds of {sim.task}, which are not [-1, 1], and a policy "
-            "with action_normalization=identity does not; choose or clone one with policy.action_normalization=minmax."
+            f"Algorithm '{algorithm}' requires the action bounds of {sim.task}, which are not [-1, 1], and a policy "
+            "with action_normalization=identity has none; choose or clone one with policy.action_normalization=minmax."
         )
 
 
 def _bounds(sim: SimSpec) -> Mapping[str, Mapping[str, Any]]:
-    """Action statistics when there is no data: the bounds, and the uniform distribution between them."""
+    """Return action statistics without data: the bounds and the uniform distribution between them."""
     low, high = sim.action_low.cpu().numpy(), sim.action_high.cpu().numpy()
     spread = {"mean": (low + high) / 2, "std": (high - low) / math.sqrt(12)}
     return {"action": {"min": low, "max": high, **spread, "declared": True}}
 
 
 def simulator(config: TrainConfig, num_envs: int) -> VectorSim:
-    """The simulator to learn in."""
+    """Build the training simulator."""
     options = SimOptions(
         num_envs=num_envs,
         backend=config.sim.backend,
@@ -179,12 +179,12 @@ def simulator(config: TrainConfig, num_envs: int) -> VectorSim:
 
 
 def eval_simulator(config: TrainConfig) -> VectorSim:
-    """The simulator that judges a run: the true one where the run learns in a world model, unless it asks for that.
+    """Build the evaluation simulator: by default the real one, even if the run trains in a world model.
 
-    A world model judges whole episodes from the task's own starts, whatever is learnt in it.
+    A world model evaluates whole episodes from the initial states of the task, independent of training.
     """
     backend = config.evaluation.backend or ("auto" if is_world(config.sim.backend) else config.sim.backend)
     world = WorldOptions(judge=config.worldmodel.judge, every=config.worldmodel.every)
     task = replace(config.task, wrappers=evaluation_wrappers(config.task.wrappers))
-    judging = replace(config, task=task, sim=replace(config.sim, backend=backend), worldmodel=world)
-    return simulator(judging, config.evaluation.num_envs)
+    evaluation = replace(config, task=task, sim=replace(config.sim, backend=backend), worldmodel=world)
+    return simulator(evaluation, config.evaluation.num_envs)

@@ -1,7 +1,7 @@
 """Loggers: JSON lines and CSV always, TensorBoard and Weights & Biases on request.
 
-One row per logged update, keyed by `update`. A resumed run first drops the rows that the interrupted one wrote after
-its last resume point, so that the files look as if nothing had happened.
+One row per logged update, keyed by `update`. A resumed run first drops the rows written after its last resume point, so
+an uninterrupted run writes the same files.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ Row = Mapping[str, float | int]
 
 
 class Logger(Protocol):
-    """Takes rows of scalars."""
+    """Interface of loggers of scalars."""
 
     def log(self, update: int, row: Row) -> None:
         """Write the scalars of one update."""
         ...
 
     def close(self) -> None:
-        """Flush and free."""
+        """Flush and release resources."""
         ...
 
 
@@ -44,14 +44,14 @@ class JsonlLogger:
     """One JSON object per row."""
 
     def __init__(self, file: Path, resume_at: int = 0) -> None:
-        """Append to `file`, keeping only its rows up to update `resume_at`."""
+        """Append to `file` after its rows up to update `resume_at`; a run from the start keeps no rows."""
         rows = read_jsonl(file) if file.exists() else []
-        kept = [row for row in rows if row["update"] <= resume_at > 0]  # what begins again writes all rows again
+        kept = [row for row in rows if row["update"] <= resume_at > 0]
         write_text(file, "".join(json.dumps(row) + "\n" for row in kept))
         self._stream = file.open("a", encoding="utf-8")
 
     def log(self, update: int, row: Row) -> None:
-        """Append a line and flush it, so that nothing is lost when the process dies."""
+        """Append and flush a line, so that nothing is lost when the process dies."""
         self._stream.write(json.dumps({"update": update, **row}) + "\n")
         self._stream.flush()
 
@@ -61,15 +61,15 @@ class JsonlLogger:
 
 
 class CsvLogger:
-    """A table; when a row brings a new column, the file is rewritten with that column added."""
+    """CSV table; a row with a new column rewrites the file with that column."""
 
     def __init__(self, file: Path, resume_at: int = 0) -> None:
-        """Append to `file`, keeping only its rows up to update `resume_at`."""
+        """Append to `file` after its rows up to update `resume_at`."""
         self._file = file
         self._rows: list[dict[str, Any]] = []
         if file.exists():
             with file.open(newline="", encoding="utf-8") as stream:
-                # A killed process may leave half a row, which has no number or comes after the resume point.
+                # A killed process may leave a partial row without a number.
                 rows = [row for row in csv.DictReader(stream) if row.get("update", "").isdigit()]
             self._rows = [row for row in rows if int(row["update"]) <= resume_at > 0]
         self._columns = list(dict.fromkeys(["update", *(key for row in self._rows for key in row)]))
@@ -88,7 +88,7 @@ class CsvLogger:
                 csv.DictWriter(stream, self._columns, restval="").writerow(entry)
 
     def close(self) -> None:
-        """Nothing is held open."""
+        """Do nothing; the file is closed after every row."""
 
     def _rewrite(self) -> None:
         with atomic_file(self._file) as temporary, temporary.open("w", newline="", encoding="utf-8") as stream:
@@ -115,7 +115,7 @@ class TensorBoardLogger:
 
 
 class WandbLogger:
-    """Weights & Biases; offline unless WANDB_MODE says otherwise, so that no run waits for a login or a network."""
+    """Weights & Biases; offline unless WANDB_MODE is set, so that a run requires no login or network."""
 
     def __init__(self, folder: Path, *, project: str, name: str, config: Mapping[str, Any]) -> None:
         module = _optional("wandb", "wandb")
@@ -139,7 +139,7 @@ class WandbLogger:
 
 
 def read_jsonl(file: Path) -> list[dict[str, Any]]:
-    """Rows of a JSON-lines file; a last line cut short by a killed process is dropped."""
+    """Read the rows of a JSON-lines file; an incomplete last line is dropped."""
     rows: list[dict[str, Any]] = []
     lines = file.read_text(encoding="utf-8").splitlines()
     for number, line in enumerate(lines, 1):
@@ -162,7 +162,7 @@ def _optional(module: str, package: str) -> Any:
 
 
 def make_loggers(config: TrainConfig, folder: Path, resume_at: int) -> list[Logger]:
-    """The loggers of a run, which drop what was written after update `resume_at`."""
+    """Create the loggers of a run, which drop the rows after update `resume_at`."""
     loggers: list[Logger] = [
         JsonlLogger(folder / "metrics.jsonl", resume_at),
         CsvLogger(folder / "metrics.csv", resume_at),
@@ -175,7 +175,7 @@ def make_loggers(config: TrainConfig, folder: Path, resume_at: int) -> list[Logg
     return loggers
 
 
-# Metrics worth a place on the terminal, where they exist, and their short names there.
+# Metrics on the terminal and their short names.
 HEADLINES = {
     "train/env_steps": "steps",
     "rollout/success": "success",
@@ -185,19 +185,17 @@ HEADLINES = {
     "critic/loss": "critic",
     "actor/approx_kl": "kl",
 }
-
-
-UNUSUAL = ("steps", "diverged")  # not worth a word where they are 0
+HIDDEN_IF_ZERO = ("steps", "diverged")
 
 
 class RunConsole:
-    """Progress of one run."""
+    """Progress display of one run."""
 
     def __init__(self, name: str, total: int, done: int = 0, console: Console | None = None) -> None:
-        """Start the display; `done` updates came before a resume."""
+        """Start the display after `done` updates of a resumed run."""
         self._console = console or Console(highlight=False, soft_wrap=True)
         self._name, self._total, self._first = name, total, done
-        self.earlier = 0.0  # seconds spent before a resume
+        self.seconds_before = 0.0  # seconds spent before a resume
         self._start = time.monotonic()
         self._progress: Progress | None = None
         if self._console.is_terminal:
@@ -210,26 +208,25 @@ class RunConsole:
             self._progress.start()
 
     def advance(self, update: int) -> None:
-        """Move the bar."""
+        """Update the progress bar."""
         if self._progress is not None:
             self._progress.update(self._task, completed=update)
 
     def row(self, update: int, row: Mapping[str, float]) -> None:
-        """Show the headline numbers of a logged row."""
-        shown = {
-            label: row[key] for key, label in HEADLINES.items() if key in row and (row[key] or label not in UNUSUAL)
-        }
-        text = "  ".join(f"{label} {value:{',.0f' if label == 'steps' else '.3g'}}" for label, value in shown.items())
+        """Print the headline metrics of a logged row."""
+        values = {label: row[key] for key, label in HEADLINES.items() if key in row}
+        values = {label: value for label, value in values.items() if value or label not in HIDDEN_IF_ZERO}
+        text = "  ".join(f"{label} {value:{',.0f' if label == 'steps' else '.3g'}}" for label, value in values.items())
         if self._progress is not None:
             self._progress.update(self._task, completed=update, row=text)
             return
         elapsed = time.monotonic() - self._start
         left = elapsed / max(update - self._first, 1) * (self._total - update)
-        times = f"{self.earlier + elapsed:.0f} s, {left:.0f} s left"
+        times = f"{self.seconds_before + elapsed:.0f} s, {left:.0f} s left"
         self.note(f"{self._name}  update {update}/{self._total}  {text}  {times}")
 
     def note(self, text: str) -> None:
-        """Print one line, unless the terminal is gone."""
+        """Print one line; a closed terminal is ignored."""
         with suppress(OSError):
             self._console.print(text, markup=False)
 
@@ -241,20 +238,20 @@ class RunConsole:
 
 
 def describe_evaluation(summary: Mapping[str, Any]) -> str:
-    """One phrase for an evaluation: success with its interval, or the return."""
+    """Format an evaluation: success with its interval, or the return."""
     count = f"{summary['n']} episode{'' if summary['n'] == 1 else 's'}"
-    if lost := summary.get("diverged", 0):
-        count += f", of which {lost} ended because the simulation diverged"
+    if diverged := summary.get("diverged", 0):
+        count += f", of which {diverged} ended because the simulation diverged"
     if summary["success"] is None:
         return f"return {summary['return_mean']:.4g} over {count}"
     low, high = summary["low"], summary["high"]
     return f"success {summary['success']:.1%} [{low:.1%}, {high:.1%}] over {count}"
 
 
-def describe_vs_base(outcome: PairedDifference, base: Mapping[str, Any], kept: bool) -> str:
-    """One phrase for the best policy of a run beside the base in fresh episodes, and which of them is kept."""
+def describe_vs_base(outcome: PairedDifference, base: Mapping[str, Any], reverted: bool) -> str:
+    """Format the comparison of the best policy with the base on held-out episodes, and which of them is kept."""
     gap = outcome.difference
     what, scale, unit = ("return", 1, "") if base["success"] is None else ("success", 100, " points")
     size, low, high = (f"{scale * value:+.3g}" for value in (gap.estimate, gap.low, gap.high))
-    verdict = "below its base, which checkpoints/best now holds" if kept else "best against base"
-    return f"{verdict}: {what} {size}{unit} [{low}, {high}] over {gap.n} fresh episodes"
+    verdict = "below its base, which checkpoints/best now contains" if reverted else "best vs base"
+    return f"{verdict}: {what} {size}{unit} [{low}, {high}] over {gap.n} held-out episodes"

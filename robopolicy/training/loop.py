@@ -1,8 +1,7 @@
 """The training loop: source -> update -> log -> evaluate -> checkpoint, the same for every algorithm.
 
-A run is a folder: `config.yaml` (in full), `metrics.jsonl`, `metrics.csv`, `checkpoints/best`, `checkpoints/last` (the
-resume point) and, when it has ended, `report.json`. On the CPU a run that was killed and resumed ends with the same
-bits as one that was not.
+A run is a folder with `config.yaml` (in full), `metrics.jsonl`, `metrics.csv`, `checkpoints/best`, `checkpoints/last`
+(the resume point) and, after the end, `report.json`. On the CPU a resumed run gives bit-identical results.
 """
 
 from __future__ import annotations
@@ -38,14 +37,14 @@ from robopolicy.training.resume import Interrupted, load_random_state, lock_run,
 from robopolicy.versions import versions
 
 Report = dict[str, Any]
-RUN_FILES = ("config.yaml", "metrics.jsonl", "metrics.csv", "tensorboard", "wandb", "checkpoints")  # by every run
+RUN_FILES = ("config.yaml", "metrics.jsonl", "metrics.csv", "tensorboard", "wandb", "checkpoints")
 
 
 def start_run(config: TrainConfig) -> Trainer:
     """Prepare a new run in `config.out / config.name`.
 
     Raises:
-        UserError: The configuration cannot be built, or the folder is taken or cannot be written.
+        UserError: The configuration is invalid, or the folder is not empty or cannot be written.
     """
     config = resolve_config(config)
     folder = Path(config.out) / config.name
@@ -60,7 +59,7 @@ def start_run(config: TrainConfig) -> Trainer:
         stream = (folder / "config.yaml").open("x", encoding="utf-8")
     except OSError as error:
         parts.close()
-        if (folder / "config.yaml").exists():  # another process was faster
+        if (folder / "config.yaml").exists():  # another process created it first
             raise run_exists_error(folder) from error
         shutil.rmtree(folder, ignore_errors=True)
         raise cannot_write(folder, error) from error
@@ -68,7 +67,7 @@ def start_run(config: TrainConfig) -> Trainer:
         with stream:
             stream.write(config_text(config))
         trainer = Trainer(parts, folder)
-        trainer.fresh = True
+        trainer.is_new = True
         return trainer
     except (OSError, UserError) as error:
         parts.close()
@@ -82,18 +81,18 @@ def resume_run(folder: Path) -> Trainer:
     """Prepare to resume a run from its last resume point.
 
     Raises:
-        UserError: The folder is no run or has ended, or several processes cannot resume it.
+        UserError: The folder is not a run, or the run has ended or does not support several processes.
     """
     config = read_config(config_file(folder))
     if (folder / "report.json").exists():
-        raise UserError(f"Run {folder} has ended; start another one with init_from={folder}/checkpoints/last.")
+        raise UserError(f"Run {folder} has ended; start a new one with init_from={folder}/checkpoints/last.")
     check_distributed(config)
     last = folder / "checkpoints" / "last"
     restore_partial(last)
     if not last.exists():
-        # Killed before its first resume point: the run is a function of its configuration, so begin again.
+        # The run was killed before its first resume point. It depends only on its configuration, so it restarts.
         trainer = Trainer(build(config), folder)
-        trainer.console.note(f"{last} is not there, so the run begins again at its first update.")
+        trainer.console.note(f"{last} does not exist, so the run restarts at its first update.")
         return trainer
     state = load_training_state(last)
     if rank() == 0:
@@ -104,7 +103,7 @@ def resume_run(folder: Path) -> Trainer:
 
 
 class Trainer:
-    """One run. Build it with `start_run` or `resume_run`, then call `train`."""
+    """Training run; created by `start_run` or `resume_run`, executed by `train`."""
 
     def __init__(self, parts: RunComponents, folder: Path, resume_at: int = 0) -> None:
         self.parts, self.config, self.folder = parts, parts.config, folder
@@ -114,31 +113,28 @@ class Trainer:
         self.best: Summary | None = None
         self.base: Summary | None = None
         self.latest: Summary | None = None
-        self.vs_base: PairedDifference | None = None  # of the best, in episodes that chose neither
-        self.fresh = False  # whether this process made the folder
-        self.num_restores = 0  # times the guard went back to the best state
+        self.vs_base: PairedDifference | None = None  # of the best checkpoint, on held-out episodes
+        self.is_new = False  # whether this process created the folder
+        self.num_restores = 0  # restores of the best state after a collapse
         self._seconds = 0.0  # spent before this process
-        self._updating = 0.0  # seconds in updates, without playing, evaluating and saving
+        self._updating = 0.0  # seconds in updates, without rollouts, evaluation and saving
         self._start = time.monotonic()
         self._signal: int | None = None
         tenth = max(1, self.total // 10)
         self.evaluate_every = self.config.evaluation.every or tenth
         self.checkpoint_every = self.config.checkpoint_every or tenth
         self.log_every = self.config.logging.every or max(1, self.total // 100)
-        self.writes = rank() == 0  # of several processes the first
-        self._lock = lock_run(folder) if self.writes else None  # before the loggers, which cut the run's files back
+        self.writes = rank() == 0
+        self._lock = lock_run(folder) if self.writes else None  # before the loggers, which truncate files of the run
         self.loggers = make_loggers(self.config, folder, resume_at) if self.writes else []
-        screen = None if self.writes else Console(quiet=True)
-        self.console = RunConsole(self.config.name, self.total, resume_at, screen)
+        console = None if self.writes else Console(quiet=True)
+        self.console = RunConsole(self.config.name, self.total, resume_at, console)
 
     def train(self) -> Report:
-        """Run to the end of the budget.
-
-        Returns:
-            What `report.json` holds.
+        """Train to the end of the budget and return the content of `report.json`.
 
         Raises:
-            UserError: A part refuses what it meets; a new run that has learned nothing leaves no folder.
+            UserError: A component fails; a new run without checkpoints deletes its folder.
             TrainingDiverged: A metric or a tensor is not finite; the checkpoints are intact.
             SimulatorFailed: An environment raised an exception; the resume point has been saved.
             Interrupted: SIGINT, SIGTERM or SIGHUP; the resume point has been saved.
@@ -158,7 +154,7 @@ class Trainer:
             with handle_shutdown(self._request_stop):
                 if self.update == 0 and self.config.init_from:
                     policy = self.algorithm.policy
-                    if unfitted_normalizers(policy):  # an actor on a black box, which has seen nothing yet
+                    if unfitted_normalizers(policy):  # an actor on a black-box policy, without data so far
                         policy.update_stats(self.source.observations())
                     self.base = self._evaluate_base()
                 while self.update < self.total:
@@ -168,14 +164,14 @@ class Trainer:
                         self._stop_if_requested()
                 return self._finish()
         except SimulatorFailed:
-            if self.update:  # between two updates, so that what was learned can be kept
+            if self.update:  # between two updates, so the state is consistent
                 self._save_last()
             raise
         finally:
             self.close()
 
     def close(self) -> None:
-        """Stop display, loggers and simulators."""
+        """Stop the display, the loggers and the simulators."""
         self.console.close()
         for logger in self.loggers:
             logger.close()
@@ -183,24 +179,24 @@ class Trainer:
         if self._lock is not None:
             self._lock.close()
 
-    def saved(self) -> list[str]:
-        """The checkpoints that there are."""
+    def saved_checkpoints(self) -> list[str]:
+        """Return the checkpoints that exist."""
         return [f"checkpoints/{name}" for name in ("best", "last") if self._checkpoint(name).is_dir()]
 
     def _cleanup(self) -> None:
-        """Remove what a new run has made if it has learned nothing that is kept; a copy of its base is not learned."""
-        if not self.fresh or self._checkpoint("last").exists() or (self.best or {}).get("update", 0) > 0:
+        """Remove the files of a new run whose only checkpoint, if any, is a copy of its base."""
+        if not self.is_new or self._checkpoint("last").exists() or (self.best or {}).get("update", 0) > 0:
             return
-        with suppress(OSError):  # what others put there stays
+        with suppress(OSError):  # files of other origin are kept
             for path in (self.folder / name for name in RUN_FILES):
                 shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
             self.folder.rmdir()
 
     def _remaining(self) -> str:
-        saved = [str(self.folder / name) for name in self.saved()]
+        saved = [str(self.folder / name) for name in self.saved_checkpoints()]
         if not saved:
-            return "Nothing had been saved yet."
-        return f"Go on from {' or '.join(saved)}, which {'is' if len(saved) == 1 else 'are'} intact."
+            return "No checkpoint was saved."
+        return f"Continue from {' or '.join(saved)}, which {'is' if len(saved) == 1 else 'are'} intact."
 
     def _iterate(self) -> None:
         batch = self.source.next(self.algorithm)
@@ -227,20 +223,20 @@ class Trainer:
             self._save_last()
 
     def _evaluate_base(self) -> Summary | None:
-        """Evaluate what the run starts from, and what it would deploy already where that is another policy."""
-        own, given = self.algorithm.inference_policy(), self.parts.policy
-        base = None if own is given else self._played(given)
+        """Evaluate the initial policy, and the inference policy of the algorithm if it differs."""
+        initial = self.parts.policy
+        base = None if self.algorithm.inference_policy() is initial else self._evaluate_policy(initial)
         first = self._evaluate()
         return first if base is None else base
 
-    def _played(self, policy: Policy) -> Summary | None:
-        """Result of `policy` in the episodes that judge this run; None where it is not judged."""
+    def _evaluate_policy(self, policy: Policy) -> Summary | None:
+        """Evaluate `policy` on the evaluation episodes of this run; None if the run has no evaluation."""
         settings, sim = self.config.evaluation, self.parts.eval_sim
         return None if sim is None else evaluate(policy, sim, episodes=settings.episodes, seed=settings.seed).summary()
 
     def _evaluate(self) -> Summary | None:
-        """Evaluate, keep the best checkpoint, and restore it after a collapse."""
-        self.latest = summary = self._played(self.algorithm.inference_policy())
+        """Evaluate the policy, save a new best checkpoint, and restore the best one after a collapse."""
+        self.latest = summary = self._evaluate_policy(self.algorithm.inference_policy())
         if summary is None:
             return None
         self._log({f"eval/{key}": value for key, value in summary.items() if value is not None})
@@ -256,16 +252,16 @@ class Trainer:
         if not self._is_rl or (self.algorithm.may_regress and self.update < self.total):
             return
         self.algorithm.load_state_dict(load_training_state(self._checkpoint("best"))["algorithm"])
-        self.algorithm.reset_episodes()  # what it knew of running episodes was of those of that time
+        self.algorithm.reset_episodes()  # the restored episode state belongs to earlier episodes
         self.latest = best
         self.num_restores += 1
         self._log({"train/restores": float(self.num_restores)})
         what = "return" if best["success"] is None else "success"
-        self.console.note(f"{self.config.name}  {what} collapsed; went back to update {best['update']}")
+        self.console.note(f"{self.config.name}  {what} collapsed; restored update {best['update']}")
 
     @property
     def _is_rl(self) -> bool:
-        """Whether a lower success rate is a failure; imitation and constrained learning may lower it."""
+        """Whether a lower success rate is a failure; it is expected in imitation and constrained learning."""
         imitates = self.algorithm.data_source == "dataset"
         return self.config.guards.restore_best and not (imitates or self.algorithm.constrained)
 
@@ -273,29 +269,28 @@ class Trainer:
         """Compare the best checkpoint with the initial policy on held-out episodes and keep the better one."""
         if not self._is_rl or self.base is None or self.best is None or self.parts.eval_sim is None:
             return False
-        if self.best["update"] == 0 and self.algorithm.inference_policy() is self.parts.policy:  # the best is the base
+        if self.best["update"] == 0 and self.algorithm.inference_policy() is self.parts.policy:  # best equals base
             return False
         folders = Path(self.config.init_from), self._checkpoint("best")
         base, best = (load_policy(folder, self.parts.policy.device)[0] for folder in folders)
         settings = self.config.evaluation
-        fresh = settings.seed + settings.episodes
         self.vs_base = outcome = guards.compare_with_base(
             base,
             best,
             self.parts.eval_sim,
             episodes=settings.episodes,
-            seed=fresh,
+            seed=settings.seed + settings.episodes,
             before_round=self._stop_if_requested,
         )
-        kept = outcome.difference.estimate < 0
-        if kept:
+        reverted = outcome.difference.estimate < 0
+        if reverted:
             self.best = self.latest = {**self.base, "update": 0}
             self._save("best", {}, base)
-        self.console.note(f"{self.config.name}  {describe_vs_base(outcome, self.base, kept)}")
-        return kept
+        self.console.note(f"{self.config.name}  {describe_vs_base(outcome, self.base, reverted)}")
+        return reverted
 
     def _stop_if_requested(self) -> None:
-        """Stop where the resume point has been saved."""
+        """Raise Interrupted after a stop signal; called when the resume point has been saved."""
         if signum := all_reduce_max(self._signal or 0):
             raise Interrupted(signum, self.folder)
 
@@ -362,9 +357,9 @@ class Trainer:
         return self._seconds + time.monotonic() - self._start
 
     def state_dict(self) -> dict[str, Any]:
-        """The resume point."""
+        """Return the resume point."""
         return {
-            "config": config_text(self.config),  # to say what was changed since
+            "config": config_text(self.config),  # to report later changes
             "update": self.update,
             "seconds": self._elapsed(),
             "seconds_updating": self._updating,
@@ -378,20 +373,20 @@ class Trainer:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue exactly from `state_dict`."""
+        """Restore `state_dict` exactly."""
         self.update, self._seconds = int(state["update"]), float(state["seconds"])
         self._updating = float(state["seconds_updating"])
-        self.console.earlier = self._seconds
+        self.console.seconds_before = self._seconds
         self.best, self.base, self.latest = state["best"], state["base"], state["latest"]
         self.num_restores = int(state.get("num_restores", state.get("restored", 0)))
         self.algorithm.load_state_dict(state["algorithm"])
         if not self.source.load_state_dict(state["source"]):
             self.algorithm.reset_episodes()
-            self.console.note("This backend cannot save its state: the resumed run plays fresh episodes.")
+            self.console.note("This backend cannot save its state: the resumed run starts new episodes.")
         load_random_state(state["random"])
 
     def _request_stop(self, signum: int) -> None:
-        """Finish the current update on the first signal; a second one stops at once."""
+        """Request a stop after the current update; a second signal stops immediately."""
         if self._signal is not None:
             raise KeyboardInterrupt
         self._signal = signum

@@ -1,4 +1,4 @@
-"""Sources of training data by name, and the one that an algorithm names as its `data_source`."""
+"""Registry of the sources of training data, and construction of the source of an algorithm."""
 
 from __future__ import annotations
 
@@ -18,85 +18,81 @@ if TYPE_CHECKING:
     from robopolicy.sim.contract import VectorSim
     from robopolicy.training.config import TrainConfig
 
-FIRST_EPISODE = 1_000_000  # episode seeds of training start here, far above those of demonstrations and evaluation
+FIRST_EPISODE = 1_000_000  # episode seeds of training start here, far above the seeds of demonstrations and evaluation
 SEEDS_PER_RANK = 10_000_000  # between the first episodes of two processes
 
 
 class DataSource(Protocol):
-    """An endless stream of batches for `Algorithm.update`."""
+    """Infinite stream of batches for `Algorithm.update`."""
 
     @property
     def env_steps(self) -> int:
-        """Control steps played so far."""
+        """Number of control steps so far."""
         ...
 
     def next(self, algorithm: Algorithm) -> Any:
-        """The next batch."""
+        """Return the next batch."""
         ...
 
     def metrics(self) -> dict[str, float]:
-        """What happened since the last call."""
+        """Return and reset the metrics since the last call."""
         ...
 
     def observations(self) -> Observation:
-        """A few observations `{key: (B, To, ...)}` as the policy sees them."""
+        """Return a few observations `{key: (B, To, ...)}` as the policy receives them."""
         ...
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that decides the coming batches."""
+        """Return the full state of the stream."""
         ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> bool:
-        """Restore `state_dict`; False where the coming batches will nevertheless differ."""
+        """Restore `state_dict`; return False if the next batches nevertheless differ."""
         ...
 
     def close(self) -> None:
-        """Free threads and files."""
+        """Release threads and files."""
         ...
 
 
 @dataclass(frozen=True)
 class SourceContext:
-    """Everything that a source may be built from."""
+    """Inputs for the construction of a source."""
 
     config: TrainConfig
-    spec: PolicySpec  # of the policy that is trained
+    spec: PolicySpec  # of the trained policy
     algorithm: Algorithm
-    settings: Any  # the algorithm's section of `config`
-    episodes: Episodes | None  # the dataset, if there is one
-    train_sim: VectorSim | None  # the simulator to play in, if there is one
-    device: torch.device  # where batches go
+    settings: Any  # section `algorithm` of `config`
+    episodes: Episodes | None  # dataset, if any
+    train_sim: VectorSim | None  # training simulator, if any
+    device: torch.device  # device of the batches
     seed: int  # first episode seed, and seed of exploration and sampling
 
     def sim(self) -> VectorSim:
-        """The simulator, which algorithms that play always have."""
+        """Return the simulator, which exists for every algorithm that collects data."""
         assert self.train_sim is not None
         return self.train_sim
 
     def chunked_sim(self) -> ChunkedSim:
-        """The simulator, played in chunks as the policy decides."""
-        spec, gamma = self.spec, self.algorithm.step_discount
+        """Return the simulator with the chunk size of the policy."""
         from robopolicy.sim.chunk import ChunkedSim
 
+        spec, gamma = self.spec, self.algorithm.step_discount
         return ChunkedSim(self.sim(), action_horizon=spec.action_horizon, obs_horizon=spec.obs_horizon, gamma=gamma)
 
     def dataset(self) -> Episodes:
-        """The dataset, which algorithms that cannot do without always have."""
+        """Return the dataset, which exists for every algorithm that requires one."""
         assert self.episodes is not None
         return self.episodes
 
 
 class SourceKind(Protocol):
-    """A class of sources; the first line of its docstring is what `robopolicy list` says about its data."""
+    """Interface of source classes; `robopolicy list` prints the first line of the docstring."""
 
-    whole_episodes: bool  # batches are whole episodes, of any length, so that a budget of steps counts no updates
+    whole_episodes: bool  # batches are episodes of any length, so a budget of steps implies no number of updates
 
     def build(self, context: SourceContext, /) -> DataSource:
-        """A source for one run.
-
-        Raises:
-            UserError: The settings, the task or the dataset do not suit it.
-        """
+        """Build the source of a run; a UserError is raised if settings, task or dataset are unsuitable."""
         ...
 
 
@@ -123,7 +119,7 @@ def make_source(
     train_sim: VectorSim | None,
     device: torch.device,
 ) -> DataSource:
-    """The source that `algorithm` names, built from a dataset, a simulator or both."""
+    """Build the source that `algorithm` names, from a dataset, a simulator or both."""
     from robopolicy.core.distributed import rank
 
     seed = FIRST_EPISODE * (1 + config.seed) + SEEDS_PER_RANK * rank()

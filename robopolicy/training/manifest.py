@@ -24,45 +24,42 @@ from robopolicy.schema import from_dict, to_dict
 from robopolicy.training.migration import migrate_manifest
 from robopolicy.versions import sha256, versions
 
-SCHEMA = 1  # raise it with every change that an older reader would misunderstand
+SCHEMA = 1  # increased with every change that older readers would misinterpret
 MANIFEST = "manifest.json"
 
 
 @dataclass(frozen=True)
 class ModelKind:
-    """One kind of model that checkpoints hold; its manifests have the name of the kind as a key."""
+    """Kind of model in checkpoints; its manifests contain the name of the kind as a key."""
 
     noun: str
-    command: str  # of `robopolicy`, that reads such checkpoints
+    command: str  # command of `robopolicy` that reads such checkpoints
 
 
 KINDS: Registry[ModelKind] = Registry(
     "checkpoints",
-    {
-        "policy": ModelKind("policy", "eval"),
-        "worldmodel": ModelKind("world model", "worldmodel"),
-    },
+    {"policy": ModelKind("policy", "eval"), "worldmodel": ModelKind("world model", "worldmodel")},
 )
-"""Key in a manifest -> what its checkpoint holds."""
+"""Key in a manifest -> kind of its checkpoint."""
 
 
 @dataclass(frozen=True)
 class Parent:
-    """A checkpoint that went into a composed one."""
+    """Checkpoint from which another one was composed."""
 
-    path: str  # its folder, relative to that of the composed checkpoint
+    path: str  # its folder, relative to the folder of the composed checkpoint
     policy: str  # key in `POLICIES`
-    files: dict[str, str]  # relative path -> sha256, of what decides which policy it is
+    files: dict[str, str]  # relative path -> sha256 of the files that define the policy
 
     @property
     def identity(self) -> str:
-        """One name for the content."""
+        """Unique name of the content."""
         return " ".join(f"{name}:{self.files[name]}" for name in sorted(self.files))
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """Everything but the numbers of a checkpoint."""
+    """Metadata of a checkpoint."""
 
     schema: int  # version of this layout
     policy: str  # key in `POLICIES`
@@ -72,13 +69,13 @@ class Manifest:
     task: str  # registered task id the policy was trained on
     training: dict[str, Any]  # free summary: algorithm, updates, env_steps, evaluation, ...
     versions: dict[str, str]  # robopolicy, python, torch, numpy, mujoco
-    commit: str | None  # git commit of the source tree, where there is one
+    commit: str | None  # git commit of the source tree, if any
     files: dict[str, str]  # relative path -> sha256
-    parents: tuple[Parent, ...] = ()  # what it was composed of; left out where there are none
+    parents: tuple[Parent, ...] = ()  # checkpoints it was composed of; omitted in the file if empty
 
     @property
     def policy_spec(self) -> PolicySpec:
-        """The specification as an object."""
+        """Specification as an object."""
         return PolicySpec.from_dict(self.spec)
 
 
@@ -89,7 +86,7 @@ def describe(
     files: Mapping[str, str],
     parents: Sequence[Parent] = (),
 ) -> Manifest:
-    """The manifest of `policy` as it is now."""
+    """Create the manifest of `policy` in its present state."""
     return Manifest(
         schema=SCHEMA,
         policy=policy.name,
@@ -112,10 +109,10 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Read `manifest.json` of a policy, with its config as this version names the settings.
+    """Read `manifest.json` of a policy, migrated to present names.
 
     Raises:
-        UserError: Not a checkpoint, unreadable, written by a newer schema, or of a policy that cannot be.
+        UserError: The folder is not a checkpoint, or its manifest is damaged, of a newer schema, or invalid.
     """
     data = migrate_manifest(manifest_content(folder, SCHEMA, "policy"))
     manifest = from_dict(Manifest, {"parents": [], **data}, str(folder / MANIFEST))
@@ -127,43 +124,38 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def manifest_content(folder: Path, newest: int, kind: str) -> dict[str, Any]:
-    """The plain values of the `manifest.json` of a model of `kind`, of schema `newest` or older.
-
-    Args:
-        folder: A checkpoint.
-        newest: Schema that the caller reads.
-        kind: Key in `KINDS`.
+    """Read the plain values of the `manifest.json` of a model of `kind` (key in `KINDS`), of schema <= `newest`.
 
     Raises:
-        UserError: As in `read_manifest`; of another kind, it names the command that reads it.
+        UserError: As in `read_manifest`; for another kind, the message names the command that reads it.
     """
     file = folder / MANIFEST
     if not folder.exists():
-        raise UserError(f"Checkpoint {folder} does not exist; pass a folder that holds {MANIFEST}.")
+        raise UserError(f"Checkpoint {folder} does not exist; pass a folder that contains {MANIFEST}.")
     if not file.is_file():
         raise UserError(f"{folder} is not a checkpoint: it has no {MANIFEST}; pass e.g. runs/NAME/checkpoints/best.")
     try:
         data = parse_json(file.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise UserError(f"{file} is damaged ({error}); copy the checkpoint again or train anew.") from error
+        raise UserError(f"{file} is damaged ({error}); copy the checkpoint again or repeat the training.") from error
     schema = data.get("schema") if isinstance(data, dict) else None
     if not isinstance(schema, int):
-        raise UserError(f"{file} has no schema version; copy the checkpoint again or train anew.")
+        raise UserError(f"{file} has no schema version; copy the checkpoint again or repeat the training.")
     if schema > newest:
         raise UserError(
-            f"Checkpoint {folder} has schema {schema}, newer than {newest}, which robopolicy {robopolicy.__version__} "
-            "reads; upgrade robopolicy."
+            f"Checkpoint {folder} has schema {schema}, newer than {newest}, the newest that robopolicy "
+            f"{robopolicy.__version__} reads; upgrade robopolicy."
         )
     if kind not in data:
-        wanted, other = KINDS[kind].noun, next((KINDS[name] for name in KINDS if name in data), None)
+        expected, other = KINDS[kind].noun, next((KINDS[name] for name in KINDS if name in data), None)
         if other is None:
-            raise UserError(f"{file} does not describe a {wanted}; copy the checkpoint again or train anew.")
-        raise UserError(f"{folder} holds a {other.noun}, not a {wanted}; pass it to 'robopolicy {other.command}'.")
+            raise UserError(f"{file} does not describe a {expected}; copy the checkpoint again or repeat the training.")
+        raise UserError(f"{folder} contains a {other.noun}, not a {expected}; pass it to 'robopolicy {other.command}'.")
     return data
 
 
 class Listing(Protocol):
-    """A manifest as far as it lists files."""
+    """Interface of manifests: a list of files."""
 
     @property
     def files(self) -> Mapping[str, str]:
@@ -172,11 +164,7 @@ class Listing(Protocol):
 
 
 def check_files(folder: Path, manifest: Listing, prefix: str = "") -> None:
-    """Compare the SHA-256 of every listed file whose path starts with `prefix`.
-
-    Raises:
-        UserError: A file is missing or its content has changed.
-    """
+    """Raise a UserError if a listed file whose path starts with `prefix` is missing or its SHA-256 differs."""
     for name, expected in manifest.files.items():
         if not name.startswith(prefix):
             continue
@@ -187,14 +175,14 @@ def check_files(folder: Path, manifest: Listing, prefix: str = "") -> None:
 
 
 def file_hashes(folder: Path) -> dict[str, str]:
-    """SHA-256 of every file in a folder, by relative path."""
+    """Return the SHA-256 of every file in a folder, by relative path."""
     names = sorted(file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file())
     return {name: sha256(folder / name) for name in names}
 
 
-@cache  # what runs is what was imported, whatever becomes of the tree
+@cache  # the code that runs was imported at the start
 def git_commit() -> str | None:
-    """Commit of the source tree, with `+` where tracked files differ from it; None outside a git repository."""
+    """Return the commit of the source tree, with `+` for modified tracked files; None outside a git repository."""
     root = Path(robopolicy.__file__).resolve().parents[1]
     if not (root / ".git").exists():
         return None
@@ -210,51 +198,43 @@ def _git(root: Path, *args: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
 
 
-CONTENT = (MANIFEST, "model.safetensors")  # what decides which policy a checkpoint is
+CONTENT = (MANIFEST, "model.safetensors")  # files that define the policy of a checkpoint
 
 
 def record_parent(parent: Path, checkpoint: Path) -> Parent:
-    """The record of `parent` for the manifest of `checkpoint`, which need not exist yet.
-
-    Raises:
-        UserError: `parent` is no checkpoint.
-    """
+    """Create the record of `parent` for the manifest of `checkpoint`, which need not exist yet."""
     policy = read_manifest(parent).policy
     path = Path(os.path.relpath(parent.resolve(), checkpoint.resolve())).as_posix()
     return Parent(path, policy, {name: sha256(parent / name) for name in CONTENT if (parent / name).is_file()})
 
 
-def place_of(parent: Parent, checkpoint: Path) -> Path:
-    """Where the `parent` of `checkpoint` lies, seen from here."""
+def parent_path(parent: Parent, checkpoint: Path) -> Path:
+    """Return the path of the `parent` of `checkpoint`, relative to the working directory."""
     return Path(os.path.relpath(checkpoint.resolve() / parent.path))
 
 
 def check_parents(parents: Sequence[Parent], checkpoint: Path) -> None:
-    """Refuse parents of `checkpoint` that are not what was composed.
-
-    Raises:
-        UserError: One was moved, deleted or changed.
-    """
+    """Raise a UserError if a parent of `checkpoint` was moved, deleted or changed since the composition."""
     for parent in parents:
-        place = place_of(parent, checkpoint)
-        if not (place / MANIFEST).is_file():
+        path = parent_path(parent, checkpoint)
+        if not (path / MANIFEST).is_file():
             raise UserError(
-                f"{place}, of which {checkpoint} was composed, is not there any more; put it back, or compose again "
-                "where it is now."
+                f"{path}, of which {checkpoint} was composed, no longer exists; restore it, or compose again with its "
+                "new path."
             )
         for name, digest in parent.files.items():
-            found = sha256(place / name) if (place / name).is_file() else "missing"
+            found = sha256(path / name) if (path / name).is_file() else "missing"
             if found != digest:
                 raise UserError(
-                    f"{place} has changed since {checkpoint} was composed of it: {name} was {digest[:12]} and is "
-                    f"{found[:12]}; put the old one back, or compose again."
+                    f"{path} has changed since {checkpoint} was composed of it: {name} was {digest[:12]} and is "
+                    f"{found[:12]}; restore the old version, or compose again."
                 )
 
 
 def shared_observations(samples: Sequence[Observation], spec: PolicySpec) -> Observation:
-    """Join observations `{key: (B, To, ...)}` of several policies to those of one that sees all their keys.
+    """Join observations `{key: (B, To, ...)}` of several policies for a policy `spec` with all their keys.
 
-    A key that several have comes from the first of them; histories are cut, or begun with copies, to fit `spec`.
+    The first sample with a key provides it; histories are truncated or padded with copies of the first step.
     """
     found: dict[str, Tensor] = {}
     for sample in samples:

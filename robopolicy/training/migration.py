@@ -1,7 +1,7 @@
-"""Configurations that earlier versions wrote, as the present version reads them.
+"""Migration of configurations of earlier versions.
 
-`config.yaml` of a run and `manifest.json` of a checkpoint outlive the names of settings. Whoever renames a setting adds
-a row to `MOVES`; rows are applied from top to bottom.
+`config.yaml` of a run and `manifest.json` of a checkpoint may contain old names of settings. Every renamed setting has
+a row in `MOVES`; rows are applied from top to bottom.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Move:
-    """Settings of an earlier version and the one that took their place."""
+    """Old settings and the setting that replaces them."""
 
     old: tuple[str, ...]  # dotted keys, e.g. "policy.hidden"
     new: str  # dotted key; may be one of the old ones
-    convert: Callable[[Mapping[str, Any]], Any] | None = None  # new value, of the old ones by key; None keeps the value
-    algorithm: str = ""  # name of the algorithm whose configurations are meant; empty: all
+    convert: Callable[[Mapping[str, Any]], Any] | None = None  # computes the new value from the old ones by key
+    algorithm: str = ""  # algorithm to which the row applies; empty: all
 
 
 def _wrappers(old: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """`task.wrappers` of the settings that each belonged to one wrapper."""
+    """Compute `task.wrappers` from the former settings of single wrappers."""
     rows: list[dict[str, Any]] = []
     if old.get("task.skills"):
         rows.append({"name": "skills", "count": old["task.skills"], "bonus": old.get("task.skill_bonus", 0.0)})
@@ -37,13 +37,13 @@ def _wrappers(old: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _aux_rewards(old: Mapping[str, Any]) -> list[str]:
-    """`algorithm.aux_rewards` of tscac under their present names."""
+    """Rename the `algorithm.aux_rewards` of tscac."""
     names = {"energy": "control_cost", "stillness": "velocity_cost"}
     return [names.get(str(name), str(name)) for name in old["algorithm.signals"]]
 
 
 def _engine(old: Mapping[str, Any]) -> Any:
-    """`algorithm.engine` of text_recipe under its present name."""
+    """Rename the `algorithm.engine` of text_recipe."""
     return "native" if old["algorithm.engine"] == "own" else old["algorithm.engine"]
 
 
@@ -105,10 +105,10 @@ MOVES: tuple[Move, ...] = (
 
 
 def migrate_config(content: Any) -> Any:
-    """The plain values of a `config.yaml` under their present keys; `content` stays as it is."""
+    """Return the plain values of a `config.yaml` under their present keys; `content` is unchanged."""
     migrated = deepcopy(content)
     for move in MOVES:
-        if move.algorithm and move.algorithm != _name(migrated):
+        if move.algorithm and move.algorithm != _algorithm_name(migrated):
             continue
         found = {key: value for key in move.old for value in _take(migrated, key.split("."))}
         if found:
@@ -118,20 +118,20 @@ def migrate_config(content: Any) -> Any:
 
 
 def migrate_manifest(content: Mapping[str, Any]) -> dict[str, Any]:
-    """The plain values of a policy's `manifest.json`; its `config` is the section `policy` of a configuration."""
+    """Migrate a policy's `manifest.json`; its `config` is the section `policy` of a configuration."""
     if "config" not in content:
         return dict(content)
     return {**content, "config": migrate_config({"policy": content["config"]})["policy"]}
 
 
-def _name(content: Any) -> Any:
-    """The name of the algorithm of a configuration; None where there is none."""
+def _algorithm_name(content: Any) -> Any:
+    """Return the name of the algorithm of a configuration, or None."""
     section = content.get("algorithm") if isinstance(content, dict) else None
     return section.get("name") if isinstance(section, dict) else None
 
 
 def _take(content: Any, path: Sequence[str]) -> list[Any]:
-    """Remove the value at a path; nothing where there is none."""
+    """Remove the value at a path and return it in a list, which is empty if there is none."""
     for name in path[:-1]:
         content = content.get(name) if isinstance(content, dict) else None
     return [content.pop(path[-1])] if isinstance(content, dict) and path[-1] in content else []

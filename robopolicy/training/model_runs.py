@@ -1,7 +1,6 @@
-"""Runs of models that are no policies: world models and models of trajectories.
+"""Runs of models other than policies: world models and trajectory models.
 
-Such a run has the training loop and the folder of every other run; what its model is trained on and how it is tested
-is its own.
+These runs share the training loop and the folder layout of policy runs; training data and tests differ.
 """
 
 from __future__ import annotations
@@ -40,40 +39,40 @@ Config = TypeVar("Config", bound="ModelRunConfig")
 Settings = TypeVar("Settings")
 AnyTrainer = TypeVar("AnyTrainer", bound=Trainer)
 Build = Callable[[Config], Any]
-"""Reads the data of a run and makes everything that it consists of."""
+"""Reads the data of a run and builds its components."""
 
 
 @dataclass(frozen=True)
 class ModelRunConfig(Validated):
-    """What such runs have in common; the rest is their model, its learner and its tests."""
+    """Common settings of these runs; subclasses add the model, its learner and its tests."""
 
     dataset: str = ""  # folder of episodes
-    validation: OpenFraction = 0.1  # share of the episodes of every behaviour that is held back
+    validation: OpenFraction = 0.1  # fraction of the episodes of every behaviour held out for validation
     logging: LoggingConfig = field(default_factory=LoggingConfig)
     guards: GuardConfig = field(default_factory=GuardConfig)
     checkpoint_every: NonNegativeInt = 0  # updates between resume points; 0 is a tenth of the budget
-    seed: NonNegativeInt = 0  # of weights, batches, noise and the split
+    seed: NonNegativeInt = 0  # seed of weights, batches, noise and the split
     device: str = "cpu"
     threads: PositiveInt = 1  # torch threads
     out: str = "runs"  # parent folder
-    name: str = ""  # run folder; empty composes it from dataset and seed
-    init_from: str = ""  # such models start afresh
+    name: str = ""  # run folder; empty: composed of dataset and seed
+    init_from: str = ""  # unused; these models train from scratch
 
 
 class ModelRunComponents:
-    """What the parts of such a run have in common: they play no simulator."""
+    """Common parts of the components of these runs, which use no simulator."""
 
     eval_sim = None
 
     def close(self) -> None:
-        """Nothing to stop."""
+        """Do nothing."""
 
 
 def start_model(config: Config, build: Build[Config], trainer: Callable[[Any, Path], AnyTrainer]) -> AnyTrainer:
     """Prepare a new run in `config.out / config.name`.
 
     Raises:
-        UserError: The configuration cannot be built, or the folder is taken, lies elsewhere or cannot be written.
+        UserError: The configuration or name is invalid, or the folder is not empty or cannot be written.
     """
     check_run_name(config.name)
     folder = Path(config.out) / config.name
@@ -86,7 +85,7 @@ def start_model(config: Config, build: Build[Config], trainer: Callable[[Any, Pa
     except OSError as error:
         raise cannot_write(folder, error) from error
     run = trainer(parts, folder)
-    run.fresh = True
+    run.is_new = True
     return run
 
 
@@ -97,21 +96,17 @@ def resume_model(
     build: Build[Config],
     trainer: Callable[..., AnyTrainer],
 ) -> AnyTrainer:
-    """Prepare to resume a run from its last resume point.
+    """Prepare to resume a run of `config_class` from its last resume point.
 
-    Args:
-        folder: Of the run.
-        config_class: Of its configuration.
-        read: Reader of the manifests of its checkpoints.
-        build: As in `start_model`.
-        trainer: `trainer(parts, folder, resume_at=update)`.
+    `read` reads the manifests of its checkpoints, `build` is as in `start_model`, and the trainer is created by
+    `trainer(parts, folder, resume_at=update)`.
 
     Raises:
-        UserError: The folder is no such run, or it has ended.
+        UserError: The folder is not such a run, or the run has ended.
     """
     file, last = config_file(folder), folder / "checkpoints" / "last"
     if (folder / "report.json").exists():
-        raise UserError(f"Run {folder} has ended; start another one.")
+        raise UserError(f"Run {folder} has ended; start a new one.")
     config = from_dict(config_class, config_content(file), str(file))
     restore_partial(last)
     if not last.exists():
@@ -123,11 +118,7 @@ def resume_model(
 
 
 def with_settings(config: Settings, settings: Sequence[str]) -> Settings:
-    """`config` with settings `key=value`, keys with dots, values in YAML.
-
-    Raises:
-        UserError: A setting is unknown or does not fit.
-    """
+    """Return `config` with settings `key=value`, dotted keys and YAML values; invalid settings raise a UserError."""
     plain = to_dict(config)
     for setting in settings:
         key, equals, text = setting.partition("=")
@@ -136,52 +127,52 @@ def with_settings(config: Settings, settings: Sequence[str]) -> Settings:
         for name in path:
             section = section.get(name) if isinstance(section, dict) else None
         if not equals:
-            raise UserError(f"A setting is KEY=VALUE, got '{setting}'.")
+            raise UserError(f"Write a setting as KEY=VALUE, got '{setting}'.")
         if not isinstance(section, dict) or last not in section:
-            raise UserError(f"Unknown setting '{key}'.{_nearest(key, path, section, plain)}")
+            raise UserError(f"Unknown setting '{key}'.{_suggestions(key, path, section, plain)}")
         try:
             value = parse_yaml(text)
         except ValueError as error:
             raise UserError(f"The value of '{key}' cannot be read: {error}.") from error
-        with suppress(ValueError, TypeError):  # YAML takes 5e-4 for text
+        with suppress(ValueError, TypeError):  # YAML parses 5e-4 as text
             value = float(value) if isinstance(value, str) else value
         section[last] = value
     return from_dict(type(config), plain, "settings")
 
 
-def _nearest(key: str, path: Sequence[str], section: Any, plain: Mapping[str, Any]) -> str:
-    """What may be meant by the unknown `key`: the nearest one, and all of its section, if there is such a section."""
+def _suggestions(key: str, path: Sequence[str], section: Any, plain: Mapping[str, Any]) -> str:
+    """Suggest the key nearest to the unknown `key`, and list the settings of its section if it exists."""
     known = [f"{'.'.join(path)}.{name}" for name in section] if path and isinstance(section, Mapping) else list(plain)
     return f"{did_you_mean(key, leaves(plain))} Known: {', '.join(sorted(known))}."
 
 
 @dataclass(frozen=True)
 class WorldEvaluationConfig(Validated):
-    """Periodic tests on the films held back."""
+    """Periodic tests on the validation videos."""
 
     every: NonNegativeInt = 0  # updates between tests; 0 is a tenth of the budget
-    windows: PositiveInt = 64  # films to continue
+    windows: PositiveInt = 64  # video windows to continue
     horizon: PositiveInt = 20  # frames to predict
 
 
 @dataclass(frozen=True)
 class WorldTrainConfig(ModelRunConfig):
-    """One run that trains a world model on a folder of films (`robopolicy collect --render`)."""
+    """Run that trains a world model on a folder of videos (`robopolicy collect --render`)."""
 
     model: LatentWorldModelConfig = field(default_factory=LatentWorldModelConfig)
     learner: LearnerConfig = field(default_factory=LearnerConfig)
-    pretrained: PretrainedTrainConfig = field(default_factory=PretrainedTrainConfig)  # in place of model and learner
+    pretrained: PretrainedTrainConfig = field(default_factory=PretrainedTrainConfig)  # replaces model and learner
     cameras: tuple[str, ...] = ()  # views to predict; empty: all
-    proprio: tuple[str, ...] | None = None  # vector observations to predict beside them; null: all
-    context: PositiveInt = 4  # frames to look back
-    held_out: tuple[str, ...] = ()  # behaviours that are held back entirely
+    proprio: tuple[str, ...] | None = None  # vector observations to predict in addition; null: all
+    context: PositiveInt = 4  # context frames
+    held_out: tuple[str, ...] = ()  # behaviours held out entirely
     evaluation: WorldEvaluationConfig = field(default_factory=WorldEvaluationConfig)
     gate: GateConfig = field(default_factory=GateConfig)
 
 
 @dataclass
 class WorldRunComponents(ModelRunComponents):
-    """Everything a run consists of."""
+    """Components of a run."""
 
     config: WorldTrainConfig
     algorithm: WorldLearner | PretrainedLearner
@@ -191,89 +182,68 @@ class WorldRunComponents(ModelRunComponents):
 
     @property
     def total_updates(self) -> int:
-        """Budget."""
+        """Number of updates."""
         return self.algorithm.total_updates
 
 
 def resolve_config(config: WorldTrainConfig) -> WorldTrainConfig:
-    """Fill in the name.
-
-    Raises:
-        UserError: There is no dataset.
-    """
+    """Fill in the name; a UserError is raised without a dataset."""
     if not config.dataset:
-        raise UserError("No films are given; pass a dataset of 'robopolicy collect --render'.")
+        raise UserError("No videos are given; pass a dataset of 'robopolicy collect --render'.")
     name = config.name or f"{Path(config.dataset).name}_world_seed{config.seed}"
     return replace(config, name=name)
 
 
 def preset(name: str) -> LatentWorldModelConfig:
-    """Sizes by name.
-
-    Raises:
-        UserError: The name is unknown.
-    """
+    """Return the model sizes of a preset; an unknown name raises a UserError."""
     if name not in PRESETS:
         raise unknown_name("preset", name, PRESETS)
     return PRESETS[name]
 
 
 def build(config: WorldTrainConfig) -> WorldRunComponents:
-    """Read the films and build what learns from them.
-
-    Raises:
-        UserError: The films cannot be learnt from.
-    """
+    """Read the videos and build the learner; unsuitable videos raise a UserError."""
     seed_everything(cast(Any, config))
     device = usable_device(config.device)
     episodes = read_lerobot(config.dataset)
     spec = spec_of(episodes, cameras=config.cameras, proprio=config.proprio, context=config.context)
     train, validation = split(episodes, share=config.validation, held_out=config.held_out, seed=config.seed)
-    films = VideoDataset(spec, train, config.dataset)
+    videos = VideoDataset(spec, train, config.dataset)
     if config.pretrained.source:
-        learner, source = parts_of(config.pretrained, films, device, config.seed)
+        learner, source = parts_of(config.pretrained, videos, device, config.seed)
     else:
         with torch.device(device):
             learner = WorldLearner(config.learner, LatentWorldModel(config.model, spec), config.seed)
-        source = StagedVideoSource(films, device, config.seed)
-    return WorldRunComponents(
-        config, learner, source, VideoDataset(spec, validation, config.dataset), episodes.tasks[0]
-    )
+        source = StagedVideoSource(videos, device, config.seed)
+    held_out = VideoDataset(spec, validation, config.dataset)
+    return WorldRunComponents(config, learner, source, held_out, episodes.tasks[0])
 
 
 def start_world(config: WorldTrainConfig) -> WorldTrainer:
-    """Prepare a new run in `config.out / config.name`.
-
-    Raises:
-        UserError: The configuration cannot be built, or the folder is taken or cannot be written.
-    """
+    """Prepare a new world model run; errors are as in `start_model`."""
     return start_model(resolve_config(config), build, WorldTrainer)
 
 
 def resume_world(folder: Path) -> WorldTrainer:
-    """Prepare to resume a run from its last resume point.
-
-    Raises:
-        UserError: The folder is no run of a world model, or it has ended.
-    """
+    """Prepare to resume a world model run; errors are as in `resume_model`."""
     return resume_model(folder, WorldTrainConfig, read_world_manifest, build, WorldTrainer)
 
 
 class WorldTrainer(Trainer):
-    """The training loop, with tests of the model in place of played episodes."""
+    """Training loop that tests a world model instead of evaluating a policy."""
 
     def __init__(self, parts: WorldRunComponents, folder: Path, resume_at: int = 0) -> None:
         self.world = parts
-        super().__init__(cast(Any, parts), folder, resume_at)  # a learner and a source of its own, the same verbs
+        super().__init__(cast(Any, parts), folder, resume_at)  # learner and source have the same interface
 
     def _evaluate(self) -> Summary | None:
-        """Test the model on the films held back; keep the one with the best prediction a few frames ahead."""
-        learner, films, config = self.world.algorithm, self.world.validation, self.world.config
+        """Test the model on the validation videos; the best checkpoint has the highest PSNR a few frames ahead."""
+        learner, videos, config = self.world.algorithm, self.world.validation, self.world.config
         if learner.stage == "autoencoder":
             return None
         tests = config.evaluation
         following = measure_action_following(
-            learner.inference_policy(), films, horizon=tests.horizon, windows=tests.windows, seed=config.seed
+            learner.inference_policy(), videos, horizon=tests.horizon, windows=tests.windows, seed=config.seed
         )
         verdict = judge(following, failures=failure_share(self.world.source.films), config=config.gate)
         self.latest = {"passed": verdict.passed, "reasons": list(verdict.reasons), **following.to_dict()}
@@ -281,8 +251,8 @@ class WorldTrainer(Trainer):
         self._log({**psnr, **{f"eval/direction/{name}": share for name, share in following.directions.items()}})
         true = following.psnr["true"]
         self.console.note(
-            f"{self.config.name}  update {self.update}/{self.total}  PSNR {true[1]:.1f} dB, shuffled actions cost "
-            f"{following.gap():.1f} dB, {'passes' if verdict.passed else 'fails'} the gate"
+            f"{self.config.name}  update {self.update}/{self.total}  PSNR {true[1]:.1f} dB, {following.gap():.1f} dB "
+            f"lower with shuffled actions, {'passes' if verdict.passed else 'fails'} the gate"
         )
         score = true[max(h for h in true if h <= 5)]
         if self.best is None or score > self.best["score"]:
@@ -291,18 +261,18 @@ class WorldTrainer(Trainer):
         return self.latest
 
     def _save(self, name: str, state: Mapping[str, Any]) -> None:
-        learner, films = self.world.algorithm, self.world.source.films
+        learner, videos = self.world.algorithm, self.world.source.films
         model = learner.inference_policy()
-        seen = {"behaviours": sorted(set(films.episodes.behaviours)), "failures": failure_share(films)}
+        data = {"behaviours": sorted(set(videos.episodes.behaviours)), "failures": failure_share(videos)}
         manifest = WorldManifest(
             schema=SCHEMA,
             worldmodel=model.name,
             config=to_dict(model.config),
             spec=to_dict(model.spec),
             task=self.world.task,
-            ends_on_success=films.ends_on_success,
+            ends_on_success=videos.ends_on_success,
             gate=self.latest or {},
-            training={**self._summary(), **seen},
+            training={**self._summary(), **data},
             versions=versions(),
             commit=git_commit(),
         )

@@ -1,4 +1,4 @@
-"""Choices `group=NAME` of a run, checked before anything heavy is imported."""
+"""Choices `group=NAME` of a run, checked before expensive imports."""
 
 from __future__ import annotations
 
@@ -16,22 +16,14 @@ REGISTRIES = {"policy": POLICIES, "algorithm": ALGORITHMS}
 
 
 def read_settings(overrides: Sequence[str]) -> list[tuple[str, str]]:
-    """Keys and values of `group=preset` and `key.path=value`, with the names of presets checked.
-
-    Raises:
-        UserError: A setting is malformed or ignored, or a preset is unknown.
-    """
+    """Split `group=preset` and `key.path=value` into pairs; malformed, ignored or unknown ones raise a UserError."""
     pairs = [_split(text) for text in overrides]
-    _refuse_policy_of_checkpoint(dict(pairs))
+    _reject_policy_of_checkpoint(dict(pairs))
     return [_choose(key, value) if key in GROUPS else (key, value) for key, value in pairs]
 
 
 def check_sweep(overrides: Sequence[str]) -> None:
-    """Check the names of presets in `group=a,b`, as far as they are plain.
-
-    Raises:
-        UserError: One of them is unknown.
-    """
+    """Check the names of presets in `group=a,b`, if they are plain; unknown ones raise a UserError."""
     for group, _, values in (text.partition("=") for text in overrides):
         if group in GROUPS and re.fullmatch(r"[\w./,-]+", values):
             for value in values.split(","):
@@ -39,15 +31,15 @@ def check_sweep(overrides: Sequence[str]) -> None:
 
 
 def options(group: str) -> list[str]:
-    """Names of the presets of a group, registered policies and algorithms among them; tasks come on top."""
+    """Return the names of the presets of a group, and of registered policies or algorithms; tasks are not included."""
     return sorted({*preset_files(group), *REGISTRIES.get(group, ())})
 
 
-def several_values(setting: str) -> UserError:
-    """The error for a setting that only a sweep takes."""
+def multiple_values_error(setting: str) -> UserError:
+    """Build the error for a setting with several values outside a sweep."""
     return UserError(
-        f"'{setting}' has several values; 'robopolicy train --multirun' trains every one of them, and a list is "
-        "written as key=[1,2]."
+        f"'{setting}' has several values; run 'robopolicy train --multirun' to train each of them, or write a list as "
+        "key=[1,2]."
     )
 
 
@@ -61,8 +53,8 @@ def _split(text: str) -> tuple[str, str]:
     return match[1], match[2]
 
 
-def _refuse_policy_of_checkpoint(settings: Mapping[str, str]) -> None:
-    """Settings that `init_from` would override silently are refused instead."""
+def _reject_policy_of_checkpoint(settings: Mapping[str, str]) -> None:
+    """Raise a UserError for settings that `init_from` would silently override."""
     ignored = [key for key in settings if key.split(".")[0] in ("policy", "chunk")]
     if settings.get("init_from") and ignored:
         raise UserError(f"Policy and chunk shape come from the checkpoint in init_from; drop {ignored[0]}=...")
@@ -71,7 +63,7 @@ def _refuse_policy_of_checkpoint(settings: Mapping[str, str]) -> None:
 def _choose(group: str, value: str) -> tuple[str, str]:
     """Check the choice of a preset; `task` also accepts every registered task."""
     if "," in value:
-        raise several_values(f"{group}={value}")
+        raise multiple_values_error(f"{group}={value}")
     known = options(group)
     if value in known:
         return group, value

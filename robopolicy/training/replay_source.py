@@ -1,4 +1,4 @@
-"""Replay memories of a dataset, of what is played, or of both, for off-policy algorithms."""
+"""Replay data of a dataset, of environment steps, or of both, for off-policy algorithms."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from robopolicy.training.sources import on_device
 
 
 class ReplaySource:
-    """Windows of a replay memory: of a dataset, of what is played, or of both.
+    """Windows from a replay buffer of a dataset, of environment steps, or of both.
 
-    The first `offline_updates` batches come from the dataset alone, one gradient step each. Then `learning_starts` are
-    played, and from there on a little is played before every batch, which mixes both memories.
+    The first `offline_updates` batches come from the dataset only, with one gradient step each. Then `learning_starts`
+    control steps are collected, and a few more before every batch, which mixes both buffers.
     """
 
     whole_episodes: ClassVar[bool] = False
@@ -45,12 +45,12 @@ class ReplaySource:
         utd: float,
         seed: int,
     ) -> None:
-        """Get ready.
+        """Create the source.
 
         Args:
-            sim: Simulator to play in; None learns from the dataset alone.
-            offline: The dataset as a memory.
-            device: Where batches go.
+            sim: Simulator; None learns from the dataset only.
+            offline: Buffer of the dataset.
+            device: Device of the batches.
             sample_spec: Windows that the algorithm learns from.
             settings: Sizes and schedule.
             num_steps: Chunk decisions per environment between updates.
@@ -58,45 +58,43 @@ class ReplaySource:
             seed: First episode seed, and seed of exploration and sampling.
         """
         if (sample_spec.age_quantile or sample_spec.weighting) and settings.prioritized:
-            raise UserError("A memory weighted by age is not drawn from by priority; set replay.prioritized=0.")
+            raise UserError("Age weighting does not support prioritised sampling; set replay.prioritized=0.")
         if sample_spec.chunk_starts_only and settings.prioritized:
-            raise UserError("A memory of whole decisions is not drawn from by priority; set replay.prioritized=0.")
+            raise UserError("Sampling of whole decisions does not support priorities; set replay.prioritized=0.")
         self.sample_spec, self.settings, self.device = sample_spec, settings, device
         self.offline, self.num_steps = offline, num_steps
         self._seed = seed
         self._generator = torch.Generator().manual_seed(seed)
-        self._left = settings.offline_updates  # batches to come from the dataset alone
-        # Memory and batch, whose errors the algorithm will know after its update.
+        self._offline_left = settings.offline_updates  # remaining batches from the dataset only
+        # Buffer, batch and algorithm of the last batch; its errors become priorities after the update.
         self._pending: tuple[Replay | MixedReplay, Transitions, OffPolicy] | None = None
         self.sampler: ReplaySampler | None = None
         if sim is not None:
             envs = sim.sim.num_envs
             self.batches = gradient_steps(utd, envs, num_steps)
-            self._warmup = max(
-                settings.learning_starts, envs * (sample_spec.steps + 1)
-            )  # until there is a whole window
+            self._warmup = max(settings.learning_starts, envs * (sample_spec.steps + 1))  # at least one full window
             self._first = sim.reset(seed)  # the sampler resets to the same episodes
-            self.sampler = ReplaySampler(sim, make_memory(settings, sample_spec, sim), seed=seed)
+            self.sampler = ReplaySampler(sim, make_replay(settings, sample_spec, sim), seed=seed)
         else:
             assert offline is not None
             self._first = offline.observations(sample_spec.obs_horizon)
 
     @classmethod
     def build(cls, context: SourceContext) -> DataSource:
-        """Memory of a dataset, of play or of both; the algorithm sees the whole dataset once."""
+        """Create the source for a run; the algorithm receives the whole dataset once."""
         algorithm, episodes = context.algorithm, context.episodes
         assert isinstance(algorithm, OffPolicy)
         sim = None if context.train_sim is None else context.chunked_sim()
         if episodes is not None:
             episodes = episodes.with_executed_actions()
             algorithm.attach_dataset(episodes)
-        spec, share = algorithm.sample_spec, context.config.replay.prioritized
-        if episodes is not None and not algorithm.needs_reward:  # what earns nothing is read all the same
-            unpaid = np.zeros(len(episodes), np.float32)
-            episodes = replace(episodes, arrays={"reward": unpaid, **episodes.arrays})
+        spec, exponent = algorithm.sample_spec, context.config.replay.prioritized
+        if episodes is not None and not algorithm.needs_reward:  # the buffer requires rewards
+            zeros = np.zeros(len(episodes), np.float32)
+            episodes = replace(episodes, arrays={"reward": zeros, **episodes.arrays})
         return cls(
             sim,
-            Replay.from_episodes(episodes, gamma=spec.gamma, prioritized=share) if episodes else None,
+            Replay.from_episodes(episodes, gamma=spec.gamma, prioritized=exponent) if episodes else None,
             context.device,
             sample_spec=spec,
             settings=context.config.replay,
@@ -107,19 +105,19 @@ class ReplaySource:
 
     @property
     def env_steps(self) -> int:
-        """Control steps played so far."""
+        """Number of control steps so far."""
         return 0 if self.sampler is None else self.sampler.env_steps
 
     def next(self, algorithm: Algorithm) -> Transitions:
-        """Play a little, then sample the windows of the next gradient steps."""
+        """Collect a few steps, then sample the windows of the next gradient steps."""
         assert isinstance(algorithm, OffPolicy)
-        self._settle()
-        if self.sampler is None or self._left:
+        self._update_priorities()
+        if self.sampler is None or self._offline_left:
             assert self.offline is not None
-            self._left = max(self._left - 1, 0)
+            self._offline_left = max(self._offline_left - 1, 0)
             memory, batches = self.offline, 1
         else:
-            self._play(algorithm, self.sampler)
+            self._collect(algorithm, self.sampler)
             memory, batches = self.sampler.replay, self.batches
             if self.offline is not None:
                 memory = MixedReplay(self.offline, memory, self.settings.offline_fraction)
@@ -128,21 +126,21 @@ class ReplaySource:
             self._pending = memory, batch, algorithm
         return move(batch, self.device)
 
-    def _play(self, algorithm: OffPolicy, sampler: ReplaySampler) -> None:
+    def _collect(self, algorithm: OffPolicy, sampler: ReplaySampler) -> None:
         draw = algorithm.act if algorithm.updates else algorithm.warmup_action
         while sampler.env_steps < self._warmup:
-            sampler.collect(self._recording(sampler.sim, draw))
-        sampler.collect(self._recording(sampler.sim, algorithm.act), self.num_steps)
+            sampler.play(self._acting(sampler.sim, draw))
+        sampler.play(self._acting(sampler.sim, algorithm.act), self.num_steps)
 
-    def _recording(self, sim: ChunkedSim, draw: Act) -> Act:
-        """`draw` across devices; what it notes is kept only for windows that start where it was noted."""
+    def _acting(self, sim: ChunkedSim, draw: Act) -> Act:
+        """Wrap `draw` for the device; its records are kept only if all windows start at decisions."""
         act = on_device(sim, self.device, draw)
         if self.sample_spec.chunk_starts_only:
             return act
         return lambda obs, *, generator: replace(act(obs, generator=generator), record={})
 
-    def _settle(self) -> None:
-        """Turn the errors of the last batch into priorities."""
+    def _update_priorities(self) -> None:
+        """Set priorities from the TD errors of the last batch."""
         if self._pending is None:
             return
         memory, batch, algorithm = self._pending
@@ -151,19 +149,19 @@ class ReplaySource:
             memory.update_priorities(batch, algorithm.td_errors)
 
     def metrics(self) -> dict[str, float]:
-        """Means over the episodes that have ended since the last call."""
+        """Return means over the episodes that have ended since the last call."""
         return {} if self.sampler is None else self.sampler.episode_stats()
 
     def observations(self) -> Observation:
-        """The first observations of training, or some from the dataset."""
+        """Return the first observations of training, or some of the dataset."""
         return move(self._first, self.device)
 
     def state_dict(self) -> dict[str, Any]:
-        """Simulator, memory and generator; without the simulator where a backend hides its state."""
-        self._settle()
-        state: dict[str, Any] = {"left": self._left, "generator": self._generator.get_state()}
+        """Return simulator, buffer and generator; without the simulator if the backend cannot save its state."""
+        self._update_priorities()
+        state: dict[str, Any] = {"left": self._offline_left, "generator": self._generator.get_state()}
         if self.offline is not None and self.offline.priorities is not None:
-            state["offline"] = self.offline.priorities.state_dict()  # the rest of it is in the dataset
+            state["offline"] = self.offline.priorities.state_dict()  # the other data are in the dataset
         if self.sampler is not None:
             try:
                 state["sampler"] = self.sampler.state_dict()
@@ -172,8 +170,8 @@ class ReplaySource:
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> bool:
-        """Restore `state_dict`, or start fresh episodes with seeds that cannot have been played yet."""
-        self._left = int(state["left"])
+        """Restore `state_dict`, or start new episodes with unused seeds."""
+        self._offline_left = int(state["left"])
         self._generator.set_state(state["generator"])
         if self.offline is not None and self.offline.priorities is not None:
             self.offline.priorities.load_state_dict(state["offline"])
@@ -195,32 +193,20 @@ class ReplaySource:
 
 
 def gradient_steps(utd: float, num_envs: int, num_steps: int) -> int:
-    """Gradient steps per update, so that there are `utd` for every decision of one environment.
-
-    Raises:
-        UserError: It is no whole number.
-    """
+    """Return the gradient steps per update for `utd` per decision of one environment; not an integer: UserError."""
     steps = utd * num_envs * num_steps
     if round(steps) < 1 or abs(steps - round(steps)) > 1e-6:
         raise UserError(
-            f"algorithm.utd={utd:g} with {num_envs} environments and {num_steps} decisions asks for {steps:g} gradient "
-            "steps per update; choose utd so that utd * sim.num_envs * algorithm.num_steps is a whole number."
+            f"algorithm.utd={utd:g} with {num_envs} environments and {num_steps} decisions gives {steps:g} gradient "
+            "steps per update; choose utd so that utd * sim.num_envs * algorithm.num_steps is an integer."
         )
     return round(steps)
 
 
-def make_memory(settings: ReplayConfig, sample_spec: ReplaySampleSpec, sim: ChunkedSim) -> Replay:
-    """The memory for what is played in `sim`.
-
-    Raises:
-        UserError: It is too small to hold a window per environment.
-    """
-    envs = sim.sim.num_envs
-    window = (
-        sample_spec.steps + sim.action_horizon
-        if sample_spec.chunk_starts_only
-        else max(sample_spec.steps, sim.action_horizon)
-    )
+def make_replay(settings: ReplayConfig, sample_spec: ReplaySampleSpec, sim: ChunkedSim) -> Replay:
+    """Create the replay buffer of `sim`; a UserError is raised if it cannot hold a window per environment."""
+    envs, steps, chunk = sim.sim.num_envs, sample_spec.steps, sim.action_horizon
+    window = steps + chunk if sample_spec.chunk_starts_only else max(steps, chunk)
     least = envs * (window + sample_spec.obs_horizon + 2)
     if settings.capacity < least:
         raise UserError(

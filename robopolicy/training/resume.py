@@ -1,4 +1,4 @@
-"""Resuming of runs, whose configuration may have been changed."""
+"""State of runs for resuming, including checks of changed configurations."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from robopolicy.files import parse_yaml
 from robopolicy.schema import to_dict
 
 CAUSES = (UserError, AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError)
-"""What parts raise that are given the state of others."""
+"""Exceptions of components that load the state of different ones."""
 
 
 class Interrupted(Exception):
-    """The user or the system asked the run to stop; its resume point has been saved."""
+    """A signal stopped the run; its resume point has been saved."""
 
     def __init__(self, signum: int, folder: Path) -> None:
-        super().__init__(signum, folder)  # what it is made from, so that it can come from another process
+        super().__init__(signum, folder)  # its arguments, so that it can be pickled between processes
         self.exit_code, self.folder = 128 + signum, folder
 
     def __str__(self) -> str:
@@ -35,40 +35,36 @@ class Interrupted(Exception):
 
 
 def run_exists_error(folder: Path) -> UserError:
-    """Build the error for a place of a new run where something stands already."""
+    """Build the error for a new run in a folder that is not empty."""
     if not (folder / "config.yaml").exists():
-        todo = f"{folder} is taken, by something that is no run; empty it"
+        hint = f"{folder} contains files that are not a run; empty it"
     elif (folder / "report.json").exists():
-        todo = f"Run {folder} has ended; continue from its weights with init_from={folder}/checkpoints/last"
+        hint = f"Run {folder} has ended; continue from its weights with init_from={folder}/checkpoints/last"
     else:
-        todo = f"Run {folder} exists; resume it with --resume {folder}"
-    return UserError(f"{todo}, or choose another name=NAME.")
+        hint = f"Run {folder} exists; resume it with --resume {folder}"
+    return UserError(f"{hint}, or choose another name=NAME.")
 
 
 class Resumable(Protocol):
-    """A run that goes on; a `Trainer`."""
+    """Interface of resumable runs, e.g. `Trainer`."""
 
     config: Any
     folder: Path
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue exactly from this state."""
+        """Restore the state exactly."""
         ...
 
     def close(self) -> None:
-        """Stop it."""
+        """Stop the run."""
         ...
 
 
 def restore(run: Resumable, state: Mapping[str, Any]) -> None:
-    """Bring a run to its resume point, or close it.
-
-    Args:
-        run: Built by what its `config.yaml` says now.
-        state: Of the resume point.
+    """Restore a run, built from its `config.yaml`, to the resume point `state`, or close it.
 
     Raises:
-        UserError: They do not fit; names the settings that were changed.
+        UserError: They do not fit; the message lists the changed settings.
     """
     try:
         run.load_state_dict(state)
@@ -80,7 +76,7 @@ def restore(run: Resumable, state: Mapping[str, Any]) -> None:
             raise
         last, file = run.folder / "checkpoints" / "last", run.folder / "config.yaml"
         found = f": {', '.join(changed)}" if changed else ""
-        raise UserError(f"{last} does not fit {file}; undo what was changed there{found}.") from error
+        raise UserError(f"{last} does not fit {file}; revert the changes of the configuration{found}.") from error
 
 
 def _differences(saved: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
@@ -93,7 +89,7 @@ def _differences(saved: Mapping[str, Any], now: Mapping[str, Any], prefix: str =
 
 
 def random_state() -> dict[str, Any]:
-    """States of the global generators."""
+    """Return the states of the global random generators."""
     return {
         "python": random.getstate(),
         "numpy": np.random.get_state(legacy=False),
@@ -112,7 +108,7 @@ def load_random_state(state: Mapping[str, Any]) -> None:
 
 
 def lock_run(folder: Path) -> IO[str]:
-    """Claim a run for this process; the claim ends when the file is closed or the process dies, however it dies.
+    """Lock a run for this process until the file is closed or the process ends.
 
     Raises:
         UserError: Another process is training this run.
@@ -122,7 +118,7 @@ def lock_run(folder: Path) -> IO[str]:
         fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         stream.close()
-        raise UserError(f"Run {folder} is being trained by another process; wait for it or stop it.") from error
+        raise UserError(f"Another process is training run {folder}; wait for it or stop it.") from error
     return stream
 
 
@@ -133,7 +129,7 @@ def save_tree(folder: Path, tree: Any) -> None:
     """Write `tree` into `folder`, which must exist.
 
     Raises:
-        TypeError: A leaf is neither tensor, array, number, string, bool nor None; the message names where it is.
+        TypeError: A leaf is not a tensor, array, number, string, bool or None; the message contains its path.
     """
     tensors: dict[str, Tensor] = {}
     encoded = _encode(tree, "", tensors)
@@ -142,18 +138,18 @@ def save_tree(folder: Path, tree: Any) -> None:
 
 
 def load_tree(folder: Path) -> Any:
-    """Read what `save_tree` wrote; tensors come back on the CPU."""
+    """Read the tree that `save_tree` wrote, with tensors on the CPU."""
     tensors = load_file(folder / TENSORS)
     return _decode(json.loads((folder / TREE).read_text(encoding="utf-8")), tensors)
 
 
 def portable(tensor: Tensor) -> Tensor:
-    """A contiguous CPU copy that owns its memory, as safetensors requires."""
+    """Return a contiguous CPU copy that owns its memory, as safetensors requires."""
     return tensor.detach().to("cpu", copy=True).contiguous()
 
 
 def _put(tensors: dict[str, Tensor], where: str, tensor: Tensor) -> str:
-    """Store under the dotted path, made unique: keys may contain dots themselves."""
+    """Store a tensor under its dotted path, made unique since keys may contain dots; return the name."""
     name = where or "value"
     while name in tensors:
         name += "'"
@@ -177,7 +173,7 @@ def _encode(value: Any, where: str, tensors: dict[str, Tensor]) -> Any:
     if isinstance(value, list | tuple):
         items = [_encode(item, f"{where}.{index}", tensors) for index, item in enumerate(value)]
         return items if isinstance(value, list) else {"$tuple": items}
-    raise TypeError(f"Training state '{where}' has type {type(value).__name__}, which a checkpoint cannot hold.")
+    raise TypeError(f"Training state '{where}' has type {type(value).__name__}, which checkpoints do not support.")
 
 
 def _encode_mapping(value: Mapping[Any, Any], where: str, tensors: dict[str, Tensor]) -> Any:

@@ -1,7 +1,7 @@
-"""Search path in which Hydra finds what a run's configuration is composed of, besides the folder `configs`.
+"""Search path of Hydra in addition to the folder `configs`.
 
-Presets of contrib are files in the folders of the themes. The schemas of runs, policies and algorithms are made when
-they are chosen.
+It contains the presets of the contrib themes and the schemas of runs, policies and algorithms, which are created on
+demand.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from robopolicy.training.names import REGISTRIES
 
 
 class Schemas(ConfigSource):
-    """`registry://` in the search path: `schema`, a whole run, and one option per policy and algorithm."""
+    """Config source `registry://`: `schema`, the schema of a run, and one option per policy and algorithm."""
 
     @staticmethod
     def scheme() -> str:
-        """What its address starts with."""
+        """Return the prefix of the address."""
         return "registry"
 
     def available(self) -> bool:
-        """Whether it can be read."""
+        """Whether the source can be read."""
         return True
 
     def is_group(self, config_path: str) -> bool:
-        """Whether configs lie below `config_path`."""
+        """Whether `config_path` contains configs."""
         return config_path == "" or config_path in REGISTRIES
 
     def is_config(self, config_path: str) -> bool:
@@ -44,13 +44,13 @@ class Schemas(ConfigSource):
         return name in self.list(group, ObjectType.CONFIG)
 
     def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
-        """The names of what lies in a group."""
+        """Return the names in a group."""
         if config_path == "":
             return ["schema"] if results_filter is ObjectType.CONFIG else [*REGISTRIES]
         return [] if results_filter is ObjectType.GROUP else [*REGISTRIES.get(config_path, ())]
 
     def load_config(self, config_path: str) -> ConfigResult:
-        """The config with its defaults."""
+        """Return the config with its defaults."""
         group, name = _parts(config_path)
         schema = _named(REGISTRIES[group][name].config_class, name) if group else _run()
         address = f"{self.scheme()}://{self.path}"
@@ -58,17 +58,17 @@ class Schemas(ConfigSource):
 
 
 class SearchPath(SearchPathPlugin):
-    """Presets of contrib and the schemas, behind those of the folder `configs`."""
+    """Presets of contrib and schemas, after the folder `configs`."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
-        """Append them."""
+        """Append the presets of contrib and the schemas."""
         for place in presets()[1:]:
             search_path.append(provider="contrib", path=f"file://{place}")
         search_path.append(provider="robopolicy", path="registry://")
 
 
-def make_known() -> None:
-    """Make the schemas and the presets of contrib known to Hydra."""
+def register_plugins() -> None:
+    """Register the schemas and the presets of contrib with Hydra."""
     Plugins.instance().register(Schemas)
     Plugins.instance().register(SearchPath)
 

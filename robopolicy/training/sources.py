@@ -1,4 +1,4 @@
-"""The sources of training data that most algorithms use: chunks of a dataset, rollouts and groups of episodes."""
+"""Common sources of training data: chunks of a dataset, rollouts and groups of episodes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class DatasetSource:
 
     @classmethod
     def build(cls, context: SourceContext) -> DataSource:
-        """Chunks of the whole dataset."""
+        """Create the source for a run."""
         spec = context.spec
         sampler = ChunkSampler(
             context.dataset(),
@@ -47,20 +47,20 @@ class DatasetSource:
         return cls(sampler, context.device)
 
     def next(self, algorithm: Algorithm) -> ChunkBatch:
-        """The next minibatch."""
+        """Return the next minibatch."""
         return move(next(self.sampler), self.device)
 
     def metrics(self) -> dict[str, float]:
-        """Completed passes over the data."""
+        """Return the number of passes over the data."""
         return {"data/epoch": float(self.sampler.epoch)}
 
     def observations(self) -> Observation:
-        """Observations spread over the dataset."""
+        """Return observations spread over the dataset."""
         frames = torch.linspace(0, len(self.sampler) - 1, 4).long()
         return move(self.sampler.take(frames).obs, self.device)
 
     def state_dict(self) -> dict[str, Any]:
-        """Position in the stream."""
+        """Return the position in the stream."""
         return self.sampler.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> bool:
@@ -69,11 +69,11 @@ class DatasetSource:
         return True
 
     def close(self) -> None:
-        """Nothing to free."""
+        """Do nothing."""
 
 
 class SimSource:
-    """What a sampler plays in a simulator with the current policy; subclasses say how it is resumed."""
+    """Base class of sources that collect data in a simulator with the current policy."""
 
     sampler: Any  # with `collect`, `env_steps` and `episode_stats`
     _first: Observation
@@ -84,19 +84,19 @@ class SimSource:
 
     @property
     def env_steps(self) -> int:
-        """Control steps played so far."""
+        """Number of control steps so far."""
         return self.sampler.env_steps
 
     def next(self, algorithm: Algorithm) -> Any:
-        """Play with the current policy."""
+        """Collect a batch with the current policy."""
         return move(self.sampler.collect(on_device(self.sim, self.device, algorithm.act)), self.device)
 
     def metrics(self) -> dict[str, float]:
-        """Means over the episodes that have ended since the last call."""
+        """Return means over the episodes that have ended since the last call."""
         return self.sampler.episode_stats()
 
     def observations(self) -> Observation:
-        """The first observations of training."""
+        """Return the first observations of training."""
         return move(self._first, self.device)
 
     def close(self) -> None:
@@ -120,23 +120,23 @@ class RolloutSource(SimSource):
 
     @classmethod
     def build(cls, context: SourceContext) -> DataSource:
-        """Rollouts of this process, or those of all processes as one."""
+        """Create the source for a run; several processes gather their rollouts."""
         decisions, memory = context.settings.num_steps, context.spec.hidden_dim
-        own = cls(context.chunked_sim(), context.device, decisions=decisions, seed=context.seed, memory=memory)
-        return own if world_size() == 1 else SharedRollouts(own)
+        source = cls(context.chunked_sim(), context.device, decisions=decisions, seed=context.seed, memory=memory)
+        return source if world_size() == 1 else SharedRollouts(source)
 
     def _make_sampler(self, seed: int) -> RolloutSampler:
         return RolloutSampler(self.sim, decisions=self._decisions, seed=seed, memory=self._memory)
 
     def state_dict(self) -> dict[str, Any]:
-        """Simulator, running episodes, exploration noise; only the count of steps where a backend hides its state."""
+        """Return simulator, running episodes and noise; only the step count if the backend cannot save its state."""
         try:
             return self.sampler.state_dict()
         except RuntimeError:
             return {"env_steps": self.env_steps}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> bool:
-        """Restore `state_dict`, or start fresh episodes with seeds that cannot have been played yet."""
+        """Restore `state_dict`, or start new episodes with unused seeds."""
         if "sim" in state:
             self.sampler.load_state_dict(state)
             return True
@@ -147,43 +147,42 @@ class RolloutSource(SimSource):
 
 
 class SharedRollouts:
-    """The rollouts of all processes as one; a resumed run plays fresh episodes."""
+    """Rollouts gathered from all processes; a resumed run starts new episodes."""
 
-    def __init__(self, own: RolloutSource) -> None:
-        """Share what `own` plays."""
-        self.own = own
+    def __init__(self, local: RolloutSource) -> None:
+        self.local = local
         self.env_steps = 0  # of all processes
 
     def next(self, algorithm: Algorithm) -> Rollout:
-        """Play one rollout here and put those of all processes together."""
-        rollout = gather_rollouts(self.own.next(algorithm))
+        """Collect one rollout and gather the rollouts of all processes."""
+        rollout = gather_rollouts(self.local.next(algorithm))
         self.env_steps += int(rollout.steps.sum())
         return rollout
 
     def metrics(self) -> dict[str, float]:
-        """Means over the episodes of this process."""
-        return self.own.metrics()
+        """Return means over the episodes of this process."""
+        return self.local.metrics()
 
     def observations(self) -> Observation:
-        """The first observations of this process."""
-        return self.own.observations()
+        """Return the first observations of this process."""
+        return self.local.observations()
 
     def state_dict(self) -> dict[str, Any]:
-        """The count of steps alone: the simulators of the other processes are out of reach."""
+        """Return the step count; the states of the simulators of other processes are not available."""
         return {"env_steps": self.env_steps}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> bool:
-        """Start fresh episodes with seeds that cannot have been played yet."""
+        """Start new episodes with unused seeds."""
         self.env_steps = int(state["env_steps"])
-        return self.own.load_state_dict(state)
+        return self.local.load_state_dict(state)
 
     def close(self) -> None:
         """Stop the simulator."""
-        self.own.close()
+        self.local.close()
 
 
 class GroupSource(SimSource):
-    """Whole episodes, several from each start state."""
+    """Whole episodes, in groups with a common initial state."""
 
     whole_episodes: ClassVar[bool] = True
     sampler: GroupSampler
@@ -195,12 +194,12 @@ class GroupSource(SimSource):
 
     @classmethod
     def build(cls, context: SourceContext) -> DataSource:
-        """Groups as large as the algorithm wants them."""
+        """Create the source for a run with the group size of the algorithm."""
         size = context.settings.group_size
         return cls(context.chunked_sim(), context.device, group_size=size, seed=context.seed)
 
     def state_dict(self) -> dict[str, Any]:
-        """Seeds and exploration noise; no backend has to save its state."""
+        """Return seeds and exploration noise, without the state of the simulator."""
         return self.sampler.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> bool:
@@ -210,7 +209,7 @@ class GroupSource(SimSource):
 
 
 def on_device(sim: ChunkedSim, device: torch.device, draw: Callable[..., Sample]) -> Callable[..., Sample]:
-    """`draw` on the device of the networks, for observations from and chunks to that of the simulator."""
+    """Wrap `draw` to receive observations on and return chunks to the device of the simulator."""
 
     def act(obs: Observation, *, generator: Randomness) -> Sample:
         sample = draw(move(obs, device), generator=generator)

@@ -1,4 +1,4 @@
-"""Sources of text: solutions, pairs and logs of a task or a file, or rollouts of the policy."""
+"""Text data sources: demonstrations, pairs and logs of a task or a file, and rollouts."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class DemonstrationSource(TextSource):
     def __init__(self, sim: TextSim, config: TextSFTConfig, policy: TextPolicy, seed: int) -> None:
         super().__init__(sim, seed)
         self.batch_size = config.batch_size
-        found = checked(read_demonstrations(config.data), policy) if config.data else []
+        found = check_lengths(read_demonstrations(config.data), policy) if config.data else []
         written = [item.messages for item in found]
         self.num_prompts = len(written) or config.num_prompts
         self._next = 0
-        self._known: dict[int, list[str]] = dict(enumerate(written))
+        self._cache: dict[int, list[str]] = dict(enumerate(written))
 
     @classmethod
     def build(cls, context: SourceContext) -> DataSource:
@@ -47,18 +47,18 @@ class DemonstrationSource(TextSource):
         return cls(text_sim(context.sim(), algorithm), algorithm.config, algorithm.policy, context.seed)
 
     def next(self, algorithm: Algorithm) -> list[list[str]]:
-        """The next conversations."""
+        """Return the next conversations."""
         numbers = range(self._next, self._next + self.batch_size)
         self._next += self.batch_size
         if not self.num_prompts:
             return conversations(self.task, [self.seed + number for number in numbers])
-        places = [number % self.num_prompts for number in numbers]
-        missing = [place for place in dict.fromkeys(places) if place not in self._known]
-        self._known |= zip(missing, conversations(self.task, [self.seed + place for place in missing]), strict=True)
-        return [self._known[place] for place in places]
+        indices = [number % self.num_prompts for number in numbers]
+        missing = [index for index in dict.fromkeys(indices) if index not in self._cache]
+        self._cache |= zip(missing, conversations(self.task, [self.seed + index for index in missing]), strict=True)
+        return [self._cache[index] for index in indices]
 
     def state_dict(self) -> dict[str, Any]:
-        """Position in the stream."""
+        """Return the position in the stream."""
         return {"next": self._next}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> bool:
@@ -75,7 +75,7 @@ class SFTThenRL(DemonstrationSource):
         self.trajectories, self.updates = trajectories, trajectories.algorithm.config.sft_updates
 
     def next(self, algorithm: Algorithm) -> Any:
-        """Conversations or rollouts."""
+        """Return conversations or rollouts."""
         if algorithm.updates < self.updates:
             return super().next(algorithm)
         batch = self.trajectories.next(algorithm)
@@ -83,7 +83,7 @@ class SFTThenRL(DemonstrationSource):
         return batch
 
     def state_dict(self) -> dict[str, Any]:
-        """Of both."""
+        """Return the state of both sources."""
         return {**super().state_dict(), "trajectories": self.trajectories.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> bool:
@@ -94,7 +94,7 @@ class SFTThenRL(DemonstrationSource):
         return exact
 
     def close(self) -> None:
-        """Stop the workers and the rewards."""
+        """Stop the workers and the reward threads."""
         self.trajectories.close()
 
 
@@ -108,21 +108,20 @@ class TextFileSource(TextSource):
         if not path:
             raise UserError(f"Recipe '{algorithm.config.recipe}' learns from {kind}; pass algorithm.data=FILE.")
         self.groups: dict[int, list[WrittenConversation]] = {}
-        for item in checked(READERS[kind](path), algorithm.policy):
+        for item in check_lengths(READERS[kind](path), algorithm.policy):
             self.groups.setdefault(item.group, []).append(item)
         self.means = {key: fmean(item.reward for item in items) for key, items in self.groups.items()}
         self._generator = torch.Generator().manual_seed(seed)
         self._order: list[int] = []
 
     def next(self, algorithm: Algorithm) -> Decisions:
-        """The next groups, scored by the reference, or by the policy where the recipe has none.
+        """Return the next groups, scored by the reference, or by the policy if the recipe has none.
 
         `extra["mean_ref"]` (N,) is the mean reward of the group in the file.
         """
-        keys = list(self.groups)
-        while len(self._order) < self.algorithm.config.prompts_per_update:
-            self._order += [keys[place] for place in torch.randperm(len(keys), generator=self._generator).tolist()]
-        count = self.algorithm.config.prompts_per_update
+        keys, count = list(self.groups), self.algorithm.config.prompts_per_update
+        while len(self._order) < count:
+            self._order += [keys[index] for index in torch.randperm(len(keys), generator=self._generator).tolist()]
         chosen, self._order = self._order[:count], self._order[count:]
         items = [item for key in chosen for item in self.groups[key]]
         policy = self.algorithm.policy
@@ -134,7 +133,7 @@ class TextFileSource(TextSource):
             for number, value in enumerate(item.rewards):
                 reward[row, int((mask[row] & (turn[row] == number)).nonzero()[-1])] = value
         temperatures = torch.ones(len(items), device=mask.device)
-        group = torch.tensor([place for place, key in enumerate(chosen) for _ in self.groups[key]], device=mask.device)
+        group = torch.tensor([index for index, key in enumerate(chosen) for _ in self.groups[key]], device=mask.device)
         mean = torch.tensor([self.means[item.group] for item in items], device=mask.device)
         extra = {
             **record,
@@ -151,7 +150,7 @@ class TextFileSource(TextSource):
             return rows.with_fields(logp_old=score(self.algorithm.reference_policy or policy, rows).logp)
 
     def state_dict(self) -> dict[str, Any]:
-        """The rest of the epoch."""
+        """Return the rest of the epoch and the generator."""
         return {"order": list(self._order), "generator": self._generator.get_state()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> bool:
@@ -161,35 +160,31 @@ class TextFileSource(TextSource):
         return True
 
 
-def checked(written: list[WrittenConversation], policy: TextPolicy) -> list[WrittenConversation]:
-    """The conversations of a file, checked for length.
-
-    Raises:
-        UserError: Something is too long.
-    """
+def check_lengths(written: list[WrittenConversation], policy: TextPolicy) -> list[WrittenConversation]:
+    """Return the conversations of a file; one that exceeds the length of the policy raises a UserError."""
     for item in written:
         policy.check_conversation_fits(item.messages, item.location)
     return written
 
 
 def conversations(task: TextTask, seeds: Sequence[int]) -> list[list[str]]:
-    """Prompt, message, reply, message, ... of the task's own solutions.
+    """Build the conversations (prompt, message, reply, message, ...) of the task's own demonstrations.
 
     Raises:
-        UserError: The task knows no solutions, or one that does not solve it.
+        UserError: The task has no demonstrations, or one that fails.
     """
     episodes, reward_runner = [task.reset(seed) for seed in seeds], RewardRunner(task.reward_timeout)
     solutions = [episode.demonstration() or [] for episode in episodes]
     if not all(solutions):
-        raise UserError(f"Task {task.name} knows no solutions; pass algorithm.data=FILE with demonstrations.")
+        raise UserError(f"Task {task.name} has no demonstrations; pass algorithm.data=FILE.")
     transcripts = [[episode.prompt] for episode in episodes]
     for turn in range(max(map(len, solutions), default=0)):
         for row, solution in enumerate(solutions):
             transcripts[row] += solution[turn : turn + 1]
-        going = [row for row, solution in enumerate(solutions) if turn + 1 < len(solution)]
-        messages = [solutions[row][turn] for row in going]
-        reward_runner.prepare(task, [episodes[row] for row in going], messages)
-        for row, message in zip(going, messages, strict=True):
+        active = [row for row, solution in enumerate(solutions) if turn + 1 < len(solution)]
+        messages = [solutions[row][turn] for row in active]
+        reward_runner.prepare(task, [episodes[row] for row in active], messages)
+        for row, message in zip(active, messages, strict=True):
             answer = reward_runner.step(episodes[row], message, seeds[row])
             if answer is None:
                 raise UserError(f"The solution of {reward_runner.pop_errors()[0]}.")
@@ -199,7 +194,7 @@ def conversations(task: TextTask, seeds: Sequence[int]) -> list[list[str]]:
 
 
 class RecipeSource:
-    """Rollouts of prompts, or a file of solutions, pairs or logs, as the recipe needs."""
+    """Rollouts, or a file of demonstrations, pairs or logs, as the recipe requires."""
 
     whole_episodes: ClassVar[bool] = True
 
@@ -211,29 +206,27 @@ class RecipeSource:
 
 
 def recipe_source(sim: VectorSim, algorithm: TextRecipe, seed: int) -> DataSource:
-    """The source of a recipe.
+    """Create the source of a recipe.
 
     Raises:
-        UserError: The task is not a text task, or the settings lack the teacher or file that the recipe needs.
+        UserError: The task is not a text task, or the settings lack the teacher or file that the recipe requires.
     """
     sim = text_sim(sim, algorithm)
     if algorithm.recipe.data != "rollout":
         return TextFileSource(sim, algorithm, seed=seed)
     if algorithm.requires_teacher and algorithm.teacher is None:
         if not algorithm.config.teacher:
-            raise UserError(f"Recipe '{algorithm.config.recipe}' needs a teacher; set algorithm.teacher=CHECKPOINT.")
+            raise UserError(f"Recipe '{algorithm.config.recipe}' requires a teacher; set algorithm.teacher=CHECKPOINT.")
         algorithm.set_teacher(load_policy(algorithm.config.teacher)[0])
-    overlapped = allowed_age(algorithm).in_flight(1) > 1 or algorithm.config.num_workers
-    trajectories = (AsyncTextRolloutSource if overlapped else TextRolloutSource)(sim, algorithm, seed=seed)
+    asynchronous = allowed_age(algorithm).in_flight(1) > 1 or algorithm.config.num_workers
+    trajectories = (AsyncTextRolloutSource if asynchronous else TextRolloutSource)(sim, algorithm, seed=seed)
     return SFTThenRL(sim, trajectories, seed) if algorithm.config.sft_updates else trajectories
 
 
 def text_sim(sim: VectorSim, algorithm: Algorithm) -> TextSim:
-    """`sim` as the simulator of a text task.
-
-    Raises:
-        UserError: The task is no text.
-    """
+    """Return `sim` as the simulator of a text task; another simulator raises a UserError."""
     if not isinstance(sim, TextSim):
-        raise UserError(f"Algorithm '{algorithm.name}' needs a text task, e.g. text/arithmetic, not {sim.spec.task}.")
+        raise UserError(
+            f"Algorithm '{algorithm.name}' requires a text task, e.g. text/arithmetic, not {sim.spec.task}."
+        )
     return sim

@@ -1,4 +1,4 @@
-"""Rollouts of a text policy, collected between updates, or asynchronously on a thread or in processes."""
+"""Rollouts of a text policy, collected between updates, or asynchronously in a thread or in processes."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ from robopolicy.text.task import TextTask
 from robopolicy.text.text_env import TextEnv
 from robopolicy.training.workers import RemoteRolloutEnv, packed_weights, start_workers
 
-MAX_SHOWN_ERRORS = 5  # reward errors printed per update
-MAX_EMPTY_BATCHES = 20  # batches without a usable group after which the run ends
+MAX_SHOWN_ERRORS = 5  # printed reward errors per update
+MAX_EMPTY_BATCHES = 20  # batches without a usable group before the run fails
 
 
 @dataclass(frozen=True)
@@ -50,26 +50,26 @@ class TextPromptPool(PromptPool):
     task: TextTask | None = None
 
     def require(self, name: str) -> Tensor:
-        """See `PromptPool`."""
+        """Return a field of the tasks as a tensor; see `PromptPool`."""
         found = [getattr(self.task, name)(int(task.payload)) for task in self.tasks]
         return super().require(name) if None in found else torch.tensor(found)
 
 
 class TextSource:
-    """Base of the sources of text."""
+    """Base class of text sources."""
 
     def __init__(self, sim: TextSim, seed: int) -> None:
         self.sim, self.task, self.seed = sim, sim.task, seed
-        self.env_steps = 0  # messages of the policy
+        self.env_steps = 0  # messages of the policy so far
         self._metrics: dict[str, float] = {}
 
     def metrics(self) -> dict[str, float]:
-        """Metrics since the last call."""
+        """Return and reset the metrics."""
         metrics, self._metrics = self._metrics, {}
         return metrics
 
     def observations(self) -> Observation:
-        """The first prompts of training."""
+        """Return the first prompts of training."""
         return {key: value.unsqueeze(1) for key, value in self.sim.reset(self.seed).items()}
 
     def close(self) -> None:
@@ -78,15 +78,15 @@ class TextSource:
 
 
 class TextRolloutSource(TextSource):
-    """Rollouts of the policy, collected as the `rollout` section of a recipe says."""
+    """Rollouts of the policy, configured by the section `rollout` of a recipe."""
 
     def __init__(self, sim: TextSim, algorithm: TextRecipe, *, seed: int) -> None:
         super().__init__(sim, seed)
         self.algorithm = algorithm
         self.env = self._env(algorithm.policy)
         self.annotators = algorithm.annotators()
-        self._annotator_generator = torch.Generator().manual_seed(seed + 1)  # of these
-        self._annotator_tokens = 0  # tokens of the annotators; the environment counts its own, possibly on a thread
+        self._annotator_generator = torch.Generator().manual_seed(seed + 1)
+        self._annotator_tokens = 0  # tokens of the annotators; the environment counts its own, possibly in a thread
         seeds = range(seed, seed + algorithm.config.num_prompts)
         pool = TextPromptPool([Task(key, payload=key) for key in seeds], task=self.task)
         plain = algorithm.recipe.rollout
@@ -100,11 +100,11 @@ class TextRolloutSource(TextSource):
 
     @property
     def generated(self) -> int:
-        """Tokens written so far."""
+        """Number of generated tokens so far."""
         return self.env.generated + self._annotator_tokens
 
     def next(self, algorithm: Algorithm) -> Decisions:
-        """Collect the next groups; others where all of them are dropped."""
+        """Collect the next groups; repeated if all of them are dropped."""
         self._observe_last()
         self.env.set_version(algorithm.updates)
         for _ in range(MAX_EMPTY_BATCHES):
@@ -122,7 +122,7 @@ class TextRolloutSource(TextSource):
         return self._annotate(self._batch)
 
     def _annotate(self, batch: Batch) -> Decisions:
-        """Apply the annotators to the rows."""
+        """Apply the annotators to the batch."""
         rows = batch.decisions
         if self.annotators:
             envs = self._annotator_envs()
@@ -134,10 +134,9 @@ class TextRolloutSource(TextSource):
         return rows
 
     def _annotator_envs(self) -> AnnotatorEnvs:
-        """Environments of the annotators: with the current and with the initial policy."""
-        start = self.algorithm.reference_policy or self.algorithm.policy
-        policies = (self.algorithm.policy, start)
-        return AnnotatorEnvs(*(player.env_class(player, self.task, self._annotator_generator) for player in policies))
+        """Create environments with the current and with the initial policy for the annotators."""
+        policies = (self.algorithm.policy, self.algorithm.reference_policy or self.algorithm.policy)
+        return AnnotatorEnvs(*(policy.env_class(policy, self.task, self._annotator_generator) for policy in policies))
 
     def _env(self, policy: TextPolicy) -> TextEnv:
         env = policy.env_class(policy, self.task, torch.Generator().manual_seed(self.seed))
@@ -160,7 +159,7 @@ class TextRolloutSource(TextSource):
             raise self._missing_field(error) from error
 
     def _missing_field(self, error: MissingField) -> UserError:
-        return UserError(f"Recipe '{self.algorithm.config.recipe}' needs a metric that text does not measure: {error}")
+        return UserError(f"Recipe '{self.algorithm.config.recipe}' requires a metric that text lacks: {error}")
 
     def _observe_last(self) -> None:
         """Report the last batch to the collector."""
@@ -173,7 +172,7 @@ class TextRolloutSource(TextSource):
         return f"their rewards failed ({reward_errors[0]})" if reward_errors else "all rewards of a group are equal"
 
     def _update_metrics(self, completed: Sequence[Trajectory]) -> None:
-        """Update the metrics, and print the reward errors since the last batch."""
+        """Update the metrics and print the reward errors since the last batch."""
         self._metrics = {f"rollout/{name}": value for name, value in rollout_metrics(completed).items()}
         self._metrics["rollout/tokens"] = float(self.generated)
         self.env_steps += int(sum(trajectory.metrics["turns"] for trajectory in completed))
@@ -184,7 +183,7 @@ class TextRolloutSource(TextSource):
             sys.stderr.write(f"{self.task.name}: and {len(reward_errors) - MAX_SHOWN_ERRORS} more\n")
 
     def state_dict(self) -> dict[str, Any]:
-        """State of the collector, the generators, the annotators, and counts."""
+        """Return the states of collector, generators and annotators, and counts."""
         self._observe_last()
         return {
             "collector": self.collector.state_dict(),
@@ -212,11 +211,7 @@ class TextRolloutSource(TextSource):
 
 
 def allowed_age(algorithm: TextRecipe) -> Staleness:
-    """Bound on the age of weights: as configured, or as in the recipe.
-
-    Raises:
-        UserError: The recipe's staleness is invalid.
-    """
+    """Return the bound on the age of weights, of the settings or the recipe; an invalid bound raises a UserError."""
     if algorithm.config.staleness is not None:
         return BoundedStaleness(algorithm.config.staleness)
     try:
@@ -226,25 +221,22 @@ def allowed_age(algorithm: TextRecipe) -> Staleness:
 
 
 def rollout_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """Means over trajectories and groups, by name.
+    """Compute means over trajectories and groups, by name.
 
-    Of trajectories without hints, if any, and with a valid reward: all metrics that each of them has (`length`,
-    `success`, `format`, `calls`, ...); `return`; `entropy` of the sampled tokens [nats]; `degenerate`, the
-    fraction of groups whose rewards are all equal; and pass@k for k the size of the smallest group of at least two. Of
-    all trajectories: `reward_failed` and `assisted`.
+    Only trajectories without hints, if any, and with a valid reward count for: all metrics common to them (`length`,
+    `success`, `format`, `calls`, ...); `return`; `entropy` of the sampled tokens [nats]; `degenerate`, the fraction of
+    groups whose rewards are all equal; and pass@k for k the size of the smallest group of at least two. All
+    trajectories count for `reward_failed` and `assisted`.
     """
-    alone = [trajectory for trajectory in trajectories if not trajectory.metrics["assisted"]] or trajectories
-    scored = [trajectory for trajectory in alone if not trajectory.metrics["reward_failed"]]
+    unassisted = [trajectory for trajectory in trajectories if not trajectory.metrics["assisted"]] or trajectories
+    scored = [trajectory for trajectory in unassisted if not trajectory.metrics["reward_failed"]]
     names = set[str].intersection(*(set(trajectory.metrics) for trajectory in scored))
     found = {name: fmean(trajectory.metrics[name] for trajectory in scored) for name in sorted(names)}
-    found |= {
-        name: fmean(trajectory.metrics[name] for trajectory in trajectories) for name in ("reward_failed", "assisted")
-    }
+    for name in ("reward_failed", "assisted"):
+        found[name] = fmean(trajectory.metrics[name] for trajectory in trajectories)
     found["return"] = fmean(trajectory.reward for trajectory in scored)
-    tokens = sum(trajectory.metrics["length"] for trajectory in scored)
-    found["entropy"] = sum(float(trajectory.decisions.require("entropy").sum()) for trajectory in scored) / max(
-        tokens, 1.0
-    )
+    entropy = sum(float(trajectory.decisions.require("entropy").sum()) for trajectory in scored)
+    found["entropy"] = entropy / max(sum(trajectory.metrics["length"] for trajectory in scored), 1.0)
     groups = [group for group in group_by_task(scored) if len(group) > 1]
     if groups:
         found["degenerate"] = fmean(float(degenerate(rewards_of(group))) for group in groups)
@@ -257,10 +249,10 @@ def rollout_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 class AsyncTextRolloutSource(TextRolloutSource):
     """Rollouts during training, by copies of the policy with weights of bounded age (AsyncFlow, Han et al. 2025).
 
-    What is learned from is as old as `allowed_age` at most. Its recorded log-probabilities are those of the weights
-    that sampled it, so the recipe's ratios and bounds include the difference. One copy runs on a second thread, or
-    `algorithm.policies` do in processes of their own, which share the groups of an update. What comes first is not the
-    same twice: a resumed run collects new rollouts.
+    Batches are at most as old as `allowed_age`. The recorded log-probabilities belong to the weights that sampled the
+    tokens, so the recipe's ratios and bounds account for the difference. One copy runs in a second thread, or
+    `algorithm.num_workers` copies run in processes and share the groups of an update. The order of results varies, so a
+    resumed run collects new rollouts.
     """
 
     def __init__(self, sim: TextSim, algorithm: TextRecipe, *, seed: int) -> None:
@@ -268,9 +260,7 @@ class AsyncTextRolloutSource(TextRolloutSource):
         self._worker_policy = frozen_copy(algorithm.policy)
         self.env = self._env(self._worker_policy)
         self._remote: list[RemoteRolloutEnv] = []
-        self._workers: RolloutWorkers | None = (
-            None  # started with the first batch, after a resumed run has loaded its weights
-        )
+        self._workers: RolloutWorkers | None = None  # started at the first batch, after a resume has loaded weights
         self.queue = RolloutQueue(allowed_age(algorithm), algorithm.config.prompts_per_update)
 
     def _start(self) -> RolloutWorkers:
@@ -278,18 +268,17 @@ class AsyncTextRolloutSource(TextRolloutSource):
         if not config.num_workers:
             envs: list[tuple[RolloutEnv, Callable[[Any], Any]]] = [(self.env, self._load)]
             return RolloutWorkers(self.queue, self.collector.collect_groups, envs, chunk=config.prompts_per_update)
-        place = {"count": config.num_workers, "where": config.worker_backend, "seed": self.seed}
-        self._remote = start_workers(self.algorithm.policy, self.task.name, self.env, **place)
-        share = max(1, config.prompts_per_update // config.num_workers)
-        return RolloutWorkers(
-            self.queue, self.collector.collect_groups, [(env, env.load) for env in self._remote], chunk=share
-        )
+        options = {"count": config.num_workers, "backend": config.worker_backend, "seed": self.seed}
+        self._remote = start_workers(self.algorithm.policy, self.task.name, self.env, **options)
+        chunk = max(1, config.prompts_per_update // config.num_workers)
+        envs = [(env, env.load) for env in self._remote]
+        return RolloutWorkers(self.queue, self.collector.collect_groups, envs, chunk=chunk)
 
     def _load(self, weights: bytes) -> None:
         self._worker_policy.load_state_dict(load(weights))
 
     def next(self, algorithm: Algorithm) -> Decisions:
-        """Publish the weights of the last update, and take the oldest groups that are recent enough."""
+        """Publish the weights of the last update, and return the oldest groups that are recent enough."""
         self._observe_last()
         if self._workers is None:
             self.queue.version, self.queue.weights = algorithm.updates, packed_weights(self.algorithm.policy)
@@ -298,7 +287,7 @@ class AsyncTextRolloutSource(TextRolloutSource):
             self.queue.publish(packed_weights(self.algorithm.policy))
         self._batch = self._make_batch(self._take_groups())
         self.env.completed.clear()
-        self._update_metrics(self._batch.trajectories)  # others may be in flight
+        self._update_metrics(self._batch.trajectories)  # excludes trajectories of `env` in flight
         age = [float(algorithm.updates - trajectory.version) for trajectory in self._batch.trajectories]
         self._metrics["rollout/staleness"] = fmean(age)
         self._metrics["rollout/stale_dropped"] = float(self.queue.stale)
@@ -308,14 +297,14 @@ class AsyncTextRolloutSource(TextRolloutSource):
         try:
             return self.queue.get(self.algorithm.config.prompts_per_update)
         except RuntimeError as error:
-            if isinstance(error.__cause__, UserError):  # e.g. a recipe needs a capability that these workers lack
+            if isinstance(error.__cause__, UserError):  # e.g. a recipe requires a capability that these workers lack
                 raise error.__cause__ from error
             if isinstance(error.__cause__, MissingField):
                 raise self._missing_field(error.__cause__) from error
             raise
 
     def load_state_dict(self, state: Mapping[str, Any]) -> bool:
-        """Restore counts and samplers; groups in flight are collected again, not bit-equally."""
+        """Restore counts and samplers; groups in flight are collected again with different results."""
         super().load_state_dict(state)
         return False
 

@@ -1,9 +1,8 @@
 """Rollout workers of text tasks in other processes, on this machine or in a Ray cluster (AsyncFlow, Han et al. 2025).
 
 The learner samples tasks, computes rewards and intervenes; a worker has a copy of the policy and of the task, and rolls
-out the tasks that it receives. A `RemoteRolloutEnv` represents it as an environment that supports only rollouts, since
-conversations stay in the worker. Weights travel as safetensors and trajectories as plain arrays, so only numbers and
-text come back.
+out the tasks that it receives. `RemoteRolloutEnv` is its local environment, which supports only rollouts, since
+conversations stay in the worker. Weights are sent as safetensors, trajectories as arrays, numbers and text.
 """
 
 from __future__ import annotations
@@ -45,12 +44,9 @@ Item = TypeVar("Item")
 def parallel_map(
     function: Callable[[Item], Any], items: Sequence[Item], *, jobs: int
 ) -> Iterator[tuple[Item, Future[Any]]]:
-    """Yield every item with the future of `function(item)`, done, in the order in which they end.
+    """Yield every item with the finished future of `function(item)`, in the order of completion.
 
-    Args:
-        function: A function of an importable module, which `__main__` is not to another process.
-        items: What to call it with.
-        jobs: Processes at a time.
+    At most `jobs` processes run at a time. `function` belongs to an importable module, not to `__main__`.
     """
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=start_process) as pool:
         work = partial(_single_threaded, function)
@@ -58,27 +54,27 @@ def parallel_map(
         try:
             for future in as_completed(running):
                 yield running[future], future
-        finally:  # where the reader stops early, nothing more begins
+        finally:  # cancel the remaining items if the caller stops early
             pool.shutdown(wait=False, cancel_futures=True)
 
 
 def start_process() -> None:
-    """What every process begins with: one thread of torch, and an end when the one that waits for it ends."""
+    """Initialize a process: one torch thread, and termination with the parent process."""
     torch.set_num_threads(1)
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 
 def _single_threaded(function: Callable[[Item], Any], item: Item) -> Any:
-    """Call `function` and give the memory of what it leaves back: a long-running process may create a thousand models.
+    """Call `function` and return its memory to the system; a long-running process may create a thousand models.
 
-    The C library of Linux keeps the gaps between small blocks; after ninety minutes of Meta-World they were 5 GB.
+    The C library of Linux keeps the gaps between small blocks: 5 GB after ninety minutes of Meta-World.
     """
     try:
         return function(item)
     finally:
         gc.collect()
         if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
-            trim(0)  # musl has none
+            trim(0)  # absent in musl
 
 
 def _end_with_parent() -> None:
@@ -89,40 +85,40 @@ def _end_with_parent() -> None:
 
 
 TASK = tuple(item.name for item in fields(Task))
-_COUNTS = threading.Lock()  # several workers share one environment
+_COUNTS = threading.Lock()  # several workers update the counts of one environment
 
 
 @dataclass(frozen=True)
 class WorkerSpec:
-    """Specification of a worker."""
+    """Construction parameters of a worker."""
 
     policy: str  # name in POLICIES
-    config: Any  # of the policy
+    config: Any  # config of the policy
     spec: PolicySpec
     task: str  # registered text task
-    seed: int  # of its choices
+    seed: int  # seed of the sampled tokens
 
     @classmethod
     def of(cls, policy: TextPolicy, task: str, seed: int) -> WorkerSpec:
-        """Specification for rollouts of a task by `policy`."""
+        """Create the specification for rollouts of a task by `policy`."""
         return cls(policy.name, policy.config, policy.spec, task, seed)
 
 
 class Worker:
-    """Rollout worker that lives in another process."""
+    """Rollout worker in another process."""
 
-    def __init__(self, role: WorkerSpec) -> None:
-        policy = POLICIES[role.policy](role.config, role.spec)
-        sim = make_sim(role.task, SimOptions(num_envs=1))
+    def __init__(self, spec: WorkerSpec) -> None:
+        policy = POLICIES[spec.policy](spec.config, spec.spec)
+        sim = make_sim(spec.task, SimOptions(num_envs=1))
         assert isinstance(sim, TextSim) and isinstance(policy, TextPolicy)
-        self.env = policy.env_class(policy, sim.task, torch.Generator().manual_seed(role.seed))
+        self.env = policy.env_class(policy, sim.task, torch.Generator().manual_seed(spec.seed))
 
     def load(self, weights: bytes) -> None:
-        """Take over weights."""
+        """Load weights."""
         self.env.policy.load_state_dict(load(weights))
 
     def rollout(self, tasks: Sequence[Mapping[str, Any]], units: int | None) -> dict[str, Any]:
-        """Roll out tasks; returns trajectories, tokens and reward errors."""
+        """Roll out tasks; return trajectories, number of tokens and reward errors."""
         before = self.env.generated
         trajectories = self.env.rollout([Task(**arrays_to_tensors(task)) for task in tasks], units=units)
         self.env.completed.clear()
@@ -134,15 +130,11 @@ class Worker:
 
 
 class WorkerHandle(ABC):
-    """Handle of a worker."""
+    """Interface to a worker."""
 
     @abstractmethod
     def call(self, name: str, *arguments: Any) -> Any:
-        """Call a method of the worker and wait for its result.
-
-        Raises:
-            RuntimeError: It failed, or is gone.
-        """
+        """Call a method of the worker and return its result; a failed or ended worker raises a RuntimeError."""
 
     @abstractmethod
     def close(self) -> None:
@@ -150,17 +142,17 @@ class WorkerHandle(ABC):
 
 
 class ProcessHandle(WorkerHandle):
-    """To a process on this machine."""
+    """Worker in a process on this machine."""
 
-    def __init__(self, role: WorkerSpec) -> None:
+    def __init__(self, spec: WorkerSpec) -> None:
         context = get_context("spawn")
-        self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs, role), daemon=True)
+        self._pipe, remote = context.Pipe()
+        self._process = context.Process(target=_serve, args=(remote, spec), daemon=True)
         self._process.start()
-        theirs.close()
+        remote.close()
 
     def call(self, name: str, *arguments: Any) -> Any:
-        """See `Line`."""
+        """Call a method over the pipe; see `WorkerHandle`."""
         try:
             self._pipe.send((name, arguments))
             failed, value = self._pipe.recv()
@@ -178,16 +170,16 @@ class ProcessHandle(WorkerHandle):
 
 
 class RayHandle(WorkerHandle):
-    """To an actor of Ray, on whatever machine has a core free; `RAY_ADDRESS` names a cluster, else one is started."""
+    """Worker in a Ray actor with one CPU core; `RAY_ADDRESS` names a cluster, otherwise a local one is started."""
 
-    def __init__(self, role: WorkerSpec) -> None:
+    def __init__(self, spec: WorkerSpec) -> None:
         self._ray = require("ray", "ray")
         if not self._ray.is_initialized():
             self._ray.init(include_dashboard=False, log_to_driver=False)
-        self._actor = self._ray.remote(Worker).options(num_cpus=1).remote(role)
+        self._actor = self._ray.remote(Worker).options(num_cpus=1).remote(spec)
 
     def call(self, name: str, *arguments: Any) -> Any:
-        """See `Line`."""
+        """Call a method of the actor; see `WorkerHandle`."""
         try:
             return self._ray.get(getattr(self._actor, name).remote(*arguments))
         except self._ray.exceptions.RayError as error:
@@ -202,52 +194,48 @@ WORKER_HANDLES: dict[str, Callable[[WorkerSpec], WorkerHandle]] = {"process": Pr
 
 
 class RemoteRolloutEnv:
-    """An environment in another process; its counts and reward errors are added to the local environment."""
+    """Environment of a worker; its counts and reward errors are added to the local environment `env`."""
 
-    def __init__(self, line: WorkerHandle, home: TextEnv) -> None:
-        self._line, self._home = line, home
+    def __init__(self, handle: WorkerHandle, env: TextEnv) -> None:
+        self._handle, self._env = handle, env
 
     def load(self, weights: bytes) -> None:
         """Load weights into the worker."""
-        self._line.call("load", weights)
+        self._handle.call("load", weights)
 
     def rollout(self, tasks: Sequence[Task], *, units: int | None = None) -> list[Trajectory]:
-        """Attempt every task once."""
+        """Roll out every task once."""
         plain = [tensors_to_arrays({name: getattr(task, name) for name in TASK}) for task in tasks]
-        found = self._line.call("rollout", plain, units)
+        found = self._handle.call("rollout", plain, units)
         with _COUNTS:
-            self._home.generated += found["tokens"]
-            self._home.reward_runner.reward_errors += [RewardError(*error) for error in found["reward_errors"]]
+            self._env.generated += found["tokens"]
+            self._env.reward_runner.reward_errors += [RewardError(*error) for error in found["reward_errors"]]
         return [from_dict(arrays_to_tensors(trajectory)) for trajectory in found["trajectories"]]
 
     def batch(self, trajectories: Sequence[Trajectory]) -> Decisions:
-        """Rows of all trajectories."""
-        return self._home.batch(trajectories)
+        """Return the rows of all trajectories."""
+        return self._env.batch(trajectories)
 
     def close(self) -> None:
         """Stop the worker."""
-        self._line.close()
+        self._handle.close()
 
 
 def packed_weights(policy: TextPolicy) -> bytes:
-    """Parameters and buffers of a policy as safetensors, where what is shared would be refused."""
+    """Serialize parameters and buffers as safetensors; shared tensors, which it rejects, are cloned."""
     return save({name: value.detach().cpu().clone().contiguous() for name, value in policy.state_dict().items()})
 
 
 def start_workers(
-    policy: TextPolicy, task: str, home: TextEnv, *, count: int, where: str, seed: int
+    policy: TextPolicy, task: str, env: TextEnv, *, count: int, backend: str, seed: int
 ) -> list[RemoteRolloutEnv]:
-    """Start rollout workers.
-
-    Raises:
-        UserError: Ray is to be used and not installed.
-    """
-    roles = [WorkerSpec.of(policy, task, seed + number) for number in range(count)]
-    return [RemoteRolloutEnv(WORKER_HANDLES[where](role), home) for role in roles]
+    """Start rollout workers for the local environment `env`; a missing Ray package raises a UserError."""
+    specs = [WorkerSpec.of(policy, task, seed + number) for number in range(count)]
+    return [RemoteRolloutEnv(WORKER_HANDLES[backend](spec), env) for spec in specs]
 
 
 def tensors_to_arrays(value: Any) -> Any:
-    """The same tree with arrays in place of tensors, which would be shared and not copied."""
+    """Convert all tensors of a tree to arrays, which are copied instead of shared between processes."""
     return _mapped(value, torch.Tensor, lambda tensor: tensor.cpu().numpy())
 
 
@@ -266,14 +254,14 @@ def _mapped(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
     return value
 
 
-def _serve(pipe: Connection, role: WorkerSpec) -> None:
-    """Answer calls until the pipe is closed."""
+def _serve(pipe: Connection, spec: WorkerSpec) -> None:
+    """Execute calls until the pipe is closed."""
     start_process()
     try:
-        player = Worker(role)
+        worker = Worker(spec)
         while True:
             name, arguments = pipe.recv()
-            pipe.send((False, getattr(player, name)(*arguments)))
+            pipe.send((False, getattr(worker, name)(*arguments)))
     except EOFError:
         return
     except BaseException:

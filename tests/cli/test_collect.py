@@ -151,10 +151,10 @@ def test_films_mix_behaviours_and_close_with_what_the_last_action_led_to(tmp_pat
     ("options", "message"),
     [
         (["--render"], "pass --cameras"),
-        (["--render", "--cameras", "top", "--policies", "expert+x"], "WHO[+]NOISE, .*, got 'expert[+]x'"),
+        (["--render", "--cameras", "top", "--policies", "expert+x"], "POLICY[+]NOISE .*, got 'expert[+]x'"),
         (["--render", "--cameras", "top", "--policies", "expert", "expert"], "cannot be divided"),
         (["--render", "--cameras", "top", "--noise", "0.1"], "from --policies"),
-        (["--policies", "random"], "needs --render"),
+        (["--policies", "random"], "requires --render"),
     ],
 )
 def test_films_that_make_no_sense_are_refused(options, message, tmp_path, refused) -> None:

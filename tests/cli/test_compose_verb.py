@@ -71,7 +71,7 @@ def test_verify_names_the_parents_and_refuses_them_once_they_are_moved_or_change
 
     shutil.move("left", "moved")
     message = refused("verify", "both")
-    assert message.startswith("robopolicy: error: left, of which both was composed, is not there any more")
+    assert message.startswith("robopolicy: error: left, of which both was composed, no longer exists")
     shutil.copytree("right", "left")  # another policy takes its place
     assert "left has changed since both was composed of it: manifest.json was" in refused("verify", "both")
     shutil.rmtree("left")
@@ -105,9 +105,9 @@ def test_a_selector_is_taught_from_demonstrations(parents, capsys, refused):
         main(["collect", "toy/push", "--policy", "random", "--keep-failures", "--episodes", "2", "--out", "push"]) == 0
     )
     line = refused("compose", *parents, "--gate-data", "push", "--out", "no")
-    assert "needs 'state' of shape (6,), but dataset push has" in line
+    assert "requires 'state' of shape (6,), but dataset push has" in line
     argv = ["--override", "selection.top=1", "--out", "no"]
-    assert "needs demonstrations; pass --gate-data" in refused("compose", *parents, *argv)
+    assert "requires demonstrations; pass --gate-data" in refused("compose", *parents, *argv)
     argv = ["--operator", "or", "--gate-data", "shown", "--out", "no"]
     assert "operator 'or' has others" in refused("compose", *parents, *argv)
 
@@ -125,7 +125,7 @@ def searched(trained_parents):
 def test_a_search_leaves_its_choice_its_report_and_its_curve(searched):
     out, stdout, stderr = searched
     assert "grid search: 5 candidates, 30 episodes on 6 common seeds" in stderr
-    assert "report: 3 policies, 12 other episodes each" in stderr
+    assert "report: 3 policies, 12 held-out episodes each" in stderr
     printed = json.loads(stdout)
     assert printed["search"]["played_episodes"] == printed["search"]["planned_episodes"] == 30
     assert printed["weights"] == printed["search"]["weights"]
@@ -209,7 +209,7 @@ def test_a_search_does_not_go_on_with_other_parents(parents, tmp_path, refused, 
     [
         (["--operator", "convexe"], "Unknown operator 'convexe'. Did you mean 'convex'?"),
         (["--search", "gird"], "Unknown search 'gird'. Did you mean 'grid'?"),
-        (["--weights", "0.5", "0.2", "0.3"], "2 policies need 2 weights, got 3"),
+        (["--weights", "0.5", "0.2", "0.3"], "2 policies require 2 weights, got 3"),
         (["--weights", "1.2", "-0.2"], "none of them negative, got [1.2, -0.2]"),
         (["--weights", "0.5", "0.6"], "must sum to 1, none of them negative, got [0.5, 0.6]"),
         (["--weights", "0.5", "nan"], "must sum to 1"),

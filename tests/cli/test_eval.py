@@ -80,7 +80,7 @@ def test_an_older_report_is_replaced_where_asked_for_but_nothing_else_is(tmp_pat
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["expert"], "Which task? expert has no task; pass --task"),
+        (["expert"], "expert has no task; pass --task"),
         (["random", "--task", "toy/point_mas"], "Did you mean 'toy/point_mass'?"),
         (["random", "--task", TASK, "--episodes", "-3"], "--episodes must be at least 1, got -3"),
         (["random", "--task", TASK, "--seed", "-1"], "--seed must be at least 0, got -1"),
@@ -97,13 +97,13 @@ def test_an_older_report_is_replaced_where_asked_for_but_nothing_else_is(tmp_pat
             ["random", "--task", "text/arithmetic", "--latency", "50"],
             "--latency has no effect on text/arithmetic, a text",
         ),
-        (["random", "--task", TASK, "--samples", "8"], f"--samples has no effect on {TASK}, which is no text task"),
+        (["random", "--task", TASK, "--samples", "8"], f"--samples has no effect on {TASK}, which is not a text task"),
         (["random", "--task", TASK, "--stochastic"], "--stochastic has no effect on experts and random actions"),
         (["random", "--task", TASK, "--video", "0", "--camera", "top"], "--camera has no effect without a video"),
         (["random", "--task", TASK, "--overwrite"], "--overwrite has no effect without --out"),
         (
             ["random", "--task", TASK, "--plan-with", "world"],
-            "--plan-with needs a policy, and random samples no chunks",
+            "--plan-with requires a policy, and random samples no chunks",
         ),
         (["random", "--task", TASK, "--seed", "4294967296"], "--seed must be at most 4294967295"),
     ],

@@ -35,7 +35,7 @@ def test_export_reports_parity_and_a_task_that_is_not_installed(
     text, notes = capsys.readouterr()
     assert "tracing 'flow' with 2 network calls per chunk" in notes
     assert "parity with torch: largest error" in text and "does not continue given actions" in text
-    assert "are left out: Unknown task 'toy/gone'" in text
+    assert "are omitted: Unknown task 'toy/gone'" in text
     content = json.loads((tmp_path / "bundle" / "bundle.json").read_text())
     assert content["parity"] <= 1e-4 and content["checkpoint"] and content["noise_shape"] == [4, 2]
 

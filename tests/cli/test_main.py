@@ -116,8 +116,8 @@ def test_wrong_arguments_are_one_line_and_exit_code_2(args, message, capsys):
         (KeyboardInterrupt(), 130, "interrupted"),
         (OSError(28, "No space left on device", "data/x"), 2, "data/x: No space left on device."),
         (PermissionError(13, "Permission denied", "runs"), 2, "runs: Permission denied."),
-        (MemoryError(), 2, "The memory does not suffice"),
-        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), 2, "The memory does not suffice"),
+        (MemoryError(), 2, "Out of memory; use fewer environments"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), 2, "Out of memory; use fewer environments"),
     ],
 )
 def test_errors_of_the_system_are_one_line(error, code, message, monkeypatch, capsys):

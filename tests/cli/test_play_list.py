@@ -44,7 +44,7 @@ def test_play_films_the_expert(rendering, tmp_path, capsys, suffix):
         (["random", "--task", TASK], "No video: Task toy/point_mass cannot render images."),
         (["random", "--task", TASK, "--out", "x.avi"], "--out must end in .mp4 or .gif, got x.avi"),
         (["random", "--task", TASK, "--width", "0"], "--width must be at least 1, got 0"),
-        (["random", "--task", TASK, "--viewer"], "--viewer needs a display"),
+        (["random", "--task", TASK, "--viewer"], "--viewer requires a display"),
     ],
 )
 def test_play_refuses_in_one_line(argv, message, capsys, tmp_path, monkeypatch):
@@ -59,7 +59,7 @@ def test_play_refuses_in_one_line(argv, message, capsys, tmp_path, monkeypatch):
 def test_play_says_where_a_task_cannot_draw_itself(monkeypatch, tmp_path, refused):
     monkeypatch.setattr(PointMassSim, "render", Mock(side_effect=NotImplementedError))
     line = refused("play", "random", "--task", TASK, "--out", tmp_path / "x.mp4")
-    assert f"No video: task {TASK} cannot draw itself." in line
+    assert f"No video: task {TASK} does not support rendering." in line
 
 
 def test_list_shows_every_kind(capsys):

@@ -14,9 +14,9 @@ from robopolicy.cli.progress import hint_when_stopped
 
 PROGRAM = """
 import os, signal
-from robopolicy.cli.progress import listen_for_stop, progress_bars
+from robopolicy.cli.progress import handle_stop_signals, progress_bars
 signal.signal(signal.SIGINT, signal.default_int_handler)
-listen_for_stop()
+handle_stop_signals()
 with progress_bars() as add_bar:
     update = add_bar("wait", 2)
     update(1)
@@ -53,9 +53,9 @@ print("imported")
 def test_a_stop_waits_until_modules_are_imported(name: str, code: int, tmp_path: Path) -> None:
     (tmp_path / "slow_module.py").write_text(SLOW.format(name=name))
     program = (
-        "import signal, time; from robopolicy.cli.progress import listen_for_stop\n"
+        "import signal, time; from robopolicy.cli.progress import handle_stop_signals\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-        "listen_for_stop(); import slow_module\n"
+        "handle_stop_signals(); import slow_module\n"
         "time.sleep(30); print('not reached')"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(Path.cwd())])}

@@ -109,4 +109,4 @@ def test_the_token_is_read_from_the_variable_that_is_named(
 ) -> None:
     monkeypatch.setenv("OTHER", "two words")
     assert "without spaces" in refused("serve", checkpoint, "--token-env", "OTHER")
-    assert "The variable NOPE of --token-env holds no token." in refused("serve", checkpoint, "--token-env", "NOPE")
+    assert "The variable NOPE of --token-env contains no token." in refused("serve", checkpoint, "--token-env", "NOPE")

@@ -102,7 +102,7 @@ def test_show_prints_the_configuration_of_a_run(tmp_path, capsys):
 def test_runs_do_not_overwrite_each_other(tmp_path, refused):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "notes.txt").write_text("mine")
-    expected = {"notes.txt": "by something that is no run", "config.yaml": "exists; resume it with --resume"}
+    expected = {"notes.txt": "contains files that are not a run", "config.yaml": "exists; resume it with --resume"}
     for file, words in (expected | {"report.json": "has ended; continue from its weights with init_from="}).items():
         (tmp_path / "run" / file).touch()
         line = refused("train", *PPO, "budget.updates=1", f"out={tmp_path}", "name=run")
@@ -113,7 +113,7 @@ def test_a_place_that_cannot_be_written_is_refused_before_anything_is_built(tmp_
     monkeypatch.setattr("robopolicy.training.loop.build", None)
     (tmp_path / "file").write_text("")
     line = refused("train", *PPO, "budget.updates=1", f"out={tmp_path}/file")
-    assert "a file is in the place of a folder" in line
+    assert "a file exists where a folder is required" in line
 
 
 def test_help_names_the_presets_but_no_recipe(capsys):
@@ -129,7 +129,7 @@ def test_help_names_the_presets_but_no_recipe(capsys):
     "settings, message",
     [
         (["budget.updates=1"], "pass dataset=FOLDER"),
-        (["algorithm=distill", "budget.updates=1", "dataset=x"], "starts from a trained policy; pass init_from="),
+        (["algorithm=distill", "budget.updates=1", "dataset=x"], "requires a trained policy; pass init_from="),
         (["budget.updates=1", "dataset=no/such/folder"], "no/such/folder"),
         ([*PPO], "Set exactly one of budget.updates and budget.env_steps"),
         ([*PPO, "budget.updates=1", "budget.env_steps=1"], "Set exactly one"),
@@ -144,15 +144,15 @@ def test_help_names_the_presets_but_no_recipe(capsys):
         (["algorithm=ppo", "budget.updates=1", "init_from=no/such"], "no/such does not exist"),
         (["init_from=x", "policy.steps=8"], "come from the checkpoint in init_from; drop policy.steps"),
         ([*PPO, "budget.updates=1", "task.reward=dense"], "Unknown reward 'dense' of task toy/point_mass"),
-        ([], "Nothing to train"),
-        ([*SPOKEN, "policy=gaussian", "algorithm=ppo"], "Task text/arithmetic speaks text; choose policy=text with"),
+        ([], "No settings are given"),
+        ([*SPOKEN, "policy=gaussian", "algorithm=ppo"], "Task text/arithmetic is a text task; use policy=text with"),
         ([*SPOKEN, "policy=flow", "dataset=x"], "not policy 'flow' with algorithm 'bc'"),
         ([*SPOKEN, "policy=text", "algorithm=ppo"], "not policy 'text' with algorithm 'ppo'"),
         (
             [*SPOKEN, "policy=text", "algorithm=text_sft", "algorithm.num_prompts=-1"],
-            "problems must be at least 0, got -1",
+            "num_prompts must be at least 0, got -1",
         ),
-        ([*PPO, "policy=text", "budget.updates=1"], "Task toy/point_mass is no text; choose a task such as"),
+        ([*PPO, "policy=text", "budget.updates=1"], "Task toy/point_mass is not a text task; use a task such as"),
         (["--resume", "no/such/run"], "is not a run"),
         (["--print-config", "--resume", "no/such/run"], "is not a run"),
         (["--resume", "x", "seed=1"], "keeps its settings"),
@@ -185,7 +185,7 @@ def test_a_dataset_that_does_not_fit_the_starting_checkpoint_is_refused(tmp_path
     assert main(["train", *PPO, "budget.updates=1", "evaluation.episodes=0", f"out={tmp_path}", "name=run"]) == 0
     data = dataset(tmp_path / "data", state=5)
     settings = [f"init_from={start}", f"dataset={data}", "budget.updates=1", "evaluation.episodes=0"]
-    assert "The policy needs 'state' of shape (6,)" in refused("train", *settings, f"out={tmp_path}")
+    assert "The policy requires 'state' of shape (6,)" in refused("train", *settings, f"out={tmp_path}")
 
 
 def test_datasets_with_non_finite_numbers_are_refused(tmp_path, refused):
@@ -222,4 +222,4 @@ def test_policies_and_algorithms_that_do_not_fit_are_refused(tmp_path, refused):
     data = dataset(tmp_path / "data")
     assert main(["train", *BC, f"dataset={data}", f"out={tmp_path}", "name=base"]) == 0
     start = f"init_from={tmp_path}/base/checkpoints/last"
-    assert "needs a policy with decisions, which 'flow' lacks" in refused("train", start, *ppo)
+    assert "requires a policy with decisions, which 'flow' lacks" in refused("train", start, *ppo)

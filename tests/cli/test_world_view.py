@@ -63,7 +63,7 @@ def figures(page: Any) -> tuple[dict[str, str], list[bytes], dict[str, Any]]:
 
 def test_keys_play_both_sides_and_nothing_else_is_obeyed(watch: Play) -> None:
     predicted, real = table(), table()
-    with client.connect(watch(teleop.by_keys, predicted, real, 7), proxy=None) as page:
+    with client.connect(watch(teleop.teleoperate, predicted, real, 7), proxy=None) as page:
         found, pictures, now = figures(page)
         assert found == {"seed": "7"} and now["title"] == "toy/push"
         assert [picture.split(b"\0")[0] for picture in pictures] == [b"predicted top", b"real top"]
@@ -84,7 +84,7 @@ def test_keys_play_both_sides_and_nothing_else_is_obeyed(watch: Play) -> None:
 def test_a_policy_plays_while_somebody_looks(watch: Play, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(teleop.time, "sleep", lambda seconds: None)
     player = PolicyEntry("expert", lambda: ExpertActor(PushExpert()))
-    address = watch(teleop.by_policy, table(), player, range(3, 4))
+    address = watch(teleop.run_policy, table(), player, range(3, 4))
     with client.connect(address, proxy=None) as page:
         found = [figures(page)]
         while found[-1][0]["success"] == "no":

@@ -73,7 +73,7 @@ def test_eval_runs_inside_the_world_model(folder, capsys, refused):
     backend = ["--task", "push", "--backend", f"worldmodel:{folder / 'passed'}", "--episodes", "3", "--video", "0"]
     assert main(["eval", "random", *backend, "--out", str(folder / "eval"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["results"]["random"]["n"] == 3
-    assert "filmed in toy/push; it cannot stand in for toy/point_mass" in refused(
+    assert "trained on toy/push; it cannot simulate toy/point_mass" in refused(
         "eval", "random", *backend, "--task", "point_mass", "--out", folder / "other"
     )
 
@@ -136,7 +136,7 @@ def test_half_blocks_show_two_pixels_a_character():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["train"], "No films are given"),
+        (["train"], "No videos are given"),
         (["train", "nowhere", "--preset", "tini"], "Unknown preset 'tini'"),
         (
             ["train", "nowhere", "--override", "learner.rate=1"],

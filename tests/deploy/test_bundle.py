@@ -77,7 +77,7 @@ def test_the_command_line_verifies_a_bundle_too(
     assert "verified" in printed and "bundle of policy flow, task toy/point_mass, 3 network calls" in printed
     assert main(["verify", str(folder), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["ok"] is True
-    assert "A bundle computes on the CPU" in refused("verify", folder, "--device", "cpu")
+    assert "A bundle runs on the CPU" in refused("verify", folder, "--device", "cpu")
 
 
 def test_seeds_repeat_an_episode_and_differ(bundle: Bundle) -> None:

@@ -195,7 +195,7 @@ def test_a_place_that_cannot_be_written_is_said_before_the_run(option, monkeypat
     (tmp_path / "file").write_text("")
     for place, reason in (
         (tmp_path, "Is a directory"),
-        (tmp_path / "file" / "x", "a file is in the place of a folder"),
+        (tmp_path / "file" / "x", "a file exists where a folder is required"),
     ):
         assert cli.main(["deploy", *FAST, "--transport", "loopback", option, str(place)]) == 2
         error = capsys.readouterr().err

@@ -192,5 +192,5 @@ def test_episodes_collected_before_a_failure_are_kept(
     out = tmp_path / "set"
     spoil(breaking(12))
     assert main(["collect", TASK, "--policy", "random", "--episodes", "4", "--num-envs", "1", "--out", str(out)]) == 2
-    assert f"). {out} holds the 2 episodes that were kept before." in capsys.readouterr().err
+    assert f"). {out} contains the 2 episodes recorded before." in capsys.readouterr().err
     assert read_lerobot(out).seeds.tolist() == [0, 1]

@@ -163,7 +163,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "manifest of another kind": (lambda path: (path / "manifest.json").write_text("[]"), "no schema version"),
     "world model": (
         lambda path: edit_manifest(path, lambda data: data.update(worldmodel=data.pop("policy"))),
-        "holds a world model, not a policy; pass it to 'robopolicy worldmodel'",
+        "contains a world model, not a policy; pass it to 'robopolicy worldmodel'",
     ),
     "no kind": (lambda path: edit_manifest(path, lambda data: data.pop("policy")), "does not describe a policy"),
     "future schema": (
@@ -207,7 +207,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
     ),
     "extra weight": (
         lambda path: edit_model(path, lambda weights: weights.update(extra=torch.zeros(1))),
-        "has weight 'extra', which policy 'flow' does not know",
+        "has weight 'extra', which policy 'flow' does not have",
     ),
     "wrong shape": (lambda path: edit_model(path, widen), r"has shape \(3, 3\), but its manifest implies"),
     "no statistics": (
@@ -216,7 +216,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
     ),
     "unfitted statistics": (
         lambda path: edit_model(path, lambda weights: weights["action_normalizer.fitted"].fill_(False)),
-        "no normaliser statistics: 'action_normalizer' never saw data",
+        "no normaliser statistics: 'action_normalizer' is not fitted",
     ),
     "infinite statistics": (
         lambda path: edit_model(path, lambda weights: weights["action_normalizer.scale"].fill_(torch.inf)),

@@ -138,8 +138,8 @@ MISTAKES = {
     "chunk.horizon=100000000": "chunk.horizon must be at most 10000",
     "task.cameras=front": "task.cameras: expected a list, e.g. task.cameras=[a,b]",
     "name=../elsewhere": "name must be a plain folder name",
-    "name=null": "name=null names no run; leave name out",
-    "seed=0,1": "'seed=0,1' has several values; 'robopolicy train --multirun' trains every one",
+    "name=null": "name=null is not a name; omit name",
+    "seed=0,1": "'seed=0,1' has several values; run 'robopolicy train --multirun' to train each",
     "algorithm=ppo,bpo": "'algorithm=ppo,bpo' has several values",
     "name=..": "name must be a plain folder name",
     "algorithm.beta1=2": "algorithm.beta1 must lie in [0, 1), got 2.0",
@@ -201,7 +201,7 @@ def test_a_new_policy_sees_only_what_it_is_told_to():
 
 
 def test_a_critic_sees_what_the_simulator_shows():
-    with pytest.raises(UserError, match=r"see 'state' of shape \(99,\); toy/point_mass shows \("):
+    with pytest.raises(UserError, match=r"requires 'state' of shape \(99,\); toy/point_mass has \("):
         small_ppo("algorithm.critic.privileged_obs.state=99")
     with pytest.raises(UserError, match=r"see 'goal' of shape .*shows nothing"):
         small_ppo("algorithm.critic.privileged_obs.goal=2")

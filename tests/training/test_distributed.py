@@ -62,7 +62,7 @@ def test_one_process_is_left_alone():
         (["algorithm=dppo"], "'dppo' runs in one process"),
         (["algorithm=sac", "policy=squashed_gaussian"], "choose one of "),
         (["algorithm=ppo", "guards.restore_best=true"], "set guards.restore_best=false"),
-        (["algorithm=ppo", "sim.num_envs=3"], "sim.num_envs=3 cannot be shared out evenly to 2"),
+        (["algorithm=ppo", "sim.num_envs=3"], "sim.num_envs=3 is not divisible by the 2 processes"),
         (["algorithm=ppo", "algorithm.batch_size=15"], "algorithm.batch_size=15"),
     ],
 )

@@ -19,7 +19,7 @@ from robopolicy.training.compose import compose_config
 def build_with(data: Path, change: Callable[[Episodes], Episodes], monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The warnings of a run of imitation on the changed dataset."""
     episodes = change(read_lerobot(data).without_closing_frames())
-    builder.episodes_of.cache_clear()
+    builder.load_episodes.cache_clear()
     monkeypatch.setattr(builder, "read_lerobot", lambda _: _Read(episodes))
     settings = ["task=point_mass", "policy=flow", "policy.hidden=[8]", f"dataset={data}", "budget.updates=1"]
     with warnings.catch_warnings(record=True) as found:
@@ -49,10 +49,10 @@ def test_a_dataset_of_the_task_or_of_no_known_one_is_taken(
 def test_a_dataset_of_another_task_is_told_of(demonstrations: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     other = lambda data: replace(data, tasks=("manipulation/lift",) * len(data.tasks))  # noqa: E731
     (line,) = build_with(demonstrations, other, monkeypatch)
-    assert "was recorded on manipulation/lift, and this run plays toy/point_mass" in line
+    assert "was recorded on manipulation/lift, and this run uses toy/point_mass" in line
 
 
 def test_actions_beyond_the_bounds_are_told_of(demonstrations: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wild = lambda data: replace(data, arrays={**data.arrays, "action": data.arrays["action"] + 5.0})  # noqa: E731
     (line,) = build_with(demonstrations, wild, monkeypatch)
-    assert "100% of the actions" in line and "lie outside the bounds of toy/point_mass" in line
+    assert "100% of the actions" in line and "exceed the bounds of toy/point_mass" in line

@@ -123,7 +123,7 @@ def test_divergence_ends_with_one_line_and_intact_checkpoints(tmp_path, monkeypa
     assert main(["train", *PPO_RUN, *QUICK, *settings]) == 2
     error = capsys.readouterr().err
     assert "diverged at update 3: tensor 'policy.log_std' is nan" in error
-    assert re.search(r"Go on from \S+/checkpoints/best or \S+/checkpoints/last, which are intact", error)
+    assert re.search(r"Continue from \S+/checkpoints/best or \S+/checkpoints/last, which are intact", error)
     assert error.count("\n") == 1
     assert main(["verify", str(tmp_path / "run/checkpoints/last")]) == 0
 
@@ -137,7 +137,7 @@ def test_a_new_run_that_has_learned_nothing_leaves_no_folder(diverges, tmp_path,
 
     monkeypatch.setattr(PPO, "update", fail)
     settings = ["train", *PPO_RUN, *QUICK, "budget.updates=5", f"out={tmp_path}", "name=run"]
-    message = "at update 1: metric 'actor/loss' is nan; .* Nothing had been saved yet" if diverges else "not for me"
+    message = "at update 1: metric 'actor/loss' is nan; .* No checkpoint was saved" if diverges else "not for me"
     assert re.search(message, refused(*settings))
     assert list(tmp_path.iterdir()) == []
     trainer = run(tmp_path, "budget.updates=5")
@@ -152,8 +152,8 @@ def test_a_resumed_run_that_fails_keeps_its_folder(tmp_path, monkeypatch, capsys
     monkeypatch.setattr(PPO, "update", lambda self, batch: {"actor/loss": float("nan")})
     assert main(["train", "--resume", str(tmp_path / "run")]) == 2
     printed = capsys.readouterr()
-    assert printed.out.count("\n") == 1 and "begins again at its first update" in printed.out
-    assert printed.err.count("\n") == 1 and "Nothing had been saved yet" in printed.err
+    assert printed.out.count("\n") == 1 and "restarts at its first update" in printed.out
+    assert printed.err.count("\n") == 1 and "No checkpoint was saved" in printed.err
     assert (tmp_path / "run" / "config.yaml").is_file()
 
 
@@ -225,7 +225,7 @@ def test_a_run_that_falls_short_of_its_base_keeps_the_base(tmp_path, monkeypatch
     against = report["vs_base"]
     assert (against["wins"], against["losses"], against["difference"]["estimate"]) == (0, 6, -0.3)
     assert starts == [10_010, 10_010, 10_020, 10_020]  # fresh episodes, the same for both, until beyond doubt
-    assert "below its base, which checkpoints/best now holds: success -30 points [" in capsys.readouterr().out
+    assert "below its base, which checkpoints/best now contains: success -30 points [" in capsys.readouterr().out
 
 
 def test_a_run_level_with_its_base_keeps_what_it_learned(tmp_path, monkeypatch, capsys):
@@ -236,7 +236,7 @@ def test_a_run_level_with_its_base_keeps_what_it_learned(tmp_path, monkeypatch, 
     report = trainer.train()
     assert (report["best"]["success"], report["reverted_to_base"]) == (0.5, False)
     assert report["vs_base"]["difference"]["n"] == 50 and len(starts) == 2 * duels.ROUNDS
-    assert "best against base: success +0 points [" in capsys.readouterr().out
+    assert "best vs base: success +0 points [" in capsys.readouterr().out
 
 
 def test_returns_of_few_episodes_do_not_end_the_duel(monkeypatch):

@@ -119,7 +119,7 @@ def test_plain_output_is_one_line_per_row():
 def test_steps_and_critic_are_shown_and_the_clock_goes_on_after_a_resume():
     text = io.StringIO()
     console = RunConsole("run", 10, done=5, console=Console(file=text, soft_wrap=True))
-    console.earlier = 60.0
+    console.seconds_before = 60.0
     console.row(5, {"critic/loss": 0.5, "train/env_steps": 12_000.0})
     console.row(6, {"actor/loss": 1.0, "train/env_steps": 0})
     console.close()

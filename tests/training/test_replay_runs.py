@@ -99,7 +99,7 @@ def test_prioritised_replay_learns_from_its_own_errors(tmp_path: Path, demonstra
     run = trainer(tmp_path, *settings)
     run.train()
     source: Any = run.source
-    source._settle()
+    source._update_priorities()
     for memory in (source.offline, source.sampler.replay):
         leaves = memory.priorities.tree[memory.priorities.leaves :]
         assert len(set(leaves[leaves > 0].round(9))) > 5  # no longer all the same
@@ -139,7 +139,7 @@ def test_backends_without_saved_state_keep_their_memory(
     run.train()
     before: Any = run.source
     resumed = resume_run(tmp_path / "run")
-    assert "plays fresh episodes" in capsys.readouterr().out
+    assert "starts new episodes" in capsys.readouterr().out
     after: Any = resumed.source
     assert after.env_steps == before.env_steps > 0
     assert len(after.sampler.replay) == len(before.sampler.replay)
@@ -176,8 +176,8 @@ def test_only_a_collapse_at_the_end_restores_the_best_state(tmp_path: Path, monk
         ([*SAC_RUN, "budget.updates=1", "replay.offline_updates=1"], "offline_updates learns from a dataset"),
         ([*SAC_RUN, "budget.env_steps=80"], "ends before learning starts, after replay.learning_starts=100"),
         ([*SAC_RUN, "budget.updates=1", "algorithm.utd=1e30"], "algorithm.utd must lie in (0, 1000], got 1e+30"),
-        ([*SAC_RUN, "budget.updates=1", "algorithm.utd=0.3"], "asks for 1.2 gradient steps"),
-        ([*SAC_RUN, "budget.updates=1", "algorithm.utd=0.1"], "is a whole number"),
+        ([*SAC_RUN, "budget.updates=1", "algorithm.utd=0.3"], "gives 1.2 gradient steps"),
+        ([*SAC_RUN, "budget.updates=1", "algorithm.utd=0.1"], "is an integer"),
         ([*SAC_RUN, "budget.updates=1", "replay.capacity=5"], "replay.capacity=5 is too small"),
         ([*SAC_RUN, "budget.updates=1", "replay.offline_fraction=1.5"], "must lie in [0, 1]"),
         ([*SAC_RUN, "budget.updates=1", "algorithm.tau=1.5"], "algorithm.tau must lie in (0, 1]"),
@@ -185,11 +185,11 @@ def test_only_a_collapse_at_the_end_restores_the_best_state(tmp_path: Path, monk
         ([*SAC_RUN, "budget.updates=1", "policy=gaussian"], "pass policy=squashed_gaussian"),
         (
             ["algorithm=dsrl_sac", "task=point_mass", "budget.updates=1", "replay.prioritized=0.5", *RAW_FLOW],
-            "whole decisions is not drawn from by priority",
+            "whole decisions does not support priorities",
         ),
         (
             ["algorithm=pa_rl", "policy=gaussian", "task=gymnasium/Pendulum-v1", "budget.updates=1"],
-            "has to know the action bounds of gymnasium/Pendulum-v1",
+            "requires the action bounds of gymnasium/Pendulum-v1",
         ),
         (
             ["algorithm=dppo", "algorithm.lr=1e-5", "task=point_mass", "budget.updates=1"],

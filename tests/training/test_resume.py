@@ -86,7 +86,7 @@ def test_a_resumed_run_goes_back_to_the_best_of_then(tmp_path, monkeypatch):
         ends = {"low": rate - 0.05, "high": rate + 0.05, "return_low": rate - 0.05, "return_high": rate + 0.05}
         return {"success": rate, "return_mean": rate, "n": 100, **ends}
 
-    monkeypatch.setattr(Trainer, "_played", played)
+    monkeypatch.setattr(Trainer, "_evaluate_policy", played)
     shape = ["task=point_mass", "task.reward=shaped", "policy=gaussian", "policy.hidden=[8]", "algorithm=ppo"]
     sizes = ["algorithm.critic.hidden=[8]", "sim.num_envs=2", "algorithm.num_steps=7", f"out={tmp_path}"]
     pace = ["budget.updates=12", "evaluation.every=2", "checkpoint_every=5"]
@@ -159,7 +159,7 @@ def test_a_run_whose_configuration_was_changed_does_not_go_on(tmp_path, monkeypa
     critic = compose_config([*PPO, "algorithm.critic.hidden=[8]"])
     text = config_text(replace(critic, out=str(tmp_path), name="run"))
     config.write_text(text)
-    with pytest.raises(UserError, match=r"does not fit .*config.yaml; undo what was changed there: .*hidden was .*\[8"):
+    with pytest.raises(UserError, match=r"does not fit .*config.yaml; revert the changes of .*: .*hidden was .*\[8"):
         resume_run(tmp_path / "run")
 
 
@@ -183,7 +183,7 @@ def test_a_run_killed_before_its_first_resume_point_starts_again_and_says_so(tmp
     settings = [*PPO, "budget.updates=2", f"out={tmp_path}"]
     start_run(compose_config([*settings, "name=dead"])).close()
     assert main(["train", "--resume", str(tmp_path / "dead")]) == 0
-    assert "checkpoints/last is not there, so the run begins again" in capsys.readouterr().out
+    assert "checkpoints/last does not exist, so the run restarts" in capsys.readouterr().out
     assert main(["train", *settings, "name=whole"]) == 0
     assert_identical(tmp_path / "whole", tmp_path / "dead")
 
@@ -196,7 +196,7 @@ def test_backends_without_saved_state_resume_with_fresh_episodes(tmp_path, monke
     trainer.train()
     played, steps = trainer.source.sim.sim.episode_seed.max(), trainer.source.env_steps
     resumed = resume_run(tmp_path / "run")
-    assert "plays fresh episodes" in capsys.readouterr().out
+    assert "starts new episodes" in capsys.readouterr().out
     assert resumed.source.env_steps == steps > 0
     assert resumed.source.sim.sim.episode_seed.min() > played
     assert resumed.train()["env_steps"] > steps
@@ -211,7 +211,7 @@ def test_seeds_decide_the_result(tmp_path):
 
 
 def test_finished_runs_and_other_folders_are_not_resumed(clone, tmp_path):
-    with pytest.raises(UserError, match="has ended; start another one with init_from="):
+    with pytest.raises(UserError, match="has ended; start a new one with init_from="):
         resume_run(clone)
     with pytest.raises(UserError, match="is not a run"):
         resume_run(tmp_path)
@@ -219,7 +219,7 @@ def test_finished_runs_and_other_folders_are_not_resumed(clone, tmp_path):
 
 def test_a_run_is_trained_by_one_process_at_a_time(tmp_path):
     trainer = start_run(compose_config([*PPO, "budget.updates=2", f"out={tmp_path}", "name=run"]))
-    with pytest.raises(UserError, match="being trained by another process"):
+    with pytest.raises(UserError, match="Another process is training run"):
         resume_run(trainer.folder)
     trainer.close()
     resume_run(trainer.folder).close()

@@ -58,7 +58,7 @@ def test_nothing_is_trained_when_one_run_is_wrong(tmp_path, capsys, wrong):
 @pytest.mark.parametrize(
     ("sweep", "message"),
     [
-        (["policy=gaussian,flow", "algorithm=ppo"], "normalises by statistics of a dataset"),
+        (["policy=gaussian,flow", "algorithm=ppo"], "requires dataset statistics for its normalisers"),
         (["policy=gaussian", "algorithm=ppo,dsrl_na"], "'gaussian' takes none"),
         (["policy=gaussian", "algorithm=ppo", "device=cpu,meta"], "Device 'meta' cannot be used"),
     ],

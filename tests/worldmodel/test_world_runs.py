@@ -48,7 +48,7 @@ def test_a_checkpoint_says_what_the_model_achieved_and_is_strict(tmp_path):
         manifest.require(folder)
     with pytest.raises(UserError, match="was not tested"):
         replace(manifest, gate={}).require(folder)
-    with pytest.raises(UserError, match="holds a world model, not a policy"):
+    with pytest.raises(UserError, match="contains a world model, not a policy"):
         load_policy(folder)
     model = folder / "model.safetensors"
     model.write_bytes(model.read_bytes()[:-8])
@@ -58,7 +58,7 @@ def test_a_checkpoint_says_what_the_model_achieved_and_is_strict(tmp_path):
 
 def test_runs_that_cannot_be_are_refused(tmp_path):
     config = small_run(tmp_path)
-    with pytest.raises(UserError, match="No films are given"):
+    with pytest.raises(UserError, match="No videos are given"):
         start_world(replace(config, dataset=""))
     with pytest.raises(UserError, match=r"plain folder name, got '\.\./elsewhere'"):
         start_world(replace(config, name="../elsewhere"))

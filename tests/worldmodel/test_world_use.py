@@ -91,7 +91,7 @@ def test_short_rollouts_start_within_films_and_end_where_the_models_differ(folde
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"penalty": 1.0}, "One future of one world model is never uncertain"),
+        ({"penalty": 1.0}, "Uncertainty requires several predictions"),
         ({"judge": "nowhere"}, "not a complete judge"),
         ({"support": "nowhere"}, "No LeRobot dataset at nowhere"),
     ],

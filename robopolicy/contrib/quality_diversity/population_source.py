@@ -21,7 +21,7 @@ from robopolicy.policies.base import Observation
 from robopolicy.sim.chunk import ChunkedSim
 from robopolicy.training.config import ReplayConfig
 from robopolicy.training.make_source import DataSource, SourceContext
-from robopolicy.training.replay_source import make_memory
+from robopolicy.training.replay_source import make_replay
 
 
 class PlayedPopulation:
@@ -86,7 +86,7 @@ class PopulationSource(PlayedPopulation):
         super().__init__(sim, device, algorithm.population, seed)
         self.sample_spec = algorithm.sample_spec
         self._generator = torch.Generator().manual_seed(seed)
-        self.sampler = PopulationSampler(sim, make_memory(settings, self.sample_spec, sim), seed=seed)
+        self.sampler = PopulationSampler(sim, make_replay(settings, self.sample_spec, sim), seed=seed)
 
     @classmethod
     def build(cls, context: SourceContext) -> DataSource:
