@@ -23,7 +23,7 @@ from robopolicy.evaluation.search.weights import (
     SimEvaluator,
     WeightSearch,
     compare_with,
-    hold_out,
+    evaluate_held_out,
     make_search,
     search_weights,
 )
@@ -189,7 +189,7 @@ def play(
                     ingredients.policy,
                     evaluator(request.backend, probe=False, measure=request.objective),
                     seed=request.seed,
-                    ledger=record,
+                    log=record,
                 )
                 policy, weights = ingredients.policy(found.weights), found.weights
             results: dict[str, EvalResult] = {}
@@ -197,10 +197,10 @@ def play(
             tried = dict(zip(request.names, [*ingredients.policies, policy], strict=True))
             if request.report_episodes:
                 real = evaluator(request.report_backend, probe=True)
-                results = hold_out(tried, real, request.reported, ledger=record)
+                results = evaluate_held_out(tried, real, request.reported, log=record)
             if request.compares_backends:
                 dream = evaluator(request.backend, probe=False)
-                predicted = hold_out(tried, dream, request.reported, ledger=record, where=" in the world model")
+                predicted = evaluate_held_out(tried, dream, request.reported, log=record, where=" in the world model")
     return CompositionResult(policy, weights, found, results, predicted)
 
 

@@ -209,7 +209,7 @@ def _evaluate(
                 held[policy_entry.label] = frequency_curve(policy_entry.make(), sim, args.action_repeats, **episodes)
             if latencies:
                 late[policy_entry.label] = latency_curve(
-                    policy_entry.make(), sim, latencies, join=args.chunk_blending, **episodes
+                    policy_entry.make(), sim, latencies, blending=args.chunk_blending, **episodes
                 )
     return results, held, late
 

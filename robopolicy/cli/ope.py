@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
     for policy_entry in policy_entries:
         policy = policies[policy_entry.label]
         played = _play(args, policy_entry, entry) if args.play else None
-        found[policy_entry.label] = estimate(policy, episodes, behaviour=behaviour, played=played, config=config)
+        found[policy_entry.label] = estimate(policy, episodes, behaviour=behaviour, rollouts=played, config=config)
     portfolios = _portfolios(found) if args.play and len(found) > 1 else None
     together = None
     if behaviour is not None and len(found) > 1 and all(each["pdis"].effective is not None for each in found.values()):

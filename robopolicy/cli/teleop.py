@@ -15,7 +15,7 @@ from torch import Tensor
 
 from robopolicy.cli.policy_args import PolicyEntry
 from robopolicy.deploy.dashboard import ALONE, WATCHED, Dashboard, pixels_packet
-from robopolicy.evaluation.harness import play
+from robopolicy.evaluation.harness import run_episodes
 from robopolicy.nets.encoder import IMAGE_PREFIX
 from robopolicy.sim.contract import Observation, Step, VectorSim
 
@@ -152,7 +152,7 @@ def by_policy(address: str, predicted: VectorSim, policy_entry: PolicyEntry, see
             time.sleep(predicted.spec.control_dt)
 
         for _ in view.said():  # somebody looks, or wants to see it once more
-            play(policy_entry.make(), predicted, seeds, on_step=show)
+            run_episodes(policy_entry.make(), predicted, seeds, on_step=show)
 
 
 def _begin(view: View, sides: dict[str, VectorSim], seed: int) -> bool:

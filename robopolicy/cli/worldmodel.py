@@ -136,7 +136,7 @@ def _eval(args: argparse.Namespace) -> int:
     from robopolicy.evaluation.video_metrics import contact_sheet
     from robopolicy.files import check_new_file
     from robopolicy.training.world_sims import load_world
-    from robopolicy.worldmodel.action_following import judge, measure_action_following, table
+    from robopolicy.worldmodel.action_following import check_gates, measure_action_following, table
     from robopolicy.worldmodel.videos import VideoDataset
 
     check_numbers(args, positive=("windows", "horizon"), non_negative=())
@@ -146,13 +146,13 @@ def _eval(args: argparse.Namespace) -> int:
     model, manifest = load_world(args.world, args.device)
     films = VideoDataset(model.spec, read_lerobot(args.dataset), args.dataset)
     following = measure_action_following(model, films, horizon=args.horizon, windows=args.windows)
-    verdict = judge(following, failures=manifest.training.get("failures"))
+    verdict = check_gates(following, failures=manifest.training.get("failures"))
     if args.out is not None:
         contact_sheet(model, films, args.out)
     if args.json:
         print(json.dumps({"passed": verdict.passed, "reasons": list(verdict.reasons), **following.to_dict()}))
         return 0
-    print(f"PSNR [dB] of {following.films} films, by frames ahead")
+    print(f"PSNR [dB] of {following.num_windows} films, by frames ahead")
     print(aligned(*table(following)))
     for name, share in following.directions.items():
         print(f"{name}: correct direction in {share:.0%} of the frames")

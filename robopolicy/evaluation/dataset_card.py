@@ -162,12 +162,12 @@ def dataset_card(
         quality=quality,
         coverage=seen,
         idle=idle,
-        advice=advise(quality.estimate if quality else None, saco, returns is not None, success),
+        advice=recommend(quality.estimate if quality else None, saco, returns is not None, success),
         warnings=tuple(_warnings(data, success, earned, seen, idle)),
     )
 
 
-def advise(quality: float | None, saco: float | None, rewarded: bool, success: Interval | None = None) -> str:
+def recommend(quality: float | None, saco: float | None, rewarded: bool, success: Interval | None = None) -> str:
     """What to learn with, a key of `ADVICE`; the success rate stands in for a quality that is not known.
 
     Args:

@@ -126,7 +126,7 @@ def evaluate(
         raise UserError(
             f"Evaluation needs episodes >= 1, policy_batch >= 1 and seed >= 0, got {episodes}, {policy_batch}, {seed}."
         )
-    return play(
+    return run_episodes(
         policy,
         sim,
         range(seed, seed + episodes),
@@ -137,7 +137,7 @@ def evaluate(
     )
 
 
-def play(
+def run_episodes(
     policy: Policy | Actor,
     sim: VectorSim,
     seeds: Sequence[int],

@@ -1,6 +1,6 @@
 """Confusions of success detectors, and success rates corrected for their errors.
 
-A judge that sees films of known outcome has a sensitivity (successes it recognises) and a specificity (failures it
+A judge that sees videos of known outcome has a sensitivity (successes it recognises) and a specificity (failures it
 recognises). From them the Rogan-Gladen estimator gets the true rate back out of the judged one. Measure them on real
 frames and on frames as the world model shows them: the second table is the one that counts.
 """
@@ -33,9 +33,9 @@ class Confusion:
     abstained: int = 0
 
     @classmethod
-    def of(cls, judged: ArrayLike, true: ArrayLike, uncertain: ArrayLike | None = None) -> Confusion:
+    def from_outcomes(cls, predicted: ArrayLike, actual: ArrayLike, uncertain: ArrayLike | None = None) -> Confusion:
         """Count outcomes `(n,)`; clips that are `uncertain` `(n,)` count as abstentions alone."""
-        guess, truth = np.asarray(judged, np.bool_), np.asarray(true, np.bool_)
+        guess, truth = np.asarray(predicted, np.bool_), np.asarray(actual, np.bool_)
         kept = np.ones(guess.shape, np.bool_) if uncertain is None else ~np.asarray(uncertain, np.bool_)
 
         def count(true: bool, judged: bool) -> int:
@@ -82,10 +82,10 @@ class Confusion:
 
 
 def frame_confusions(judge: SuccessDetector, examples: Examples, threshold: float = 0.5) -> dict[str, Confusion]:
-    """Confusion over the frames of labelled films, by how they are shown: as filmed, as a world model shows them."""
-    truth = examples.films.success.numpy() > 0
+    """Confusion over the frames of labelled videos, by how they are shown: as filmed, as a world model shows them."""
+    truth = examples.videos.success.numpy() > 0
     views = _judged(judge, examples, threshold)
-    return {name: Confusion.of(guess, truth, doubt) for name, (guess, doubt) in views.items()}
+    return {name: Confusion.from_outcomes(guess, truth, doubt) for name, (guess, doubt) in views.items()}
 
 
 def episode_confusions(judge: SuccessDetector, examples: Examples, threshold: float = 0.5) -> dict[str, Confusion]:
@@ -93,12 +93,12 @@ def episode_confusions(judge: SuccessDetector, examples: Examples, threshold: fl
 
     An episode is abstained from if it is a success by uncertain frames alone.
     """
-    starts = examples.films.episodes.starts
-    truth = np.logical_or.reduceat(examples.films.success.numpy() > 0, starts)
+    starts = examples.videos.episodes.starts
+    truth = np.logical_or.reduceat(examples.videos.success.numpy() > 0, starts)
     found = {}
     for name, (guess, doubt) in _judged(judge, examples, threshold).items():
         sure, unsure = (np.logical_or.reduceat(guess & side, starts) for side in (~doubt, doubt))
-        found[name] = Confusion.of(sure, truth, unsure & ~sure)
+        found[name] = Confusion.from_outcomes(sure, truth, unsure & ~sure)
     return found
 
 
@@ -109,8 +109,8 @@ def _judged(
     found = {}
     for view, name in enumerate(VIEWS[: len(examples.views)]):
         judged = [
-            judge(clips, examples.films.proprio[frames][:, None])
-            for frames, clips in examples.portions(examples.films.spec.context, view)
+            judge(clips, examples.videos.proprio[frames][:, None])
+            for frames, clips in examples.batches(examples.videos.spec.context, view)
         ]
         success = torch.cat([part.success for part in judged]).cpu().numpy() >= threshold
         found[name] = success, torch.cat([part.uncertain for part in judged]).cpu().numpy()

@@ -29,7 +29,7 @@ from robopolicy.policies.noise import PerRowGenerator
 from robopolicy.policies.real_time_chunking import CONTINUABLE, act_with_prefix, can_continue, pad_prefix
 from robopolicy.sim.contract import Observation, VectorSim
 
-MAX_LATENCY = 3600.0  # latency [s]
+MAX_LATENCY_S = 3600.0  # latency [s]
 
 
 class RealTimeChunkingActor(PolicyActor):
@@ -62,7 +62,7 @@ class RealTimeChunkingActor(PolicyActor):
 class DelayedActor:
     """Lets an actor decide `delay` control steps too late; times are counted in steps."""
 
-    def __init__(self, actor: Actor, delay: int, join: str = "replace") -> None:
+    def __init__(self, actor: Actor, delay: int, blending: str = "replace") -> None:
         """Wrap `actor`.
 
         Args:
@@ -70,12 +70,12 @@ class DelayedActor:
             delay: d, control steps until its chunk is there.
             join: See `robopolicy.deploy.chunk_buffer`; for `rtc` the actor is a `RealTimeChunkingActor`.
         """
-        self._actor, self._delay, self._join = actor, delay, join
+        self._actor, self._delay, self._join = actor, delay, blending
         self.action_horizon = max(actor.action_horizon, delay)
         self.obs_horizon = actor.obs_horizon
         self.network_calls = actor.network_calls
         self.policy_calls = 0
-        self.played = self.repeated = 0  # control steps, and those for which there was no action in time
+        self.executed = self.repeated = 0  # control steps, and those for which there was no action in time
         self._buffers: dict[int, ChunkBuffer] = {}  # by episode seed
         self._last: dict[int, NDArray[np.float64]] = {}
 
@@ -111,7 +111,7 @@ class DelayedActor:
             actions[step] = self._last[seed] = self._last[seed] if action is None else action
         if arrival == self.action_horizon:
             buffer.put(chunk, start)
-        self.played += self.action_horizon
+        self.executed += self.action_horizon
         return actions
 
 
@@ -129,7 +129,7 @@ def latency_curve(
     sim: VectorSim,
     latencies: Sequence[float],
     *,
-    join: str = "replace",
+    blending: str = "replace",
     episodes: int = 100,
     seed: int = 10_000,
     deterministic: bool = True,
@@ -148,24 +148,24 @@ def latency_curve(
     Raises:
         UserError: As `check_latencies`, or the policy does not fit the simulator.
     """
-    check_latencies(latencies, join)
+    check_latencies(latencies, blending)
     found: dict[float, LatencyResult] = {}
     with as_actor(policy, sim, deterministic=deterministic) as actor:
         for latency in latencies:
             delay = delay_steps(latency, sim.spec.control_dt)
-            late = DelayedActor(require_continuation(policy) if join == "rtc" else actor, delay, join)
+            late = DelayedActor(require_continuation(policy) if blending == "rtc" else actor, delay, blending)
             result = evaluate(late, sim, episodes=episodes, seed=seed)
-            found[latency] = LatencyResult(result, delay, late.repeated / late.played)
+            found[latency] = LatencyResult(result, delay, late.repeated / late.executed)
     return found
 
 
-def check_latencies(latencies: Sequence[float], join: str) -> None:
+def check_latencies(latencies: Sequence[float], blending: str) -> None:
     """Refuse latencies [s] that are negative or too long, and unknown joins."""
-    if join not in BLENDINGS:
-        raise unknown_name("join", join, BLENDINGS)
-    if not all(0 <= latency <= MAX_LATENCY for latency in latencies):
+    if blending not in BLENDINGS:
+        raise unknown_name("join", blending, BLENDINGS)
+    if not all(0 <= latency <= MAX_LATENCY_S for latency in latencies):
         given = " ".join(f"{1e3 * latency:g}" for latency in latencies)
-        raise UserError(f"A latency is a number of milliseconds from 0 to {1e3 * MAX_LATENCY:.0f}, got {given}.")
+        raise UserError(f"A latency is a number of milliseconds from 0 to {1e3 * MAX_LATENCY_S:.0f}, got {given}.")
 
 
 def require_continuation(policy: Policy | Actor, name: str = "") -> RealTimeChunkingActor:

@@ -43,7 +43,7 @@ def write_report(folder: Path, report: Report) -> None:
     figures = _draw(folder, report) | dict(report.curves)
     (folder / "report.json").write_text(json.dumps(to_dict(report), indent=2, allow_nan=False) + "\n", encoding="utf-8")
     (folder / "report.md").write_text(markdown(report, figures), encoding="utf-8")
-    (folder / "report.html").write_text(page(report, figures), encoding="utf-8")
+    (folder / "report.html").write_text(html_page(report, figures), encoding="utf-8")
 
 
 def to_dict(report: Report) -> dict[str, Any]:
@@ -101,7 +101,7 @@ def markdown(report: Report, figures: Mapping[str, Path]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def page(report: Report, figures: Mapping[str, Path]) -> str:
+def html_page(report: Report, figures: Mapping[str, Path]) -> str:
     """The report as one HTML file without outside resources."""
     facts = "".join(f"<span><b>{_safe(key)}</b> {_safe(value)}</span>" for key, value in report.facts.items())
     cards = "".join(_card(label, result) for label, result in report.results.items())

@@ -152,7 +152,7 @@ class EvalResult:
         )
 
 
-def joined(parts: Sequence[EvalResult]) -> EvalResult:
+def concat_results(parts: Sequence[EvalResult]) -> EvalResult:
     """Results of one policy on several sets of episodes as one; latencies are those of the first."""
     if len(parts) == 1:
         return parts[0]

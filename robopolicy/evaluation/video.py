@@ -20,7 +20,7 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from robopolicy.evaluation.actors import Actor
-from robopolicy.evaluation.harness import play
+from robopolicy.evaluation.harness import run_episodes
 from robopolicy.files import atomic_file
 from robopolicy.policies.base import Policy
 from robopolicy.sim.contract import Step, VectorSim
@@ -75,7 +75,7 @@ def record(
     height: int = 240,
     deterministic: bool = True,
 ) -> Recording:
-    """Play and film the episodes `seeds`, one per environment of `sim`.
+    """Play and video the episodes `seeds`, one per environment of `sim`.
 
     Args:
         policy: Who plays.
@@ -96,7 +96,7 @@ def record(
     finished = [False] * len(seeds)
     count = 0
 
-    def film() -> None:
+    def video() -> None:
         nonlocal count
         if count % stride == 0:
             pictures = sim.render(camera, width=width, height=height, envs=len(seeds)).permute(0, 2, 3, 1).cpu().numpy()
@@ -112,7 +112,7 @@ def record(
                 decided[row] = len(frames[row])
             finished[row] |= moved and done
 
-    result = play(policy, sim, seeds, deterministic=deterministic, before_step=film, on_step=listen)
+    result = run_episodes(policy, sim, seeds, deterministic=deterministic, before_step=video, on_step=listen)
     clips: list[EpisodeVideo] = []
     for row, seed in enumerate(seeds):
         known = decided[row]
@@ -137,15 +137,15 @@ def write_video(recordings: Sequence[Recording], path: Path) -> Path:
     """
     grid, fps = _arrange(recordings), recordings[0].fps
     if path.suffix != ".gif":
-        film = path.with_suffix(".mp4")
-        with suppress(ImportError, ValueError), atomic_file(film) as temporary:  # PyAV or its H.264 encoder is missing
+        video = path.with_suffix(".mp4")
+        with suppress(ImportError, ValueError), atomic_file(video) as temporary:  # PyAV or its H.264 encoder is missing
             _write_mp4(_grid_frames(grid, fps), temporary, fps)
-            return film
-    film = path.with_suffix(".gif")
+            return video
+    video = path.with_suffix(".gif")
     pictures = [Image.fromarray(frame) for frame in _grid_frames(grid, fps)]
-    with atomic_file(film) as temporary:
+    with atomic_file(video) as temporary:
         pictures[0].save(temporary, save_all=True, append_images=pictures[1:], duration=round(1000 / fps), loop=0)
-    return film
+    return video
 
 
 def write_strip(recordings: Sequence[Recording], path: Path, *, moments: int = 5) -> Path:

@@ -3,12 +3,12 @@
 PSNR and SSIM (Wang et al. 2004) compare frames; LPIPS (Zhang et al. 2018) does so in the features of a trained network
 and needs its package and weights; a Frechet distance compares the distributions of whole clips. The Frechet distance
 known as FVD is that in the features of one network (I3D), whose weights are a download; in features of our own encoder
-it is another number and has another name, `FVD-own`, with the features stated: it compares models on the same films and
+it is another number and has another name, `FVD-own`, with the features stated: it compares models on the same videos and
 features, and nothing else.
 
 Closeness of frames is neither needed nor enough for judging policies: see the action-following gate
 (`robopolicy.worldmodel.action_following`) and the ranking (`robopolicy.evaluation.ranking`). All functions take uint8
-films `{camera: (B, T, 3, S, S)}`.
+videos `{camera: (B, T, 3, S, S)}`.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def _ssim(predicted: Tensor, real: Tensor) -> Tensor:
     def local_mean(x: Tensor) -> Tensor:
         return F.conv2d(x, window)
 
-    x, y = (film.cpu().double().flatten(0, 2)[:, None] for film in (predicted, real))  # (B * T * 3, 1, S, S)
+    x, y = (video.cpu().double().flatten(0, 2)[:, None] for video in (predicted, real))  # (B * T * 3, 1, S, S)
     mean_x, mean_y = local_mean(x), local_mean(y)
     var_x, var_y = local_mean(x * x) - mean_x**2, local_mean(y * y) - mean_y**2
     covariance = local_mean(x * y) - mean_x * mean_y
@@ -101,9 +101,9 @@ class LPIPS:
     def __call__(self, predicted: Images, real: Images) -> Tensor:
         """Compare every frame."""
         views = []
-        for camera, film in real.items():
-            a, b = (x.cpu().flatten(0, 1).float() / 127.5 - 1 for x in (predicted[camera], film))
-            views.append(self._metric(a, b).flatten().unflatten(0, film.shape[:2]))
+        for camera, video in real.items():
+            a, b = (x.cpu().flatten(0, 1).float() / 127.5 - 1 for x in (predicted[camera], video))
+            views.append(self._metric(a, b).flatten().unflatten(0, video.shape[:2]))
         return torch.stack(views).mean(0)
 
 
@@ -136,7 +136,7 @@ def frechet_distance(first: ArrayLike, second: ArrayLike) -> float:
 def clip_features(encode: Encode, images: Images) -> Array:
     """What `FVD-own` compares `(B, D)`: coarse feature maps of frames, their mean over time and their mean change."""
     shape = next(iter(images.values())).shape[:2]
-    maps = encode({camera: film.flatten(0, 1) for camera, film in images.items()})
+    maps = encode({camera: video.flatten(0, 1) for camera, video in images.items()})
     frames = F.adaptive_avg_pool2d(maps.float(), _POOL).flatten(1).unflatten(0, shape)  # (B, T, D / 2)
     change = frames.diff(dim=1).abs().mean(1) if shape[1] > 1 else torch.zeros_like(frames[:, 0])
     return torch.cat([frames.mean(1), change], 1).double().cpu().numpy()
@@ -144,12 +144,12 @@ def clip_features(encode: Encode, images: Images) -> Array:
 
 @dataclass(frozen=True)
 class VideoMetrics:
-    """Closeness by horizon: per frame with intervals over the films, and of clips up to the horizon as a set."""
+    """Closeness by horizon: per frame with intervals over the videos, and of clips up to the horizon as a set."""
 
-    frames: Mapping[str, Mapping[int, Interval]]  # {metric: {horizon: mean over the films}}
+    frames: Mapping[str, Mapping[int, Interval]]  # {metric: {horizon: mean over the videos}}
     sets: Mapping[int, float]  # {horizon: FVD-own}
     features: str  # whose features those are
-    films: int  # B
+    num_videos: int  # B
 
     def table(self) -> tuple[list[str], list[list[str]]]:
         """Header and one row per horizon."""
@@ -169,7 +169,7 @@ class VideoMetrics:
         """JSON-ready form."""
         frames = {name: {str(h): value.to_dict() for h, value in row.items()} for name, row in self.frames.items()}
         sets = {str(horizon): value for horizon, value in self.sets.items()}
-        return {"frames": frames, "fvd_own": sets, "features": self.features, "films": self.films}
+        return {"frames": frames, "fvd_own": sets, "features": self.features, "films": self.num_videos}
 
 
 def compare_videos(
@@ -181,40 +181,40 @@ def compare_videos(
     lpips: LPIPS | None = None,
     horizons: Sequence[int] = HORIZONS,
 ) -> VideoMetrics:
-    """Compare predicted films with what was filmed, frame t being t + 1 frames ahead.
+    """Compare predicted videos with what was filmed, frame t being t + 1 frames ahead.
 
     Args:
-        predicted: Films of a world model.
-        real: Films of the same starts and actions.
+        predicted: Videos of a world model.
+        real: Videos of the same starts and actions.
         encode: Whose features `FVD-own` compares, e.g. `LatentWorldModel.encode`; None leaves it out.
         features: What to call them.
         lpips: The perceptual metric; None leaves it out.
-        horizons: Frames ahead at which to look, those that the films have.
+        horizons: Frames ahead at which to look, those that the videos have.
 
     Raises:
-        UserError: Cameras or shapes differ, or the films are shorter than every horizon.
+        UserError: Cameras or shapes differ, or the videos are shorter than every horizon.
     """
-    shapes = {camera: tuple(film.shape) for camera, film in real.items()}
-    found = {camera: tuple(film.shape) for camera, film in predicted.items()}
+    shapes = {camera: tuple(video.shape) for camera, video in real.items()}
+    found = {camera: tuple(video.shape) for camera, video in predicted.items()}
     if shapes != found:
         raise UserError(f"Films to compare must have equal cameras and shapes, got {found} and {shapes}.")
     count, length = next(iter(shapes.values()))[:2]
     kept = [horizon for horizon in horizons if horizon <= length]
     if not kept:
-        raise UserError(f"The films have {length} frames, the shortest horizon is {min(horizons)}.")
+        raise UserError(f"The videos have {length} frames, the shortest horizon is {min(horizons)}.")
     metrics: dict[str, Callable[[Images, Images], Tensor]] = {"PSNR [dB]": frame_psnr, "SSIM": frame_ssim}
     if lpips is not None:
         metrics["LPIPS"] = lpips
     frames: dict[str, dict[int, Interval]] = {}
     at = torch.tensor(kept) - 1
-    a, b = ({camera: film[:, at] for camera, film in side.items()} for side in (predicted, real))
+    a, b = ({camera: video[:, at] for camera, video in side.items()} for side in (predicted, real))
     for name, metric in metrics.items():
         values = metric(a, b)  # (B, horizons)
         frames[name] = {h: bootstrap_mean(values[:, i].numpy()) for i, h in enumerate(kept)}
     sets: dict[int, float] = {}
     if encode is not None and count > 1:
         for horizon in kept:
-            sides = ({camera: film[:, :horizon] for camera, film in side.items()} for side in (predicted, real))
+            sides = ({camera: video[:, :horizon] for camera, video in side.items()} for side in (predicted, real))
             sets[horizon] = frechet_distance(*(clip_features(encode, side) for side in sides))
     return VideoMetrics(frames, sets, features, count)
 
@@ -222,7 +222,7 @@ def compare_videos(
 @torch.no_grad()
 def contact_sheet(
     model: VideoWorldModel,
-    films: VideoDataset,
+    videos: VideoDataset,
     path: Path,
     *,
     horizons: Sequence[int] = (1, 10, 20),
@@ -232,25 +232,25 @@ def contact_sheet(
     side: int = 128,
     seed: int = 0,
 ) -> Path:
-    """Write a picture: per row one film, its last frame seen, then what happened and what was predicted, by horizon.
+    """Write a picture: per row one video, its last frame seen, then what happened and what was predicted, by horizon.
 
-    The films are those of `windows` drawn ones that were predicted as well as half of them at the last horizon, and
+    The videos are those of `windows` drawn ones that were predicted as well as half of them at the last horizon, and
     those that were predicted worst, with their PSNR [dB] there.
 
     Args:
         model: The world model.
-        films: Films to continue, with the actions that were played.
+        videos: Videos to continue, with the actions that were played.
         path: PNG file.
-        horizons: Frames ahead; those beyond the longest film are left out.
-        typical: Films of median quality, of every camera one row each.
-        worst: Films where it went most wrong.
-        windows: Films to choose them from.
+        horizons: Frames ahead; those beyond the longest video are left out.
+        typical: Videos of median quality, of every camera one row each.
+        worst: Videos where it went most wrong.
+        windows: Videos to choose them from.
         side: Pixels of each picture.
-        seed: Of the choice of films.
+        seed: Of the choice of videos.
     """
-    horizons = [h for h in horizons if h < films.longest]
-    starts = films.starts(max(horizons), windows, seed)
-    clip, context = films.clip(starts, max(horizons)), model.spec.context
+    horizons = [h for h in horizons if h < videos.max_actions]
+    starts = videos.starts(max(horizons), windows, seed)
+    clip, context = videos.clip(starts, max(horizons)), model.spec.context
     past = {camera: view[:, :context] for camera, view in clip.images.items()}
     state = model.reset(
         past, clip.proprio[:, :context], seeds=torch.arange(len(starts)), actions=clip.actions[:, : context - 1]

@@ -32,7 +32,7 @@ from robopolicy.worldmodel.latent import EnsembleWorldModel, LatentWorldModel, L
 from robopolicy.worldmodel.pretrained.model import PretrainedConfig, PretrainedWorldModel
 from robopolicy.worldmodel.success_detectors.classifier import SuccessClassifier
 from robopolicy.worldmodel.success_detectors.store import load_judge
-from robopolicy.worldmodel.success_detectors.vlm import Local, ServedVLM, VLMJudge
+from robopolicy.worldmodel.success_detectors.vlm import LocalVLM, ServedVLM, VLMJudge
 
 SCHEMA = 1  # raise it with every change that an older reader would misunderstand
 
@@ -174,9 +174,11 @@ def load_worlds(
 
 def abstention_notes(who: str, sim: VectorSim) -> list[str]:
     """What to tell the reader where the judge of a world model abstained from what `who` played last."""
-    if not isinstance(sim, WorldSim) or not sim.abstained:
+    if not isinstance(sim, WorldSim) or not sim.num_abstained:
         return []
-    return [f"{who}: the judge abstained from {sim.abstained} of {sim.judged} frames, none of which counts as success."]
+    return [
+        f"{who}: the judge abstained from {sim.num_abstained} of {sim.num_scored} frames, none of which counts as success."
+    ]
 
 
 def world_sim(
@@ -243,7 +245,7 @@ def _judging(
     if name.startswith(VLM):
         where = name.removeprefix(VLM)
         who, at, url = where.partition("@")
-        backend = ServedVLM(url, who, token=os.environ.get(JUDGE_TOKEN, "")) if at else Local(where, device=device)
+        backend = ServedVLM(url, who, token=os.environ.get(JUDGE_TOKEN, "")) if at else LocalVLM(where, device=device)
         return _JudgeOptions(VLMJudge(backend, entry.description), clip=steps + 1, every=VLM_EVERY, rows=1)
     judge = load_judge(Path(name), entry.success_fn, device)
     threshold = judge.threshold if isinstance(judge, SuccessClassifier) else 0.5

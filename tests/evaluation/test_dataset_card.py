@@ -5,7 +5,7 @@ import pytest
 
 from robopolicy.data.episodes import Episode, Episodes
 from robopolicy.errors import UserError
-from robopolicy.evaluation.dataset_card import ADVICE, References, advise, dataset_card
+from robopolicy.evaluation.dataset_card import ADVICE, References, dataset_card, recommend
 from robopolicy.evaluation.intervals import wilson
 
 
@@ -59,7 +59,7 @@ def test_quality_of_data_without_rewards_is_refused() -> None:
     ],
 )
 def test_quality_and_coverage_decide_what_to_learn_with(quality, saco, advice) -> None:
-    assert advise(quality, saco, rewarded=True) == advice
+    assert recommend(quality, saco, rewarded=True) == advice
     assert set(ADVICE) >= {advice}
 
 

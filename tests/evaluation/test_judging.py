@@ -13,7 +13,7 @@ from robopolicy.worldmodel.success_detectors.clips import reliability
 
 
 def test_outcomes_are_counted_and_abstentions_apart():
-    found = Confusion.of([1, 1, 0, 0, 1, 1], [1, 0, 1, 0, 1, 0], [0, 0, 0, 0, 0, 1])
+    found = Confusion.from_outcomes([1, 1, 0, 0, 1, 1], [1, 0, 1, 0, 1, 0], [0, 0, 0, 0, 0, 1])
     assert found == Confusion(2, 1, 1, 1, 1)
     assert found.sensitivity == wilson(2, 3) and found.specificity == wilson(1, 2)
     assert found.f1 == pytest.approx(4 / 6)

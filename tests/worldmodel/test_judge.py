@@ -26,7 +26,7 @@ from robopolicy.worldmodel.success_detectors.clips import (
     reliability,
 )
 from robopolicy.worldmodel.success_detectors.store import load_classifier, load_probe, save_judge
-from robopolicy.worldmodel.videos import VideoDataset, spec_of, split
+from robopolicy.worldmodel.videos import VideoDataset, infer_spec, split_episodes
 from robopolicy_tasks.toy.push import GOAL, RADIUS
 
 CONFIG = JudgeConfig(members=2, hidden=(32,), vision=VisionConfig(widths=(16, 32), keypoints=8, crop=1.0))
@@ -47,9 +47,9 @@ def blurred(images: Images) -> Images:
 def examples() -> tuple[Examples, Examples]:
     """Films to learn from and held-out ones, as filmed and blurred."""
     episodes = push_films(60, size=24)
-    spec = spec_of(episodes)
-    train, held_out = (VideoDataset(spec, part) for part in split(episodes, share=0.3))
-    return Examples.of(train, blurred), Examples.of(held_out, blurred)
+    spec = infer_spec(episodes)
+    train, held_out = (VideoDataset(spec, part) for part in split_episodes(episodes, share=0.3))
+    return Examples.from_videos(train, blurred), Examples.from_videos(held_out, blurred)
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +63,7 @@ def probe(examples):
 
 
 def every(examples: Examples, view: int = 0) -> tuple[Images, torch.Tensor]:
-    return examples.clips(torch.arange(len(examples)), 2, view), examples.films.proprio[:, None]
+    return examples.clips(torch.arange(len(examples)), 2, view), examples.videos.proprio[:, None]
 
 
 @pytest.mark.parametrize("view", [0, 1])
@@ -134,7 +134,7 @@ def test_a_judge_survives_its_folder(classifier, probe, examples, tmp_path):
     assert (loaded.threshold, loaded.spread) == (classifier.threshold, classifier.spread)
     save_judge(tmp_path / "probe", probe)
     again = load_probe(tmp_path / "probe", solved)
-    assert torch.equal(again.read(clips)["block"], probe.read(clips)["block"])
+    assert torch.equal(again.predict_state(clips)["block"], probe.read(clips)["block"])
     with pytest.raises(UserError, match="expected SuccessClassifier"):
         load_classifier(tmp_path / "probe")
     (tmp_path / "probe" / "model.safetensors").write_bytes(b"x")
@@ -158,15 +158,15 @@ def test_what_cannot_be_judged_is_refused(classifier, examples):
     with pytest.raises(UserError, match="no state 'drawer'"):
         fit_probe(*examples, ("drawer",), solved, config=CONFIG, fit=FIT)
     episodes = push_films(8, size=24)
-    losers = VideoDataset(spec_of(episodes), episodes.subset(~episodes.success))
+    losers = VideoDataset(infer_spec(episodes), episodes.subset(~episodes.success))
     with pytest.raises(UserError, match="both kinds"):
-        fit_classifier(Examples.of(losers), examples[1], CONFIG, FIT)
+        fit_classifier(Examples.from_videos(losers), examples[1], CONFIG, FIT)
 
 
 def test_a_world_model_is_judged_by_its_own_head_on_its_own_frames():
     films = small_films()
     model = small_world(films)
-    examples = Examples.of(films, lambda frames: model.decode(model.encode(frames)))
+    examples = Examples.from_videos(films, lambda frames: model.decode(model.encode(frames)))
     shown = examples.clips(torch.arange(5), 3, view=1)["top"]
     assert shown.shape == (5, 3, 3, 16, 16) and shown.dtype == torch.uint8
     for confusion in frame_confusions(model.judge, examples).values():

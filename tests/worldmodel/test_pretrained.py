@@ -340,7 +340,7 @@ def test_what_does_not_fit_is_refused(tmp_path, folder, world):
         open_pretrained("hub:nothing", SPEC)
     with pytest.raises(UserError, match=r"shape \(1, a multiple of 2, 2\), got \(1, 2, 3\)"):
         world.step(begin(world, [0], [1]), torch.zeros(1, 2, 3))
-    with pytest.raises(UserError, match="sees the cameras"):
+    with pytest.raises(UserError, match="expects the cameras"):
         world.reset({"side": torch.zeros(1)}, torch.zeros(1, 2, 3), seeds=torch.tensor([1]))
     with pytest.raises(UserError, match="do not divide into patches"):
         open_pretrained(folder, replace(SPEC, size=18))
@@ -361,7 +361,7 @@ def test_what_does_not_fit_is_refused(tmp_path, folder, world):
         wide = {**tiny.TRANSFORMERS["wan"][1], "in_channels": 9}
         ActionConditionedTransformer(tiny.build(("WanTransformer3DModel", wide)), "modulation", 2, 16)
     noisy = {**tiny.AUTOENCODERS["ltx"][1], "timestep_conditioning": True}
-    with pytest.raises(UserError, match="decodes with noise of its own"):
+    with pytest.raises(UserError, match="adds noise in decoding"):
         FrameCodec(tiny.build(("AutoencoderKLLTXVideo", noisy)), ("top",), 16)
     merged = tiny.write(tmp_path / "merged")
     edit(merged, "transformer", num_layers=3)

@@ -131,7 +131,7 @@ def estimate(
     episodes: Episodes,
     *,
     behaviour: Policy | None = None,
-    played: Episodes | None = None,
+    rollouts: Episodes | None = None,
     config: OPEConfig | None = None,
 ) -> Estimates:
     """Evaluate `policy` on logged episodes by every estimator that the logs allow.
@@ -153,15 +153,15 @@ def estimate(
     rows = [ValueEstimate("behaviour", bootstrap_mean(logs.returns, **options))]
     fqe = FQE(config.fqe, logs, decided, seed=config.seed, device=str(policy.device))
     errors, start = fqe.errors(), fqe.v(episodes.starts).mean(0)
-    reason = why_unweighted(policy, behaviour, config.deterministic)
+    reason = weighting_problem(policy, behaviour, config.deterministic)
     if "executed" in episodes.arrays and not reason:
         reason = "noise disturbed the logged actions (collect --noise), so the behaviour does not say their density"
     if reason or behaviour is None:  # the reason says the second, too
         rows += [ValueEstimate(name, None, note=reason) for name in WEIGHTED]
     else:
-        ratios = log_density(policy, logs) - played_density(behaviour, Logs(episodes, behaviour.spec, config.gamma))
+        ratios = log_density(policy, logs) - behavior_density(behaviour, Logs(episodes, behaviour.spec, config.gamma))
         _check_explored(behaviour, episodes)
-        rows += weighted(logs, ratios, start, logs.fold(errors), config)
+        rows += weighted(logs, ratios, start, logs.by_episode(errors), config)
     rows.append(_attempt("fqe", lambda: fqe.interval(config.level)))
     features = features_of(logs, config.features, config.seed)
     if features is None:
@@ -172,8 +172,10 @@ def estimate(
         both = corrected(start, found.weights, errors, logs.episode[logs.window])
         for name, terms in (("marginal", found.terms), ("marginal_dr", both)):
             rows.append(_guarded(name, found.effective, Terms(terms[:, None]), config))
-    if played is not None:
-        rows.append(ValueEstimate("played", bootstrap_mean(Logs(played, policy.spec, config.gamma).returns, **options)))
+    if rollouts is not None:
+        rows.append(
+            ValueEstimate("played", bootstrap_mean(Logs(rollouts, policy.spec, config.gamma).returns, **options))
+        )
     order = list(NAMES)
     return Estimates(tuple(sorted(rows, key=lambda row: order.index(row.name))), _notes(logs, reason, decided))
 
@@ -203,7 +205,7 @@ def weighted(logs: Logs, ratios: Array, start: Array, errors: Array, config: OPE
     return [_guarded(name, size, value, config) for name, (size, value) in terms.items()]
 
 
-def why_unweighted(policy: Policy, behaviour: Policy | None, deterministic: bool) -> str:
+def weighting_problem(policy: Policy, behaviour: Policy | None, deterministic: bool) -> str:
     """Why decisions of these policies cannot be weighted; empty where they can."""
     if behaviour is None:
         return "needs the policy that played the logs (--behavior-policy)"
@@ -231,7 +233,7 @@ def log_density(policy: Policy, logs: Logs) -> Array:
     return torch.cat(parts).numpy()
 
 
-def played_density(behaviour: Policy, logs: Logs) -> Array:
+def behavior_density(behaviour: Policy, logs: Logs) -> Array:
     """`log_density` of the policy that played the logs.
 
     Raises:
@@ -270,7 +272,7 @@ def _check_explored(behaviour: Policy, episodes: Episodes) -> None:
         raise UserError("The logs hold the behaviour's modes; collect them with --stochastic to weight them.")
 
 
-def unsupported(logs: Logs, decided: Tensor) -> float | None:
+def unsupported_fraction(logs: Logs, policy_chunks: Tensor) -> float | None:
     """Share of what the policy plays, `decided` `(K, F, n, A)`, that has no support in the logs; None if unknown."""
     keys = [key for key, shape in logs.spec.observation.items() if len(shape) == 1]
     if not keys or len(logs.episodes) < _FEW:
@@ -278,12 +280,12 @@ def unsupported(logs: Logs, decided: Tensor) -> float | None:
     frames = np.linspace(0, len(logs.episodes) - 1, min(len(logs.episodes), _SUPPORTED)).astype(np.int64)
     gate = fit_ood_detector(logs.episodes, keys=keys)
     obs = {key: torch.from_numpy(logs.episodes.arrays[key][frames]) for key in keys}
-    return float((~gate.inside(gate.point(obs, decided[0, frames, 0]))).float().mean())
+    return float((~gate.inside(gate.point(obs, policy_chunks[0, frames, 0]))).float().mean())
 
 
 def _notes(logs: Logs, reason: str, decided: Tensor) -> tuple[str, ...]:
     notes = []
-    outside = unsupported(logs, decided)
+    outside = unsupported_fraction(logs, decided)
     if outside is not None and outside > _OUTSIDE:
         notes.append(
             f"{100 * outside:.0f} % of what the policy would play lies outside of the logs' support, where all "

@@ -54,7 +54,9 @@ class FQEConfig(Validated):
 class FQE:
     """An ensemble of Q-functions of one policy, fitted on construction."""
 
-    def __init__(self, config: FQEConfig, logs: Logs, decided: Tensor, *, seed: int = 0, device: str = "cpu") -> None:
+    def __init__(
+        self, config: FQEConfig, logs: Logs, policy_chunks: Tensor, *, seed: int = 0, device: str = "cpu"
+    ) -> None:
         """Fit.
 
         Args:
@@ -64,7 +66,7 @@ class FQE:
             seed: Seed of networks, resamples and batches.
             device: Where to compute.
         """
-        self.logs, self.decided, self.device = logs, decided, torch.device(device)
+        self.logs, self.policy_chunks, self.device = logs, policy_chunks, torch.device(device)
         self._scale = float(logs.returns.std()) or 1.0  # values are learned in units of the returns' spread
         with torch.random.fork_rng():
             torch.manual_seed(seed)
@@ -87,7 +89,7 @@ class FQE:
                 group["lr"] = config.learning_rate * (1 - step / config.steps)
             window = rng.integers(size, size=config.batch_size)
             following = logs.following[window]
-            actions = self.decided[rng.integers(len(self.decided), size=len(window)), following]
+            actions = self.policy_chunks[rng.integers(len(self.policy_chunks), size=len(window)), following]
             with torch.no_grad():
                 ahead = target(self._observe(following), actions.to(self.device))  # (M, B)
                 goal = reward[window].to(self.device) + discount[window].to(self.device) * ahead
@@ -118,7 +120,7 @@ class FQE:
         """Values `(M, B)` of the policy at `frames` `(B,)`."""
         parts = []
         for rows in self.logs.batches(frames):
-            chunks = self.decided[:, rows].transpose(0, 1).to(self.device)  # (B, K, n, A)
+            chunks = self.policy_chunks[:, rows].transpose(0, 1).to(self.device)  # (B, K, n, A)
             parts.append(self.critic.of_candidates(self._observe(rows), chunks).mean(-1))
         return self._scale * torch.cat(parts, 1).double().cpu().numpy()
 

@@ -98,7 +98,7 @@ class Logs:
             rows.append(torch.stack([chunk[:, : self.spec.action_horizon].cpu().float() for chunk in acts]))
         return torch.cat(rows, 1)
 
-    def fold(self, values: Array) -> Array:
+    def by_episode(self, values: Array) -> Array:
         """Numbers of the windows `(W,)` as `(N, T)` by episode and age; 0 where no window starts."""
         folded = np.zeros_like(self.rewards)
         folded[self.episode[self.window], self.age[self.window]] = values

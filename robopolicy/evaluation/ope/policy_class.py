@@ -29,7 +29,7 @@ from torch import Tensor
 from robopolicy.data.episodes import Episodes
 from robopolicy.errors import UserError
 from robopolicy.evaluation.intervals import Interval
-from robopolicy.evaluation.ope.estimates import OPEConfig, log_density, played_density, why_unweighted
+from robopolicy.evaluation.ope.estimates import OPEConfig, behavior_density, log_density, weighting_problem
 from robopolicy.evaluation.ope.logs import Logs
 from robopolicy.evaluation.ope.weights import (
     cumulative_weights,
@@ -47,7 +47,7 @@ Array = NDArray[np.float64]
 Choose = Callable[[Observation], Tensor]
 """Observations `{key: (N, ...)}` -> which of the K actions `(N,)` is played."""
 
-MOST_NODES = 20_000  # of one tree
+MAX_NODES = 20_000  # of one tree
 
 
 class UniformPolicy(Policy):
@@ -153,10 +153,10 @@ def score_class(
         UserError: A policy or the behaviour has no density, plays chunks, or does not fit the logs.
     """
     config, episodes = config or OPEConfig(deterministic=False), episodes.without_closing_frames()
-    if reason := next(filter(None, (why_unweighted(policy, behaviour, False) for policy in policies.values())), ""):
+    if reason := next(filter(None, (weighting_problem(policy, behaviour, False) for policy in policies.values())), ""):
         raise UserError(f"The policies cannot be scored together: {reason}.")
     logs = Logs(episodes, behaviour.spec, config.gamma)
-    played = played_density(behaviour, logs)
+    played = behavior_density(behaviour, logs)
     ratios: dict[str, Array] = {}
     for name, policy in policies.items():
         table = np.zeros_like(logs.rewards)
@@ -194,9 +194,9 @@ def grow_trees(
         UserError: The trees would be too large, or the simulator cannot save its state.
     """
     nodes = sum(len(actions) ** level for level in range(depth))
-    if depth < 1 or not len(actions) or nodes > MOST_NODES:
+    if depth < 1 or not len(actions) or nodes > MAX_NODES:
         raise UserError(
-            f"A trajectory tree has 1 to {MOST_NODES} nodes, {len(actions)} actions to a depth of {depth} make {nodes}."
+            f"A trajectory tree has 1 to {MAX_NODES} nodes, {len(actions)} actions to a depth of {depth} make {nodes}."
         )
     obs = sim.reset(seed)
     try:

@@ -168,11 +168,11 @@ def features_of(logs: Logs, count: int, seed: int) -> RandomFeatures | None:
     return None if any(is_image(key) or is_cloud(key) for key in seen) else RandomFeatures(logs, count, seed)
 
 
-def marginal_of(logs: Logs, decided: Tensor, features: RandomFeatures) -> Marginal:
+def marginal_of(logs: Logs, policy_chunks: Tensor, features: RandomFeatures) -> Marginal:
     """Marginal weights of the policy that plays `decided` `(K, F, n, A)` at the frames of the logs."""
 
     def averaged(frames: NDArray[np.int64]) -> Array:
-        return np.mean([features(frames, chunks[frames]) for chunks in decided], 0)
+        return np.mean([features(frames, chunks[frames]) for chunks in policy_chunks], 0)
 
     phi = features(logs.window, logs.chunks(np.arange(len(logs.window))))
     following = averaged(logs.following) * logs.discount[:, None]

@@ -65,7 +65,7 @@ def _distances(points: NDArray[np.float64], centre: NDArray[np.float64] | float)
     return ((points - centre) ** 2).sum(1).round(9).tolist()
 
 
-Ask = Callable[[Weights, range], EvalResult]
+EvaluateWeights = Callable[[Weights, range], EvalResult]
 """Plays the search episodes `range(first, end)`, numbered from 0, under weights and returns their outcomes."""
 
 
@@ -90,7 +90,7 @@ class SearchMethod(Protocol):
         """The cost for that number of policies."""
         ...
 
-    def run(self, parents: int, ask: Ask) -> Weights:
+    def run(self, parents: int, ask: EvaluateWeights) -> Weights:
         """Search, and return the chosen weights."""
         ...
 
@@ -116,7 +116,7 @@ class GridSearch:
         count = lattice_size(parents, self.config.divisions)
         return Plan(count, count * self.config.episodes, self.config.episodes)
 
-    def run(self, parents: int, ask: Ask) -> Weights:
+    def run(self, parents: int, ask: EvaluateWeights) -> Weights:
         """Play all and take the best."""
         episodes = range(self.config.episodes)
         return ranked(scores({w: [ask(w, episodes)] for w in lattice(parents, self.config.divisions)}))[0]
@@ -165,7 +165,7 @@ class HalvingSearch:
         total = sum(count * (played - before[i]) for i, (count, played) in enumerate(schedule))
         return Plan(schedule[0][0], total, schedule[-1][1])
 
-    def run(self, parents: int, ask: Ask) -> Weights:
+    def run(self, parents: int, ask: EvaluateWeights) -> Weights:
         """Climb the rungs and take the best of the last."""
         order, before = lattice(parents, self.config.divisions), 0
         results: dict[Weights, list[EvalResult]] = {weights: [] for weights in order}
@@ -237,7 +237,7 @@ class BayesSearch:
         count = min(self.config.candidates, start + len(self._further(parents)))
         return Plan(count, count * self.config.episodes, self.config.episodes)
 
-    def run(self, parents: int, ask: Ask) -> Weights:
+    def run(self, parents: int, ask: EvaluateWeights) -> Weights:
         """Play the start, then where improvement is expected; return the highest posterior mean."""
         episodes = range(self.config.episodes)
         played = {weights: ask(weights, episodes) for weights in corners_and_centre(parents)}

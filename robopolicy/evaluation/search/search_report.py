@@ -17,7 +17,7 @@ from robopolicy.evaluation.search.methods import Weights
 from robopolicy.evaluation.search.weights import Candidate, WeightSearch, score
 from robopolicy.files import write_text
 
-MOST_ROWS = 16  # candidates in a picture of three or more policies
+MAX_ROWS = 16  # candidates in a picture of three or more policies
 MEASURED, CHOSEN = PALETTE[0], PALETTE[1]
 
 
@@ -67,7 +67,7 @@ def weight_curve(found: WeightSearch, names: Sequence[str], path: Path) -> Path:
     Two policies give a curve over the weight of the first; of more, the best candidates are listed with their weights.
     """
     draw = _draw_curve if len(names) == 2 else _draw_list
-    rows = 1 if len(names) == 2 else min(len(found.candidates), MOST_ROWS)
+    rows = 1 if len(names) == 2 else min(len(found.candidates), MAX_ROWS)
     size = (6.0, 3.6) if len(names) == 2 else (7.2, 1.3 + 0.27 * rows)
     with figure(path, *size) as ax:
         draw(ax, found, names, 100.0 if _is_rate(found) else 1.0)
@@ -102,7 +102,7 @@ def _draw_list(ax: Axes, found: WeightSearch, names: Sequence[str], scale: float
     candidates = sorted(
         found.candidates,
         key=lambda c: (c.weights != found.weights, -c.result.n, -score(c.result).estimate, c.weights),
-    )[:MOST_ROWS]
+    )[:MAX_ROWS]
     most = max(candidate.result.n for candidate in candidates)
     for row, candidate in enumerate(candidates):
         _whisker(ax, candidate, found, -row, scale, most, vertical=False)

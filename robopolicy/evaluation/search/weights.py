@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from robopolicy.errors import UserError, cannot_write, unknown_name
-from robopolicy.evaluation.harness import play
+from robopolicy.evaluation.harness import run_episodes
 from robopolicy.evaluation.intervals import Interval
-from robopolicy.evaluation.result import Comparison, EvalResult, compare, joined
+from robopolicy.evaluation.result import Comparison, EvalResult, compare, concat_results
 from robopolicy.evaluation.search.methods import (
     BayesConfig,
     BayesSearch,
@@ -86,7 +86,7 @@ class SearchLog:
         """Episodes on record, of everybody together."""
         return sum(episodes for _, _, episodes in self._known)
 
-    def recall(self, who: str, seeds: Sequence[int], play: Callable[[], EvalResult]) -> EvalResult:
+    def get_or_run(self, who: str, seeds: Sequence[int], run: Callable[[], EvalResult]) -> EvalResult:
         """The result of `who` on the consecutive episodes `seeds`: from the record, or played and recorded now.
 
         Raises:
@@ -95,7 +95,7 @@ class SearchLog:
         """
         key = (who, seeds[0], len(seeds))
         if key not in self._known:
-            result = play()
+            result = run()
             if not result.seeded:
                 raise UserError(
                     f"The backend of {result.task} cannot repeat an episode from its seed, so candidates would not "
@@ -158,7 +158,7 @@ class SimEvaluator:
 
     def __call__(self, policy: Policy, seeds: Sequence[int]) -> EvalResult:
         """Play the episodes."""
-        played = play(
+        played = run_episodes(
             policy, self.sim, seeds, deterministic=self.deterministic, probe=self.probe, progress=self.progress
         )
         return played if self.measure == "success" else replace(played, success=None)
@@ -215,7 +215,7 @@ def search_weights(
     evaluator: Evaluator,
     *,
     seed: int,
-    ledger: SearchLog | None = None,
+    log: SearchLog | None = None,
 ) -> WeightSearch:
     """Search weights for a composition.
 
@@ -231,7 +231,7 @@ def search_weights(
     Raises:
         UserError: The plan cannot be carried out (see the method), or episodes cannot be repeated.
     """
-    plan, record = method.plan(len(parents)), ledger or SearchLog()
+    plan, record = method.plan(len(parents)), log or SearchLog()
     order = sorted(range(len(parents)), key=lambda i: parents[i])
     played: dict[Weights, list[EvalResult]] = {}
 
@@ -242,30 +242,30 @@ def search_weights(
     def ask(canonical: Weights, episodes: range) -> EvalResult:
         weights, seeds = given(canonical), range(seed + episodes.start, seed + episodes.stop)
         who = "weights " + " ".join(f"{weight:.6g}" for weight in weights)
-        result = record.recall(who, seeds, lambda: evaluator(make(weights), seeds))
+        result = record.get_or_run(who, seeds, lambda: evaluator(make(weights), seeds))
         played.setdefault(weights, []).append(result)
         return result
 
     chosen = given(method.run(len(parents), ask))
-    candidates = tuple(Candidate(weights, joined(played[weights])) for weights in sorted(played))
+    candidates = tuple(Candidate(weights, concat_results(played[weights])) for weights in sorted(played))
     return WeightSearch(method.name, plan, range(seed, seed + plan.seeds), chosen, candidates)
 
 
-def hold_out(
+def evaluate_held_out(
     policies: Mapping[str, Policy],
     evaluator: Evaluator,
     seeds: range,
     *,
-    ledger: SearchLog | None = None,
+    log: SearchLog | None = None,
     where: str = "",
 ) -> dict[str, EvalResult]:
     """Play `seeds`, which no search has seen, with every policy: results by name, in the same order.
 
     The ledger tells evaluators of one trial apart by `where`.
     """
-    record = ledger or SearchLog()
+    record = log or SearchLog()
     return {
-        name: record.recall(f"policy {name}{where}", seeds, lambda policy=policy: evaluator(policy, seeds))
+        name: record.get_or_run(f"policy {name}{where}", seeds, lambda policy=policy: evaluator(policy, seeds))
         for name, policy in policies.items()
     }
 
