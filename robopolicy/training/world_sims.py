@@ -176,9 +176,8 @@ def abstention_notes(who: str, sim: VectorSim) -> list[str]:
     """What to tell the reader where the judge of a world model abstained from what `who` played last."""
     if not isinstance(sim, WorldSim) or not sim.num_abstained:
         return []
-    return [
-        f"{who}: the judge abstained from {sim.num_abstained} of {sim.num_scored} frames, none of which counts as success."
-    ]
+    frames = f"{sim.num_abstained} of {sim.num_scored} frames"
+    return [f"{who}: the judge abstained from {frames}, none of which counts as success."]
 
 
 def world_sim(

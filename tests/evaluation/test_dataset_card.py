@@ -73,7 +73,7 @@ def test_coverage_that_says_nothing_gives_no_advice() -> None:
     data = make_data(successes=2)
     card = dataset_card(data, References(replay=data))
     assert card.coverage.saco == 1.0 and card.advice == "constrained"
-    assert any("Coverage says nothing" in warning for warning in card.warnings)
+    assert any("Coverage is not informative" in warning for warning in card.warnings)
     assert dataset_card(data, References(replay=data), bins=2).advice == "unconstrained"
 
 

@@ -209,7 +209,7 @@ def test_seeds_that_choose_and_report_are_refused(first, fits):
 
 
 def test_an_evaluator_that_cannot_repeat_episodes_is_refused():
-    with pytest.raises(UserError, match="cannot repeat an episode"):
+    with pytest.raises(UserError, match="cannot reproduce an episode"):
         search("grid", Quadratic((0.5, 0.5), seeded=False))
 
 

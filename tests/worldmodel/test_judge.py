@@ -69,25 +69,25 @@ def every(examples: Examples, view: int = 0) -> tuple[Images, torch.Tensor]:
 @pytest.mark.parametrize("view", [0, 1])
 def test_the_classifier_recognises_success_on_real_and_blurred_frames(classifier, examples, view):
     judgement = classifier(*every(examples[1], view))
-    truth = examples[1].films.success.bool()
+    truth = examples[1].videos.success.bool()
     judged = judgement.success >= classifier.threshold
     assert (judged == truth)[truth].float().mean() > 0.8 and (judged == truth)[~truth].float().mean() > 0.9
-    progress = examples[1].films.progress
+    progress = examples[1].videos.progress
     assert np.corrcoef(judgement.progress.numpy(), progress.numpy())[0, 1] > 0.4
     assert judgement.uncertain.float().mean() < 0.15
 
 
 def test_the_probability_means_what_it_says_although_training_was_balanced(classifier, examples):
-    rate = float(examples[0].films.success.mean())
+    rate = float(examples[0].videos.success.mean())
     assert classifier.offset == pytest.approx(np.log(rate / (1 - rate))) and classifier.offset < -2
     probability = classifier(*every(examples[1])).success
-    assert reliability(probability, examples[1].films.success.numpy()).error < 0.03
+    assert reliability(probability, examples[1].videos.success.numpy()).error < 0.03
 
 
 def test_the_probe_reads_the_state_and_calls_success_what_the_task_calls_success(probe, examples):
-    films = examples[1].films
+    films = examples[1].videos
     clips, proprio = every(examples[1], 1)
-    read = probe.read(clips)
+    read = probe.predict_state(clips)
     block = torch.from_numpy(films.episodes.arrays["block"])
     assert (read["block"] - block).norm(dim=1).mean() < 0.05  # [m], of a table of 1 m
     judgement = probe(clips, proprio)
@@ -107,7 +107,7 @@ def test_an_empty_table_divides_the_members_and_a_limit_makes_them_abstain(class
 
 
 def test_confusions_of_frames_and_episodes_on_both_kinds_of_frames(classifier, examples):
-    films = examples[1].films
+    films = examples[1].videos
     for confusions, count in ((frame_confusions, len(films)), (episode_confusions, films.episodes.num_episodes)):
         found = confusions(classifier, examples[1], classifier.threshold)
         assert list(found) == ["as filmed", "as reconstructed"]
@@ -134,7 +134,7 @@ def test_a_judge_survives_its_folder(classifier, probe, examples, tmp_path):
     assert (loaded.threshold, loaded.spread) == (classifier.threshold, classifier.spread)
     save_judge(tmp_path / "probe", probe)
     again = load_probe(tmp_path / "probe", solved)
-    assert torch.equal(again.predict_state(clips)["block"], probe.read(clips)["block"])
+    assert torch.equal(again.predict_state(clips)["block"], probe.predict_state(clips)["block"])
     with pytest.raises(UserError, match="expected SuccessClassifier"):
         load_classifier(tmp_path / "probe")
     (tmp_path / "probe" / "model.safetensors").write_bytes(b"x")

@@ -150,6 +150,7 @@ class StateProbe:
         return {name: value.mean(0) for name, value in self._named(self.ensemble.predict(images).cpu()).items()}
 
     def _named(self, output: Tensor) -> State:
+        """Split outputs of the members into observations in the units of the simulator."""
         parts = (output * self.std + self.mean).split(list(self.names.values()), -1)
         return dict(zip(self.names, parts, strict=True))
 
