@@ -89,5 +89,12 @@ def test_warnings_name_what_is_wrong() -> None:
     action = np.repeat(np.linspace(-2, 2, 50), 2)[:, None].clip(-1, 1)
     episode = Episode({"state": state, "action": action, "reward": np.zeros(100), "success": np.zeros(100, np.bool_)})
     text = " ".join(dataset_card(Episodes.from_list([episode, episode], 0.1)).warnings)
-    for part in ("Only 2 episodes", "state[1]", "action[0] in 5", "stand still", "1 episodes repeat", "reward never"):
+    for part in (
+        "Only 2 episodes",
+        "state[1]",
+        "action[0] in 5",
+        "stand still",
+        "1 episodes are exact copies",
+        "reward is constant",
+    ):
         assert part in text, part

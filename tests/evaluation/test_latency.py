@@ -154,8 +154,8 @@ def test_a_policy_too_slow_for_its_chunks_repeats_its_last_action_and_says_so() 
 @pytest.mark.parametrize(
     ("latencies", "join", "message"),
     [
-        ([-0.1], "replace", "from 0 to 3600000, got -100"),
-        ([np.inf], "hold", "from 0 to 3600000, got inf"),
+        ([-0.1], "replace", "between 0 and 3600000 ms, got -100"),
+        ([np.inf], "hold", "between 0 and 3600000 ms, got inf"),
         ([0.1], "rplace", "'replace'"),
         ([0.1], "rtc", "and 'sine' cannot"),
     ],
@@ -184,5 +184,5 @@ def test_real_time_chunks_begin_as_the_last_ones_go_on_for_any_number_of_environ
     assert np.allclose(actor.prefixes[3], first[4:6])
     second = actor(sim, obs, torch.arange(1), [3], [1])[0]
     assert torch.equal(second[:2], first[4:6]) and not torch.equal(second[2:4], first[6:])
-    with pytest.raises(UserError, match="choose another join"):
+    with pytest.raises(UserError, match="choose another blending"):
         latency_curve(actor, sim, [0.1], blending="rtc", episodes=1)

@@ -174,6 +174,6 @@ def test_paths_through_a_tree_are_what_playing_them_gives():
 
 def test_trees_that_are_too_large_are_refused():
     sim = make_sim("toy/point_mass", SimOptions(num_envs=1))
-    with pytest.raises(UserError, match="10 actions to a depth of 8"):
+    with pytest.raises(UserError, match="got 11111111; lower the actions or the depth"):
         grow_trees(sim, torch.zeros(10, 2), 8)
     sim.close()

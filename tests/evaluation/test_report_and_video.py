@@ -158,8 +158,8 @@ def test_recorded_episodes_repeat_the_evaluated_ones(make_sim, make_policy):
 
 def test_border_turns_green_when_success_is_known_and_red_at_a_failed_end(make_sim):
     frames = np.zeros((4, 48, 64, 3), np.uint8)
-    won = video.Clip(frames, decided=2, seed=1, success=True, total_reward=1.0)
-    lost = video.Clip(frames, decided=4, seed=2, success=False, total_reward=0.0)
+    won = video.EpisodeVideo(frames, decided=2, seed=1, success=True, total_reward=1.0)
+    lost = video.EpisodeVideo(frames, decided=4, seed=2, success=False, total_reward=0.0)
     borders = [[tuple(video._tile(clip, t)[0, 0]) for t in range(5)] for clip in (won, lost)]
     assert borders[0] == [video.RUNNING] * 2 + [video.SUCCESS] * 3
     assert borders[1] == [video.RUNNING] * 4 + [video.FAILURE]

@@ -218,7 +218,7 @@ def test_an_evaluator_that_plays_other_episodes_is_an_error():
         def __call__(self, policy, seeds):
             return super().__call__(policy, [seed + 1 for seed in seeds])
 
-    with pytest.raises(ValueError, match="asked for"):
+    with pytest.raises(ValueError, match="returned seeds"):
         search("grid", Wrong((0.5, 0.5)))
 
 

@@ -98,7 +98,7 @@ def test_the_probe_reads_the_state_and_calls_success_what_the_task_calls_success
 def test_an_empty_table_divides_the_members_and_a_limit_makes_them_abstain(classifier, probe, examples):
     clips, proprio = every(examples[1])
     empty = {"top": torch.full_like(clips["top"], 217)}
-    usual, strange = (disagreement(probe.ensemble.judge(frames)).mean() for frames in (clips, empty))
+    usual, strange = (disagreement(probe.ensemble.predict(frames)).mean() for frames in (clips, empty))
     assert strange > 1.3 * usual
     assert float(probe(clips, proprio).uncertain.float().mean()) == pytest.approx(CONFIG.abstain, abs=0.05)
     for judge in (classifier, probe):
@@ -155,7 +155,7 @@ def test_what_cannot_be_judged_is_refused(classifier, examples):
         classifier({"side": clips["top"]}, proprio)
     with pytest.raises(UserError, match="24x24 pixels, got"):
         classifier({"top": clips["top"][..., :16, :16]}, proprio)
-    with pytest.raises(UserError, match="no state 'drawer'"):
+    with pytest.raises(UserError, match="no observation 'drawer'"):
         fit_probe(*examples, ("drawer",), solved, config=CONFIG, fit=FIT)
     episodes = push_films(8, size=24)
     losers = VideoDataset(infer_spec(episodes), episodes.subset(~episodes.success))

@@ -285,7 +285,7 @@ def test_training_goes_on_with_the_same_bits(folder):
         resumed.update(batch(seed))
     found = resumed.model.state_dict()
     assert all(torch.equal(value, found[key]) for key, value in whole.model.state_dict().items())
-    with pytest.raises(ValueError, match="of another model"):
+    with pytest.raises(ValueError, match="belongs to another model"):
         resumed.load_state_dict(broken.state_dict() | {"learning": {}})
 
 
@@ -357,7 +357,7 @@ def test_what_does_not_fit_is_refused(tmp_path, folder, world):
     with pytest.raises(UserError, match="is Cosmos 1, trained with EDM"):
         old = {**tiny.TRANSFORMERS["cosmos"][1], "extra_pos_embed_type": "learnable"}
         ActionConditionedTransformer(tiny.build(("CosmosTransformer3DModel", old)), "modulation", 2, 16)
-    with pytest.raises(UserError, match="reads 9 channels and predicts 4"):
+    with pytest.raises(UserError, match="has 9 input channels, but predicts 4"):
         wide = {**tiny.TRANSFORMERS["wan"][1], "in_channels": 9}
         ActionConditionedTransformer(tiny.build(("WanTransformer3DModel", wide)), "modulation", 2, 16)
     noisy = {**tiny.AUTOENCODERS["ltx"][1], "timestep_conditioning": True}

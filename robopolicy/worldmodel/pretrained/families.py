@@ -217,8 +217,8 @@ def _check(name: str, config: Any) -> int:
     if (patch[0] if isinstance(patch, list | tuple) else config["patch_size_t"]) != 1:
         raise UserError(f"{name} merges frames (temporal patches), which does not allow one action per frame.")
     if config["in_channels"] - config["out_channels"] not in ((0, 1) if "max_size" in config else (0,)):
-        sizes = f"{config['in_channels']} channels and predicts {config['out_channels']}"
-        raise UserError(f"{name} has {sizes} as inputs; choose a text-to-video checkpoint, with latents as only input.")
+        sizes = f"{config['in_channels']} input channels, but predicts {config['out_channels']}"
+        raise UserError(f"{name} has {sizes}; choose a text-to-video checkpoint, whose only input are latents.")
     if config.get("extra_pos_embed_type"):
         raise UserError(f"{name} with learned positions is Cosmos 1, trained with EDM; choose Predict2 or 2.5.")
     if (config.get("num_frame_per_block") or 1) > 1:
