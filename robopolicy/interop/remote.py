@@ -3,9 +3,9 @@
     policy = open_remote("ws://127.0.0.1:8765")
     steered = LatentPolicy.from_base(policy, NoiseSpace(kind="repeat"), STEERING_ACTOR)
 
-The connection is opened for the first chunk, reopened after a failure, and shared by copies. The policy of an
-endpoint must not change: its greeting is compared at every connection. Requests to an endpoint that cannot
-be reached or is late are retried with exponential backoff; refusals and invalid replies are errors.
+The connection is opened for the first chunk, reopened after a failure, and shared by copies. The policy of an endpoint
+must not change: its greeting is compared at every connection. Requests to an endpoint that is unreachable or late are
+retried with exponential backoff; refusals and invalid replies are errors.
 """
 
 from __future__ import annotations
@@ -48,11 +48,7 @@ class RemotePolicy(BlackBoxPolicy):
     config: RemoteConfig
 
     def __init__(self, config: RemoteConfig, spec: PolicySpec) -> None:
-        """Check the address without connecting.
-
-        Raises:
-            UserError: The address is invalid.
-        """
+        """Check the address without connecting; a UserError is raised if it is invalid."""
         super().__init__(config, spec)
         self._line = _Shared(Connection(config.url, config.timeout, self._check))
 
@@ -86,7 +82,7 @@ class RemotePolicy(BlackBoxPolicy):
 
 
 class _Shared:
-    """The connection that copies of a policy share; threads take turns."""
+    """Connection that copies of a policy share, with a lock for threads."""
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
@@ -120,17 +116,15 @@ def open_remote(url: str, *, action_horizon: int = 0, **settings: Any) -> Remote
     spec = greeting.spec
     if action_horizon:
         if action_horizon > spec.horizon:
-            raise UserError(
-                f"The endpoint {url} returns chunks of {spec.horizon} actions, so action_horizon={action_horizon} "
-                f"is too many."
-            )
+            excess = f"chunks of {spec.horizon} actions, so action_horizon={action_horizon} is too many"
+            raise UserError(f"The endpoint {url} returns {excess}.")
         spec = replace(spec, action_horizon=action_horizon)
     known = {"noise": greeting.noise, "model": greeting.model, "network_calls": greeting.network_calls}
     return RemotePolicy(RemoteConfig(url=url, **(known | settings)), spec)
 
 
 class ServedPolicy:
-    """Batched server interface of a policy: noise of a client is decoded, else every row draws from its own stream."""
+    """Batched server interface of a policy; noise of a client is decoded, otherwise every row has its own stream."""
 
     def __init__(self, policy: Policy, model: str = "", *, deterministic: bool = True) -> None:
         """Put the policy into evaluation mode.

@@ -159,7 +159,7 @@ def test_what_cannot_be_judged_is_refused(classifier, examples):
         fit_probe(*examples, ("drawer",), solved, config=CONFIG, fit=FIT)
     episodes = push_films(8, size=24)
     losers = VideoDataset(infer_spec(episodes), episodes.subset(~episodes.success))
-    with pytest.raises(UserError, match="both kinds"):
+    with pytest.raises(UserError, match="both classes"):
         fit_classifier(Examples.from_videos(losers), examples[1], CONFIG, FIT)
 
 

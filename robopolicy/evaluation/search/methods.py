@@ -190,11 +190,7 @@ def lattice_size(parents: int, divisions: int) -> int:
 
 
 Array = NDArray[np.float64]
-
-
 LENGTHS = np.geomspace(0.15, 2.0, 8)  # length scales of the Gaussian process; the simplex has diameter 1.4
-
-
 VARIANCES = (0.25, 1.0, 4.0)  # variances of the process, relative to the scores
 
 

@@ -40,8 +40,6 @@ from robopolicy.schema import from_dict, to_dict
 from robopolicy.sim.contract import VectorSim
 
 SEARCH_LOG_VERSION = 1
-
-
 Key = tuple[str, int, int]  # name of the policy, first episode seed, number of episodes
 
 

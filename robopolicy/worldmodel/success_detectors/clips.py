@@ -199,11 +199,7 @@ def _reconstructed(images: Images, reconstruct: Reconstruct) -> Images:
 
 
 Array = NDArray[np.float64]
-
-
 _LOG_TEMPERATURES = (-4.0, 4.0)  # search range
-
-
 _GOLDEN = (5**0.5 - 1) / 2
 
 
