@@ -22,16 +22,7 @@ import torch
 from torch import Tensor
 
 from robopolicy.constraints import Bytes, NonNegativeInt
-from robopolicy.deploy.graph import (
-    CHUNK,
-    METADATA,
-    NEXT_MEMORY,
-    NOISE,
-    PREFIX,
-    PREFIX_WEIGHT,
-    TYPES,
-    open_session,
-)
+from robopolicy.deploy.graph import CHUNK, METADATA, NEXT_MEMORY, NOISE, PREFIX, PREFIX_WEIGHT, TYPES, open_session
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.files import parse_json
 from robopolicy.nets.encoder import IMAGE_PREFIX

@@ -15,15 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from robopolicy.policies.noise import PerRowGenerator, assign_slots
-from robopolicy.worldmodel.contract import (
-    Frames,
-    Images,
-    Judgement,
-    WorldSpec,
-    WorldState,
-    check_actions,
-    check_inputs,
-)
+from robopolicy.worldmodel.contract import Frames, Images, Judgement, WorldSpec, WorldState, check_actions, check_inputs
 from robopolicy.worldmodel.videos import FrameSampler, VideoDataset
 
 _NOISE_KEY_OFFSET = 1 << 40  # added to the step in the noise key, so that model and policy draw different noise

@@ -23,11 +23,7 @@ _RATE_TOLERANCE = 0.05  # relative; whole-number frame rates round the control s
 
 
 def infer_spec(
-    episodes: Episodes,
-    *,
-    cameras: Sequence[str] = (),
-    proprio: Sequence[str] | None = None,
-    context: int = 4,
+    episodes: Episodes, *, cameras: Sequence[str] = (), proprio: Sequence[str] | None = None, context: int = 4
 ) -> WorldSpec:
     """Derive the specification of a world model from a dataset and its metadata.
 

@@ -100,8 +100,7 @@ def _draw_curve(ax: Axes, found: WeightSearch, names: Sequence[str], scale: floa
 
 def _draw_list(ax: Axes, found: WeightSearch, names: Sequence[str], scale: float) -> None:
     candidates = sorted(
-        found.candidates,
-        key=lambda c: (c.weights != found.weights, -c.result.n, -score(c.result).estimate, c.weights),
+        found.candidates, key=lambda c: (c.weights != found.weights, -c.result.n, -score(c.result).estimate, c.weights)
     )[:MAX_ROWS]
     most = max(candidate.result.n for candidate in candidates)
     for row, candidate in enumerate(candidates):

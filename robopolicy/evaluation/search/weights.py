@@ -244,12 +244,7 @@ def search_weights(
 
 
 def evaluate_held_out(
-    policies: Mapping[str, Policy],
-    evaluator: Evaluator,
-    seeds: range,
-    *,
-    log: SearchLog | None = None,
-    where: str = "",
+    policies: Mapping[str, Policy], evaluator: Evaluator, seeds: range, *, log: SearchLog | None = None, where: str = ""
 ) -> dict[str, EvalResult]:
     """Evaluate every policy on `seeds`, which no search has used; returns the results by name, in the same order.
 

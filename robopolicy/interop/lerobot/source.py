@@ -266,20 +266,20 @@ def _steps(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 def _normalization(
     folder: Path, config: Mapping[str, Any], feature: str, kind: str, shape: tuple[int, ...]
 ) -> Normalization:
-    """Return the scaling of a feature; a UserError is raised if statistics are missing, not finite or of another size."""
+    """Return the scaling of a feature; a UserError is raised for missing, non-finite or misshapen statistics."""
     name = POSTPROCESSOR if feature == ACTION else PREPROCESSOR
     steps = [step for file, step in _steps(folder) if file == name and step.get("registry_name") == _NORMALIZERS[name]]
-    expected_mode = str((config.get("normalization_mapping") or {}).get(kind, "IDENTITY"))
+    declared = str((config.get("normalization_mapping") or {}).get(kind, "IDENTITY"))
     if len(steps) != 1:
-        if expected_mode == "IDENTITY":
+        if declared == "IDENTITY":
             return Normalization("IDENTITY", {})
         raise UserError(
-            f"{folder / name} must have one '{_NORMALIZERS[name]}' for {expected_mode} of '{feature}', found {len(steps)}; "
+            f"{folder / name} must have one '{_NORMALIZERS[name]}' for {declared} of '{feature}', found {len(steps)}; "
             "save the policy with its processors."
         )
     mode = str((steps[0].get("config", {}).get("norm_map") or {}).get(kind, "IDENTITY"))
-    if mode != expected_mode:
-        raise UserError(f"'{feature}' is scaled by {mode} in {folder / name}, but {CONFIG} has {expected_mode}.")
+    if mode != declared:
+        raise UserError(f"'{feature}' is scaled by {mode} in {folder / name}, but {CONFIG} has {declared}.")
     found = _statistics(folder, steps[0], feature)
     if mode == "IDENTITY":
         return Normalization(mode, found)
