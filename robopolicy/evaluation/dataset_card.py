@@ -123,17 +123,10 @@ def dataset_card(
     cameras: Mapping[str, tuple[int, ...]] | None = None,
     level: float = 0.95,
 ) -> DatasetCard:
-    """Create the card of a dataset.
+    """Create the card of a dataset; a UserError is raised for references that do not fit.
 
-    Args:
-        episodes: All episodes, with or without images.
-        references: References for quality and coverage.
-        bins: Bins per axis for counting states and actions; 0 compares exact numbers.
-        cameras: Shapes of cameras that are not in `episodes`.
-        level: Confidence level.
-
-    Raises:
-        UserError: A reference does not fit.
+    `bins` per axis are used to count states and actions, and 0 compares exact numbers. `cameras` has the shapes of
+    cameras that are not in `episodes`.
     """
     data, known = episodes.without_closing_frames(), references or References()
     returns = returns_of(data)

@@ -63,10 +63,7 @@ def frequency_curve(
 ) -> dict[int, EvalResult]:
     """Evaluate the same episodes with a decision every m control steps, for each m of `action_repeats`.
 
-    Other arguments are those of `evaluate`. Longer chunks are cut, shorter ones end with repeated actions.
-
-    Raises:
-        UserError: The numbers are invalid (`check_action_repeats`), or the policy does not fit the simulator.
+    Other arguments are as in `evaluate`. Longer chunks are cut, shorter ones end with repeated actions.
     """
     check_action_repeats(action_repeats)
     with as_actor(policy, sim, deterministic=deterministic) as actor:

@@ -153,7 +153,7 @@ def run_episodes(
 
     `probe` measures the latency of single decisions afterwards. `before_step` is called before every control step, when
     its state can still be rendered; `on_step` is called after it with the mask `(N,)` of scored rows and the step.
-    Other arguments are those of `evaluate`.
+    Other arguments are as in `evaluate`.
     """
     if not _consecutive(seeds) and len(seeds) != sim.num_envs:
         raise ValueError(f"{len(seeds)} non-consecutive seeds need as many environments, got {sim.num_envs}.")

@@ -132,10 +132,7 @@ def latency_curve(
     """Evaluate the same episodes for each of `latencies` [s] from an observation to its chunk.
 
     Latencies are rounded up to control steps. `blending` handles overlapping chunks (`robopolicy.deploy.chunk_buffer`).
-    Other arguments are those of `evaluate`.
-
-    Raises:
-        UserError: An argument is invalid (`check_latencies`), or the policy does not fit the simulator or the blending.
+    Other arguments are as in `evaluate`.
     """
     check_latencies(latencies, blending)
     found: dict[float, LatencyResult] = {}

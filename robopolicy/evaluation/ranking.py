@@ -125,11 +125,7 @@ def prediction_powered(real: ArrayLike, paired: ArrayLike, extra: ArrayLike, lev
     The estimate is mean(real) + mean(extra) - mean(paired). Its normal interval is narrower than the interval of the
     real episodes where the prediction agrees with them.
 
-    Args:
-        real: (n,) outcomes of real episodes.
-        paired: (n,) predictions for the same starts.
-        extra: (N,) predictions for other starts of the same distribution.
-        level: Confidence level.
+    `paired` `(n,)` are predictions for the starts of `real` `(n,)`, `extra` `(N,)` for others of the same distribution.
     """
     y, f, more = _array(real), _array(paired), _array(extra)
     if y.shape != f.shape or y.size < 2 or more.size < 2:
@@ -192,15 +188,8 @@ def rank(
 ) -> Ranking:
     """Compare two evaluations of the same policies.
 
-    Args:
-        real: Real results by policy; all on the same episode seeds.
-        predicted: Predicted results of the same policies; all on the same seeds, ideally those of `real` and more.
-        level: Confidence level.
-        resamples: Bootstrap resamples.
-        seed: Seed of the bootstrap.
-
-    Raises:
-        UserError: The policies, their seeds or the kinds of outcome differ.
+    Results of one side must have the same episode seeds; `predicted` ideally has the seeds of `real` and more. A UserError
+    is raised if the policies, their seeds or the kinds of outcome differ.
     """
     names = tuple(real)
     if set(predicted) != set(names) or not names:

@@ -207,11 +207,7 @@ class Comparison:
 
 
 def compare(first: EvalResult, second: EvalResult) -> Comparison:
-    """Pair two results by episode seed.
-
-    Raises:
-        UserError: The tasks differ, fewer than two seeds are common, or a backend is not seeded.
-    """
+    """Pair two results of one seeded task by episode seed; at least two seeds must be common."""
     if first.task != second.task:
         raise UserError(f"Only results of one task can be compared, got {first.task} and {second.task}.")
     if not (first.seeded and second.seeded):

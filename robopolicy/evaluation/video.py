@@ -74,17 +74,9 @@ def record(
     height: int = 240,
     deterministic: bool = True,
 ) -> Recording:
-    """Roll out and record the episodes `seeds`, one per environment of `sim`.
+    """Roll out and record the episodes `seeds`, one per environment of `sim` (see `rendering_problem`).
 
-    Args:
-        policy: Policy or actor.
-        sim: Simulator with `len(seeds)` environments that can render (see `rendering_problem`).
-        seeds: Episode seeds.
-        title: Name of the policy, shown under each clip.
-        camera: Camera of the model; None for the camera of the task.
-        width: Frame width in pixels.
-        height: Frame height in pixels.
-        deterministic: Disable exploration noise.
+    `title` is the name of the policy under each clip; `camera` None is the camera of the task; sizes are in pixels.
     """
     spec = sim.spec
     natural = max(1, round(1 / (FPS * spec.control_dt)))

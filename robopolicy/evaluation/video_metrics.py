@@ -45,11 +45,7 @@ _POOL = 2  # cells per side after pooling of the feature maps
 
 
 def frame_ssim(predicted: Images, real: Images) -> Tensor:
-    """Return the structural similarity `(B, T)` of frames, averaged over colours and cameras; 1 for equal frames.
-
-    Raises:
-        UserError: Images are smaller than the window of 11 pixels.
-    """
+    """Return the structural similarity `(B, T)` of frames of at least 11 pixels, averaged over colours and cameras."""
     return torch.stack([_ssim(predicted[camera], real[camera]) for camera in real]).mean(0)
 
 
@@ -76,14 +72,7 @@ class LPIPS:
     """Perceptual distance `(B, T)` of frames, 0 for equal ones: the linear weights of the package on an AlexNet."""
 
     def __init__(self, weights: str | Path) -> None:
-        """Load the metric.
-
-        Args:
-            weights: `model.safetensors` of torchvision's AlexNet, trained on ImageNet; nothing is downloaded.
-
-        Raises:
-            UserError: The package `lpips` or the weights are missing.
-        """
+        """Load the metric; `weights` is a local `model.safetensors` of torchvision's AlexNet, trained on ImageNet."""
         path = Path(weights)
         if not path.is_file():
             raise UserError(f"LPIPS needs the weights of an AlexNet as safetensors; there is none at {path}.")
@@ -179,16 +168,8 @@ def compare_videos(
 ) -> VideoMetrics:
     """Compare predicted with recorded videos; frame t is t + 1 frames ahead.
 
-    Args:
-        predicted: Videos of a world model.
-        real: Recorded videos with the same starts and actions.
-        encode: Encoder of `FVD-own`, e.g. `LatentWorldModel.encode`; None skips it.
-        features: Name of the encoder.
-        lpips: Perceptual metric; None skips it.
-        horizons: Frames ahead to evaluate; longer ones than the videos are skipped.
-
-    Raises:
-        UserError: Cameras or shapes differ, or the videos are shorter than every horizon.
+    `real` has the same starts and actions. `encode`, e.g. `LatentWorldModel.encode`, is the encoder of `FVD-own` with
+    the name `features`; it is skipped for None, like `lpips`. Horizons beyond the videos are skipped.
     """
     shapes = {camera: tuple(video.shape) for camera, video in real.items()}
     found = {camera: tuple(video.shape) for camera, video in predicted.items()}
@@ -230,18 +211,8 @@ def contact_sheet(
 ) -> Path:
     """Write an image with one row per video: last context frame, then recorded and predicted frames by horizon.
 
-    The rows are videos of median and of lowest PSNR [dB] at the last horizon, out of `windows` random ones.
-
-    Args:
-        model: The world model.
-        videos: Videos with the actions that were executed.
-        path: PNG file.
-        horizons: Frames ahead; those beyond the longest video are skipped.
-        typical: Videos of median quality, with one row per camera.
-        worst: Videos of lowest quality.
-        windows: Videos to select from.
-        side: Size of each image [pixels].
-        seed: Seed of the selection.
+    The rows are `typical` videos of median and `worst` of lowest PSNR [dB] at the last horizon, out of `windows` random
+    ones, with one row per camera and images of `side` pixels. Horizons beyond the longest video are skipped.
     """
     horizons = [h for h in horizons if h < videos.max_actions]
     starts = videos.starts(max(horizons), windows, seed)

@@ -78,10 +78,8 @@ def read_scheduler(
     """Return the configuration of the head that samples like a diffusers scheduler.
 
     `source` is the scheduler's configuration, its JSON file or its folder; `steps` is the number K of sampler steps;
-    `base` has the settings outside of the scheduler (architecture, normalisers), None for our defaults.
-
-    Raises:
-        UserError: The scheduler is not DDPM, DDIM or flow-matching Euler, or has unsupported settings.
+    `base` has the settings outside of the scheduler (architecture, normalisers), None for our defaults. A UserError is
+    raised for other schedulers than DDPM, DDIM and flow-matching Euler, and for unsupported settings.
     """
     settings, where = (source, "scheduler") if isinstance(source, Mapping) else _read(Path(source))
     kind = str(settings.get("_class_name", ""))

@@ -93,15 +93,9 @@ class _Shared:
 
 
 def open_remote(url: str, *, action_horizon: int = 0, **settings: Any) -> RemotePolicy:
-    """Read the specification of the endpoint at `url` and wrap it.
+    """Read the specification of the endpoint at `url` and wrap it; `settings` are further fields of `RemoteConfig`.
 
-    Args:
-        url: Address, see `RemoteConfig.url`.
-        action_horizon: Actions executed per chunk; 0 for the value of the endpoint.
-        **settings: Further fields of `RemoteConfig`.
-
-    Raises:
-        UserError: It cannot be reached, refuses, or is not a policy server.
+    `action_horizon` 0 is the value of the endpoint. A UserError is raised if it is unreachable or no policy server.
     """
     config = RemoteConfig(url=url, **settings)
     connection = Connection(url, config.timeout)
@@ -127,16 +121,7 @@ class ServedPolicy:
     """Batched server interface of a policy; noise of a client is decoded, otherwise every row has its own stream."""
 
     def __init__(self, policy: Policy, model: str = "", *, deterministic: bool = True) -> None:
-        """Put the policy into evaluation mode.
-
-        Args:
-            policy: Policy to serve.
-            model: Name of the model, e.g. its checkpoint.
-            deterministic: Disable exploration noise.
-
-        Raises:
-            UserError: The policy is recurrent, and requests are stateless.
-        """
+        """Put a feedforward policy into evaluation mode; `model` is its name for clients, e.g. its checkpoint."""
         spec = policy.spec
         if spec.hidden_dim:
             raise UserError("A recurrent policy cannot be served, since requests are stateless.")

@@ -160,16 +160,10 @@ def read_actor(
     *,
     rename: Mapping[str, str] | None = None,
 ) -> GaussianPolicy:
-    """Read the actor in a model file of rsl_rl.
+    """Read the actor in a model file of rsl_rl, e.g. `model_1500.pt`, with the configuration of its run.
 
-    Args:
-        path: The file, e.g. `model_1500.pt`.
-        config: Configuration of its run.
-        observation: Shapes by our keys; unused keys are dropped.
-        rename: Our key -> observation group, where the names differ.
-
-    Raises:
-        UserError: The file has other content than weights, or does not match `config` or `observation`.
+    `observation` has shapes by our keys, of which unused ones are dropped; `rename` maps our key to an observation
+    group where the names differ. A UserError is raised for other content than weights, and for weights that do not match.
     """
     where = str(path)
     state = _actor_state(read_weights(Path(path), where), where)

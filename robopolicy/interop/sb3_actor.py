@@ -64,11 +64,7 @@ _LAYOUTS = {
 
 
 def read_model(path: str | Path, key: str = "state") -> GaussianPolicy:
-    """Read the actor in a zip of SB3; `key` is our name of its observations.
-
-    Raises:
-        UserError: The file is not such a zip, or has an unsupported actor.
-    """
+    """Read the actor in a zip of SB3; `key` is our name of its observations."""
     path = Path(path)
     try:
         with zipfile.ZipFile(path) as archive:

@@ -73,12 +73,8 @@ def measure_action_following(
 ) -> ActionFollowingReport:
     """Compare predictions with true, shuffled and zero actions, and sweep the actions.
 
-    Args:
-        model: The world model.
-        videos: Held-out videos.
-        horizon: Frames to predict; limited by the longest video.
-        windows: Number of windows, at least 2.
-        seed: Seed of their selection.
+    `videos` must be held out from training. At least two `windows` of `horizon` frames are compared; the horizon is
+    limited by the longest video.
     """
     horizon = max(1, min(horizon, videos.max_actions - 1))
     starts = videos.starts(horizon, windows, seed)

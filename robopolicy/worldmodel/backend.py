@@ -140,20 +140,10 @@ class WorldSim(TorchVectorEnv):
         rows: int = 8,
         guard: OODTermination | None = None,
     ) -> None:
-        """Build N environments.
+        """Build N environments with the observations of the simulator `task` that `model` predicts.
 
-        Args:
-            model: World model of the observations that a policy needs.
-            judge: Success detector.
-            starts: Initial states.
-            task: Specification of the real simulator: observations, action bounds, length of an episode.
-            num_envs: N.
-            config: Rules of the episodes.
-            rows: Clips per call of the detector; a fixed number keeps rounding independent of N.
-            guard: Termination outside of the data.
-
-        Raises:
-            UserError: Model and task do not match, or the guard needs observations that the model does not predict.
+        The detector `judge` receives `rows` clips per call; a fixed number keeps rounding independent of N. A UserError
+        is raised if model and task do not match, or the guard needs observations that the model does not predict.
         """
         self.config, self.guard = config or WorldSimConfig(), guard
         _check_world(model.spec, task)

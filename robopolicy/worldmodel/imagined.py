@@ -129,16 +129,9 @@ class ImaginedPolicy(Policy):
         config: ShootingConfig | None = None,
         observation: Mapping[str, tuple[int, ...]] | None = None,
     ) -> None:
-        """Wrap `base`, which is shared with the caller.
+        """Wrap `base`, which is shared with the caller; `observation` has the shapes of the inputs of the model.
 
-        Args:
-            base: Policy that proposes chunks.
-            dynamics: Model that evaluates them.
-            config: Budget.
-            observation: Shapes of the observations of the model that the policy may lack.
-
-        Raises:
-            UserError: The policy is recurrent, or depth > 1 and the policy needs what the model does not predict.
+        A UserError is raised if the policy is recurrent, or depth > 1 and it needs what the model does not predict.
         """
         super().__init__()
         self.base, self.dynamics, self.config = base, dynamics, config or ShootingConfig()

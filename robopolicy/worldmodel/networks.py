@@ -90,12 +90,8 @@ class Denoiser(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Predict the clean change of the latents and the change of the state vector.
 
-        Args:
-            noisy: Change of the latents plus noise, `(B, Z, h, w)`.
-            sigma: Standard deviation of that noise, `(B,)`.
-            context: Past latents, `(B, C, Z, h, w)`.
-            proprio: Past state vectors, `(B, C, P)`.
-            actions: Actions from each of those frames to the next, `(B, C, A)`.
+        `noisy` `(B, Z, h, w)` has noise of standard deviation `sigma` `(B,)`; `context` `(B, C, Z, h, w)` and `proprio`
+        `(B, C, P)` are past latents and state vectors, `actions` `(B, C, A)` lead from each frame to the next one.
         """
         scale = (sigma**2 + 1).rsqrt()[:, None, None, None]  # EDM: c_in; c_skip is its square
         features = (sigma.log() / 4)[:, None] * self.frequencies

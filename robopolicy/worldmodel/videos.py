@@ -25,16 +25,10 @@ _RATE_TOLERANCE = 0.05  # relative; whole-number frame rates round the control s
 def infer_spec(
     episodes: Episodes, *, cameras: Sequence[str] = (), proprio: Sequence[str] | None = None, context: int = 4
 ) -> WorldSpec:
-    """Derive the specification of a world model from a dataset and its metadata.
+    """Derive the specification of a world model from a dataset with its metadata.
 
-    Args:
-        episodes: The dataset.
-        cameras: Cameras to predict, all by default.
-        proprio: Vector observations to predict, all by default.
-        context: Past frames that the model receives.
-
-    Raises:
-        UserError: A camera or an observation is missing, or the images are not square and of one size.
+    By default all cameras and vector observations are predicted. A UserError is raised for missing names, and for
+    images that are not square and of one size.
     """
     found = [key.removeprefix(IMAGE_PREFIX) for key in episodes.arrays if is_image(key)]
     if not found:
@@ -112,14 +106,8 @@ def split_episodes(
 ) -> tuple[Episodes, Episodes]:
     """Split into training and validation episodes, stratified by behaviour.
 
-    Args:
-        episodes: The dataset.
-        share: Fraction of the episodes of each behaviour for validation, at least one where there are two.
-        held_out: Behaviours that are only in validation.
-        seed: Seed of the split.
-
-    Raises:
-        UserError: A behaviour is unknown, or one side would be empty.
+    Validation has a fraction `share` of the episodes of each behaviour, at least one of two, and all episodes of the
+    behaviours `held_out`.
     """
     behaviours = episodes.behaviours or ("",) * episodes.num_episodes
     for name in held_out:

@@ -136,15 +136,8 @@ def estimate(
 ) -> Estimates:
     """Evaluate `policy` on logged episodes by every estimator that the logs allow.
 
-    Args:
-        policy: Policy to evaluate.
-        episodes: Logs with rewards.
-        behaviour: Policy that collected them, with exploration; required for importance weights.
-        rollouts: Episodes of `policy` itself, for comparison.
-        config: Settings.
-
-    Raises:
-        UserError: The logs lack observations of the policy.
+    `behaviour`, the policy that collected the logs with exploration, is required for importance weights; `rollouts` are
+    episodes of `policy` itself, for comparison. A UserError is raised if the logs lack rewards or observations.
     """
     config, episodes = config or OPEConfig(), episodes.without_closing_frames()
     logs = Logs(episodes, policy.spec, config.gamma)
@@ -181,14 +174,9 @@ def estimate(
 
 
 def weighted(logs: Logs, ratios: Array, start: Array, errors: Array, config: OPEConfig) -> list[ValueEstimate]:
-    """Compute the weighted estimates.
+    """Compute the weighted estimates from the log ratios `(F,)` of policy and behaviour at every frame.
 
-    Args:
-        logs: Episodes.
-        ratios: (F,) log ratio of policy and behaviour at every frame.
-        start: (N,) values of the first states.
-        errors: (N, T) temporal-difference errors of those values.
-        config: Settings.
+    `start` `(N,)` are values of the first states, `errors` `(N, T)` the temporal-difference errors of the values.
     """
     table = np.zeros_like(logs.rewards)
     table[logs.episode, logs.age] = ratios

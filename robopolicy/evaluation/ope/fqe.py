@@ -57,15 +57,7 @@ class FQE:
     def __init__(
         self, config: FQEConfig, logs: Logs, policy_chunks: Tensor, *, seed: int = 0, device: str = "cpu"
     ) -> None:
-        """Fit the ensemble.
-
-        Args:
-            config: Settings.
-            logs: Training episodes.
-            policy_chunks: (K, F, n, A) chunks of the policy at every frame, from `Logs.decide`.
-            seed: Seed of networks, bootstrap samples and batches.
-            device: Device of the networks.
-        """
+        """Fit the ensemble; `policy_chunks` `(K, F, n, A)` are chunks of the policy at every frame (`Logs.decide`)."""
         self.logs, self.policy_chunks, self.device = logs, policy_chunks, torch.device(device)
         self._scale = float(logs.returns.std()) or 1.0  # unit of the values
         with torch.random.fork_rng():
@@ -132,8 +124,7 @@ class FQE:
     def interval(self, level: float = 0.95) -> Interval:
         """Return the mean value at the starts of the episodes; the interval is the spread of the members.
 
-        Raises:
-            UserError: The values are outside of the range that the rewards allow.
+        A UserError is raised for values outside of the range that the rewards allow.
         """
         starts = self.v(self.logs.episodes.starts)  # (M, N)
         estimate = float(starts.mean())

@@ -114,15 +114,8 @@ def class_scores(
 ) -> ClassScores:
     """Evaluate every member by per-decision importance sampling, with one bootstrap over the shared episodes.
 
-    Args:
-        log_ratios: (N, T) per member: log-density of every decision minus its log-density under the behaviour; 0 after
-            the end of an episode.
-        rewards: (N, T), 0 after the end.
-        gamma: Discount.
-        minimum: Effective episodes of a trusted member.
-        level: Confidence level of the intervals and the regret.
-        resamples: Bootstrap resamples.
-        seed: Seed of the bootstrap.
+    `log_ratios` `(N, T)` per member are log-densities of every decision minus those under the behaviour; they and
+    `rewards` `(N, T)` are 0 after the end of an episode. Members are trusted from `minimum` effective episodes.
     """
     weights = {name: cumulative_weights(ratio) for name, ratio in log_ratios.items()}
     terms = {name: per_decision(weight, rewards, gamma) for name, weight in weights.items()}
@@ -145,11 +138,7 @@ def class_scores(
 def score_class(
     policies: Mapping[str, Policy], episodes: Episodes, behaviour: Policy, config: OPEConfig | None = None
 ) -> ClassScores:
-    """Evaluate stochastic policies on the episodes of `behaviour`.
-
-    Raises:
-        UserError: A policy or the behaviour has no density, executes chunks, or does not fit the logs.
-    """
+    """Evaluate single-action policies with a density on the episodes of `behaviour`, which needs a density, too."""
     config, episodes = config or OPEConfig(deterministic=False), episodes.without_closing_frames()
     if reason := next(filter(None, (weighting_problem(policy, behaviour, False) for policy in policies.values())), ""):
         raise UserError(f"The policies cannot be evaluated together: {reason}.")
@@ -188,8 +177,7 @@ def grow_trees(
 ) -> TrajectoryTrees:
     """Run all sequences of `depth` of the `actions` `(K, A)` from the start of one episode per environment.
 
-    Raises:
-        UserError: The trees are too large, or the simulator cannot save its state.
+    The simulator must be able to save its state.
     """
     nodes = sum(len(actions) ** level for level in range(depth))
     if depth < 1 or not len(actions) or nodes > MAX_NODES:

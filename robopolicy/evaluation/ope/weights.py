@@ -66,15 +66,10 @@ def per_decision(weights: Array, rewards: Array, gamma: float, *, normalised: bo
 
 
 def doubly_robust(weights: Array, start: Array, errors: Array, gamma: float, *, normalised: bool = False) -> Terms:
-    """Correct values by their weighted errors.
+    """Correct the values V of the first states, `start` `(N,)`, by weighted errors.
 
-    Args:
-        weights: (N, T).
-        start: (N,) values V of the first states.
-        errors: (N, T) reward + gamma V(next) - Q(state, action), 0 where unknown; V must be the mean of Q over the
-            actions of the policy.
-        gamma: Discount.
-        normalised: Divide by the mean weight of every step.
+    `errors` `(N, T)` are reward + gamma V(next) - Q(state, action), 0 where unknown; V must be the mean of Q over the
+    actions of the policy.
     """
     corrections = weights * errors * gamma ** np.arange(errors.shape[1])
     numerator = np.concatenate([start[:, None], corrections], 1)
@@ -116,13 +111,9 @@ def marginal(
 ) -> Marginal:
     """Solve for the marginal weights in a feature space.
 
-    Args:
-        phi: (W, K) features of logged states and actions.
-        following: (W, K) features of the next states with the policy's actions, times the discount, 0 after the end.
-        start: (N, K) features of the first states of the episodes with the policy's actions.
-        reward: (W,).
-        episode: (W,) index of the episode of each window.
-        ridge: Regularisation; 0 needs linearly independent features.
+    `phi` `(W, K)` are features of logged states and actions; `following` `(W, K)` of the next states with actions of
+    the policy, times the discount, 0 after the end; `start` `(N, K)` of the first states with actions of the policy.
+    `episode` `(W,)` is the episode of each window. `ridge` 0 needs linearly independent features.
     """
     n = len(start)
     flow = phi.T @ (phi - following) / n  # (K, K)

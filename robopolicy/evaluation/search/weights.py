@@ -56,11 +56,7 @@ class SearchLog:
 
     @classmethod
     def open(cls, path: Path) -> SearchLog:
-        """Read a log to resume it; an incomplete last line is dropped.
-
-        Raises:
-            UserError: It is damaged elsewhere, or was written by another version.
-        """
+        """Read a log to resume it; an incomplete last line is dropped, other damage is a UserError."""
         whole, _, _ = path.read_bytes().rpartition(b"\n")
         try:
             head, *rows = [parse_json(line) for line in whole.decode("utf-8").splitlines()] or [{}]
@@ -138,15 +134,7 @@ class SimEvaluator:
         measure: str = "success",
         progress: Callable[[int], None] | None = None,
     ) -> None:
-        """Wrap `sim`.
-
-        Args:
-            sim: Simulator of the task, with any number of environments.
-            deterministic: Disable exploration noise.
-            probe: Measure the latency of single decisions.
-            measure: Objective: `success` where the task defines it, or `return`.
-            progress: Called after every decision with the number of finished episodes.
-        """
+        """Wrap `sim`; `probe` measures decision latencies, and `measure="return"` ignores the success of a task."""
         self.sim = sim
         self.deterministic = deterministic
         self.probe = probe
@@ -218,7 +206,7 @@ def search_weights(
         make: Function from weights, in the order of `parents`, to the composed policy.
         evaluator: Evaluator of the candidates.
         seed: First episode seed. All candidates use `seed`, `seed + 1`, ...
-        log: Log of the results, which may contain those of an interrupted search.
+        log: Log of the results, which may contain results of an interrupted search.
 
     Raises:
         UserError: The plan is not possible (see the method), or episodes cannot be reproduced.

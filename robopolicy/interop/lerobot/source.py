@@ -3,7 +3,7 @@
 config.json                   kind, architecture, features with their shapes, horizons
 model.safetensors             weights
 policy_preprocessor.json      steps from observations to network inputs, with separate files of statistics
-policy_postprocessor.json     steps from the network's actions to those of the robot
+policy_postprocessor.json     steps from the network's actions to robot actions
 
 LeRobot leaves a feature unscaled if its statistics are missing, drops unknown weights and imports any class that a
 processor step names. All three raise errors here.
@@ -145,10 +145,7 @@ def open_source(
 def content_hash(folder: Path) -> str:
     """SHA-256 over names and contents of all files of the policy in `folder`.
 
-    A tokenizer that its processors fetch from the hub is not among them.
-
-    Raises:
-        UserError: One of them is missing.
+    All of them must exist. A tokenizer that its processors fetch from the hub is not among them.
     """
     names = [CONFIG, WEIGHTS, PREPROCESSOR, POSTPROCESSOR]
     for name in names:
@@ -171,11 +168,7 @@ def content_hash(folder: Path) -> str:
 
 @contextmanager
 def one_line(what: str) -> Iterator[None]:
-    """Suppress the output of libraries and convert their errors to one line that begins with `what`.
-
-    Raises:
-        UserError: An exception was raised inside.
-    """
+    """Suppress the output of libraries and convert their errors to a UserError of one line that starts with `what`."""
     try:
         with redirect_stdout(StringIO()):
             yield

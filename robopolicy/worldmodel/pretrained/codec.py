@@ -111,16 +111,9 @@ def _scale(autoencoder: Any) -> tuple[Tensor, Tensor]:
 
 @torch.no_grad()
 def cached_latents(codec: FrameCodec, images: Images, folder: Path | None, size: int = 64) -> Tensor:
-    """Return the latents `(F, Z, h, w)` of all frames on the CPU, cached by a digest of frames and autoencoder.
+    """Return the latents `(F, Z, h, w)` of all frames `{camera: (F, 3, S, S)}` on the CPU, from `size` frames per call.
 
-    Args:
-        codec: The autoencoder.
-        images: The frames, `{camera: (F, 3, S, S)}`.
-        folder: Folder of the cache; None disables it.
-        size: Frames per call.
-
-    Raises:
-        UserError: A file of latents is damaged, or the folder cannot be written.
+    They are cached in `folder` by a digest of frames and autoencoder; None disables the cache.
     """
     if folder is None:
         return _encoded(codec, images, size)

@@ -1,7 +1,7 @@
 """Supported video transformers of diffusers: their call signatures, and the modules that receive actions.
 
 No model code is copied: forward hooks, registered only during a call, add the action features of a frame to the output
-of a module, or pass them to the cross-attention. Parameter names remain those of the checkpoint.
+of a module, or pass them to the cross-attention. The parameter names of the checkpoint are unchanged.
 
 diffusers counts time from data to noise and predicts noise - data; `ActionConditionedTransformer.velocity` uses our
 convention (time 0 is noise, 1 is data, velocity = data - noise), with a time per frame. A transformer must have been
@@ -94,11 +94,7 @@ FAMILIES = {
 
 
 def build_module(config: dict[str, Any], known: dict[str, Any], kind: str) -> Any:
-    """Create a module of diffusers with random weights from its configuration.
-
-    Raises:
-        UserError: diffusers is missing, its class is not one of `known`, or the configuration does not fit it.
-    """
+    """Create a module of diffusers, of a class in `known`, with random weights from its configuration."""
     name = config.get("_class_name", "")
     if name not in known:
         raise unknown_name(kind, str(name), known)
@@ -150,11 +146,9 @@ class ActionConditionedTransformer(nn.Module):
     def velocity(self, x: Tensor, time: Tensor, actions: Tensor | None, given: int = 0) -> Tensor:
         """Predict the velocity, data - noise, of latents.
 
-        Args:
-            x: Noisy latents `(B, T, Z, h, w)`.
-            time: Time of each frame, `(B, T)`: 0 is noise, 1 is data.
-            actions: Normalised action that led to each frame, `(B, T, A)`; None runs the pretrained network.
-            given: Number of context frames, for networks with a mask channel.
+        `x` are noisy latents `(B, T, Z, h, w)`; `time` `(B, T)` is 0 for noise and 1 for data; `actions` `(B, T, A)`
+        are the normalised actions that led to each frame, None for the pretrained network; the first `given` frames are
+        context, for networks with a mask channel.
         """
         text = x.new_zeros(len(x), 1, self.words)
         with self._hooked(actions):

@@ -172,14 +172,9 @@ def open_pretrained(
 ) -> PretrainedWorldModel:
     """Load a pretrained model with a new adapter, which must be trained before it follows actions.
 
-    Args:
-        source: Folder of a diffusers pipeline with `transformer` and `vae`; or `hub:OWNER/NAME`, which is downloaded.
-        spec: Specification of the world model.
-        adapter: Adapter and sampler settings.
-        autoencoder: Another folder (or `hub:...`) of the `vae`.
-
-    Raises:
-        UserError: The folder is missing, a class is not supported, or weights do not match their configuration.
+    `source` is a folder of a diffusers pipeline with `transformer` and `vae`, or `hub:OWNER/NAME`, which is downloaded;
+    `autoencoder` is another source of the `vae`. A UserError is raised for missing files, unsupported classes, and
+    weights that do not match their configuration.
     """
     transformer = _load(source, "transformer", FAMILIES, "video transformer")
     vae = _load(autoencoder or source, "vae", AUTOENCODERS, "autoencoder")

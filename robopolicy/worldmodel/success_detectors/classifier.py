@@ -63,8 +63,7 @@ def fit_classifier(
 ) -> SuccessClassifier:
     """Train on one dataset; temperature, threshold and abstention are fitted on another one.
 
-    Raises:
-        UserError: One of the sets lacks successes or failures.
+    Both need successes and failures.
     """
     config, fit = config or JudgeConfig(), fit or FitConfig()
     success, progress = train.videos.success, train.videos.progress
@@ -165,19 +164,9 @@ def fit_probe(
     config: JudgeConfig | None = None,
     fit: FitConfig | None = None,
 ) -> StateProbe:
-    """Train on one dataset; abstention is fitted on another one.
+    """Train a probe of the observations `names` on one dataset; abstention is fitted on another one.
 
-    Args:
-        train: Training data.
-        held_out: Validation data.
-        names: Observations that make up the state.
-        success: Predicate of the task.
-        progress: Progress of a state in [0, 1]; None for success.
-        config: Architecture.
-        fit: Training.
-
-    Raises:
-        UserError: The data lack an observation of the state.
+    `success` is the predicate of the task; `progress` of a state is in [0, 1], or None for success.
     """
     config, fit = config or JudgeConfig(), fit or FitConfig()
     arrays = train.videos.episodes.arrays

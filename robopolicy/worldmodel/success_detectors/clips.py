@@ -160,13 +160,7 @@ def fit_ensemble(
 ) -> ClipEnsemble:
     """Train an ensemble; every member has its own batches.
 
-    Args:
-        config: Architecture.
-        fit: Training.
-        examples: Frames.
-        outputs: Outputs per clip.
-        draw: Function that samples the indices `(B,)` of a batch.
-        loss: Function of outputs `(B, outputs)` and indices.
+    `draw` samples the indices `(B,)` of a batch of frames; `loss` receives outputs `(B, outputs)` and these indices.
     """
     with torch.random.fork_rng():
         torch.manual_seed(fit.seed)

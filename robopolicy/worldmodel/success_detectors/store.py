@@ -45,11 +45,7 @@ def save_judge(path: str | Path, judge: SuccessClassifier | StateProbe) -> None:
 
 
 def load_judge(path: str | Path, solved: Predicate | None, device: str = "cpu") -> SuccessClassifier | StateProbe:
-    """Load a detector of either kind; a probe applies `solved`, the predicate of the task.
-
-    Raises:
-        UserError: The folder holds no detector, or a probe and the task has no predicate.
-    """
+    """Load a detector of either kind; a probe needs `solved`, the predicate of the task."""
     facts, _ = _read(Path(path), SuccessClassifier, StateProbe)
     if facts["kind"] == SuccessClassifier.__name__:
         return load_classifier(path, device)

@@ -136,18 +136,10 @@ class ServedVLM:
         timeout: float = 120.0,
         max_tokens: int = 256,
     ) -> None:
-        """Set the address.
+        """Set the address: `url` includes the version, e.g. "http://127.0.0.1:8000/v1".
 
-        Args:
-            url: Base URL including the version, e.g. "http://127.0.0.1:8000/v1".
-            model: Name of the model on the server.
-            token: Bearer token; only sent over https or to this machine.
-            temperature: Sampling temperature; above 0, so that votes differ.
-            timeout: Timeout of an answer [s].
-            max_tokens: Largest number of tokens of an answer.
-
-        Raises:
-            UserError: The URL is invalid, or the token would be sent unencrypted.
+        The bearer `token` is only sent over https or to this machine. A `temperature` above 0 lets votes differ;
+        `timeout` is in seconds.
         """
         parts = urlparse(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
@@ -158,11 +150,7 @@ class ServedVLM:
         self._token, self._max_tokens = token, max_tokens
 
     def __call__(self, prompt: str, frames: Sequence[Picture], seed: int) -> str:
-        """Request one answer.
-
-        Raises:
-            UserError: The server cannot be reached or sends an invalid reply.
-        """
+        """Request one answer; a UserError is raised for an unreachable server or an invalid reply."""
         content: list[dict[str, Any]] = [{"type": "image_url", "image_url": {"url": _data_url(f)}} for f in frames]
         content.append({"type": "text", "text": prompt})
         body = {
@@ -191,17 +179,9 @@ class LocalVLM:
     def __init__(
         self, path: str, *, device: str = "cpu", temperature: float = 0.7, max_tokens: int = 64, download: bool = False
     ) -> None:
-        """Load the model.
+        """Load model and processor from the folder `path`, or with `download` from the Hugging Face hub.
 
-        Args:
-            path: Folder with model and processor; with `download` also a name on the Hugging Face hub.
-            device: Device of the model.
-            temperature: Sampling temperature; above 0, so that votes differ.
-            max_tokens: Largest number of tokens of an answer.
-            download: Whether files may be downloaded.
-
-        Raises:
-            UserError: transformers is missing, or the folder holds no model with image input.
+        A `temperature` above 0 lets votes differ; `max_tokens` limits an answer.
         """
         transformers = require("transformers", "vlm")
         try:
