@@ -18,7 +18,7 @@ from benchmarks.composition.parents import demonstrations, train_parent
 from benchmarks.composition.tasks import PairTask
 from robopolicy.evaluation.result import EvalResult
 from robopolicy.evaluation.search.methods import Weights
-from robopolicy.evaluation.search.weights import SearchLog, SimEvaluator, hold_out, make_search, search_weights
+from robopolicy.evaluation.search.weights import SearchLog, SimEvaluator, evaluate_held_out, make_search, search_weights
 from robopolicy.nets.module_state import evaluation_mode
 from robopolicy.policies.base import Observation, Policy
 from robopolicy.policies.composition.operators import And, Convex, Operator, Or
@@ -67,12 +67,12 @@ def run_cell(task: PairTask, seed: int, settings: Settings) -> dict[str, Any]:
             composed = compose(parents, OPERATORS[operator])
             method = make_search("grid", episodes=settings.search_episodes, divisions=settings.divisions)
             ledger = _ledger(folder / f"{operator.replace(', ', '_')}.jsonl")
-            found = search_weights(method, names, composed.with_weights, evaluator, seed=SEARCH + shift, ledger=ledger)
+            found = search_weights(method, names, composed.with_weights, evaluator, seed=SEARCH + shift, log=ledger)
             policies[operator], weights[operator] = composed.with_weights(found.weights), found.weights
             curves[operator] = [{"weight": c.weights[0], **_outcomes(c.result)} for c in found.candidates]
         policies |= {name: compose(parents, OPERATORS[name]) for name in OPERATORS if name not in SEARCHED}
         seeds = range(HELD_OUT + shift, HELD_OUT + shift + settings.episodes)
-        results = hold_out(policies, SimEvaluator(sim), seeds, ledger=_ledger(folder / "held_out.jsonl"))
+        results = evaluate_held_out(policies, SimEvaluator(sim), seeds, log=_ledger(folder / "held_out.jsonl"))
         obs = {key: value.unsqueeze(1) for key, value in sim.reset(SEARCH).items()}
     # Timed with fixed weights in the middle: the chosen ones may leave a single parent.
     timed = {**policies, **{name: compose(parents, operator) for name, operator in OPERATORS.items()}}

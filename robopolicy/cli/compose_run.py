@@ -23,7 +23,7 @@ from robopolicy.evaluation.search.weights import (
     SimEvaluator,
     WeightSearch,
     compare_with,
-    hold_out,
+    evaluate_held_out,
     make_search,
     search_weights,
 )
@@ -185,7 +185,7 @@ def search_and_evaluate(
                     parts.policy,
                     evaluator(request.backend, probe=False, measure=request.objective),
                     seed=request.seed,
-                    ledger=record,
+                    log=record,
                 )
                 policy, weights = parts.policy(found.weights), found.weights
             results: dict[str, EvalResult] = {}
@@ -193,10 +193,10 @@ def search_and_evaluate(
             policies = dict(zip(request.names, [*parts.policies, policy], strict=True))
             if request.report_episodes:
                 real = evaluator(request.report_backend, probe=True)
-                results = hold_out(policies, real, request.reported, ledger=record)
+                results = evaluate_held_out(policies, real, request.reported, log=record)
             if request.compares_backends:
                 world = evaluator(request.backend, probe=False)
-                predicted = hold_out(policies, world, request.reported, ledger=record, where=" in the world model")
+                predicted = evaluate_held_out(policies, world, request.reported, log=record, where=" in the world model")
     return CompositionResult(policy, weights, found, results, predicted)
 
 

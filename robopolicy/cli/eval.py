@@ -181,7 +181,7 @@ def _evaluate(
                 repeated[label] = frequency_curve(policy_entry.make(), sim, args.action_repeats, **episodes)
             if latencies:
                 delayed[label] = latency_curve(
-                    policy_entry.make(), sim, latencies, join=args.chunk_blending, **episodes
+                    policy_entry.make(), sim, latencies, blending=args.chunk_blending, **episodes
                 )
     return results, repeated, delayed
 

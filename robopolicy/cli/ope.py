@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
     for policy_entry in policy_entries:
         policy = policies[policy_entry.label]
         rollouts = _rollouts(args, policy_entry, entry) if args.play else None
-        found[policy_entry.label] = estimate(policy, episodes, behaviour=behaviour, played=rollouts, config=config)
+        found[policy_entry.label] = estimate(policy, episodes, behaviour=behaviour, rollouts=rollouts, config=config)
     portfolios = _portfolios(found) if args.play and len(found) > 1 else None
     joint = None
     if behaviour is not None and len(found) > 1 and all(item["pdis"].effective is not None for item in found.values()):

@@ -111,7 +111,7 @@ def _view(args: argparse.Namespace, policy_entry: PolicyEntry, sim: VectorSim) -
     import mujoco.viewer
 
     from robopolicy.errors import UserError
-    from robopolicy.evaluation.harness import play
+    from robopolicy.evaluation.harness import run_episodes
     from robopolicy.sim.backends.mujoco.backend import MujocoSim
 
     if not isinstance(sim, MujocoSim):
@@ -127,4 +127,4 @@ def _view(args: argparse.Namespace, policy_entry: PolicyEntry, sim: VectorSim) -
             time.sleep(sim.spec.control_dt)
 
         seeds = range(args.seed, args.seed + args.episodes)
-        play(policy_entry.make(), sim, seeds, deterministic=not args.stochastic, before_step=show)
+        run_episodes(policy_entry.make(), sim, seeds, deterministic=not args.stochastic, before_step=show)

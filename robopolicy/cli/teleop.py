@@ -15,7 +15,7 @@ from torch import Tensor
 
 from robopolicy.cli.policy_args import PolicyEntry
 from robopolicy.deploy.dashboard import ALONE, WATCHED, Dashboard, pixels_packet
-from robopolicy.evaluation.harness import play
+from robopolicy.evaluation.harness import run_episodes
 from robopolicy.nets.encoder import IMAGE_PREFIX
 from robopolicy.sim.contract import Observation, Step, VectorSim
 
@@ -150,7 +150,7 @@ def run_policy(address: str, predicted: VectorSim, policy_entry: PolicyEntry, se
             time.sleep(predicted.spec.control_dt)
 
         for _ in view.commands():  # a new viewer, or a repetition
-            play(policy_entry.make(), predicted, seeds, on_step=show)
+            run_episodes(policy_entry.make(), predicted, seeds, on_step=show)
 
 
 def _reset(view: View, sides: dict[str, VectorSim], seed: int) -> bool:

@@ -21,7 +21,7 @@ def fit(args: argparse.Namespace) -> int:
     from robopolicy.worldmodel.success_detectors.classifier import SuccessClassifier
     from robopolicy.worldmodel.success_detectors.clips import Examples, FitConfig, JudgeConfig
     from robopolicy.worldmodel.success_detectors.store import FACTS, save_judge
-    from robopolicy.worldmodel.videos import VideoDataset, split
+    from robopolicy.worldmodel.videos import VideoDataset, split_episodes
 
     check_numbers(args, positive=("steps", "members", "frames"), non_negative=("seed",))
     if args.kind not in KINDS:
@@ -29,8 +29,10 @@ def fit(args: argparse.Namespace) -> int:
     check_new_folder(args.out, "a judge", FACTS, overwrite=args.overwrite)
     model, manifest = load_world(args.world, args.device)
     train, held_out = (
-        Examples.of(VideoDataset(model.spec, part, args.dataset), lambda frames: model.decode(model.encode(frames)))
-        for part in split(read_lerobot(args.dataset), seed=args.seed)
+        Examples.from_videos(
+            VideoDataset(model.spec, part, args.dataset), lambda frames: model.decode(model.encode(frames))
+        )
+        for part in split_episodes(read_lerobot(args.dataset), seed=args.seed)
     )
     config = JudgeConfig(members=args.members, frames=args.frames)
     settings = {"config": config, "fit": FitConfig(steps=args.steps, seed=args.seed, device=args.device)}

@@ -129,7 +129,7 @@ def _eval(args: argparse.Namespace) -> int:
     from robopolicy.evaluation.video_metrics import contact_sheet
     from robopolicy.files import check_new_file
     from robopolicy.training.world_sims import load_world
-    from robopolicy.worldmodel.action_following import judge, measure_action_following, table
+    from robopolicy.worldmodel.action_following import check_gates, measure_action_following, table
     from robopolicy.worldmodel.videos import VideoDataset
 
     check_numbers(args, positive=("windows", "horizon"), non_negative=())
@@ -139,13 +139,13 @@ def _eval(args: argparse.Namespace) -> int:
     model, manifest = load_world(args.world, args.device)
     videos = VideoDataset(model.spec, read_lerobot(args.dataset), args.dataset)
     following = measure_action_following(model, videos, horizon=args.horizon, windows=args.windows)
-    verdict = judge(following, failures=manifest.training.get("failures"))
+    verdict = check_gates(following, failures=manifest.training.get("failures"))
     if args.out is not None:
         contact_sheet(model, videos, args.out)
     if args.json:
         print(json.dumps({"passed": verdict.passed, "reasons": list(verdict.reasons), **following.to_dict()}))
         return 0
-    print(f"PSNR [dB] of {following.films} video windows, by frames ahead")
+    print(f"PSNR [dB] of {following.num_windows} video windows, by frames ahead")
     print(aligned(*table(following)))
     for name, fraction in following.directions.items():
         print(f"{name}: correct direction in {fraction:.0%} of the frames")

@@ -1,1 +1,1 @@
-"""Rollout harness, intervals, reports and video."""
+"""Evaluation harness, intervals, reports and videos."""

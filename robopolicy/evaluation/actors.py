@@ -1,4 +1,4 @@
-"""Who decides in an evaluated episode: a policy, a scripted expert or a random agent, behind one call."""
+"""Actors for evaluation: policies, scripted experts and random agents behind one interface."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from robopolicy.sim.registry import Expert
 from robopolicy.sim.wrappers.base import unwrapped
 from robopolicy.spec import HIDDEN_STATE
 
-_APART = 1 << 41  # added to the decision in the key of a disturbance, so that it is not the noise of the policy
+_NOISE_KEY_OFFSET = 1 << 41  # added to the decision in the noise key, so that policy and disturbance differ
 
 
 class Actor(Protocol):
-    """Decides the next chunk of the rows that still count."""
+    """Source of action chunks for the active rows of a simulator."""
 
-    action_horizon: int  # Ta, actions played per chunk
+    action_horizon: int  # Ta, actions executed per chunk
     obs_horizon: int  # To, observations per decision
     network_calls: int  # network evaluations per decision
     policy_calls: int  # batched calls made so far
@@ -37,21 +37,21 @@ class Actor(Protocol):
         """Return chunks `(R, H, A)`.
 
         Args:
-            sim: The simulator being played.
+            sim: The simulator.
             obs: Histories `(N, To, ...)` of all environments.
-            rows: `(R,)` int64, environments to decide for.
-            seeds: Episode seed of each of those rows.
-            decisions: Index of the decision within the episode of each of those rows.
+            rows: Environments to decide for, `(R,)` int64.
+            seeds: Episode seed of each row.
+            decisions: Index of the decision within the episode of each row.
         """
         ...
 
 
 class PolicyActor:
-    """Plays a policy so that an episode depends on its seed alone.
+    """Actor of a policy, whose episodes depend only on their seeds.
 
-    Two things would otherwise leak the number of environments into the result. Noise: every row draws from its own
-    stream keyed by episode seed and decision index. Rounding: the policy always sees exactly `batch` rows, in which an
-    episode always has the same place (`policies.noise.seats`).
+    Noise comes from one stream per row, keyed by episode seed and decision index. The policy always receives exactly
+    `batch` rows with a fixed slot per episode (`policies.noise.assign_slots`), so that rounding does not depend on the
+    number of environments.
     """
 
     def __init__(self, policy: Policy, *, deterministic: bool = True, batch: int = 32) -> None:
@@ -64,18 +64,18 @@ class PolicyActor:
         self.policy_calls = 0
         self._device = module_device(policy)
         self._keys = [key for key in policy.spec.observation if key != HIDDEN_STATE]
-        self._memory: dict[int, Tensor] = {}  # episode seed -> (1, M) of a recurrent policy
+        self._hidden: dict[int, Tensor] = {}  # episode seed -> hidden state (1, M) of a recurrent policy
 
     def __call__(
         self, sim: VectorSim, obs: Observation, rows: Tensor, seeds: Sequence[int], decisions: Sequence[int]
     ) -> Tensor:
-        """Decide for `rows` in as few calls of `batch` rows as their places allow."""
+        """Return chunks from as few calls of `batch` rows as the slots allow."""
         chunks: list[Tensor] = []
         calls = assign_slots(seeds, self.batch)
         for call in calls:
             members = call.members
-            played = self._act(obs, rows[members], [seeds[i] for i in members], [decisions[i] for i in members])
-            chunks.append(played[call.places])
+            chunk = self._act(obs, rows[members], [seeds[i] for i in members], [decisions[i] for i in members])
+            chunks.append(chunk[call.places])
         order = torch.tensor([i for call in calls for i in call.seated])
         chunk = torch.cat(chunks)[order.argsort().to(sim.device)]
         self._check_finite(chunk, {key: obs[key][rows] for key in self._keys}, seeds, decisions)
@@ -85,25 +85,25 @@ class PolicyActor:
         self.policy_calls += 1
         batch = {key: obs[key][rows].to(self._device or rows.device) for key in self._keys}
         with torch.inference_mode():
-            batch |= self._recalled(seeds, decisions)
+            batch |= self._hidden_states(seeds, decisions)
             chunk = self._chunk(batch, seeds, PerRowGenerator(seeds, decisions))
             if HIDDEN_STATE in batch:
                 after = self.policy.next_hidden(batch)
-                # Copies that fill the batch are rounded differently: an episode's own row counts.
-                self._memory |= {seed: after[i] for i, seed in enumerate(seeds) if seed % self.batch == i}
+                # Copies that fill the batch are rounded differently, so the row in the slot of the episode is stored.
+                self._hidden |= {seed: after[i] for i, seed in enumerate(seeds) if seed % self.batch == i}
         return chunk.to(rows.device)
 
     def _chunk(self, obs: Observation, seeds: Sequence[int], streams: PerRowGenerator) -> Tensor:
         return self.policy.act(obs, deterministic=self.deterministic, generator=streams)
 
-    def _recalled(self, seeds: Sequence[int], decisions: Sequence[int]) -> Observation:
-        """Memories of the episodes of a recurrent policy, zeros at their first decision; else nothing."""
+    def _hidden_states(self, seeds: Sequence[int], decisions: Sequence[int]) -> Observation:
+        """Return the hidden states of the episodes, zeros at their first decision; empty for feedforward policies."""
         size = self.policy.spec.hidden_dim
         if not size:
             return {}
-        fresh = torch.zeros(1, size, device=self._device)
-        kept = [self._memory[seed] if step else fresh for seed, step in zip(seeds, decisions, strict=True)]
-        return {HIDDEN_STATE: torch.stack(kept)}
+        zeros = torch.zeros(1, size, device=self._device)
+        states = [self._hidden[seed] if step else zeros for seed, step in zip(seeds, decisions, strict=True)]
+        return {HIDDEN_STATE: torch.stack(states)}
 
     @staticmethod
     def _check_finite(chunk: Tensor, obs: Observation, seeds: Sequence[int], decisions: Sequence[int]) -> None:
@@ -112,13 +112,14 @@ class PolicyActor:
             bad = int((~finite).nonzero()[0, 0])
             where = f"in episode {seeds[bad]} at decision {decisions[bad]}"
             if not all(bool(value[bad].isfinite().all()) for value in obs.values()):
-                raise UserError(f"The simulator showed a number that is not finite {where}; mend the environment.")
-            cure = "the checkpoint has diverged, evaluate an earlier one"
-            raise UserError(f"The policy returned a non-finite action {where}; {cure}.")
+                raise UserError(f"The simulator returned a non-finite observation {where}; fix the environment.")
+            raise UserError(
+                f"The policy returned a non-finite action {where}; the checkpoint has diverged, use an earlier one."
+            )
 
 
 class ExpertActor:
-    """Plays a task's scripted demonstrator."""
+    """Actor of the scripted expert of a task."""
 
     action_horizon = 1
     obs_horizon = 1
@@ -131,39 +132,35 @@ class ExpertActor:
     def __call__(
         self, sim: VectorSim, obs: Observation, rows: Tensor, seeds: Sequence[int], decisions: Sequence[int]
     ) -> Tensor:
-        """Ask the expert once for all environments and keep `rows`."""
+        """Call the expert once for all environments and select `rows`."""
         self.policy_calls += 1
         return self.expert(unwrapped(sim), {key: value[:, -1] for key, value in obs.items()})[rows].unsqueeze(1)
 
 
 class NoisyActor:
-    """Another actor whose chunks are disturbed: a policy of graded quality, for comparing evaluations."""
+    """Actor with Gaussian action noise, which gives policies of graded quality for comparing evaluations."""
 
     def __init__(self, actor: Actor, noise: float) -> None:
         """Add Gaussian noise of standard deviation `noise`, a fraction of half the range of the actions."""
-        self.actor, self.noise = actor, noise
-        self.action_horizon, self.obs_horizon, self.network_calls = (
-            actor.action_horizon,
-            actor.obs_horizon,
-            actor.network_calls,
-        )
-        self.policy_calls = 0
+        self.actor, self.noise, self.policy_calls = actor, noise, 0
+        self.action_horizon, self.obs_horizon = actor.action_horizon, actor.obs_horizon
+        self.network_calls = actor.network_calls
 
     def __call__(
         self, sim: VectorSim, obs: Observation, rows: Tensor, seeds: Sequence[int], decisions: Sequence[int]
     ) -> Tensor:
-        """Ask the actor and disturb what it says."""
+        """Return the chunks of the actor with noise, clipped to the action bounds."""
         calls = self.actor.policy_calls
         chunk = self.actor(sim, obs, rows, seeds, decisions)
         self.policy_calls += self.actor.policy_calls - calls
-        keys = [decision + _APART for decision in decisions]
+        keys = [decision + _NOISE_KEY_OFFSET for decision in decisions]
         low, high = sim.spec.action_low.to(chunk.device), sim.spec.action_high.to(chunk.device)
         noise = PerRowGenerator(seeds, keys).normal(chunk.shape).to(chunk.device)
         return (chunk + self.noise * (high - low) / 2 * noise).clamp(low, high)
 
 
 class PolicyExpert:
-    """A policy as demonstrator: it plays its chunks step by step and keeps each row's history."""
+    """Expert interface of a policy, with the current chunk and the history of each row."""
 
     def __init__(self, policy: Policy, *, deterministic: bool = True, batch: int = 32) -> None:
         self.actor = PolicyActor(policy, deterministic=deterministic, batch=batch)
@@ -171,7 +168,7 @@ class PolicyExpert:
         self._chunk = torch.empty(0)
 
     def __call__(self, sim: VectorSim, obs: Observation) -> Tensor:
-        """Decide for the rows whose chunk is used up or whose episode is fresh; return the due action of all."""
+        """Return one action per row, from new chunks where the chunk has ended or the episode has started."""
         step, action_horizon = sim.episode_step, self.actor.action_horizon
         fresh = step == 0
         if not self._history:
@@ -194,20 +191,20 @@ class PolicyExpert:
 
 
 class RandomExpert:
-    """Uniformly random actions as demonstrator, each held for a few steps, so that films of them show movement."""
+    """Expert with uniformly random actions, each repeated for `hold` steps so that videos show motion."""
 
     def __init__(self, hold: int = 4) -> None:
         self.hold = hold
 
     def __call__(self, sim: VectorSim, obs: Observation) -> Tensor:
-        """Draw each row from a generator keyed by its episode seed and the number of the draw."""
+        """Sample each row with a generator keyed by its episode seed and the index of the sample."""
         seeds, draws = sim.episode_seed.tolist(), (sim.episode_step // self.hold).tolist()
         rows = torch.arange(sim.num_envs, device=sim.device)
         return RandomActor()(sim, obs, rows, seeds, draws)[:, 0]
 
 
 class RandomActor:
-    """Plays uniformly random actions; the floor that any result should be read against."""
+    """Actor with uniformly random actions, the baseline of any result."""
 
     action_horizon = 1
     obs_horizon = 1
@@ -217,7 +214,7 @@ class RandomActor:
     def __call__(
         self, sim: VectorSim, obs: Observation, rows: Tensor, seeds: Sequence[int], decisions: Sequence[int]
     ) -> Tensor:
-        """Draw each row from a generator keyed by its episode seed and decision index."""
+        """Sample each row with a generator keyed by its episode seed and decision index."""
         low, high = (bound.cpu().numpy() for bound in (sim.spec.action_low, sim.spec.action_high))
         keys = zip(seeds, decisions, strict=True)
         actions = [np.random.default_rng((seed, step)).uniform(low, high) for seed, step in keys]
@@ -226,11 +223,7 @@ class RandomActor:
 
 @contextmanager
 def as_actor(policy: Policy | Actor, sim: VectorSim, *, deterministic: bool = True) -> Iterator[Actor]:
-    """A policy as an actor, in evaluation mode meanwhile; an actor as it is.
-
-    Raises:
-        UserError: The policy does not fit the simulator.
-    """
+    """Convert a policy, in evaluation mode meanwhile, to an actor; a UserError is raised if it does not fit `sim`."""
     if not isinstance(policy, Policy):
         yield policy
         return
@@ -240,27 +233,17 @@ def as_actor(policy: Policy | Actor, sim: VectorSim, *, deterministic: bool = Tr
 
 
 def check_compatible(policy: PolicySpec, sim: SimSpec) -> None:
-    """Refuse a policy whose inputs or outputs do not fit the simulator.
-
-    Raises:
-        UserError: An observation is missing or has another shape, or the action dimensions differ.
-    """
+    """Raise a UserError for a policy whose observations or action dimensions do not fit the simulator."""
+    advice = "choose the task or cameras it was trained with"
     for key, shape in policy.observation.items():
         if key == HIDDEN_STATE:
             continue
         if key not in sim.observation:
-            raise UserError(
-                f"The policy needs observation '{key}', but {sim.task} provides {', '.join(sorted(sim.observation))}; "
-                "choose the task or cameras it was trained with."
-            )
-        found = tuple(sim.observation[key].shape)
-        if found != tuple(shape):
-            raise UserError(
-                f"The policy expects observation '{key}' of shape {tuple(shape)}, but {sim.task} provides {found}; "
-                "choose the task it was trained on."
-            )
+            found = ", ".join(sorted(sim.observation))
+            raise UserError(f"The policy needs observation '{key}', but {sim.task} provides {found}; {advice}.")
+        if tuple(sim.observation[key].shape) != tuple(shape):
+            found = f"{tuple(shape)}, but {sim.task} provides {tuple(sim.observation[key].shape)}"
+            raise UserError(f"The policy expects observation '{key}' of shape {found}; {advice}.")
     if policy.action_dim != sim.action_dim:
-        raise UserError(
-            f"The policy outputs {policy.action_dim} action dimensions, but {sim.task} takes {sim.action_dim}; "
-            "choose the task it was trained on."
-        )
+        found = f"The policy outputs {policy.action_dim} action dimensions, but {sim.task} takes {sim.action_dim}"
+        raise UserError(f"{found}; choose the task it was trained on.")

@@ -1,9 +1,8 @@
-"""The card of a dataset: what it holds, how good it is, what may be wrong with it, and what to learn from it with.
+"""Dataset cards: content, quality, coverage, warnings and a recommended kind of algorithm.
 
-Quality and coverage are those of Schweighofer et al. (2021; `robopolicy.data.quality`), whose experiments say:
-learners that nothing ties to the data need high coverage, learners that stay near the data do well where quality or
-coverage is high, and plain imitation competes with the best of them where quality is high. From which value on a number
-is high is ours (`HIGH`).
+Quality and coverage are defined by Schweighofer et al. (2021; `robopolicy.data.quality`). In their experiments,
+unconstrained off-policy learners need high coverage, learners that stay near the data need high quality or coverage,
+and imitation competes with the best of them on data of high quality. The threshold `HIGH` is ours.
 """
 
 from __future__ import annotations
@@ -31,47 +30,47 @@ from robopolicy.errors import UserError
 from robopolicy.evaluation.intervals import Interval, bootstrap_mean, sample_warning, wilson
 from robopolicy.evaluation.report import Table, percent
 
-HIGH = 0.75  # quality and coverage from which on they are called high
-CLIPPED = 0.05  # share of steps at a bound, and of idle steps below, that is worth a warning
-IDLE = 0.2
-CROWDED = 0.95  # share of steps that show something new, beyond which bins are too fine for SACo to say anything
+HIGH = 0.75  # threshold of high quality and coverage
+CLIPPED = 0.05  # fraction of steps at a bound that causes a warning
+IDLE = 0.2  # fraction of idle steps that causes a warning
+CROWDED = 0.95  # fraction of distinct steps above which the bins are too fine for SACo
 
 ADVICE = {
     "imitation": "behaviour cloning (bc): the data is good, and imitation competes with the best that offline RL does",
     "constrained": "policy-constrained offline RL (iql, idql, cal_ql, fql, qc), which stays near the data",
-    "unconstrained": "off-policy RL that nothing ties to the data (sac, td3) can work; constrained offline RL is safer",
-    "explore": "collect more or other data, or play (rlpd); until then constrained offline RL (iql, cal_ql)",
+    "unconstrained": "unconstrained off-policy RL (sac, td3) can work; constrained offline RL is safer",
+    "explore": "collect more or other data, or learn online (rlpd); until then constrained offline RL (iql, cal_ql)",
     "unrewarded": "behaviour cloning (bc): without rewards nothing else can be learned, and its quality is unknown",
     "unknown": "unknown without references; pass --random and --best for quality, --replay for coverage",
 }
-"""What to learn with, by the reason."""
+"""Recommendations by kind."""
 
 
 @dataclass(frozen=True)
 class References:
-    """What the data is compared with; None where it is unknown."""
+    """References for quality and coverage; None where unknown."""
 
     random: float | None = None  # mean return of random actions
     best: float | None = None  # mean return of the best policy that an online learner found
-    replay: Episodes | None = None  # what that learner saw
+    replay: Episodes | None = None  # training data of that learner
 
 
 @dataclass(frozen=True)
 class DatasetCard:
-    """Everything the card says."""
+    """Content of a card."""
 
     episodes: int
     steps: int
     rate: float  # [Hz]
     lengths: tuple[int, float, int]  # shortest, mean and longest episode [steps]
     tasks: Mapping[str, int]  # episodes by task
-    behaviours: Mapping[str, int]  # and by who acted, where known
+    behaviours: Mapping[str, int]  # episodes by behaviour, where recorded
     features: Mapping[str, tuple[str, tuple[int, ...]]]  # key: type, shape of one frame
-    success: Interval | None  # share of the episodes that succeeded, where recorded
+    success: Interval | None  # success rate, where recorded
     returns: Interval | None  # mean undiscounted return, where recorded
-    quality: Interval | None  # TQ; its interval is that of the data's return alone
+    quality: Interval | None  # TQ; its interval only includes the uncertainty of the return
     coverage: Coverage | None  # None where the data has no vectors
-    idle: float  # share of the steps in which nothing changes
+    idle: float  # fraction of the steps without a change
     advice: str  # key of `ADVICE`
     warnings: tuple[str, ...] = field(default=())
 
@@ -86,7 +85,7 @@ class DatasetCard:
         return plain
 
     def facts(self) -> Table:
-        """Header and one row per fact."""
+        """Return the header and one row per fact."""
         low, mean, high = self.lengths
         rows = [
             ["episodes", f"{self.episodes}"],
@@ -104,7 +103,7 @@ class DatasetCard:
         return ["fact", "value"], rows
 
     def table(self) -> Table:
-        """Header and one row per feature."""
+        """Return the header and one row per feature."""
         rows = [[key, kind, " x ".join(map(str, shape)) or "1"] for key, (kind, shape) in self.features.items()]
         return ["feature", "type", "shape"], rows
 
@@ -124,27 +123,20 @@ def dataset_card(
     cameras: Mapping[str, tuple[int, ...]] | None = None,
     level: float = 0.95,
 ) -> DatasetCard:
-    """Write the card of a dataset.
+    """Create the card of a dataset; a UserError is raised for references that do not fit.
 
-    Args:
-        episodes: All of it; images need not be read.
-        references: What to compare it with.
-        bins: Per axis, to count states and actions; 0 compares the numbers as they are.
-        cameras: Shapes of cameras that were not read.
-        level: Of the intervals.
-
-    Raises:
-        UserError: A reference does not fit.
+    `bins` per axis are used to count states and actions, and 0 compares exact numbers. `cameras` has the shapes of
+    cameras that are not in `episodes`.
     """
     data, known = episodes.without_closing_frames(), references or References()
     returns = returns_of(data)
-    earned = None if returns is None else bootstrap_mean(returns, level=level)
+    mean_return = None if returns is None else bootstrap_mean(returns, level=level)
     success = None
     if "success" in data.arrays:
         success = wilson(int(data.success.sum()), data.num_episodes, level)
-    quality = _quality(earned, known)
-    seen = _coverage(data, known.replay, bins)
-    saco = seen.saco if seen and seen.unique_fraction <= CROWDED else None
+    quality = _quality(mean_return, known)
+    covered = _coverage(data, known.replay, bins)
+    saco = covered.saco if covered and covered.unique_fraction <= CROWDED else None
     features = {key: (array.dtype.name, array.shape[1:]) for key, array in data.arrays.items()}
     features |= {key: ("uint8", shape) for key, shape in (cameras or {}).items()}
     idle = idle_fraction(data)
@@ -158,23 +150,19 @@ def dataset_card(
         behaviours=dict(Counter(who for who in data.behaviours if who).most_common()),
         features=features,
         success=success,
-        returns=earned,
+        returns=mean_return,
         quality=quality,
-        coverage=seen,
+        coverage=covered,
         idle=idle,
-        advice=advise(quality.estimate if quality else None, saco, returns is not None, success),
-        warnings=tuple(_warnings(data, success, earned, seen, idle)),
+        advice=recommend(quality.estimate if quality else None, saco, returns is not None, success),
+        warnings=tuple(_warnings(data, success, mean_return, covered, idle)),
     )
 
 
-def advise(quality: float | None, saco: float | None, rewarded: bool, success: Interval | None = None) -> str:
-    """What to learn with, a key of `ADVICE`; the success rate stands in for a quality that is not known.
+def recommend(quality: float | None, saco: float | None, rewarded: bool, success: Interval | None = None) -> str:
+    """Return the recommendation, a key of `ADVICE`; the success rate replaces an unknown quality.
 
-    Args:
-        quality: TQ.
-        saco: State-action coverage, where it says anything.
-        rewarded: Whether rewards are recorded.
-        success: Success rate of the data.
+    `saco` is the state-action coverage; `rewarded` is whether rewards are recorded.
     """
     if quality is None and success is not None:
         quality = success.estimate
@@ -190,16 +178,15 @@ def advise(quality: float | None, saco: float | None, rewarded: bool, success: I
     return "explore" if quality < 1 - HIGH and saco is not None else "constrained"
 
 
-def _quality(earned: Interval | None, known: References) -> Interval | None:
-    """TQ of the mean return and of the ends of its interval."""
+def _quality(returns: Interval | None, known: References) -> Interval | None:
+    """Compute TQ of the mean return and of the ends of its interval."""
     if known.random is None or known.best is None:
         return None
-    if earned is None:
-        raise UserError("Trajectory quality needs rewards, and the dataset has none; leave --random and --best out.")
-    low, mean, high = (
-        trajectory_quality(value, known.random, known.best) for value in (earned.low, earned.estimate, earned.high)
-    )
-    return Interval(mean, low, high, earned.n, earned.level)
+    if returns is None:
+        raise UserError("Trajectory quality needs rewards, and the dataset has none; omit --random and --best.")
+    ends = (returns.low, returns.estimate, returns.high)
+    low, mean, high = (trajectory_quality(value, known.random, known.best) for value in ends)
+    return Interval(mean, low, high, returns.n, returns.level)
 
 
 def _coverage(data: Episodes, replay: Episodes | None, bins: int) -> Coverage | None:
@@ -208,13 +195,12 @@ def _coverage(data: Episodes, replay: Episodes | None, bins: int) -> Coverage | 
     except UserError:
         if replay is not None or bins < 0:
             raise
-        return None  # images alone
+        return None  # only images
 
 
 def _warnings(
-    data: Episodes, success: Interval | None, earned: Interval | None, seen: Coverage | None, idle: float
+    data: Episodes, success: Interval | None, returns: Interval | None, covered: Coverage | None, idle: float
 ) -> list[str]:
-    """What a reader should look at."""
     found: list[str] = []
     if success is not None and (few := sample_warning(data.num_episodes)):
         found.append(few)
@@ -223,20 +209,18 @@ def _warnings(
     clipped = {name: share for name, share in clipped_actions(data).items() if share > CLIPPED}
     if clipped:
         shares = [f"{name} in {100 * share:.0f} % of the steps" for name, share in clipped.items()]
-        found.append(f"Actions seem clipped, being at their least or largest value: {_few(shares)}.")
+        found.append(f"Actions seem clipped at their smallest or largest value: {_few(shares)}.")
     if idle > IDLE:
         found.append(f"Nothing changes in {100 * idle:.0f} % of the steps; imitation may learn to stand still.")
     if repeated := repeated_episodes(data):
-        found.append(f"{repeated} episodes repeat earlier ones to the last number.")
-    if earned is not None and np.ptp(data.arrays["reward"]) == 0:
-        found.append("The reward never changes, so nothing can be learned from it.")
-    if earned is not None and "terminated" not in data.arrays:
-        found.append("It is not recorded which episodes were terminated; values would look beyond all ends.")
-    if seen is not None and seen.reference is not None and seen.unique_fraction > CROWDED:
-        found.append(
-            f"Coverage says nothing: {100 * seen.unique_fraction:.0f} % of the steps are distinct, due to many "
-            "numbers and few steps; use fewer --bins."
-        )
+        found.append(f"{repeated} episodes are exact copies of earlier ones.")
+    if returns is not None and np.ptp(data.arrays["reward"]) == 0:
+        found.append("The reward is constant, so nothing can be learned from it.")
+    if returns is not None and "terminated" not in data.arrays:
+        found.append("Terminations are not recorded, so values would bootstrap beyond the end of every episode.")
+    if covered is not None and covered.reference is not None and covered.unique_fraction > CROWDED:
+        distinct = f"{100 * covered.unique_fraction:.0f} % of the steps are distinct"
+        found.append(f"Coverage is not informative: {distinct}, due to many numbers and few steps; use fewer --bins.")
     return found
 
 

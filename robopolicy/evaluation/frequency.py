@@ -1,8 +1,7 @@
 """Frequency curves: the score of a policy that decides every 1, 2, 4, ... control steps (Patel and Siegelmann 2024).
 
-Robots decide late: a network is slow, a message is delayed. A policy that was trained to decide in every step often
-fails when its action is held for a few; one that plans chunks plays them out. The frequency-averaged score is the area
-under the score over the length of the hold, 1 for a policy that stands them all.
+A policy that was trained to decide in every step often fails if its action is repeated for a few steps; a policy with
+chunks executes more of the chunk. The frequency-averaged score is the area under the score over the number of repeats.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from robopolicy.sim.contract import Observation, VectorSim
 
 
 class ActionRepeatActor:
-    """Lets an actor decide every `hold` control steps: the first actions of its chunk, the last of them repeated."""
+    """Actor that decides every `hold` control steps: the start of each chunk, with its last action repeated."""
 
     def __init__(self, actor: Actor, hold: int) -> None:
         self._actor = actor
@@ -38,7 +37,7 @@ class ActionRepeatActor:
     def __call__(
         self, sim: VectorSim, obs: Observation, rows: Tensor, seeds: Sequence[int], decisions: Sequence[int]
     ) -> Tensor:
-        """Chunks `(R, hold, A)`."""
+        """Return chunks `(R, hold, A)`."""
         before = self._actor.policy_calls
         chunk = self._actor(sim, obs, rows, seeds, decisions)[:, : self.action_horizon]
         self.policy_calls += self._actor.policy_calls - before
@@ -46,10 +45,10 @@ class ActionRepeatActor:
 
 
 def check_action_repeats(action_repeats: Sequence[int]) -> None:
-    """Refuse fewer than two lengths, and lengths that do not increase from 1 or more."""
+    """Raise a UserError for fewer than two lengths, or lengths that do not increase from at least 1."""
     if len(action_repeats) < 2 or action_repeats[0] < 1 or any(b <= a for a, b in pairwise(action_repeats)):
         given = " ".join(str(m) for m in action_repeats)
-        raise UserError(f"Give at least two increasing lengths to hold an action for, such as 1 2 4 8; got {given}.")
+        raise UserError(f"Action repeats must be at least two increasing numbers, such as 1 2 4 8; got {given}.")
     check_count("hold", action_repeats[-1], 1)
 
 
@@ -62,18 +61,9 @@ def frequency_curve(
     seed: int = 10_000,
     deterministic: bool = True,
 ) -> dict[int, EvalResult]:
-    """Play the same episodes with a decision every m control steps, for each m of `action_repeats`.
+    """Evaluate the same episodes with a decision every m control steps, for each m of `action_repeats`.
 
-    Args:
-        policy: As in `evaluate`; a chunk that is longer than m is cut, a shorter one ends with repeated actions.
-        sim: As in `evaluate`.
-        action_repeats: Lengths m, increasing.
-        episodes: As in `evaluate`, for each m.
-        seed: As in `evaluate`.
-        deterministic: As in `evaluate`.
-
-    Raises:
-        UserError: As `check_action_repeats`, or the policy does not fit the simulator.
+    Other arguments are as in `evaluate`. Longer chunks are cut, shorter ones end with repeated actions.
     """
     check_action_repeats(action_repeats)
     with as_actor(policy, sim, deterministic=deterministic) as actor:
@@ -81,9 +71,9 @@ def frequency_curve(
 
 
 def frequency_score(curve: Mapping[int, EvalResult], best: float = 1.0, worst: float = 0.0) -> float:
-    """Mean over the lengths of the hold of the score, 0 at `worst` and 1 at `best` (trapezoids between the lengths).
+    """Return the mean score over the numbers of repeats by the trapezoidal rule, 0 at `worst` and 1 at `best`.
 
-    The published score divides by the largest length instead of the range of lengths, so that its best is 29/30.
+    Deviation: the published score divides by the largest number instead of the range, so that its best is 29/30.
     """
     action_repeats = np.array(list(curve), dtype=np.float64)
     values = np.array([(result.outcomes.mean() - worst) / (best - worst) for result in curve.values()])
@@ -91,7 +81,7 @@ def frequency_score(curve: Mapping[int, EvalResult], best: float = 1.0, worst: f
 
 
 def frequency_scores(curves: Mapping[str, Mapping[int, EvalResult]]) -> dict[str, float]:
-    """Score of each policy; returns count between 0, or the least if that is negative, and the largest of all."""
+    """Score each policy; returns are scaled from 0, or the lowest mean if negative, to the highest mean."""
     results = [result for curve in curves.values() for result in curve.values()]
     if all(result.success is not None for result in results):
         return {label: frequency_score(curve) for label, curve in curves.items()}
@@ -102,7 +92,7 @@ def frequency_scores(curves: Mapping[str, Mapping[int, EvalResult]]) -> dict[str
 
 
 def frequency_table(curves: Mapping[str, Mapping[int, EvalResult]]) -> Table:
-    """One row per policy: score at each length, and their average."""
+    """Return the header and one row per policy: score at each number of repeats, and their average."""
     action_repeats = list(next(iter(curves.values())))
     scores = frequency_scores(curves)
     rows = [
@@ -112,7 +102,7 @@ def frequency_table(curves: Mapping[str, Mapping[int, EvalResult]]) -> Table:
 
 
 def frequency_facts(curves: Mapping[str, Mapping[int, EvalResult]]) -> dict[str, Any]:
-    """JSON-ready form: summaries by policy and length, and the scores."""
+    """Return JSON-ready summaries by policy and number of repeats, and the scores."""
     summaries = {label: {str(m): result.summary() for m, result in curve.items()} for label, curve in curves.items()}
     return {"action_repeats": summaries, "frequency_scores": frequency_scores(curves)}
 

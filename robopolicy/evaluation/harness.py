@@ -1,7 +1,7 @@
-"""The one way to play episodes for a score: periodic evaluation, `robopolicy eval` and benchmarks all call it.
+"""Evaluation harness of periodic evaluation, `robopolicy eval` and benchmarks.
 
-Episodes are a fixed set of seeds, never "the first n to finish", which would favour short episodes. An episode depends
-on its seed and on the policy alone, so the result is the same for any number of parallel environments.
+Episodes are a fixed set of seeds, because "the first n to finish" would favour short episodes. An episode depends only
+on its seed and the policy, so the result is the same for any number of parallel environments.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _PROBES, _WARM_UP, _PROBE_SECONDS = 20, 3, 1.0
 
 
 class _Score:
-    """Adds control steps up per episode seed; steps of other seeds are ignored."""
+    """Sums of the control steps per episode seed; steps of other seeds are ignored."""
 
     def __init__(self, seeds: Sequence[int]) -> None:
         self.slots = {seed: i for i, seed in enumerate(seeds)}
@@ -43,18 +43,18 @@ class _Score:
         self.diverged = 0
 
     def open_rows(self, seeds: Sequence[int]) -> list[int]:
-        """Rows whose episode belongs to the set and still runs."""
+        """Return the rows with an unfinished episode of the set."""
         slots = [self.slots.get(seed) for seed in seeds]
         return [row for row, slot in enumerate(slots) if slot is not None and not self.finished[slot]]
 
     def add(self, seeds: Sequence[int], moved: Tensor, step: Step) -> None:
-        """Add a control step of the rows where `moved` `(N,)` bool, which all count; `seeds` were running."""
+        """Add a control step of the rows `moved` `(N,)` bool; `seeds` are the episodes before it."""
         rows = moved.nonzero().flatten().tolist()
         slots = [self.slots[seeds[row]] for row in rows]
         reward = step.reward.cpu().numpy()[rows]
         if not np.isfinite(reward).all():
             bad = seeds[rows[int(np.flatnonzero(~np.isfinite(reward))[0])]]
-            raise UserError(f"The simulator gave a reward that is not finite in the episode with seed {bad}; mend it.")
+            raise UserError(f"The simulator returned a non-finite reward in episode {bad}; fix the environment.")
         self.returns[slots] += reward  # float32 rewards, float64 sum
         self.lengths[slots] += 1
         self.finished[slots] = step.done.cpu().numpy()[rows]
@@ -66,7 +66,7 @@ class _Score:
 
 
 class _ScoredSim(VectorSim):
-    """Scores every control step, also those inside a chunk, and lets rows rest whose episode does not count."""
+    """Simulator wrapper that scores every control step and does not step rows without an episode of the set."""
 
     def __init__(self, sim: VectorSim, score: _Score, before_step: BeforeStep | None, on_step: OnStep | None) -> None:
         self.sim = sim
@@ -82,7 +82,7 @@ class _ScoredSim(VectorSim):
         return self.sim.reset(seed)
 
     def step(self, action: Tensor, active: Tensor | None = None) -> Step:
-        """Step the rows that count and add the outcome to the score."""
+        """Step the active rows and add the result to the score."""
         if self._before_step is not None:
             self._before_step()
         seeds = self.sim.episode_seed.tolist()
@@ -108,15 +108,15 @@ def evaluate(
     policy_batch: int = 32,
     progress: Callable[[int], None] | None = None,
 ) -> EvalResult:
-    """Play the episodes `seed .. seed + episodes - 1` and score them.
+    """Evaluate the episodes `seed .. seed + episodes - 1`.
 
     Args:
         policy: The policy, or an actor (`ExpertActor`, `RandomActor`, a composition of policies).
-        sim: Simulator of the task with any number of environments; it is reset and left running.
+        sim: Simulator of the task with any number of environments; it is reset.
         episodes: Number of episodes; fewer than 100 give wide intervals.
-        seed: First episode seed. Keep it away from the seeds used in training.
-        deterministic: Switch exploration noise off. Either way noise is a function of episode seed and decision.
-        policy_batch: Rows per policy call. A fixed width keeps rounding independent of the number of environments.
+        seed: First episode seed; use seeds that are not used in training.
+        deterministic: Disable exploration noise. Noise is a function of episode seed and decision in both cases.
+        policy_batch: Rows per policy call; a fixed number keeps rounding independent of the number of environments.
         progress: Called after every decision with the number of finished episodes.
 
     Raises:
@@ -126,7 +126,7 @@ def evaluate(
         raise UserError(
             f"Evaluation needs episodes >= 1, policy_batch >= 1 and seed >= 0, got {episodes}, {policy_batch}, {seed}."
         )
-    return play(
+    return run_episodes(
         policy,
         sim,
         range(seed, seed + episodes),
@@ -137,7 +137,7 @@ def evaluate(
     )
 
 
-def play(
+def run_episodes(
     policy: Policy | Actor,
     sim: VectorSim,
     seeds: Sequence[int],
@@ -149,21 +149,14 @@ def play(
     before_step: BeforeStep | None = None,
     on_step: OnStep | None = None,
 ) -> EvalResult:
-    """Play the episodes `seeds`, which are consecutive, or else as many as the simulator has environments.
+    """Evaluate the episodes `seeds`: consecutive ones, or as many as the simulator has environments.
 
-    Args:
-        policy: As in `evaluate`.
-        sim: As in `evaluate`.
-        seeds: Episode seeds.
-        deterministic: As in `evaluate`.
-        policy_batch: As in `evaluate`.
-        probe: Measure the latency of single decisions afterwards.
-        progress: As in `evaluate`.
-        before_step: Called before every control step, while the state it starts from can still be rendered.
-        on_step: Called after every control step with the rows `(N,)` bool that count and moved, and the step.
+    `probe` measures the latency of single decisions afterwards. `before_step` is called before every control step, when
+    its state can still be rendered; `on_step` is called after it with the mask `(N,)` of scored rows and the step.
+    Other arguments are as in `evaluate`.
     """
     if not _consecutive(seeds) and len(seeds) != sim.num_envs:
-        raise ValueError(f"{len(seeds)} scattered seeds need as many environments, got {sim.num_envs}.")
+        raise ValueError(f"{len(seeds)} non-consecutive seeds need as many environments, got {sim.num_envs}.")
     if isinstance(policy, Policy):
         check_compatible(policy.spec, sim.spec)
         actor: Actor = PolicyActor(policy, deterministic=deterministic, batch=policy_batch)
@@ -206,7 +199,7 @@ def _run(
     score: _Score,
     progress: Callable[[int], None] | None,
 ) -> tuple[int, Observation]:
-    """Play until every episode of the set has ended; return the decisions taken in them and the last observation."""
+    """Run until all episodes have ended; return the number of their decisions and the last observation."""
     decision = [0] * sim.num_envs  # index of the next decision within each row's episode
     total = 0
     while not score.finished.all():
@@ -232,7 +225,7 @@ def _consecutive(seeds: Sequence[int]) -> bool:
 
 
 def _probe(policy: Policy, history: Observation, deterministic: bool) -> Mapping[str, float]:
-    """Time decisions for a single robot, on the observation of the first environment."""
+    """Measure the latency of decisions for one robot, with the observation of the first environment."""
     size = policy.spec.hidden_dim
     history = {**history, HIDDEN_STATE: torch.zeros(1, 1, size)} if size else history
     first = {key: history[key][:1] for key in policy.spec.observation}
@@ -244,7 +237,7 @@ def _probe(policy: Policy, history: Observation, deterministic: bool) -> Mapping
         for probe in range(_WARM_UP + _PROBES):
             start = time.perf_counter()
             chunk = policy.act(obs, deterministic=deterministic, generator=PerRowGenerator([0], [probe]))
-            chunk.cpu()  # an action is available once it has left the accelerator
+            chunk.cpu()  # waits for the accelerator
             times.append(1e3 * (time.perf_counter() - start))
             if len(times) > _WARM_UP and time.perf_counter() - begin > _PROBE_SECONDS:
                 break

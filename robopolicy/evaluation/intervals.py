@@ -1,10 +1,10 @@
-"""Intervals and tests for success rates and returns: how sure a number from n episodes is.
+"""Confidence intervals and tests for success rates and returns.
 
-* `wilson`: success rate (Wilson 1927). Unlike the normal approximation it is honest at 0 % and 100 %.
-* `student_mean`: mean of a few values that are about normal, one per training seed (Student 1908).
-* `bootstrap_mean`: mean of anything (Efron 1987, BCa by default, percentile on request).
+* `wilson`: success rate (Wilson 1927), also accurate at 0 % and 100 %.
+* `student_mean`: mean of a few approximately normal values, one per training seed (Student 1908).
+* `bootstrap_mean`: mean of any values (Efron 1987, BCa by default, percentile on request).
 * `stratified_iqm`, `stratified_gap`, `probability_of_improvement`: many runs on many tasks (Agarwal et al. 2021).
-* `paired_difference`: two policies on the same seeds (Newcombe 1998b); far narrower than two separate intervals.
+* `paired_difference`: two policies on the same seeds (Newcombe 1998b), narrower than two separate intervals.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 
 Array = NDArray[np.float64]
 MINIMUM_EPISODES = 100
-_BLOCK = 2_000_000  # numbers resampled at a time, bounds the memory of a bootstrap
+_BLOCK = 2_000_000  # numbers per block of resamples, which bounds the memory
 
 
 @dataclass(frozen=True)
@@ -28,9 +28,9 @@ class Interval:
     """An estimate with its confidence interval."""
 
     estimate: float
-    low: float  # NaN where n < 2 leaves the spread unknown
+    low: float  # NaN with fewer than two observations
     high: float
-    n: int  # independent observations behind it
+    n: int  # independent observations
     level: float = 0.95
 
     def __format__(self, spec: str) -> str:
@@ -44,7 +44,7 @@ class Interval:
 
 @dataclass(frozen=True)
 class PairedDifference:
-    """Second minus first on common seeds."""
+    """Difference on common seeds, second minus first."""
 
     difference: Interval  # mean of the per-seed differences
     wins: int  # seeds where the second is better
@@ -54,20 +54,14 @@ class PairedDifference:
 
 
 def wilson(successes: int, n: int, level: float = 0.95) -> Interval:
-    """Wilson score interval of a success rate.
-
-    Args:
-        successes: Number of successful episodes.
-        n: Number of episodes, at least 1.
-        level: Confidence level.
-    """
+    """Wilson score interval of the rate `successes` / `n`."""
     if not 0 <= successes <= n or n < 1:
         raise ValueError(f"Need 0 <= successes <= n and n >= 1, got {successes} of {n}.")
     z = NormalDist().inv_cdf(0.5 + level / 2)
     rate = successes / n
     centre = (rate + z * z / (2 * n)) / (1 + z * z / n)
     half = z / (1 + z * z / n) * math.sqrt(rate * (1 - rate) / n + z * z / (4 * n * n))
-    # the formula touches 0 and 1 exactly there, up to rounding
+    # exact at both ends, where the formula is subject to rounding
     low = 0.0 if successes == 0 else centre - half
     high = 1.0 if successes == n else centre + half
     return Interval(rate, low, high, n, level)
@@ -121,14 +115,14 @@ def student_mean(values: ArrayLike, *, level: float = 0.95) -> Interval:
 
 
 def iqm(values: ArrayLike) -> float:
-    """Interquartile mean: mean of the middle half, robust to outliers without throwing away half the data."""
+    """Interquartile mean: mean of the middle half of the values."""
     data = np.sort(np.asarray(values, dtype=np.float64), axis=None)
     cut = data.size // 4
     return float(data[cut : data.size - cut].mean())
 
 
 def optimality_gap(values: ArrayLike, goal: float = 1.0) -> float:
-    """Mean amount by which scores miss `goal`; what lies beyond it does not make up for failures."""
+    """Mean shortfall of scores below `goal`; scores above it do not compensate."""
     return float(np.maximum(goal - np.asarray(values, dtype=np.float64), 0.0).mean())
 
 
@@ -137,12 +131,8 @@ def stratified_iqm(
 ) -> Interval:
     """Interquartile mean over tasks and runs with a stratified bootstrap interval.
 
-    Args:
-        strata: One array of run scores `(runs,)` per task, normalised to a common scale; runs are resampled within
-            each task, so that every task keeps its weight.
-        level: Confidence level.
-        resamples: Bootstrap resamples.
-        seed: Seed of the bootstrap.
+    `strata` has one array of normalised run scores `(runs,)` per task; runs are resampled within each task, so that
+    every task keeps its weight.
     """
     return _pooled(iqm, strata, level, resamples, seed)
 
@@ -150,7 +140,7 @@ def stratified_iqm(
 def stratified_gap(
     strata: Sequence[ArrayLike], *, level: float = 0.95, resamples: int = 2_000, seed: int = 0
 ) -> Interval:
-    """Optimality gap over tasks and runs, as `stratified_iqm`: scores are normalised so that 1 is the goal."""
+    """Optimality gap over tasks and runs, as in `stratified_iqm`, for scores normalised to a goal of 1."""
     return _pooled(optimality_gap, strata, level, resamples, seed)
 
 
@@ -162,9 +152,9 @@ def probability_of_improvement(
     resamples: int = 2_000,
     seed: int = 0,
 ) -> Interval:
-    """Probability that a run of `second` beats a run of `first` on a random task; ties count one half.
+    """Probability that a run of `second` is better than a run of `first` on a random task; ties count one half.
 
-    Both are one array of run scores `(runs,)` per task, in the same order of tasks.
+    Both have one array of run scores `(runs,)` per task, in the same order.
     """
     if len(first) != len(second):
         raise ValueError(f"Both sides need the same tasks, got {len(first)} and {len(second)}.")
@@ -181,9 +171,9 @@ def probability_of_improvement(
 def paired_difference(
     first: ArrayLike, second: ArrayLike, *, level: float = 0.95, resamples: int = 10_000, seed: int = 0
 ) -> PairedDifference:
-    """Compare two policies on common seeds: `first` and `second` `(n,)` hold one outcome per seed, same order.
+    """Compare outcomes `first` and `second` `(n,)` of two policies on the same seeds.
 
-    Boolean outcomes get Newcombe's interval, which stays honest when all pairs agree; others a BCa bootstrap.
+    Boolean outcomes use Newcombe's interval, which is valid when all pairs agree; others use a BCa bootstrap.
     """
     a, b = np.asarray(first).ravel(), np.asarray(second).ravel()
     if a.shape != b.shape:
@@ -200,7 +190,7 @@ def paired_difference(
 def paired_rates(both: int, only_second: int, only_first: int, neither: int, level: float = 0.95) -> Interval:
     """Difference of two success rates on the same episodes, second minus first (Newcombe 1998, method 10).
 
-    Combines the Wilson intervals of the two rates, allowing for their correlation.
+    Combines the Wilson intervals of both rates and their correlation.
     """
     n = both + only_second + only_first + neither
     first, second = wilson(both + only_first, n, level), wilson(both + only_second, n, level)
@@ -210,12 +200,12 @@ def paired_rates(both: int, only_second: int, only_first: int, neither: int, lev
         covariance = max(covariance - n / 2, 0)  # continuity correction
     correlation = covariance / math.sqrt(margins) if margins else 0.0
 
-    def reach(x: float, y: float) -> float:
+    def margin(x: float, y: float) -> float:
         return math.sqrt(max(x * x - 2 * correlation * x * y + y * y, 0.0))
 
     difference = second.estimate - first.estimate
-    low = difference - reach(second.estimate - second.low, first.high - first.estimate)
-    high = difference + reach(second.high - second.estimate, first.estimate - first.low)
+    low = difference - margin(second.estimate - second.low, first.high - first.estimate)
+    high = difference + margin(second.high - second.estimate, first.estimate - first.low)
     return Interval(difference, low, high, n, level)
 
 
@@ -229,13 +219,7 @@ def sign_test(wins: int, losses: int) -> float:
 
 
 def sample_warning(n: int, *, rate: bool = True, minimum: int = MINIMUM_EPISODES) -> str | None:
-    """Return a sentence that says how little `n` episodes tell, or None where they suffice.
-
-    Args:
-        n: Number of episodes.
-        rate: The episodes give a success rate, whose uncertainty is then stated.
-        minimum: Number of episodes that is enough.
-    """
+    """Return a warning for fewer than `minimum` episodes, or None; with `rate` it states the uncertainty of a rate."""
     if n >= minimum:
         return None
     episodes = "1 episode" if n == 1 else f"{n} episodes"
@@ -249,7 +233,7 @@ def sample_warning(n: int, *, rate: bool = True, minimum: int = MINIMUM_EPISODES
 
 
 def _student_quantile(level: float, freedom: int) -> float:
-    """T with P(|T| < t) = level, by bisection of Student's finite sums (Abramowitz and Stegun 26.7.3 and 26.7.4)."""
+    """Return t with P(|T| < t) = level, by bisection of finite sums (Abramowitz and Stegun 26.7.3 and 26.7.4)."""
     low, high = 0.0, math.pi / 2  # angle whose tangent is t / sqrt(freedom)
     for _ in range(60):
         angle = (low + high) / 2
@@ -271,7 +255,7 @@ def _resampled_means(data: Array, resamples: int, rng: np.random.Generator) -> A
 
 
 def _superiority(a: Array, b: Array) -> float:
-    """P(b > a) + P(b = a) / 2 over all pairs."""
+    """Return P(b > a) + P(b = a) / 2 over all pairs."""
     difference = b[:, None] - a[None, :]
     return float((difference > 0).mean() + (difference == 0).mean() / 2)
 
@@ -279,7 +263,7 @@ def _superiority(a: Array, b: Array) -> float:
 def _pooled(
     statistic: Callable[[Array], float], strata: Sequence[ArrayLike], level: float, resamples: int, seed: int
 ) -> Interval:
-    """Interval of a statistic of all runs together."""
+    """Interval of a statistic of the runs of all tasks."""
     data = [np.asarray(stratum, dtype=np.float64).ravel() for stratum in strata]
     total = sum(stratum.size for stratum in data)
     return _stratified(lambda arrays: statistic(np.concatenate(arrays)), data, total, level, resamples, seed)

@@ -1,8 +1,8 @@
-"""Confusions of success detectors, and success rates corrected for their errors.
+"""Confusion matrices of success detectors, and success rates corrected for their errors.
 
-A judge that sees films of known outcome has a sensitivity (successes it recognises) and a specificity (failures it
-recognises). From them the Rogan-Gladen estimator gets the true rate back out of the judged one. Measure them on real
-frames and on frames as the world model shows them: the second table is the one that counts.
+A detector has a sensitivity (fraction of successes it detects) and a specificity (fraction of failures it detects). The
+Rogan-Gladen estimator computes the true success rate from them and the detected rate. Measure both on recorded and on
+reconstructed frames; use the latter to correct evaluations in a world model.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ VIEWS = ("as filmed", "as reconstructed")
 
 @dataclass(frozen=True)
 class Confusion:
-    """Judged against true outcomes of clips that the judge did not abstain from."""
+    """Counts of predicted and true outcomes of clips, without abstentions."""
 
     true_positives: int
     false_negatives: int
@@ -33,9 +33,9 @@ class Confusion:
     abstained: int = 0
 
     @classmethod
-    def of(cls, judged: ArrayLike, true: ArrayLike, uncertain: ArrayLike | None = None) -> Confusion:
-        """Count outcomes `(n,)`; clips that are `uncertain` `(n,)` count as abstentions alone."""
-        guess, truth = np.asarray(judged, np.bool_), np.asarray(true, np.bool_)
+    def from_outcomes(cls, predicted: ArrayLike, actual: ArrayLike, uncertain: ArrayLike | None = None) -> Confusion:
+        """Count outcomes `(n,)`; `uncertain` clips `(n,)` only count as abstentions."""
+        guess, truth = np.asarray(predicted, np.bool_), np.asarray(actual, np.bool_)
         kept = np.ones(guess.shape, np.bool_) if uncertain is None else ~np.asarray(uncertain, np.bool_)
 
         def count(true: bool, judged: bool) -> int:
@@ -51,29 +51,23 @@ class Confusion:
 
     @property
     def sensitivity(self) -> Interval | None:
-        """Successes that were recognised; None without any."""
+        """Fraction of detected successes; None without successes."""
         n = self.true_positives + self.false_negatives
         return wilson(self.true_positives, n) if n else None
 
     @property
     def specificity(self) -> Interval | None:
-        """Failures that were recognised; None without any."""
+        """Fraction of detected failures; None without failures."""
         n = self.true_negatives + self.false_positives
         return wilson(self.true_negatives, n) if n else None
 
-    @property
-    def f1(self) -> float:
-        """Harmonic mean of precision and sensitivity; NaN without true or judged successes."""
-        total = 2 * self.true_positives + self.false_positives + self.false_negatives
-        return 2 * self.true_positives / total if total else float("nan")
-
     def table(self) -> tuple[list[str], list[list[str]]]:
-        """Header and rows: what was judged by what is true."""
+        """Return the header and rows of the confusion matrix."""
         rows = [
             ["success", str(self.true_positives), str(self.false_negatives), _show(self.sensitivity)],
             ["failure", str(self.false_positives), str(self.true_negatives), _show(self.specificity)],
         ]
-        return ["true", "judged success", "judged failure", "recognised"], rows
+        return ["true", "detected success", "detected failure", "correct"], rows
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready form."""
@@ -82,52 +76,49 @@ class Confusion:
 
 
 def frame_confusions(judge: SuccessDetector, examples: Examples, threshold: float = 0.5) -> dict[str, Confusion]:
-    """Confusion over the frames of labelled films, by how they are shown: as filmed, as a world model shows them."""
-    truth = examples.films.success.numpy() > 0
-    views = _judged(judge, examples, threshold)
-    return {name: Confusion.of(guess, truth, doubt) for name, (guess, doubt) in views.items()}
+    """Return the confusion over frames of labelled videos, by view: as recorded, as reconstructed."""
+    truth = examples.videos.success.numpy() > 0
+    views = _detect(judge, examples, threshold)
+    return {name: Confusion.from_outcomes(guess, truth, doubt) for name, (guess, doubt) in views.items()}
 
 
 def episode_confusions(judge: SuccessDetector, examples: Examples, threshold: float = 0.5) -> dict[str, Confusion]:
-    """As `frame_confusions` over episodes, which succeed with any frame; correct rates over episodes by this one.
+    """Return the confusion over episodes, which succeed if any frame does; use it to correct rates over episodes.
 
-    An episode is abstained from if it is a success by uncertain frames alone.
+    An episode with only uncertain successes is an abstention.
     """
-    starts = examples.films.episodes.starts
-    truth = np.logical_or.reduceat(examples.films.success.numpy() > 0, starts)
+    starts = examples.videos.episodes.starts
+    truth = np.logical_or.reduceat(examples.videos.success.numpy() > 0, starts)
     found = {}
-    for name, (guess, doubt) in _judged(judge, examples, threshold).items():
+    for name, (guess, doubt) in _detect(judge, examples, threshold).items():
         sure, unsure = (np.logical_or.reduceat(guess & side, starts) for side in (~doubt, doubt))
-        found[name] = Confusion.of(sure, truth, unsure & ~sure)
+        found[name] = Confusion.from_outcomes(sure, truth, unsure & ~sure)
     return found
 
 
-def _judged(
+def _detect(
     judge: SuccessDetector, examples: Examples, threshold: float
 ) -> dict[str, tuple[NDArray[np.bool_], NDArray[np.bool_]]]:
-    """Which frames `(F,)` are judged successes and which uncertain, by view."""
+    """Return masks `(F,)` of detected successes and of uncertain frames, by view."""
     found = {}
     for view, name in enumerate(VIEWS[: len(examples.views)]):
-        judged = [
-            judge(clips, examples.films.proprio[frames][:, None])
-            for frames, clips in examples.portions(examples.films.spec.context, view)
+        parts = [
+            judge(clips, examples.videos.proprio[frames][:, None])
+            for frames, clips in examples.batches(examples.videos.spec.context, view)
         ]
-        success = torch.cat([part.success for part in judged]).cpu().numpy() >= threshold
-        found[name] = success, torch.cat([part.uncertain for part in judged]).cpu().numpy()
+        success = torch.cat([part.success for part in parts]).cpu().numpy() >= threshold
+        found[name] = success, torch.cat([part.uncertain for part in parts]).cpu().numpy()
     return found
 
 
 def rogan_gladen(
     successes: int, n: int, confusion: Confusion, *, level: float = 0.95, resamples: int = 10_000, seed: int = 0
 ) -> Interval | None:
-    """True success rate behind `successes` of `n` judged clips (Rogan and Gladen 1978).
+    """Estimate the true success rate from `successes` of `n` clips (Rogan and Gladen 1978).
 
-    (judged rate + specificity - 1) / (sensitivity + specificity - 1), within [0, 1]. The interval holds the uncertainty
-    of all three rates: each is drawn from its posterior under Jeffreys' prior.
-
-    Returns:
-        The corrected rate; None where the judge is no better than chance or was never measured on one of the outcomes,
-        for then nothing can be corrected.
+    (detected rate + specificity - 1) / (sensitivity + specificity - 1), clipped to [0, 1]. The interval includes the
+    uncertainty of all three rates, each sampled from its posterior under Jeffreys' prior. None is returned where the
+    detector is not better than chance or one class was never measured.
     """
     if confusion.sensitivity is None or confusion.specificity is None:
         return None
@@ -152,7 +143,7 @@ def rogan_gladen(
 
 
 def _corrected(rate: Array, sensitivity: Array, specificity: Array) -> Array:
-    """Rates in [0, 1]; where a draw of the judge is no better than chance, the end to which its numerator points."""
+    """Correct rates; samples of a detector that is not better than chance give 0 or 1, by their numerator."""
     denominator = np.maximum(sensitivity + specificity - 1, 1e-9)
     return np.clip((rate + specificity - 1) / denominator, 0, 1)
 

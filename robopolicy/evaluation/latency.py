@@ -1,10 +1,9 @@
 """Latency curves: the score of a policy under inference latency.
 
-Inference runs beside the robot, one chunk at a time. A chunk that was asked for at control step s is there at step
-s + d, d = ceil(latency / control_dt). Until then a `ChunkBuffer` plays what is left of earlier chunks, aligned by time,
-and where nothing is left the last action is repeated. The next chunk is asked for `action_horizon` steps after the last
-one, or when that has arrived if that is later. The first chunk of an episode is waited for: a robot starts when it has
-one.
+One chunk is computed at a time. A chunk requested at control step s arrives at s + d, d = ceil(latency / control_dt).
+Until then a `ChunkBuffer` executes the rest of earlier chunks, aligned by time; without any, the last action is
+repeated. The next request follows `action_horizon` steps after the last one, or on arrival if that is later. The first
+chunk of an episode has no delay: a robot starts when it has arrived.
 """
 
 from __future__ import annotations
@@ -29,22 +28,18 @@ from robopolicy.policies.noise import PerRowGenerator
 from robopolicy.policies.real_time_chunking import CONTINUABLE, act_with_prefix, can_continue, pad_prefix
 from robopolicy.sim.contract import Observation, VectorSim
 
-MAX_LATENCY = 3600.0  # latency [s]
+MAX_LATENCY_S = 3600.0  # latency [s]
 
 
 class RealTimeChunkingActor(PolicyActor):
-    """Plays chunks that continue what is being played (real-time chunking), without exploration noise."""
+    """Actor with real-time chunking: chunks continue the actions being executed, without exploration noise."""
 
     def __init__(self, policy: Policy) -> None:
-        """Wrap `policy`.
-
-        Raises:
-            UserError: It cannot continue a chunk.
-        """
+        """Wrap `policy`; a UserError is raised if it cannot continue a chunk."""
         if not can_continue(policy):
             raise _cannot_continue(f"'{policy.name}'")
         super().__init__(policy)
-        self.prefixes: dict[int, NDArray[np.float64]] = {}  # (d, A) that the next chunk continues, by episode seed
+        self.prefixes: dict[int, NDArray[np.float64]] = {}  # episode seed -> (d, A) that the next chunk continues
 
     def _chunk(self, obs: Observation, seeds: Sequence[int], streams: PerRowGenerator) -> Tensor:
         spec = self.policy.spec
@@ -60,29 +55,29 @@ class RealTimeChunkingActor(PolicyActor):
 
 
 class DelayedActor:
-    """Lets an actor decide `delay` control steps too late; times are counted in steps."""
+    """Actor whose chunks arrive `delay` control steps after their request; times are in steps."""
 
-    def __init__(self, actor: Actor, delay: int, join: str = "replace") -> None:
+    def __init__(self, actor: Actor, delay: int, blending: str = "replace") -> None:
         """Wrap `actor`.
 
         Args:
-            actor: Who decides.
-            delay: d, control steps until its chunk is there.
-            join: See `robopolicy.deploy.chunk_buffer`; for `rtc` the actor is a `RealTimeChunkingActor`.
+            actor: Actor that computes the chunks.
+            delay: d, control steps from request to arrival.
+            blending: See `robopolicy.deploy.chunk_buffer`; `rtc` needs a `RealTimeChunkingActor`.
         """
-        self._actor, self._delay, self._join = actor, delay, join
+        self._actor, self._delay, self._blending = actor, delay, blending
         self.action_horizon = max(actor.action_horizon, delay)
         self.obs_horizon = actor.obs_horizon
         self.network_calls = actor.network_calls
         self.policy_calls = 0
-        self.played = self.repeated = 0  # control steps, and those for which there was no action in time
+        self.executed = self.repeated = 0  # control steps, and those without an action in time
         self._buffers: dict[int, ChunkBuffer] = {}  # by episode seed
         self._last: dict[int, NDArray[np.float64]] = {}
 
     def __call__(
         self, sim: VectorSim, obs: Observation, rows: Tensor, seeds: Sequence[int], decisions: Sequence[int]
     ) -> Tensor:
-        """Actions `(R, action_horizon, A)` executed while the chunks decided here are computed, and after."""
+        """Return the actions `(R, action_horizon, A)` executed during and after the computation of the new chunks."""
         before = self._actor.policy_calls
         if isinstance(self._actor, RealTimeChunkingActor):
             self._actor.prefixes = {
@@ -92,16 +87,16 @@ class DelayedActor:
             }
         chunks = self._actor(sim, obs, rows, seeds, decisions)
         self.policy_calls += self._actor.policy_calls - before
-        asked = zip(seeds, decisions, chunks.cpu().numpy(), strict=True)
-        actions = np.stack([self._play(seed, decision, chunk) for seed, decision, chunk in asked])
+        requests = zip(seeds, decisions, chunks.cpu().numpy(), strict=True)
+        actions = np.stack([self._execute(seed, decision, chunk) for seed, decision, chunk in requests])
         return torch.from_numpy(actions).to(chunks)
 
-    def _play(self, seed: int, decision: int, chunk: NDArray[Any]) -> NDArray[np.float64]:
-        """Actions `(action_horizon, A)` of one episode from its decision on, whose chunk arrives meanwhile."""
+    def _execute(self, seed: int, decision: int, chunk: NDArray[Any]) -> NDArray[np.float64]:
+        """Return the actions `(action_horizon, A)` of one episode after a decision, whose `chunk` is delayed."""
         start = decision * self.action_horizon
         arrival = self._delay if decision else 0
         if not decision:
-            self._buffers[seed] = ChunkBuffer(1.0, chunk.shape[1], self._join)
+            self._buffers[seed] = ChunkBuffer(1.0, chunk.shape[1], self._blending)
         buffer, actions = self._buffers[seed], np.zeros((self.action_horizon, chunk.shape[1]))
         for step in range(self.action_horizon):
             if step == arrival:
@@ -111,7 +106,7 @@ class DelayedActor:
             actions[step] = self._last[seed] = self._last[seed] if action is None else action
         if arrival == self.action_horizon:
             buffer.put(chunk, start)
-        self.played += self.action_horizon
+        self.executed += self.action_horizon
         return actions
 
 
@@ -121,7 +116,7 @@ class LatencyResult:
 
     result: EvalResult
     delay: int  # control steps
-    repeated: float  # share of the control steps for which no action was there in time
+    repeated: float  # fraction of the control steps without an action in time
 
 
 def latency_curve(
@@ -129,76 +124,59 @@ def latency_curve(
     sim: VectorSim,
     latencies: Sequence[float],
     *,
-    join: str = "replace",
+    blending: str = "replace",
     episodes: int = 100,
     seed: int = 10_000,
     deterministic: bool = True,
 ) -> dict[float, LatencyResult]:
-    """Play the same episodes as if chunks took so long, for each of `latencies` [s].
+    """Evaluate the same episodes for each of `latencies` [s] from an observation to its chunk.
 
-    Args:
-        policy: As in `evaluate`.
-        sim: As in `evaluate`; latencies are rounded up to its control steps.
-        latencies: Seconds from an observation to its chunk.
-        join: What is played where chunks overlap; `rtc` needs a policy that continues what is played.
-        episodes: As in `evaluate`, for each latency.
-        seed: As in `evaluate`.
-        deterministic: As in `evaluate`.
-
-    Raises:
-        UserError: As `check_latencies`, or the policy does not fit the simulator.
+    Latencies are rounded up to control steps. `blending` handles overlapping chunks (`robopolicy.deploy.chunk_buffer`).
+    Other arguments are as in `evaluate`.
     """
-    check_latencies(latencies, join)
+    check_latencies(latencies, blending)
     found: dict[float, LatencyResult] = {}
     with as_actor(policy, sim, deterministic=deterministic) as actor:
         for latency in latencies:
             delay = delay_steps(latency, sim.spec.control_dt)
-            late = DelayedActor(require_continuation(policy) if join == "rtc" else actor, delay, join)
+            late = DelayedActor(require_continuation(policy) if blending == "rtc" else actor, delay, blending)
             result = evaluate(late, sim, episodes=episodes, seed=seed)
-            found[latency] = LatencyResult(result, delay, late.repeated / late.played)
+            found[latency] = LatencyResult(result, delay, late.repeated / late.executed)
     return found
 
 
-def check_latencies(latencies: Sequence[float], join: str) -> None:
-    """Refuse latencies [s] that are negative or too long, and unknown joins."""
-    if join not in BLENDINGS:
-        raise unknown_name("join", join, BLENDINGS)
-    if not all(0 <= latency <= MAX_LATENCY for latency in latencies):
+def check_latencies(latencies: Sequence[float], blending: str) -> None:
+    """Raise a UserError for latencies [s] out of range and unknown blendings."""
+    if blending not in BLENDINGS:
+        raise unknown_name("chunk blending", blending, BLENDINGS)
+    if not all(0 <= latency <= MAX_LATENCY_S for latency in latencies):
         given = " ".join(f"{1e3 * latency:g}" for latency in latencies)
-        raise UserError(f"A latency is a number of milliseconds from 0 to {1e3 * MAX_LATENCY:.0f}, got {given}.")
+        raise UserError(f"Latencies must be between 0 and {1e3 * MAX_LATENCY_S:.0f} ms, got {given}.")
 
 
 def require_continuation(policy: Policy | Actor, name: str = "") -> RealTimeChunkingActor:
-    """The policy as one that continues what is being played, which the join `rtc` needs.
-
-    Args:
-        policy: A policy; experts and random actions cannot.
-        name: What messages call it.
-
-    Raises:
-        UserError: It cannot.
-    """
+    """Wrap a policy for the chunk blending `rtc`; a UserError with `name` is raised if it cannot continue a chunk."""
     if not isinstance(policy, Policy):
-        raise _cannot_continue(f"'{name}'" if name else "what has no policy")
+        raise _cannot_continue(f"'{name}'" if name else "an actor without a policy")
     return RealTimeChunkingActor(policy)
 
 
 def _cannot_continue(what: str) -> UserError:
     return UserError(
-        f"The join 'rtc' needs a policy that continues what is being played, and {what} cannot; take {CONTINUABLE}, or "
-        "choose another join."
+        f"The chunk blending 'rtc' needs a policy that can continue a chunk, and {what} cannot; use {CONTINUABLE}, or "
+        "choose another blending."
     )
 
 
 def latency_table(curves: Mapping[str, Mapping[float, LatencyResult]]) -> Table:
-    """One row per policy: its score at each latency, and how much of it was played without an action in time."""
+    """Return the header and one row per policy: score and fraction of repeated actions at each latency."""
     first = next(iter(curves.values()))
     header = [f"{1e3 * latency:g} ms ({late.delay} steps)" for latency, late in first.items()]
     return ["policy", *header], [[label, *map(_cell, curve.values())] for label, curve in curves.items()]
 
 
 def latency_facts(curves: Mapping[str, Mapping[float, LatencyResult]]) -> dict[str, Any]:
-    """JSON-ready form: summaries by policy and latency in ms."""
+    """Return JSON-ready summaries by policy and latency in ms."""
     return {
         "latencies": {
             label: {

@@ -1,4 +1,4 @@
-"""Plots in one style: evaluation outcomes and learning curves. Every function writes one PNG and returns its path."""
+"""Plots of evaluation results and learning curves; every function writes one PNG and returns its path."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from robopolicy.evaluation.result import Comparison
 from robopolicy.worldmodel.success_detectors.clips import Reliability
 
 Runs = Sequence[Sequence[Mapping[str, Any]]]
-"""Metric rows, as in `metrics.jsonl`, of every seed."""
+"""Metric rows, as in `metrics.jsonl`, per seed."""
 
-PALETTE = ("#8a94a6", "#1f9d8f", "#d9822b", "#5b6ee1", "#c2487d", "#6b9e3f")  # first is the baseline, in grey
-BAND = 8  # columns of a grid before it goes on below
+PALETTE = ("#8a94a6", "#1f9d8f", "#d9822b", "#5b6ee1", "#c2487d", "#6b9e3f")  # the first is the baseline, in grey
+BAND = 8  # columns of a grid per band
 INK, MUTED, GRID = "#1d2530", "#6a7482", "#e4e8ee"
 BOTH, GAINED, LOST, NEITHER = "#b9e3d8", "#1f9d8f", "#e2544c", "#e9ecf1"
 _STYLE: dict[Any, Any] = {
@@ -59,7 +59,7 @@ _STYLE: dict[Any, Any] = {
 
 @contextmanager
 def panels(path: Path, width: float, height: float, rows: int, columns: int) -> Iterator[NDArray[Any]]:
-    """Yield axes `(rows, columns)` in the house style (inches) and write them to `path` as a PNG; needs no display."""
+    """Yield axes `(rows, columns)` in the common style and write them to `path`; sizes in inches, no display needed."""
     with mpl.rc_context(_STYLE):
         fig = Figure((width, height), layout="constrained")
         FigureCanvasAgg(fig)
@@ -95,7 +95,7 @@ def success_bars(results: Mapping[str, Interval], path: Path, *, title: str = "S
         ax.set(ylim=(0, 112), xlim=(-0.6, len(results) - 0.4), yticks=range(0, 101, 25), xticks=[])
         ax.set_title(f"{title} (lines: 95 % interval)")
         ax.set_yticks(range(0, 101, 25), [f"{tick} %" for tick in range(0, 101, 25)])
-        ax.set_xlabel(" \n ")  # room for the names
+        ax.set_xlabel(" \n ")  # space for the names
         ax.grid(axis="y")
         ax.spines["left"].set_visible(False)
     return path
@@ -104,10 +104,10 @@ def success_bars(results: Mapping[str, Interval], path: Path, *, title: str = "S
 def paired_outcomes(comparison: Comparison, first: str, second: str, path: Path) -> Path:
     """Draw one cell per seed, coloured by which of two policies succeeded."""
     if comparison.outcomes is None:
-        raise ValueError("The task defines no success; there is no outcome to pair.")
+        raise ValueError("The task defines no success, so there are no outcomes to pair.")
     a, b = comparison.outcomes[:, 0], comparison.outcomes[:, 1]
     kind = np.select([a & b, b & ~a, a & ~b], [0, 1, 2], default=3)
-    kind = np.sort(kind)  # grouped, so that areas can be compared by eye
+    kind = np.sort(kind)  # grouped, so that areas are comparable
     columns = max(10, math.ceil(math.sqrt(2 * kind.size)))
     rows = math.ceil(kind.size / columns)
     cells = np.full(rows * columns, np.nan)
@@ -121,7 +121,7 @@ def paired_outcomes(comparison: Comparison, first: str, second: str, path: Path)
             for k, (c, name) in enumerate(zip(colours, names, strict=True))
         ]
         _legend(ax, handles, ncols=2, handlelength=1, handleheight=1)
-        ax.set(title=f"Same {kind.size} seeds, who succeeded", xticks=[], yticks=[], aspect="equal")
+        ax.set(title=f"Success on the same {kind.size} seeds", xticks=[], yticks=[], aspect="equal")
         ax.spines[:].set_visible(False)
     return path
 
@@ -141,7 +141,7 @@ def histogram(values: Mapping[str, NDArray[Any]], path: Path, *, title: str, xla
         room = max((edges[-1] - edges[0]) / 20, float(len(edges) == 2))
         ax.set(xlim=(edges[0] - room, edges[-1] + room), ylim=(0, top * (1.15 + 0.09 * len(values))))
         ax.yaxis.set_major_locator(MaxNLocator(5, integer=True))
-        ax.set_yticks([tick for tick in ax.get_yticks() if tick <= top])  # the means above count no episodes
+        ax.set_yticks([tick for tick in ax.get_yticks() if tick <= top])  # no ticks next to the means
         if np.issubdtype(everything.dtype, np.integer):
             ax.xaxis.set_major_locator(MaxNLocator(integer=True))
         ax.grid(axis="y")
@@ -164,18 +164,8 @@ def learning_curves(
 ) -> Path:
     """Draw logged scalars with intervals.
 
-    Args:
-        runs: Per label the runs, one list of metric rows (as in `metrics.jsonl`) per seed. A single run shows its own
-            interval (`low`, `high`); several show their mean with a bootstrap interval over runs, at the steps of the
-            run that ends first, between the rows of the others interpolated.
-        path: PNG to write.
-        x: Key of the horizontal axis.
-        y: Key of the curve; rows without it are skipped.
-        low: Key of the lower end of a single run's interval.
-        high: Key of the upper end.
-        title: Heading.
-        ylabel: Name of the vertical axis.
-        percent: Show `y` as a percentage.
+    A single run per label has its own interval (keys `low`, `high`). Several have the mean and a bootstrap interval
+    over runs, at the steps of the shortest run with linear interpolation of the others. Rows without `y` are skipped.
     """
     scale = 100.0 if percent else 1.0
     with figure(path, 5, 3.4) as ax:
@@ -195,17 +185,10 @@ def learning_curves(
 def curve_grid(
     grid: Mapping[str, Mapping[str, Mapping[str, Runs]]], path: Path, *, x: str, y: str, ylabel: str
 ) -> Path:
-    """Draw small learning curves side by side, with the mean and its bootstrap interval over runs.
+    """Draw a grid of small learning curves, each with the mean and its bootstrap interval over runs.
 
-    Columns beyond eight continue in a second band below, with the same axes.
-
-    Args:
-        grid: Per column and row the labels of a panel with their runs, as in `learning_curves`; all columns have the
-            same rows, and a panel may be empty.
-        path: PNG to write.
-        x: Key of the horizontal axis, common to all panels.
-        y: Key of the curve.
-        ylabel: Name of the vertical axis, common to the panels of a row.
+    `grid` maps column, row and label to runs, as in `learning_curves`; all columns have the same rows, and a panel may
+    be empty. Columns beyond eight continue in another band below, with the same axes.
     """
     rows = list(next(iter(grid.values())))
     bands = math.ceil(len(grid) / BAND)
@@ -223,7 +206,7 @@ def curve_grid(
             ax.grid(axis="y")
             ax.xaxis.set_major_formatter(lambda value, _: _short(value))
         for i in range(len(rows)):
-            same = axes[i :: len(rows), 0]  # of one row in all bands
+            same = axes[i :: len(rows), 0]  # axes of one row in all bands
             low, high = zip(*(ax.get_ylim() for ax in same), strict=True)
             for ax in same:
                 ax.set_ylim(min(low), max(high))
@@ -234,7 +217,7 @@ def curve_grid(
 
 
 def rank_scatter(ranking: Ranking, path: Path, *, ylabel: str = "predicted") -> Path:
-    """Draw a cross per policy, real and predicted value with intervals; on the diagonal the prediction is perfect."""
+    """Draw real and predicted values of every policy with intervals; perfect predictions are on the diagonal."""
     with figure(path, 4.6, 4.4) as ax:
         for i, (name, x, y) in enumerate(zip(ranking.names, ranking.real, ranking.predicted, strict=True)):
             colour = PALETTE[1 + i % (len(PALETTE) - 1)]
@@ -243,21 +226,21 @@ def rank_scatter(ranking: Ranking, path: Path, *, ylabel: str = "predicted") -> 
             ax.plot(x.estimate, y.estimate, "o", color=colour, markersize=6)
             ax.annotate(name, (x.estimate, y.estimate), (5, 4), textcoords="offset points", fontsize=8, color=MUTED)
         ax.axline((0, 0), slope=1, color=PALETTE[0], linestyle="--", linewidth=1, zorder=0)
-        shown = [f"{key} {value:.2f}" for key, value in ranking.metrics.items() if key in ("pearson", "mmrv")]
-        ax.set(title="\n".join(shown) or f"{len(ranking.names)} policies", xlabel="real", ylabel=ylabel)
+        lines = [f"{key} {value:.2f}" for key, value in ranking.metrics.items() if key in ("pearson", "mmrv")]
+        ax.set(title="\n".join(lines) or f"{len(ranking.names)} policies", xlabel="real", ylabel=ylabel)
         ax.grid()
     return path
 
 
 def reliability_diagram(curves: Mapping[str, Reliability], path: Path) -> Path:
-    """Draw how often what was given a probability came true, calibrated on the diagonal; larger dots hold more."""
+    """Draw the observed frequency over the predicted probability; larger dots have more samples."""
     with figure(path, 4.6, 4.2) as ax:
         ax.axline((0, 0), slope=1, color=PALETTE[0], linestyle="--", linewidth=1, zorder=0)
         for i, (label, curve) in enumerate(curves.items()):
             colour, size = PALETTE[1 + i % (len(PALETTE) - 1)], 20 + 180 * curve.count / curve.count.sum()
             ax.plot(curve.confidence, curve.frequency, color=colour, linewidth=1.4)
             ax.scatter(curve.confidence, curve.frequency, size, color=colour, label=f"{label}: error {curve.error:.3f}")
-        ax.set(title="Calibration", xlabel="predicted probability", ylabel="share that came true")
+        ax.set(title="Calibration", xlabel="predicted probability", ylabel="observed frequency")
         ax.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02))
         ax.grid()
         _legend(ax)
@@ -265,7 +248,7 @@ def reliability_diagram(curves: Mapping[str, Reliability], path: Path) -> Path:
 
 
 def _bins(values: NDArray[Any]) -> list[float]:
-    """Edges of at most thirty bins, between which whole numbers stand."""
+    """Return the edges of at most thirty bins, at half-integers for integer values."""
     count = min(30, max(8, values.size // 8))
     if not np.issubdtype(values.dtype, np.integer):
         return np.histogram_bin_edges(values, bins=count).tolist()
@@ -281,7 +264,7 @@ def _draw_curve(ax: Axes, curve: tuple[np.ndarray, ...], colour: str, label: str
 
 
 def _curve(seeds: Runs, x: str, y: str, low: str, high: str) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Steps, centre and band `(T,)` of one label."""
+    """Return steps, centre, lower and upper end `(T,)` of one label."""
     kept = [[row for row in rows if row.get(y) is not None and row.get(x) is not None] for rows in seeds]
     if not any(kept):
         raise ValueError(f"No row has both '{x}' and '{y}'.")
@@ -301,7 +284,7 @@ def _curve(seeds: Runs, x: str, y: str, low: str, high: str) -> tuple[np.ndarray
 
 
 def _common_steps(runs: Sequence[np.ndarray]) -> np.ndarray:
-    """Steps `(T,)` of the run that ends first (of several, that with the fewest) which all runs cover."""
+    """Return the steps `(T,)` of the run that ends first (with the fewest steps of several) within all runs."""
     if not all(run.size for run in runs):
         return np.empty(0)
     first = min(runs, key=lambda run: (run[-1], run.size))
@@ -315,7 +298,7 @@ def _legend(ax: Axes, handles: Sequence[Patch] | None = None, ncols: int = 3, **
 
 
 def _colour(i: int, n: int) -> str:
-    """A lone policy is shown in the accent colour, several start with the baseline's grey."""
+    """Return the accent colour for a single policy; several start with the grey of the baseline."""
     return PALETTE[(i + (n == 1)) % len(PALETTE)]
 
 

@@ -1,12 +1,11 @@
-"""Agreement of two evaluations over several policies: a world model, a proxy or logs against real episodes.
+"""Agreement of two evaluations of several policies: a world model, a proxy or logs against real episodes.
 
-Means over policies are compared: correlations (Pearson, Spearman, Kendall's tau-b), MMRV (SIMPLER, Li et al. 2024),
-pairs ordered alike, what choosing by the prediction costs, bias and slope; and where both played the same starts,
-Cohen's kappa per episode and the prediction-powered estimate of every policy (Angelopoulos et al. 2023). Intervals come
-from a bootstrap that resamples policies and episodes: a dozen policies are a small sample, however many episodes each
-has played.
+Metrics of the means: correlations (Pearson, Spearman, Kendall's tau-b), MMRV (SIMPLER, Li et al. 2024), fraction of
+pairs in the same order, regret of selecting by the prediction, bias and slope. With common starts: Cohen's kappa per
+episode and the prediction-powered estimate of every policy (Angelopoulos et al. 2023). Intervals come from a bootstrap
+over policies and episodes, because a dozen policies are a small sample for any number of episodes.
 
-All metrics take `real` and `predicted` values `(..., P)` of P policies, higher being better, and give `(...)`.
+All metrics map `real` and `predicted` values `(..., P)` of P policies, higher is better, to `(...)`.
 """
 
 from __future__ import annotations
@@ -24,47 +23,46 @@ from robopolicy.evaluation.intervals import Interval, paired_difference
 from robopolicy.evaluation.result import EvalResult
 
 Array = NDArray[np.float64]
-MINIMUM_POLICIES = 5  # fewer say nothing about an order
+MINIMUM_POLICIES = 5  # required for an order
 
 NAMES = {
     "pearson": "Pearson r",
     "spearman": "Spearman rho",
     "kendall": "Kendall tau-b",
     "mmrv": "MMRV (0 is best)",
-    "pairwise": "pairs ordered alike",
-    "significant": "of the pairs that differ significantly",
+    "pairwise": "pairs in the same order",
+    "significant": "significantly different pairs in the same order",
     "regret": "regret of the best predicted",
     "slope": "slope of real on predicted",
     "bias": "bias, predicted minus real",
     "kappa": "Cohen's kappa per episode",
 }
-"""Metrics in the order in which they are printed."""
+"""Metrics in printing order."""
 
 
 def pearson(real: ArrayLike, predicted: ArrayLike) -> Array:
-    """Linear correlation; NaN where one side is constant."""
+    """Compute the linear correlation; NaN where one side is constant."""
     a, b = _centred(real), _centred(predicted)
     with np.errstate(invalid="ignore", divide="ignore"):
         return (a * b).sum(-1) / np.sqrt((a * a).sum(-1) * (b * b).sum(-1))
 
 
 def spearman(real: ArrayLike, predicted: ArrayLike) -> Array:
-    """Correlation of the ranks; equal values share the mean of their ranks."""
+    """Compute the rank correlation; ties have the mean of their ranks."""
     return pearson(_ranks(real), _ranks(predicted))
 
 
 def kendall(real: ArrayLike, predicted: ArrayLike) -> Array:
-    """Tau-b: concordant minus discordant pairs, over the geometric mean of the pairs that are not tied on each side."""
+    """Compute tau-b: concordant minus discordant pairs, over the geometric mean of the untied pairs of each side."""
     a, b = np.sign(_differences(real)), np.sign(_differences(predicted))
     with np.errstate(invalid="ignore", divide="ignore"):
         return (a * b).sum((-2, -1)) / np.sqrt((a * a).sum((-2, -1)) * (b * b).sum((-2, -1)))
 
 
 def mmrv(real: ArrayLike, predicted: ArrayLike) -> Array:
-    """Mean over policies of the largest real difference to a policy that the prediction orders differently; 0 is best.
+    """Compute the mean over policies of the largest real difference to a policy in the wrong order; 0 is best.
 
-    As in SIMPLER "orders differently" compares two strict inequalities, so a prediction that ties two policies is held
-    against the better one of them.
+    As in SIMPLER, strict inequalities are compared, so a predicted tie counts as an error of the better policy.
     """
     gap = _differences(real)
     wrong = (gap > 0) != (_differences(predicted) > 0)
@@ -72,9 +70,9 @@ def mmrv(real: ArrayLike, predicted: ArrayLike) -> Array:
 
 
 def pairwise_accuracy(real: ArrayLike, predicted: ArrayLike, pairs: ArrayLike | None = None) -> Array:
-    """Share of the pairs with different real values that the prediction orders alike; a predicted tie counts one half.
+    """Compute the fraction of pairs with different real values in the predicted order; a predicted tie counts one half.
 
-    `pairs` `(..., P, P)` restricts it to some. NaN where there is none.
+    `pairs` `(..., P, P)` restricts the pairs. NaN without any.
     """
     gap, guess = np.sign(_differences(real)), np.sign(_differences(predicted))
     counted = gap != 0 if pairs is None else (gap != 0) & np.asarray(pairs, np.bool_)
@@ -83,26 +81,26 @@ def pairwise_accuracy(real: ArrayLike, predicted: ArrayLike, pairs: ArrayLike | 
 
 
 def top1_regret(real: ArrayLike, predicted: ArrayLike) -> Array:
-    """Real value lost by playing the best predicted policy; if several share the prediction, their mean counts."""
+    """Compute the real value lost by selecting the best predicted policy; ties use the mean of the policies."""
     values, guess = _array(real), _array(predicted)
     chosen = guess == guess.max(-1, keepdims=True)
     return values.max(-1) - (values * chosen).sum(-1) / chosen.sum(-1)
 
 
 def bias(real: ArrayLike, predicted: ArrayLike) -> Array:
-    """Mean of predicted minus real."""
+    """Compute the mean of predicted minus real."""
     return (_array(predicted) - _array(real)).mean(-1)
 
 
 def calibration_slope(real: ArrayLike, predicted: ArrayLike) -> Array:
-    """Least-squares slope of real on predicted; 1 with no bias is calibrated, below 1 the prediction exaggerates."""
+    """Compute the least-squares slope of real on predicted; below 1, the prediction exaggerates differences."""
     a, b = _centred(real), _centred(predicted)
     with np.errstate(invalid="ignore", divide="ignore"):
         return (a * b).sum(-1) / (b * b).sum(-1)
 
 
 def cohen_kappa(agreement: ArrayLike, real: ArrayLike, predicted: ArrayLike) -> Array:
-    """Agreement of yes-no outcomes beyond chance, from the share of episodes that agree and both rates of success."""
+    """Compute the agreement of binary outcomes beyond chance from the observed agreement and both success rates."""
     observed, a, b = _array(agreement), _array(real), _array(predicted)
     chance = a * b + (1 - a) * (1 - b)
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -118,20 +116,16 @@ OF_MEANS: dict[str, Callable[[ArrayLike, ArrayLike], Array]] = {
     "regret": top1_regret,
     "slope": calibration_slope,
 }
-"""Metrics over the means of the policies, which need several policies."""
+"""Metrics of the means of several policies."""
 
 
 def prediction_powered(real: ArrayLike, paired: ArrayLike, extra: ArrayLike, level: float = 0.95) -> Interval:
-    """Real mean from few real episodes and many predicted ones, unbiased however wrong the prediction is.
+    """Estimate the real mean from few real and many predicted episodes, unbiased for any prediction.
 
-    It is mean(real) + mean(extra) - mean(paired): the prediction's mean, corrected by its error where that is known.
-    The interval is narrower than that of the real episodes alone where the prediction agrees with them.
+    The estimate is mean(real) + mean(extra) - mean(paired). Its normal interval is narrower than the interval of the
+    real episodes where the prediction agrees with them.
 
-    Args:
-        real: (n,) outcomes of real episodes.
-        paired: (n,) predictions for the same starts.
-        extra: (N,) predictions for other starts of the same kind.
-        level: Confidence level of the normal interval.
+    `paired` `(n,)` are predictions for the starts of `real` `(n,)`, `extra` `(N,)` for others of the same distribution.
     """
     y, f, more = _array(real), _array(paired), _array(extra)
     if y.shape != f.shape or y.size < 2 or more.size < 2:
@@ -150,12 +144,12 @@ class Ranking:
     names: tuple[str, ...]  # (P,)
     real: tuple[Interval, ...]  # (P,) success rate, or mean return where the task defines no success
     predicted: tuple[Interval, ...]  # (P,)
-    powered: tuple[Interval, ...] | None  # (P,) prediction-powered; None without predictions beyond the real starts
-    metrics: dict[str, Interval]  # keys of `NAMES`; without those that need more policies or paired episodes
-    notes: tuple[str, ...]  # what a reader of the numbers must know
+    powered: tuple[Interval, ...] | None  # (P,) prediction-powered; None without further predicted starts
+    metrics: dict[str, Interval]  # keys of `NAMES` that can be computed
+    notes: tuple[str, ...]  # remarks for the reader
 
     def values(self) -> tuple[list[str], list[list[str]]]:
-        """Header and one row per policy, best real value first."""
+        """Return the header and one row per policy, sorted by real value."""
         powered = self.powered or (None,) * len(self.names)
         order = sorted(range(len(self.names)), key=lambda i: -self.real[i].estimate)
         rows = [
@@ -165,7 +159,7 @@ class Ranking:
         return ["policy", "real", "predicted", *(["real and predicted"] if self.powered else [])], rows
 
     def table(self) -> tuple[list[str], list[list[str]]]:
-        """Header and one row per metric."""
+        """Return the header and one row per metric."""
         return ["metric", "value"], [[NAMES[key], f"{value}"] for key, value in self.metrics.items()]
 
     def to_dict(self) -> dict[str, Any]:
@@ -194,23 +188,15 @@ def rank(
 ) -> Ranking:
     """Compare two evaluations of the same policies.
 
-    Args:
-        real: Results where they count, by policy; all on the same episode seeds.
-        predicted: Results of the same policies where they are predicted; all on the same episode seeds, best those of
-            `real` and more.
-        level: Confidence level.
-        resamples: Bootstrap resamples.
-        seed: Seed of the bootstrap.
-
-    Raises:
-        UserError: The policies, their seeds or the kinds of outcome differ.
+    Results of one side must have the same episode seeds; `predicted` ideally has the seeds of `real` and more. A UserError
+    is raised if the policies, their seeds or the kinds of outcome differ.
     """
     names = tuple(real)
     if set(predicted) != set(names) or not names:
         raise UserError(f"Both sides need the same policies, got {sorted(real)} and {sorted(predicted)}.")
     first, second = ([side[name] for name in names] for side in (real, predicted))
     if len({result.success is None for result in (*first, *second)}) > 1:
-        raise UserError("Some results have a success and some only returns; they cannot be compared.")
+        raise UserError("Results with and without success cannot be compared; evaluate all on one task.")
     y, f = _matrix(first, "real"), _matrix(second, "predicted")  # (P, n), (P, N)
     common, a, b = np.intersect1d(first[0].seeds, second[0].seeds, return_indices=True)
     if not all(result.seeded for result in (*first, *second)):
@@ -236,7 +222,9 @@ def rank(
         drawn_rates = (draws.agreement.mean(1), draws.real.mean(1), draws.predicted.mean(1))
         found["kappa"] = cohen_kappa((y == f).mean(), y.mean(), f.mean()), cohen_kappa(*drawn_rates)
     metrics = {key: _interval(*found[key], len(names), level) for key in NAMES if key in found}
-    notes += [f"{NAMES[key]}: undefined, for a side is constant." for key in metrics if np.isnan(metrics[key].estimate)]
+    notes += [
+        f"{NAMES[key]}: undefined, because one side is constant." for key in metrics if np.isnan(metrics[key].estimate)
+    ]
     rest = np.setdiff1d(np.arange(f.shape[1]), b)
     powered = None
     if len(common) >= 2 and rest.size >= 2:
@@ -252,18 +240,18 @@ class _Draws:
     policies: NDArray[np.int64]  # (R, P)
     real: Array  # (R, P) means of the resampled policies over resampled episodes
     predicted: Array  # (R, P)
-    agreement: Array  # (R, P) shares of the episodes that agree; zeros where they are not paired
+    agreement: Array  # (R, P) fraction of the episodes that agree; zeros for unpaired episodes
 
 
 def _resample(rng: np.random.Generator, y: Array, f: Array, paired: bool, resamples: int) -> _Draws:
-    """Draw policies, and episodes: one draw of starts for all policies, and for both sides where they are paired."""
+    """Resample policies and episodes; all policies share the episodes, and so do both sides where they are paired."""
     policies = rng.integers(len(y), size=(resamples, len(y)))
 
     def counts(n: int) -> Array:
         return rng.multinomial(n, np.full(n, 1 / n), size=resamples).astype(np.float64)
 
     def means(count: Array, values: Array) -> Array:
-        # whole numbers are added before the division, so that equal rates stay exactly equal
+        # sums of integers before the division, so that equal rates are exactly equal
         return np.take_along_axis(count @ values.T / values.shape[1], policies, 1)
 
     first = counts(y.shape[1])  # (R, n)
@@ -274,7 +262,7 @@ def _resample(rng: np.random.Generator, y: Array, f: Array, paired: bool, resamp
 
 
 def _matrix(results: list[EvalResult], label: str) -> Array:
-    """Outcomes `(P, n)`, columns by seed."""
+    """Return outcomes `(P, n)`, columns by seed."""
     seeds = results[0].seeds
     if any(not np.array_equal(result.seeds, seeds) for result in results):
         raise UserError(f"The {label} results have different episodes; evaluate all with the same --seed, --episodes.")
@@ -282,7 +270,7 @@ def _matrix(results: list[EvalResult], label: str) -> Array:
 
 
 def _significant(results: list[EvalResult]) -> NDArray[np.bool_]:
-    """Which pairs `(P, P)` differ on their common starts by more than chance."""
+    """Return a mask `(P, P)` of pairs that differ significantly on their common starts."""
     found = np.zeros((len(results), len(results)), np.bool_)
     if results[0].n < 2 or not all(result.seeded for result in results):
         return found
@@ -295,7 +283,7 @@ def _significant(results: list[EvalResult]) -> NDArray[np.bool_]:
 
 
 def _interval(estimate: Array, draws: Array, n: int, level: float) -> Interval:
-    known = draws[~np.isnan(draws)]  # a draw of one policy alone has no correlation
+    known = draws[~np.isnan(draws)]  # a resample of a single policy has no correlation
     if not known.size or np.isnan(estimate):
         return Interval(float(estimate), np.nan, np.nan, n, level)
     low, high = np.quantile(known, [(1 - level) / 2, (1 + level) / 2])
@@ -309,12 +297,12 @@ def _array(values: ArrayLike) -> Array:
 def _centred(values: ArrayLike) -> Array:
     array = _array(values)
     centred = array - array.mean(-1, keepdims=True)
-    constant = (array == array[..., :1]).all(-1, keepdims=True)  # rounding must not look like a spread
+    constant = (array == array[..., :1]).all(-1, keepdims=True)  # rounding must not give a variance
     return np.where(constant, 0.0, centred)
 
 
 def _differences(values: ArrayLike) -> Array:
-    """`(..., P, P)` value of the first minus value of the second."""
+    """Return `(..., P, P)`: value of the first policy minus value of the second."""
     array = _array(values)
     return array[..., :, None] - array[..., None, :]
 

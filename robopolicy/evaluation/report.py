@@ -1,4 +1,4 @@
-"""The report of an evaluation: `report.json` for machines, `report.md` and a one-file `report.html` for people."""
+"""Report of an evaluation: `report.json` for programs, `report.md` and a single-file `report.html` for readers."""
 
 from __future__ import annotations
 
@@ -16,34 +16,34 @@ from robopolicy.evaluation import plots
 from robopolicy.evaluation.intervals import Interval
 from robopolicy.evaluation.result import Comparison, EvalResult
 
-Table = tuple[list[str], list[list[str]]]  # header and rows, as text cells
-EMBED_LIMIT = 12_000_000  # bytes of video put into the HTML; a larger one stays a file beside it
+Table = tuple[list[str], list[list[str]]]  # header and rows of text cells
+EMBED_LIMIT = 12_000_000  # largest video in the HTML [bytes]; a larger one remains a separate file
 _MIME = {".png": "image/png", ".gif": "image/gif", ".mp4": "video/mp4"}
 
 
 @dataclass(frozen=True)
 class Report:
-    """Everything a report shows."""
+    """Content of a report."""
 
     title: str
     results: Mapping[str, EvalResult]  # by the name of the policy, baseline first
-    comparison: Comparison | None = None  # of the first two
-    verdicts: Sequence[str] = ()  # further comparisons, in words
+    comparison: Comparison | None = None  # of the first two results
+    verdicts: Sequence[str] = ()  # further comparisons, as sentences
     video: Path | None = None  # inside the report folder
-    strip: Path | None = None  # still picture, inside the report folder
-    notes: Sequence[str] = ()  # sentences for the reader: why there is no video, what was compared
+    strip: Path | None = None  # image of moments, inside the report folder
+    notes: Sequence[str] = ()  # remarks for the reader: why there is no video, what was compared
     facts: Mapping[str, str] = field(default_factory=dict[str, str])  # task, backend, versions, ...
-    curves: Mapping[str, Path] = field(default_factory=dict[str, Path])  # caption -> further plot in the folder
-    tables: Mapping[str, Table] = field(default_factory=dict[str, Any])  # caption -> further table
+    curves: Mapping[str, Path] = field(default_factory=dict[str, Path])  # caption -> additional plot in the folder
+    tables: Mapping[str, Table] = field(default_factory=dict[str, Any])  # caption -> additional table
     extra: Mapping[str, Any] = field(default_factory=dict[str, Any])  # added to the top level of report.json
 
 
 def write_report(folder: Path, report: Report) -> None:
-    """Draw the plots and write the three files into `folder`, which the caller makes appear atomically."""
+    """Draw the plots and write the three files into `folder`, which the caller creates atomically."""
     figures = _draw(folder, report) | dict(report.curves)
     (folder / "report.json").write_text(json.dumps(to_dict(report), indent=2, allow_nan=False) + "\n", encoding="utf-8")
     (folder / "report.md").write_text(markdown(report, figures), encoding="utf-8")
-    (folder / "report.html").write_text(page(report, figures), encoding="utf-8")
+    (folder / "report.html").write_text(html_page(report, figures), encoding="utf-8")
 
 
 def to_dict(report: Report) -> dict[str, Any]:
@@ -60,13 +60,13 @@ def to_dict(report: Report) -> dict[str, Any]:
 
 
 def all_notes(report: Report) -> list[str]:
-    """The report's notes and the warnings of its results, each once."""
+    """Return the notes of the report and the warnings of its results, without duplicates."""
     warnings = [text for result in report.results.values() for text in result.warnings()]
     return list(dict.fromkeys([*report.notes, *warnings]))
 
 
 def table(results: Mapping[str, EvalResult]) -> Table:
-    """Header and rows of the summary, as text cells. The command line, Markdown and HTML all show this table."""
+    """Return the summary table of the command line, Markdown and HTML."""
     header = ["policy", "success [95 %]", "return [95 %]", "calls/action", "ms/action", "ms/decision p95"]
     rows: list[list[str]] = []
     for label, result in results.items():
@@ -86,7 +86,7 @@ def table(results: Mapping[str, EvalResult]) -> Table:
 
 
 def markdown(report: Report, figures: Mapping[str, Path]) -> str:
-    """The report as Markdown; pictures are files beside it."""
+    """Return the report as Markdown, with images as separate files."""
     lines = [f"# {report.title}", ""]
     lines += [" · ".join(f"{key}: {value}" for key, value in report.facts.items()), ""] if report.facts else []
     lines += [*_rows(table(report.results)), ""]
@@ -101,8 +101,8 @@ def markdown(report: Report, figures: Mapping[str, Path]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def page(report: Report, figures: Mapping[str, Path]) -> str:
-    """The report as one HTML file without outside resources."""
+def html_page(report: Report, figures: Mapping[str, Path]) -> str:
+    """Return the report as one self-contained HTML page."""
     facts = "".join(f"<span><b>{_safe(key)}</b> {_safe(value)}</span>" for key, value in report.facts.items())
     cards = "".join(_card(label, result) for label, result in report.results.items())
     tables = {"Numbers": table(report.results), **report.tables}
@@ -119,7 +119,7 @@ def page(report: Report, figures: Mapping[str, Path]) -> str:
 
 
 def aligned(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table as plain text, the first column to the left and the others to the right."""
+    """Format a table as plain text, with the first column left-aligned and the others right-aligned."""
     widths = [max(len(row[column]) for row in [header, *rows]) for column in range(len(header))]
     lines = [
         "  ".join(
@@ -131,7 +131,7 @@ def aligned(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def percent(interval: Interval) -> str:
-    """A rate with its interval as a cell of a table."""
+    """Format a rate and its interval as a table cell."""
     rate, low, high = (f"{100 * value:.1f}" for value in (interval.estimate, interval.low, interval.high))
     return f"{rate} % [{low}, {high}]"
 

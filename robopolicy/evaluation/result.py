@@ -1,4 +1,4 @@
-"""Evaluation results: one row per episode seed, cost and summary."""
+"""Evaluation results with one row per episode seed, their cost, summary and comparison."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ RESULT_VERSION = 1
 
 @dataclass(frozen=True)
 class Cost:
-    """Cost of the episodes."""
+    """Cost of an evaluation."""
 
     network_calls: int  # network evaluations per decision (chunk)
-    decisions: int  # decisions (chunks) taken in the counted episodes
-    steps: int  # control steps of the counted episodes
+    decisions: int  # decisions (chunks) in the scored episodes
+    steps: int  # control steps of the scored episodes
     policy_calls: int  # batched calls of the policy
-    wall_s: float  # seconds for all episodes, simulation included
-    latency_ms: float = 0.0  # median time of one decision for one robot (batch of 1); 0 where not measured
+    wall_s: float  # duration of all episodes including simulation [s]
+    latency_ms: float = 0.0  # median time of one decision for one robot (batch of 1); 0 if not measured
     latency_p95_ms: float = 0.0
 
     @property
@@ -41,18 +41,18 @@ class Cost:
 
     @property
     def ms_per_action(self) -> float:
-        """Median decision time spread over the actions it pays for."""
+        """Median decision time per executed action."""
         return self.latency_ms * self.decisions / max(self.steps, 1)
 
     @property
     def steps_per_s(self) -> float:
-        """Counted control steps per second of wall time."""
+        """Scored control steps per second of wall time."""
         return self.steps / max(self.wall_s, 1e-9)
 
 
 @dataclass(frozen=True, eq=False)
 class EvalResult:
-    """Outcome of a fixed set of episodes. Row i is episode seed `seeds[i]`, whichever finished first."""
+    """Outcomes of a fixed set of episodes; row i is episode seed `seeds[i]`."""
 
     task: str
     seeds: NDArray[np.int64]  # (n,)
@@ -60,8 +60,8 @@ class EvalResult:
     lengths: NDArray[np.int64]  # (n,) control steps
     success: NDArray[np.bool_] | None  # (n,) succeeded at any step; None where the task defines no success
     cost: Cost
-    seeded: bool = True  # False where the backend cannot honour episode seeds, so that seeds only count episodes
-    diverged: int = 0  # episodes that ended because the simulation did; they count with what they had earned
+    seeded: bool = True  # False where the backend cannot reproduce episodes from seeds, which then only count them
+    diverged: int = 0  # episodes ended by a diverged simulation; they count with their return so far
 
     @property
     def n(self) -> int:
@@ -70,7 +70,7 @@ class EvalResult:
 
     @property
     def outcomes(self) -> NDArray[np.float64]:
-        """What is to be as high as possible `(n,)`: success, as 0 or 1, where the task defines it, else return."""
+        """Outcomes to maximise `(n,)`: success as 0 or 1 where the task defines it, else return."""
         return self.returns if self.success is None else self.success.astype(np.float64)
 
     def success_interval(self, level: float = 0.95) -> Interval | None:
@@ -82,14 +82,14 @@ class EvalResult:
         return bootstrap_mean(self.returns, level=level)
 
     def warnings(self) -> list[str]:
-        """Sentences that a reader of the numbers must know."""
+        """Return warnings for the reader."""
         few = sample_warning(self.n, rate=self.success is not None)
-        unseeded = "The backend of this task cannot repeat an episode from its seed; results vary from run to run."
+        unseeded = "The backend of this task cannot reproduce an episode from its seed; results vary from run to run."
         lost = f"{self.diverged} of {self.n} episodes ended because the simulation diverged."
         return [text for text in (few, None if self.seeded else unseeded, lost if self.diverged else None) if text]
 
     def summary(self) -> dict[str, Any]:
-        """Plain numbers for logs and reports; `success`, `low`, `high` are None where the task defines no success."""
+        """Return numbers for logs and reports; `success`, `low`, `high` are None where the task defines no success."""
         success, ret = self.success_interval(), self.return_interval()
         return {
             "n": self.n,
@@ -111,7 +111,7 @@ class EvalResult:
         }
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready form with every episode; floats keep every bit."""
+        """JSON-ready form with every episode; floats are exact."""
         return {
             "version": RESULT_VERSION,
             "task": self.task,
@@ -128,11 +128,7 @@ class EvalResult:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> EvalResult:
-        """Inverse of `to_dict`.
-
-        Raises:
-            UserError: The data are not a result, or come from a newer version.
-        """
+        """Inverse of `to_dict`; a UserError is raised for another version."""
         if data.get("version") != RESULT_VERSION:
             raise UserError(
                 f"Expected an evaluation result of version {RESULT_VERSION}, found {data.get('version')!r}; "
@@ -152,8 +148,8 @@ class EvalResult:
         )
 
 
-def joined(parts: Sequence[EvalResult]) -> EvalResult:
-    """Results of one policy on several sets of episodes as one; latencies are those of the first."""
+def concat_results(parts: Sequence[EvalResult]) -> EvalResult:
+    """Concatenate results of one policy on several sets of episodes; latencies come from the first."""
     if len(parts) == 1:
         return parts[0]
     wins = [part.success for part in parts if part.success is not None]
@@ -172,7 +168,7 @@ def joined(parts: Sequence[EvalResult]) -> EvalResult:
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """Second minus first on their common seeds."""
+    """Comparison of two results on their common seeds, second minus first."""
 
     seeds: NDArray[np.int64]  # (n,)
     outcomes: NDArray[np.bool_] | None  # (n, 2) success of first and second; None where the task defines no success
@@ -185,17 +181,17 @@ class Comparison:
         return self.success or self.returns
 
     def sentence(self, first: str = "the first", second: str = "the second") -> str:
-        """State the result in words, with names for the two policies."""
+        """Return the result as a sentence with names of both policies."""
         paired, interval = self.headline, self.headline.difference
         if self.success is not None:
             size, low, high = (f"{100 * value:+.1f}" for value in (interval.estimate, interval.low, interval.high))
             amount = f"{size} points of success [{low}, {high}]"
         else:
             amount = f"{interval.estimate:+.3g} return [{interval.low:+.3g}, {interval.high:+.3g}]"
-        sure = "better" if interval.low > 0 else "worse" if interval.high < 0 else "not distinguishable"
-        verdict = (
-            f"{second} is {sure} than {first}" if sure != "not distinguishable" else f"{second} and {first} are {sure}"
-        )
+        if interval.low > 0 or interval.high < 0:
+            verdict = f"{second} is {'better' if interval.low > 0 else 'worse'} than {first}"
+        else:
+            verdict = f"{second} and {first} are not distinguishable"
         return (
             f"{verdict}: {amount}; better on {paired.wins}, worse on {paired.losses}, equal on {paired.ties} of "
             f"{interval.n} common seeds, {format_p(paired.p_value)}."
@@ -211,16 +207,12 @@ class Comparison:
 
 
 def compare(first: EvalResult, second: EvalResult) -> Comparison:
-    """Pair two results by episode seed.
-
-    Raises:
-        UserError: They come from different tasks, share fewer than two seeds, or the seeds mean nothing.
-    """
+    """Pair two results of one seeded task by episode seed; at least two seeds must be common."""
     if first.task != second.task:
         raise UserError(f"Only results of one task can be compared, got {first.task} and {second.task}.")
     if not (first.seeded and second.seeded):
         raise UserError(
-            f"The backend of {first.task} has no repeatable episodes to pair; read the two intervals instead."
+            f"The backend of {first.task} has no reproducible episodes to pair; compare the two intervals instead."
         )
     seeds, a, b = np.intersect1d(first.seeds, second.seeds, assume_unique=True, return_indices=True)
     if seeds.size < 2:
@@ -239,5 +231,5 @@ def compare(first: EvalResult, second: EvalResult) -> Comparison:
 
 
 def format_p(p: float) -> str:
-    """Write a p-value as people read it."""
+    """Format a p-value."""
     return f"p = {p:.2f}" if p >= 0.095 else f"p = {p:.2g}" if p >= 1e-4 else "p < 0.0001"

@@ -1,7 +1,6 @@
-"""Videos of episodes: a grid of clips whose borders show the outcome.
+"""Videos of episodes in a grid of clips whose borders show the outcome.
 
-Recorded episodes are played for the camera alone. They repeat seeds of the evaluation, so what is seen is what was
-counted, but they never enter its statistics.
+Recordings repeat episodes of an evaluation by their seeds and do not enter its statistics.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from robopolicy.evaluation.actors import Actor
-from robopolicy.evaluation.harness import play
+from robopolicy.evaluation.harness import run_episodes
 from robopolicy.files import atomic_file
 from robopolicy.policies.base import Policy
 from robopolicy.sim.contract import Step, VectorSim
@@ -28,7 +27,7 @@ from robopolicy.sim.contract import Step, VectorSim
 Frames = NDArray[np.uint8]
 FPS = 25
 MAX_FRAMES = 400  # longer episodes are shown as a time lapse
-HOLD_SECONDS = 1.0  # the final picture stays this long
+HOLD_SECONDS = 1.0  # duration of the last frame
 BACKGROUND, RUNNING, SUCCESS, FAILURE = (22, 26, 32), (96, 106, 120), (46, 184, 114), (226, 84, 76)
 TEXT, BORDER, CAPTION, GAP = (226, 230, 236), 4, 26, 8
 
@@ -38,7 +37,7 @@ class EpisodeVideo:
     """One recorded episode."""
 
     frames: Frames  # (T, h, w, 3)
-    decided: int  # frame from which the outcome is known; T where it is known only at the end
+    decided: int  # first frame with a known outcome; T where it is only known at the end
     seed: int
     success: bool | None
     total_reward: float
@@ -50,12 +49,12 @@ class Recording:
     """Clips of one policy, all at one frame rate."""
 
     clips: list[EpisodeVideo]
-    fps: float  # frames per second when played
-    speed: float = 1.0  # how much faster than real time
+    fps: float  # frames per second
+    speed: float = 1.0  # relative to real time
 
 
 def rendering_problem(sim: VectorSim) -> str | None:
-    """Try to render `sim`, which must have been reset, and return one line that says why it cannot, or None."""
+    """Render `sim`, which must have been reset, once; return an error message of one line, or None."""
     try:
         sim.render(width=64, height=48)
     except Exception as error:  # GL stacks fail in every way there is: import, attribute, library and context errors
@@ -75,17 +74,9 @@ def record(
     height: int = 240,
     deterministic: bool = True,
 ) -> Recording:
-    """Play and film the episodes `seeds`, one per environment of `sim`.
+    """Roll out and record the episodes `seeds`, one per environment of `sim` (see `rendering_problem`).
 
-    Args:
-        policy: Who plays.
-        sim: Simulator with `len(seeds)` environments that can render (see `rendering_problem`).
-        seeds: Episode seeds.
-        title: Name of the policy, shown under each clip.
-        camera: Camera of the model; the task's own by default.
-        width: Frame width in pixels.
-        height: Frame height in pixels.
-        deterministic: As in `evaluate`.
+    `title` is the name of the policy under each clip; `camera` None is the camera of the task; sizes are in pixels.
     """
     spec = sim.spec
     natural = max(1, round(1 / (FPS * spec.control_dt)))
@@ -96,7 +87,7 @@ def record(
     finished = [False] * len(seeds)
     count = 0
 
-    def film() -> None:
+    def capture() -> None:
         nonlocal count
         if count % stride == 0:
             pictures = sim.render(camera, width=width, height=height, envs=len(seeds)).permute(0, 2, 3, 1).cpu().numpy()
@@ -105,14 +96,14 @@ def record(
                     frames[row].append(picture.copy())
         count += 1
 
-    def listen(moving: Tensor, step: Step) -> None:
+    def track(moving: Tensor, step: Step) -> None:
         success = step.info["success"].tolist() if "success" in step.info else [False] * len(seeds)
         for row, (moved, done) in enumerate(zip(moving.tolist(), step.done.tolist(), strict=True)):
             if moved and success[row] and decided[row] is None:
                 decided[row] = len(frames[row])
             finished[row] |= moved and done
 
-    result = play(policy, sim, seeds, deterministic=deterministic, before_step=film, on_step=listen)
+    result = run_episodes(policy, sim, seeds, deterministic=deterministic, before_step=capture, on_step=track)
     clips: list[EpisodeVideo] = []
     for row, seed in enumerate(seeds):
         known = decided[row]
@@ -130,26 +121,26 @@ def record(
 
 
 def write_video(recordings: Sequence[Recording], path: Path) -> Path:
-    """Write the clips as one grid and return the file: mp4, or gif where asked for or where H.264 is not available.
+    """Write the clips as one grid and return the path: mp4, or gif if requested or without an H.264 encoder.
 
-    One recording becomes a near-square grid; several become one row each, so that a column shows one seed under all
-    policies. The file appears only when it is complete.
+    One recording becomes a near-square grid; several become one row each, with one seed per column. The file is written
+    atomically.
     """
     grid, fps = _arrange(recordings), recordings[0].fps
     if path.suffix != ".gif":
-        film = path.with_suffix(".mp4")
-        with suppress(ImportError, ValueError), atomic_file(film) as temporary:  # PyAV or its H.264 encoder is missing
+        video = path.with_suffix(".mp4")
+        with suppress(ImportError, ValueError), atomic_file(video) as temporary:  # PyAV or its H.264 encoder is missing
             _write_mp4(_grid_frames(grid, fps), temporary, fps)
-            return film
-    film = path.with_suffix(".gif")
+            return video
+    video = path.with_suffix(".gif")
     pictures = [Image.fromarray(frame) for frame in _grid_frames(grid, fps)]
-    with atomic_file(film) as temporary:
+    with atomic_file(video) as temporary:
         pictures[0].save(temporary, save_all=True, append_images=pictures[1:], duration=round(1000 / fps), loop=0)
-    return film
+    return video
 
 
 def write_strip(recordings: Sequence[Recording], path: Path, *, moments: int = 5) -> Path:
-    """Write a still picture: `moments` instants of the first clip of each recording, one row each."""
+    """Write an image with `moments` frames of the first clip of each recording, one row each."""
     rows: list[list[Frames]] = []
     for recording in recordings:
         clip = recording.clips[0]
@@ -199,7 +190,7 @@ def _assemble(rows: list[list[Frames]]) -> Frames:
     height, width = rows[0][0].shape[:2]
     columns = max(len(row) for row in rows)
     total = (GAP + len(rows) * (height + GAP), GAP + columns * (width + GAP))
-    canvas = np.empty((total[0] + total[0] % 2, total[1] + total[1] % 2, 3), np.uint8)  # H.264 wants even sizes
+    canvas = np.empty((total[0] + total[0] % 2, total[1] + total[1] % 2, 3), np.uint8)  # H.264 needs even sizes
     canvas[:] = BACKGROUND
     for i, row in enumerate(rows):
         for j, tile in enumerate(row):
@@ -209,7 +200,7 @@ def _assemble(rows: list[list[Frames]]) -> Frames:
 
 
 def font() -> ImageFont.FreeTypeFont:
-    """The font of captions."""
+    """Return the font of captions."""
     return ImageFont.truetype(str(Path(matplotlib.get_data_path()) / "fonts/ttf/DejaVuSans.ttf"), 13)
 
 
@@ -220,7 +211,7 @@ def _write_mp4(frames: Iterator[Frames], path: Path, fps: float) -> None:
         stream = container.add_stream(
             "libx264", rate=Fraction(fps).limit_denominator(1000), options={"crf": "23", "preset": "veryfast"}
         )
-        stream.pix_fmt = "yuv420p"  # the only layout that every browser plays
+        stream.pix_fmt = "yuv420p"  # the only layout that every browser supports
         for i, picture in enumerate(frames):
             if i == 0:
                 stream.height, stream.width = picture.shape[:2]

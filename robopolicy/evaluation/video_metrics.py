@@ -1,14 +1,13 @@
-"""Metrics of predicted videos against real ones: per frame and as a set, by horizon.
+"""Metrics of predicted videos against recorded ones, per frame and per distribution, by horizon.
 
-PSNR and SSIM (Wang et al. 2004) compare frames; LPIPS (Zhang et al. 2018) does so in the features of a trained network
-and needs its package and weights; a Frechet distance compares the distributions of whole clips. The Frechet distance
-known as FVD is that in the features of one network (I3D), whose weights are a download; in features of our own encoder
-it is another number and has another name, `FVD-own`, with the features stated: it compares models on the same films and
-features, and nothing else.
+PSNR and SSIM (Wang et al. 2004) compare frames; LPIPS (Zhang et al. 2018) compares features of a trained network and
+needs its package and weights; a Frechet distance compares the distributions of clips. FVD is the Frechet distance for
+the features of the I3D network, whose weights are a download. In features of another encoder it is a different metric,
+`FVD-own`, which can only compare models on the same videos and features.
 
-Closeness of frames is neither needed nor enough for judging policies: see the action-following gate
+Similar frames are neither necessary nor sufficient for evaluating policies: see the action-following tests
 (`robopolicy.worldmodel.action_following`) and the ranking (`robopolicy.evaluation.ranking`). All functions take uint8
-films `{camera: (B, T, 3, S, S)}`.
+videos `{camera: (B, T, 3, S, S)}`.
 """
 
 from __future__ import annotations
@@ -38,25 +37,21 @@ from robopolicy.worldmodel.videos import VideoDataset
 
 Array = NDArray[np.float64]
 Encode = Callable[[Images], Tensor]
-"""Frames `{camera: (B, 3, S, S)}` uint8 to feature maps `(B, Z, h, w)`."""
+"""Function from frames `{camera: (B, 3, S, S)}` uint8 to feature maps `(B, Z, h, w)`."""
 
-_WINDOW, _SIGMA = 11, 1.5  # pixels; of SSIM
+_WINDOW, _SIGMA = 11, 1.5  # window of SSIM [pixels]
 _C1, _C2 = (0.01 * 255) ** 2, (0.03 * 255) ** 2
-_POOL = 2  # feature maps are averaged to this many cells on a side
+_POOL = 2  # cells per side after pooling of the feature maps
 
 
 def frame_ssim(predicted: Images, real: Images) -> Tensor:
-    """Structural similarity `(B, T)` of every frame, 1 where both agree; the mean of all colours and cameras.
-
-    Raises:
-        UserError: Pictures are smaller than the window of 11 pixels.
-    """
+    """Return the structural similarity `(B, T)` of frames of at least 11 pixels, averaged over colours and cameras."""
     return torch.stack([_ssim(predicted[camera], real[camera]) for camera in real]).mean(0)
 
 
 def _ssim(predicted: Tensor, real: Tensor) -> Tensor:
     if min(real.shape[-2:]) < _WINDOW:
-        raise UserError(f"SSIM needs pictures of {_WINDOW} pixels or more, got {tuple(real.shape[-2:])}.")
+        raise UserError(f"SSIM needs images of at least {_WINDOW} pixels, got {tuple(real.shape[-2:])}.")
     offset = torch.arange(_WINDOW, dtype=torch.float64) - _WINDOW // 2
     line = (-0.5 * (offset / _SIGMA) ** 2).exp()
     window = (torch.outer(line, line) / line.sum() ** 2)[None, None]
@@ -64,7 +59,7 @@ def _ssim(predicted: Tensor, real: Tensor) -> Tensor:
     def local_mean(x: Tensor) -> Tensor:
         return F.conv2d(x, window)
 
-    x, y = (film.cpu().double().flatten(0, 2)[:, None] for film in (predicted, real))  # (B * T * 3, 1, S, S)
+    x, y = (video.cpu().double().flatten(0, 2)[:, None] for video in (predicted, real))  # (B * T * 3, 1, S, S)
     mean_x, mean_y = local_mean(x), local_mean(y)
     var_x, var_y = local_mean(x * x) - mean_x**2, local_mean(y * y) - mean_y**2
     covariance = local_mean(x * y) - mean_x * mean_y
@@ -74,17 +69,10 @@ def _ssim(predicted: Tensor, real: Tensor) -> Tensor:
 
 
 class LPIPS:
-    """Perceptual distance `(B, T)` of frames, 0 where both agree; the package's linear weights on an AlexNet."""
+    """Perceptual distance `(B, T)` of frames, 0 for equal ones: the linear weights of the package on an AlexNet."""
 
     def __init__(self, weights: str | Path) -> None:
-        """Load the metric.
-
-        Args:
-            weights: `model.safetensors` of torchvision's AlexNet, trained on ImageNet; nothing is downloaded.
-
-        Raises:
-            UserError: The package `lpips` or the weights are missing.
-        """
+        """Load the metric; `weights` is a local `model.safetensors` of torchvision's AlexNet, trained on ImageNet."""
         path = Path(weights)
         if not path.is_file():
             raise UserError(f"LPIPS needs the weights of an AlexNet as safetensors; there is none at {path}.")
@@ -99,34 +87,31 @@ class LPIPS:
 
     @torch.no_grad()
     def __call__(self, predicted: Images, real: Images) -> Tensor:
-        """Compare every frame."""
+        """Return the distances."""
         views = []
-        for camera, film in real.items():
-            a, b = (x.cpu().flatten(0, 1).float() / 127.5 - 1 for x in (predicted[camera], film))
-            views.append(self._metric(a, b).flatten().unflatten(0, film.shape[:2]))
+        for camera, video in real.items():
+            a, b = (x.cpu().flatten(0, 1).float() / 127.5 - 1 for x in (predicted[camera], video))
+            views.append(self._metric(a, b).flatten().unflatten(0, video.shape[:2]))
         return torch.stack(views).mean(0)
 
 
 def _torchvision_name(key: str) -> str:
-    """`slice2.3.weight` of the package is `features.3.weight` of torchvision."""
+    """Translate `slice2.3.weight` of the package to `features.3.weight` of torchvision."""
     return "features." + key.split(".", 1)[1]
 
 
 def frechet_distance(first: ArrayLike, second: ArrayLike) -> float:
-    """Frechet distance of two normal distributions fitted to features `(n, D)` and `(m, D)`; 0 where they agree.
+    """Return the Frechet distance of normal distributions fitted to features `(n, D)` and `(m, D)`, n, m >= 2.
 
-    It falls with the number of samples: compare values of equal n and m alone.
-
-    Raises:
-        ValueError: A side has fewer than two samples.
+    It decreases with the number of samples: only compare values of equal n and m.
     """
     a, b = (np.asarray(side, dtype=np.float64) for side in (first, second))
     if min(len(a), len(b)) < 2 or a.shape[1] != b.shape[1]:
-        raise ValueError(f"Need two samples or more of equally many features, got {a.shape} and {b.shape}.")
+        raise ValueError(f"Need at least two samples per side and equal feature sizes, got {a.shape} and {b.shape}.")
     covariances = [np.atleast_2d(np.cov(side, rowvar=False)) for side in (a, b)]
     values, vectors = np.linalg.eigh(covariances[0])
     root = vectors * np.sqrt(np.maximum(values, 0)) @ vectors.T
-    # The eigenvalues of the product of both are those of this symmetric matrix.
+    # This symmetric matrix has the eigenvalues of the product of both.
     product = np.linalg.eigvalsh(root @ covariances[1] @ root)
     spread = np.trace(covariances[0]) + np.trace(covariances[1]) - 2 * np.sqrt(np.maximum(product, 0)).sum()
     return float(((a.mean(0) - b.mean(0)) ** 2).sum() + max(spread, 0.0))
@@ -134,9 +119,9 @@ def frechet_distance(first: ArrayLike, second: ArrayLike) -> float:
 
 @torch.no_grad()
 def clip_features(encode: Encode, images: Images) -> Array:
-    """What `FVD-own` compares `(B, D)`: coarse feature maps of frames, their mean over time and their mean change."""
+    """Return the features `(B, D)` of `FVD-own`: mean over time and mean change of pooled feature maps."""
     shape = next(iter(images.values())).shape[:2]
-    maps = encode({camera: film.flatten(0, 1) for camera, film in images.items()})
+    maps = encode({camera: video.flatten(0, 1) for camera, video in images.items()})
     frames = F.adaptive_avg_pool2d(maps.float(), _POOL).flatten(1).unflatten(0, shape)  # (B, T, D / 2)
     change = frames.diff(dim=1).abs().mean(1) if shape[1] > 1 else torch.zeros_like(frames[:, 0])
     return torch.cat([frames.mean(1), change], 1).double().cpu().numpy()
@@ -144,15 +129,15 @@ def clip_features(encode: Encode, images: Images) -> Array:
 
 @dataclass(frozen=True)
 class VideoMetrics:
-    """Closeness by horizon: per frame with intervals over the films, and of clips up to the horizon as a set."""
+    """Metrics by horizon: per frame with intervals over the videos, and of the distribution of clips."""
 
-    frames: Mapping[str, Mapping[int, Interval]]  # {metric: {horizon: mean over the films}}
-    sets: Mapping[int, float]  # {horizon: FVD-own}
-    features: str  # whose features those are
-    films: int  # B
+    frames: Mapping[str, Mapping[int, Interval]]  # {metric: {horizon: mean over the videos}}
+    sets: Mapping[int, float]  # {horizon: FVD-own of the clips up to it}
+    features: str  # name of the encoder
+    num_videos: int  # B
 
     def table(self) -> tuple[list[str], list[list[str]]]:
-        """Header and one row per horizon."""
+        """Return the header and one row per horizon."""
         horizons = next(iter(self.frames.values()))
         own = [f"FVD-own ({self.features})"] if self.sets else []
         rows = [
@@ -169,7 +154,7 @@ class VideoMetrics:
         """JSON-ready form."""
         frames = {name: {str(h): value.to_dict() for h, value in row.items()} for name, row in self.frames.items()}
         sets = {str(horizon): value for horizon, value in self.sets.items()}
-        return {"frames": frames, "fvd_own": sets, "features": self.features, "films": self.films}
+        return {"frames": frames, "fvd_own": sets, "features": self.features, "films": self.num_videos}
 
 
 def compare_videos(
@@ -181,40 +166,32 @@ def compare_videos(
     lpips: LPIPS | None = None,
     horizons: Sequence[int] = HORIZONS,
 ) -> VideoMetrics:
-    """Compare predicted films with what was filmed, frame t being t + 1 frames ahead.
+    """Compare predicted with recorded videos; frame t is t + 1 frames ahead.
 
-    Args:
-        predicted: Films of a world model.
-        real: Films of the same starts and actions.
-        encode: Whose features `FVD-own` compares, e.g. `LatentWorldModel.encode`; None leaves it out.
-        features: What to call them.
-        lpips: The perceptual metric; None leaves it out.
-        horizons: Frames ahead at which to look, those that the films have.
-
-    Raises:
-        UserError: Cameras or shapes differ, or the films are shorter than every horizon.
+    `real` has the same starts and actions. `encode`, e.g. `LatentWorldModel.encode`, is the encoder of `FVD-own` with
+    the name `features`; it is skipped for None, like `lpips`. Horizons beyond the videos are skipped.
     """
-    shapes = {camera: tuple(film.shape) for camera, film in real.items()}
-    found = {camera: tuple(film.shape) for camera, film in predicted.items()}
+    shapes = {camera: tuple(video.shape) for camera, video in real.items()}
+    found = {camera: tuple(video.shape) for camera, video in predicted.items()}
     if shapes != found:
-        raise UserError(f"Films to compare must have equal cameras and shapes, got {found} and {shapes}.")
+        raise UserError(f"Videos to compare must have equal cameras and shapes, got {found} and {shapes}.")
     count, length = next(iter(shapes.values()))[:2]
     kept = [horizon for horizon in horizons if horizon <= length]
     if not kept:
-        raise UserError(f"The films have {length} frames, the shortest horizon is {min(horizons)}.")
+        raise UserError(f"The videos have {length} frames, but the shortest horizon is {min(horizons)}.")
     metrics: dict[str, Callable[[Images, Images], Tensor]] = {"PSNR [dB]": frame_psnr, "SSIM": frame_ssim}
     if lpips is not None:
         metrics["LPIPS"] = lpips
     frames: dict[str, dict[int, Interval]] = {}
     at = torch.tensor(kept) - 1
-    a, b = ({camera: film[:, at] for camera, film in side.items()} for side in (predicted, real))
+    a, b = ({camera: video[:, at] for camera, video in side.items()} for side in (predicted, real))
     for name, metric in metrics.items():
         values = metric(a, b)  # (B, horizons)
         frames[name] = {h: bootstrap_mean(values[:, i].numpy()) for i, h in enumerate(kept)}
     sets: dict[int, float] = {}
     if encode is not None and count > 1:
         for horizon in kept:
-            sides = ({camera: film[:, :horizon] for camera, film in side.items()} for side in (predicted, real))
+            sides = ({camera: video[:, :horizon] for camera, video in side.items()} for side in (predicted, real))
             sets[horizon] = frechet_distance(*(clip_features(encode, side) for side in sides))
     return VideoMetrics(frames, sets, features, count)
 
@@ -222,7 +199,7 @@ def compare_videos(
 @torch.no_grad()
 def contact_sheet(
     model: VideoWorldModel,
-    films: VideoDataset,
+    videos: VideoDataset,
     path: Path,
     *,
     horizons: Sequence[int] = (1, 10, 20),
@@ -232,25 +209,14 @@ def contact_sheet(
     side: int = 128,
     seed: int = 0,
 ) -> Path:
-    """Write a picture: per row one film, its last frame seen, then what happened and what was predicted, by horizon.
+    """Write an image with one row per video: last context frame, then recorded and predicted frames by horizon.
 
-    The films are those of `windows` drawn ones that were predicted as well as half of them at the last horizon, and
-    those that were predicted worst, with their PSNR [dB] there.
-
-    Args:
-        model: The world model.
-        films: Films to continue, with the actions that were played.
-        path: PNG file.
-        horizons: Frames ahead; those beyond the longest film are left out.
-        typical: Films of median quality, of every camera one row each.
-        worst: Films where it went most wrong.
-        windows: Films to choose them from.
-        side: Pixels of each picture.
-        seed: Of the choice of films.
+    The rows are `typical` videos of median and `worst` of lowest PSNR [dB] at the last horizon, out of `windows` random
+    ones, with one row per camera and images of `side` pixels. Horizons beyond the longest video are skipped.
     """
-    horizons = [h for h in horizons if h < films.longest]
-    starts = films.starts(max(horizons), windows, seed)
-    clip, context = films.clip(starts, max(horizons)), model.spec.context
+    horizons = [h for h in horizons if h < videos.max_actions]
+    starts = videos.starts(max(horizons), windows, seed)
+    clip, context = videos.clip(starts, max(horizons)), model.spec.context
     past = {camera: view[:, :context] for camera, view in clip.images.items()}
     state = model.reset(
         past, clip.proprio[:, :context], seeds=torch.arange(len(starts)), actions=clip.actions[:, : context - 1]
@@ -272,10 +238,10 @@ def contact_sheet(
         top = CAPTION + line * height
         title = f"{name}: {quality[row]:.1f} dB at +{max(horizons)}, camera {camera}"
         draw.text((GAP, top + CAPTION / 2), title, TEXT, font(), anchor="lm")
-        real, told = clip.images[camera][row], predicted[camera][row].cpu()
+        real, generated = clip.images[camera][row], predicted[camera][row].cpu()
         pictures = [real[context - 1]]
         for h in horizons:
-            pictures += [real[context - 1 + h], told[h - 1]]
+            pictures += [real[context - 1 + h], generated[h - 1]]
         for column, picture in enumerate(pictures):
             canvas.paste(_image(picture, side), (GAP + column * (side + GAP), top + CAPTION))
     with atomic_file(path) as temporary:

@@ -1,8 +1,7 @@
 """Conversion between scheduler configurations of diffusers and configurations of policy heads.
 
-A `scheduler_config.json` defines the noise levels of training and the meaning of the network output, but not
-the number of sampler steps. Settings that our samplers cannot reproduce raise an error,
-except for the difference at the end of this text.
+A `scheduler_config.json` defines the noise levels of training and the meaning of the network output, but not the number
+of sampler steps. Settings that our samplers cannot reproduce raise an error, except for the difference below.
 
 diffusers counts time from data to noise: timestep 0 is clean, sigma 1 is noise, and a flow model predicts
 noise - data. `network_time` and `model_output` translate for a network of ours that is driven by its schedulers:
@@ -14,7 +13,7 @@ noise - data. `network_time` and `model_output` translate for a network of ours 
         output = model_output(policy.config, policy.backbone(x, time, features))
         x = scheduler.step(output, timestep, x, **step_arguments(policy.config)).prev_sample
 
-gives the chunk of our sampler. One difference remains: a DDIM step of diffusers always descends by T // K levels, which
+returns the chunk of our sampler. One difference remains: a DDIM step of diffusers always descends by T // K levels and
 leaves the grid with spacing "linspace", and with "trailing" where K does not divide T; ours stays on it.
 """
 
@@ -76,15 +75,11 @@ Config = TypeVar("Config", DiffusionConfig, FlowConfig)
 def read_scheduler(
     source: Mapping[str, Any] | str | Path, *, steps: int, base: DiffusionConfig | FlowConfig | None = None
 ) -> DiffusionConfig | FlowConfig:
-    """Configuration of the head that samples like a diffusers scheduler.
+    """Return the configuration of the head that samples like a diffusers scheduler.
 
-    Args:
-        source: The scheduler's configuration, its JSON file or the folder that holds it.
-        steps: Sampler steps K.
-        base: Settings outside of the scheduler (architecture, normalisers); None for our defaults.
-
-    Raises:
-        UserError: The scheduler is not DDPM, DDIM or flow-matching Euler, or has unsupported settings.
+    `source` is the scheduler's configuration, its JSON file or its folder; `steps` is the number K of sampler steps;
+    `base` has the settings outside of the scheduler (architecture, normalisers), None for our defaults. A UserError is
+    raised for other schedulers than DDPM, DDIM and flow-matching Euler, and for unsupported settings.
     """
     settings, where = (source, "scheduler") if isinstance(source, Mapping) else _read(Path(source))
     kind = str(settings.get("_class_name", ""))
@@ -111,12 +106,10 @@ def read_scheduler(
 
 
 def scheduler_config(config: DiffusionConfig | FlowConfig) -> dict[str, Any]:
-    """Configuration for `from_config` of the diffusers scheduler `_class_name`.
+    """Return the configuration for `from_config` of the diffusers scheduler `_class_name`.
 
-    A flow scheduler has no bound on its samples, so `action_clip` of a flow head is left out.
-
-    Raises:
-        UserError: No scheduler of diffusers supports the head, such as shortcut or MeanFlow.
+    A flow scheduler does not bound its samples, so `action_clip` of a flow head is left out. A UserError is raised for
+    heads without a scheduler in diffusers, such as shortcut or MeanFlow.
     """
     if type(config) not in (DiffusionConfig, FlowConfig):
         raise UserError(f"No scheduler of diffusers supports the head of a {type(config).__name__}.")
@@ -140,7 +133,7 @@ def scheduler_config(config: DiffusionConfig | FlowConfig) -> dict[str, Any]:
 
 
 def write_scheduler(config: DiffusionConfig | FlowConfig, folder: str | Path) -> Path:
-    """Write the scheduler's file into `folder`, where diffusers' `from_pretrained` finds it; returns its path."""
+    """Write the scheduler's file into `folder` for `from_pretrained` of diffusers; returns its path."""
     file = Path(folder) / FILE
     file.parent.mkdir(parents=True, exist_ok=True)
     write_text(file, json.dumps(scheduler_config(config), indent=2) + "\n")
@@ -148,7 +141,7 @@ def write_scheduler(config: DiffusionConfig | FlowConfig, folder: str | Path) ->
 
 
 def grid_arguments(config: DiffusionConfig | FlowConfig) -> dict[str, Any]:
-    """Arguments of the scheduler's `set_timesteps` for our grid.
+    """Return the arguments of the scheduler's `set_timesteps` for our grid.
 
     Flow times are given as sigmas `{1, (K-1)/K, ..., 1/K}`; diffusers' own default ends elsewhere.
     """
@@ -158,19 +151,16 @@ def grid_arguments(config: DiffusionConfig | FlowConfig) -> dict[str, Any]:
 
 
 def step_arguments(config: DiffusionConfig | FlowConfig) -> dict[str, Any]:
-    """Arguments of the scheduler's `step` besides output, timestep and sample."""
+    """Return the arguments of the scheduler's `step` in addition to output, timestep and sample."""
     if isinstance(config, DiffusionConfig) and config.sampler == "ddim":
         return {"eta": 0.0, "use_clipped_model_output": True}
     return {}
 
 
 def network_time(config: DiffusionConfig | FlowConfig, timestep: Tensor, train_steps: int = 1000) -> Tensor:
-    """Time input of our network at a `timestep` of diffusers.
+    """Return the time input of our network at an element `timestep` of the scheduler's `timesteps`.
 
-    Args:
-        config: Of the head.
-        timestep: Element of the scheduler's `timesteps`.
-        train_steps: `num_train_timesteps` of a flow scheduler, which only scales its timesteps.
+    `train_steps` is `num_train_timesteps` of a flow scheduler, which only scales its timesteps.
     """
     if isinstance(config, FlowConfig):
         return 1 - timestep / train_steps
@@ -178,7 +168,7 @@ def network_time(config: DiffusionConfig | FlowConfig, timestep: Tensor, train_s
 
 
 def model_output(config: DiffusionConfig | FlowConfig, prediction: Tensor) -> Tensor:
-    """Convert the prediction of our network to that of a scheduler: the negative for velocities."""
+    """Convert the prediction of our network to the output for a scheduler, the negative for velocities."""
     return -prediction if isinstance(config, FlowConfig) else prediction
 
 

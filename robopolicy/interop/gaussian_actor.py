@@ -24,7 +24,7 @@ Layer = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class Statistics:
-    """How observations are normalised: `(x - offset) / scale`."""
+    """Statistics for normalised observations, `(x - offset) / scale`."""
 
     offset: Tensor  # (D,)
     scale: Tensor  # (D,)
@@ -42,16 +42,16 @@ def gaussian_policy(
     bounds: tuple[Tensor, Tensor] | None = None,
     where: str,
 ) -> GaussianPolicy:
-    """Policy with given weights, which maps one observation to one action.
+    """Create a policy with given weights, which maps one observation to one action.
 
     Args:
         observation: Shapes by key; keys are concatenated in sorted order.
-        layers: Of the network, the output last: means `(A,)`, or means and log standard deviations `(2 A,)`.
-        activation: Activation between the layers, by our name.
+        layers: Layers, the output last: means `(A,)`, or means and log standard deviations `(2 A,)`.
+        activation: Our name of the activation between the layers.
         log_std: `(A,)`; None where the network predicts it.
         log_std_range: Bounds of a predicted log standard deviation.
-        statistics: Of the observations; None sees them raw.
-        bounds: Lowest and highest action `(A,)` of an actor squashed by tanh; None is not squashed.
+        statistics: Statistics of the observations; None for no normalisation.
+        bounds: Lowest and highest action `(A,)` of an actor with tanh; None without tanh.
         where: Name of the source, for messages.
 
     Raises:
@@ -70,10 +70,10 @@ def gaussian_policy(
         action_normalization="identity" if bounds is None else "minmax",
     )
     policy = GaussianPolicy(config, PolicySpec(dict(observation), action_dim))
-    found, wanted = layers[0][0].shape[1], policy.encoder.feature_dim
-    if found != wanted:
+    found, expected = layers[0][0].shape[1], policy.encoder.feature_dim
+    if found != expected:
         keys = ", ".join(f"{key} {tuple(shape)}" for key, shape in sorted(observation.items()))
-        raise UserError(f"The actor of {where} has {found} inputs, but {keys} has {wanted}; choose its own task.")
+        raise UserError(f"The actor of {where} has {found} inputs, but {keys} has {expected}; choose its own task.")
     weights = {f"actor.{2 * i}.weight": weight for i, (weight, _) in enumerate(layers)}
     weights |= {f"actor.{2 * i}.bias": bias for i, (_, bias) in enumerate(layers)}
     if log_std is not None:
@@ -83,7 +83,7 @@ def gaussian_policy(
         if state[key].shape != value.shape:
             raise UserError(f"'{key}' of {where} has shape {tuple(value.shape)}, expected {tuple(state[key].shape)}.")
         if not bool(value.isfinite().all()):
-            raise UserError(f"'{key}' of {where} is not finite; take an earlier checkpoint.")
+            raise UserError(f"'{key}' of {where} is not finite; use an earlier checkpoint.")
     policy.load_state_dict({**state, **weights})
     if statistics is not None:
         _set_statistics(policy, statistics)
@@ -93,14 +93,14 @@ def gaussian_policy(
 
 
 def layers_of(state: Mapping[str, Tensor], prefix: str) -> list[Layer]:
-    """Linear layers `prefix.0`, `prefix.2`, ... of a state dict, in order."""
+    """Return the linear layers `prefix.0`, `prefix.2`, ... of a state dict, in order."""
     pattern = re.compile(rf"{re.escape(prefix)}\.(\d+)\.weight")
     numbers = sorted(int(match[1]) for key in state if (match := pattern.fullmatch(key)))
     return [(state[f"{prefix}.{n}.weight"], state[f"{prefix}.{n}.bias"]) for n in numbers]
 
 
 def activation_name(name: str, where: str) -> str:
-    """Our name of an activation, from that of its torch class or from rsl_rl's."""
+    """Translate the name of an activation in torch or rsl_rl to ours."""
     ours = {"swish": "silu"}.get(name.lower(), name.lower())
     if ours not in ACTIVATIONS:
         raise unknown_name("activation", name, ACTIVATIONS, f"of {where}")
@@ -108,11 +108,7 @@ def activation_name(name: str, where: str) -> str:
 
 
 def read_weights(file: Path | bytes, where: str) -> dict[str, Any]:
-    """Read a file of `torch.save` with tensors and plain values only, without unpickling.
-
-    Raises:
-        UserError: It cannot be read, or has other content.
-    """
+    """Read a `torch.save` file without unpickling; a UserError is raised for other content than tensors and values."""
     try:
         source = BytesIO(file) if isinstance(file, bytes) else file
         content = torch.load(source, map_location="cpu", weights_only=True)

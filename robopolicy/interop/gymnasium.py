@@ -23,7 +23,7 @@ Obs = NDArray[Any] | dict[str, NDArray[Any]]
 
 
 def observation_space(spec: SimSpec) -> spaces.Space[Any]:
-    """Space of one observation: a Box for `state` alone, else a Dict."""
+    """Return the space of one observation: a Box for `state` alone, else a Dict."""
     boxes: dict[str, spaces.Space[Any]] = {}
     for key, entry in spec.observation.items():
         if key.startswith(IMAGE_PREFIX):
@@ -34,12 +34,12 @@ def observation_space(spec: SimSpec) -> spaces.Space[Any]:
 
 
 def action_space(spec: SimSpec) -> spaces.Box:
-    """Space of one action."""
+    """Return the space of one action."""
     return spaces.Box(spec.action_low.numpy(), spec.action_high.numpy(), dtype=np.float32)
 
 
 def to_numpy(obs: Observation) -> Obs:
-    """Observation as `observation_space` describes it, with the batch dimension."""
+    """Convert a batch of observations to the format of `observation_space`."""
     arrays = {
         key: (value.permute(0, 2, 3, 1) if key.startswith(IMAGE_PREFIX) else value).cpu().numpy().copy()
         for key, value in obs.items()
@@ -48,12 +48,12 @@ def to_numpy(obs: Observation) -> Obs:
 
 
 def row_of(obs: Obs, row: int) -> Obs:
-    """One environment's observation out of a batch."""
+    """Return the observation of one environment of a batch."""
     return {key: value[row] for key, value in obs.items()} if isinstance(obs, dict) else obs[row]
 
 
 def next_seed(sim: VectorSim) -> int:
-    """First unused seed: resets without a seed continue counting, so that all episodes are reproducible."""
+    """Return the first unused seed; resets without a seed use it, so that all episodes are reproducible."""
     return int(sim.episode_seed.max()) + 1
 
 
@@ -68,10 +68,10 @@ class SimEnv(gymnasium.Env[Any, Any]):
         self.metadata = {"render_modes": ["rgb_array"], "render_fps": round(1 / sim.spec.control_dt)}
         self.observation_space = observation_space(sim.spec)
         self.action_space = action_space(sim.spec)
-        self._next: Obs | None = None  # first observation of the episode that the simulator has already started
+        self._next: Obs | None = None  # first observation of the next episode, after an automatic reset
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Obs, dict[str, Any]]:
-        """Start an episode: the given seed's, or the next one."""
+        """Start the episode of `seed`, or the next one."""
         super().reset(seed=seed)
         obs, self._next = self._next, None
         if seed is not None or obs is None:
@@ -146,5 +146,5 @@ class SimVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
 
 
 def _masked(values: dict[str, Any], mask: NDArray[np.bool_]) -> dict[str, Any]:
-    """Vector info of gymnasium: every key `k` with a mask `_k` of its environments."""
+    """Add a mask `_k` of environments for every key `k`, as in gymnasium."""
     return {**values, **{f"_{key}": mask.copy() for key in values}}

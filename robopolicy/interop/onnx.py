@@ -4,10 +4,10 @@
     steered = LatentPolicy.from_base(policy, NoiseSpace(kind="repeat"), STEERING_ACTOR)
 
 The graph is stored as bytes among the weights of a checkpoint, which needs no other file. Shapes come from the metadata
-or, if from the metadata entry `METADATA` (a JSON object with the keys of `PolicySpec.to_dict()` and `network_calls`)
-or, where there is none, from the graph: an input `(B, D)` is one observation, `(B, To, D)` a history, an image `(B, 3,
-h, w)` or `(B, To, 3, h, w)`; an output `(B, A)` is one action, `(B, H, A)` a chunk. Images go in as uint8 where the
-graph takes that, else as numbers in [0, 1]. A graph with a fixed batch size is called with that many rows.
+entry `METADATA` (a JSON object with the keys of `PolicySpec.to_dict()` and `network_calls`) or, without one, from the
+graph: an input `(B, D)` is one observation, `(B, To, D)` a history, an image `(B, 3, h, w)` or `(B, To, 3, h, w)`; an
+output `(B, A)` is one action, `(B, H, A)` a chunk. Images are uint8 where the graph accepts it, otherwise numbers in
+[0, 1]. A graph with a fixed batch size is called with that many rows.
 """
 
 from __future__ import annotations
@@ -22,16 +22,7 @@ import torch
 from torch import Tensor
 
 from robopolicy.constraints import Bytes, NonNegativeInt
-from robopolicy.deploy.graph import (
-    CHUNK,
-    METADATA,
-    NEXT_MEMORY,
-    NOISE,
-    PREFIX,
-    PREFIX_WEIGHT,
-    TYPES,
-    open_session,
-)
+from robopolicy.deploy.graph import CHUNK, METADATA, NEXT_MEMORY, NOISE, PREFIX, PREFIX_WEIGHT, TYPES, open_session
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.files import parse_json
 from robopolicy.nets.encoder import IMAGE_PREFIX
@@ -63,7 +54,7 @@ class OnnxPolicy(BlackBoxPolicy):
     graph: Tensor
 
     def __init__(self, config: OnnxConfig, spec: PolicySpec) -> None:
-        """Allocate a graph of `config.size` bytes, which is loaded with the weights."""
+        """Allocate a graph of `config.size` bytes, which are loaded with the weights."""
         super().__init__(config, spec)
         self.register_buffer("graph", torch.zeros(config.size, dtype=torch.uint8))
         self._runtime = _Runtime()
@@ -113,7 +104,7 @@ class OnnxPolicy(BlackBoxPolicy):
 
 
 class _Runtime:
-    """The session of a graph, opened when first needed; a copy of the policy opens its own."""
+    """Session of a graph, opened on first use; a copy of the policy opens its own session."""
 
     def __init__(self) -> None:
         self._session: Any = None
@@ -248,7 +239,7 @@ def _described_spec(described: Mapping[str, Any], path: Path) -> PolicySpec | No
 
 
 def _graph_spec(inputs: Mapping[str, Any], output: Any, path: Path) -> PolicySpec:
-    """Shapes as the graph declares them."""
+    """Derive the specification from the shapes of the graph."""
     observation: dict[str, tuple[int, ...]] = {}
     horizons: dict[str, int] = {}
     for key, entry in inputs.items():
@@ -295,7 +286,7 @@ def _check_inputs(inputs: Mapping[str, Any], output: Any, spec: PolicySpec, path
 
 
 def _batch(inputs: Mapping[str, Any], path: Path) -> int:
-    """Rows that the graph must be called with; 0 for any number."""
+    """Return the batch size of the graph; 0 for any."""
     sizes = {entry.shape[0] if isinstance(entry.shape[0], int) else 0 for entry in inputs.values()}
     if len(sizes) != 1:
         raise UserError(f"The inputs of {path} have different batch sizes {sorted(sizes)}; export it again.")
@@ -303,7 +294,7 @@ def _batch(inputs: Mapping[str, Any], path: Path) -> int:
 
 
 def _fed(key: str, value: Tensor, entry: Any) -> np.ndarray:
-    """Convert a value to the input format: history optional, images in [0, 1] unless uint8."""
+    """Convert a value to the input format: without history if the input has none, images in [0, 1] unless uint8."""
     kind = TYPES[entry.type]
     if len(entry.shape) < value.dim():
         value = value.squeeze(1)

@@ -3,9 +3,9 @@
     policy = open_remote("ws://127.0.0.1:8765")
     steered = LatentPolicy.from_base(policy, NoiseSpace(kind="repeat"), STEERING_ACTOR)
 
-The connection is opened for the first chunk, reopened after a failure, and shared by copies. The policy of an
-endpoint must not change: its greeting is compared at every connection. Requests to an endpoint that cannot
-be reached or is late are retried with exponential backoff; refusals and invalid replies are errors.
+The connection is opened for the first chunk, reopened after a failure, and shared by copies. The policy of an endpoint
+must not change: its greeting is compared at every connection. Requests to an endpoint that is unreachable or late are
+retried with exponential backoff; refusals and invalid replies are errors.
 """
 
 from __future__ import annotations
@@ -48,11 +48,7 @@ class RemotePolicy(BlackBoxPolicy):
     config: RemoteConfig
 
     def __init__(self, config: RemoteConfig, spec: PolicySpec) -> None:
-        """Check the address without connecting.
-
-        Raises:
-            UserError: The address is invalid.
-        """
+        """Check the address without connecting; a UserError is raised if it is invalid."""
         super().__init__(config, spec)
         self._line = _Shared(Connection(config.url, config.timeout, self._check))
 
@@ -86,7 +82,7 @@ class RemotePolicy(BlackBoxPolicy):
 
 
 class _Shared:
-    """The connection that copies of a policy share; threads take turns."""
+    """Connection that copies of a policy share, with a lock for threads."""
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
@@ -97,15 +93,9 @@ class _Shared:
 
 
 def open_remote(url: str, *, action_horizon: int = 0, **settings: Any) -> RemotePolicy:
-    """Read the specification of the endpoint at `url` and wrap it.
+    """Read the specification of the endpoint at `url` and wrap it; `settings` are further fields of `RemoteConfig`.
 
-    Args:
-        url: Address, see `RemoteConfig.url`.
-        action_horizon: Actions executed per chunk; 0 for the value of the endpoint.
-        **settings: Further fields of `RemoteConfig`.
-
-    Raises:
-        UserError: It cannot be reached, refuses, or is not a policy server.
+    `action_horizon` 0 is the value of the endpoint. A UserError is raised if it is unreachable or no policy server.
     """
     config = RemoteConfig(url=url, **settings)
     connection = Connection(url, config.timeout)
@@ -120,29 +110,18 @@ def open_remote(url: str, *, action_horizon: int = 0, **settings: Any) -> Remote
     spec = greeting.spec
     if action_horizon:
         if action_horizon > spec.horizon:
-            raise UserError(
-                f"The endpoint {url} returns chunks of {spec.horizon} actions, so action_horizon={action_horizon} "
-                f"is too many."
-            )
+            excess = f"chunks of {spec.horizon} actions, so action_horizon={action_horizon} is too many"
+            raise UserError(f"The endpoint {url} returns {excess}.")
         spec = replace(spec, action_horizon=action_horizon)
     known = {"noise": greeting.noise, "model": greeting.model, "network_calls": greeting.network_calls}
     return RemotePolicy(RemoteConfig(url=url, **(known | settings)), spec)
 
 
 class ServedPolicy:
-    """Batched server interface of a policy: noise of a client is decoded, else every row draws from its own stream."""
+    """Batched server interface of a policy; noise of a client is decoded, otherwise every row has its own stream."""
 
     def __init__(self, policy: Policy, model: str = "", *, deterministic: bool = True) -> None:
-        """Put the policy into evaluation mode.
-
-        Args:
-            policy: Policy to serve.
-            model: Name of the model, e.g. its checkpoint.
-            deterministic: Disable exploration noise.
-
-        Raises:
-            UserError: The policy is recurrent, and requests are stateless.
-        """
+        """Put a feedforward policy into evaluation mode; `model` is its name for clients, e.g. its checkpoint."""
         spec = policy.spec
         if spec.hidden_dim:
             raise UserError("A recurrent policy cannot be served, since requests are stateless.")

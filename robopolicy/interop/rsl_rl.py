@@ -3,9 +3,9 @@
     runner = OnPolicyRunner(RslVecEnv(sim), {**settings, **runner_config(policy.config, policy.spec)})
     policy = read_actor("logs/model_1500.pt", read_config("logs/params/agent.yaml"), {"state": (48,)})
 
-Weights are read as tensors only, from files of rsl_rl 2 to 5; configurations are written for rsl_rl 5.
-A normaliser of rsl_rl divides by its standard deviation plus 0.01 and is not bounded; ours keeps those numbers fixed.
-Neither networks with memory or images nor Beta distributions are read.
+Weights are only read as tensors, from files of rsl_rl 2 to 5; configurations are written for rsl_rl 5. The standard
+deviation of a normaliser of rsl_rl is increased by 0.01 and has no bounds; ours keeps these numbers fixed. Networks
+with memory or images and Beta distributions are not supported.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
 from robopolicy.sim.contract import Observation, VectorSim
 
 EPS = 1e-2  # added to the standard deviation by rsl_rl's EmpiricalNormalization
-THEIR_NAMES = {"silu": "swish"}  # of activations, where they differ
+ACTIVATION_NAMES = {"silu": "swish"}  # our name -> name in rsl_rl, where they differ
 _GAUSSIANS = {"GaussianDistribution": False, "HeteroscedasticGaussianDistribution": True}  # name -> std is predicted
 _MODELS = ("MLPModel", "ActorCritic")
 # Settings of an actor in rsl_rl 2 to 5, and of its distribution in rsl_rl 5.
@@ -41,7 +41,7 @@ _DISTRIBUTION = {"class_name", "init_std", "std_range", "std_type", "learn_std"}
 
 
 class RslVecEnv:
-    """A simulator as `rsl_rl.env.VecEnv`; each observation key is a group of its own.
+    """A simulator as `rsl_rl.env.VecEnv`; each observation key is a separate group.
 
     `extras["time_outs"]` marks episodes that were truncated and not terminated. Episodes are functions of their seeds,
     so they cannot start in the middle: call `learn` with `init_at_random_ep_len=False`.
@@ -93,15 +93,14 @@ class RslVecEnv:
 class ActorConfig:
     """Actor section of a configuration of rsl_rl."""
 
-    policy: GaussianConfig  # the same network as ours
-    groups: tuple[str, ...] = ()  # observation groups it sees, in the order of their concatenation; () is one group
+    policy: GaussianConfig  # configuration of the same network
+    groups: tuple[str, ...] = ()  # observation groups in the order of their concatenation; () is one group
 
 
 def read_config(source: Mapping[str, Any] | str | Path) -> ActorConfig:
     """Read a runner's configuration, as a mapping or a YAML file such as Isaac Lab's `params/agent.yaml`.
 
-    Raises:
-        UserError: It describes no plain actor with a Gaussian, or has unknown settings.
+    A UserError is raised for unknown settings and other actors than Gaussian MLPs.
     """
     settings, where = (source, "the runner configuration") if isinstance(source, Mapping) else _read(Path(source))
     actor = settings.get("actor", settings.get("policy"))
@@ -125,24 +124,21 @@ def read_config(source: Mapping[str, Any] | str | Path) -> ActorConfig:
         else "identity",
     )
     if predicted and kind != "log":
-        raise UserError(f"The actor of {where} predicts its standard deviation, ours its logarithm (std_type: log).")
+        raise UserError(f"The actor of {where} must predict the logarithm of its standard deviation (std_type: log).")
     groups = settings.get("obs_groups") or {}
     return ActorConfig(config, tuple(groups.get("actor", groups.get("policy", ()))))
 
 
 def runner_config(config: GaussianConfig, spec: PolicySpec) -> dict[str, Any]:
-    """Sections `actor`, `critic` and `obs_groups` of an rsl_rl 5 runner with the network of `config`.
+    """Return the sections `actor`, `critic` and `obs_groups` of an rsl_rl 5 runner with the network of `config`.
 
-    The critic gets the layers of the actor, since a Gaussian policy of ours holds none.
-
-    Raises:
-        UserError: rsl_rl lacks something of it.
+    The critic has the layers of the actor. A UserError is raised for policies that rsl_rl does not support.
     """
     _check_plain(config, spec)
     network = {
         "class_name": "MLPModel",
         "hidden_dims": list(config.hidden),
-        "activation": THEIR_NAMES.get(config.activation, config.activation),
+        "activation": ACTIVATION_NAMES.get(config.activation, config.activation),
         "obs_normalization": config.normalization != "identity",
     }
     gaussian: dict[str, Any] = {"class_name": "GaussianDistribution", "std_type": "log"}
@@ -164,16 +160,10 @@ def read_actor(
     *,
     rename: Mapping[str, str] | None = None,
 ) -> GaussianPolicy:
-    """The actor in a model file of rsl_rl.
+    """Read the actor in a model file of rsl_rl, e.g. `model_1500.pt`, with the configuration of its run.
 
-    Args:
-        path: The file, e.g. `model_1500.pt`.
-        config: Of the run that wrote it.
-        observation: Shapes by our keys; unused keys are dropped.
-        rename: Our key -> observation group, where the names differ.
-
-    Raises:
-        UserError: The file has more than weights, or does not fit `config` or `observation`.
+    `observation` has shapes by our keys, of which unused ones are dropped; `rename` maps our key to an observation
+    group where the names differ. A UserError is raised for other content than weights, and for weights that do not match.
     """
     where = str(path)
     state = _actor_state(read_weights(Path(path), where), where)
@@ -208,11 +198,7 @@ def read_actor(
 
 
 def actor_state(policy: GaussianPolicy) -> dict[str, Tensor]:
-    """State dict of rsl_rl's `MLPModel` with the weights of `policy`.
-
-    Raises:
-        UserError: rsl_rl lacks something of it.
-    """
+    """Return the state dict of rsl_rl's `MLPModel` for `policy`; a UserError is raised if it has no match."""
     _check_plain(policy.config, policy.spec)
     state = {
         f"mlp.{key.removeprefix('actor.')}": v for key, v in policy.state_dict().items() if key.startswith("actor.")
@@ -247,7 +233,7 @@ def _read(path: Path) -> tuple[Mapping[str, Any], str]:
 
 
 def _distribution(actor: Mapping[str, Any], where: str) -> tuple[bool, float, str, Sequence[float]]:
-    """Whether the std is predicted, its initial value, how it is parameterised, and its range."""
+    """Return whether the std is predicted, its initial value, parameterisation and range."""
     gaussian = actor.get("distribution_cfg")
     if gaussian is None:  # before rsl_rl 5
         kind, init = str(actor.get("noise_std_type", "scalar")), float(actor.get("init_noise_std", 1.0))
@@ -261,7 +247,7 @@ def _distribution(actor: Mapping[str, Any], where: str) -> tuple[bool, float, st
 
 
 def _actor_state(content: Mapping[str, Any], where: str) -> dict[str, Tensor]:
-    """The actor's part of a model file, under the names of rsl_rl 4: `mlp`, `obs_normalizer`, `std` or `log_std`."""
+    """Return the actor's weights with the names of rsl_rl 4: `mlp`, `obs_normalizer`, `std` or `log_std`."""
     if "actor_state_dict" in content:
         renamed = {"distribution.std_param": "std", "distribution.log_std_param": "log_std"}
         return {str(renamed.get(key, key)): value for key, value in content["actor_state_dict"].items()}
@@ -283,13 +269,13 @@ def _check_config(
     if widths != config.hidden:
         raise UserError(f"The actor of {where} has hidden layers {widths}, its configuration {config.hidden}.")
     if normalized != (config.normalization != "identity"):
-        raise UserError(f"{where} {'has' if normalized else 'lacks'} observation statistics against its configuration.")
+        raise UserError(f"{where} {'has' if normalized else 'lacks'} observation statistics, unlike its configuration.")
 
 
 def _groups(
     names: tuple[str, ...], observation: Mapping[str, tuple[int, ...]], rename: Mapping[str, str], where: str
 ) -> dict[str, tuple[int, ...]]:
-    """Shapes by our keys, in the order in which the actor sees them."""
+    """Return shapes by our keys, in the order of the inputs of the actor."""
     keys = {name: key for key, name in rename.items()}
     if not names:
         names = tuple(keys) or tuple(observation)
@@ -303,14 +289,14 @@ def _groups(
 
 
 def _sorted_columns(groups: Mapping[str, tuple[int, ...]], width: int, where: str) -> list[int]:
-    """Their input columns in our order of keys."""
+    """Return the input columns of the actor in our order of keys."""
     columns: dict[str, list[int]] = {}
     start = 0
     for key, shape in groups.items():
         columns[key] = list(range(start, start := start + math.prod(shape)))
     if start != width:
         sizes = ", ".join(f"{key} {math.prod(shape)}" for key, shape in groups.items())
-        raise UserError(f"The actor of {where} has {width} inputs, but {sizes} makes {start}; choose its own task.")
+        raise UserError(f"The actor of {where} has {width} inputs, but {sizes} makes {start}; choose its task.")
     return [column for key in sorted(columns) for column in columns[key]]
 
 
@@ -332,7 +318,7 @@ def _known(section: Mapping[str, Any], known: set[str], place: str) -> None:
 
 
 def _last(name: Any) -> str:
-    """The class in "rsl_rl.models:MLPModel" or in a class object."""
+    """Return the class name in "rsl_rl.models:MLPModel" or of a class."""
     return str(getattr(name, "__name__", name)).replace(":", ".").rsplit(".", 1)[-1]
 
 

@@ -1,12 +1,11 @@
 """Conversion of PPO, A2C, SAC, TD3 and DDPG actors of Stable-Baselines3 to `GaussianPolicy`.
 
-The result has the same actions and densities, and supports checkpoints, fine-tuning and
-evaluation. TD3 and DDPG have no density and get the standard deviation `SPREAD`.
+The result has the same actions and densities, and supports checkpoints, fine-tuning and evaluation. TD3 and DDPG have
+no density and get the standard deviation `SPREAD`.
 
-Of a zip only the weights (`policy.pth`, tensors alone) and the readable part of `data` are used; the pickles in it are
-never opened. The statistics of a `VecNormalize` are not in it, so a model that was trained behind one is read from
-memory, by `from_model`. Only MLP actors on one observation vector are converted; any other model can be wrapped by
-`stable_baselines3.wrap_model`.
+Only the weights of a zip (`policy.pth`, tensors only) and the JSON part of `data` are read, never its pickles. It lacks
+the statistics of a `VecNormalize`, so a model that was trained with one is converted in memory by `from_model`. Only
+MLP actors with one observation vector are supported; `stable_baselines3.wrap_model` wraps any other model.
 """
 
 from __future__ import annotations
@@ -36,8 +35,8 @@ from robopolicy.interop.gaussian_actor import (
 from robopolicy.nets.normalizer import RUNNING_CLIP
 from robopolicy.policies.heads.gaussian import GaussianPolicy
 
-LOG_STD_RANGE = (-20.0, 2.0)  # of SAC
-SPREAD = 0.1  # standard deviation before tanh of an actor that has none: as TD3's authors explore
+LOG_STD_RANGE = (-20.0, 2.0)  # clipping of SAC
+SPREAD = 0.1  # standard deviation before tanh of a deterministic actor, the exploration noise of TD3
 _ELSEWHERE = "wrap the model by robopolicy.interop.stable_baselines3.wrap_model"
 
 
@@ -61,19 +60,11 @@ _LAYOUTS = {
     "actor.mu.weight": _Layout("actor.latent_pi", "actor.mu", "actor.log_std", True, "relu", _CRITICS),
     "actor.mu.0.weight": _Layout("actor.mu", "", "", True, "relu", ("actor_target.mu.", *_CRITICS)),
 }
-"""Layouts of PPO and A2C, of SAC, of TD3 and DDPG, by a name that only each of them has."""
+"""Layouts of PPO and A2C, of SAC, and of TD3 and DDPG, by a weight name that only each of them has."""
 
 
 def read_model(path: str | Path, key: str = "state") -> GaussianPolicy:
-    """The actor in a zip that SB3 saved.
-
-    Args:
-        path: The zip.
-        key: Our name of its observations.
-
-    Raises:
-        UserError: The file is not such a zip, or has an actor of another kind.
-    """
+    """Read the actor in a zip of SB3; `key` is our name of its observations."""
     path = Path(path)
     try:
         with zipfile.ZipFile(path) as archive:
@@ -106,11 +97,7 @@ def read_model(path: str | Path, key: str = "state") -> GaussianPolicy:
 
 
 def from_model(model: Any, key: str = "state") -> GaussianPolicy:
-    """The actor of a model in this process, with the statistics of its `VecNormalize`, where it has one.
-
-    Raises:
-        UserError: It is of another kind.
-    """
+    """Convert the actor of a model in this process, with the statistics of its `VecNormalize`, if any."""
     where = f"the {type(model).__name__} model"
     for name in ("observation_space", "action_space"):
         if type(getattr(model, name)).__name__ != "Box":
@@ -135,7 +122,7 @@ def _actor(
     key: str,
     where: str,
 ) -> GaussianPolicy:
-    """Sort the weights by their names."""
+    """Assign the weights by their names."""
     layout = next((layout for name, layout in _LAYOUTS.items() if name in state), None)
     if layout is None:
         raise UserError(f"{where} holds no plain actor of PPO, A2C, SAC, TD3 or DDPG; {_ELSEWHERE}.")
@@ -157,7 +144,7 @@ def _actor(
 
 
 def _layers(state: Mapping[str, Tensor], layout: _Layout, where: str) -> tuple[list[Layer], Tensor | None]:
-    """Layers with the output last, and the log standard deviation `(A,)`; None where it is half of that output."""
+    """Return the layers, the output last, and the log standard deviation `(A,)`, or None where the output has it."""
     layers = layers_of(state, layout.body)
     if not layout.head:
         return layers, torch.full_like(layers[-1][1], math.log(SPREAD))
@@ -171,7 +158,7 @@ def _layers(state: Mapping[str, Tensor], layout: _Layout, where: str) -> tuple[l
     elif f"{layout.log_std}.weight" in state:
         spread = (state[f"{layout.log_std}.weight"], state[f"{layout.log_std}.bias"])
         return [*layers, (torch.cat([mean[0], spread[0]]), torch.cat([mean[1], spread[1]]))], None
-    raise UserError(f"{where} explores by state-dependent noise (gSDE), which we lack; {_ELSEWHERE}.")
+    raise UserError(f"{where} uses state-dependent exploration (gSDE), which is not supported; {_ELSEWHERE}.")
 
 
 def _statistics(model: Any, where: str) -> Statistics | None:
@@ -180,7 +167,7 @@ def _statistics(model: Any, where: str) -> Statistics | None:
         return None
     if normalize.clip_obs != RUNNING_CLIP:
         raise UserError(
-            f"The VecNormalize of {where} has clip_obs={normalize.clip_obs}, but ours bounds to {RUNNING_CLIP}; "
+            f"The VecNormalize of {where} has clip_obs={normalize.clip_obs}, but ours clips to {RUNNING_CLIP}; "
             f"{_ELSEWHERE}."
         )
     seen = normalize.obs_rms
@@ -194,7 +181,7 @@ def _field(data: Mapping[str, Any], name: str, entry: str) -> Any:
 
 
 def _bound(data: Mapping[str, Any], name: str, path: Path) -> Tensor:
-    """A bound of the actions from its readable form, `[-1. -1.]`."""
+    """Parse an action bound from its text form, `[-1. -1.]`."""
     text = _field(data, "action_space", name)
     try:
         return torch.tensor([float(number) for number in str(text).strip("[]").split()])

@@ -34,11 +34,7 @@ class ImportSource:
 
 
 def open_policy(kind: str, source: ImportSource) -> Policy:
-    """Open the policy of `source`.
-
-    Raises:
-        UserError: The kind is unknown, or the policy cannot be read.
-    """
+    """Open the policy of `source`; a UserError is raised for an unknown kind or an unreadable policy."""
     if kind not in KINDS:
         raise unknown_name("kind of policy", kind, KINDS)
     return KINDS[kind](source)
@@ -81,7 +77,7 @@ def _sb3(source: ImportSource) -> Policy:
 
     _refuse(source, "config", "action_horizon", "instructions")
     if len(source.rename) > 1:
-        raise UserError(f"The model has one vector of observations; rename one key to it, got {dict(source.rename)}.")
+        raise UserError(f"The model has one observation vector; rename one key to it, got {dict(source.rename)}.")
     return read_model(source.address, next(iter(source.rename), "state"))
 
 
@@ -112,22 +108,16 @@ KINDS: dict[str, Callable[[ImportSource], Policy]] = {
 
 
 class CheckpointChunkPolicy:
-    """Chunk policy of a checkpoint, in torch.
-
-    Noise is a function of episode and decision, as in an evaluation: `reset(seed)` starts the episode `seed`.
-
-    Args:
-        policy: The policy; it is put into evaluation mode.
-        deterministic: Disable exploration noise.
-    """
+    """Chunk policy of a checkpoint, in torch; noise is a function of episode and decision, as in an evaluation."""
 
     takes_prefix = False
 
     def __init__(self, policy: Policy, *, deterministic: bool = True) -> None:
+        """Put the policy into evaluation mode; `deterministic` disables exploration noise."""
         self.policy = policy.eval()
         self.deterministic = deterministic
         self._device = policy.device
-        self._memory: Tensor | None = None
+        self._hidden: Tensor | None = None
         self.reset(0)
 
     @property
@@ -139,14 +129,10 @@ class CheckpointChunkPolicy:
         """Start the episode `seed`."""
         self._seed, self._decision = seed, 0
         size = self.spec.hidden_dim
-        self._memory = torch.zeros(1, 1, size, device=self._device) if size else None
+        self._hidden = torch.zeros(1, 1, size, device=self._device) if size else None
 
     def chunk(self, obs: Observed, prefix: NDArray[Any] | None = None) -> NDArray[np.float32]:
-        """The chunk `(H, A)` for one observation `{key: (To, ...)}`.
-
-        Raises:
-            UserError: The observation does not fit the policy or is not finite, or a prefix is given.
-        """
+        """Return the chunk `(H, A)` for one observation `{key: (To, ...)}`, which must be finite; takes no prefix."""
         if prefix is not None:
             raise UserError("This policy cannot continue given actions; use the chunk blending 'replace'.")
         batch: dict[str, Tensor] = {}
@@ -159,16 +145,16 @@ class CheckpointChunkPolicy:
             value = np.ascontiguousarray(obs[key])
             if key.startswith(IMAGE_PREFIX) and value.dtype != np.uint8:
                 raise UserError(f"The policy expects '{key}' in uint8, found {value.dtype}.")
-            if value.dtype.kind == "f" and not np.isfinite(value).all():  # it would stay in the hidden state
+            if value.dtype.kind == "f" and not np.isfinite(value).all():  # it would remain in the hidden state
                 raise UserError(f"Observation '{key}' is not finite.")
             batch[key] = torch.from_numpy(value)[None].to(self._device)
         with torch.inference_mode():
-            if self._memory is not None:
-                batch[HIDDEN_STATE] = self._memory
+            if self._hidden is not None:
+                batch[HIDDEN_STATE] = self._hidden
             noise = PerRowGenerator([self._seed], [self._decision])
             chunk = self.policy.act(batch, deterministic=self.deterministic, generator=noise)
-            if self._memory is not None:
-                self._memory = self.policy.next_hidden(batch)
+            if self._hidden is not None:
+                self._hidden = self.policy.next_hidden(batch)
         self._decision += 1
         return chunk[0].float().cpu().numpy()
 
@@ -177,7 +163,7 @@ class CheckpointChunkPolicy:
 
 
 MODULES: dict[str, Callable[[], nn.Module]] = {}
-"""Factories of modules, by their names in checkpoints."""
+"""Factories of modules by their names in checkpoints."""
 
 
 def register_module(name: str, make: Callable[[], nn.Module]) -> None:
@@ -200,17 +186,13 @@ class ModulePolicy(BlackBoxPolicy):
     config: ModuleConfig
 
     def __init__(self, config: ModuleConfig, spec: PolicySpec, module: nn.Module | None = None) -> None:
-        """Wrap `module`, or a fresh one of the name in `config`.
-
-        Raises:
-            UserError: No module of that name is registered in this process.
-        """
+        """Wrap `module`, or a new one from the factory that `config` names, which must be registered."""
         super().__init__(config, spec)
         if module is None:
             if config.module not in MODULES:
                 raise UserError(
                     f"This policy is the module '{config.module}', whose code is not in a checkpoint; register it by "
-                    f"robopolicy.interop.sources.provide_module('{config.module}', make) first."
+                    f"robopolicy.interop.sources.register_module('{config.module}', make) first."
                 )
             module = MODULES[config.module]()
         self.module = module.eval()
@@ -223,7 +205,7 @@ class ModulePolicy(BlackBoxPolicy):
 
     @property
     def label(self) -> str:
-        """By its name."""
+        """Name for messages."""
         return f"The module '{self.config.module}'"
 
     def call(self, obs: Observation, noise: Tensor | None) -> Any:

@@ -3,8 +3,8 @@
     mean, std = evaluate_policy(Predictor(policy), SimVecEnv(sim), n_eval_episodes=20)
     expert = PolicyExpert(wrap_model("hopper_td3", model))
 
-`wrap_model` wraps any model of this process as a black box; `sb3_actor.py` converts MLP actors of PPO, A2C and SAC
-to our policies, also from a saved zip.
+`wrap_model` wraps any model of this process as a black box; `sb3_actor` converts MLP actors of PPO, A2C and SAC to our
+policies, also from a saved zip.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class SimVecEnv(VecEnv):
     """A simulator as SB3 `VecEnv`.
 
     `infos` carry `terminal_observation` and `TimeLimit.truncated` (truncated and not terminated), so that SB3
-    bootstraps as our contract says, and `is_success` at the end of an episode where the task defines success.
+    bootstraps as our contract requires, and `is_success` at the end of an episode where the task defines success.
     """
 
     def __init__(self, sim: VectorSim) -> None:
@@ -49,7 +49,7 @@ class SimVecEnv(VecEnv):
         super().__init__(sim.num_envs, observation_space(sim.spec), action_space(sim.spec))
 
     def reset(self) -> Obs:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Start all episodes: those of `seed`, or the next ones."""
+        """Start the episodes of `seed`, or the next ones."""
         seeds = [seed for seed in self._seeds if seed is not None]
         self._reset_seeds()
         self._reset_options()
@@ -130,11 +130,7 @@ class Predictor:
         episode_start: NDArray[np.bool_] | None = None,
         deterministic: bool = False,
     ) -> tuple[NDArray[np.float32], State]:
-        """Actions `(N, A)` for observations `(N, ...)`, or one `(A,)` for one, and the state to pass to the next call.
-
-        Raises:
-            UserError: An observation is missing or has another shape.
-        """
+        """Return actions `(N, A)` for observations `(N, ...)`, or `(A,)` for one, and the state for the next call."""
         obs, single = self._read(observation)
         spec, rows = self.policy.spec, len(next(iter(obs.values())))
         repeated = {key: value.unsqueeze(1).repeat_interleave(spec.obs_horizon, 1) for key, value in obs.items()}
@@ -150,8 +146,8 @@ class Predictor:
         if len(due):
             streams = PerRowGenerator([self.seed + row for row in due.tolist()], [self._calls] * len(due))
             with torch.inference_mode():
-                asked = {key: value[due] for key, value in history.items()}
-                chunk[due] = self.policy.act(asked, deterministic=deterministic, generator=streams).cpu()
+                inputs = {key: value[due] for key, value in history.items()}
+                chunk[due] = self.policy.act(inputs, deterministic=deterministic, generator=streams).cpu()
         self._calls += 1
         action = chunk[torch.arange(rows), place].numpy()
         if self.action_space is not None:
@@ -161,7 +157,7 @@ class Predictor:
         return action[0] if single else action, kept
 
     def _read(self, observation: NDArray[Any] | Mapping[str, NDArray[Any]]) -> tuple[Observation, bool]:
-        """Observations by key with a batch dimension, and whether there was none."""
+        """Return observations by key with a batch dimension, and whether the input had none."""
         shapes = self.policy.spec.observation
         if not isinstance(observation, Mapping):
             if len(shapes) != 1:
@@ -186,13 +182,10 @@ class Predictor:
 
 
 def wrap_model(name: str, model: Any) -> CallablePolicy:
-    """Any model of SB3 in this process as a deterministic policy that decides one action from one observation.
+    """Wrap a feedforward model with continuous actions as a deterministic policy with one action per observation.
 
-    Observations are normalised where the model's own `VecNormalize` does so. A checkpoint names the model only:
-    wrap the model under the same name before loading it.
-
-    Raises:
-        UserError: Its actions are not continuous, or it has a memory.
+    Observations are normalised by the `VecNormalize` of the model, if any. A checkpoint only contains the name: wrap
+    the model under the same name before loading it.
     """
     if "lstm" in type(model.policy).__name__.lower():
         raise UserError(f"The model '{name}' is recurrent, which is not supported; use a feedforward model.")
@@ -204,10 +197,10 @@ def wrap_model(name: str, model: Any) -> CallablePolicy:
 
     def act(obs: Observation) -> NDArray[np.float32]:
         leaves = {key: _as_leaf(key, value[:, -1], _leaf(space, key)) for key, value in obs.items()}
-        seen: Any = leaves if isinstance(space, spaces.Dict) else next(iter(leaves.values()))
+        inputs: Any = leaves if isinstance(space, spaces.Dict) else next(iter(leaves.values()))
         if isinstance(space, spaces.Dict):
-            seen = {key.removeprefix(IMAGE_PREFIX) if key not in space.spaces else key: v for key, v in leaves.items()}
-        actions, _ = model.predict(seen if normalize is None else normalize.normalize_obs(seen), deterministic=True)
+            inputs = {k if k in space.spaces else k.removeprefix(IMAGE_PREFIX): v for k, v in leaves.items()}
+        actions, _ = model.predict(inputs if normalize is None else normalize.normalize_obs(inputs), deterministic=True)
         return actions.reshape(len(actions), 1, -1)
 
     return CallablePolicy.wrap(name, act, spec, noise=False)
@@ -220,7 +213,7 @@ def _leaf(space: spaces.Space[Any], key: str) -> spaces.Space[Any]:
 
 
 def _as_leaf(key: str, value: Tensor, leaf: spaces.Space[Any]) -> NDArray[Any]:
-    """A batch as its space describes it."""
+    """Convert a batch to the format of its space."""
     array = value.cpu().numpy()
     if key.startswith(IMAGE_PREFIX) and leaf.shape is not None and leaf.shape[0] != 3:
         return array.transpose(0, 2, 3, 1)
@@ -228,6 +221,6 @@ def _as_leaf(key: str, value: Tensor, leaf: spaces.Space[Any]) -> NDArray[Any]:
 
 
 def _pushed(history: Tensor, newest: Tensor, repeated: Tensor, fresh: Tensor) -> Tensor:
-    """The history with the newest observation, or that one repeated where an episode starts."""
+    """Append the newest observation to the history, or repeat it where an episode starts."""
     pushed = torch.cat([history[:, 1:].to(newest.device), newest.unsqueeze(1)], 1)
     return torch.where(fresh.to(pushed.device).reshape(-1, *[1] * (pushed.dim() - 1)), repeated, pushed)

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from robopolicy.algorithms.common.algorithm import Algorithm, Metrics
 from robopolicy.errors import UserError
-from robopolicy.evaluation.harness import play
+from robopolicy.evaluation.harness import run_episodes
 from robopolicy.evaluation.intervals import PairedDifference, paired_difference
-from robopolicy.evaluation.result import EvalResult, joined
+from robopolicy.evaluation.result import EvalResult, concat_results
 from robopolicy.files import restore_partial
 from robopolicy.policies.base import Policy
 from robopolicy.sim.contract import VectorSim
@@ -139,9 +139,11 @@ def compare_with_base(
     for index in range(ROUNDS):
         before_round()
         seeds = range(seed + index * episodes, seed + (index + 1) * episodes)
-        first, second = (play(policy, sim, seeds) for policy in (base, best))
+        first, second = (run_episodes(policy, sim, seeds) for policy in (base, best))
         completed.append((first, second))
-        outcome = _difference(joined([pair[0] for pair in completed]), joined([pair[1] for pair in completed]))
+        outcome = _difference(
+            concat_results([pair[0] for pair in completed]), concat_results([pair[1] for pair in completed])
+        )
         interval = outcome.difference
         if interval.n >= MIN_EPISODES and (interval.low > 0 or interval.high < 0):
             break

@@ -28,12 +28,12 @@ from robopolicy.training.loop import Trainer
 from robopolicy.training.manifest import Listing, git_commit, versions
 from robopolicy.training.resume import restore
 from robopolicy.training.world_sims import SCHEMA, WorldManifest, read_world_manifest, save_world
-from robopolicy.worldmodel.action_following import GateConfig, failure_share, judge, measure_action_following
+from robopolicy.worldmodel.action_following import GateConfig, check_gates, failure_fraction, measure_action_following
 from robopolicy.worldmodel.base import VideoSource
 from robopolicy.worldmodel.latent import PRESETS, LatentWorldModel, LatentWorldModelConfig
 from robopolicy.worldmodel.learner import LearnerConfig, StagedVideoSource, WorldLearner
-from robopolicy.worldmodel.pretrained.learner import PretrainedLearner, PretrainedTrainConfig, parts_of
-from robopolicy.worldmodel.videos import VideoDataset, spec_of, split
+from robopolicy.worldmodel.pretrained.learner import PretrainedLearner, PretrainedTrainConfig, build_pretrained
+from robopolicy.worldmodel.videos import VideoDataset, infer_spec, split_episodes
 
 Config = TypeVar("Config", bound="ModelRunConfig")
 Settings = TypeVar("Settings")
@@ -206,11 +206,11 @@ def build(config: WorldTrainConfig) -> WorldRunComponents:
     seed_everything(cast(Any, config))
     device = usable_device(config.device)
     episodes = read_lerobot(config.dataset)
-    spec = spec_of(episodes, cameras=config.cameras, proprio=config.proprio, context=config.context)
-    train, validation = split(episodes, share=config.validation, held_out=config.held_out, seed=config.seed)
+    spec = infer_spec(episodes, cameras=config.cameras, proprio=config.proprio, context=config.context)
+    train, validation = split_episodes(episodes, share=config.validation, held_out=config.held_out, seed=config.seed)
     videos = VideoDataset(spec, train, config.dataset)
     if config.pretrained.source:
-        learner, source = parts_of(config.pretrained, videos, device, config.seed)
+        learner, source = build_pretrained(config.pretrained, videos, device, config.seed)
     else:
         with torch.device(device):
             learner = WorldLearner(config.learner, LatentWorldModel(config.model, spec), config.seed)
@@ -245,7 +245,7 @@ class WorldTrainer(Trainer):
         following = measure_action_following(
             learner.inference_policy(), videos, horizon=tests.horizon, windows=tests.windows, seed=config.seed
         )
-        verdict = judge(following, failures=failure_share(self.world.source.films), config=config.gate)
+        verdict = check_gates(following, failures=failure_fraction(self.world.source.videos), config=config.gate)
         self.latest = {"passed": verdict.passed, "reasons": list(verdict.reasons), **following.to_dict()}
         psnr = {f"eval/psnr_{mode}_{h}": value for mode, row in following.psnr.items() for h, value in row.items()}
         self._log({**psnr, **{f"eval/direction/{name}": share for name, share in following.directions.items()}})
@@ -261,9 +261,9 @@ class WorldTrainer(Trainer):
         return self.latest
 
     def _save(self, name: str, state: Mapping[str, Any]) -> None:
-        learner, videos = self.world.algorithm, self.world.source.films
+        learner, videos = self.world.algorithm, self.world.source.videos
         model = learner.inference_policy()
-        data = {"behaviours": sorted(set(videos.episodes.behaviours)), "failures": failure_share(videos)}
+        data = {"behaviours": sorted(set(videos.episodes.behaviours)), "failures": failure_fraction(videos)}
         manifest = WorldManifest(
             schema=SCHEMA,
             worldmodel=model.name,

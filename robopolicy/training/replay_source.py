@@ -129,8 +129,8 @@ class ReplaySource:
     def _collect(self, algorithm: OffPolicy, sampler: ReplaySampler) -> None:
         draw = algorithm.act if algorithm.updates else algorithm.warmup_action
         while sampler.env_steps < self._warmup:
-            sampler.play(self._acting(sampler.sim, draw))
-        sampler.play(self._acting(sampler.sim, algorithm.act), self.num_steps)
+            sampler.collect(self._acting(sampler.sim, draw))
+        sampler.collect(self._acting(sampler.sim, algorithm.act), self.num_steps)
 
     def _acting(self, sim: ChunkedSim, draw: Act) -> Act:
         """Wrap `draw` for the device; its records are kept only if all windows start at decisions."""

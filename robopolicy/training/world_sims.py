@@ -32,7 +32,7 @@ from robopolicy.worldmodel.latent import EnsembleWorldModel, LatentWorldModel, L
 from robopolicy.worldmodel.pretrained.model import PretrainedConfig, PretrainedWorldModel
 from robopolicy.worldmodel.success_detectors.classifier import SuccessClassifier
 from robopolicy.worldmodel.success_detectors.store import load_judge
-from robopolicy.worldmodel.success_detectors.vlm import Local, ServedVLM, VLMJudge
+from robopolicy.worldmodel.success_detectors.vlm import LocalVLM, ServedVLM, VLMJudge
 
 SCHEMA = 1  # increased with every change that older readers would misinterpret
 AnyWorldModel = LatentWorldModel | PretrainedWorldModel
@@ -151,9 +151,9 @@ def load_worlds(
 
 def abstention_notes(label: str, sim: VectorSim) -> list[str]:
     """Return a note if the judge of a world model abstained in the last rollout of the policy `label`."""
-    if not isinstance(sim, WorldSim) or not sim.abstained:
+    if not isinstance(sim, WorldSim) or not sim.num_abstained:
         return []
-    frames = f"{sim.abstained} of {sim.judged} frames"
+    frames = f"{sim.num_abstained} of {sim.num_scored} frames"
     return [f"{label}: the judge abstained from {frames}, none of which counts as success."]
 
 
@@ -221,7 +221,7 @@ def _judge_options(
     if name.startswith(VLM):
         path = name.removeprefix(VLM)
         served, at, url = path.partition("@")
-        backend = ServedVLM(url, served, token=os.environ.get(JUDGE_TOKEN, "")) if at else Local(path, device=device)
+        backend = ServedVLM(url, served, token=os.environ.get(JUDGE_TOKEN, "")) if at else LocalVLM(path, device=device)
         return _JudgeOptions(VLMJudge(backend, entry.description), clip=steps + 1, every=VLM_EVERY, rows=1)
     judge = load_judge(Path(name), entry.success_fn, device)
     threshold = judge.threshold if isinstance(judge, SuccessClassifier) else 0.5

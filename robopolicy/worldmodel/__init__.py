@@ -1,1 +1,1 @@
-"""Action-conditioned video world models, and judges of what they show."""
+"""Action-conditioned video world models and success detectors."""

@@ -1,17 +1,17 @@
-"""Does a world model do what it is told? The tests that every one must pass before it may judge a policy.
+"""Action-following tests that a world model must pass before it may evaluate a policy.
 
-* **Shuffled actions**: predictions with the true actions must be closer to what was filmed than predictions with those
-  of other films, or with none (PSNR gap [dB], by horizon).
-* **Direction sweep**: from one frame, each action dimension played at its upper and at its lower end must move what it
-  moves in the data, and that way. Read off the predicted state vector, where there is one.
-* **Failures seen**: a model that was trained on successes alone has never seen a task go wrong, and shows success
-  whatever happens.
+* **Shuffled actions**: predictions with the true actions must be closer to the recorded frames than predictions with
+  actions of other videos or zero actions (PSNR gap [dB], by horizon).
+* **Direction sweep**: from one frame, the upper and the lower end of each action dimension must change the state vector
+  in the direction that the data show. Skipped for worlds without a state vector.
+* **Failures in the data**: a model that was trained only on successes has no examples of failures and predicts success
+  for any actions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,85 +24,77 @@ from robopolicy.worldmodel.videos import VideoDataset
 
 HORIZONS = (1, 5, 10, 20, 40)
 MODES = ("true", "shuffled", "zero")
-_ANSWERS = 0.3  # least change of the state vector with an action, both in standard deviations, that is its effect
+_MIN_EFFECT = 0.3  # least slope of the state vector on an action, both standardised, that counts as an effect
 
 
 @dataclass(frozen=True)
 class GateConfig(Validated):
-    """What a world model must achieve."""
+    """Thresholds of the action-following tests."""
 
-    gap_db: Finite = 0.5  # least gap between true and shuffled actions, and true and no actions, one frame ahead [dB]
-    direction: Fraction = 0.9  # least share of frames from which every effective action dimension moves things its way
-    failures: Fraction = 0.05  # least share of failed episodes in the training data, where the task has success
+    gap_db: Finite = 0.5  # least gap between true and shuffled, and true and zero actions, one frame ahead [dB]
+    direction: Fraction = 0.9  # least fraction of frames with the right direction, for every effective action dimension
+    failures: Fraction = 0.05  # least fraction of failed episodes in the training data, where the task defines success
 
 
 @dataclass(frozen=True)
 class ActionFollowingReport:
-    """How predictions depend on actions."""
+    """Dependence of predictions on actions."""
 
     psnr: dict[str, dict[int, float]]  # {true, shuffled, zero: {horizon: mean [dB]}}
-    directions: dict[str, float]  # {action name: share of frames}; only those with an effect in the data
-    films: int  # windows compared
+    directions: dict[str, float]  # {action name: fraction of frames}; only those with an effect in the data
+    num_windows: int  # windows compared
 
     def gap(self, other: str = "shuffled", horizon: int = 1) -> float:
         """PSNR of true actions minus that of `other` [dB]."""
         return self.psnr["true"][horizon] - self.psnr[other][horizon]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain numbers, with horizons as strings."""
+        """JSON-ready form, with horizons as strings."""
         psnr = {mode: {str(horizon): value for horizon, value in row.items()} for mode, row in self.psnr.items()}
-        return {**asdict(self), "psnr": psnr}
+        return {"psnr": psnr, "directions": dict(self.directions), "films": self.num_windows}
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether a world model may judge policies."""
+    """Result of the tests."""
 
     passed: bool
     reasons: tuple[str, ...]  # one sentence per failed test
 
     def require(self, what: str) -> None:
-        """Refuse to go on with the model called `what` where it failed.
-
-        Raises:
-            UserError: Says which tests it failed.
-        """
+        """Raise a UserError with the failed tests; `what` is the name of the model in the message."""
         if not self.passed:
-            raise UserError(f"{what} must not judge policies: {' '.join(self.reasons)}")
+            raise UserError(f"{what} must not evaluate policies: {' '.join(self.reasons)}")
 
 
 @torch.no_grad()
 def measure_action_following(
-    model: VideoWorldModel, films: VideoDataset, *, horizon: int = 20, windows: int = 64, seed: int = 0
+    model: VideoWorldModel, videos: VideoDataset, *, horizon: int = 20, windows: int = 64, seed: int = 0
 ) -> ActionFollowingReport:
     """Compare predictions with true, shuffled and zero actions, and sweep the actions.
 
-    Args:
-        model: The world model.
-        films: Films that it was not trained on.
-        horizon: Frames to predict at most; fewer where no film is as long.
-        windows: Films to continue, at least 2.
-        seed: Of the choice.
+    `videos` must be held out from training. At least two `windows` of `horizon` frames are compared; the horizon is
+    limited by the longest video.
     """
-    horizon = max(1, min(horizon, films.longest - 1))
-    starts = films.starts(horizon, windows, seed)
+    horizon = max(1, min(horizon, videos.max_actions - 1))
+    starts = videos.starts(horizon, windows, seed)
     if len(starts) < 2:
-        raise UserError(f"Comparing actions needs two windows of {horizon} frames, found {len(starts)}; add films.")
-    clip, context = films.clip(starts, horizon), model.spec.context
+        raise UserError(f"Comparing actions needs two windows of {horizon} frames, found {len(starts)}; add videos.")
+    clip, context = videos.clip(starts, horizon), model.spec.context
     actions = clip.actions[:, context - 1 :]
-    told = {"true": actions, "shuffled": actions.roll(len(starts) // 2, 0), "zero": torch.zeros_like(actions)}
-    state = _begin(model, clip.images, clip.proprio, clip.actions)
+    modes = {"true": actions, "shuffled": actions.roll(len(starts) // 2, 0), "zero": torch.zeros_like(actions)}
+    state = _reset(model, clip.images, clip.proprio, clip.actions)
     psnr: dict[str, dict[int, float]] = {}
     for mode in MODES:
-        frames = model.step(state, told[mode])[1].images
+        frames = model.step(state, modes[mode])[1].images
         real = {camera: value[:, context:] for camera, value in clip.images.items()}
         values = frame_psnr(frames, real).mean(0)
         psnr[mode] = {h: float(values[h - 1]) for h in HORIZONS if h <= horizon}
-    return ActionFollowingReport(psnr, action_sweep(model, films, windows=windows, seed=seed), len(starts))
+    return ActionFollowingReport(psnr, action_sweep(model, videos, windows=windows, seed=seed), len(starts))
 
 
 def frame_psnr(predicted: Images, real: Images) -> Tensor:
-    """PSNR `(B, T)` [dB] of uint8 films `{camera: (B, T, 3, S, S)}`, of all cameras together."""
+    """Return the PSNR `(B, T)` [dB] of uint8 videos `{camera: (B, T, 3, S, S)}` over all cameras."""
     errors = [
         (predicted[camera].cpu().float() - real[camera].cpu().float()).pow(2).flatten(2).mean(2) for camera in real
     ]
@@ -111,92 +103,84 @@ def frame_psnr(predicted: Images, real: Images) -> Tensor:
 
 @torch.no_grad()
 def action_sweep(
-    model: VideoWorldModel, films: VideoDataset, *, steps: int = 3, windows: int = 32, seed: int = 0
+    model: VideoWorldModel, videos: VideoDataset, *, steps: int = 3, windows: int = 32, seed: int = 0
 ) -> dict[str, float]:
-    """Share of frames from which each action dimension moves its entry of the state vector the way it does in the data.
+    """Return the fraction of frames from which each action dimension has the same effect as in the data.
 
-    The entry of a dimension is that which changes most with it over `steps` frames while the others stay, in the data;
-    dimensions without one, and worlds without a state vector, are left out.
+    The effect of a dimension is on the entry that changes most with it over `steps` frames, with the other dimensions
+    held constant. Dimensions without an effect and worlds without a state vector are left out.
     """
-    moved = _moved(films, steps)
-    starts = films.starts(1, windows, seed)
-    clip = films.clip(starts, 1)
-    keep = films.spec.context
-    past = {camera: value[:, :keep] for camera, value in clip.images.items()}
-    state = _begin(model, past, clip.proprio[:, :keep], clip.actions)
-    middle = films.actions.mean(0)
-    names = films.spec.action_names or tuple(f"action {index}" for index in range(films.spec.action_dim))
+    effects = _measured_effects(videos, steps)
+    starts = videos.starts(1, windows, seed)
+    clip = videos.clip(starts, 1)
+    state = _reset(model, clip.images, clip.proprio, clip.actions)
+    middle = videos.actions.mean(0)
+    names = videos.spec.action_names or tuple(f"action {index}" for index in range(videos.spec.action_dim))
     shares: dict[str, float] = {}
-    for dimension, (entry, sign) in moved.items():
+    for dimension, (entry, sign) in effects.items():
         ends: list[Tensor] = []
         for quantile in (0.95, 0.05):
             action = middle.clone()
-            action[dimension] = films.actions[:, dimension].quantile(quantile)
-            played = action.expand(len(starts), steps, -1)
-            ends.append(model.step(state, played)[1].proprio[:, -1, entry])
+            action[dimension] = videos.actions[:, dimension].quantile(quantile)
+            ends.append(model.step(state, action.expand(len(starts), steps, -1))[1].proprio[:, -1, entry])
         shares[names[dimension]] = float(((ends[0] - ends[1]) * sign > 0).float().mean())
     return shares
 
 
-def judge(following: ActionFollowingReport, *, failures: float | None, config: GateConfig | None = None) -> Verdict:
-    """Pass or refuse a model.
-
-    Args:
-        following: Its predictions.
-        failures: Share of failed episodes in its training data; None where the task has no success.
-        config: What it must achieve.
-    """
+def check_gates(
+    following: ActionFollowingReport, *, failures: float | None, config: GateConfig | None = None
+) -> Verdict:
+    """Apply the thresholds; `failures` is the fraction of failed training episodes, None for tasks without success."""
     config = config or GateConfig()
     reasons: list[str] = []
     for other in ("shuffled", "zero"):
         gap = following.gap(other)
         if not gap >= config.gap_db:
             reasons.append(
-                f"It ignores actions: {other} ones cost {gap:.2f} dB one frame ahead, not {config.gap_db:g}."
+                f"It ignores actions: {other} actions cost {gap:.2f} dB one frame ahead, below {config.gap_db:g}."
             )
     for name, share in following.directions.items():
         if share < config.direction:
-            reasons.append(f"'{name}' moves things the wrong way from {1 - share:.0%} of the frames.")
+            reasons.append(f"'{name}' has the wrong direction from {1 - share:.0%} of the frames.")
     if failures is not None and failures < config.failures:
         reasons.append(
-            f"It was trained on successes: {failures:.0%} of its episodes failed, not {config.failures:.0%}."
+            f"It was trained on successes: {failures:.0%} of its episodes failed, below {config.failures:.0%}."
         )
     return Verdict(not reasons, tuple(reasons))
 
 
-def failure_share(films: VideoDataset) -> float | None:
-    """Share of failed episodes; None where the data do not speak of success."""
-    return float((~films.episodes.success).mean()) if "success" in films.episodes.arrays else None
+def failure_fraction(videos: VideoDataset) -> float | None:
+    """Return the fraction of failed episodes; None where success is not recorded."""
+    return float((~videos.episodes.success).mean()) if "success" in videos.episodes.arrays else None
 
 
-def _begin(model: VideoWorldModel, images: Images, proprio: Tensor, actions: Tensor) -> Any:
+def _reset(model: VideoWorldModel, images: Images, proprio: Tensor, actions: Tensor) -> Any:
     keep = model.spec.context
     past = {camera: value[:, :keep] for camera, value in images.items()}
     return model.reset(past, proprio[:, :keep], seeds=torch.arange(len(proprio)), actions=actions[:, : keep - 1])
 
 
-def _moved(films: VideoDataset, steps: int) -> dict[int, tuple[int, float]]:
-    """{action dimension: (entry of the state vector, sign of its effect)} in the data."""
-    if not films.spec.proprio_dim:
+def _measured_effects(videos: VideoDataset, steps: int) -> dict[int, tuple[int, float]]:
+    """Return {action dimension: (entry of the state vector, sign of the effect)} in the data."""
+    if not videos.spec.proprio_dim:
         return {}
-    starts = films.starts(steps, 5000)
-    frames, actions, _ = films.window(starts, steps)
-    context = films.spec.context
-    change = films.proprio[frames[:, -1]] - films.proprio[frames[:, context - 1]]
-    told = actions[:, context - 1 :].mean(1)
-    scores = effects(told, change)  # (A, P)
+    starts = videos.starts(steps, 5000)
+    frames, actions, _ = videos.window(starts, steps)
+    context = videos.spec.context
+    change = videos.proprio[frames[:, -1]] - videos.proprio[frames[:, context - 1]]
+    scores = standardized_slopes(actions[:, context - 1 :].mean(1), change)  # (A, P)
     found: dict[int, tuple[int, float]] = {}
     for dimension, row in enumerate(scores):
         entry = int(row.abs().argmax())
-        if row[entry].abs() >= _ANSWERS:
+        if row[entry].abs() >= _MIN_EFFECT:
             found[dimension] = (entry, float(row[entry].sign()))
     return found
 
 
-def effects(actions: Tensor, change: Tensor) -> Tensor:
-    """Slopes `(A, P)` of `change` `(N, P)` on all of `actions` `(N, A)` at once, standardised; 0 where one is constant.
+def standardized_slopes(actions: Tensor, change: Tensor) -> Tensor:
+    """Return the slopes `(A, P)` of `change` `(N, P)` on `actions` `(N, A)` in one regression; 0 for a constant side.
 
-    One by one they would mislead: a policy that closes its gripper when it lifts makes closing look like lifting.
+    Separate regressions would mislead: a policy that closes its gripper when it lifts makes closing look like lifting.
     """
     scales = [value.std(0) for value in (actions, change)]
     x, y = ((v - v.mean(0)) / s.clamp(min=1e-9) for v, s in zip((actions, change), scales, strict=True))
@@ -205,7 +189,7 @@ def effects(actions: Tensor, change: Tensor) -> Tensor:
 
 
 def table(following: ActionFollowingReport) -> tuple[Sequence[str], list[list[str]]]:
-    """Header and rows of PSNR [dB] by horizon."""
+    """Return the header and rows of a table of PSNR [dB] by horizon."""
     horizons = sorted(following.psnr["true"])
     rows = [[mode, *(f"{following.psnr[mode][h]:.1f}" for h in horizons)] for mode in MODES]
     return ["actions", *(f"h={h}" for h in horizons)], rows

@@ -1,7 +1,7 @@
-"""A world model as one more simulator: what is learnt takes the place of physics, and a judge that of the task's rules.
+"""Simulator backend that replaces physics by a world model and the success check of the task by a success detector.
 
-Episodes start where those of the real simulator with the same seeds do, or in logged episodes; so both can be compared
-start by start. Everything that plays on a `VectorSim` plays here: evaluation, composition searches, fine-tuning.
+Episodes start from the first frames of the real simulator with the same seeds, or from logged episodes, so that both
+can be compared per start. Any code that runs on a `VectorSim` runs here: evaluation, composition search, fine-tuning.
 """
 
 from __future__ import annotations
@@ -24,67 +24,63 @@ from robopolicy.sim.vector_env import TorchVectorEnv
 from robopolicy.worldmodel.contract import Images, SuccessDetector, VideoWorldModel, WorldSpec, WorldState, first_frames
 from robopolicy.worldmodel.videos import VideoDataset, Window, check_names
 
-_KEPT = 4096  # start frames remembered
+_CACHED_STARTS = 4096  # start frames in the cache
 
 
 @dataclass(frozen=True)
 class WorldSimConfig:
     """Rules of episodes in a world model."""
 
-    max_episode_steps: int = 0  # control steps; 0 is as many as the task has
-    ends_on_success: bool = True  # whether an episode ends when the judge sees success
-    success: float = 0.5  # least probability of success that counts, where the judge does not abstain
-    penalty: float = 0.0  # taken off the reward per unit of the model's uncertainty
-    max_uncertainty: float = float("inf")  # an episode is cut where the model is less certain
-    reward: str = "sparse"  # sparse: 1 at success | shaped: gain of progress on top of that
-    clip: int = 1  # last frames that the judge is shown, the first one of an episode repeated
-    every: int = 1  # control steps between judgements; the last step of an episode is always judged
+    max_episode_steps: int = 0  # control steps; 0 for the value of the task
+    ends_on_success: bool = True  # whether an episode ends at predicted success
+    success: float = 0.5  # probability threshold of success, where the detector does not abstain
+    penalty: float = 0.0  # coefficient of the uncertainty penalty in the reward
+    max_uncertainty: float = float("inf")  # an episode is truncated above it
+    reward: str = "sparse"  # sparse: 1 at success | shaped: plus the gain of progress
+    clip: int = 1  # last frames that the detector receives; an episode is padded with its first frame
+    every: int = 1  # control steps between calls of the detector; the last step of an episode always has one
 
 
 @dataclass(frozen=True)
 class OODTermination:
-    """Ends episodes whose action has no support in the data where it is played: what the model says then is a guess."""
+    """Termination of episodes at actions without support in the data, where predictions are unreliable."""
 
     gate: OODDetector
-    penalty: float = 25.0  # taken off the reward of the step, as its part "outside"
+    penalty: float = 25.0  # subtracted from the reward of the step, as its term "outside"
 
 
 class InitialStates(Protocol):
-    """Where episodes begin."""
+    """Source of initial states."""
 
     def __call__(self, seeds: Sequence[int]) -> Window:
-        """The C frames of the R episodes `seeds` that come before their first prediction."""
+        """Return the C context frames of the R episodes `seeds`."""
         ...
 
     def close(self) -> None:
-        """Free what it holds."""
+        """Free its resources."""
         ...
 
 
 class SimInitialStates:
-    """The first frames of the real simulator, by episode seed."""
+    """First frames of the real simulator, by episode seed."""
 
     def __init__(self, sim: VectorSim, spec: WorldSpec) -> None:
-        """Take starts from `sim`, which has one environment and shows the cameras and vectors of `spec`.
-
-        Raises:
-            UserError: It shows something else.
-        """
+        """Wrap `sim`, which has one environment and provides the cameras and vectors of `spec`."""
         if sim.num_envs != 1 or not sim.spec.seeded_episodes:
-            raise UserError(f"Starts come from one seeded environment, got {sim.num_envs} of {sim.spec.task}.")
+            raise UserError(f"Initial states need one seeded environment, got {sim.num_envs} of {sim.spec.task}.")
         _check_world(spec, sim.spec)
         self.sim, self.spec = sim, spec
-        self._kept: dict[int, Observation] = {}
+        self._cache: dict[int, Observation] = {}
 
     def __call__(self, seeds: Sequence[int]) -> Window:
-        """Reset the simulator to each seed; a start that was seen lately is remembered."""
+        """Reset the simulator to each seed that is not in the cache."""
         found: list[Observation] = []
         for seed in seeds:
-            if seed not in self._kept:
-                if len(self._kept) == _KEPT:
-                    self._kept.pop(next(iter(self._kept)))
-                self._kept[seed] = self.sim.reset([seed])
-            found.append(self._kept[seed])
+            if seed not in self._cache:
+                if len(self._cache) == _CACHED_STARTS:
+                    self._cache.pop(next(iter(self._cache)))
+                self._cache[seed] = self.sim.reset([seed])
+            found.append(self._cache[seed])
         images = {camera: torch.cat([obs[IMAGE_PREFIX + camera] for obs in found]) for camera in self.spec.cameras}
         vectors = [torch.cat([obs[name] for obs in found]) for name in self.spec.proprio]
         proprio = torch.cat(vectors, 1) if vectors else torch.zeros(len(seeds), 0)
@@ -99,38 +95,38 @@ class SimInitialStates:
 
 
 class LoggedInitialStates:
-    """The first frames of logged episodes: those of the seed where one was logged, else the seed-th, counted around.
+    """First frames of logged episodes: of the episode with the seed, else of the episode seed modulo N.
 
-    With `anywhere` episodes start in the middle of the logged ones, in a frame drawn by the seed that another frame
-    follows and that does not show success: short rollouts then see all of a task, not its beginning alone.
+    With `anywhere`, episodes start at a frame drawn with the seed that has a successor and does not show success, so
+    that short rollouts cover the whole task.
     """
 
     def __init__(self, episodes: Episodes, spec: WorldSpec, *, anywhere: bool = False) -> None:
-        """Take starts from `episodes`, which must show the world of `spec`."""
-        self._films = films = VideoDataset(spec, episodes, "The log")
+        """Index `episodes`, which must match `spec`."""
+        self._films = videos = VideoDataset(spec, episodes, "The log")
         self._index = {int(seed): index for index, seed in enumerate(episodes.seeds) if seed >= 0}
         self._anywhere: Tensor | None = None
         if anywhere:
-            played = films.targets - 1
-            self._anywhere = played[films.success[played] == 0]
+            candidates = videos.targets - 1
+            self._anywhere = candidates[videos.success[candidates] == 0]
             if not len(self._anywhere):
                 raise UserError("Every frame of the log shows success, so no episode can start there.")
 
     def __call__(self, seeds: Sequence[int]) -> Window:
-        """Look the frames up."""
-        films = self._films
+        """Return the frames of the log."""
+        videos = self._films
         if self._anywhere is not None:
             draws = [int(np.random.default_rng(seed).integers(len(self._anywhere))) for seed in seeds]
-            return films.context(self._anywhere[draws])
-        chosen = [self._index.get(seed, seed % films.episodes.num_episodes) for seed in seeds]
-        return films.context(torch.from_numpy(films.episodes.starts[chosen]))
+            return videos.context(self._anywhere[draws])
+        chosen = [self._index.get(seed, seed % videos.episodes.num_episodes) for seed in seeds]
+        return videos.context(torch.from_numpy(videos.episodes.starts[chosen]))
 
     def close(self) -> None:
-        """Nothing to free."""
+        """Do nothing; the log stays in memory."""
 
 
 class WorldSim(TorchVectorEnv):
-    """N films of a world model, stepped together."""
+    """Vectorised simulator of N videos of a world model."""
 
     def __init__(
         self,
@@ -144,28 +140,18 @@ class WorldSim(TorchVectorEnv):
         rows: int = 8,
         guard: OODTermination | None = None,
     ) -> None:
-        """Build N environments.
+        """Build N environments with the observations of the simulator `task` that `model` predicts.
 
-        Args:
-            model: The world model; it must predict whatever of the task's observations a policy is to see.
-            judge: Says when the task is solved.
-            starts: Where episodes begin.
-            task: The real simulator's specification: observations, bounds of the actions, length of an episode.
-            num_envs: N.
-            config: Rules of the episodes.
-            rows: Clips per call of the judge; a fixed number keeps rounding independent of N.
-            guard: Ends what leaves the data.
-
-        Raises:
-            UserError: Model and task do not belong together, or the guard knows what the model does not show.
+        The detector `judge` receives `rows` clips per call; a fixed number keeps rounding independent of N. A UserError
+        is raised if model and task do not match, or the guard needs observations that the model does not predict.
         """
         self.config, self.guard = config or WorldSimConfig(), guard
         _check_world(model.spec, task)
         self.model, self.judge, self.starts = model, judge, starts
-        shown = {*model.spec.proprio, *(IMAGE_PREFIX + camera for camera in model.spec.cameras)}
+        predicted = {*model.spec.proprio, *(IMAGE_PREFIX + camera for camera in model.spec.cameras)}
         spec = replace(
             task,
-            observation={key: value for key, value in task.observation.items() if key in shown},
+            observation={key: value for key, value in task.observation.items() if key in predicted},
             max_episode_steps=self.config.max_episode_steps or task.max_episode_steps,
             seeded_episodes=True,
             supports_masked_step=True,
@@ -174,24 +160,24 @@ class WorldSim(TorchVectorEnv):
         )
         super().__init__(spec, num_envs)
         if guard is not None:
-            blank = {key: torch.zeros(1, *shown.shape) for key, shown in spec.observation.items()}
+            blank = {key: torch.zeros(1, *entry.shape) for key, entry in spec.observation.items()}
             guard.gate.point(blank, torch.zeros(1, task.action_dim))
         self._rows = rows
         self._state: WorldState | None = None
         clip, size = self.config.clip, model.spec.size
         frames = torch.zeros(num_envs, clip, 3, size, size, dtype=torch.uint8)
-        self._images: Images = dict.fromkeys(model.spec.cameras, frames)  # the last frames, as the judge sees them
+        self._images: Images = dict.fromkeys(model.spec.cameras, frames)  # the last frames, for the detector
         self._proprio = torch.zeros(num_envs, clip, model.spec.proprio_dim)
         self._progress = torch.zeros(num_envs)
-        self.judged = self.abstained = 0  # clips since the last reset, and those of them on which the judge abstained
+        self.num_scored = self.num_abstained = 0  # clips since the last reset, and clips without a decision
 
     def reset(self, seed: int | Sequence[int] = 0) -> Observation:
-        """Start every environment anew."""
-        self.judged = self.abstained = 0
+        """Start a new episode in every environment."""
+        self.num_scored = self.num_abstained = 0
         return super().reset(seed)
 
     def step(self, action: Tensor, active: Tensor | None = None) -> Step:
-        """Let the model predict one frame of every active film, and judge it."""
+        """Predict one frame of every active video and evaluate it."""
         assert self._state is not None, "reset first"
         config, count = self.config, self.num_envs
         active, command = self.active_rows(active), self.clipped_action(action)
@@ -200,18 +186,18 @@ class WorldSim(TorchVectorEnv):
         progress, uncertainty = self._progress.clone(), torch.zeros(count)
         outside = torch.zeros(count, dtype=torch.bool)
         if len(rows):
-            played = command[rows]
+            actions = command[rows]
             if self.guard is not None:
-                seen = {key: value[rows] for key, value in self.observe().items()}
-                outside[rows] = ~self.guard.gate.inside(self.guard.gate.point(seen, played))
-            state, frames = self.model.step(self._state.select(rows), played[:, None])
+                obs = {key: value[rows] for key, value in self.observe().items()}
+                outside[rows] = ~self.guard.gate.inside(self.guard.gate.point(obs, actions))
+            state, frames = self.model.step(self._state.select(rows), actions[:, None])
             self._state = self._state.put(rows, state)
-            self._show(rows, frames.images, frames.proprio)
+            self._append(rows, frames.images, frames.proprio)
             uncertainty[rows] = frames.uncertainty[:, -1].cpu().float()
         self.episode_step = self.episode_step + active
         last = (uncertainty > config.max_uncertainty) | (self.episode_step >= self.spec.max_episode_steps)
         due = (active & (last | (self.episode_step % config.every == 0))).nonzero().flatten()
-        success[due], progress[due], abstained[due] = self._judged(due)
+        success[due], progress[due], abstained[due] = self._detect(due)
         success = success & ~outside
         reward = success.float() - config.penalty * uncertainty
         if config.reward == "shaped":
@@ -236,10 +222,10 @@ class WorldSim(TorchVectorEnv):
         )
 
     def render(self, camera: str | None = None, *, width: int = 320, height: int = 240, envs: int = 1) -> Tensor:
-        """Return the predicted frames, enlarged to the height and centred."""
+        """Return the predicted frames, scaled to the height and centred."""
         name = camera or self.model.spec.cameras[0]
         if name not in self._images:
-            raise UserError(f"The world model shows the cameras {sorted(self._images)}, not '{name}'.")
+            raise UserError(f"The world model has the cameras {sorted(self._images)}, not '{name}'.")
         side = min(width, height)
         view = torch.nn.functional.interpolate(self._images[name][:envs, -1].float(), size=(side, side))
         picture = torch.zeros(len(view), 3, height, width, dtype=torch.uint8)
@@ -248,11 +234,11 @@ class WorldSim(TorchVectorEnv):
         return picture
 
     def close(self) -> None:
-        """Close what the episodes start from."""
+        """Close the source of initial states."""
         self.starts.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """The films as far as they go."""
+        """State of all videos."""
         assert self._state is not None, "reset first"
         return super().state_dict() | {
             "films": {"seeds": self._state.seeds, "steps": self._state.steps, "memory": dict(self._state.memory)},
@@ -263,71 +249,67 @@ class WorldSim(TorchVectorEnv):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> Observation:
         """Restore `state_dict`."""
-        films = state["films"]
-        memory = {key: value.to(self.model.device) for key, value in films["memory"].items()}
-        self._state = WorldState(films["seeds"].clone(), films["steps"].clone(), memory)
+        videos = state["films"]
+        memory = {key: value.to(self.model.device) for key, value in videos["memory"].items()}
+        self._state = WorldState(videos["seeds"].clone(), videos["steps"].clone(), memory)
         self._images = {camera: view.clone() for camera, view in state["images"].items()}
         self._proprio, self._progress = state["proprio"].clone(), state["progress"].clone()
         return super().load_state_dict(state)
 
     def start_episodes(self, rows: Tensor, seeds: list[int]) -> None:
-        """Begin films."""
+        """Start the videos of `rows`."""
         start = self.starts(seeds)
         state = self.model.reset(start.images, start.proprio, seeds=torch.tensor(seeds), actions=start.actions)
         self._state = state if self._state is None or len(rows) == self.num_envs else self._state.put(rows, state)
-        before = self.config.clip  # copies of the first frame, so that nothing of the last episode stays
+        before = self.config.clip  # copies of the first frame replace the frames of the last episode
         images = {camera: _padded(view, before) for camera, view in start.images.items()}
-        self._show(rows, images, _padded(start.proprio, before))
+        self._append(rows, images, _padded(start.proprio, before))
         self._progress = self._progress.clone()
-        self._progress[rows] = self._judged(rows)[1] if self.config.reward == "shaped" else 0.0
+        self._progress[rows] = self._detect(rows)[1] if self.config.reward == "shaped" else 0.0
 
-    def _show(self, rows: Tensor, images: Images, proprio: Tensor) -> None:
-        """Append frames `(R, T, ...)` to those of `rows`; what was handed out before stays as it is."""
-        self._images = {camera: _appended(film, rows, images[camera]) for camera, film in self._images.items()}
+    def _append(self, rows: Tensor, images: Images, proprio: Tensor) -> None:
+        """Append frames `(R, T, ...)` to the videos of `rows`, without changing tensors that were returned before."""
+        self._images = {camera: _appended(video, rows, images[camera]) for camera, video in self._images.items()}
         self._proprio = _appended(self._proprio, rows, proprio)
 
-    def _judged(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Success, progress and abstention `(R,)` for what `rows` show, a fixed number of clips at a time."""
+    def _detect(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return success, progress and abstention `(R,)` of `rows`, from calls with a fixed number of clips."""
         success, abstained = torch.zeros(2, len(rows), dtype=torch.bool)
         progress = torch.zeros(len(rows))
         for call in assign_slots(self.episode_seed[rows].tolist(), self._rows):
             members = rows[call.members]
             clips = {camera: view[members] for camera, view in self._images.items()}
-            judgement = self.judge(clips, self._proprio[members])
-            sure = (judgement.success >= self.config.success) & ~judgement.uncertain
+            found = self.judge(clips, self._proprio[members])
+            sure = (found.success >= self.config.success) & ~found.uncertain
             success[call.seated] = sure[call.places].cpu()
-            progress[call.seated] = judgement.progress[call.places].cpu().float()
-            abstained[call.seated] = judgement.uncertain[call.places].cpu()
-        self.judged += len(rows)
-        self.abstained += int(abstained.sum())
+            progress[call.seated] = found.progress[call.places].cpu().float()
+            abstained[call.seated] = found.uncertain[call.places].cpu()
+        self.num_scored += len(rows)
+        self.num_abstained += int(abstained.sum())
         return success, progress, abstained
 
     def observe(self) -> Observation:
-        """State vectors and frames."""
+        """Return the state vectors and frames."""
         names = self.model.spec.proprio
         sizes = [int(np.prod(self.spec.observation[name].shape)) for name in names]
-        seen = dict(zip(names, self._proprio[:, -1].split(sizes, 1), strict=True)) if names else {}
-        return seen | {IMAGE_PREFIX + camera: film[:, -1] for camera, film in self._images.items()}
+        vectors = dict(zip(names, self._proprio[:, -1].split(sizes, 1), strict=True)) if names else {}
+        return vectors | {IMAGE_PREFIX + camera: video[:, -1] for camera, video in self._images.items()}
 
 
-def _appended(film: Tensor, rows: Tensor, frames: Tensor) -> Tensor:
-    """A copy of `film` `(N, K, ...)` with `frames` `(R, T, ...)` after those of `rows`; the last K are kept."""
-    film = film.clone()
-    film[rows] = torch.cat([film[rows], frames.to(film.device, film.dtype)], 1)[:, -film.shape[1] :]
-    return film
+def _appended(video: Tensor, rows: Tensor, frames: Tensor) -> Tensor:
+    """Return a copy of `video` `(N, K, ...)` with `frames` `(R, T, ...)` appended to `rows`; keeps the last K."""
+    video = video.clone()
+    video[rows] = torch.cat([video[rows], frames.to(video.device, video.dtype)], 1)[:, -video.shape[1] :]
+    return video
 
 
 def _padded(frames: Tensor, count: int) -> Tensor:
-    """`frames` `(R, T, ...)` after `count` copies of the first."""
+    """Prepend `count` copies of the first frame to `frames` `(R, T, ...)`."""
     return torch.cat([frames[:, :1].expand(-1, count, *frames.shape[2:]), frames], 1)
 
 
 def _check_world(world: WorldSpec, task: SimSpec) -> None:
-    """Refuse a task whose observations, actions or rate are not those of the world model.
-
-    Raises:
-        UserError: Says what differs.
-    """
+    """Raise a UserError for a task whose observations, actions or rate do not match the world model."""
     if world.action_dim != task.action_dim:
         raise UserError(
             f"The world model takes {world.action_dim} action dimensions, but {task.task} {task.action_dim}."
@@ -336,16 +318,15 @@ def _check_world(world: WorldSpec, task: SimSpec) -> None:
         raise UserError(
             f"The world model runs at {world.fps:g} Hz, but {task.task} acts at {1 / task.control_dt:g} Hz."
         )
-    wanted = {IMAGE_PREFIX + camera: (3, world.size, world.size) for camera in world.cameras}
-    for key, shape in wanted.items():
+    for key, shape in {IMAGE_PREFIX + camera: (3, world.size, world.size) for camera in world.cameras}.items():
         found = tuple(task.observation[key].shape) if key in task.observation else "nothing"
         if found != shape:
-            raise UserError(f"The world model shows '{key}' of shape {shape}, but {task.task} has {found}.")
+            raise UserError(f"The world model predicts '{key}' of shape {shape}, but {task.task} has {found}.")
     missing = [name for name in world.proprio if name not in task.observation]
     if missing:
         raise UserError(f"The world model predicts '{missing[0]}', which {task.task} does not have.")
     size = sum(int(np.prod(task.observation[name].shape)) for name in world.proprio)
     if size != world.proprio_dim:
-        raise UserError(f"State vectors of the world model have {world.proprio_dim} entries, those of the task {size}.")
-    names = {key: shown.names for key, shown in task.observation.items()} | {"action": task.action_names}
+        raise UserError(f"State vectors of the world model have {world.proprio_dim} entries, but the task has {size}.")
+    names = {key: entry.names for key, entry in task.observation.items()} | {"action": task.action_names}
     check_names(world, task.task, names)

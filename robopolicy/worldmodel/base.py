@@ -1,8 +1,8 @@
-"""What world models that continue films of latents share: statistics, seats, the films' memory and the judge.
+"""Base classes of latent video world models and of their training data.
 
-A subclass encodes and decodes frames, draws the latents that follow, and judges them; `reset`, `step` and `judge` are
-then those of the contract. Films are encoded one by one and drawn `rows` at a time, each in the place that its seed
-gives it, since rounding depends on the size of a batch.
+A subclass encodes and decodes frames, samples the next latents and predicts success; the base class implements the
+contract (`reset`, `step`, `judge`). Videos are encoded separately and predicted in batches of `rows`, each in the slot
+that its seed determines, because rounding depends on the batch size.
 """
 
 from __future__ import annotations
@@ -15,25 +15,17 @@ import torch
 from torch import Tensor, nn
 
 from robopolicy.policies.noise import PerRowGenerator, assign_slots
-from robopolicy.worldmodel.contract import (
-    Frames,
-    Images,
-    Judgement,
-    WorldSpec,
-    WorldState,
-    check_actions,
-    check_inputs,
-)
+from robopolicy.worldmodel.contract import Frames, Images, Judgement, WorldSpec, WorldState, check_actions, check_inputs
 from robopolicy.worldmodel.videos import FrameSampler, VideoDataset
 
-_APART = 1 << 40  # added to the step in the key of a film's noise, so that it is not that of the policy in the film
+_NOISE_KEY_OFFSET = 1 << 40  # added to the step in the noise key, so that model and policy draw different noise
 
 
 class LatentVideoModel(nn.Module, ABC):
-    """A `VideoWorldModel` whose memory are latents, state vectors and actions; with its own judge."""
+    """Base class of `VideoWorldModel`s with a state of latents, state vectors and actions, and a success head."""
 
     name: ClassVar[str]
-    config: Any  # frozen dataclass with `rows`, films per network call
+    config: Any  # frozen dataclass with `rows`, videos per network call
     proprio_mean: Tensor
     proprio_std: Tensor
     proprio_change_mean: Tensor
@@ -42,7 +34,7 @@ class LatentVideoModel(nn.Module, ABC):
     action_std: Tensor
 
     def __init__(self, spec: WorldSpec) -> None:
-        """Statistics are those of nothing until `fit_vectors`."""
+        """Start with zero means and unit standard deviations; `fit_vectors` sets them."""
         super().__init__()
         self.spec = spec
         vectors = {"proprio": spec.proprio_dim, "proprio_change": spec.proprio_dim, "action": spec.action_dim}
@@ -60,31 +52,31 @@ class LatentVideoModel(nn.Module, ABC):
 
     @abstractmethod
     def draw(
-        self, streams: PerRowGenerator, given: Tensor, proprio: Tensor, actions: Tensor
+        self, streams: PerRowGenerator, context: Tensor, proprio: Tensor, actions: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """What follows the C latents `given` `(B, C, Z, h, w)` in k frames, with noise of `streams`.
+        """Sample the next k frames.
 
         Args:
-            streams: One stream per film.
-            given: Latents so far.
-            proprio: State vectors beside them `(B, C, P)`.
-            actions: `(B, C - 1 + k, A)`, the last k of which lead to the new frames.
+            streams: One noise stream per video.
+            context: Past latents `(B, C, Z, h, w)`.
+            proprio: Past state vectors `(B, C, P)`.
+            actions: `(B, C - 1 + k, A)`; the last k lead to the new frames.
 
         Returns:
-            Latents `(B, k, Z, h, w)`, state vectors `(B, k, P)` and the disagreement of samples `(B, k)`.
+            Latents `(B, k, Z, h, w)`, state vectors `(B, k, P)` and the disagreement of the samples `(B, k)`.
         """
 
     @abstractmethod
-    def judged(self, latent: Tensor, proprio: Tensor) -> Tensor:
+    def outcome_logits(self, latent: Tensor, proprio: Tensor) -> Tensor:
         """Logits `(B, 2)` of success and progress at latents `(B, Z, h, w)` and state vectors `(B, P)`."""
 
     @property
     def device(self) -> torch.device:
-        """Where it computes."""
+        """Device of the weights."""
         return self.action_mean.device
 
     def fit_vectors(self, **values: Tensor) -> None:
-        """Take the statistics of rows `(F, D)` of `proprio`, of its `proprio_change` per frame, and of `action`."""
+        """Set the statistics from rows `(F, D)` of `proprio`, `proprio_change` (per frame) and `action`."""
         for name, rows in values.items():
             spread = rows.std(0)
             getattr(self, f"{name}_mean").copy_(rows.mean(0))
@@ -97,9 +89,9 @@ class LatentVideoModel(nn.Module, ABC):
         """Encode the context."""
         check_inputs(self.spec, images, proprio, actions)
         rows, context = proprio.shape[:2]
-        still = all(bool((frames == frames[:, :1]).all()) for frames in images.values())  # copies of a first frame
-        frames = {camera: (views[:, :1] if still else views).flatten(0, 1) for camera, views in images.items()}
-        count = rows if still else rows * context
+        static = all(bool((frames == frames[:, :1]).all()) for frames in images.values())  # copies of a first frame
+        frames = {camera: (views[:, :1] if static else views).flatten(0, 1) for camera, views in images.items()}
+        count = rows if static else rows * context
         parts = [self.encode({camera: view[i : i + 1] for camera, view in frames.items()}) for i in range(count)]
         if actions is None:
             actions = torch.zeros(rows, context - 1, self.spec.action_dim)
@@ -112,18 +104,18 @@ class LatentVideoModel(nn.Module, ABC):
 
     @torch.no_grad()
     def step(self, state: WorldState, actions: Tensor) -> tuple[WorldState, Frames]:
-        """Draw `frames_per_call` frames after the other."""
+        """Predict `frames_per_call` frames at a time."""
         check_actions(self.spec, state, actions)
-        shown: list[Frames] = []
+        parts: list[Frames] = []
         for chunk in actions.to(self.device, torch.float32).split(self.spec.frames_per_call, 1):
             state, frames = self._next(state, chunk)
-            shown.append(frames)
-        images = {camera: torch.cat([frames.images[camera] for frames in shown], 1) for camera in self.spec.cameras}
-        proprio = torch.cat([frames.proprio for frames in shown], 1)
-        return state, Frames(images, proprio, torch.cat([frames.uncertainty for frames in shown], 1))
+            parts.append(frames)
+        images = {camera: torch.cat([part.images[camera] for part in parts], 1) for camera in self.spec.cameras}
+        proprio = torch.cat([part.proprio for part in parts], 1)
+        return state, Frames(images, proprio, torch.cat([part.uncertainty for part in parts], 1))
 
     def _next(self, state: WorldState, chunk: Tensor) -> tuple[WorldState, Frames]:
-        """The frames of one call."""
+        """Predict the frames of one call."""
         calls = assign_slots(state.seeds.tolist(), self.config.rows)
         parts = [self._call(state.select(torch.tensor(call.members)), chunk[call.members]) for call in calls]
         order = torch.tensor([index for call in calls for index in call.seated]).argsort().to(self.device)
@@ -139,8 +131,8 @@ class LatentVideoModel(nn.Module, ABC):
         return WorldState(state.seeds, state.steps + chunk.shape[1], memory), Frames(images, proprio, uncertainty)
 
     def _call(self, state: WorldState, chunk: Tensor) -> tuple[Tensor, ...]:
-        """Latents, state vectors, uncertainties and views of the next frames."""
-        streams = PerRowGenerator(state.seeds.tolist(), (state.steps + _APART).tolist())
+        """Return latents, state vectors, uncertainties and images of the next frames."""
+        streams = PerRowGenerator(state.seeds.tolist(), (state.steps + _NOISE_KEY_OFFSET).tolist())
         actions = torch.cat([state.memory["actions"], chunk], 1)
         latents, proprio, spread = self.draw(streams, state.memory["latents"], state.memory["proprio"], actions)
         views = self.decode(latents.flatten(0, 1))
@@ -148,54 +140,54 @@ class LatentVideoModel(nn.Module, ABC):
 
     @torch.no_grad()
     def judge(self, images: Images, proprio: Tensor) -> Judgement:
-        """Success and progress in the last frame of each clip; it never abstains."""
+        """Predict success and progress from the last frame of each clip; never abstains."""
         latent = self.encode({camera: frames[:, -1] for camera, frames in images.items()})
-        success, progress = self.judged(latent, proprio[:, -1].to(self.device)).sigmoid().unbind(1)
+        success, progress = self.outcome_logits(latent, proprio[:, -1].to(self.device)).sigmoid().unbind(1)
         return Judgement(success, progress, torch.zeros_like(success, dtype=torch.bool))
 
 
 def disagreement(draws: list[Tensor]) -> Tensor:
-    """Root of the mean variance `(B, k)` between drawn latents `(B, k, Z, h, w)`; 0 for one draw."""
+    """Return the root mean variance `(B, k)` of sampled latents `(B, k, Z, h, w)`; 0 for one sample."""
     drawn = torch.stack(draws)
     spread = drawn.var(0, unbiased=True) if len(draws) > 1 else torch.zeros_like(drawn[0])
     return spread.flatten(2).mean(2).sqrt()
 
 
 class VideoSource(ABC):
-    """Batches for a learner of a `LatentVideoModel`; the latents of all frames are computed once, when first needed."""
+    """Training data of a `LatentVideoModel`; the latents of all frames are computed once, on first use."""
 
     env_steps = 0
 
-    def __init__(self, films: VideoDataset, device: torch.device, seed: int = 0) -> None:
-        self.films, self.device = films, device
-        self.sampler = FrameSampler(films, seed)
+    def __init__(self, videos: VideoDataset, device: torch.device, seed: int = 0) -> None:
+        self.videos, self.device = videos, device
+        self.sampler = FrameSampler(videos, seed)
         self._latents: Tensor | None = None
 
     @abstractmethod
     def encode(self, model: Any) -> Tensor:
-        """Latents `(F, Z, h, w)` of all frames, on the CPU."""
+        """Return the latents `(F, Z, h, w)` of all frames, on the CPU."""
 
     def latents(self, model: LatentVideoModel) -> Tensor:
-        """Those of all frames; with them the model takes the statistics of the films' vectors."""
+        """Return the latents of all frames; the first call also fits the vector statistics of the model."""
         if self._latents is None:
-            films, played = self.films, self.films.targets - 1
+            videos, before = self.videos, self.videos.targets - 1
             self._latents = self.encode(model)
-            change = films.proprio[films.targets] - films.proprio[played]
-            model.fit_vectors(proprio=films.proprio, proprio_change=change, action=films.actions[played])
+            change = videos.proprio[videos.targets] - videos.proprio[before]
+            model.fit_vectors(proprio=videos.proprio, proprio_change=change, action=videos.actions[before])
         return self._latents
 
-    def judged(self, model: LatentVideoModel, size: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Latents, state vectors and outcomes `(B, 2)`, success and progress, of `size` frames drawn evenly."""
-        films, chosen = self.films, self.sampler.frames(size)
-        outcome = torch.stack([films.success[chosen], films.progress[chosen]], 1)
-        return self.latents(model)[chosen], films.proprio[chosen], outcome
+    def outcome_batch(self, model: LatentVideoModel, size: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Sample `size` frames: latents, state vectors, and success and progress `(B, 2)`."""
+        videos, chosen = self.videos, self.sampler.frames(size)
+        outcome = torch.stack([videos.success[chosen], videos.progress[chosen]], 1)
+        return self.latents(model)[chosen], videos.proprio[chosen], outcome
 
     def metrics(self) -> dict[str, float]:
-        """Nothing of its own."""
+        """Return no metrics."""
         return {}
 
     def state_dict(self) -> dict[str, Any]:
-        """Position in the stream."""
+        """Return the state of the sampler."""
         return self.sampler.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> bool:
@@ -203,5 +195,5 @@ class VideoSource(ABC):
         self.sampler.load_state_dict(state)
         return True
 
-    def close(self) -> None:  # noqa: B027 - there is nothing to free
-        """Nothing to free."""
+    def close(self) -> None:  # noqa: B027 - holds no resources
+        """Do nothing; the source holds no resources."""

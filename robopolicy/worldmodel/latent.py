@@ -1,11 +1,11 @@
-"""The embedded world model: residual latent EDM with DIAMOND's sampler, trained from scratch.
+"""Small world model: residual latent EDM with DIAMOND's sampler, trained from scratch.
 
-Evaluated as by Tseng et al. 2025. Frames are encoded by a small autoencoder. A convolutional denoiser draws the change
-from the newest latent to the next one in a few Euler steps, given the last C latents, state vectors and actions; the
-state vector is regressed beside it. In training the past is disturbed by noise of random size, so that the model stands
+The evaluation follows Tseng et al. 2025. A small autoencoder encodes frames. A convolutional denoiser samples the
+change from the newest latent to the next one in a few Euler steps, given the last C latents, state vectors and actions;
+it also regresses the state vector. Training adds noise of random size to the context, so that the model is robust to
 its own errors.
 
-When not to use it: many objects, moving cameras or several seconds of memory need a larger, pretrained model.
+When not to use it: many objects, moving cameras or several seconds of history need a larger, pretrained model.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ class LatentWorldModelConfig(Validated):
     width: PositiveInt = 96  # of the denoiser; a multiple of 8
     blocks: Layers = 6
     sigmas: tuple[Positive, ...] = (5.0, 1.0, 0.2)  # noise levels of the Euler steps, falling
-    samples: PositiveInt = 1  # futures drawn per step; more than one measure how uncertain it is, at their cost
-    rows: PositiveInt = 8  # films per network call; a fixed number keeps rounding independent of the batch
+    samples: PositiveInt = 1  # samples per step; more than one give an uncertainty, at proportional cost
+    rows: PositiveInt = 8  # videos per network call; a fixed number keeps rounding independent of the batch
 
     def __post_init__(self) -> None:
         super().__post_init__()
         falling = all(first > second for first, second in itertools.pairwise(self.sigmas))
         if not self.sigmas or not falling:
-            raise UserError(f"sigmas must fall, and be one or more, got {list(self.sigmas)}.")
+            raise UserError(f"sigmas must be a non-empty falling list, got {list(self.sigmas)}.")
         if self.width % 8:
             raise UserError(f"width must be a multiple of 8, got {self.width}.")
 
 
 PRESETS = {
-    "smoke": LatentWorldModelConfig(autoencoder_width=16, width=32, blocks=2),  # for tests; sees little
+    "smoke": LatentWorldModelConfig(autoencoder_width=16, width=32, blocks=2),  # for tests
     "tiny": LatentWorldModelConfig(),  # 64 pixels, about 1 M parameters
     "small": LatentWorldModelConfig(autoencoder_width=64, width=224, blocks=8),  # 64 pixels, about 8 M
     "base": LatentWorldModelConfig(
@@ -58,7 +58,7 @@ PRESETS = {
 
 
 class LatentWorldModel(LatentVideoModel):
-    """A `VideoWorldModel` with its own judge, `outcome`."""
+    """Latent diffusion world model with a success head, `outcome`."""
 
     name: ClassVar[str] = "latent"
     latent_mean: Tensor
@@ -67,12 +67,12 @@ class LatentWorldModel(LatentVideoModel):
     config: LatentWorldModelConfig
 
     def __init__(self, config: LatentWorldModelConfig, spec: WorldSpec) -> None:
-        """Build the networks; statistics are those of nothing until `fit_vectors` and `fit_latents`."""
+        """Build the networks; `fit_vectors` and `fit_latents` set the statistics."""
         super().__init__(spec)
         if spec.size % DOWN:
             raise UserError(f"Pictures of the latent world model need a multiple of {DOWN} pixels, got {spec.size}.")
         if spec.frames_per_call != 1 or spec.needs_text:
-            raise UserError("The latent world model predicts frame by frame and reads no text.")
+            raise UserError("The latent world model predicts one frame per call and takes no text.")
         self.config = config
         self.channels, self.grid = config.latent_channels * len(spec.cameras), spec.size // DOWN
         self.autoencoder = AutoEncoder(config.autoencoder_width, config.latent_channels)
@@ -90,10 +90,8 @@ class LatentWorldModel(LatentVideoModel):
         self.register_buffer("latent_std", torch.ones(()))
         self.register_buffer("change_std", torch.ones(self.channels, 1, 1))
 
-    # Frames and latents
-
     def encode(self, images: Images) -> Tensor:
-        """Each camera's picture, side by side on the channels."""
+        """Encode every camera separately and concatenate the channels."""
         views = [self.autoencoder.encode(to_float(images[camera].to(self.device))) for camera in self.spec.cameras]
         return (torch.cat(views, 1) - self.latent_mean) / self.latent_std
 
@@ -104,9 +102,9 @@ class LatentWorldModel(LatentVideoModel):
         return {camera: to_uint8(self.autoencoder.decode(view)) for camera, view in pairs}
 
     def fit_latents(self, latents: Tensor, before: Tensor, after: Tensor) -> Tensor:
-        """Take the statistics of `latents` `(F, Z, h, w)`, as `encode` gave them, and return them normalised.
+        """Set the statistics from `latents` `(F, Z, h, w)` of `encode`, and return them normalised.
 
-        `before` and `after` are the indices of frames that follow each other.
+        `before` and `after` are indices of consecutive frames.
         """
         mean, std = latents.mean(), latents.std().clamp(min=1e-6)
         self.latent_mean.add_(mean * self.latent_std)
@@ -116,31 +114,29 @@ class LatentWorldModel(LatentVideoModel):
         self.change_std.copy_(change.transpose(0, 1).flatten(1).std(1).clamp(min=1e-3)[:, None, None])
         return latents
 
-    # Denoising
-
     def draw(
-        self, streams: PerRowGenerator, given: Tensor, proprio: Tensor, actions: Tensor
+        self, streams: PerRowGenerator, context: Tensor, proprio: Tensor, actions: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The next frame."""
-        shape = (len(given), self.channels, self.grid, self.grid)
+        """Sample the next frame."""
+        shape = (len(context), self.channels, self.grid, self.grid)
         draws = [
-            self.sample(streams.normal(shape).to(self.device), given, proprio, actions)
+            self.sample(streams.normal(shape).to(self.device), context, proprio, actions)
             for _ in range(self.config.samples)
         ]
         change, moved = draws[0]
-        latent = given[:, -1] + change * self.change_std
+        latent = context[:, -1] + change * self.change_std
         after = proprio[:, -1] + moved * self.proprio_change_std + self.proprio_change_mean
         return latent[:, None], after[:, None], disagreement([change[:, None] for change, _ in draws])
 
     def denoise(
         self, noisy: Tensor, sigma: Tensor, context: Tensor, proprio: Tensor, actions: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Changes of latents and state vectors, normalised; `proprio` and `actions` are in the task's units."""
+        """Predict normalised changes of latents and state vectors; `proprio` and `actions` are in task units."""
         proprio = (proprio - self.proprio_mean) / self.proprio_std
         return self.denoiser(noisy, sigma, context, proprio, (actions - self.action_mean) / self.action_std)
 
     def sample(self, noise: Tensor, context: Tensor, proprio: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
-        """Changes drawn from standard normal `noise` by Euler steps down `config.sigmas`."""
+        """Sample changes from standard normal `noise` by Euler steps along `config.sigmas`."""
         levels = (*self.config.sigmas, 0.0)
         x, change = noise * levels[0], proprio[:, -1]
         for level, lower in itertools.pairwise(levels):
@@ -148,15 +144,13 @@ class LatentWorldModel(LatentVideoModel):
             x = clean + (x - clean) * (lower / level)
         return x, change
 
-    # The judge
-
-    def judged(self, latent: Tensor, proprio: Tensor) -> Tensor:
+    def outcome_logits(self, latent: Tensor, proprio: Tensor) -> Tensor:
         """Logits `(B, 2)` of success and progress at latents `(B, Z, h, w)` and state vectors `(B, P)`."""
         return self.outcome(latent, (proprio - self.proprio_mean) / self.proprio_std)
 
 
 def to_float(images: Tensor) -> Tensor:
-    """uint8 pictures in [-1, 1]."""
+    """Scale uint8 images to [-1, 1]."""
     return images.float() / 127.5 - 1.0
 
 
@@ -166,57 +160,55 @@ def to_uint8(images: Tensor) -> Tensor:
 
 
 class EnsembleWorldModel:
-    """A `VideoWorldModel` of several; a film with seed s shows what member s modulo M predicts."""
+    """Ensemble of M world models; a video with seed s is the prediction of member s modulo M."""
 
     def __init__(self, members: Sequence[LatentVideoModel]) -> None:
-        """Join `members`.
-
-        Raises:
-            UserError: They show different worlds.
-        """
+        """Combine `members`, which must have one specification."""
         self.members, self.spec = list(members), members[0].spec
         if any(member.spec != self.spec for member in members):
-            raise UserError(f"World models of one ensemble must show the same, got {[m.spec for m in members]}.")
+            raise UserError(
+                f"World models of one ensemble must have one specification, got {[m.spec for m in members]}."
+            )
 
     @property
     def device(self) -> torch.device:
-        """That of the first member."""
+        """Device of the first member."""
         return self.members[0].device
 
     def reset(
         self, images: Images, proprio: Tensor, *, seeds: Tensor, actions: Tensor | None = None, text: str = ""
     ) -> WorldState:
-        """Show the context to every member."""
+        """Reset every member."""
         states = [member.reset(images, proprio, seeds=seeds, actions=actions, text=text) for member in self.members]
-        return self._joined(states)
+        return self._merge(states)
 
     def step(self, state: WorldState, actions: Tensor) -> tuple[WorldState, Frames]:
-        """Let every member play; the disagreement is the root of the mean variance of their pixels, in [0, 1]."""
+        """Step every member; the uncertainty is the root mean variance of their pixels, in [0, 1]."""
         pairs = [member.step(part, actions) for member, part in zip(self.members, self._parts(state), strict=True)]
-        told = [frames for _, frames in pairs]
+        predictions = [frames for _, frames in pairs]
         own, rows = state.seeds % len(self.members), torch.arange(len(state.seeds))
 
-        def shown(values: list[Tensor]) -> Tensor:
+        def select(values: list[Tensor]) -> Tensor:
             return torch.stack(values)[own, rows]
 
-        views = {camera: [frames.images[camera] for frames in told] for camera in self.spec.cameras}
+        views = {camera: [frames.images[camera] for frames in predictions] for camera in self.spec.cameras}
         variance = [torch.stack(view).float().div(255).var(0).flatten(2).mean(2) for view in views.values()]
-        return self._joined([after for after, _ in pairs]), Frames(
-            {camera: shown(view) for camera, view in views.items()},
-            shown([frames.proprio for frames in told]),
+        return self._merge([after for after, _ in pairs]), Frames(
+            {camera: select(view) for camera, view in views.items()},
+            select([frames.proprio for frames in predictions]),
             torch.stack(variance).mean(0).sqrt(),
         )
 
     @torch.no_grad()
     def judge(self, images: Images, proprio: Tensor) -> Judgement:
-        """The members' mean; it abstains where they are divided over success."""
-        told = [member.judge(images, proprio) for member in self.members]
-        success = torch.stack([judgement.success for judgement in told])
+        """Average the members; abstain where they disagree on success."""
+        results = [member.judge(images, proprio) for member in self.members]
+        success = torch.stack([result.success for result in results])
         votes = (success >= 0.5).float().mean(0)
-        progress = torch.stack([judgement.progress for judgement in told]).mean(0)
+        progress = torch.stack([result.progress for result in results]).mean(0)
         return Judgement(success.mean(0), progress, (votes > 0) & (votes < 1))
 
-    def _joined(self, states: list[WorldState]) -> WorldState:
+    def _merge(self, states: list[WorldState]) -> WorldState:
         memory = {f"{i}.{key}": value for i, state in enumerate(states) for key, value in state.memory.items()}
         return WorldState(states[0].seeds, states[0].steps, memory)
 

@@ -1,6 +1,6 @@
-"""Training of the latent world model: first the autoencoder, then denoiser and judge on the latents of all frames.
+"""Training of the latent world model: first the autoencoder, then denoiser and success head on the latents.
 
-`WorldLearner` speaks like an algorithm, so that the one training loop runs it.
+`WorldLearner` implements the interface of an algorithm for the shared training loop.
 """
 
 from __future__ import annotations
@@ -26,46 +26,46 @@ Metrics = dict[str, float]
 
 @dataclass(frozen=True)
 class LearnerConfig(Validated):
-    """How the networks are trained."""
+    """Training settings of the networks."""
 
-    autoencoder_updates: PositiveInt = 4_000  # first updates, of the autoencoder alone
-    updates: PositiveInt = 12_000  # of denoiser and judge, after those
-    autoencoder_batch: PositiveInt = 16  # pictures; many small steps leave the first plateau sooner than few large ones
+    autoencoder_updates: PositiveInt = 4_000  # first updates, which only train the autoencoder
+    updates: PositiveInt = 12_000  # later updates, of denoiser and success head
+    autoencoder_batch: PositiveInt = 16  # images; many small steps leave the first plateau sooner than few large ones
     autoencoder_lr: Positive = 2e-3  # falls linearly to a twentieth
     batch_size: PositiveInt = 64  # windows
     lr: Positive = 1e-3  # rises for 100 updates, then falls linearly to a tenth
     weight_decay: NonNegative = 0.01
     grad_clip: Positive = 1.0  # largest norm of the gradient
-    ema: FractionBelowOne = 0.99  # largest decay of the average of the weights
-    history_noise: NonNegative = 0.3  # largest standard deviation of noise on the past, in units of the latents' own
-    latent_noise: NonNegative = 0.05  # standard deviation of the noise on what the decoder reads
+    ema: FractionBelowOne = 0.99  # largest decay of the weight average
+    history_noise: NonNegative = 0.3  # largest standard deviation of noise on the context, relative to the latents
+    latent_noise: NonNegative = 0.05  # standard deviation of the noise on the input of the decoder
 
 
 @dataclass(frozen=True)
 class FrameBatch:
-    """Pictures for the autoencoder."""
+    """Images for the autoencoder."""
 
     images: Tensor  # (B, 3, S, S) uint8, of any camera
 
 
 @dataclass(frozen=True)
 class LatentBatch:
-    """Latents for denoiser and judge."""
+    """Latents for denoiser and success head."""
 
     latents: Tensor  # (B, C + 1, Z, h, w) context and target
     proprio: Tensor  # (B, C + 1, P)
     actions: Tensor  # (B, C, A)
-    judged: Tensor  # (B, Z, h, w) other frames
-    judged_proprio: Tensor  # (B, P)
-    outcome: Tensor  # (B, 2) success and progress they show
+    outcome_latents: Tensor  # (B, Z, h, w) other frames, for the success head
+    outcome_proprio: Tensor  # (B, P)
+    outcome: Tensor  # (B, 2) their success and progress
 
 
 def autoencoder_loss(autoencoder: AutoEncoder, images: Tensor, noise: Tensor, scale: float) -> tuple[Tensor, Metrics]:
-    """Squared error, more of it where a pixel differs from the mean of its picture, plus a small pull to the origin."""
-    picture = to_float(images)
-    latent = autoencoder.encode(picture)
-    error = (autoencoder.decode(latent + scale * noise) - picture) ** 2
-    weight = 1 + 4 * (picture - picture.mean((2, 3), keepdim=True)).abs()
+    """Squared error, weighted by the distance of a pixel from the image mean, plus a small penalty on latents."""
+    image = to_float(images)
+    latent = autoencoder.encode(image)
+    error = (autoencoder.decode(latent + scale * noise) - image) ** 2
+    weight = 1 + 4 * (image - image.mean((2, 3), keepdim=True)).abs()
     loss = (error * weight).mean() + 1e-3 * latent.pow(2).mean()
     return loss, {"autoencoder/psnr": float(10 * torch.log10(4 / error.detach().mean()))}
 
@@ -73,9 +73,9 @@ def autoencoder_loss(autoencoder: AutoEncoder, images: Tensor, noise: Tensor, sc
 def denoising_loss(
     model: LatentWorldModel, batch: LatentBatch, generator: torch.Generator, history_noise: float
 ) -> tuple[Tensor, Metrics]:
-    """EDM's loss of the change of the latents, plus the squared error of the change of the state vector.
+    """EDM loss of the change of the latents, plus the squared error of the change of the state vector.
 
-    The past is disturbed, and the change is counted from the disturbed newest frame: so the model learns to come back.
+    The context is noisy and the change is relative to its newest frame, so that the model learns to correct errors.
     """
     size, device = len(batch.latents), batch.latents.device
 
@@ -102,12 +102,14 @@ def denoising_loss(
 
 
 def outcome_loss(model: LatentWorldModel, batch: LatentBatch) -> tuple[Tensor, Metrics]:
-    """Cross-entropies of success and progress, on latents and on what decoding and encoding leaves of some of them."""
-    some = max(1, len(batch.judged) // 4)
+    """Cross-entropies of success and progress; a quarter of the latents is decoded and encoded again."""
+    some = max(1, len(batch.outcome_latents) // 4)
     with torch.no_grad():
-        again = model.encode(model.decode(batch.judged[:some]))
-    latents = torch.cat([again, batch.judged[some:]])
-    loss = functional.binary_cross_entropy_with_logits(model.judged(latents, batch.judged_proprio), batch.outcome)
+        again = model.encode(model.decode(batch.outcome_latents[:some]))
+    latents = torch.cat([again, batch.outcome_latents[some:]])
+    loss = functional.binary_cross_entropy_with_logits(
+        model.outcome_logits(latents, batch.outcome_proprio), batch.outcome
+    )
     return loss, {"outcome/loss": float(loss.detach())}
 
 
@@ -132,16 +134,16 @@ class WorldLearner:
 
     @property
     def total_updates(self) -> int:
-        """Of both stages."""
+        """Updates of both stages."""
         return self.config.autoencoder_updates + self.config.updates
 
     @property
     def stage(self) -> str:
-        """What the next update trains."""
+        """Stage of the next update."""
         return "autoencoder" if self.updates < self.config.autoencoder_updates else "dynamics"
 
     def rate(self) -> float:
-        """Learning rate of the next update."""
+        """Return the learning rate of the next update."""
         config = self.config
         if self.stage == "autoencoder":
             return config.autoencoder_lr * (1 - 0.95 * self.updates / config.autoencoder_updates)
@@ -149,7 +151,7 @@ class WorldLearner:
         return config.lr * min(1.0, (done + 1) / 100) * (1 - 0.9 * done / config.updates)
 
     def update(self, batch: FrameBatch | LatentBatch) -> Metrics:
-        """One gradient step of the stage that `batch` is for."""
+        """Perform one gradient step on the networks that `batch` is for."""
         model, config, rate = self.model, self.config, self.rate()
         optimizer = self.optimizers[self.stage]
         for group in optimizer.param_groups:
@@ -160,8 +162,8 @@ class WorldLearner:
             loss, metrics = autoencoder_loss(model.autoencoder, batch.images, noise, config.latent_noise)
         else:
             loss, metrics = denoising_loss(model, batch, self.generator, config.history_noise)
-            judging, judged = outcome_loss(model, batch)
-            loss, metrics = loss + judging, metrics | judged
+            outcome, outcome_metrics = outcome_loss(model, batch)
+            loss, metrics = loss + outcome, metrics | outcome_metrics
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
@@ -173,7 +175,7 @@ class WorldLearner:
         return metrics | {"lr": rate}
 
     def inference_policy(self) -> LatentWorldModel:
-        """A copy with the averaged weights, in evaluation mode."""
+        """Return a copy with the averaged weights, in evaluation mode."""
         averaged = copy.deepcopy(self.model).eval().requires_grad_(False)
         if self.stage == "dynamics":
             denoiser, outcome = self.ema.module
@@ -182,7 +184,7 @@ class WorldLearner:
         return averaged
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that decides future updates."""
+        """State of model, optimizers and random numbers."""
         return {
             "model": dict(self.model.state_dict()),
             "ema": dict(self.ema.state_dict()),
@@ -202,30 +204,30 @@ class WorldLearner:
 
 
 class StagedVideoSource(VideoSource):
-    """Batches of the stage that a learner is in."""
+    """Source of the batches of the current stage of a learner."""
 
     def encode(self, model: LatentWorldModel) -> Tensor:
-        """With an autoencoder that learns no more; the model takes the latents' statistics."""
+        """Freeze the autoencoder, encode all frames and fit the latent statistics of the model."""
         model.latent_mean.zero_()
         model.latent_std.fill_(1.0)
         model.autoencoder.requires_grad_(False)
-        films, size = self.films, 256
+        videos, size = self.videos, 256
         with torch.no_grad():
             parts = [
-                model.encode({camera: value[i : i + size] for camera, value in films.images.items()}).cpu()
-                for i in range(0, len(films), size)
+                model.encode({camera: value[i : i + size] for camera, value in videos.images.items()}).cpu()
+                for i in range(0, len(videos), size)
             ]
-        return model.fit_latents(torch.cat(parts), films.targets - 1, films.targets)
+        return model.fit_latents(torch.cat(parts), videos.targets - 1, videos.targets)
 
     def next(self, algorithm: WorldLearner) -> FrameBatch | LatentBatch:
-        """The next batch."""
+        """Return the next batch."""
         if algorithm.stage == "autoencoder":
-            views = list(self.films.images.values())
+            views = list(self.videos.images.values())
             chosen = self.sampler.frames(algorithm.config.autoencoder_batch)
             parts = [view[chosen[index :: len(views)]] for index, view in enumerate(views)]
             return FrameBatch(torch.cat(parts).to(self.device))
         model, size = algorithm.model, algorithm.config.batch_size
         latents = self.latents(model)
-        frames, actions, _ = self.films.window(self.sampler.targets(size))
-        parts = (latents[frames], self.films.proprio[frames], actions, *self.judged(model, size))
+        frames, actions, _ = self.videos.window(self.sampler.targets(size))
+        parts = (latents[frames], self.videos.proprio[frames], actions, *self.outcome_batch(model, size))
         return LatentBatch(*(part.to(self.device) for part in parts))

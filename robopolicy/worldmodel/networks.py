@@ -10,7 +10,7 @@ DOWN = 8  # pixels per latent cell, along each axis
 
 
 class AutoEncoder(nn.Module):
-    """Frames `(B, 3, S, S)` in [-1, 1] to latents `(B, Z, S / 8, S / 8)` and back, by strided convolutions."""
+    """Convolutional autoencoder from frames `(B, 3, S, S)` in [-1, 1] to latents `(B, Z, S / 8, S / 8)`."""
 
     def __init__(self, width: int, channels: int) -> None:
         super().__init__()
@@ -32,12 +32,12 @@ class AutoEncoder(nn.Module):
             nn.ConvTranspose2d(wide, width, 4, 2, 1),
             act(),
             nn.Conv2d(width, 12, 3, 1, 1),
-            nn.PixelShuffle(2),  # convolutions at full resolution would cost more than all others together
+            nn.PixelShuffle(2),  # convolutions at full resolution would cost more than all other layers
         )
 
 
 class Block(nn.Module):
-    """Residual 3x3 convolutions, the second one scaled and shifted by the condition (FiLM); the identity at first."""
+    """Residual 3x3 convolutions with FiLM conditioning of the second one, initialised to the identity."""
 
     def __init__(self, width: int, condition: int) -> None:
         super().__init__()
@@ -50,16 +50,16 @@ class Block(nn.Module):
             nn.init.zeros_(parameter)
 
     def forward(self, x: Tensor, condition: Tensor) -> Tensor:
-        """`(B, W, h, w)` and `(B, E)` to `(B, W, h, w)`."""
+        """Map `(B, W, h, w)` and the condition `(B, E)` to `(B, W, h, w)`."""
         scale, shift = self.film(condition)[..., None, None].chunk(2, 1)
         return x + self.second(functional.silu(self.norm(self.first(x)) * (1 + scale) + shift))
 
 
 class Denoiser(nn.Module):
-    """Noisy change of the latents, given the last frames, state vectors and actions, to the clean change.
+    """Denoiser of the change of the latents, given the last frames, state vectors and actions.
 
     Preconditioned as EDM (Karras et al. 2022) for data of unit standard deviation, so that it is the identity at no
-    noise. Beside the latents it regresses the change of the state vector from the same features.
+    noise. It also regresses the change of the state vector from the same features.
     """
 
     frequencies: Tensor
@@ -72,8 +72,8 @@ class Denoiser(nn.Module):
         size = 128
         self.register_buffer("frequencies", torch.exp(torch.linspace(0.0, 4.0, 16)))
         self.noise = nn.Sequential(nn.Linear(32, size), nn.SiLU(), nn.Linear(size, size))
-        told = context * (action_dim + proprio_dim)
-        self.told = nn.Sequential(nn.Linear(told, size), nn.SiLU(), nn.Linear(size, size))
+        inputs = context * (action_dim + proprio_dim)
+        self.told = nn.Sequential(nn.Linear(inputs, size), nn.SiLU(), nn.Linear(size, size))
         self.place = nn.Parameter(torch.zeros(1, width, grid, grid))
         self.stem = nn.Conv2d(channels * (context + 1), width, 3, 1, 1)
         self.blocks = nn.ModuleList([Block(width, size) for _ in range(blocks)])
@@ -88,19 +88,15 @@ class Denoiser(nn.Module):
     def forward(
         self, noisy: Tensor, sigma: Tensor, context: Tensor, proprio: Tensor, actions: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Clean change of the latents and change of the state vector.
+        """Predict the clean change of the latents and the change of the state vector.
 
-        Args:
-            noisy: Change of the latents plus noise, `(B, Z, h, w)`.
-            sigma: Standard deviation of that noise, `(B,)`.
-            context: Past latents, `(B, C, Z, h, w)`.
-            proprio: Past state vectors, `(B, C, P)`.
-            actions: Actions from each of those frames to the next, `(B, C, A)`.
+        `noisy` `(B, Z, h, w)` has noise of standard deviation `sigma` `(B,)`; `context` `(B, C, Z, h, w)` and `proprio`
+        `(B, C, P)` are past latents and state vectors, `actions` `(B, C, A)` lead from each frame to the next one.
         """
         scale = (sigma**2 + 1).rsqrt()[:, None, None, None]  # EDM: c_in; c_skip is its square
         features = (sigma.log() / 4)[:, None] * self.frequencies
-        told = self.told(torch.cat([actions.flatten(1), proprio.flatten(1)], 1))
-        condition = functional.silu(self.noise(torch.cat([features.sin(), features.cos()], 1)) + told)
+        vectors = self.told(torch.cat([actions.flatten(1), proprio.flatten(1)], 1))
+        condition = functional.silu(self.noise(torch.cat([features.sin(), features.cos()], 1)) + vectors)
         x = self.stem(torch.cat([noisy * scale, context.flatten(1, 2)], 1)) + self.place
         for block in self.blocks:
             x = block(x, condition)
@@ -110,7 +106,7 @@ class Denoiser(nn.Module):
 
 
 class OutcomeHead(nn.Module):
-    """Latents `(B, Z, h, w)` and state vectors `(B, P)` to logits of success and progress, `(B, 2)`."""
+    """Head from latents `(B, Z, h, w)` and state vectors `(B, P)` to logits of success and progress `(B, 2)`."""
 
     def __init__(self, channels: int, grid: int, proprio_dim: int) -> None:
         super().__init__()
@@ -118,5 +114,5 @@ class OutcomeHead(nn.Module):
         self.judge = nn.Sequential(nn.Linear(8 * grid * grid + proprio_dim, 64), nn.SiLU(), nn.Linear(64, 2))
 
     def forward(self, latent: Tensor, proprio: Tensor) -> Tensor:
-        """Logits."""
+        """Return the logits."""
         return self.judge(torch.cat([self.look(latent), proprio], 1))

@@ -1,6 +1,6 @@
-"""Video datasets for world models: checked episodes, splits by episode and by behaviour, and seeded batches of windows.
+"""Video datasets for world models: checks, splits by episode and behaviour, and seeded sampling of windows.
 
-A film has one frame more than actions (`collect --render`); other datasets serve, too, without their last outcome.
+An episode has one frame more than actions (`collect --render`); datasets without the last frame also work.
 """
 
 from __future__ import annotations
@@ -22,42 +22,32 @@ from robopolicy.worldmodel.contract import Images, WorldSpec
 _RATE_TOLERANCE = 0.05  # relative; whole-number frame rates round the control step a little
 
 
-def spec_of(
-    episodes: Episodes,
-    *,
-    cameras: Sequence[str] = (),
-    proprio: Sequence[str] | None = None,
-    context: int = 4,
+def infer_spec(
+    episodes: Episodes, *, cameras: Sequence[str] = (), proprio: Sequence[str] | None = None, context: int = 4
 ) -> WorldSpec:
-    """The world that a dataset shows; rate and names are those of its metadata.
+    """Derive the specification of a world model from a dataset with its metadata.
 
-    Args:
-        episodes: The dataset.
-        cameras: Views to predict, all by default.
-        proprio: Vector observations to predict beside them, all by default.
-        context: Frames to look back.
-
-    Raises:
-        UserError: A camera or an observation is missing, or the pictures are not squares of one size.
+    By default all cameras and vector observations are predicted. A UserError is raised for missing names, and for
+    images that are not square and of one size.
     """
-    seen = [key.removeprefix(IMAGE_PREFIX) for key in episodes.arrays if is_image(key)]
-    if not seen:
-        raise UserError("The dataset has no pictures; collect films with --render --cameras NAME.")
+    found = [key.removeprefix(IMAGE_PREFIX) for key in episodes.arrays if is_image(key)]
+    if not found:
+        raise UserError("The dataset has no images; collect videos with --render --cameras NAME.")
     vectors = [
         key
         for key, array in episodes.arrays.items()
         if key not in STEP_KEYS and array.ndim == 2 and not is_image(key) and not is_cloud(key)
     ]
     for name in cameras:
-        if name not in seen:
-            raise unknown_name("camera", name, seen, "in the dataset")
+        if name not in found:
+            raise unknown_name("camera", name, found, "in the dataset")
     for name in proprio or ():
         if name not in vectors:
             raise unknown_name("observation", name, vectors, "in the dataset")
-    cameras, proprio = tuple(cameras or seen), tuple(vectors if proprio is None else proprio)
+    cameras, proprio = tuple(cameras or found), tuple(vectors if proprio is None else proprio)
     sizes = {episodes.arrays[IMAGE_PREFIX + name].shape[2:] for name in cameras}
     if len(sizes) > 1 or any(height != width for height, width in sizes):
-        raise UserError(f"A world model needs square pictures of one size, found {sorted(sizes)}.")
+        raise UserError(f"A world model needs square images of one size, found {sorted(sizes)}.")
     return WorldSpec(
         cameras=cameras,
         size=sizes.pop()[0],
@@ -72,26 +62,22 @@ def spec_of(
 
 
 def vector_names(names: Mapping[str, tuple[str, ...]], keys: Sequence[str]) -> tuple[str, ...]:
-    """Names of the entries of a state vector made of `keys`; () where one of them has none."""
+    """Return the entry names of a state vector made of `keys`; () where one of them has none."""
     return tuple(name for key in keys for name in names[key]) if all(names.get(key) for key in keys) else ()
 
 
 def check_videos(spec: WorldSpec, episodes: Episodes, what: str) -> None:
-    """Refuse a dataset `what` that does not show the world of `spec`.
-
-    Raises:
-        UserError: Its cameras, sizes, rate, actions or state vectors differ; says what was expected.
-    """
+    """Raise a UserError for a dataset `what` whose cameras, rate, actions or state vectors differ from `spec`."""
     if not np.isclose(1.0 / episodes.control_dt, spec.fps, rtol=_RATE_TOLERANCE):
         raise UserError(f"{what} has {1.0 / episodes.control_dt:g} frames per second, expected {spec.fps:g}.")
     for camera in spec.cameras:
         if IMAGE_PREFIX + camera not in episodes.arrays:
-            seen = [key.removeprefix(IMAGE_PREFIX) for key in episodes.arrays if is_image(key)]
-            raise UserError(f"{what} shows the cameras {seen}, expected {list(spec.cameras)}.")
+            cameras = [key.removeprefix(IMAGE_PREFIX) for key in episodes.arrays if is_image(key)]
+            raise UserError(f"{what} has the cameras {cameras}, expected {list(spec.cameras)}.")
         found = episodes.arrays[IMAGE_PREFIX + camera].shape[2:]
         if found != (spec.size, spec.size):
             raise UserError(
-                f"Camera '{camera}' of {what} has {found[0]}x{found[1]} pixels, expected {spec.size} squared."
+                f"Camera '{camera}' of {what} has {found[0]}x{found[1]} pixels, expected {spec.size}x{spec.size}."
             )
     actions = episodes.arrays["action"].shape[1]
     if actions != spec.action_dim:
@@ -106,11 +92,7 @@ def check_videos(spec: WorldSpec, episodes: Episodes, what: str) -> None:
 
 
 def check_names(spec: WorldSpec, what: str, names: Mapping[str, tuple[str, ...]]) -> None:
-    """Refuse actions and state vectors of `what` that mean something else, as far as both sides name them.
-
-    Raises:
-        UserError: Says what was expected.
-    """
+    """Raise a UserError for actions or state vectors of `what` with other entry names; unnamed entries are accepted."""
     for kind, expected, found in (
         ("Actions", spec.action_names, names.get("action", ())),
         ("State vectors", spec.proprio_names, vector_names(names, spec.proprio)),
@@ -119,19 +101,13 @@ def check_names(spec: WorldSpec, what: str, names: Mapping[str, tuple[str, ...]]
             raise UserError(f"{kind} of {what} are {', '.join(found)}; expected {', '.join(expected)}.")
 
 
-def split(
+def split_episodes(
     episodes: Episodes, *, share: float = 0.1, held_out: Sequence[str] = (), seed: int = 0
 ) -> tuple[Episodes, Episodes]:
-    """Films to learn from and films to judge by: whole episodes, and whole behaviours.
+    """Split into training and validation episodes, stratified by behaviour.
 
-    Args:
-        episodes: The dataset.
-        share: Part of the episodes of each behaviour to hold back, at least one where there are two.
-        held_out: Behaviours to hold back entirely.
-        seed: Of the choice.
-
-    Raises:
-        UserError: A behaviour is unknown, or nothing would be left on one side.
+    Validation has a fraction `share` of the episodes of each behaviour, at least one of two, and all episodes of the
+    behaviours `held_out`.
     """
     behaviours = episodes.behaviours or ("",) * episodes.num_episodes
     for name in held_out:
@@ -150,7 +126,7 @@ def split(
 
 @dataclass(frozen=True)
 class Window:
-    """B films of a few frames: C of context, then h that follow."""
+    """B windows: C frames of context, then h future frames."""
 
     images: Images  # {camera: (B, C + h, 3, S, S)} uint8
     proprio: Tensor  # (B, C + h, P)
@@ -158,10 +134,10 @@ class Window:
 
 
 class VideoDataset:
-    """The frames of a dataset as tensors, and where its windows lie."""
+    """Frames of a dataset as tensors, with an index of its windows."""
 
     def __init__(self, spec: WorldSpec, episodes: Episodes, what: str = "The dataset") -> None:
-        """Check and index `episodes`, called `what` in messages."""
+        """Check and index `episodes`; `what` is their name in messages."""
         check_videos(spec, episodes, what)
         self.spec, self.episodes = spec, episodes
         self.images = {camera: torch.from_numpy(episodes.arrays[IMAGE_PREFIX + camera]) for camera in spec.cameras}
@@ -170,35 +146,35 @@ class VideoDataset:
         self.actions = torch.tensor(episodes.with_executed_actions().arrays["action"], dtype=torch.float32)  # (F, A)
         self.first = torch.from_numpy(np.repeat(episodes.starts, episodes.lengths))  # (F,) first frame of its episode
         self.success = torch.zeros(len(episodes))  # (F,) whether the frame shows success
-        self.progress = torch.zeros(len(episodes))  # (F,) discounted time to the first success, 1 at it
+        self.progress = torch.zeros(len(episodes))  # (F,) discounted time to the first success, where it is 1
         if "success" in episodes.arrays:
-            self._outcomes(torch.from_numpy(episodes.arrays["success"].astype(np.float32)))
+            self._set_outcomes(torch.from_numpy(episodes.arrays["success"].astype(np.float32)))
         inside = torch.arange(len(episodes)) > self.first
-        self.targets = inside.nonzero().flatten()  # frames that a frame of their episode precedes
+        self.targets = inside.nonzero().flatten()  # all frames but the first of each episode
         if not len(self.targets):
-            raise UserError(f"{what} has no episode of two frames or more, so nothing ever moves.")
+            raise UserError(f"{what} has no episode of at least two frames; collect longer episodes.")
 
     def __len__(self) -> int:
         return len(self.actions)
 
     @property
     def ends_on_success(self) -> bool:
-        """Whether the task ends when it succeeds; False where no film does."""
+        """Whether episodes terminate at success; False without a success."""
         arrays = self.episodes.arrays
         return "terminated" in arrays and bool(
             arrays["terminated"][self.episodes.ends - 1][self.episodes.success].any()
         )
 
     @property
-    def longest(self) -> int:
-        """Actions of the longest episode."""
+    def max_actions(self) -> int:
+        """Number of actions of the longest episode."""
         return int(self.episodes.without_closing_frames().lengths.max())
 
     def window(self, targets: Tensor, horizon: int = 1) -> tuple[Tensor, Tensor, Tensor]:
-        """Frames `(B, C + h)` around `targets` `(B,)`, the first to predict; actions `(B, C + h - 1, A)`; which exist.
+        """Return frame indices `(B, C + h)`, actions `(B, C + h - 1, A)` and a mask of real frames `(B, h)`.
 
-        The context repeats the first frame of an episode; the last frame is repeated where the episode ends sooner, and
-        the mask `(B, h)` is false there.
+        `targets` `(B,)` are the first predicted frames. The context is padded with the first frame of the episode, the
+        future with the last one, where the mask is false.
         """
         context = self.spec.context
         frames = targets[:, None] + torch.arange(-context, horizon)
@@ -208,14 +184,14 @@ class VideoDataset:
         return frames.clamp(first, last), actions, frames[:, context:] <= last
 
     def clip(self, targets: Tensor, horizon: int) -> Window:
-        """The windows at `targets`, whose episodes last long enough."""
-        frames, actions, whole = self.window(targets, horizon)
-        if not bool(whole.all()):
-            raise ValueError("A clip reaches beyond the end of its episode.")
+        """Return the windows at `targets`, whose episodes must be long enough."""
+        frames, actions, real = self.window(targets, horizon)
+        if not bool(real.all()):
+            raise ValueError("A clip extends beyond the end of its episode.")
         return Window({camera: value[frames] for camera, value in self.images.items()}, self.proprio[frames], actions)
 
     def context(self, frames: Tensor) -> Window:
-        """The C frames up to `frames` `(B,)`, the first one of an episode repeated, and the actions between them."""
+        """Return the C frames up to `frames` `(B,)`, padded with the first frame, and the actions between them."""
         first = self.first[frames][:, None]
         index = frames[:, None] + torch.arange(1 - self.spec.context, 1)
         real, index = index[:, :-1] >= first, torch.maximum(index, first)
@@ -223,7 +199,7 @@ class VideoDataset:
         return Window(images, self.proprio[index], self.actions[index[:, :-1]] * real[..., None])
 
     def starts(self, horizon: int, count: int, seed: int = 0) -> Tensor:
-        """`count` targets, or fewer where there are no more, that `horizon` frames follow, spread over the dataset."""
+        """Sample at most `count` targets with `horizon` frames, sorted."""
         room = self._last(self.targets) - self.targets + 1 >= horizon
         candidates = self.targets[room]
         if not len(candidates):
@@ -235,8 +211,8 @@ class VideoDataset:
         ends = torch.from_numpy(self.episodes.ends)
         return ends[torch.searchsorted(ends, frames, right=True)] - 1
 
-    def _outcomes(self, success: Tensor) -> None:
-        """A step's success shows in the frame after it; progress rises geometrically until it first does."""
+    def _set_outcomes(self, success: Tensor) -> None:
+        """Assign the success of a step to the frame after it; progress rises geometrically until the first success."""
         for start, end in zip(self.episodes.starts.tolist(), self.episodes.ends.tolist(), strict=True):
             self.success[start + 1 : end] = success[start : end - 1]
             reached = self.success[start:end].nonzero().flatten()
@@ -246,20 +222,20 @@ class VideoDataset:
 
 
 class FrameSampler:
-    """Endless seeded choices of frames."""
+    """Endless seeded sampler of frames."""
 
-    def __init__(self, films: VideoDataset, seed: int = 0) -> None:
-        self.films = films
+    def __init__(self, videos: VideoDataset, seed: int = 0) -> None:
+        self.videos = videos
         self._generator = torch.Generator().manual_seed(seed)
 
     def targets(self, count: int) -> Tensor:
-        """`count` frames that another one precedes."""
-        return self.films.targets[self._draw(len(self.films.targets), count)]
+        """Sample `count` frames that have a predecessor."""
+        return self.videos.targets[self._draw(len(self.videos.targets), count)]
 
     def frames(self, count: int) -> Tensor:
-        """`count` frames, half of them successes where there are any."""
-        chosen = self._draw(len(self.films), count)
-        wins = self.films.success.nonzero().flatten()
+        """Sample `count` frames, half of them successes if there are any."""
+        chosen = self._draw(len(self.videos), count)
+        wins = self.videos.success.nonzero().flatten()
         if len(wins):
             chosen[: count // 2] = wins[self._draw(len(wins), count // 2)]
         return chosen
@@ -268,7 +244,7 @@ class FrameSampler:
         return torch.randint(among, (count,), generator=self._generator)
 
     def state_dict(self) -> dict[str, Any]:
-        """Position in the stream."""
+        """State of the generator."""
         return {"generator": self._generator.get_state()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

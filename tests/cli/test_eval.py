@@ -157,7 +157,7 @@ def test_latencies_are_a_table_of_the_report(make_checkpoint, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--latency", "-5"], "A latency is a number of milliseconds from 0 to 3600000, got -5"),
+        (["--latency", "-5"], "Latencies must be between 0 and 3600000 ms, got -5"),
         (["--latency", "50", "--chunk-blending", "ensmble"], "Did you mean 'ensemble'?"),
         (
             ["--latency", "50", "--chunk-blending", "rtc"],

@@ -43,9 +43,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_model_that_failed_its_tests_judges_nothing(folder, refused):
     world = str(folder / "run" / "checkpoints" / "last")
-    assert "must not judge policies: It ignores actions" in refused("worldmodel", "rank", world, "random")
+    assert "must not evaluate policies: It ignores actions" in refused("worldmodel", "rank", world, "random")
     backend = ["--task", "push", "--backend", f"worldmodel:{world}"]
-    assert "must not judge policies" in refused("eval", "random", *backend, "--out", folder / "no")
+    assert "must not evaluate policies" in refused("eval", "random", *backend, "--out", folder / "no")
 
 
 def test_eval_tells_what_it_found_and_draws_a_contact_sheet(folder, capsys):

@@ -5,7 +5,7 @@ import pytest
 
 from robopolicy.data.episodes import Episode, Episodes
 from robopolicy.errors import UserError
-from robopolicy.evaluation.dataset_card import ADVICE, References, advise, dataset_card
+from robopolicy.evaluation.dataset_card import ADVICE, References, dataset_card, recommend
 from robopolicy.evaluation.intervals import wilson
 
 
@@ -59,7 +59,7 @@ def test_quality_of_data_without_rewards_is_refused() -> None:
     ],
 )
 def test_quality_and_coverage_decide_what_to_learn_with(quality, saco, advice) -> None:
-    assert advise(quality, saco, rewarded=True) == advice
+    assert recommend(quality, saco, rewarded=True) == advice
     assert set(ADVICE) >= {advice}
 
 
@@ -73,7 +73,7 @@ def test_coverage_that_says_nothing_gives_no_advice() -> None:
     data = make_data(successes=2)
     card = dataset_card(data, References(replay=data))
     assert card.coverage.saco == 1.0 and card.advice == "constrained"
-    assert any("Coverage says nothing" in warning for warning in card.warnings)
+    assert any("Coverage is not informative" in warning for warning in card.warnings)
     assert dataset_card(data, References(replay=data), bins=2).advice == "unconstrained"
 
 
@@ -89,5 +89,12 @@ def test_warnings_name_what_is_wrong() -> None:
     action = np.repeat(np.linspace(-2, 2, 50), 2)[:, None].clip(-1, 1)
     episode = Episode({"state": state, "action": action, "reward": np.zeros(100), "success": np.zeros(100, np.bool_)})
     text = " ".join(dataset_card(Episodes.from_list([episode, episode], 0.1)).warnings)
-    for part in ("Only 2 episodes", "state[1]", "action[0] in 5", "stand still", "1 episodes repeat", "reward never"):
+    for part in (
+        "Only 2 episodes",
+        "state[1]",
+        "action[0] in 5",
+        "stand still",
+        "1 episodes are exact copies",
+        "reward is constant",
+    ):
         assert part in text, part

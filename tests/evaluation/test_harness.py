@@ -10,7 +10,7 @@ import torch
 
 from robopolicy.errors import UserError
 from robopolicy.evaluation.actors import RandomActor
-from robopolicy.evaluation.harness import evaluate, play
+from robopolicy.evaluation.harness import evaluate, run_episodes
 from robopolicy.evaluation.result import EvalResult
 from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.registry import POLICIES
@@ -62,7 +62,7 @@ def test_rows_are_episode_seeds_whichever_finished_first(make_sim, make_policy):
 
 def test_the_policy_always_sees_the_same_batch_width(make_sim, make_policy):
     policy = make_policy()
-    result = play(policy, make_sim(20), range(30), policy_batch=8)
+    result = run_episodes(policy, make_sim(20), range(30), policy_batch=8)
     assert set(policy.batches) == {8}
     assert result.cost.policy_calls == len(policy.batches)
 
@@ -105,7 +105,7 @@ def test_result_survives_json_to_the_last_bit(make_sim, make_policy):
 
 def test_scattered_seeds_are_played_one_per_environment(make_sim, make_policy):
     policy = make_policy()
-    scattered = play(policy, make_sim(3), [61, 50, 55])
+    scattered = run_episodes(policy, make_sim(3), [61, 50, 55])
     whole = evaluate(policy, make_sim(2), episodes=12, seed=50)
     assert scattered.returns.tolist() == whole.returns[[11, 0, 5]].tolist()
 

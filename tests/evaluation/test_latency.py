@@ -87,7 +87,7 @@ def test_aligned_chunks_lose_nothing_to_a_latency_that_unaligned_ones_suffer_fro
     join: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Spec A6: within 10 % of a policy without latency at 150 ms."""
-    none, aligned = latency_curve(Sine(), Pendulum(4), [0.0, 0.15], join=join, episodes=4).values()
+    none, aligned = latency_curve(Sine(), Pendulum(4), [0.0, 0.15], blending=join, episodes=4).values()
     assert aligned.delay == 8 and aligned.repeated == 0.0
 
     class Unaligned(ChunkBuffer):
@@ -95,7 +95,7 @@ def test_aligned_chunks_lose_nothing_to_a_latency_that_unaligned_ones_suffer_fro
             super().put(chunk, observed + (8 if observed else 0))  # as if it were about the time of its arrival
 
     monkeypatch.setattr(latency, "ChunkBuffer", Unaligned)
-    (unaligned,) = latency_curve(Sine(), Pendulum(4), [0.15], join=join, episodes=4).values()
+    (unaligned,) = latency_curve(Sine(), Pendulum(4), [0.15], blending=join, episodes=4).values()
     assert rmse(aligned) < 1.1 * rmse(none) and rmse(unaligned) > 2 * rmse(none)
 
 
@@ -103,7 +103,7 @@ def test_without_latency_nothing_changes(make_sim, make_policy) -> None:
     for join, action_horizon in (("replace", 3), ("hold", 4)):  # hold plays a chunk of 4 to its end
         policy = make_policy(horizon=4, action_horizon=action_horizon)
         plain = evaluate(policy, make_sim(4), episodes=12, seed=50)
-        (late,) = latency_curve(policy, make_sim(4), [0.0], join=join, episodes=12, seed=50).values()
+        (late,) = latency_curve(policy, make_sim(4), [0.0], blending=join, episodes=12, seed=50).values()
         assert np.array_equal(late.result.returns, plain.returns) and late.delay == 0 and late.repeated == 0.0
         assert np.array_equal(late.result.lengths, plain.lengths)
 
@@ -112,7 +112,7 @@ def test_without_latency_nothing_changes(make_sim, make_policy) -> None:
 def test_the_number_of_environments_changes_nothing(make_sim, make_policy, join: str) -> None:
     policy = make_policy(horizon=8, action_horizon=3)
     found = [
-        latency_curve(policy, make_sim(n), [0.1, 0.25], join=join, episodes=12, seed=50, deterministic=False)
+        latency_curve(policy, make_sim(n), [0.1, 0.25], blending=join, episodes=12, seed=50, deterministic=False)
         for n in (1, 5, 16)
     ]
     for late in (0.1, 0.25):
@@ -154,15 +154,15 @@ def test_a_policy_too_slow_for_its_chunks_repeats_its_last_action_and_says_so() 
 @pytest.mark.parametrize(
     ("latencies", "join", "message"),
     [
-        ([-0.1], "replace", "from 0 to 3600000, got -100"),
-        ([np.inf], "hold", "from 0 to 3600000, got inf"),
+        ([-0.1], "replace", "between 0 and 3600000 ms, got -100"),
+        ([np.inf], "hold", "between 0 and 3600000 ms, got inf"),
         ([0.1], "rplace", "'replace'"),
         ([0.1], "rtc", "and 'sine' cannot"),
     ],
 )
 def test_what_makes_no_sense_is_refused(latencies, join, message) -> None:
     with pytest.raises(UserError, match=message):
-        latency_curve(Sine(), Pendulum(1), latencies, join=join, episodes=1)
+        latency_curve(Sine(), Pendulum(1), latencies, blending=join, episodes=1)
 
 
 def test_real_time_chunks_begin_as_the_last_ones_go_on_for_any_number_of_environments(make_sim) -> None:
@@ -172,7 +172,7 @@ def test_real_time_chunks_begin_as_the_last_ones_go_on_for_any_number_of_environ
     policy.fit_normalizer({k: {"min": -torch.ones(n), "max": torch.ones(n)} for k, n in (("state", 7), ("action", 3))})
     found = []
     for n in (1, 5):
-        (late,) = latency_curve(policy, make_sim(n), [0.2], join="rtc", episodes=6, seed=50).values()
+        (late,) = latency_curve(policy, make_sim(n), [0.2], blending="rtc", episodes=6, seed=50).values()
         found.append(late)
     assert np.array_equal(found[0].result.returns, found[1].result.returns) and found[0].repeated == 0.0
     actor = RealTimeChunkingActor(policy.eval())
@@ -184,5 +184,5 @@ def test_real_time_chunks_begin_as_the_last_ones_go_on_for_any_number_of_environ
     assert np.allclose(actor.prefixes[3], first[4:6])
     second = actor(sim, obs, torch.arange(1), [3], [1])[0]
     assert torch.equal(second[:2], first[4:6]) and not torch.equal(second[2:4], first[6:])
-    with pytest.raises(UserError, match="choose another join"):
-        latency_curve(actor, sim, [0.1], join="rtc", episodes=1)
+    with pytest.raises(UserError, match="choose another blending"):
+        latency_curve(actor, sim, [0.1], blending="rtc", episodes=1)

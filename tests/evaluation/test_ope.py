@@ -13,7 +13,7 @@ from robopolicy.critics.q import CriticConfig
 from robopolicy.data.episodes import Episode, Episodes
 from robopolicy.errors import UserError
 from robopolicy.evaluation.ope import FQE, FQEConfig, Logs, OPEConfig, estimate
-from robopolicy.evaluation.ope.estimates import log_density, unsupported, why_unweighted
+from robopolicy.evaluation.ope.estimates import log_density, unsupported_fraction, weighting_problem
 from robopolicy.evaluation.ope.policy_class import sharpe_ratio, sharpe_table
 from robopolicy.evaluation.ope.weights import (
     corrected,
@@ -173,15 +173,15 @@ def test_doubly_robust_needs_only_one_of_both_to_be_right():
     weights, wrong = weights_of(logs), np.random.default_rng(0).uniform(-1, 1, np.shape(weights_of(logs)))
     q, v = solve(TARGET)
     start, errors = model_terms(logs, q, v)
-    right = terms_interval(doubly_robust(weights, start, logs.fold(errors), GAMMA))
+    right = terms_interval(doubly_robust(weights, start, logs.by_episode(errors), GAMMA))
     plain = terms_interval(per_decision(weights, logs.rewards, GAMMA))
     assert right.low <= TRUTH <= right.high and right.high - right.low < plain.high - plain.low
-    misled = terms_interval(doubly_robust(np.exp(wrong), start, logs.fold(errors), GAMMA))
+    misled = terms_interval(doubly_robust(np.exp(wrong), start, logs.by_episode(errors), GAMMA))
     assert misled.estimate == pytest.approx(TRUTH, abs=0.15)  # right values, wrong weights
     wrong_q = q + np.random.default_rng(1).normal(size=q.shape)
     start, errors = model_terms(logs, wrong_q, (mix(TARGET) * wrong_q).sum(1))
     for normalised in (False, True):
-        saved = terms_interval(doubly_robust(weights, start, logs.fold(errors), GAMMA, normalised=normalised))
+        saved = terms_interval(doubly_robust(weights, start, logs.by_episode(errors), GAMMA, normalised=normalised))
         assert saved.low <= TRUTH <= saved.high  # wrong values, right weights
 
 
@@ -243,7 +243,7 @@ def test_all_estimators_agree_in_one_table():
     episodes, policy = play(800), TablePolicy(TARGET)
     config = OPEConfig(gamma=GAMMA, deterministic=False, fqe=replace(FAST, steps=500), features=40)
     found = estimate(
-        policy, episodes, behaviour=TablePolicy(BEHAVIOUR), played=play(800, 1, second=TARGET), config=config
+        policy, episodes, behaviour=TablePolicy(BEHAVIOUR), rollouts=play(800, 1, second=TARGET), config=config
     )
     for row in found.rows:
         assert row.interval is not None, row
@@ -267,10 +267,10 @@ def test_actions_that_the_logs_do_not_support_are_told():
 
     logs = Logs(Episodes.from_list([one() for _ in range(20)], 0.1), SPEC, 0.9)
     same = torch.from_numpy(logs.episodes.arrays["action"])[None, :, None]
-    near, far = unsupported(logs, same), unsupported(logs, same + 2.0)
+    near, far = unsupported_fraction(logs, same), unsupported_fraction(logs, same + 2.0)
     assert near is not None and near < 0.1 and far is not None and far > 0.9
     few = Logs(logs.episodes.subset([0]), SPEC, 0.9)
-    assert unsupported(few, same[:, :20]) is None
+    assert unsupported_fraction(few, same[:, :20]) is None
 
 
 def test_what_cannot_be_computed_says_why():
@@ -283,7 +283,7 @@ def test_what_cannot_be_computed_says_why():
     disturbed = replace(episodes, arrays={**episodes.arrays, "executed": episodes.arrays["action"]})
     assert "collect --noise" in estimate(policy, disturbed, behaviour=policy, config=QUICK)["is"].note
     policy.spec = PolicySpec({"state": (3,)}, 1, horizon=2, action_horizon=2)
-    assert "2 actions per decision" in why_unweighted(policy, policy, deterministic=False)
+    assert "2 actions per decision" in weighting_problem(policy, policy, deterministic=False)
 
 
 def test_a_small_effective_sample_is_refused_and_a_middling_one_warned_about():

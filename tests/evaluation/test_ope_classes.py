@@ -141,7 +141,7 @@ def test_logs_that_the_behaviour_cannot_have_played_are_refused():
     logs, narrow = uniform_logs(60), UniformPolicy({"state": (1,)}, [-0.5], [0.5])
     strange = int((np.abs(logs.arrays["action"]) > 0.5).sum())
     config = OPEConfig(gamma=1.0, deterministic=False, fqe=FQEConfig(steps=1))
-    message = rf"'uniform'\) gives {strange} of 180 logged actions no density, so it cannot have played them"
+    message = rf"'uniform'\) has zero density at {strange} of 180 logged actions, so it cannot have produced them"
     with pytest.raises(UserError, match=message):
         score_class({"narrow": narrow}, logs, narrow, config)
     with pytest.raises(UserError, match=message):
@@ -150,7 +150,7 @@ def test_logs_that_the_behaviour_cannot_have_played_are_refused():
 
 def test_a_member_without_density_is_refused():
     flow = FlowPolicy(FlowConfig(hidden=(8,)), SPEC)
-    with pytest.raises(UserError, match="gives no density"):
+    with pytest.raises(UserError, match="has no density"):
         score_class({"flow": flow}, uniform_logs(2), UniformPolicy({"state": (1,)}, [-1.0], [1.0]))
 
 
@@ -174,6 +174,6 @@ def test_paths_through_a_tree_are_what_playing_them_gives():
 
 def test_trees_that_are_too_large_are_refused():
     sim = make_sim("toy/point_mass", SimOptions(num_envs=1))
-    with pytest.raises(UserError, match="10 actions to a depth of 8"):
+    with pytest.raises(UserError, match="got 11111111; lower the actions or the depth"):
         grow_trees(sim, torch.zeros(10, 2), 8)
     sim.close()

@@ -210,7 +210,7 @@ def test_what_cannot_be_compared_is_refused():
     real, predicted = graded(5, 20, 0.3)
     with pytest.raises(UserError, match="same policies"):
         rank(results(real), results(predicted[:4]))
-    with pytest.raises(UserError, match="returns"):
+    with pytest.raises(UserError, match="with and without success"):
         rank(results(real), results(predicted.astype(float)))
     mixed = results(real) | {"p0": results(real, first=7)["p0"]}
     with pytest.raises(UserError, match="different episodes"):

@@ -53,7 +53,7 @@ def test_comparison_says_the_result_in_words():
     [
         (result([1, 0], task="fake/other"), "one task"),
         (result([1, 0], first_seed=50), "found 0"),
-        (result([1, 0], seeded=False), "no repeatable episodes"),
+        (result([1, 0], seeded=False), "no reproducible episodes"),
     ],
 )
 def test_results_that_cannot_be_paired_are_refused(other, message):

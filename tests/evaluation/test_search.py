@@ -26,7 +26,7 @@ from robopolicy.evaluation.search.weights import (
     SearchLog,
     check_disjoint,
     compare_with,
-    hold_out,
+    evaluate_held_out,
     make_search,
     search_weights,
 )
@@ -60,7 +60,7 @@ def make(weights) -> Any:
 
 
 def search(name, evaluator, parents=NAMES[:2], *, seed=100, ledger=None, **settings):
-    return search_weights(make_search(name, **settings), parents, make, evaluator, seed=seed, ledger=ledger)
+    return search_weights(make_search(name, **settings), parents, make, evaluator, seed=seed, log=ledger)
 
 
 METHODS = [("grid", {}), ("halving", {"episodes": 16}), ("bayes", {})]
@@ -191,7 +191,7 @@ def test_the_trial_pairs_the_composition_with_every_policy_on_seeds_the_search_h
     policies: dict[str, Any] = {"a": make((1.0, 0.0)), "b": make((0.0, 1.0)), "both": make(found.weights)}
     seeds = range(500, 560)
     check_disjoint(found.seeds, seeds)
-    results = hold_out(policies, Quadratic((0.3, 0.7), rate=True), seeds)
+    results = evaluate_held_out(policies, Quadratic((0.3, 0.7), rate=True), seeds)
     assert all(result.seeds.tolist() == list(seeds) for result in results.values())
     compared = compare_with(results, "both")
     assert list(compared) == ["a", "b"]
@@ -209,7 +209,7 @@ def test_seeds_that_choose_and_report_are_refused(first, fits):
 
 
 def test_an_evaluator_that_cannot_repeat_episodes_is_refused():
-    with pytest.raises(UserError, match="cannot repeat an episode"):
+    with pytest.raises(UserError, match="cannot reproduce an episode"):
         search("grid", Quadratic((0.5, 0.5), seeded=False))
 
 
@@ -218,7 +218,7 @@ def test_an_evaluator_that_plays_other_episodes_is_an_error():
         def __call__(self, policy, seeds):
             return super().__call__(policy, [seed + 1 for seed in seeds])
 
-    with pytest.raises(ValueError, match="asked for"):
+    with pytest.raises(ValueError, match="returned seeds"):
         search("grid", Wrong((0.5, 0.5)))
 
 

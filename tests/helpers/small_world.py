@@ -10,7 +10,7 @@ from robopolicy.training.config import LoggingConfig
 from robopolicy.training.model_runs import WorldEvaluationConfig, WorldTrainConfig
 from robopolicy.worldmodel.latent import LatentWorldModel, LatentWorldModelConfig
 from robopolicy.worldmodel.learner import LearnerConfig
-from robopolicy.worldmodel.videos import VideoDataset, spec_of
+from robopolicy.worldmodel.videos import VideoDataset, infer_spec
 
 CONFIG = LatentWorldModelConfig(autoencoder_width=8, latent_channels=4, width=16, blocks=1, rows=4)
 
@@ -18,7 +18,7 @@ CONFIG = LatentWorldModelConfig(autoencoder_width=8, latent_channels=4, width=16
 def small_films(episodes: int = 8, **options: Any) -> VideoDataset:
     """Films of 16 pixels."""
     found = push_films(episodes, size=16, **options)
-    return VideoDataset(spec_of(found), found)
+    return VideoDataset(infer_spec(found), found)
 
 
 def small_world(films: VideoDataset, config: LatentWorldModelConfig = CONFIG) -> LatentWorldModel:

@@ -66,7 +66,7 @@ def test_cameras_that_only_pad_are_not_observed(tmp_path: Path) -> None:
             r"'max' of 'action' .* has shape \(3,\), expected \(2,\)",
         ),
         ({"stored": statistics() | {"action.min": torch.tensor([float("-inf"), 0.0])}}, "'min' of 'action' .* finite"),
-        ({"config": {"normalization_mapping": SCALING | {"ACTION": "MEAN_STD"}}}, "scaled by MIN_MAX .* says MEAN_STD"),
+        ({"config": {"normalization_mapping": SCALING | {"ACTION": "MEAN_STD"}}}, "scaled by MIN_MAX .* has MEAN_STD"),
         ({"config": {"n_action_steps": 8}}, r"action_horizon must lie in \[1, 7\], got 8 from its n_action_steps"),
         (
             {"config": {"output_features": {"action": {"type": "ACTION", "shape": [3]}}}},

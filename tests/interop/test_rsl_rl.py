@@ -115,7 +115,7 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
         "Unknown actor 'RNNModel'": lambda: read(class_name="rsl_rl.models.RNNModel"),
         "Unknown distribution 'BetaDistribution'": lambda: read(distribution_cfg={"class_name": "BetaDistribution"}),
         r"hidden layers \(8, 5\), its configuration \(8,\)": lambda: read(hidden_dims=[8]),
-        "has observation statistics against its configuration": lambda: read(obs_normalization=False),
+        "has observation statistics, unlike its configuration": lambda: read(obs_normalization=False),
         "has 'rnn.weight', expected plain layers": lambda: read(
             {"actor_state_dict": {**weights, "rnn.weight": torch.zeros(1)}}
         ),

@@ -59,7 +59,7 @@ def test_a_checkpoint_holds_the_weights_and_asks_for_the_code(tmp_path: Path, mo
     save_checkpoint(tmp_path / "c", policy, task="toy/point_mass", obs_sample=OBS)
     monkeypatch.setattr("robopolicy.interop.sources.MODULES", {})
     with pytest.raises(
-        UserError, match=r"module 'network', whose code is not in a checkpoint; register it by .*provide_module"
+        UserError, match=r"module 'network', whose code is not in a checkpoint; register it by .*register_module"
     ):
         load_policy(tmp_path / "c")
     register_module("network", Network)

@@ -193,7 +193,7 @@ def test_an_abstaining_judge_never_sees_success(films):
     sim = dream(films, 4, judge=Shy())
     result = evaluate(ExpertActor(PushExpert()), sim, episodes=4)
     assert result.success is not None and not result.success.any()
-    assert sim.judged == sim.abstained == result.lengths.sum()
+    assert sim.num_scored == sim.num_abstained == result.lengths.sum()
     assert abstention_notes("expert", sim) == [
         "expert: the judge abstained from 160 of 160 frames, none of which counts as success."
     ]
@@ -208,7 +208,7 @@ def test_an_abstaining_judge_never_sees_success(films):
         ({"size": 32}, r"'image.top' of shape \(3, 32, 32\), but toy/push has \(3, 16, 16\)"),
         ({"cameras": ("side",)}, "'image.side' .* has nothing"),
         ({"proprio": ("state",)}, "predicts 'state', which toy/push does not have"),
-        ({"proprio_dim": 5}, "have 5 entries, those of the task 4"),
+        ({"proprio_dim": 5}, "have 5 entries, but the task has 4"),
     ],
 )
 def test_tasks_of_another_world_are_refused(films, change, message):

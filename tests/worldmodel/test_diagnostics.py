@@ -8,15 +8,15 @@ from torch import Tensor
 
 from robopolicy.errors import UserError
 from robopolicy.worldmodel.action_following import (
-    effects,
-    failure_share,
+    check_gates,
+    failure_fraction,
     frame_psnr,
-    judge,
     measure_action_following,
+    standardized_slopes,
     table,
 )
 from robopolicy.worldmodel.contract import Frames, Images, WorldSpec, WorldState
-from robopolicy.worldmodel.videos import VideoDataset, spec_of
+from robopolicy.worldmodel.videos import VideoDataset, infer_spec
 from robopolicy_tasks.toy.push import push, render_tables
 
 
@@ -60,24 +60,26 @@ def test_the_true_world_passes(films):
     following = measure_action_following(TrueWorld(films.spec), films, horizon=5, windows=16)
     assert following.gap() > 10 and following.gap("zero") > 10
     assert following.directions == dict.fromkeys(ACTIONS, 1.0)
-    assert judge(following, failures=failure_share(films)).passed
+    assert check_gates(following, failures=failure_fraction(films)).passed
     assert [row[0] for row in table(following)[1]] == ["true", "shuffled", "zero"]
 
 
 def test_a_model_that_ignores_actions_is_refused(films):
     following = measure_action_following(TrueWorld(films.spec, hearing=0.0), films, horizon=5, windows=16)
     assert following.gap() == following.gap("zero") == 0.0
-    verdict = judge(following, failures=0.5)
+    verdict = check_gates(following, failures=0.5)
     assert not verdict.passed
-    with pytest.raises(UserError, match=r"MODEL must not judge policies: It ignores actions: shuffled ones cost 0\.00"):
+    with pytest.raises(
+        UserError, match=r"MODEL must not evaluate policies: It ignores actions: shuffled actions cost 0\.00"
+    ):
         verdict.require("MODEL")
 
 
 def test_a_model_that_moves_the_wrong_way_is_refused(films):
     following = measure_action_following(TrueWorld(films.spec, hearing=-1.0), films, horizon=5, windows=16)
     assert following.directions == dict.fromkeys(ACTIONS, 0.0)
-    reasons = judge(following, failures=0.5).reasons
-    assert any("'gripper_vx [m/s]' moves things the wrong way from 100% of the frames" in reason for reason in reasons)
+    reasons = check_gates(following, failures=0.5).reasons
+    assert any("'gripper_vx [m/s]' has the wrong direction from 100% of the frames" in reason for reason in reasons)
 
 
 def test_an_action_is_not_credited_with_what_another_does_at_the_same_time():
@@ -85,22 +87,22 @@ def test_an_action_is_not_credited_with_what_another_does_at_the_same_time():
     lift = torch.randn(2000, generator=generator)
     close = 0.8 * lift + 0.6 * torch.randn(2000, generator=generator)  # whoever lifts holds on
     width = -0.4 * close + torch.randn(2000, generator=generator)  # fingers stop at what they hold
-    slopes = effects(torch.stack([lift, close], 1), torch.stack([lift, width, torch.zeros(2000)], 1))
+    slopes = standardized_slopes(torch.stack([lift, close], 1), torch.stack([lift, width, torch.zeros(2000)], 1))
     assert slopes[0].abs().argmax() == 0 and slopes[1].abs().argmax() == 1 and slopes[1, 1] < -0.3
     assert slopes[1, 0].abs() < 1e-4 and not slopes[:, 2].any()
 
 
 def test_a_model_that_was_trained_on_successes_alone_is_refused(films):
     wins = push_films(6, size=16, failures=False)
-    share = failure_share(VideoDataset(spec_of(wins), wins))
+    share = failure_fraction(VideoDataset(infer_spec(wins), wins))
     assert share == 0.0
-    verdict = judge(measure_action_following(TrueWorld(films.spec), films, horizon=5, windows=16), failures=share)
+    verdict = check_gates(measure_action_following(TrueWorld(films.spec), films, horizon=5, windows=16), failures=share)
     assert not verdict.passed and "trained on successes: 0% of its episodes failed" in verdict.reasons[0]
 
 
 def test_worlds_without_a_state_vector_are_judged_by_their_frames(films):
     episodes = films.episodes
-    spec = spec_of(episodes, proprio=())
+    spec = infer_spec(episodes, proprio=())
     assert spec.proprio_dim == 0
 
     class Blind(TrueWorld):

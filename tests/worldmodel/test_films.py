@@ -13,7 +13,7 @@ from robopolicy.data.formats.lerobot.layout import names_of
 from robopolicy.errors import UserError
 from robopolicy.sim.registry import SimOptions, make_sim
 from robopolicy.worldmodel.backend import SimInitialStates
-from robopolicy.worldmodel.videos import FrameSampler, VideoDataset, check_videos, spec_of, split
+from robopolicy.worldmodel.videos import FrameSampler, VideoDataset, check_videos, infer_spec, split_episodes
 
 
 @pytest.fixture(scope="module")
@@ -22,20 +22,20 @@ def episodes() -> Episodes:
 
 
 def test_the_spec_is_read_off_the_data(episodes):
-    spec = spec_of(episodes)
+    spec = infer_spec(episodes)
     assert spec.cameras == ("top",) and spec.size == 16 and spec.fps == pytest.approx(10.0)
     assert spec.proprio == ("gripper", "block") and spec.proprio_dim == 4 and spec.action_dim == 2
-    assert spec_of(episodes, proprio=("gripper",)).proprio_dim == 2
+    assert infer_spec(episodes, proprio=("gripper",)).proprio_dim == 2
     with pytest.raises(UserError, match="Unknown camera 'wrist'"):
-        spec_of(episodes, cameras=("wrist",))
-    with pytest.raises(UserError, match="has no pictures"):
-        spec_of(replace(episodes, arrays={k: v for k, v in episodes.arrays.items() if k != "image.top"}))
+        infer_spec(episodes, cameras=("wrist",))
+    with pytest.raises(UserError, match="has no images"):
+        infer_spec(replace(episodes, arrays={k: v for k, v in episodes.arrays.items() if k != "image.top"}))
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"cameras": ("front",)}, r"DATA shows the cameras \['top'\], expected \['front'\]"),
+        ({"cameras": ("front",)}, r"DATA has the cameras \['top'\], expected \['front'\]"),
         ({"size": 32}, "has 16x16 pixels, expected 32"),
         ({"fps": 20.0}, "has 10 frames per second, expected 20"),
         ({"action_dim": 7}, "has 2 action dimensions, expected 7"),
@@ -45,13 +45,13 @@ def test_the_spec_is_read_off_the_data(episodes):
 )
 def test_other_worlds_are_refused_with_what_was_expected(episodes, change, message):
     with pytest.raises(UserError, match=message):
-        check_videos(replace(spec_of(episodes), **change), episodes, "DATA")
+        check_videos(replace(infer_spec(episodes), **change), episodes, "DATA")
 
 
 def test_names_and_rate_are_those_of_the_dataset_and_others_are_refused(episodes, tmp_path):
     names = {**episodes.names, "gripper": ("x [m]", "y [m]"), "block": ("block x [m]", "block y [m]")}
     write_lerobot(replace(episodes, names=names), tmp_path / "films", video=False)
-    spec = spec_of(again := read_lerobot(tmp_path / "films"))
+    spec = infer_spec(again := read_lerobot(tmp_path / "films"))
     assert spec.action_names == ACTIONS and spec.fps == 10.0
     assert set(spec.proprio_names) == {"x [m]", "y [m]", "block x [m]", "block y [m]"}
     assert Episodes.concat([again, again]).subset([0]).names == again.names
@@ -90,18 +90,18 @@ def test_behaviours_survive_the_dataset_format(episodes, tmp_path):
 
 
 def test_a_split_holds_back_whole_episodes_and_whole_behaviours(episodes):
-    train, validation = split(episodes, share=0.5, held_out=["random"])
+    train, validation = split_episodes(episodes, share=0.5, held_out=["random"])
     assert "random" not in train.behaviours and validation.behaviours.count("random") == 2
     assert not set(train.seeds) & set(validation.seeds)
     assert train.num_episodes + validation.num_episodes == 8
     with pytest.raises(UserError, match="Unknown behaviour 'rand'"):
-        split(episodes, held_out=["rand"])
+        split_episodes(episodes, held_out=["rand"])
     with pytest.raises(UserError, match="too few"):
-        split(episodes.subset([0]))
+        split_episodes(episodes.subset([0]))
 
 
 def test_a_window_repeats_the_first_frame_with_zero_actions(episodes):
-    films = VideoDataset(spec_of(episodes), episodes)
+    films = VideoDataset(infer_spec(episodes), episodes)
     start = int(episodes.starts[1])
     frames, actions, whole = films.window(torch.tensor([start + 2]), horizon=2)
     assert frames[0].tolist() == [start, start, start, start + 1, start + 2, start + 3]
@@ -112,7 +112,7 @@ def test_a_window_repeats_the_first_frame_with_zero_actions(episodes):
 
 
 def test_success_shows_in_the_frame_after_the_step(episodes):
-    films = VideoDataset(spec_of(episodes), episodes)
+    films = VideoDataset(infer_spec(episodes), episodes)
     end = int(episodes.ends[0])
     assert episodes.success[0] and films.ends_on_success
     assert films.success[end - 1] == 1 and films.success[end - 2] == 0
@@ -121,7 +121,7 @@ def test_success_shows_in_the_frame_after_the_step(episodes):
 
 
 def test_sampling_goes_on_where_it_was(episodes):
-    films = VideoDataset(spec_of(episodes), episodes)
+    films = VideoDataset(infer_spec(episodes), episodes)
     sampler = FrameSampler(films, seed=1)
     sampler.targets(8)
     state = sampler.state_dict()

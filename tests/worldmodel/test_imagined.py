@@ -171,6 +171,6 @@ def test_what_cannot_be_imagined_is_refused():
         ShootingConfig(candidates=0)
     with pytest.raises(UserError, match=r"discount must lie in \(0, 1\]"):
         ShootingConfig(discount=0.0)
-    with pytest.raises(UserError, match="does not predict 'state', which the policy sees; set depth 1"):
+    with pytest.raises(UserError, match="does not predict 'state', which the policy needs; set depth 1"):
         ImaginedPolicy(Guessing(), FunctionDynamics(move), ShootingConfig(depth=2), {"image.top": (3, 8, 8)})
     ImaginedPolicy(Guessing(), FunctionDynamics(move), ShootingConfig(), {"image.top": (3, 8, 8)})

@@ -26,7 +26,7 @@ from robopolicy.worldmodel.success_detectors.clips import (
     reliability,
 )
 from robopolicy.worldmodel.success_detectors.store import load_classifier, load_probe, save_judge
-from robopolicy.worldmodel.videos import VideoDataset, spec_of, split
+from robopolicy.worldmodel.videos import VideoDataset, infer_spec, split_episodes
 from robopolicy_tasks.toy.push import GOAL, RADIUS
 
 CONFIG = JudgeConfig(members=2, hidden=(32,), vision=VisionConfig(widths=(16, 32), keypoints=8, crop=1.0))
@@ -47,9 +47,9 @@ def blurred(images: Images) -> Images:
 def examples() -> tuple[Examples, Examples]:
     """Films to learn from and held-out ones, as filmed and blurred."""
     episodes = push_films(60, size=24)
-    spec = spec_of(episodes)
-    train, held_out = (VideoDataset(spec, part) for part in split(episodes, share=0.3))
-    return Examples.of(train, blurred), Examples.of(held_out, blurred)
+    spec = infer_spec(episodes)
+    train, held_out = (VideoDataset(spec, part) for part in split_episodes(episodes, share=0.3))
+    return Examples.from_videos(train, blurred), Examples.from_videos(held_out, blurred)
 
 
 @pytest.fixture(scope="module")
@@ -63,31 +63,31 @@ def probe(examples):
 
 
 def every(examples: Examples, view: int = 0) -> tuple[Images, torch.Tensor]:
-    return examples.clips(torch.arange(len(examples)), 2, view), examples.films.proprio[:, None]
+    return examples.clips(torch.arange(len(examples)), 2, view), examples.videos.proprio[:, None]
 
 
 @pytest.mark.parametrize("view", [0, 1])
 def test_the_classifier_recognises_success_on_real_and_blurred_frames(classifier, examples, view):
     judgement = classifier(*every(examples[1], view))
-    truth = examples[1].films.success.bool()
+    truth = examples[1].videos.success.bool()
     judged = judgement.success >= classifier.threshold
     assert (judged == truth)[truth].float().mean() > 0.8 and (judged == truth)[~truth].float().mean() > 0.9
-    progress = examples[1].films.progress
+    progress = examples[1].videos.progress
     assert np.corrcoef(judgement.progress.numpy(), progress.numpy())[0, 1] > 0.4
     assert judgement.uncertain.float().mean() < 0.15
 
 
 def test_the_probability_means_what_it_says_although_training_was_balanced(classifier, examples):
-    rate = float(examples[0].films.success.mean())
+    rate = float(examples[0].videos.success.mean())
     assert classifier.offset == pytest.approx(np.log(rate / (1 - rate))) and classifier.offset < -2
     probability = classifier(*every(examples[1])).success
-    assert reliability(probability, examples[1].films.success.numpy()).error < 0.03
+    assert reliability(probability, examples[1].videos.success.numpy()).error < 0.03
 
 
 def test_the_probe_reads_the_state_and_calls_success_what_the_task_calls_success(probe, examples):
-    films = examples[1].films
+    films = examples[1].videos
     clips, proprio = every(examples[1], 1)
-    read = probe.read(clips)
+    read = probe.predict_state(clips)
     block = torch.from_numpy(films.episodes.arrays["block"])
     assert (read["block"] - block).norm(dim=1).mean() < 0.05  # [m], of a table of 1 m
     judgement = probe(clips, proprio)
@@ -98,7 +98,7 @@ def test_the_probe_reads_the_state_and_calls_success_what_the_task_calls_success
 def test_an_empty_table_divides_the_members_and_a_limit_makes_them_abstain(classifier, probe, examples):
     clips, proprio = every(examples[1])
     empty = {"top": torch.full_like(clips["top"], 217)}
-    usual, strange = (disagreement(probe.ensemble.judge(frames)).mean() for frames in (clips, empty))
+    usual, strange = (disagreement(probe.ensemble.predict(frames)).mean() for frames in (clips, empty))
     assert strange > 1.3 * usual
     assert float(probe(clips, proprio).uncertain.float().mean()) == pytest.approx(CONFIG.abstain, abs=0.05)
     for judge in (classifier, probe):
@@ -107,7 +107,7 @@ def test_an_empty_table_divides_the_members_and_a_limit_makes_them_abstain(class
 
 
 def test_confusions_of_frames_and_episodes_on_both_kinds_of_frames(classifier, examples):
-    films = examples[1].films
+    films = examples[1].videos
     for confusions, count in ((frame_confusions, len(films)), (episode_confusions, films.episodes.num_episodes)):
         found = confusions(classifier, examples[1], classifier.threshold)
         assert list(found) == ["as filmed", "as reconstructed"]
@@ -134,7 +134,7 @@ def test_a_judge_survives_its_folder(classifier, probe, examples, tmp_path):
     assert (loaded.threshold, loaded.spread) == (classifier.threshold, classifier.spread)
     save_judge(tmp_path / "probe", probe)
     again = load_probe(tmp_path / "probe", solved)
-    assert torch.equal(again.read(clips)["block"], probe.read(clips)["block"])
+    assert torch.equal(again.predict_state(clips)["block"], probe.predict_state(clips)["block"])
     with pytest.raises(UserError, match="expected SuccessClassifier"):
         load_classifier(tmp_path / "probe")
     (tmp_path / "probe" / "model.safetensors").write_bytes(b"x")
@@ -155,18 +155,18 @@ def test_what_cannot_be_judged_is_refused(classifier, examples):
         classifier({"side": clips["top"]}, proprio)
     with pytest.raises(UserError, match="24x24 pixels, got"):
         classifier({"top": clips["top"][..., :16, :16]}, proprio)
-    with pytest.raises(UserError, match="no state 'drawer'"):
+    with pytest.raises(UserError, match="no observation 'drawer'"):
         fit_probe(*examples, ("drawer",), solved, config=CONFIG, fit=FIT)
     episodes = push_films(8, size=24)
-    losers = VideoDataset(spec_of(episodes), episodes.subset(~episodes.success))
-    with pytest.raises(UserError, match="both kinds"):
-        fit_classifier(Examples.of(losers), examples[1], CONFIG, FIT)
+    losers = VideoDataset(infer_spec(episodes), episodes.subset(~episodes.success))
+    with pytest.raises(UserError, match="both classes"):
+        fit_classifier(Examples.from_videos(losers), examples[1], CONFIG, FIT)
 
 
 def test_a_world_model_is_judged_by_its_own_head_on_its_own_frames():
     films = small_films()
     model = small_world(films)
-    examples = Examples.of(films, lambda frames: model.decode(model.encode(frames)))
+    examples = Examples.from_videos(films, lambda frames: model.decode(model.encode(frames)))
     shown = examples.clips(torch.arange(5), 3, view=1)["top"]
     assert shown.shape == (5, 3, 3, 16, 16) and shown.dtype == torch.uint8
     for confusion in frame_confusions(model.judge, examples).values():

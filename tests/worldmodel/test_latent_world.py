@@ -115,7 +115,7 @@ def test_presets_have_the_sizes_that_they_claim(films, name, millions):
 def test_sizes_that_do_not_fit_are_refused(films):
     with pytest.raises(UserError, match="multiple of 8 pixels, got 20"):
         LatentWorldModel(CONFIG, replace(films.spec, size=20))
-    with pytest.raises(UserError, match="sigmas must fall, and be one or more"):
+    with pytest.raises(UserError, match="sigmas must be a non-empty falling list"):
         LatentWorldModelConfig(sigmas=(1.0, 2.0))
     with pytest.raises(UserError, match="multiple of 8"):
         LatentWorldModelConfig(width=20)

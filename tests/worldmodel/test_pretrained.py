@@ -285,7 +285,7 @@ def test_training_goes_on_with_the_same_bits(folder):
         resumed.update(batch(seed))
     found = resumed.model.state_dict()
     assert all(torch.equal(value, found[key]) for key, value in whole.model.state_dict().items())
-    with pytest.raises(ValueError, match="of another model"):
+    with pytest.raises(ValueError, match="belongs to another model"):
         resumed.load_state_dict(broken.state_dict() | {"learning": {}})
 
 
@@ -340,7 +340,7 @@ def test_what_does_not_fit_is_refused(tmp_path, folder, world):
         open_pretrained("hub:nothing", SPEC)
     with pytest.raises(UserError, match=r"shape \(1, a multiple of 2, 2\), got \(1, 2, 3\)"):
         world.step(begin(world, [0], [1]), torch.zeros(1, 2, 3))
-    with pytest.raises(UserError, match="sees the cameras"):
+    with pytest.raises(UserError, match="expects the cameras"):
         world.reset({"side": torch.zeros(1)}, torch.zeros(1, 2, 3), seeds=torch.tensor([1]))
     with pytest.raises(UserError, match="do not divide into patches"):
         open_pretrained(folder, replace(SPEC, size=18))
@@ -357,11 +357,11 @@ def test_what_does_not_fit_is_refused(tmp_path, folder, world):
     with pytest.raises(UserError, match="is Cosmos 1, trained with EDM"):
         old = {**tiny.TRANSFORMERS["cosmos"][1], "extra_pos_embed_type": "learnable"}
         ActionConditionedTransformer(tiny.build(("CosmosTransformer3DModel", old)), "modulation", 2, 16)
-    with pytest.raises(UserError, match="reads 9 channels and predicts 4"):
+    with pytest.raises(UserError, match="has 9 input channels, but predicts 4"):
         wide = {**tiny.TRANSFORMERS["wan"][1], "in_channels": 9}
         ActionConditionedTransformer(tiny.build(("WanTransformer3DModel", wide)), "modulation", 2, 16)
     noisy = {**tiny.AUTOENCODERS["ltx"][1], "timestep_conditioning": True}
-    with pytest.raises(UserError, match="decodes with noise of its own"):
+    with pytest.raises(UserError, match="adds noise in decoding"):
         FrameCodec(tiny.build(("AutoencoderKLLTXVideo", noisy)), ("top",), 16)
     merged = tiny.write(tmp_path / "merged")
     edit(merged, "transformer", num_layers=3)

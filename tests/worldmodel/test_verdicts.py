@@ -11,8 +11,8 @@ import torch
 from small_world import small_films
 from test_diagnostics import TrueWorld
 
-from robopolicy.worldmodel.action_following import ActionFollowingReport, action_sweep, judge
-from robopolicy.worldmodel.videos import VideoDataset, spec_of
+from robopolicy.worldmodel.action_following import ActionFollowingReport, action_sweep, check_gates
+from robopolicy.worldmodel.videos import VideoDataset, infer_spec
 
 
 def following(shuffled: float, zero: float, share: float = 1.0) -> ActionFollowingReport:
@@ -36,7 +36,7 @@ def following(shuffled: float, zero: float, share: float = 1.0) -> ActionFollowi
     ],
 )
 def test_every_demand_is_met_to_the_full(found: ActionFollowingReport, failures: float | None, passed: bool) -> None:
-    verdict = judge(found, failures=failures)
+    verdict = check_gates(found, failures=failures)
     assert verdict.passed == passed and len(verdict.reasons) == (not passed)
 
 
@@ -55,7 +55,7 @@ def test_the_way_that_an_action_moves_things_is_that_of_the_data() -> None:
     films = small_films(16)
     arrays = films.episodes.arrays
     episodes = replace(films.episodes, arrays=arrays | {key: -arrays[key] for key in films.spec.proprio})
-    mirrored = VideoDataset(spec_of(episodes), episodes)
+    mirrored = VideoDataset(infer_spec(episodes), episodes)
     assert set(action_sweep(Mirrored(mirrored.spec), mirrored).values()) == {1.0}
     assert set(action_sweep(TrueWorld(mirrored.spec), mirrored).values()) == {0.0}
 
@@ -65,7 +65,7 @@ def test_an_action_without_an_effect_in_the_data_is_left_out() -> None:
     idle = np.random.default_rng(0).normal(size=(len(episodes), 1)).astype(np.float32)
     action = np.concatenate([episodes.arrays["action"], idle], 1)
     wider = replace(episodes, arrays=episodes.arrays | {"action": action}, names={})
-    films = VideoDataset(spec_of(wider), wider)
+    films = VideoDataset(infer_spec(wider), wider)
 
     class Deaf(TrueWorld):
         def step(self, state, actions):

@@ -19,10 +19,10 @@ from PIL import Image
 from robopolicy.errors import UserError
 from robopolicy.worldmodel.success_detectors import vlm
 from robopolicy.worldmodel.success_detectors.vlm import (
-    Local,
+    LocalVLM,
     ServedVLM,
     VLMJudge,
-    chosen_frames,
+    frame_indices,
     parse_answer,
     pictures,
 )
@@ -53,8 +53,8 @@ def judged(answers: list[str], **options) -> tuple[float, float, bool]:
 
 
 def test_the_first_and_the_last_frame_are_always_shown():
-    assert chosen_frames(45, 20) == [0, 20, 40, 44] and chosen_frames(41, 20) == [0, 20, 40]
-    assert chosen_frames(1, 20) == [0] and chosen_frames(2, 20) == [0, 1]
+    assert frame_indices(45, 20) == [0, 20, 40, 44] and frame_indices(41, 20) == [0, 20, 40]
+    assert frame_indices(1, 20) == [0] and frame_indices(2, 20) == [0, 1]
 
 
 def test_cameras_stand_side_by_side():
@@ -157,7 +157,7 @@ def test_a_server_that_answers_something_else_is_reported(server, answer, messag
 def test_addresses_and_tokens_are_checked():
     with pytest.raises(UserError, match="http://"):
         ServedVLM("localhost:8000", "m")
-    with pytest.raises(UserError, match="in the clear"):
+    with pytest.raises(UserError, match="unencrypted"):
         ServedVLM("http://example.org/v1", "m", token="secret")
     ServedVLM("https://example.org/v1", "m", token="secret")
     with pytest.raises(UserError, match="no answer"):
@@ -196,7 +196,7 @@ def test_a_local_model_is_loaded_without_the_network_and_asked_with_its_own_temp
 
     fake = types.SimpleNamespace(AutoProcessor=loader(Processor()), AutoModelForImageTextToText=loader(Model()))
     monkeypatch.setattr(vlm, "require", lambda package, extra: fake)
-    backend = Local("models/tiny")
+    backend = LocalVLM("models/tiny")
     first, again, other = (
         (backend("?", [np.zeros((4, 4, 3), np.uint8)] * 2, seed), calls["draw"]) for seed in (1, 1, 2)
     )
@@ -205,4 +205,4 @@ def test_a_local_model_is_loaded_without_the_network_and_asked_with_its_own_temp
     kinds = [part["type"] for part in calls["messages"][0]["content"]]
     assert kinds == ["image", "image", "text"]
     with pytest.raises(UserError, match=r"nowhere is not a folder$"):
-        Local("nowhere")
+        LocalVLM("nowhere")

@@ -44,7 +44,7 @@ def test_a_checkpoint_says_what_the_model_achieved_and_is_strict(tmp_path):
     _, manifest = load_world(folder)
     assert manifest.task == "toy/push" and manifest.ends_on_success
     assert not manifest.gate["passed"]
-    with pytest.raises(UserError, match="must not judge policies: It ignores actions"):
+    with pytest.raises(UserError, match="must not evaluate policies: It ignores actions"):
         manifest.require(folder)
     with pytest.raises(UserError, match="was not tested"):
         replace(manifest, gate={}).require(folder)

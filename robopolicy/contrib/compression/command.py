@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
         widths_of,
     )
     from robopolicy.evaluation.report import aligned, table
-    from robopolicy.evaluation.search.weights import SimEvaluator, hold_out
+    from robopolicy.evaluation.search.weights import SimEvaluator, evaluate_held_out
     from robopolicy.policies.base import Policy
 
     _check(args)
@@ -111,7 +111,7 @@ def run(args: argparse.Namespace) -> int:
             student = distil(student, seen, updates=args.final_updates, progress=advance)
         tried: dict[str, Policy] = {"teacher": teacher, "student": student}
         reported = range(args.report_seed, args.report_seed + args.report_episodes)
-        results = hold_out(tried, SimEvaluator(sim, probe=True), reported)
+        results = evaluate_held_out(tried, SimEvaluator(sim, probe=True), reported)
         sizes = {name: parameters_of(policy) for name, policy in tried.items()}
         _write(args, sim.spec.task, student, seen, chosen, sizes, results, scores)
     share = sizes["student"] / sizes["teacher"]

@@ -28,7 +28,7 @@ from robopolicy.contrib.compression.architectures import Widths
 from robopolicy.data.chunks import ChunkBatch
 from robopolicy.errors import UserError
 from robopolicy.evaluation.actors import NoisyActor, PolicyActor, RandomActor
-from robopolicy.evaluation.harness import play
+from robopolicy.evaluation.harness import run_episodes
 from robopolicy.nets.module_state import evaluation_mode
 from robopolicy.nets.normalizer import Normalizer
 from robopolicy.policies.base import Observation, Policy
@@ -102,7 +102,7 @@ def record(
         raise UserError(f"Policy '{teacher.name}' remembers, and students do not; compress one without memory.")
     recorder = TeacherRecorder(teacher)
     with evaluation_mode(teacher):
-        play(NoisyActor(PolicyActor(recorder), noise), sim, seeds, progress=progress)
+        run_episodes(NoisyActor(PolicyActor(recorder), noise), sim, seeds, progress=progress)
     return recorder.seen()
 
 
@@ -193,9 +193,9 @@ class Scorer:
 
     def __call__(self, policy: Policy) -> float:
         """At least 0; a return counts from that of random actions on."""
-        result = play(policy, self.sim, self.seeds)
+        result = run_episodes(policy, self.sim, self.seeds)
         if result.success is not None:
             return float(result.success.mean())
         if self._chance is None:
-            self._chance = float(play(RandomActor(), self.sim, self.seeds).returns.mean())
+            self._chance = float(run_episodes(RandomActor(), self.sim, self.seeds).returns.mean())
         return max(0.0, float(result.returns.mean()) - self._chance)

@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     from robopolicy.cli.progress import progress_bars
     from robopolicy.contrib.evolution.evolution import evolve
     from robopolicy.evaluation.report import aligned, table
-    from robopolicy.evaluation.search.weights import SimEvaluator, hold_out
+    from robopolicy.evaluation.search.weights import SimEvaluator, evaluate_held_out
     from robopolicy.policies.base import Policy
 
     _check(args)
@@ -87,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
 
             history = evolve(box, space, fitness, args.generations)
         reported = range(args.report_seed, args.report_seed + args.report_episodes)
-        results = hold_out({"before": before, "evolved": policy}, SimEvaluator(sim, probe=True), reported)
+        results = evaluate_held_out({"before": before, "evolved": policy}, SimEvaluator(sim, probe=True), reported)
         _write(args, policy, sim, history, results["evolved"].summary())
     if args.json:
         held = {name: result.summary() for name, result in results.items()}

@@ -28,7 +28,7 @@ from robopolicy.training.loop import Trainer
 from robopolicy.training.manifest import MANIFEST, ModelKind, git_commit, manifest_content, versions
 from robopolicy.training.model_runs import ModelRunComponents, ModelRunConfig, resume_model, start_model
 from robopolicy.training.sources import DatasetSource
-from robopolicy.worldmodel.videos import split
+from robopolicy.worldmodel.videos import split_episodes
 
 SCHEMA = 1  # raise it with every change that an older reader would misunderstand
 KIND = ModelKind("trajectory model", "synthesize")
@@ -134,7 +134,7 @@ def build(config: TrajectoryTrainConfig) -> TrajectoryRunComponents:
     device = usable_device(config.device)
     episodes = read_lerobot(config.dataset).without_closing_frames()
     layout = TransitionLayout.of(episodes)
-    train, validation = split(episodes, share=config.validation, seed=config.seed)
+    train, validation = split_episodes(episodes, share=config.validation, seed=config.seed)
     length = config.model.length
     sampler = SegmentSampler(train, layout, length=length, batch_size=config.learner.batch_size, seed=config.seed)
     tests = SegmentSampler(validation, layout, length=length, batch_size=config.evaluation.segments, seed=config.seed)

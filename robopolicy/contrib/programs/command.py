@@ -151,7 +151,7 @@ def _improve(
     from robopolicy.cli.progress import progress_bars
     from robopolicy.contrib.programs.program_backends import author, feedback
     from robopolicy.contrib.programs.search import ProgramSearch, refine
-    from robopolicy.evaluation.search.weights import SimEvaluator, hold_out
+    from robopolicy.evaluation.search.weights import SimEvaluator, evaluate_held_out
 
     args.out.mkdir(parents=True, exist_ok=True)
     if not args.resume:
@@ -184,7 +184,7 @@ def _improve(
 
         best = refine(search, judge, args.rounds, args.out / RECORD, request)
         trial = {"as written": language.policy(start), "improved": language.policy(best.program)}
-        return best, hold_out(trial, SimEvaluator(sim), reported)
+        return best, evaluate_held_out(trial, SimEvaluator(sim), reported)
 
 
 def _write(

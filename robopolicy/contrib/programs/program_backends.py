@@ -126,7 +126,7 @@ def author(name: str, device: str) -> Write:
     """
     model, at, url = name.partition("@")
     if at:
-        served = ServedVLM(url, model, token=os.environ.get(TOKEN, ""), longest=LONGEST)
+        served = ServedVLM(url, model, token=os.environ.get(TOKEN, ""), max_tokens=LONGEST)
         return lambda prompt, seed: served(prompt, [], seed)
     policy = load_policy(Path(name), device)[0]
     if not isinstance(policy, TextPolicy):

@@ -1,11 +1,10 @@
 """Off-policy evaluation: the return of a policy from episodes of another policy.
 
-Estimators are ours because no well-kept library takes what we have. scope-rl (2023, by the authors of
-Kiyohara et al. 2023) evaluates the algorithm objects of d3rlpy alone and smooths continuous actions with kernels;
-d3rlpy has FQE for its own networks and pins gymnasium 1.0.0; obp is for single decisions among discrete actions. None
-knows action chunks, observation histories, cameras or generative policies without a density, which are the rule here.
-What they compute per episode is a dozen lines each; the long part, fitted Q-evaluation, stands on the critics of
-`robopolicy.critics`.
+We implement the estimators because no maintained library supports our data. scope-rl (2023, by the authors of Kiyohara
+et al. 2023) only evaluates algorithm objects of d3rlpy and smooths continuous actions with kernels; d3rlpy has FQE for
+its own networks and pins gymnasium 1.0.0; obp is for single decisions with discrete actions. None supports action
+chunks, observation histories, cameras or generative policies without a density. The estimators are short; fitted
+Q-evaluation uses the critics of `robopolicy.critics`.
 """
 
 from robopolicy.evaluation.ope.estimates import Estimates, OPEConfig, ValueEstimate, estimate

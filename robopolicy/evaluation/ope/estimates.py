@@ -1,4 +1,4 @@
-"""All estimators of one policy on the same logs, side by side, each with its interval or why it has none."""
+"""All estimators of a policy on the same logs, each with its interval or the reason why it has none."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ from robopolicy.nets.normalizer import Normalizer
 from robopolicy.policies.base import Observation, Policy
 
 Array = NDArray[np.float64]
-_FEW, _SUPPORTED = 100, 2_000  # frames below which support is not judged, and most at which it is
-_OUTSIDE = 0.25  # share of actions without support that is worth a note
+_MIN_FRAMES, _MAX_FRAMES = 100, 2_000  # frames required, and frames used, to measure the support
+_OUTSIDE = 0.25  # fraction of unsupported actions that causes a note
 
 WEIGHTED = {
     "is": "importance sampling, whole episodes",
@@ -49,14 +49,14 @@ WEIGHTED = {
 """Estimators that need the log-probability of the logged actions under both policies."""
 
 NAMES = {
-    "behaviour": "the logs themselves",
+    "behaviour": "mean return of the logs",
     **WEIGHTED,
     "fqe": "fitted Q-evaluation",
     "marginal": "marginal importance sampling",
     "marginal_dr": "marginal doubly robust",
-    "played": "played in the simulator",
+    "played": "evaluated in the simulator",
 }
-"""Estimators in the order in which they are printed."""
+"""Estimators in printing order."""
 
 
 @dataclass(frozen=True)
@@ -65,9 +65,9 @@ class OPEConfig(Validated):
 
     gamma: Fraction = 0.99  # discount per control step
     deterministic: bool = True  # evaluate the policy without exploration noise
-    samples: PositiveInt = 4  # decisions drawn per frame from a policy that has a choice
+    samples: PositiveInt = 4  # samples per frame of a stochastic policy
     minimum_size: NonNegative = 10.0  # effective sample size below which weighted estimates are refused
-    warn_size: NonNegative = 50.0  # and below which they come with a warning
+    warn_size: NonNegative = 50.0  # effective sample size below which they have a warning
     features: PositiveInt = 200  # random features of the marginal estimators
     fqe: FQEConfig = field(default_factory=FQEConfig)
     level: OpenFraction = 0.95  # of the intervals
@@ -76,37 +76,37 @@ class OPEConfig(Validated):
 
 @runtime_checkable
 class Scoring(Protocol):
-    """A policy that knows the density of its actions, in normalised units."""
+    """Policy with a density of its actions, in normalised units."""
 
     action_normalizer: Normalizer
 
     def log_density(self, obs: Observation, chunk: Tensor) -> Tensor:
-        """Log-probability `(B,)` of the executed part of chunks `(B, H, A)`."""
+        """Return the log-density `(B,)` of the executed part of chunks `(B, H, A)`."""
         ...
 
 
 @dataclass(frozen=True)
 class ValueEstimate:
-    """What one estimator says."""
+    """Result of one estimator."""
 
     name: str  # key of `NAMES`
     interval: Interval | None  # None where it cannot be computed
     effective: float | None = None  # effective sample size, of estimators that weight episodes
-    note: str = ""  # why it cannot be computed, or should be doubted
+    note: str = ""  # reason for a missing or unreliable estimate
 
 
 @dataclass(frozen=True)
 class Estimates:
-    """Discounted value of one policy according to every estimator."""
+    """Discounted value of a policy by estimator."""
 
     rows: tuple[ValueEstimate, ...]
-    notes: tuple[str, ...]  # what a reader of the numbers must know
+    notes: tuple[str, ...]  # remarks for the reader
 
     def __getitem__(self, name: str) -> ValueEstimate:
         return next(row for row in self.rows if row.name == name)
 
     def table(self) -> tuple[list[str], list[list[str]]]:
-        """Header and one row per estimator."""
+        """Return the header and one row per estimator."""
         rows = [
             [
                 NAMES[row.name],
@@ -131,20 +131,13 @@ def estimate(
     episodes: Episodes,
     *,
     behaviour: Policy | None = None,
-    played: Episodes | None = None,
+    rollouts: Episodes | None = None,
     config: OPEConfig | None = None,
 ) -> Estimates:
     """Evaluate `policy` on logged episodes by every estimator that the logs allow.
 
-    Args:
-        policy: Whom to evaluate.
-        episodes: Logs with rewards.
-        behaviour: The policy that played them, with exploration; without it nothing can be weighted by densities.
-        played: Episodes that `policy` itself played, to compare with.
-        config: Settings.
-
-    Raises:
-        UserError: The logs lack what the policy sees.
+    `behaviour`, the policy that collected the logs with exploration, is required for importance weights; `rollouts` are
+    episodes of `policy` itself, for comparison. A UserError is raised if the logs lack rewards or observations.
     """
     config, episodes = config or OPEConfig(), episodes.without_closing_frames()
     logs = Logs(episodes, policy.spec, config.gamma)
@@ -153,40 +146,37 @@ def estimate(
     rows = [ValueEstimate("behaviour", bootstrap_mean(logs.returns, **options))]
     fqe = FQE(config.fqe, logs, decided, seed=config.seed, device=str(policy.device))
     errors, start = fqe.errors(), fqe.v(episodes.starts).mean(0)
-    reason = why_unweighted(policy, behaviour, config.deterministic)
+    reason = weighting_problem(policy, behaviour, config.deterministic)
     if "executed" in episodes.arrays and not reason:
-        reason = "noise disturbed the logged actions (collect --noise), so the behaviour does not say their density"
-    if reason or behaviour is None:  # the reason says the second, too
+        reason = "the logged actions have additional noise (collect --noise), so their density is unknown"
+    if reason or behaviour is None:  # a missing behaviour also has a reason
         rows += [ValueEstimate(name, None, note=reason) for name in WEIGHTED]
     else:
-        ratios = log_density(policy, logs) - played_density(behaviour, Logs(episodes, behaviour.spec, config.gamma))
+        ratios = log_density(policy, logs) - behavior_density(behaviour, Logs(episodes, behaviour.spec, config.gamma))
         _check_explored(behaviour, episodes)
-        rows += weighted(logs, ratios, start, logs.fold(errors), config)
+        rows += weighted(logs, ratios, start, logs.by_episode(errors), config)
     rows.append(_attempt("fqe", lambda: fqe.interval(config.level)))
     features = features_of(logs, config.features, config.seed)
     if features is None:
-        note = "needs features of cameras or point clouds, which it does not learn"
+        note = "not supported with cameras or point clouds"
         rows += [ValueEstimate(name, None, note=note) for name in ("marginal", "marginal_dr")]
     else:
         found = marginal_of(logs, decided, features)
         both = corrected(start, found.weights, errors, logs.episode[logs.window])
         for name, terms in (("marginal", found.terms), ("marginal_dr", both)):
             rows.append(_guarded(name, found.effective, Terms(terms[:, None]), config))
-    if played is not None:
-        rows.append(ValueEstimate("played", bootstrap_mean(Logs(played, policy.spec, config.gamma).returns, **options)))
+    if rollouts is not None:
+        rows.append(
+            ValueEstimate("played", bootstrap_mean(Logs(rollouts, policy.spec, config.gamma).returns, **options))
+        )
     order = list(NAMES)
     return Estimates(tuple(sorted(rows, key=lambda row: order.index(row.name))), _notes(logs, reason, decided))
 
 
 def weighted(logs: Logs, ratios: Array, start: Array, errors: Array, config: OPEConfig) -> list[ValueEstimate]:
-    """Estimates that weight decisions.
+    """Compute the weighted estimates from the log ratios `(F,)` of policy and behaviour at every frame.
 
-    Args:
-        logs: Episodes.
-        ratios: (F,) log ratio of policy and behaviour at every frame.
-        start: (N,) values of the first states.
-        errors: (N, T) temporal-difference errors of those values.
-        config: Settings.
+    `start` `(N,)` are values of the first states, `errors` `(N, T)` the temporal-difference errors of the values.
     """
     table = np.zeros_like(logs.rewards)
     table[logs.episode, logs.age] = ratios
@@ -203,23 +193,25 @@ def weighted(logs: Logs, ratios: Array, start: Array, errors: Array, config: OPE
     return [_guarded(name, size, value, config) for name, (size, value) in terms.items()]
 
 
-def why_unweighted(policy: Policy, behaviour: Policy | None, deterministic: bool) -> str:
-    """Why decisions of these policies cannot be weighted; empty where they can."""
+def weighting_problem(policy: Policy, behaviour: Policy | None, deterministic: bool) -> str:
+    """Return the reason why decisions of these policies cannot be weighted; empty where they can."""
     if behaviour is None:
-        return "needs the policy that played the logs (--behavior-policy)"
+        return "needs the policy that collected the logs (--behavior-policy)"
     if deterministic:
         return "a policy without exploration noise has no density (--stochastic)"
     for who, what in ((policy, "policy"), (behaviour, "behaviour")):
         if not isinstance(who, Scoring):
-            return f"the {what} ('{who.name}') gives no density of its actions"
+            return f"the {what} ('{who.name}') has no density of its actions"
         if who.spec.action_horizon > 1:
-            return f"the {what} plays {who.spec.action_horizon} actions per decision; only single ones are weighted"
+            return (
+                f"the {what} executes {who.spec.action_horizon} actions per decision; only single actions are weighted"
+            )
     return ""
 
 
 @torch.no_grad()
 def log_density(policy: Policy, logs: Logs) -> Array:
-    """Log-density `(F,)` of the logged actions under `policy`, per unit of action."""
+    """Return the log-density `(F,)` of the logged actions under `policy`, per unit of action."""
     assert isinstance(policy, Scoring)
     scale = policy.action_normalizer.scale.double().cpu()  # two policies may normalise differently
     parts = []
@@ -231,23 +223,19 @@ def log_density(policy: Policy, logs: Logs) -> Array:
     return torch.cat(parts).numpy()
 
 
-def played_density(behaviour: Policy, logs: Logs) -> Array:
-    """`log_density` of the policy that played the logs.
-
-    Raises:
-        UserError: It would never have done what they hold.
-    """
+def behavior_density(behaviour: Policy, logs: Logs) -> Array:
+    """Return `log_density` of the behaviour; a UserError is raised if it cannot have produced the logs."""
     found = log_density(behaviour, logs)
     if strange := int((~np.isfinite(found)).sum()):
         raise UserError(
-            f"The behaviour ('{behaviour.name}') gives {strange} of {len(found)} logged actions no density, so it "
-            "cannot have played them; name the policy that did."
+            f"The behaviour ('{behaviour.name}') has zero density at {strange} of {len(found)} logged actions, so it "
+            "cannot have produced them; pass the policy that did."
         )
     return found
 
 
 def _guarded(name: str, size: float, terms: Terms, config: OPEConfig) -> ValueEstimate:
-    """An estimate that rests on `size` effective episodes, unless those are too few."""
+    """Return an estimate with `size` effective episodes, or refuse it for too few."""
     if size < config.minimum_size:
         note = f"refused: {size:.1f} effective of {len(terms.numerator)} episodes, at least {config.minimum_size:g}"
         return ValueEstimate(name, None, size, note)
@@ -263,36 +251,36 @@ def _attempt(name: str, interval: Callable[[], Interval]) -> ValueEstimate:
 
 
 def _check_explored(behaviour: Policy, episodes: Episodes) -> None:
-    """Refuse logs that the behaviour played without noise."""
+    """Raise a UserError for logs that the behaviour collected without noise."""
     logs = Logs(episodes, behaviour.spec, 1.0)
     modes = logs.decide(behaviour, samples=1, deterministic=True, seed=0)[0, :, 0].numpy()
     if np.allclose(modes, episodes.arrays["action"], atol=1e-4):
-        raise UserError("The logs hold the behaviour's modes; collect them with --stochastic to weight them.")
+        raise UserError("The logs contain modes of the behaviour; collect them with --stochastic to weight them.")
 
 
-def unsupported(logs: Logs, decided: Tensor) -> float | None:
-    """Share of what the policy plays, `decided` `(K, F, n, A)`, that has no support in the logs; None if unknown."""
+def unsupported_fraction(logs: Logs, policy_chunks: Tensor) -> float | None:
+    """Return the fraction of `policy_chunks` `(K, F, n, A)` without support in the logs; None if unknown."""
     keys = [key for key, shape in logs.spec.observation.items() if len(shape) == 1]
-    if not keys or len(logs.episodes) < _FEW:
+    if not keys or len(logs.episodes) < _MIN_FRAMES:
         return None
-    frames = np.linspace(0, len(logs.episodes) - 1, min(len(logs.episodes), _SUPPORTED)).astype(np.int64)
+    frames = np.linspace(0, len(logs.episodes) - 1, min(len(logs.episodes), _MAX_FRAMES)).astype(np.int64)
     gate = fit_ood_detector(logs.episodes, keys=keys)
     obs = {key: torch.from_numpy(logs.episodes.arrays[key][frames]) for key in keys}
-    return float((~gate.inside(gate.point(obs, decided[0, frames, 0]))).float().mean())
+    return float((~gate.inside(gate.point(obs, policy_chunks[0, frames, 0]))).float().mean())
 
 
 def _notes(logs: Logs, reason: str, decided: Tensor) -> tuple[str, ...]:
     notes = []
-    outside = unsupported(logs, decided)
+    outside = unsupported_fraction(logs, decided)
     if outside is not None and outside > _OUTSIDE:
         notes.append(
-            f"{100 * outside:.0f} % of what the policy would play lies outside of the logs' support, where all "
-            "estimates are guesses; of the logs' own actions 5 % do."
+            f"{100 * outside:.0f} % of the actions of the policy are outside of the support of the logs, where all "
+            "estimates are unreliable; 5 % of the logged actions are."
         )
     if logs.cut_weight > 0.05:
         notes.append(
-            f"Time limits cut episodes off at a discount of {logs.cut_weight:.2f}; fqe, doubly robust and marginal "
-            "estimates look beyond them, the others do not."
+            f"Time limits truncated episodes at a discount of {logs.cut_weight:.2f}; fqe, doubly robust and marginal "
+            "estimates extrapolate beyond them, the others do not."
         )
     action = logs.episodes.arrays["action"]
     clipped = ((action == action.min(0)) | (action == action.max(0))).any(1).mean()

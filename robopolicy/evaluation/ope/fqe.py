@@ -1,13 +1,13 @@
 """Fitted Q-evaluation: the value of a policy by temporal-difference regression on logged transitions (Le et al. 2019).
 
-Q regresses on reward + discount * Q(next, action of the policy), with a slow copy as target. Every member of the
-ensemble learns from its own resample of the episodes (bootstrapped FQE, Hao et al. 2021), so that their spread is an
-interval. It needs no densities: any policy that acts can be evaluated, whoever played the logs.
+Q regresses on reward + discount * Q(next, action of the policy) with a slow target network. Every ensemble member
+learns from its own bootstrap sample of the episodes (bootstrapped FQE, Hao et al. 2021), which gives an interval. It
+needs no densities, so it evaluates any policy on any logs.
 
-Use it for long episodes, where importance weights degenerate. It is biased where the logs do not show what the policy
-would do, and nothing in its interval says so; compare it with estimators that weight.
+Use it for long episodes, where importance weights degenerate. It is biased where the logs lack actions of the policy,
+which its interval does not show; compare it with weighted estimators.
 
-Deviations: target networks instead of regression to the end; chunks instead of single actions.
+Deviations: target networks instead of regression to convergence; chunks instead of single actions.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class FQEConfig(Validated):
     steps: PositiveInt = 4_000  # gradient steps
     batch_size: PositiveInt = 256  # windows per step
     learning_rate: Positive = 1e-3
-    tau: PositiveFraction = 0.02  # share of the way that the target moves per step
+    tau: PositiveFraction = 0.02  # update rate of the target network
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -52,33 +52,27 @@ class FQEConfig(Validated):
 
 
 class FQE:
-    """An ensemble of Q-functions of one policy, fitted on construction."""
+    """Ensemble of Q-functions of a policy, fitted on construction."""
 
-    def __init__(self, config: FQEConfig, logs: Logs, decided: Tensor, *, seed: int = 0, device: str = "cpu") -> None:
-        """Fit.
-
-        Args:
-            config: Settings.
-            logs: Episodes to learn from.
-            decided: (K, F, n, A) what the policy plays at every frame, from `Logs.decide`.
-            seed: Seed of networks, resamples and batches.
-            device: Where to compute.
-        """
-        self.logs, self.decided, self.device = logs, decided, torch.device(device)
-        self._scale = float(logs.returns.std()) or 1.0  # values are learned in units of the returns' spread
+    def __init__(
+        self, config: FQEConfig, logs: Logs, policy_chunks: Tensor, *, seed: int = 0, device: str = "cpu"
+    ) -> None:
+        """Fit the ensemble; `policy_chunks` `(K, F, n, A)` are chunks of the policy at every frame (`Logs.decide`)."""
+        self.logs, self.policy_chunks, self.device = logs, policy_chunks, torch.device(device)
+        self._scale = float(logs.returns.std()) or 1.0  # unit of the values
         with torch.random.fork_rng():
             torch.manual_seed(seed)
-            self.critic = QEnsemble(config.critic, _Seen(logs)).to(self.device)
+            self.critic = QEnsemble(config.critic, _LogsPolicy(logs)).to(self.device)
         rng = np.random.default_rng(seed)
         n = logs.episodes.num_episodes
-        # How often each member's resample holds each episode, (M, N).
+        # Episode counts (M, N) in the bootstrap sample of each member.
         self._counts = rng.multinomial(n, np.full(n, 1 / n), size=config.critic.members).astype(np.float32)
         self._fit(config, rng)
 
     def _fit(self, config: FQEConfig, rng: np.random.Generator) -> None:
         logs, counts = self.logs, torch.from_numpy(self._counts)
         target = copy.deepcopy(self.critic)
-        follow = TargetUpdate(target, self.critic)
+        target_update = TargetUpdate(target, self.critic)
         optimiser = torch.optim.Adam(self.critic.parameters(), config.learning_rate)
         reward, discount = (torch.from_numpy(x).float() for x in (logs.reward / self._scale, logs.discount))
         size = len(logs.window)
@@ -87,7 +81,7 @@ class FQE:
                 group["lr"] = config.learning_rate * (1 - step / config.steps)
             window = rng.integers(size, size=config.batch_size)
             following = logs.following[window]
-            actions = self.decided[rng.integers(len(self.decided), size=len(window)), following]
+            actions = self.policy_chunks[rng.integers(len(self.policy_chunks), size=len(window)), following]
             with torch.no_grad():
                 ahead = target(self._observe(following), actions.to(self.device))  # (M, B)
                 goal = reward[window].to(self.device) + discount[window].to(self.device) * ahead
@@ -98,14 +92,14 @@ class FQE:
             optimiser.zero_grad()
             loss.backward()
             optimiser.step()
-            follow.step(config.tau)
+            target_update.step(config.tau)
 
     def _observe(self, frames: NDArray[np.int64]) -> dict[str, Tensor]:
         return {key: value.to(self.device) for key, value in self.logs.observations(frames).items()}
 
     @torch.no_grad()
     def q(self) -> Array:
-        """Values `(M, W)` of the logged windows."""
+        """Return values `(M, W)` of the logged windows."""
         every = np.arange(len(self.logs.window))
         parts = [
             self.critic(self._observe(self.logs.window[rows]), self.logs.chunks(rows).to(self.device))
@@ -115,23 +109,22 @@ class FQE:
 
     @torch.no_grad()
     def v(self, frames: NDArray[np.int64]) -> Array:
-        """Values `(M, B)` of the policy at `frames` `(B,)`."""
+        """Return values `(M, B)` of the policy at `frames` `(B,)`."""
         parts = []
         for rows in self.logs.batches(frames):
-            chunks = self.decided[:, rows].transpose(0, 1).to(self.device)  # (B, K, n, A)
+            chunks = self.policy_chunks[:, rows].transpose(0, 1).to(self.device)  # (B, K, n, A)
             parts.append(self.critic.candidate_values(self._observe(rows), chunks).mean(-1))
         return self._scale * torch.cat(parts, 1).double().cpu().numpy()
 
     def errors(self) -> Array:
-        """Temporal-difference errors `(W,)` of the mean of all members."""
+        """Return the temporal-difference errors `(W,)` of the ensemble mean."""
         ahead = self.v(self.logs.following).mean(0)
         return self.logs.reward + self.logs.discount * ahead - self.q().mean(0)
 
     def interval(self, level: float = 0.95) -> Interval:
-        """Value of the policy from the starts of the episodes; the spread of the members is the interval.
+        """Return the mean value at the starts of the episodes; the interval is the spread of the members.
 
-        Raises:
-            UserError: The values have left the range that the rewards allow.
+        A UserError is raised for values outside of the range that the rewards allow.
         """
         starts = self.v(self.logs.episodes.starts)  # (M, N)
         estimate = float(starts.mean())
@@ -144,13 +137,13 @@ class FQE:
         gamma = self.logs.gamma
         longest = self.logs.rewards.shape[1] if gamma == 1 else 1 / (1 - gamma)
         low, high = (limit * longest for limit in (min(self.logs.rewards.min(), 0), max(self.logs.rewards.max(), 0)))
-        slack = max(0.1 * (high - low), 0.1 * self._scale)
-        if not low - slack <= estimate <= high + slack:
-            raise UserError(f"diverged: {estimate:.3g} lies outside [{low:.3g}, {high:.3g}]; lower the discount.")
+        margin = max(0.1 * (high - low), 0.1 * self._scale)
+        if not low - margin <= estimate <= high + margin:
+            raise UserError(f"diverged: {estimate:.3g} is outside of [{low:.3g}, {high:.3g}]; lower the discount.")
 
 
-class _Seen(nn.Module):
-    """What a critic wants to know of a policy, with the statistics of the logs, as some policies show none."""
+class _LogsPolicy(nn.Module):
+    """Specification, encoder and normalisers for the critic, with the statistics of the logs."""
 
     name: ClassVar[str] = "logs"
 

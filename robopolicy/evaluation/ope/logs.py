@@ -1,4 +1,4 @@
-"""Logged episodes as one policy would decide in them: histories, windows of a chunk's length, returns."""
+"""Logged episodes indexed for a policy: histories, windows of a chunk's length, returns."""
 
 from __future__ import annotations
 
@@ -17,27 +17,23 @@ from robopolicy.policies.base import Observation, Policy
 from robopolicy.spec import HIDDEN_STATE, PolicySpec
 
 Array = NDArray[np.float64]
-_BATCH = 1024  # frames a policy or a critic sees at a time
+_BATCH = 1024  # frames per batch of a policy or a critic
 
 
 class Logs:
-    """N episodes of F frames; W windows start at the frames from which a whole chunk was played or the episode ended.
+    """N episodes of F frames; W windows start where a whole chunk was executed or the episode terminated.
 
-    Returns are discounted per control step and end with the episode. A window whose end was cut off by a time limit has
-    no successor and is left out, so that what is fitted on windows looks beyond the limit.
+    Returns are discounted per control step and end with the episode. A window that was truncated by a time limit has no
+    successor and is left out, so that values fitted on windows extrapolate beyond the limit.
     """
 
     def __init__(self, episodes: Episodes, spec: PolicySpec, gamma: float) -> None:
-        """Index the episodes.
-
-        Raises:
-            UserError: They lack rewards or what the policy sees, or the discount makes no sense.
-        """
+        """Index the episodes; a UserError is raised for missing rewards or observations, or an invalid discount."""
         if not 0 < gamma <= 1:
-            raise UserError(f"The discount per control step must lie in (0, 1], got {gamma}.")
+            raise UserError(f"The discount per control step must be in (0, 1], got {gamma}.")
         episodes = episodes.without_closing_frames().with_executed_actions()
         if "reward" not in episodes.arrays:
-            raise UserError("The logs have no 'reward'; collect them anew.")
+            raise UserError("The logs have no 'reward'; collect them again.")
         _check_spec(episodes, spec)
         self.episodes, self.spec, self.gamma = episodes, spec, gamma
         reward = episodes.arrays["reward"].astype(np.float64).reshape(len(episodes))
@@ -55,40 +51,40 @@ class Logs:
         known = frame + n <= last
         self.window = np.flatnonzero(known | terminated)  # (W,) first frames
         if not len(self.window):
-            raise UserError(f"No logged episode is longer than the {n} steps that the policy plays at a time.")
+            raise UserError(f"No logged episode is longer than the action horizon of {n} steps.")
         ahead = self.window[:, None] + np.arange(n)
         inside = ahead <= last[self.window, None]
-        played = np.where(inside, reward[np.minimum(ahead, len(reward) - 1)], 0)  # (W, n)
-        self.reward: Array = (played * gamma ** np.arange(n)).sum(1)  # (W,)
+        rewards = np.where(inside, reward[np.minimum(ahead, len(reward) - 1)], 0)  # (W, n)
+        self.reward: Array = (rewards * gamma ** np.arange(n)).sum(1)  # (W,)
         self.discount = np.where(known[self.window], gamma**n, 0.0)  # (W,) 0 where the episode terminated
-        self.following = np.minimum(self.window + n, last[self.window])  # (W,) frames where the next decision falls
-        self._played = np.minimum(ahead, last[self.window, None])  # (W, n)
+        self.following = np.minimum(self.window + n, last[self.window])  # (W,) frames of the next decisions
+        self._frames = np.minimum(ahead, last[self.window, None])  # (W, n)
 
     @property
     def cut_weight(self) -> float:
-        """Largest discount at which a time limit cut an episode off: what lies beyond it weighs so much."""
+        """Largest discount at a time limit, which is the weight of the values beyond it."""
         whole = np.zeros(len(self.episodes), np.bool_)
         whole[self.window] = True
         cut = ~whole[self.episodes.ends - 1]
         return float(self.gamma ** self.episodes.lengths[cut].min()) if cut.any() else 0.0
 
     def observations(self, frames: NDArray[np.int64]) -> Observation:
-        """Histories `{key: (B, To, ...)}` that the policy sees at `frames` `(B,)`."""
+        """Return the histories `{key: (B, To, ...)}` at `frames` `(B,)`."""
         index = self._history[frames]
         return {key: _tensor(self.episodes.arrays[key][index]) for key in self.spec.observation}
 
     def chunks(self, windows: NDArray[np.int64]) -> Tensor:
-        """Actions `(B, n, A)` played in `windows` `(B,)`; the last one repeated after the end of an episode."""
-        return _tensor(self.episodes.arrays["action"][self._played[windows]])
+        """Return the actions `(B, n, A)` executed in `windows` `(B,)`, padded with the last one of the episode."""
+        return _tensor(self.episodes.arrays["action"][self._frames[windows]])
 
     def batches(self, frames: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
-        """`frames` in portions that fit into memory."""
+        """Split `frames` into batches."""
         for start in range(0, len(frames), _BATCH):
             yield frames[start : start + _BATCH]
 
     @torch.no_grad()
     def decide(self, policy: Policy, *, samples: int, deterministic: bool, seed: int) -> Tensor:
-        """What the policy plays at every frame: executed chunks `(K, F, n, A)`, K = 1 where it has no choice."""
+        """Return the executed part of chunks of the policy at every frame, `(K, F, n, A)`; K = 1 without randomness."""
         count = 1 if deterministic and not policy.is_steerable else samples
         generator = torch.Generator().manual_seed(seed)
         rows = []
@@ -98,16 +94,16 @@ class Logs:
             rows.append(torch.stack([chunk[:, : self.spec.action_horizon].cpu().float() for chunk in acts]))
         return torch.cat(rows, 1)
 
-    def fold(self, values: Array) -> Array:
-        """Numbers of the windows `(W,)` as `(N, T)` by episode and age; 0 where no window starts."""
-        folded = np.zeros_like(self.rewards)
-        folded[self.episode[self.window], self.age[self.window]] = values
-        return folded
+    def by_episode(self, values: Array) -> Array:
+        """Arrange values of the windows `(W,)` by episode and age `(N, T)`; 0 where no window starts."""
+        table = np.zeros_like(self.rewards)
+        table[self.episode[self.window], self.age[self.window]] = values
+        return table
 
 
 def _check_spec(episodes: Episodes, spec: PolicySpec) -> None:
     if HIDDEN_STATE in spec.observation:
-        raise UserError("A recurrent policy depends on all it has seen; evaluate it by playing.")
+        raise UserError("A recurrent policy cannot be evaluated on logs; evaluate it in the simulator.")
     for key, shape in spec.observation.items():
         found = episodes.arrays[key].shape[1:] if key in episodes.arrays else None
         if found != tuple(shape):

@@ -1,16 +1,14 @@
-"""Scoring a whole class of policies from one set of roll-outs (agnostic policy search, Li 2025).
+"""Evaluation of a class of policies on one set of rollouts (agnostic policy search, Li 2025).
 
-To find the best policy of a class, whether or not it holds a good one, no policy has to play. Two ways to an unbiased
-value of every member, from data that all members share:
+Two unbiased estimates of the value of every member use data that all members share, without rollouts of the members:
 
-* `class_scores`: roll-outs of uniformly random actions (`UniformPolicy`, or any behaviour with a density), weighted by
-  how likely each member would have done the same. What two members do alike is shared, so that their difference varies
-  with what they disagree about.
-* `grow_trees`: trees of every sequence of K actions from common starts (Kearns et al. 1999), in each of which a
-  member that chooses among them has one path. No weights, but K ** depth steps per start, and a simulator that can
-  save its state.
+* `class_scores`: importance-weighted rollouts of uniformly random actions (`UniformPolicy`, or any behaviour with a
+  density). Members share the data where they agree, so the variance of a difference depends on their disagreement.
+* `grow_trees`: trees of all sequences of K actions from common starts (Kearns et al. 1999); a member that chooses among
+  them has one path in each. They need no weights, but K ** depth steps per start, and a simulator that can save its
+  state.
 
-Reconstructed from the abstract of the thesis and the textbook estimators it builds on.
+Reconstructed from the abstract of the thesis and the textbook estimators it is based on.
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ from torch import Tensor
 from robopolicy.data.episodes import Episodes
 from robopolicy.errors import UserError
 from robopolicy.evaluation.intervals import Interval
-from robopolicy.evaluation.ope.estimates import OPEConfig, log_density, played_density, why_unweighted
+from robopolicy.evaluation.ope.estimates import OPEConfig, behavior_density, log_density, weighting_problem
 from robopolicy.evaluation.ope.logs import Logs
 from robopolicy.evaluation.ope.weights import (
     cumulative_weights,
@@ -45,25 +43,25 @@ from robopolicy.spec import PolicySpec
 
 Array = NDArray[np.float64]
 Choose = Callable[[Observation], Tensor]
-"""Observations `{key: (N, ...)}` -> which of the K actions `(N,)` is played."""
+"""Function from observations `{key: (N, ...)}` to indices of the K actions `(N,)`."""
 
-MOST_NODES = 20_000  # of one tree
+MAX_NODES = 20_000  # per tree
 
 
 class UniformPolicy(Policy):
-    """Uniformly random actions between bounds, whatever is seen; the behaviour of `collect --policy random`."""
+    """Uniformly random actions between bounds, as the behaviour of `collect --policy random`."""
 
     name = "uniform"
 
     def __init__(self, observation: Mapping[str, tuple[int, ...]], low: ArrayLike, high: ArrayLike) -> None:
-        """Play between `low` and `high` `(A,)`, seeing `observation`."""
+        """Sample between `low` and `high` `(A,)`; `observation` gives the shapes of the inputs."""
         super().__init__()
         self.low, self.high = (torch.as_tensor(np.asarray(bound, np.float32)) for bound in (low, high))
         self.spec = PolicySpec(dict(observation), len(self.low))
         self.action_normalizer = make_normalizer(len(self.low), "identity")
 
     def act(self, obs: Observation, *, deterministic: bool = False, generator: Randomness = None) -> Tensor:
-        """A draw `(B, 1, A)`; the middle where nothing may be random."""
+        """Return random actions `(B, 1, A)`, or the centre with `deterministic`."""
         rows = len(next(iter(obs.values())))
         if deterministic:
             return ((self.low + self.high) / 2).expand(rows, 1, -1)
@@ -71,7 +69,7 @@ class UniformPolicy(Policy):
         return self.low + share * (self.high - self.low)
 
     def log_density(self, obs: Observation, chunk: Tensor) -> Tensor:
-        """Log-density `(B,)`, the same of all actions `(B, H, A)` between the bounds; none beyond them."""
+        """Return the log-density `(B,)`, constant for actions `(B, H, A)` between the bounds and -inf outside."""
         action = chunk[:, 0]
         inside = ((action >= self.low) & (action <= self.high)).all(1)
         return torch.where(inside, -(self.high - self.low).log().sum(), -torch.inf)
@@ -79,17 +77,17 @@ class UniformPolicy(Policy):
 
 @dataclass(frozen=True)
 class ClassScores:
-    """Values of all members, from the same episodes."""
+    """Values of all members on the same episodes."""
 
     names: tuple[str, ...]
     values: tuple[Interval, ...]  # discounted return of each
     effective: tuple[float, ...]  # effective episodes of each
-    chance: tuple[float, ...]  # share of the resamples in which it is the best of those that can be trusted
-    best: str | None  # of those with enough effective episodes; None where no member has
-    regret: float  # what choosing it costs at most in `level` of the resamples; NaN without a best
+    chance: tuple[float, ...]  # fraction of the resamples in which it is the best of the trusted members
+    best: str | None  # best member with enough effective episodes; None without any
+    regret: float  # `level` quantile of the loss of choosing it; NaN without a best
 
     def table(self) -> tuple[list[str], list[list[str]]]:
-        """Header and one row per member, the best first."""
+        """Return the header and one row per member, sorted by value."""
         order = sorted(range(len(self.names)), key=lambda i: -self.values[i].estimate)
         rows = [
             [self.names[i], f"{self.values[i]}", f"{self.effective[i]:.1f}", f"{100 * self.chance[i]:.0f} %"]
@@ -114,17 +112,10 @@ def class_scores(
     resamples: int = 2_000,
     seed: int = 0,
 ) -> ClassScores:
-    """Per-decision importance sampling of every member, and one bootstrap over the episodes that they share.
+    """Evaluate every member by per-decision importance sampling, with one bootstrap over the shared episodes.
 
-    Args:
-        log_ratios: (N, T) per member: log-probability of every decision under it minus under the behaviour, 0 after
-            the end of an episode, -inf for what it would not have done.
-        rewards: (N, T), 0 after the end.
-        gamma: Discount.
-        minimum: Effective episodes that a member needs to be trusted.
-        level: Of the intervals and of the regret.
-        resamples: Of the bootstrap.
-        seed: Of the bootstrap.
+    `log_ratios` `(N, T)` per member are log-densities of every decision minus those under the behaviour; they and
+    `rewards` `(N, T)` are 0 after the end of an episode. Members are trusted from `minimum` effective episodes.
     """
     weights = {name: cumulative_weights(ratio) for name, ratio in log_ratios.items()}
     terms = {name: per_decision(weight, rewards, gamma) for name, weight in weights.items()}
@@ -147,20 +138,16 @@ def class_scores(
 def score_class(
     policies: Mapping[str, Policy], episodes: Episodes, behaviour: Policy, config: OPEConfig | None = None
 ) -> ClassScores:
-    """Score stochastic policies on the episodes that `behaviour` played.
-
-    Raises:
-        UserError: A policy or the behaviour has no density, plays chunks, or does not fit the logs.
-    """
+    """Evaluate single-action policies with a density on the episodes of `behaviour`, which needs a density, too."""
     config, episodes = config or OPEConfig(deterministic=False), episodes.without_closing_frames()
-    if reason := next(filter(None, (why_unweighted(policy, behaviour, False) for policy in policies.values())), ""):
-        raise UserError(f"The policies cannot be scored together: {reason}.")
+    if reason := next(filter(None, (weighting_problem(policy, behaviour, False) for policy in policies.values())), ""):
+        raise UserError(f"The policies cannot be evaluated together: {reason}.")
     logs = Logs(episodes, behaviour.spec, config.gamma)
-    played = played_density(behaviour, logs)
+    behavior = behavior_density(behaviour, logs)
     ratios: dict[str, Array] = {}
     for name, policy in policies.items():
         table = np.zeros_like(logs.rewards)
-        table[logs.episode, logs.age] = log_density(policy, Logs(episodes, policy.spec, config.gamma)) - played
+        table[logs.episode, logs.age] = log_density(policy, Logs(episodes, policy.spec, config.gamma)) - behavior
         ratios[name] = table
     options: dict[str, Any] = {"gamma": config.gamma, "minimum": config.minimum_size}
     return class_scores(ratios, logs.rewards, level=config.level, seed=config.seed, **options)
@@ -168,14 +155,14 @@ def score_class(
 
 @dataclass(frozen=True, eq=False)
 class TrajectoryTrees:
-    """N trees of every sequence of K actions; node i of a level has the children i K to i K + K - 1."""
+    """N trees of all sequences of K actions; node i of a level has the children i K to i K + K - 1."""
 
     obs: tuple[Observation, ...]  # per level d: {key: (N, K ** d, ...)}
     rewards: tuple[Tensor, ...]  # per level: (N, K ** d, K), 0 after the end of an episode
     gamma: float
 
     def returns(self, choose: Choose) -> Tensor:
-        """Discounted returns `(N,)` of one member along its path through every tree."""
+        """Return the discounted returns `(N,)` of one member along its path through every tree."""
         rows = torch.arange(len(self.rewards[0]))
         node, total = torch.zeros(len(rows), dtype=torch.int64), torch.zeros(len(rows), dtype=torch.float64)
         for depth, (obs, reward) in enumerate(zip(self.obs, self.rewards, strict=True)):
@@ -188,29 +175,28 @@ class TrajectoryTrees:
 def grow_trees(
     sim: VectorSim, actions: Tensor, depth: int, *, seed: int | Sequence[int] = 0, gamma: float = 1.0
 ) -> TrajectoryTrees:
-    """Play every sequence of `depth` of the `actions` `(K, A)` from the start of one episode per environment.
+    """Run all sequences of `depth` of the `actions` `(K, A)` from the start of one episode per environment.
 
-    Raises:
-        UserError: The trees would be too large, or the simulator cannot save its state.
+    The simulator must be able to save its state.
     """
     nodes = sum(len(actions) ** level for level in range(depth))
-    if depth < 1 or not len(actions) or nodes > MOST_NODES:
+    if depth < 1 or not len(actions) or nodes > MAX_NODES:
         raise UserError(
-            f"A trajectory tree has 1 to {MOST_NODES} nodes, {len(actions)} actions to a depth of {depth} make {nodes}."
+            f"Trajectory trees must have 1 to {MAX_NODES} nodes, got {nodes}; lower the actions or the depth."
         )
     obs = sim.reset(seed)
     try:
         states: list[Any] = [copy.deepcopy(sim.state_dict())]
     except RuntimeError as error:
         raise UserError(f"The backend of {sim.spec.task} cannot save its state; choose another backend.") from error
-    seen, going = [obs], [torch.ones(sim.num_envs, dtype=torch.bool)]  # per node of the level
+    observations, running = [obs], [torch.ones(sim.num_envs, dtype=torch.bool)]  # per node of the level
     levels: list[Observation] = []
     rewards: list[Tensor] = []
     for level in range(depth):
-        levels.append({key: torch.stack([node[key].cpu() for node in seen], 1) for key in obs})
+        levels.append({key: torch.stack([node[key].cpu() for node in observations], 1) for key in obs})
         found: list[Tensor] = []
         children: list[tuple[Any, Observation, Tensor]] = []
-        for state, alive in zip(states, going, strict=True):
+        for state, alive in zip(states, running, strict=True):
             for action in actions:
                 sim.load_state_dict(copy.deepcopy(state))
                 step = sim.step(action.to(sim.device).expand(sim.num_envs, -1))
@@ -218,29 +204,22 @@ def grow_trees(
                 after = copy.deepcopy(sim.state_dict()) if level + 1 < depth else None
                 children.append((after, step.final_obs, alive & ~step.done.cpu()))
         rewards.append(torch.stack(found, 1).view(sim.num_envs, len(states), len(actions)))
-        states, seen, going = (list(column) for column in zip(*children, strict=True))
+        states, observations, running = (list(column) for column in zip(*children, strict=True))
     return TrajectoryTrees(tuple(levels), tuple(rewards), gamma)
 
 
 def sharpe_ratio(estimated: Mapping[str, float], real: Mapping[str, float], behaviour: str, k: int) -> float:
-    """SharpeRatio@k of one estimator; NaN where it is undefined.
+    """Compute SharpeRatio@k of an estimator; NaN without a variance.
 
-    Args:
-        estimated: Value of every candidate according to the estimator, the behaviour included.
-        real: True value of every candidate.
-        behaviour: Name of the behaviour policy among them.
-        k: Size of the portfolio.
-
-    Raises:
-        UserError: The candidates differ, lack the behaviour, or are fewer than k.
+    `estimated` and `real` have the values of the same candidates, `behaviour` among them; `k` is the portfolio size.
     """
     if set(estimated) != set(real) or behaviour not in real:
-        raise UserError(f"SharpeRatio@k needs both values of the same policies, '{behaviour}' among them.")
+        raise UserError(f"SharpeRatio@k needs estimated and real values of the same policies, including '{behaviour}'.")
     if not 1 <= k <= len(real):
         raise UserError(f"SharpeRatio@k of {len(real)} candidates needs 1 <= k <= {len(real)}, got {k}.")
     chosen = sorted(estimated, key=lambda name: -estimated[name])[:k]
     values = np.array([real[name] for name in chosen])
-    if values.max() == values.min():  # rounding may leave a deviation
+    if values.max() == values.min():  # the computed deviation may differ from zero by rounding
         return math.nan
     return max(float(values.max()) - real[behaviour], 0.0) / float(values.std())
 
@@ -248,7 +227,7 @@ def sharpe_ratio(estimated: Mapping[str, float], real: Mapping[str, float], beha
 def sharpe_table(
     estimators: Mapping[str, Mapping[str, float]], real: Mapping[str, float], behaviour: str
 ) -> tuple[list[str], list[list[str]]]:
-    """Header and one row per estimator: SharpeRatio@k for every k >= 2."""
+    """Return the header and one row per estimator: SharpeRatio@k for every k >= 2."""
     sizes = range(2, len(real) + 1)
     rows = [
         [name, *(f"{sharpe_ratio(values, real, behaviour, k):.2f}" for k in sizes)]

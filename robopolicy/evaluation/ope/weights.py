@@ -1,12 +1,11 @@
-"""Importance sampling over logged decisions, and doubly robust corrections of a value function by it.
+"""Importance sampling over logged decisions, and doubly robust corrections of a value function.
 
-N episodes of at most T steps are weighted by how much more likely the policy is to act as logged than the behaviour
-that was logged: w_t = product of ratios up to step t. Every estimator is a sum over columns of a ratio of means over
-episodes, `Terms`, so that one bootstrap over episodes serves them all.
+N episodes of at most T steps have the weights w_t: the product up to step t of the likelihood ratios of policy and
+behaviour. Every estimator is a sum over columns of a ratio of means over episodes, `Terms`, with a common bootstrap.
 
-* `trajectory_wise`: mean of w_T G. Unbiased; its variance grows exponentially with the episode's length.
-* `per_decision`: a reward is weighted by the decisions before it alone (Precup et al. 2000). Unbiased, less variance.
-* Self-normalised: divided by the mean weight instead of by 1. Biased, consistent, bounded by the rewards seen.
+* `trajectory_wise`: mean of w_T G. Unbiased; its variance grows exponentially with the length of the episode.
+* `per_decision`: a reward is only weighted by the decisions before it (Precup et al. 2000). Unbiased, less variance.
+* Self-normalised: divided by the mean weight instead of by 1. Biased, consistent, bounded by the observed rewards.
 * `doubly_robust`: a value function, corrected by weighted errors (Jiang and Li 2015; self-normalised: Thomas and
   Brunskill 2016). Unbiased if either the weights or the values are right.
 """
@@ -25,57 +24,52 @@ from robopolicy.evaluation.intervals import Interval, bootstrap_mean
 from robopolicy.evaluation.ope.logs import Logs
 
 Array = NDArray[np.float64]
-_OVERFLOW = 600.0  # log weights beyond it say nothing any more; their effective sample size is 1
+_OVERFLOW = 600.0  # largest log weight; beyond it the effective sample size is 1 in any case
 
 
 @dataclass(frozen=True, eq=False)
 class Terms:
-    """An estimator: the sum over columns of mean(numerator) / mean(denominator)."""
+    """Estimator as the sum over columns of mean(numerator) / mean(denominator)."""
 
     numerator: Array  # (N, C)
     denominator: Array | None = None  # (N, C); None is 1
 
 
 def cumulative_weights(log_ratio: Array) -> Array:
-    """Weights `(N, T)` of all decisions up to each step, from log ratios `(N, T)` that are 0 after the end."""
+    """Return the weights `(N, T)` of all decisions up to each step, from log ratios `(N, T)`, 0 after the end."""
     return np.exp(np.minimum(np.cumsum(log_ratio, 1), _OVERFLOW))
 
 
 def effective_size(weights: Array) -> float:
-    """Number of equally weighted episodes that would tell as much as N with `weights` `(N,)` (Kish)."""
+    """Return Kish's effective sample size of weights `(N,)`."""
     scaled = weights / max(float(np.abs(weights).max()), 1e-300)
     return float(scaled.sum() ** 2 / max((scaled**2).sum(), 1e-300))
 
 
 def effective_size_per_decision(weights: Array, gamma: float) -> float:
-    """Mean of the effective sample sizes of all steps of `weights` `(N, T)`, discounted as their rewards are."""
+    """Return the mean effective sample size over the steps of `weights` `(N, T)`, discounted like the rewards."""
     discounts = gamma ** np.arange(weights.shape[1])
     sizes = np.array([effective_size(column) for column in weights.T])
     return float(sizes @ discounts / discounts.sum())
 
 
 def trajectory_wise(weights: Array, rewards: Array, gamma: float, *, normalised: bool = False) -> Terms:
-    """Weights and rewards `(N, T)`: returns weighted by all decisions of their episodes."""
+    """Weight returns by all decisions of their episodes; `weights` and `rewards` are `(N, T)`."""
     last = weights[:, -1:]
     returns = rewards @ gamma ** np.arange(rewards.shape[1])
     return Terms(last * returns[:, None], last if normalised else None)
 
 
 def per_decision(weights: Array, rewards: Array, gamma: float, *, normalised: bool = False) -> Terms:
-    """Weights and rewards `(N, T)`: rewards weighted by the decisions that led to them."""
+    """Weight rewards by the decisions before them; `weights` and `rewards` are `(N, T)`."""
     return Terms(weights * rewards * gamma ** np.arange(rewards.shape[1]), weights if normalised else None)
 
 
 def doubly_robust(weights: Array, start: Array, errors: Array, gamma: float, *, normalised: bool = False) -> Terms:
-    """Values corrected by their weighted errors.
+    """Correct the values V of the first states, `start` `(N,)`, by weighted errors.
 
-    Args:
-        weights: (N, T).
-        start: (N,) values V of the first states.
-        errors: (N, T) reward + gamma V(next) - Q(state, action), 0 where nothing is known; V must be the mean of Q
-            over the policy's actions.
-        gamma: Discount.
-        normalised: Divide by the mean weight of every step.
+    `errors` `(N, T)` are reward + gamma V(next) - Q(state, action), 0 where unknown; V must be the mean of Q over the
+    actions of the policy.
     """
     corrections = weights * errors * gamma ** np.arange(errors.shape[1])
     numerator = np.concatenate([start[:, None], corrections], 1)
@@ -84,7 +78,7 @@ def doubly_robust(weights: Array, start: Array, errors: Array, gamma: float, *, 
 
 
 def terms_interval(terms: Terms, *, level: float = 0.95, resamples: int = 2_000, seed: int = 0) -> Interval:
-    """Estimate and bootstrap interval over episodes: BCa for means, percentile for ratios of means."""
+    """Compute the estimate and its bootstrap interval over episodes: BCa for means, percentile for ratios of means."""
     if terms.denominator is None:
         return bootstrap_mean(terms.numerator.sum(1), level=level, resamples=resamples, seed=seed)
     n = len(terms.numerator)
@@ -96,7 +90,7 @@ def terms_interval(terms: Terms, *, level: float = 0.95, resamples: int = 2_000,
 
 
 def _ratios(numerator: Array, denominator: Array) -> Array:
-    """Sum over the last axis; a column whose episodes all have weight 0 says nothing."""
+    """Sum the ratios over the last axis; a column of zero weights counts as 0."""
     return np.divide(numerator, denominator, out=np.zeros_like(numerator), where=denominator > 0).sum(-1)
 
 
@@ -105,25 +99,21 @@ RIDGE = 1e-4  # relative to the mean square of the features
 
 @dataclass(frozen=True, eq=False)
 class Marginal:
-    """Weights of the logged windows, and the values in the features that go with them."""
+    """Weights of the logged windows and the resulting estimate."""
 
-    weights: Array  # (W,) visits of the policy per visit in the logs, discounted
-    terms: Array  # (N,) influence of every episode on the estimate; their mean is the estimate
-    effective: float  # number of equally weighted episodes; few where the logs do not show what the policy does
+    weights: Array  # (W,) discounted visits of the policy per visit in the logs
+    terms: Array  # (N,) influence of every episode; their mean is the estimate
+    effective: float  # effective sample size; low where the logs lack actions of the policy
 
 
 def marginal(
     phi: Array, following: Array, start: Array, reward: Array, episode: NDArray[np.int64], ridge: float = RIDGE
 ) -> Marginal:
-    """Solve for the weights.
+    """Solve for the marginal weights in a feature space.
 
-    Args:
-        phi: (W, K) features of logged states and actions.
-        following: (W, K) features of the next states with the policy's actions, times the discount, 0 after the end.
-        start: (N, K) features of the first states of the episodes with the policy's actions.
-        reward: (W,).
-        episode: (W,) which episode a window belongs to.
-        ridge: Regularisation; 0 needs features that are independent in the logs.
+    `phi` `(W, K)` are features of logged states and actions; `following` `(W, K)` of the next states with actions of
+    the policy, times the discount, 0 after the end; `start` `(N, K)` of the first states with actions of the policy.
+    `episode` `(W,)` is the episode of each window. `ridge` 0 needs linearly independent features.
     """
     n = len(start)
     flow = phi.T @ (phi - following) / n  # (K, K)
@@ -136,7 +126,7 @@ def marginal(
 
 
 def corrected(start: Array, weights: Array, errors: Array, episode: NDArray[np.int64]) -> Array:
-    """Values of the first states `(N,)` plus weighted errors `(W,)` of their episodes."""
+    """Add the weighted errors `(W,)` of each episode to the value `(N,)` of its first state."""
     return start + np.bincount(episode, weights * errors, minlength=len(start))
 
 
@@ -153,7 +143,7 @@ class RandomFeatures:
         self._phase = rng.uniform(0, 2 * np.pi, count)
 
     def __call__(self, frames: NDArray[np.int64], chunks: Tensor) -> Array:
-        """Features `(B, count + 1)` of the observations at `frames` `(B,)` with `chunks` `(B, n, A)`."""
+        """Return features `(B, count + 1)` of the observations at `frames` `(B,)` with `chunks` `(B, n, A)`."""
         z = (self._vectors(frames, chunks) - self._mean) / self._std
         return np.concatenate([np.cos(z @ self._projection + self._phase), np.ones((len(z), 1))], 1)
 
@@ -163,16 +153,16 @@ class RandomFeatures:
 
 
 def features_of(logs: Logs, count: int, seed: int) -> RandomFeatures | None:
-    """Features of logs whose policy sees vectors alone; None where it has cameras."""
-    seen = logs.spec.observation
-    return None if any(is_image(key) or is_cloud(key) for key in seen) else RandomFeatures(logs, count, seed)
+    """Create features for vector observations; None for cameras or point clouds."""
+    keys = logs.spec.observation
+    return None if any(is_image(key) or is_cloud(key) for key in keys) else RandomFeatures(logs, count, seed)
 
 
-def marginal_of(logs: Logs, decided: Tensor, features: RandomFeatures) -> Marginal:
-    """Marginal weights of the policy that plays `decided` `(K, F, n, A)` at the frames of the logs."""
+def marginal_of(logs: Logs, policy_chunks: Tensor, features: RandomFeatures) -> Marginal:
+    """Compute the marginal weights of the policy with `policy_chunks` `(K, F, n, A)` at the frames of the logs."""
 
     def averaged(frames: NDArray[np.int64]) -> Array:
-        return np.mean([features(frames, chunks[frames]) for chunks in decided], 0)
+        return np.mean([features(frames, chunks[frames]) for chunks in policy_chunks], 0)
 
     phi = features(logs.window, logs.chunks(np.arange(len(logs.window))))
     following = averaged(logs.following) * logs.discount[:, None]

@@ -1,1 +1,1 @@
-"""Weights of composed policies by experiment: methods with a stated budget, a record to resume from, a fair trial."""
+"""Search for the weights of composed policies: methods with a fixed budget, a resumable log, held-out evaluation."""

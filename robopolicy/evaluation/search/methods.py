@@ -1,8 +1,8 @@
-"""Search methods over weights: a grid, and successive halving over one, on common seeds.
+"""Search methods over weights: grid search, successive halving and Bayesian optimisation, on common seeds.
 
-A method is a plan, stated in episodes before anything is played, and a function that asks for outcomes of weights and
-returns the weights it settles on. It sees outcomes alone, so that a simulator and a world model serve it alike, and
-draws no random number, so that a search that remembers its outcomes can be repeated or resumed exactly.
+A method states its plan in episodes in advance, requests the outcomes of weights from a function, and returns the
+chosen weights. The function may use a simulator or a world model. Methods draw no random numbers, so that a search with
+logged outcomes can be repeated and resumed exactly.
 """
 
 from __future__ import annotations
@@ -25,29 +25,28 @@ Weights = tuple[float, ...]
 
 
 def lattice(parents: int, divisions: int) -> list[Weights]:
-    """All weights of `parents` policies that are multiples of `1 / divisions`, in lexicographic order.
+    """Return all weights of `parents` policies that are multiples of `1 / divisions`, in lexicographic order.
 
-    The corners, where one policy has all the weight, are among them: a search may find that composing does not help.
+    They include the corners, where one policy has all the weight.
     """
     places = divisions + parents - 1
     found: list[Weights] = []
-    for bars in combinations(range(places), parents - 1):  # the gaps between the bars add up to `divisions`
+    for bars in combinations(range(places), parents - 1):  # the gaps between the bars sum to `divisions`
         ends = (-1, *bars, places)
         found.append(tuple((ends[i + 1] - ends[i] - 1) / divisions for i in range(parents)))
     return found
 
 
 def corners_and_centre(parents: int) -> list[Weights]:
-    """Each policy alone, and all of them in equal parts."""
+    """Return the weights of each single policy, and equal weights."""
     corners = [tuple(float(i == j) for j in range(parents)) for i in range(parents)]
     return [*corners, (1 / parents,) * parents]
 
 
 def ranked(scores: Mapping[Weights, float]) -> list[Weights]:
-    """Weights from best to worst. Among equal scores, those in the middle of their group come first, then equal parts.
+    """Sort weights from best to worst; ties by distance to the mean of their group, then to equal weights.
 
-    Success rates of few episodes tie often. The middle of a plateau is its safest place, whereas "the first one" would
-    prefer one policy over the others for no reason.
+    Success rates of few episodes are often equal, and the middle of a plateau is more robust than its first point.
     """
     groups: dict[float, list[Weights]] = {}
     for weights, score in scores.items():
@@ -61,36 +60,36 @@ def ranked(scores: Mapping[Weights, float]) -> list[Weights]:
 
 
 def _distances(points: NDArray[np.float64], centre: NDArray[np.float64] | float) -> list[float]:
-    """Squared distances, rounded so that equal ones are equal whatever the order of the policies."""
+    """Return squared distances, rounded so that they do not depend on the order of the policies."""
     return ((points - centre) ** 2).sum(1).round(9).tolist()
 
 
-Ask = Callable[[Weights, range], EvalResult]
-"""Plays the search episodes `range(first, end)`, numbered from 0, under weights and returns their outcomes."""
+EvaluateWeights = Callable[[Weights, range], EvalResult]
+"""Function that evaluates weights on the search episodes `range(first, end)`, numbered from 0."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a search will cost."""
+    """Cost of a search."""
 
-    candidates: int  # weights that will be tried
-    episodes: int  # episodes that will be played, of all candidates together
-    seeds: int  # different episode seeds among them
+    candidates: int  # weights to evaluate
+    episodes: int  # episodes of all candidates
+    seeds: int  # distinct episode seeds
 
     def __str__(self) -> str:
         return f"{self.candidates} candidates, {self.episodes} episodes on {self.seeds} common seeds"
 
 
 class SearchMethod(Protocol):
-    """A way of searching; see the module docstring."""
+    """Search method over weights."""
 
     name: ClassVar[str]
 
     def plan(self, parents: int) -> Plan:
-        """The cost for that number of policies."""
+        """Return the cost for a number of policies."""
         ...
 
-    def run(self, parents: int, ask: Ask) -> Weights:
+    def run(self, parents: int, evaluate: EvaluateWeights) -> Weights:
         """Search, and return the chosen weights."""
         ...
 
@@ -104,7 +103,7 @@ class GridConfig(Validated):
 
 
 class GridSearch:
-    """Every point of the lattice, all on the same episodes (Cao et al. 2025)."""
+    """Evaluation of every point of the lattice on the same episodes (Cao et al. 2025)."""
 
     name: ClassVar[str] = "grid"
 
@@ -112,26 +111,24 @@ class GridSearch:
         self.config = config
 
     def plan(self, parents: int) -> Plan:
-        """All candidates play all episodes."""
+        """Evaluate all candidates on all episodes."""
         count = lattice_size(parents, self.config.divisions)
         return Plan(count, count * self.config.episodes, self.config.episodes)
 
-    def run(self, parents: int, ask: Ask) -> Weights:
-        """Play all and take the best."""
+    def run(self, parents: int, evaluate: EvaluateWeights) -> Weights:
+        """Evaluate all candidates and return the best."""
         episodes = range(self.config.episodes)
-        return ranked(scores({w: [ask(w, episodes)] for w in lattice(parents, self.config.divisions)}))[0]
+        return ranked(scores({w: [evaluate(w, episodes)] for w in lattice(parents, self.config.divisions)}))[0]
 
 
 @dataclass(frozen=True)
 class HalvingConfig(Validated):
     """Settings of a `HalvingSearch`."""
 
-    episodes: PositiveInt = 50  # of a candidate that is never dropped
+    episodes: PositiveInt = 50  # of a candidate of the last rung
     divisions: AtLeastTwo = 10  # candidates are all multiples of 1 / divisions
-    rungs: Annotated[int, Range(1, 20)] = 3  # rounds of playing and dropping
-    factor: Annotated[int, Range(2, 1000)] = (
-        2  # a rung keeps 1 / factor of the candidates and raises their episodes `factor` times
-    )
+    rungs: Annotated[int, Range(1, 20)] = 3  # rounds of evaluation and elimination
+    factor: Annotated[int, Range(2, 1000)] = 2  # a rung keeps 1 / factor of the candidates with factor x episodes
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -141,10 +138,10 @@ class HalvingConfig(Validated):
 
 
 class HalvingSearch:
-    """Successive halving (Jamieson and Talwalkar 2015): drop the worse half early, play the rest for longer.
+    """Successive halving (Jamieson and Talwalkar 2015): eliminate candidates early, evaluate the rest for longer.
 
-    Candidates of one rung have always played the same episodes; what they have played counts in the next rung. A good
-    candidate can be dropped early by bad luck, so the first rung should not be too short.
+    Candidates of a rung share their episodes, which also count in the next rung. A short first rung may eliminate
+    a good candidate by chance.
     """
 
     name: ClassVar[str] = "halving"
@@ -153,52 +150,48 @@ class HalvingSearch:
         self.config = config
 
     def schedule(self, parents: int) -> list[tuple[int, int]]:
-        """Per rung the number of candidates and the episodes that each of them has then played in all."""
+        """Return the number of candidates and the cumulative episodes per candidate of every rung."""
         size, last = lattice_size(parents, self.config.divisions), self.config.rungs - 1
         powers = [self.config.factor**rung for rung in range(last + 1)]
         return [(math.ceil(size / powers[i]), self.config.episodes // powers[last - i]) for i in range(last + 1)]
 
     def plan(self, parents: int) -> Plan:
-        """Each rung plays only what its candidates have not played yet."""
+        """Count the new episodes of each rung."""
         schedule = self.schedule(parents)
-        before = [0, *(played for _, played in schedule)]
-        total = sum(count * (played - before[i]) for i, (count, played) in enumerate(schedule))
+        before = [0, *(episodes for _, episodes in schedule)]
+        total = sum(count * (episodes - before[i]) for i, (count, episodes) in enumerate(schedule))
         return Plan(schedule[0][0], total, schedule[-1][1])
 
-    def run(self, parents: int, ask: Ask) -> Weights:
-        """Climb the rungs and take the best of the last."""
+    def run(self, parents: int, evaluate: EvaluateWeights) -> Weights:
+        """Run the rungs and return the best candidate of the last one."""
         order, before = lattice(parents, self.config.divisions), 0
         results: dict[Weights, list[EvalResult]] = {weights: [] for weights in order}
-        for count, played in self.schedule(parents):
+        for count, episodes in self.schedule(parents):
             kept = order[:count]
             for weights in kept:
-                results[weights].append(ask(weights, range(before, played)))
-            order, before = ranked(scores({weights: results[weights] for weights in kept})), played
+                results[weights].append(evaluate(weights, range(before, episodes)))
+            order, before = ranked(scores({weights: results[weights] for weights in kept})), episodes
         return order[0]
 
 
 def scores(results: dict[Weights, list[EvalResult]]) -> dict[Weights, float]:
-    """Mean outcome of each candidate over all its episodes."""
+    """Return the mean outcome of each candidate over all its episodes."""
     return {weights: _mean(parts) for weights, parts in results.items()}
 
 
 def _mean(parts: Iterable[EvalResult]) -> float:
     values = [value for part in parts for value in part.outcomes.tolist()]
-    return math.fsum(values) / len(values)  # exact, so that equal candidates tie
+    return math.fsum(values) / len(values)  # exact, so that equal candidates have equal scores
 
 
 def lattice_size(parents: int, divisions: int) -> int:
-    """Number of points of `lattice`, without making them."""
+    """Return the number of points of `lattice`."""
     return math.comb(divisions + parents - 1, parents - 1)
 
 
 Array = NDArray[np.float64]
-
-
-LENGTHS = np.geomspace(0.15, 2.0, 8)  # length scales of the process; the simplex has diameter 1.4
-
-
-VARIANCES = (0.25, 1.0, 4.0)  # of the process, relative to that of the scores
+LENGTHS = np.geomspace(0.15, 2.0, 8)  # length scales of the Gaussian process; the simplex has diameter 1.4
+VARIANCES = (0.25, 1.0, 4.0)  # variances of the process, relative to the scores
 
 
 @dataclass(frozen=True)
@@ -206,15 +199,15 @@ class BayesConfig(Validated):
     """Settings of a `BayesSearch`."""
 
     episodes: AtLeastTwo = 50  # per candidate
-    candidates: Annotated[int, Range(4)] = 12  # weights; the first are each policy alone and all in equal parts
+    candidates: Annotated[int, Range(4)] = 12  # number of weights, including the corners and equal weights
     divisions: AtLeastTwo = 20  # further candidates are multiples of 1 / divisions
 
 
 class BayesSearch:
-    """Expected improvement over the best posterior mean (Jones et al. 1998), one candidate at a time.
+    """Bayesian optimisation by expected improvement over the best posterior mean (Jones et al. 1998).
 
-    The weights it returns have the highest posterior mean among those played: a lucky candidate between two poor ones
-    does not win.
+    It returns the evaluated weights with the highest posterior mean, which discounts a lucky candidate between two poor
+    ones.
     """
 
     name: ClassVar[str] = "bayes"
@@ -223,48 +216,44 @@ class BayesSearch:
         self.config = config
 
     def plan(self, parents: int) -> Plan:
-        """As many candidates as configured, or as the lattice has.
-
-        Raises:
-            UserError: They do not suffice to begin with.
-        """
+        """Plan the configured candidates, at most the lattice; a UserError is raised for too few."""
         start = len(corners_and_centre(parents))
         if self.config.candidates <= start:
             raise UserError(
-                f"A Bayesian search over {parents} policies begins with {start} candidates and needs more, "
+                f"A Bayesian search over {parents} policies starts with {start} candidates and needs more, "
                 f"got {self.config.candidates}."
             )
         count = min(self.config.candidates, start + len(self._further(parents)))
         return Plan(count, count * self.config.episodes, self.config.episodes)
 
-    def run(self, parents: int, ask: Ask) -> Weights:
-        """Play the start, then where improvement is expected; return the highest posterior mean."""
+    def run(self, parents: int, evaluate: EvaluateWeights) -> Weights:
+        """Evaluate the initial candidates, then maximise the expected improvement; return the best posterior mean."""
         episodes = range(self.config.episodes)
-        played = {weights: ask(weights, episodes) for weights in corners_and_centre(parents)}
+        results = {weights: evaluate(weights, episodes) for weights in corners_and_centre(parents)}
         further = self._further(parents)
-        for _ in range(self.plan(parents).candidates - len(played)):
-            open_points = [weights for weights in further if weights not in played]
-            mean, deviation = posterior(played, [*played, *open_points])
-            known = len(played)
+        for _ in range(self.plan(parents).candidates - len(results)):
+            open_points = [weights for weights in further if weights not in results]
+            mean, deviation = posterior(results, [*results, *open_points])
+            known = len(results)
             gain = expected_improvement(mean[known:], deviation[known:], float(mean[:known].max()))
             best = ranked(dict(zip(open_points, np.round(gain, 12).tolist(), strict=True)))[0]
-            played[best] = ask(best, episodes)
-        mean, _ = posterior(played, list(played))
-        return ranked(dict(zip(played, np.round(mean, 12).tolist(), strict=True)))[0]
+            results[best] = evaluate(best, episodes)
+        mean, _ = posterior(results, list(results))
+        return ranked(dict(zip(results, np.round(mean, 12).tolist(), strict=True)))[0]
 
     def _further(self, parents: int) -> list[Weights]:
         start = corners_and_centre(parents)
         return [weights for weights in lattice(parents, self.config.divisions) if weights not in start]
 
 
-def posterior(played: dict[Weights, EvalResult], points: list[Weights]) -> tuple[Array, Array]:
-    """Mean and standard deviation `(P,)` of the expected outcome at `points`, given what was played."""
-    x, new = np.array(list(played)), np.array(points)  # (n, M), (P, M)
-    means = np.array([result.outcomes.mean() for result in played.values()])
+def posterior(results: dict[Weights, EvalResult], points: list[Weights]) -> tuple[Array, Array]:
+    """Return mean and standard deviation `(P,)` of the expected outcome at `points`, averaged over hyperparameters."""
+    x, new = np.array(list(results)), np.array(points)  # (n, M), (P, M)
+    means = np.array([result.outcomes.mean() for result in results.values()])
     centre, scale = means.mean(), means.std() or 1.0
     y = (means - centre) / scale
-    noise = np.array([_noise(result) for result in played.values()]) / scale**2 + 1e-6
-    likelihoods, firsts, seconds = [], [], []  # of every process in the table
+    noise = np.array([_noise(result) for result in results.values()]) / scale**2 + 1e-6
+    likelihoods, firsts, seconds = [], [], []  # per pair of hyperparameters
     for length in LENGTHS:
         among, towards = _matern(x, x, length), _matern(new, x, length)
         for variance in VARIANCES:
@@ -283,7 +272,7 @@ def posterior(played: dict[Weights, EvalResult], points: list[Weights]) -> tuple
 
 
 def expected_improvement(mean: Array, deviation: Array, best: float) -> Array:
-    """Expected amount `(P,)` by which points of that posterior exceed `best`."""
+    """Return the expected improvement `(P,)` over `best` of points with a normal posterior."""
     deviation = np.maximum(deviation, 1e-12)
     z = (mean - best) / deviation
     below = torch.special.ndtr(torch.from_numpy(z)).numpy()
@@ -291,13 +280,13 @@ def expected_improvement(mean: Array, deviation: Array, best: float) -> Array:
 
 
 def _matern(a: Array, b: Array, length: float) -> Array:
-    """Matern 5/2 correlation `(P, n)` of the points `a` `(P, M)` and `b` `(n, M)`."""
+    """Return the Matern 5/2 correlation `(P, n)` of the points `a` `(P, M)` and `b` `(n, M)`."""
     r = np.sqrt(5 * ((a[:, None] - b[None]) ** 2).sum(-1)) / length
     return (1 + r + r * r / 3) * np.exp(-r)
 
 
 def _noise(result: EvalResult) -> float:
-    """Variance of the mean outcome; a rate of 0 or 1 is not taken for certain."""
+    """Return the variance of the mean outcome, smoothed so that rates of 0 and 1 have a variance."""
     if result.success is not None:
         rate = (result.success.sum() + 1) / (result.n + 2)
         return float(rate * (1 - rate) / result.n)

@@ -1,4 +1,4 @@
-"""A finished search for people: its table, its curve over the weights, and its numbers for machines."""
+"""Reports of a finished search: its table, its plot over the weights, and a JSON summary."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from robopolicy.evaluation.search.methods import Weights
 from robopolicy.evaluation.search.weights import Candidate, WeightSearch, score
 from robopolicy.files import write_text
 
-MOST_ROWS = 16  # candidates in a picture of three or more policies
+MAX_ROWS = 16  # candidates in a plot for three or more policies
 MEASURED, CHOSEN = PALETTE[0], PALETTE[1]
 
 
 def search_table(found: WeightSearch, names: Sequence[str]) -> tuple[list[str], list[list[str]]]:
-    """Header and rows, one per candidate, as text cells; `names` are those of the composed policies."""
+    """Return the header and one row per candidate; `names` are the composed policies."""
     header = [*(f"weight of {name}" for name in names), "episodes", f"{_what(found)} [95 %]", ""]
     rows = [
         [
@@ -49,7 +49,7 @@ def write_table(found: WeightSearch, names: Sequence[str], path: Path) -> Path:
 
 
 def search_summary(found: WeightSearch) -> dict[str, Any]:
-    """JSON-ready numbers of a search."""
+    """Return JSON-ready results of a search."""
     return {
         "method": found.method,
         "weights": list(found.weights),
@@ -62,12 +62,12 @@ def search_summary(found: WeightSearch) -> dict[str, Any]:
 
 
 def weight_curve(found: WeightSearch, names: Sequence[str], path: Path) -> Path:
-    """Draw the score with its interval over the weights, and mark the choice.
+    """Draw the score with its interval over the weights and mark the choice; returns the path.
 
-    Two policies give a curve over the weight of the first; of more, the best candidates are listed with their weights.
+    With two policies it is a curve over the first weight, otherwise a list of the best candidates.
     """
     draw = _draw_curve if len(names) == 2 else _draw_list
-    rows = 1 if len(names) == 2 else min(len(found.candidates), MOST_ROWS)
+    rows = 1 if len(names) == 2 else min(len(found.candidates), MAX_ROWS)
     size = (6.0, 3.6) if len(names) == 2 else (7.2, 1.3 + 0.27 * rows)
     with figure(path, *size) as ax:
         draw(ax, found, names, 100.0 if _is_rate(found) else 1.0)
@@ -78,7 +78,7 @@ def weight_curve(found: WeightSearch, names: Sequence[str], path: Path) -> Path:
 def _draw_curve(ax: Axes, found: WeightSearch, names: Sequence[str], scale: float) -> None:
     candidates = sorted(found.candidates, key=lambda candidate: candidate.weights[0])
     most = max(candidate.result.n for candidate in candidates)
-    full = [candidate for candidate in candidates if candidate.result.n == most]  # only these share all their seeds
+    full = [candidate for candidate in candidates if candidate.result.n == most]  # these share all their seeds
     x = np.array([candidate.weights[0] for candidate in full])
     bands = [score(candidate.result) for candidate in full]
     ax.plot(x, [scale * band.estimate for band in bands], color=MEASURED, linewidth=1.6, zorder=1)
@@ -100,9 +100,8 @@ def _draw_curve(ax: Axes, found: WeightSearch, names: Sequence[str], scale: floa
 
 def _draw_list(ax: Axes, found: WeightSearch, names: Sequence[str], scale: float) -> None:
     candidates = sorted(
-        found.candidates,
-        key=lambda c: (c.weights != found.weights, -c.result.n, -score(c.result).estimate, c.weights),
-    )[:MOST_ROWS]
+        found.candidates, key=lambda c: (c.weights != found.weights, -c.result.n, -score(c.result).estimate, c.weights)
+    )[:MAX_ROWS]
     most = max(candidate.result.n for candidate in candidates)
     for row, candidate in enumerate(candidates):
         _whisker(ax, candidate, found, -row, scale, most, vertical=False)
@@ -119,7 +118,7 @@ def _draw_list(ax: Axes, found: WeightSearch, names: Sequence[str], scale: float
 def _whisker(
     ax: Axes, candidate: Candidate, found: WeightSearch, place: float, scale: float, most: int, *, vertical: bool
 ) -> None:
-    """One candidate: its score as a dot, its interval as a line; fainter the fewer episodes it has."""
+    """Draw a candidate: a dot for its score, a line for its interval; fainter with fewer episodes."""
     band, chosen = score(candidate.result), candidate.weights == found.weights
     colour, alpha = CHOSEN if chosen else MEASURED, 1.0 if candidate.result.n == most else 0.45
     line, middle = ax.vlines if vertical else ax.hlines, scale * band.estimate

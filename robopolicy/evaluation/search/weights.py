@@ -1,13 +1,13 @@
-"""The search for weights, and the trial on episodes that it has not seen.
+"""Search for the weights of a composition, and evaluation on held-out episodes.
 
     method = make_search("halving", episodes=60)
-    print(method.plan(len(parents)))                      # the cost, before anything is played
+    print(method.plan(len(parents)))  # the cost
     found = search_weights(method, list(parents), composed.with_weights, SimEvaluator(sim), seed=20_000)
     best = composed.with_weights(found.weights)
-    trial = hold_out({**parents, "composed": best}, SimEvaluator(sim), range(30_000, 30_200))
+    results = evaluate_held_out({**parents, "composed": best}, SimEvaluator(sim), range(30_000, 30_200))
 
-The best of many noisy scores is too good to be true. Only the trial, on other episodes and with the weights fixed,
-says what composing gained.
+The best of many noisy scores is biased upwards. Only the held-out evaluation, on other episodes and with fixed weights,
+measures the gain of the composition.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from robopolicy.errors import UserError, cannot_write, unknown_name
-from robopolicy.evaluation.harness import play
+from robopolicy.evaluation.harness import run_episodes
 from robopolicy.evaluation.intervals import Interval
-from robopolicy.evaluation.result import Comparison, EvalResult, compare, joined
+from robopolicy.evaluation.result import Comparison, EvalResult, compare, concat_results
 from robopolicy.evaluation.search.methods import (
     BayesConfig,
     BayesSearch,
@@ -40,72 +40,65 @@ from robopolicy.schema import from_dict, to_dict
 from robopolicy.sim.contract import VectorSim
 
 SEARCH_LOG_VERSION = 1
-
-
-Key = tuple[str, int, int]  # who played, first episode seed, episodes
+Key = tuple[str, int, int]  # name of the policy, first episode seed, number of episodes
 
 
 class SearchLog:
-    """Finished evaluations by who played which episodes; in memory alone where it has no file."""
+    """Log of finished evaluations by policy and episodes; only in memory without a file."""
 
     def __init__(self, path: Path | None = None, request: Mapping[str, Any] | None = None) -> None:
-        """An empty ledger, written to `path` at once; `request` is kept with it, plain JSON values."""
+        """Create an empty log, written to `path`, with the JSON values `request`."""
         self.path = path
         self.request = dict(request or {})
-        self._known: dict[Key, EvalResult] = {}
+        self._results: dict[Key, EvalResult] = {}
         if path is not None:
             write_text(path, json.dumps({"version": SEARCH_LOG_VERSION, "request": self.request}) + "\n")
 
     @classmethod
     def open(cls, path: Path) -> SearchLog:
-        """Read a ledger to go on with it. A last line that was cut off while it was written is dropped.
-
-        Raises:
-            UserError: It is damaged elsewhere, or was written by another version.
-        """
+        """Read a log to resume it; an incomplete last line is dropped, other damage is a UserError."""
         whole, _, _ = path.read_bytes().rpartition(b"\n")
         try:
             head, *rows = [parse_json(line) for line in whole.decode("utf-8").splitlines()] or [{}]
             if head.get("version") != SEARCH_LOG_VERSION:
                 raise UserError(
-                    f"{path} has version {head.get('version')!r}, this robopolicy reads {SEARCH_LOG_VERSION}; "
-                    f"search anew."
+                    f"{path} has version {head.get('version')!r}, expected {SEARCH_LOG_VERSION}; start a new search."
                 )
-            ledger = cls(request=head["request"])
-            ledger._known = {
+            log = cls(request=head["request"])
+            log._results = {
                 (row["who"], row["first"], row["episodes"]): EvalResult.from_dict(row["result"]) for row in rows
             }
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise UserError(f"{path} is damaged ({type(error).__name__}: {error}); search anew.") from error
-        ledger.path = path
+            raise UserError(f"{path} is damaged ({type(error).__name__}: {error}); start a new search.") from error
+        log.path = path
         write_text(path, whole.decode("utf-8") + "\n")
-        return ledger
+        return log
 
     @property
     def episodes(self) -> int:
-        """Episodes on record, of everybody together."""
-        return sum(episodes for _, _, episodes in self._known)
+        """Number of logged episodes."""
+        return sum(episodes for _, _, episodes in self._results)
 
-    def recall(self, who: str, seeds: Sequence[int], play: Callable[[], EvalResult]) -> EvalResult:
-        """The result of `who` on the consecutive episodes `seeds`: from the record, or played and recorded now.
+    def get_or_run(self, who: str, seeds: Sequence[int], run: Callable[[], EvalResult]) -> EvalResult:
+        """Return the result of policy `who` on the consecutive episodes `seeds` from the log, or run and log it.
 
         Raises:
-            UserError: The evaluator cannot repeat episodes, so that candidates cannot share them.
-            ValueError: It returned other episodes than it was asked for.
+            UserError: The evaluator cannot reproduce episodes, so candidates cannot share them.
+            ValueError: It returned other episodes.
         """
         key = (who, seeds[0], len(seeds))
-        if key not in self._known:
-            result = play()
+        if key not in self._results:
+            result = run()
             if not result.seeded:
                 raise UserError(
-                    f"The backend of {result.task} cannot repeat an episode from its seed, so candidates would not "
-                    "share theirs; choose another --backend."
+                    f"The backend of {result.task} cannot reproduce an episode from its seed, so candidates cannot "
+                    "share episodes; choose another --backend."
                 )
             if result.seeds.tolist() != list(seeds):
-                raise ValueError(f"The evaluator played seeds {result.seeds}, asked for {seeds}.")
+                raise ValueError(f"The evaluator returned seeds {result.seeds}, expected {seeds}.")
             self._append(key, result)
-            self._known[key] = result
-        return self._known[key]
+            self._results[key] = result
+        return self._results[key]
 
     def _append(self, key: Key, result: EvalResult) -> None:
         if self.path is None:
@@ -122,15 +115,15 @@ class SearchLog:
 
 
 class Evaluator(Protocol):
-    """Plays episodes. The same policy and seeds must give the same outcomes, or candidates do not share them."""
+    """Evaluator of policies, reproducible for the same policy and seeds, so that candidates are comparable."""
 
     def __call__(self, policy: Policy, seeds: Sequence[int]) -> EvalResult:
-        """Outcomes of the consecutive episode `seeds`, in that order: success, or returns where there is none."""
+        """Return the result of the consecutive episodes `seeds`, in that order."""
         ...
 
 
 class SimEvaluator:
-    """Plays in a simulator, as `robopolicy eval` does."""
+    """Evaluator in a simulator, as in `robopolicy eval`."""
 
     def __init__(
         self,
@@ -141,15 +134,7 @@ class SimEvaluator:
         measure: str = "success",
         progress: Callable[[int], None] | None = None,
     ) -> None:
-        """Play in `sim`.
-
-        Args:
-            sim: Simulator of the task, with any number of environments.
-            deterministic: Switch exploration noise off.
-            probe: Measure the latency of single decisions, too.
-            measure: What to tell of the episodes: success where the task defines it, or `return` alone.
-            progress: Called after every decision with the number of finished episodes.
-        """
+        """Wrap `sim`; `probe` measures decision latencies, and `measure="return"` ignores the success of a task."""
         self.sim = sim
         self.deterministic = deterministic
         self.probe = probe
@@ -157,11 +142,10 @@ class SimEvaluator:
         self.progress = progress
 
     def __call__(self, policy: Policy, seeds: Sequence[int]) -> EvalResult:
-        """Play the episodes."""
-        played = play(
-            policy, self.sim, seeds, deterministic=self.deterministic, probe=self.probe, progress=self.progress
-        )
-        return played if self.measure == "success" else replace(played, success=None)
+        """Evaluate the episodes."""
+        options: dict[str, Any] = {"deterministic": self.deterministic, "probe": self.probe, "progress": self.progress}
+        result = run_episodes(policy, self.sim, seeds, **options)
+        return result if self.measure == "success" else replace(result, success=None)
 
 
 SEARCHES: dict[str, tuple[type[Any], Callable[[Any], SearchMethod]]] = {
@@ -174,7 +158,7 @@ SEARCHES: dict[str, tuple[type[Any], Callable[[Any], SearchMethod]]] = {
 
 @dataclass(frozen=True, eq=False)
 class Candidate:
-    """Weights that were tried, with all episodes they played."""
+    """Evaluated weights with the result of all their episodes."""
 
     weights: Weights
     result: EvalResult
@@ -182,12 +166,12 @@ class Candidate:
 
 @dataclass(frozen=True, eq=False)
 class WeightSearch:
-    """What a search found."""
+    """Result of a search."""
 
     method: str
     plan: Plan
-    seeds: range  # episode seeds that were played
-    weights: Weights  # the choice
+    seeds: range  # episode seeds of the search
+    weights: Weights  # the chosen weights
     candidates: tuple[Candidate, ...]  # in lexicographic order of their weights
 
     @property
@@ -197,11 +181,7 @@ class WeightSearch:
 
 
 def make_search(name: str, **settings: Any) -> SearchMethod:
-    """The search method `name` with those settings; others keep their defaults.
-
-    Raises:
-        UserError: The method or a setting is unknown, or a value makes no sense.
-    """
+    """Create the search method `name`; a UserError is raised for unknown names and invalid settings."""
     if name not in SEARCHES:
         raise unknown_name("search", name, SEARCHES)
     config_class, method_class = SEARCHES[name]
@@ -215,79 +195,70 @@ def search_weights(
     evaluator: Evaluator,
     *,
     seed: int,
-    ledger: SearchLog | None = None,
+    log: SearchLog | None = None,
 ) -> WeightSearch:
     """Search weights for a composition.
 
     Args:
-        method: How.
-        parents: One name per composed policy, best its content hash. The search runs in the order of the names, so that
-            the order in which the policies are given changes nothing.
-        make: The composed policy for given weights, in the order of `parents`.
-        evaluator: What plays the episodes.
-        seed: First episode seed. All candidates play `seed`, `seed + 1`, ...
-        ledger: Remembers outcomes, and supplies those of an interrupted search.
+        method: Search method.
+        parents: Name of every composed policy, ideally its content hash. The search runs in the order of the names, so
+            that the order of the policies does not change the result.
+        make: Function from weights, in the order of `parents`, to the composed policy.
+        evaluator: Evaluator of the candidates.
+        seed: First episode seed. All candidates use `seed`, `seed + 1`, ...
+        log: Log of the results, which may contain results of an interrupted search.
 
     Raises:
-        UserError: The plan cannot be carried out (see the method), or episodes cannot be repeated.
+        UserError: The plan is not possible (see the method), or episodes cannot be reproduced.
     """
-    plan, record = method.plan(len(parents)), ledger or SearchLog()
+    plan, record = method.plan(len(parents)), log or SearchLog()
     order = sorted(range(len(parents)), key=lambda i: parents[i])
-    played: dict[Weights, list[EvalResult]] = {}
+    results: dict[Weights, list[EvalResult]] = {}
 
-    def given(canonical: Weights) -> Weights:
-        placed = dict(zip(order, canonical, strict=True))
-        return tuple(placed[i] for i in range(len(parents)))
+    def original_order(canonical: Weights) -> Weights:
+        by_parent = dict(zip(order, canonical, strict=True))
+        return tuple(by_parent[i] for i in range(len(parents)))
 
-    def ask(canonical: Weights, episodes: range) -> EvalResult:
-        weights, seeds = given(canonical), range(seed + episodes.start, seed + episodes.stop)
+    def evaluate(canonical: Weights, episodes: range) -> EvalResult:
+        weights, seeds = original_order(canonical), range(seed + episodes.start, seed + episodes.stop)
         who = "weights " + " ".join(f"{weight:.6g}" for weight in weights)
-        result = record.recall(who, seeds, lambda: evaluator(make(weights), seeds))
-        played.setdefault(weights, []).append(result)
+        result = record.get_or_run(who, seeds, lambda: evaluator(make(weights), seeds))
+        results.setdefault(weights, []).append(result)
         return result
 
-    chosen = given(method.run(len(parents), ask))
-    candidates = tuple(Candidate(weights, joined(played[weights])) for weights in sorted(played))
+    chosen = original_order(method.run(len(parents), evaluate))
+    candidates = tuple(Candidate(weights, concat_results(results[weights])) for weights in sorted(results))
     return WeightSearch(method.name, plan, range(seed, seed + plan.seeds), chosen, candidates)
 
 
-def hold_out(
-    policies: Mapping[str, Policy],
-    evaluator: Evaluator,
-    seeds: range,
-    *,
-    ledger: SearchLog | None = None,
-    where: str = "",
+def evaluate_held_out(
+    policies: Mapping[str, Policy], evaluator: Evaluator, seeds: range, *, log: SearchLog | None = None, where: str = ""
 ) -> dict[str, EvalResult]:
-    """Play `seeds`, which no search has seen, with every policy: results by name, in the same order.
+    """Evaluate every policy on `seeds`, which no search has used; returns the results by name, in the same order.
 
-    The ledger tells evaluators of one trial apart by `where`.
+    `where` distinguishes the evaluators of one log.
     """
-    record = ledger or SearchLog()
+    record = log or SearchLog()
     return {
-        name: record.recall(f"policy {name}{where}", seeds, lambda policy=policy: evaluator(policy, seeds))
+        name: record.get_or_run(f"policy {name}{where}", seeds, lambda policy=policy: evaluator(policy, seeds))
         for name, policy in policies.items()
     }
 
 
 def compare_with(results: Mapping[str, EvalResult], composed: str) -> dict[str, Comparison]:
-    """The composed policy compared with every other one on common seeds, by their names."""
+    """Compare the composed policy with every other one on common seeds; returns the comparisons by name."""
     return {name: compare(result, results[composed]) for name, result in results.items() if name != composed}
 
 
 def check_disjoint(searched: range, reported: range) -> None:
-    """Refuse episodes that both choose the weights and report on them.
-
-    Raises:
-        UserError: Some seed is in both.
-    """
+    """Raise a UserError if the search and the report share seeds."""
     if searched and reported and searched.start < reported.stop and reported.start < searched.stop:
         raise UserError(
-            f"The search plays seeds {searched.start} to {searched.stop - 1} and the report {reported.start} to "
-            f"{reported.stop - 1}; they must not overlap, or the report flatters the chosen weights."
+            f"The search uses seeds {searched.start} to {searched.stop - 1} and the report {reported.start} to "
+            f"{reported.stop - 1}; they must not overlap, because the report would favour the chosen weights."
         )
 
 
 def score(result: EvalResult) -> Interval:
-    """The interval of what a search maximises: success where the task defines it, else return."""
+    """Return the interval of the objective: success where the task defines it, else return."""
     return result.success_interval() or result.return_interval()

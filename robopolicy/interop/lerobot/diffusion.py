@@ -1,12 +1,12 @@
 """DiffusionPolicy of LeRobot (Chi et al. 2023) with the interface for composition with our heads.
 
-LeRobot aligns a chunk with the first observation of the history, ours begin at the newest. So the noise and the points
-of `field` have all rows of the network, rolled: those of the chunk first, those of the past last. The chunk itself
-leaves the past out.
+LeRobot aligns a chunk with the first observation of the history, ours begin at the newest. The noise and the points of
+`field` have all rows of the network, rolled: the rows of the chunk first, the rows of the past last. The chunk leaves
+out the past.
 
-`decode` takes the steps of diffusers' DDIM, those of LeRobot where the policy samples by DDIM. Most are meant for DDPM,
-which draws noise in every step: then `act` draws it, from `generator`, and `decode` is the deterministic sampler of the
-same network on the same levels.
+`decode` uses the steps of diffusers' DDIM, or of LeRobot where the policy samples by DDIM. Most policies are meant for
+DDPM, which adds noise in every step: then `act` samples it from `generator`, and `decode` is the deterministic sampler
+of the same network on the same levels.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from robopolicy.interop.diffusers import PREDICTIONS
-from robopolicy.interop.lerobot.policy import LeRobotConfig, LeRobotPolicy, observation_of, played
+from robopolicy.interop.lerobot.policy import LeRobotConfig, LeRobotPolicy, num_executed, observation_of
 from robopolicy.interop.lerobot.source import EXTRA, SavedPolicy
 from robopolicy.optional import require
 from robopolicy.policies.base import Observation, PolicySpec
@@ -36,7 +36,7 @@ class LeRobotDiffusion(LeRobotPolicy):
     level_log_snr: Tensor  # (T,) log(signal power / noise power), falling
 
     def __init__(self, config: LeRobotConfig, spec: PolicySpec) -> None:
-        """Load the policy that `config` names; errors as in `LeRobotPolicy`."""
+        """Load the policy that `config` names."""
         super().__init__(config, spec)
         model = self.original.policy.diffusion
         self.ancestral = type(model.noise_scheduler).__name__ == "DDPMScheduler"
@@ -53,18 +53,14 @@ class LeRobotDiffusion(LeRobotPolicy):
 
     @classmethod
     def spec_of(cls, source: SavedPolicy, config: LeRobotConfig, action_horizon: int | None = None) -> PolicySpec:
-        """Chunks from the newest observation to the end of the network's horizon.
-
-        Raises:
-            UserError: More actions are to be executed than that.
-        """
+        """Return the specification, with chunks from the newest observation to the end of the network's horizon."""
         history = source.number("n_obs_steps")
         future = source.number("horizon") - history + 1
         return PolicySpec(
             observation_of(source),
             source.action_dim,
             future,
-            played(source, action_horizon, future),
+            num_executed(source, action_horizon, future),
             obs_horizon=history,
         )
 
@@ -97,12 +93,12 @@ class LeRobotDiffusion(LeRobotPolicy):
         return found.velocity.roll(-past, 1)
 
     def sampler_grid(self) -> TimeGrid:
-        """Times of the levels that DDIM visits."""
+        """Return the times of the levels of DDIM."""
         levels = self.scheduler.alphas_cumprod.double()[self.scheduler.timesteps]
         return variance_preserving_grid(*vp_coefficients(torch.cat([levels, levels.new_ones(1)])))
 
     def action_bound(self) -> float:
-        """Largest normalised action; infinite where the scheduler bounds none."""
+        """Return the largest normalised action; infinite where the scheduler does not clip."""
         return self.action_clip or float("inf")
 
     def field(self, obs: Observation, x: Tensor, t: Tensor) -> Tensor:
@@ -118,7 +114,7 @@ class LeRobotDiffusion(LeRobotPolicy):
         return x[:, past:]
 
     def act(self, obs: Observation, *, deterministic: bool = False, generator: Randomness = None) -> Tensor:
-        """Chunk of the sampler of the policy; the noise of DDPM is also drawn with `deterministic`."""
+        """Sample a chunk with the sampler of the policy; DDPM also adds noise with `deterministic`."""
         if not self.ancestral:
             return super().act(obs, deterministic=deterministic, generator=generator)
         past, last = self.spec.obs_horizon - 1, self.nfe - 1
@@ -128,7 +124,7 @@ class LeRobotDiffusion(LeRobotPolicy):
             for step, level in enumerate(self.scheduler.timesteps):
                 output = self._network(x, level.expand(len(x)), features)
                 noise = self.draw_noise(obs, generator).roll(past, 1) if step < last else torch.zeros_like(x)
-                # DDPM is DDIM with eta = 1 that keeps to the clipped data; unlike DDPM's, its noise can be given.
+                # DDPM is DDIM with eta = 1 and clipped data; unlike DDPM, its step takes the noise as an argument.
                 x = self.scheduler.step(
                     output, level, x, eta=1.0, use_clipped_model_output=True, variance_noise=noise
                 ).prev_sample

@@ -1,8 +1,8 @@
 """LeRobot policies with our policy interface, including processors and statistics.
 
-Base of all kinds: observations become what the policy was trained on, actions come back in the robot's units. The
-policy is frozen, and copies share it. A checkpoint holds no weights of it but its place and the hash of its content, so
-the files must still exist, or be registered (`source.register_folder`), when the checkpoint is loaded.
+The base class converts observations and actions with the processors of the policy. The policy is frozen and shared by
+copies. A checkpoint contains its address and the hash of its content instead of weights, so the files must still exist,
+or be registered (`source.register_folder`), when the checkpoint is loaded.
 """
 
 from __future__ import annotations
@@ -46,44 +46,32 @@ class FrozenPolicy:
 
 
 def load_original(source: SavedPolicy, settings: dict[str, Any]) -> FrozenPolicy:
-    """Load the policy through LeRobot's `from_pretrained`, on the CPU.
-
-    Args:
-        source: Its files.
-        settings: Entries of config.json to replace.
-
-    Raises:
-        UserError: `lerobot` is missing or cannot load it, or the weights are not exactly those of the policy.
-    """
+    """Load the policy with LeRobot's `from_pretrained` on the CPU; `settings` replace entries of config.json."""
     factory, configs = lerobot_module("policies.factory"), lerobot_module("configs.policies")
     with one_line(f"lerobot cannot load {source.folder}"):
         config = configs.PreTrainedConfig.from_pretrained(source.folder, cli_overrides=["--device=cpu"])
         if hasattr(config, "pretrained_backbone_weights"):
-            config.pretrained_backbone_weights = None  # would be downloaded, then replaced by those in the file
+            config.pretrained_backbone_weights = None  # otherwise downloaded before the file replaces them
         for name, value in settings.items():
             setattr(config, name, value)
-        # Not strict: `check_weights` says more, and some kinds go on with random weights after an error.
+        # Not strict: `check_weights` has better messages, and some kinds continue with random weights after an error.
         policy = factory.get_policy_class(source.kind).from_pretrained(source.folder, config=config, strict=False)
         pipelines = factory.make_pre_post_processors(config, pretrained_path=str(source.folder))
     check_weights(source.folder / WEIGHTS, policy)
-    for pipeline in pipelines:  # everything is computed where the observations are
+    for pipeline in pipelines:  # tensors stay on the device of the observations
         pipeline.steps = [step for step in pipeline.steps if type(step).__name__ != "DeviceProcessorStep"]
     return FrozenPolicy(policy.eval().requires_grad_(False), *pipelines)
 
 
 def check_weights(file: Path, policy: Any) -> None:
-    """Refuse a loaded LeRobot `policy` whose weights are not exactly those in `file`.
-
-    Raises:
-        UserError: Names the first weight that is unknown, missing, of another shape, not finite or not loaded.
-    """
+    """Raise a UserError with the first weight of `policy` that differs from `file`, is unknown or missing."""
     state: dict[str, torch.Tensor] = policy.state_dict()
     given: set[str] = set()
     with safe_open(str(file), "pt") as tensors:
         for name in tensors.keys():  # noqa: SIM118 - not a mapping
             own = name if name in state else f"model.{name}"  # files from openpi lack the prefix
             if own not in state:
-                raise UserError(f"{file} has weight '{name}', which LeRobot's '{policy.name}' does not know.")
+                raise UserError(f"{file} has weight '{name}', which is unknown to LeRobot's '{policy.name}'.")
             value, loaded = tensors.get_tensor(name), state[own]
             if value.shape != loaded.shape:
                 raise UserError(
@@ -122,15 +110,11 @@ class LeRobotConfig(Validated):
 class LeRobotPolicy(Policy):
     """Base class of all kinds; verbs `act` and `decode`."""
 
-    kinds: ClassVar[dict[str, str]]  # LeRobot's names of the policies it holds -> their setting of sampler steps
+    kinds: ClassVar[dict[str, str]]  # LeRobot's names of its policies -> their setting of sampler steps
     config: LeRobotConfig
 
     def __init__(self, config: LeRobotConfig, spec: PolicySpec) -> None:
-        """Load the policy that `config` names.
-
-        Raises:
-            UserError: `lerobot` is missing, the files have changed, or `spec` is not that of the policy.
-        """
+        """Load the policy that `config` names; a UserError is raised if its files or `spec` have changed."""
         super().__init__()
         if not config.sha256:
             raise UserError("A LeRobot policy comes from its files; use robopolicy.interop.lerobot.load_lerobot.")
@@ -184,11 +168,7 @@ class LeRobotPolicy(Policy):
         return value
 
     def prepared(self, obs: Observation) -> dict[str, Any]:
-        """Output of the LeRobot processors for `obs`, by feature.
-
-        Raises:
-            UserError: An observation is missing or has another shape.
-        """
+        """Return the output of the LeRobot processors for `obs`, by feature."""
         rows: dict[str, Any] = {}
         for key, shape in self.spec.observation.items():
             found = tuple(obs[key].shape[1:]) if key in obs else f"only {', '.join(sorted(obs))}"
@@ -209,14 +189,14 @@ class LeRobotPolicy(Policy):
         return self.original.postprocessor(actions).to(actions.device, torch.float32)
 
     def _instructions(self, obs: Observation) -> list[str]:
-        """Instruction of every row; empty for policies that read none."""
-        told = self.config.instructions
-        if len(told) > 1:
+        """Return the instruction of every row; empty for policies without instructions."""
+        texts = self.config.instructions
+        if len(texts) > 1:
             chosen = [int(index) for index in obs[TASK_INDEX][:, -1, 0]]
-            if not set(chosen) <= set(range(len(told))):
-                raise UserError(f"'{TASK_INDEX}' must choose among {len(told)} instructions, found {sorted(chosen)}.")
-            return [told[index] for index in chosen]
-        return [*told, ""][:1] * len(next(iter(obs.values())))
+            if not set(chosen) <= set(range(len(texts))):
+                raise UserError(f"'{TASK_INDEX}' must choose among {len(texts)} instructions, found {sorted(chosen)}.")
+            return [texts[index] for index in chosen]
+        return [*texts, ""][:1] * len(next(iter(obs.values())))
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> LeRobotPolicy:
         # `to(device)` must also reach the policy that is kept out of the state dict.
@@ -230,12 +210,8 @@ def observation_of(source: SavedPolicy, instructions: tuple[str, ...] = ()) -> d
     return {**source.shapes, **({TASK_INDEX: (1,)} if len(instructions) > 1 else {})}
 
 
-def played(source: SavedPolicy, action_horizon: int | None, horizon: int) -> int:
-    """Number of executed actions of a chunk of `horizon`; None for the setting of LeRobot.
-
-    Raises:
-        UserError: The chunk has fewer actions.
-    """
+def num_executed(source: SavedPolicy, action_horizon: int | None, horizon: int) -> int:
+    """Return the number of executed actions of a chunk of `horizon`; None for the setting of LeRobot."""
     count = source.number("n_action_steps") if action_horizon is None else action_horizon
     if not 1 <= count <= horizon:
         raise UserError(
@@ -246,7 +222,7 @@ def played(source: SavedPolicy, action_horizon: int | None, horizon: int) -> int
 
 
 def _encoder(source: SavedPolicy, spec: PolicySpec, instructions: int) -> ObservationEncoder:
-    """The observed vectors with their statistics, from which critics and steering actors take their normaliser."""
+    """Return an encoder of the observed vectors, whose normaliser critics and steering actors use."""
     shapes = {key: shape for key, shape in spec.observation.items() if not key.startswith(IMAGE_PREFIX)}
     statistics = {key: source.normalization[source.inputs[key]].statistics for key in shapes if key in source.inputs}
     if TASK_INDEX in shapes:
@@ -259,7 +235,7 @@ def _encoder(source: SavedPolicy, spec: PolicySpec, instructions: int) -> Observ
 
 
 def _units(found: Normalization) -> tuple[str, dict[str, Tensor]]:
-    """Mode and statistics of our normaliser for a LeRobot normalization."""
+    """Return mode and statistics of our normaliser for a LeRobot normalization."""
     if found.mode == "IDENTITY":
         return "identity", {}
     ours = ("mean", "std") if found.mode == "MEAN_STD" else ("min", "max")
@@ -280,11 +256,7 @@ class LeRobotVLA(LeRobotPolicy):
 
     @classmethod
     def spec_of(cls, source: SavedPolicy, config: LeRobotConfig, action_horizon: int | None = None) -> PolicySpec:
-        """Chunks of `chunk_size` actions, of which `n_action_steps` are executed.
-
-        Raises:
-            UserError: No instruction is given, more actions are to be executed than planned, or they are relative.
-        """
+        """Return the specification; requires an instruction and absolute actions."""
         if not config.instructions:
             raise UserError(
                 f"The LeRobot policy {source.name} ({source.kind}) needs an instruction, found none; load it with "
@@ -292,15 +264,15 @@ class LeRobotVLA(LeRobotPolicy):
             )
         if source.config.get("use_relative_actions"):
             raise UserError(
-                f"The LeRobot policy {source.name} has use_relative_actions=true, so its statistics are not those of "
-                "the actions that it returns; only policies with absolute actions can be loaded."
+                f"The LeRobot policy {source.name} has use_relative_actions=true, so its statistics do not "
+                "describe the actions that it returns; only policies with absolute actions can be loaded."
             )
         horizon = source.number("chunk_size")
         return PolicySpec(
             observation_of(source, config.instructions),
             source.action_dim,
             horizon,
-            played(source, action_horizon, horizon),
+            num_executed(source, action_horizon, horizon),
         )
 
     @property

@@ -3,10 +3,10 @@
 config.json                   kind, architecture, features with their shapes, horizons
 model.safetensors             weights
 policy_preprocessor.json      steps from observations to network inputs, with separate files of statistics
-policy_postprocessor.json     steps from the network's actions to those of the robot
+policy_postprocessor.json     steps from the network's actions to robot actions
 
-LeRobot itself leaves a feature as it is where its statistics are missing, drops weights it does not know and imports
-any class that a processor step names. All three raise errors here.
+LeRobot leaves a feature unscaled if its statistics are missing, drops unknown weights and imports any class that a
+processor step names. All three raise errors here.
 """
 
 from __future__ import annotations
@@ -33,17 +33,11 @@ from robopolicy.optional import require
 from robopolicy.spec import IMAGE_PREFIX
 
 EXTRA = "lerobot"
-
-
 OLDEST_PYTHON = (3, 12)
 
 
 def lerobot_module(name: str) -> Any:
-    """Import `lerobot.{name}`.
-
-    Raises:
-        UserError: It is not installed, or cannot be.
-    """
+    """Import `lerobot.{name}`; a UserError is raised if it is not installed."""
     if sys.version_info < OLDEST_PYTHON:
         found = ".".join(map(str, sys.version_info[:2]))
         raise UserError(f"LeRobot needs Python 3.12, this is {found}; run: pip install 'robopolicy[{EXTRA}]' there.")
@@ -53,8 +47,7 @@ def lerobot_module(name: str) -> Any:
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 PREPROCESSOR, POSTPROCESSOR = "policy_preprocessor.json", "policy_postprocessor.json"
 ACTION = "action"
-
-STATISTICS = {  # what a normalisation of LeRobot needs
+STATISTICS = {  # statistics by normalization mode of LeRobot
     "MIN_MAX": ("min", "max"),
     "MEAN_STD": ("mean", "std"),
     "QUANTILES": ("q01", "q99"),
@@ -67,10 +60,10 @@ _PROVIDED: dict[str, Path] = {}  # folders by the hash of their content
 
 @dataclass(frozen=True)
 class Normalization:
-    """How LeRobot scales one feature."""
+    """Scaling of one feature in LeRobot."""
 
     mode: str  # key of `STATISTICS`, or IDENTITY
-    statistics: Mapping[str, Tensor]  # all there are, by name; (D,) or (3, 1, 1)
+    statistics: Mapping[str, Tensor]  # by name; (D,) or (3, 1, 1)
 
 
 @dataclass(frozen=True)
@@ -92,11 +85,7 @@ class SavedPolicy:
         return str(self.config["type"])
 
     def number(self, name: str) -> int:
-        """Whole number in config.json.
-
-        Raises:
-            UserError: There is none.
-        """
+        """Return a positive integer of config.json."""
         value = self.config.get(name)
         if not isinstance(value, int) or value < 1:
             raise UserError(f"'{name}' in {self.folder / CONFIG} must be a positive number, found {value!r}.")
@@ -156,10 +145,7 @@ def open_source(
 def content_hash(folder: Path) -> str:
     """SHA-256 over names and contents of all files of the policy in `folder`.
 
-    A tokenizer that its processors fetch from the hub is not among them.
-
-    Raises:
-        UserError: One of them is missing.
+    All of them must exist. A tokenizer that its processors fetch from the hub is not among them.
     """
     names = [CONFIG, WEIGHTS, PREPROCESSOR, POSTPROCESSOR]
     for name in names:
@@ -182,11 +168,7 @@ def content_hash(folder: Path) -> str:
 
 @contextmanager
 def one_line(what: str) -> Iterator[None]:
-    """Suppress the output of libraries and convert their errors to one line that begins with `what`.
-
-    Raises:
-        UserError: An exception was raised inside.
-    """
+    """Suppress the output of libraries and convert their errors to a UserError of one line that starts with `what`."""
     try:
         with redirect_stdout(StringIO()):
             yield
@@ -259,7 +241,7 @@ def _named(
 
 
 def _steps(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """File and description of every processor step; refuses classes from outside of lerobot."""
+    """Iterate over file and description of every processor step; classes from outside of lerobot are errors."""
     for name in _NORMALIZERS:
         steps = _read(folder / name).get("steps")
         if not isinstance(steps, list) or not all(isinstance(step, dict) for step in steps):
@@ -269,7 +251,7 @@ def _steps(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
             if not known:
                 raise UserError(
                     f"{folder / name} names the processor step '{step.get('class')}', which is not part of lerobot, "
-                    "and code that a file names is not run; register the step with lerobot and save the policy again."
+                    "and is not imported; register the step with lerobot and save the policy again."
                 )
             yield name, step
 
@@ -277,24 +259,20 @@ def _steps(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 def _normalization(
     folder: Path, config: Mapping[str, Any], feature: str, kind: str, shape: tuple[int, ...]
 ) -> Normalization:
-    """Scaling of a feature, with all statistics it needs.
-
-    Raises:
-        UserError: They are missing, not finite or of another size.
-    """
+    """Return the scaling of a feature; a UserError is raised for missing, non-finite or misshapen statistics."""
     name = POSTPROCESSOR if feature == ACTION else PREPROCESSOR
     steps = [step for file, step in _steps(folder) if file == name and step.get("registry_name") == _NORMALIZERS[name]]
-    asked = str((config.get("normalization_mapping") or {}).get(kind, "IDENTITY"))
+    declared = str((config.get("normalization_mapping") or {}).get(kind, "IDENTITY"))
     if len(steps) != 1:
-        if asked == "IDENTITY":
+        if declared == "IDENTITY":
             return Normalization("IDENTITY", {})
         raise UserError(
-            f"{folder / name} must have one '{_NORMALIZERS[name]}' for {asked} of '{feature}', found {len(steps)}; "
+            f"{folder / name} must have one '{_NORMALIZERS[name]}' for {declared} of '{feature}', found {len(steps)}; "
             "save the policy with its processors."
         )
     mode = str((steps[0].get("config", {}).get("norm_map") or {}).get(kind, "IDENTITY"))
-    if mode != asked:
-        raise UserError(f"'{feature}' is scaled by {mode} in {folder / name}, but {CONFIG} says {asked}.")
+    if mode != declared:
+        raise UserError(f"'{feature}' is scaled by {mode} in {folder / name}, but {CONFIG} has {declared}.")
     found = _statistics(folder, steps[0], feature)
     if mode == "IDENTITY":
         return Normalization(mode, found)
@@ -304,7 +282,7 @@ def _normalization(
         if statistic not in found:
             raise UserError(
                 f"{folder / name} has no statistics of '{feature}': {mode} expects {' and '.join(STATISTICS[mode])}, "
-                f"found {', '.join(sorted(found)) or 'none'}; save the policy again with those of its dataset."
+                f"found {', '.join(sorted(found)) or 'none'}; save the policy again with the statistics of its dataset."
             )
         value = found[statistic]
         if not bool(value.isfinite().all()):

@@ -1,1 +1,1 @@
-"""Video transformers and autoencoders of diffusers as world models that are told actions."""
+"""Action-conditioned world models from video transformers and autoencoders of diffusers."""

@@ -1,8 +1,8 @@
-"""Frames and the latents of diffusers' autoencoders, and latents of a dataset kept on disk.
+"""Encoding of frames with autoencoders of diffusers, and a cache of the latents of a dataset.
 
-Every frame is encoded by itself. Autoencoders of videos (Wan, LTX) would also merge every four or eight frames; taken
-alone, a frame has latents of its own, and so does the action that led to it. Wan's transformer must get used to that
-in fine-tuning: it was trained on merged frames.
+Every frame is encoded separately. Video autoencoders (Wan, LTX) would otherwise merge four or eight frames; a separate
+frame has its own latents, and so has its action. Wan's transformer was trained on merged frames and must adapt to this
+in fine-tuning.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from robopolicy.files import atomic_file
 from robopolicy.worldmodel.contract import Images
 from robopolicy.worldmodel.latent import to_float, to_uint8
 
-VIDEO, PICTURE = 5, 4  # axes that an autoencoder reads
+VIDEO, IMAGE = 5, 4  # input axes of an autoencoder
 AUTOENCODERS = {
     "AutoencoderKLWan": VIDEO,
     "AutoencoderKLLTXVideo": VIDEO,
-    "AutoencoderKL": PICTURE,
-    "AutoencoderTiny": PICTURE,
+    "AutoencoderKL": IMAGE,
+    "AutoencoderTiny": IMAGE,
 }
 
 
 class FrameCodec(nn.Module):
-    """A frozen autoencoder of diffusers: frames of any cameras, one above the other, to scaled latents and back."""
+    """Frozen autoencoder of diffusers for frames of all cameras, stacked vertically."""
 
     mean: Tensor
     std: Tensor
@@ -42,7 +42,7 @@ class FrameCodec(nn.Module):
         if name not in AUTOENCODERS:
             raise unknown_name("autoencoder", name, AUTOENCODERS)
         if autoencoder.config.get("timestep_conditioning") or any(autoencoder.config.get("decoder_inject_noise") or ()):
-            raise UserError(f"{name} decodes with noise of its own (LTX from 0.9.1 on); choose one that does not.")
+            raise UserError(f"{name} adds noise in decoding (LTX from 0.9.1 on); choose one that does not.")
         self.axes, self.cameras = AUTOENCODERS[name], cameras
         self.autoencoder = autoencoder.eval().requires_grad_(False)
         mean, std = _scale(autoencoder)
@@ -52,11 +52,11 @@ class FrameCodec(nn.Module):
             black = torch.zeros(1, 3, size, size, device=mean.device)
             _, self.channels, height, self.width = self._encode(black).shape
         except RuntimeError as error:
-            raise UserError(f"{name} cannot encode pictures of {size} pixels; choose another size.") from error
+            raise UserError(f"{name} cannot encode images of {size} pixels; choose another size.") from error
         self.height = height * len(cameras)
-        shown = self._decode(torch.zeros(1, self.channels, height, self.width, device=mean.device))
-        if shown.shape != black.shape:
-            raise UserError(f"{name} does not give back {size} pixels; choose a multiple of its compression.")
+        decoded = self._decode(torch.zeros(1, self.channels, height, self.width, device=mean.device))
+        if decoded.shape != black.shape:
+            raise UserError(f"{name} does not restore {size} pixels; choose a multiple of its compression.")
 
     @torch.no_grad()
     def encode(self, images: Images) -> Tensor:
@@ -82,7 +82,7 @@ class FrameCodec(nn.Module):
         return found[:, :, 0] if self.axes == VIDEO else found
 
     def fingerprint(self) -> str:
-        """A digest of its weights and of how it arranges frames."""
+        """Return a digest of the weights and the layout of the frames."""
         digest = hashlib.sha256(repr((self.cameras, self.height, self.width)).encode())
         for key, value in self.state_dict().items():
             digest.update(key.encode() + value.detach().cpu().contiguous().numpy().tobytes())
@@ -90,10 +90,13 @@ class FrameCodec(nn.Module):
 
 
 def _scale(autoencoder: Any) -> tuple[Tensor, Tensor]:
-    """Mean and spread `(Z, 1, 1)` of its latents, as transformers that were trained on them expect."""
+    """Return mean and scale `(Z, 1, 1)` of the latents for transformers that were trained on them."""
     config = autoencoder.config
     channels = int(config.get("z_dim") or config["latent_channels"])
-    found = {**config, **dict(autoencoder.named_buffers())}  # LTX keeps them with its weights, Wan in its configuration
+    found = {
+        **config,
+        **dict(autoencoder.named_buffers()),
+    }  # LTX stores them with its weights, Wan in its configuration
     mean, std = found.get("latents_mean"), found.get("latents_std")
     if mean is None or std is None:
         mean, std = config.get("shift_factor") or 0.0, 1.0
@@ -108,16 +111,9 @@ def _scale(autoencoder: Any) -> tuple[Tensor, Tensor]:
 
 @torch.no_grad()
 def cached_latents(codec: FrameCodec, images: Images, folder: Path | None, size: int = 64) -> Tensor:
-    """Latents `(F, Z, h, w)` of all frames on the CPU, kept in `folder` under a digest of frames and autoencoder.
+    """Return the latents `(F, Z, h, w)` of all frames `{camera: (F, 3, S, S)}` on the CPU, from `size` frames per call.
 
-    Args:
-        codec: The autoencoder.
-        images: The frames, `{camera: (F, 3, S, S)}`.
-        folder: Where latents are kept; None computes them afresh.
-        size: Frames per call.
-
-    Raises:
-        UserError: A file of latents is damaged, or the folder cannot be written.
+    They are cached in `folder` by a digest of frames and autoencoder; None disables the cache.
     """
     if folder is None:
         return _encoded(codec, images, size)

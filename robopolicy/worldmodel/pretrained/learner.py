@@ -1,8 +1,7 @@
-"""Training of a pretrained world model: flow matching on latent films whose past is given, a little disturbed.
+"""Training of a pretrained world model by flow matching on windows of latents with a slightly noisy context.
 
-`PretrainedLearner` speaks like an algorithm, so that the one training loop runs it. Only what may learn does: the
-transformer or its low-rank updates, what reads the actions, the state vector's head and the judge; never the
-autoencoder.
+`PretrainedLearner` implements the interface of an algorithm for the shared training loop. It trains the transformer or
+its low-rank updates, the action encoder, the state head and the success head, but not the autoencoder.
 """
 
 from __future__ import annotations
@@ -27,46 +26,44 @@ Metrics = dict[str, float]
 
 @dataclass(frozen=True)
 class PretrainedLearnerConfig(Validated):
-    """How a pretrained model learns to follow actions."""
+    """Training settings of a pretrained model."""
 
     updates: PositiveInt = 10_000  # gradient steps
     batch_size: PositiveInt = 8  # windows
     lr: Positive = 1e-4  # rises for 100 updates, then falls linearly to a tenth
     weight_decay: NonNegative = 0.01
     grad_clip: Positive = 1.0  # largest norm of the gradient
-    history_noise: FractionBelowOne = (
-        0.1  # largest share of noise in the frames that are given; the model is told how much
-    )
+    history_noise: FractionBelowOne = 0.1  # largest noise level of the context, which the model receives as its time
 
 
 @dataclass(frozen=True)
 class PretrainedTrainConfig:
-    """A pretrained model in place of the small one."""
+    """Settings of a pretrained model, which replaces the small one."""
 
-    source: str = ""  # folder of diffusers, or hub:OWNER/NAME, which is downloaded; empty trains the small model
-    autoencoder: str = ""  # likewise, whose autoencoder is taken instead of that of `source`
+    source: str = ""  # diffusers folder, or hub:OWNER/NAME, which is downloaded; empty trains the small model
+    autoencoder: str = ""  # folder or hub:OWNER/NAME of another autoencoder
     adapter: AdapterConfig = field(default_factory=AdapterConfig)
     learner: PretrainedLearnerConfig = field(default_factory=PretrainedLearnerConfig)
-    cache: str = ""  # folder that keeps latents of films between runs; empty keeps none
+    cache: str = ""  # folder of cached latents; empty disables the cache
 
 
 @dataclass(frozen=True)
 class VideoLatentBatch:
-    """Windows of latent films, and frames to judge."""
+    """Windows of latents, and frames for the success head."""
 
-    latents: Tensor  # (B, C + k, Z, h, w) context and what follows
+    latents: Tensor  # (B, C + k, Z, h, w) context and future
     proprio: Tensor  # (B, C + k, P)
     actions: Tensor  # (B, C + k - 1, A)
-    real: Tensor  # (B, k) bool, whether a frame that follows was filmed
-    judged: Tensor  # (B, Z, h, w) other frames
-    judged_proprio: Tensor  # (B, P)
-    outcome: Tensor  # (B, 2) success and progress they show
+    real: Tensor  # (B, k) bool, whether a future frame is recorded and not padding
+    outcome_latents: Tensor  # (B, Z, h, w) other frames, for the success head
+    outcome_proprio: Tensor  # (B, P)
+    outcome: Tensor  # (B, 2) their success and progress
 
 
 def flow_loss(
     model: PretrainedWorldModel, batch: VideoLatentBatch, generator: torch.Generator, history_noise: float
 ) -> tuple[Tensor, Metrics]:
-    """Squared error of the velocity of the frames that follow, and of the change of the state vector."""
+    """Squared error of the velocity of the future frames, and of the change of the state vector."""
     data, (size, future), device = batch.latents, batch.real.shape, batch.latents.device
     context = data.shape[1] - future
     noise = torch.randn(data.shape, generator=generator).to(device)
@@ -81,14 +78,14 @@ def flow_loss(
     pairs = [data[:, before], data[:, after], batch.proprio[:, before], batch.actions[:, before.start :]]
     predicted = model.state_change(*(part.flatten(0, 1) for part in pairs))
     moved = (batch.proprio[:, after] - batch.proprio[:, before] - model.proprio_change_mean) / model.proprio_change_std
-    missed = (predicted - moved.flatten(0, 1))[batch.real.flatten()].pow(2)
-    state = missed.mean() if missed.numel() else flow.new_zeros(())
+    errors = (predicted - moved.flatten(0, 1))[batch.real.flatten()].pow(2)
+    state = errors.mean() if errors.numel() else flow.new_zeros(())
     return flow + state, {"flow/loss": float(flow.detach()), "state/loss": float(state.detach())}
 
 
 def outcome_loss(model: PretrainedWorldModel, batch: VideoLatentBatch) -> tuple[Tensor, Metrics]:
     """Cross-entropies of success and progress."""
-    logits = model.judged(batch.judged, batch.judged_proprio)
+    logits = model.outcome_logits(batch.outcome_latents, batch.outcome_proprio)
     loss = functional.binary_cross_entropy_with_logits(logits, batch.outcome)
     return loss, {"outcome/loss": float(loss.detach())}
 
@@ -98,7 +95,7 @@ class PretrainedLearner:
 
     name = "worldmodel"
     data_source = "dataset"
-    stage = "dynamics"  # the only one
+    stage = "dynamics"  # the only stage
 
     def __init__(self, config: PretrainedLearnerConfig, model: PretrainedWorldModel, seed: int = 0) -> None:
         self.config, self.model = config, model
@@ -109,37 +106,36 @@ class PretrainedLearner:
 
     @property
     def total_updates(self) -> int:
-        """Budget."""
+        """Number of updates."""
         return self.config.updates
 
     def rate(self) -> float:
-        """Learning rate of the next update."""
+        """Return the learning rate of the next update."""
         return self.config.lr * min(1.0, (self.updates + 1) / 100) * (1 - 0.9 * self.updates / self.config.updates)
 
     def update(self, batch: VideoLatentBatch) -> Metrics:
-        """One gradient step."""
+        """Perform one gradient step."""
         rate = self.rate()
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         loss, metrics = flow_loss(self.model, batch, self.generator, self.config.history_noise)
-        judging, judged = outcome_loss(self.model, batch)
+        outcome, outcome_metrics = outcome_loss(self.model, batch)
         self.optimizer.zero_grad(set_to_none=True)
-        (loss + judging).backward()
+        (loss + outcome).backward()
         nn.utils.clip_grad_norm_(self.learning.values(), self.config.grad_clip)
         self.optimizer.step()
         self.updates += 1
-        return metrics | judged | {"lr": rate}
+        return metrics | outcome_metrics | {"lr": rate}
 
     def inference_policy(self) -> PretrainedWorldModel:
-        """The model itself, not a copy: it may be large, and is always in evaluation mode."""
+        """Return the model, which may be large, without a copy; it is always in evaluation mode."""
         return self.model.eval()
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that decides future updates; what is frozen comes from the pretrained model again."""
-        own = dict(self.model.named_buffers(recurse=False))
+        """State of trained weights, statistics, optimizer and random numbers; frozen weights come from the source."""
         return {
             "learning": {name: value.detach() for name, value in self.learning.items()},
-            "statistics": own,
+            "statistics": dict(self.model.named_buffers(recurse=False)),
             "optimizer": self.optimizer.state_dict(),
             "updates": self.updates,
             "generator": self.generator.get_state(),
@@ -150,7 +146,7 @@ class PretrainedLearner:
         """Restore `state_dict`."""
         for kind, found in (("learning", self.learning), ("statistics", dict(self.model.named_buffers(recurse=False)))):
             if state[kind].keys() != found.keys():
-                raise ValueError(f"The state is of another model: its {kind} differ.")
+                raise ValueError(f"The state belongs to another model: its {kind} differ.")
             for name, value in found.items():
                 value.copy_(state[kind][name])
         self.optimizer.load_state_dict(state["optimizer"])
@@ -159,33 +155,29 @@ class PretrainedLearner:
 
 
 class CachedVideoSource(VideoSource):
-    """Batches of windows; latents that an earlier run kept in the folder `cache` are found there."""
+    """Source of batches of windows, with a cache of latents in the folder `cache`."""
 
-    def __init__(self, films: VideoDataset, device: torch.device, seed: int = 0, cache: Path | None = None) -> None:
-        super().__init__(films, device, seed)
+    def __init__(self, videos: VideoDataset, device: torch.device, seed: int = 0, cache: Path | None = None) -> None:
+        super().__init__(videos, device, seed)
         self.cache = cache
 
     def encode(self, model: PretrainedWorldModel) -> Tensor:
-        """With the autoencoder of the pretrained model."""
-        return cached_latents(model.codec, self.films.images, self.cache)
+        """Return the latents of the pretrained autoencoder, cached between runs."""
+        return cached_latents(model.codec, self.videos.images, self.cache)
 
     def next(self, algorithm: PretrainedLearner) -> VideoLatentBatch:
-        """The next batch."""
-        model, films, size = algorithm.model, self.films, algorithm.config.batch_size
+        """Return the next batch."""
+        model, videos, size = algorithm.model, self.videos, algorithm.config.batch_size
         latents = self.latents(model)
-        frames, actions, real = films.window(self.sampler.targets(size), films.spec.frames_per_call)
-        parts = (latents[frames], films.proprio[frames], actions, real, *self.judged(model, size))
+        frames, actions, real = videos.window(self.sampler.targets(size), videos.spec.frames_per_call)
+        parts = (latents[frames], videos.proprio[frames], actions, real, *self.outcome_batch(model, size))
         return VideoLatentBatch(*(part.to(self.device) for part in parts))
 
 
-def parts_of(
-    config: PretrainedTrainConfig, films: VideoDataset, device: torch.device, seed: int
+def build_pretrained(
+    config: PretrainedTrainConfig, videos: VideoDataset, device: torch.device, seed: int
 ) -> tuple[PretrainedLearner, CachedVideoSource]:
-    """What a run consists of.
-
-    Raises:
-        UserError: As in `open_pretrained`.
-    """
-    model = open_pretrained(config.source, films.spec, config.adapter, autoencoder=config.autoencoder).to(device)
+    """Create the learner and the data source of a run; errors are those of `open_pretrained`."""
+    model = open_pretrained(config.source, videos.spec, config.adapter, autoencoder=config.autoencoder).to(device)
     cache = Path(config.cache) if config.cache else None
-    return PretrainedLearner(config.learner, model, seed), CachedVideoSource(films, device, seed, cache)
+    return PretrainedLearner(config.learner, model, seed), CachedVideoSource(videos, device, seed, cache)

@@ -1,1 +1,1 @@
-"""Who says whether a predicted film shows success: networks trained on films, or a vision-language model."""
+"""Success detectors for predicted videos: trained networks and vision-language models."""

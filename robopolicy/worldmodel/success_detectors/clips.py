@@ -1,7 +1,7 @@
-"""What the learned judges share: examples from films, an ensemble of small networks over the last frames, its training.
+"""Shared parts of the trained success detectors: training examples, network ensembles, training and calibration.
 
-Judges look at predicted frames, which are a little blurred: `Examples.of` takes a `reconstruct` function (decode what
-was encoded, or frames that the world model generated), and half of the training frames are then passed through it.
+Predicted frames are slightly blurred: `Examples.from_videos` takes a function `reconstruct` (encode and decode, or
+frames that the world model generated), and half of the training frames are then reconstructed.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from robopolicy.worldmodel.contract import Images
 from robopolicy.worldmodel.videos import VideoDataset
 
 Reconstruct = Callable[[Images], Images]
-"""Frames `{camera: (B, 3, S, S)}` uint8 to frames as a world model shows them."""
+"""Function of frames `{camera: (B, 3, S, S)}` uint8 that returns them as a world model predicts them."""
 _BATCH = 256
 
 
 @dataclass(frozen=True)
 class JudgeConfig(Validated):
-    """Architecture of a learned judge."""
+    """Architecture of a trained success detector."""
 
-    members: PositiveInt = 3  # M, networks whose disagreement is the uncertainty
-    frames: PositiveInt = 1  # last frames of a clip that are looked at
+    members: PositiveInt = 3  # M, networks; their disagreement is the uncertainty
+    frames: PositiveInt = 1  # last frames of a clip that are used
     hidden: tuple[PositiveInt, ...] = (128,)
     vision: VisionConfig = field(default_factory=lambda: VisionConfig(widths=(16, 32, 64), keypoints=16, crop=1.0))
-    abstain: FractionBelowOne = 0.05  # share of the held-out frames that may be called uncertain
+    abstain: FractionBelowOne = 0.05  # fraction of the held-out frames that may be uncertain
 
 
 @dataclass(frozen=True)
 class FitConfig(Validated):
-    """Training of a learned judge."""
+    """Training of a success detector."""
 
     steps: PositiveInt = 1_500  # gradient steps
     batch_size: PositiveInt = 64
@@ -49,31 +49,31 @@ class FitConfig(Validated):
 
 
 class Examples:
-    """F labelled frames, each with the clip that leads to it, as filmed and as a world model shows them."""
+    """F labelled frames with the clips that lead to them, as recorded and as reconstructed by a world model."""
 
-    def __init__(self, films: VideoDataset, views: list[Images]) -> None:
-        """Use `Examples.of`."""
-        self.films, self.views = films, views  # views: {camera: (F, 3, S, S)} uint8, the first one as filmed
+    def __init__(self, videos: VideoDataset, views: list[Images]) -> None:
+        """Use `Examples.from_videos`."""
+        self.videos, self.views = videos, views  # views: {camera: (F, 3, S, S)} uint8, the recorded one first
 
     @classmethod
-    def of(cls, films: VideoDataset, reconstruct: Reconstruct | None = None) -> Examples:
-        """The frames of `films`, and where given also as `reconstruct` shows them."""
-        views = [films.images]
+    def from_videos(cls, videos: VideoDataset, reconstruct: Reconstruct | None = None) -> Examples:
+        """Use the frames of `videos`, and also their reconstructions if `reconstruct` is given."""
+        views = [videos.images]
         if reconstruct is not None:
-            views.append(_reconstructed(films.images, reconstruct))
-        return cls(films, views)
+            views.append(_reconstructed(videos.images, reconstruct))
+        return cls(videos, views)
 
     def __len__(self) -> int:
-        return len(self.films)
+        return len(self.videos)
 
     def clips(self, frames: Tensor, length: int, view: int = 0) -> Images:
-        """Clips `{camera: (B, length, 3, S, S)}` that end at `frames` `(B,)`; first frames are repeated."""
+        """Return clips `{camera: (B, length, 3, S, S)}` that end at `frames` `(B,)`, padded with first frames."""
         back = torch.arange(1 - length, 1)
-        index = torch.maximum(frames[:, None] + back, self.films.first[frames][:, None])
+        index = torch.maximum(frames[:, None] + back, self.videos.first[frames][:, None])
         return {camera: pictures[index] for camera, pictures in self.views[view].items()}
 
     def sample(self, frames: Tensor, length: int, generator: torch.Generator) -> Images:
-        """As `clips`, each row in a view drawn at random."""
+        """Return clips, each row from a random view."""
         if len(self.views) == 1:
             return self.clips(frames, length)
         view = torch.randint(len(self.views), (len(frames),), generator=generator)
@@ -83,14 +83,14 @@ class Examples:
             for camera in parts[0]
         }
 
-    def portions(self, length: int, view: int = 0) -> Iterator[tuple[Tensor, Images]]:
-        """All frames `(B,)` and their clips, in portions that fit into memory."""
+    def batches(self, length: int, view: int = 0) -> Iterator[tuple[Tensor, Images]]:
+        """Iterate over batches of all frames `(B,)` and their clips."""
         for frames in torch.arange(len(self)).split(_BATCH):
             yield frames, self.clips(frames, length, view)
 
 
 class ClipNet(nn.Module):
-    """One network: the last frames of clips to a few numbers; `{camera: (B, T, 3, S, S)}` -> `(B, outputs)`."""
+    """Network from the last frames of clips `{camera: (B, T, 3, S, S)}` to `(B, outputs)`."""
 
     def __init__(self, config: JudgeConfig, cameras: Mapping[str, int], outputs: int) -> None:
         super().__init__()
@@ -102,7 +102,7 @@ class ClipNet(nn.Module):
         self.head = MLP(config.frames * width, config.hidden, outputs, activation="relu")
 
     def forward(self, images: Mapping[str, Tensor]) -> Tensor:
-        """Look at the last frames, the first one repeated where a clip is shorter."""
+        """Map the last frames, padded with the first one, to the outputs."""
         features = []
         for name, net in self.cameras.items():
             clip = images[name]
@@ -122,40 +122,32 @@ class ClipEnsemble(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where its weights are."""
+        """Device of the weights."""
         return next(self.parameters()).device
 
     def forward(self, images: Mapping[str, Tensor]) -> Tensor:
-        """All members on the same clips."""
+        """Evaluate all members on the same clips."""
         return torch.stack([member(images) for member in self.members])
 
     @torch.no_grad()
-    def judge(self, images: Mapping[str, Tensor]) -> Tensor:
-        """As `forward`, in evaluation, for clips anywhere.
-
-        Raises:
-            UserError: The cameras or their sizes are not those it was trained on.
-        """
+    def predict(self, images: Mapping[str, Tensor]) -> Tensor:
+        """Check the clips, which may be on any device, and evaluate all members without gradients."""
         check_clips(self.sizes, images)
         return self({name: images[name].to(self.device) for name in self.sizes})
 
     @torch.no_grad()
-    def over(self, examples: Examples, view: int = 0) -> Tensor:
-        """Outputs `(M, F, outputs)` for all frames."""
-        parts = [self.judge(clips) for _, clips in examples.portions(self.config.frames, view)]
+    def predict_all(self, examples: Examples, view: int = 0) -> Tensor:
+        """Return outputs `(M, F, outputs)` for all frames."""
+        parts = [self.predict(clips) for _, clips in examples.batches(self.config.frames, view)]
         return torch.cat(parts, 1).cpu()
 
 
 def check_clips(sizes: Mapping[str, int], images: Mapping[str, Tensor]) -> None:
-    """Refuse clips of other cameras or sizes.
-
-    Raises:
-        UserError: Says what was expected.
-    """
+    """Raise a UserError for clips of other cameras or sizes."""
     for name, size in sizes.items():
         found = tuple(images[name].shape[-2:]) if name in images else "none"
         if found != (size, size):
-            raise UserError(f"The judge looks at camera '{name}' with {size}x{size} pixels, got {found}.")
+            raise UserError(f"The detector needs camera '{name}' with {size}x{size} pixels, got {found}.")
 
 
 def fit_ensemble(
@@ -166,19 +158,13 @@ def fit_ensemble(
     draw: Callable[[torch.Generator], Tensor],
     loss: Callable[[Tensor, Tensor], Tensor],
 ) -> ClipEnsemble:
-    """Train an ensemble; every member sees its own frames.
+    """Train an ensemble; every member has its own batches.
 
-    Args:
-        config: Architecture.
-        fit: Training.
-        examples: Frames.
-        outputs: Numbers per clip.
-        draw: Indices of a batch of frames `(B,)`.
-        loss: Of outputs `(B, outputs)` and those indices.
+    `draw` samples the indices `(B,)` of a batch of frames; `loss` receives outputs `(B, outputs)` and these indices.
     """
     with torch.random.fork_rng():
         torch.manual_seed(fit.seed)
-        sizes = {camera: pictures.shape[-1] for camera, pictures in examples.films.images.items()}
+        sizes = {camera: pictures.shape[-1] for camera, pictures in examples.videos.images.items()}
         ensemble = ClipEnsemble(config, sizes, outputs).to(fit.device)
     optimiser = torch.optim.AdamW(ensemble.parameters(), fit.learning_rate)
     generator = torch.Generator().manual_seed(fit.seed)
@@ -207,34 +193,29 @@ def _reconstructed(images: Images, reconstruct: Reconstruct) -> Images:
 
 
 Array = NDArray[np.float64]
-
-
-_LOG_TEMPERATURES = (-4.0, 4.0)  # where the temperature is looked for
-
-
+_LOG_TEMPERATURES = (-4.0, 4.0)  # search range
 _GOLDEN = (5**0.5 - 1) / 2
 
 
 @dataclass(frozen=True, eq=False)
 class Reliability:
-    """How often what was given a probability came true, by bins of equal width; bins without any are left out."""
+    """Reliability curve over bins of equal width, without empty bins."""
 
     confidence: Array  # (b,) mean probability
-    frequency: Array  # (b,) share that came true
+    frequency: Array  # (b,) fraction of positive labels
     count: NDArray[np.int64]  # (b,)
 
     @property
     def error(self) -> float:
-        """Expected calibration error: mean distance of both, weighted by count."""
+        """Expected calibration error: mean absolute difference, weighted by count."""
         return float(np.abs(self.confidence - self.frequency) @ self.count / self.count.sum())
 
 
 def fit_temperature(logits: ArrayLike, labels: ArrayLike) -> float:
-    """Temperature by which to divide `logits` `(n,)` for the highest likelihood of `labels` `(n,)` (Guo et al. 2017).
+    """Fit the temperature that maximises the likelihood of `labels` `(n,)` given `logits` `(n,)` (Guo et al. 2017).
 
-    It changes no decision, only how sure it sounds. The likelihood has one maximum, found by golden sections. Labels
-    are smoothed by one more observation of either kind (Platt 1999), or a judge without errors would become infinitely
-    sure.
+    The likelihood has one maximum, found by golden-section search. Labels are smoothed by one observation of either
+    class (Platt 1999), because a detector without errors would otherwise get an infinite confidence.
     """
     z, y = np.asarray(logits, dtype=np.float64), np.asarray(labels, dtype=np.float64)
     wins, losses = y.sum(), (1 - y).sum()
@@ -252,7 +233,7 @@ def fit_temperature(logits: ArrayLike, labels: ArrayLike) -> float:
 
 
 def reliability(probabilities: ArrayLike, labels: ArrayLike, bins: int = 10) -> Reliability:
-    """Sort `probabilities` `(n,)` of `labels` `(n,)` into bins."""
+    """Compute the reliability curve of `probabilities` `(n,)` for `labels` `(n,)`."""
     p, y = np.asarray(probabilities, dtype=np.float64), np.asarray(labels, dtype=np.float64)
     place = np.minimum((p * bins).astype(np.int64), bins - 1)
     count = np.bincount(place, minlength=bins)
@@ -263,9 +244,9 @@ def reliability(probabilities: ArrayLike, labels: ArrayLike, bins: int = 10) -> 
 
 
 def best_threshold(probabilities: ArrayLike, labels: ArrayLike) -> float:
-    """Threshold with the largest sum of sensitivity and specificity (Youden); 0.5 where `labels` know one class alone.
+    """Return the threshold with the largest sum of sensitivity and specificity (Youden); 0.5 with a single class.
 
-    It lies halfway between the two probabilities that it separates.
+    It is halfway between the two probabilities that it separates.
     """
     p, y = np.asarray(probabilities, dtype=np.float64), np.asarray(labels, dtype=np.bool_)
     if y.all() or not y.any():

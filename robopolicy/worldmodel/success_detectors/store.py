@@ -1,4 +1,4 @@
-"""Judges on disk: `model.safetensors` and `judge.json`, complete or not at all, read strictly and without pickle."""
+"""Files of success detectors: `model.safetensors` and `judge.json`, written atomically and read without pickle."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MODEL, FACTS = "model.safetensors", "judge.json"
 
 
 def save_judge(path: str | Path, judge: SuccessClassifier | StateProbe) -> None:
-    """Write a judge; the predicates of a probe belong to the task and are not written."""
+    """Write a detector; the predicates of a probe belong to the task and are not written."""
     folder = Path(path)
     check_owned(folder, FACTS, "a judge")
     facts: dict[str, Any] = {
@@ -31,7 +31,7 @@ def save_judge(path: str | Path, judge: SuccessClassifier | StateProbe) -> None:
         "kind": type(judge).__name__,
         "config": to_dict(judge.ensemble.config),
         "cameras": judge.ensemble.sizes,
-        "spread": min(judge.spread, 1e30),  # JSON knows no infinity
+        "spread": min(judge.spread, 1e30),  # JSON has no infinity
     }
     tensors = {f"ensemble.{key}": value.contiguous().cpu() for key, value in judge.ensemble.state_dict().items()}
     if isinstance(judge, SuccessClassifier):
@@ -45,25 +45,17 @@ def save_judge(path: str | Path, judge: SuccessClassifier | StateProbe) -> None:
 
 
 def load_judge(path: str | Path, solved: Predicate | None, device: str = "cpu") -> SuccessClassifier | StateProbe:
-    """Load a judge of either kind; a probe applies the predicate of the task, `solved`.
-
-    Raises:
-        UserError: The folder holds no judge, or a probe of a task whose success cannot be told from observations.
-    """
+    """Load a detector of either kind; a probe needs `solved`, the predicate of the task."""
     facts, _ = _read(Path(path), SuccessClassifier, StateProbe)
     if facts["kind"] == SuccessClassifier.__name__:
         return load_classifier(path, device)
     if solved is None:
-        raise UserError(f"{path} reads states, but the task cannot tell success from them; fit --kind classifier.")
+        raise UserError(f"{path} needs a success predicate, which the task does not have; fit --kind classifier.")
     return load_probe(path, solved, device=device)
 
 
 def load_classifier(path: str | Path, device: str = "cpu") -> SuccessClassifier:
-    """Load a `SuccessClassifier`.
-
-    Raises:
-        UserError: The folder holds something else, or is damaged.
-    """
+    """Load a `SuccessClassifier`; a UserError is raised for other or damaged content."""
     facts, tensors = _read(Path(path), SuccessClassifier)
     judge = SuccessClassifier(_ensemble(facts, tensors, 2, path, device))
     return replace(judge, **{name: facts[name] for name in ("offset", "temperature", "threshold", "spread")})
@@ -72,11 +64,7 @@ def load_classifier(path: str | Path, device: str = "cpu") -> SuccessClassifier:
 def load_probe(
     path: str | Path, success: Predicate, *, progress: Predicate | None = None, device: str = "cpu"
 ) -> StateProbe:
-    """Load a `StateProbe`, with the predicates of the task.
-
-    Raises:
-        UserError: The folder holds something else, or is damaged.
-    """
+    """Load a `StateProbe` with the predicates of the task; a UserError is raised for other or damaged content."""
     facts, tensors = _read(Path(path), StateProbe)
     ensemble = _ensemble(facts, tensors, len(tensors["mean"]), path, device)
     return StateProbe(ensemble, facts["names"], tensors["mean"], tensors["std"], success, progress, facts["spread"])
@@ -106,5 +94,7 @@ def _ensemble(
     try:
         ensemble.load_state_dict(weights, strict=True)
     except RuntimeError as error:
-        raise UserError(f"The weights of {path} do not fit its configuration; copy the judge again in full.") from error
+        raise UserError(
+            f"The weights of {path} do not match its configuration; copy the whole folder again."
+        ) from error
     return ensemble.to(device).eval()

@@ -1,13 +1,13 @@
-"""A vision-language model as judge: some frames of a clip and a question, asked several times.
+"""Success detection by a vision-language model (VLM) with majority voting over several answers per clip.
 
-The first and the last frame are always shown, and every `stride`-th between them; copies of the first, with which short
-films are padded, count once (WorldGym asks about every 20th, five votes, and tells the model to excuse how objects
-look). The share of the votes that say yes is the probability; where the votes split, or too few can be understood, the
-judge abstains.
+The prompt contains the first, the last and every `stride`-th frame of a clip; leading copies of the first frame, which
+pad short videos, count once (WorldGym uses every 20th frame, five votes, and a prompt that excuses the appearance of
+objects). The fraction of "yes" votes is the probability; the detector abstains where the votes split or too few of them
+can be parsed.
 
-No single model is reliable: published ones reach an F1 of 0.7 at best, with biases that point either way. Measure yours
-on labelled clips first (`robopolicy.evaluation.judge_metrics`) and correct the rates by what you find. Backends are
-functions from a prompt and frames to text: a served model, or a local one.
+No single model is reliable: published ones reach an F1 of at most 0.7, with biases in either direction. Measure yours
+on labelled clips (`robopolicy.evaluation.judge_metrics`) and correct the rates. Backends are functions from a prompt
+and frames to text: a served model, or a local one.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from robopolicy.optional import require
 from robopolicy.worldmodel.contract import Images, Judgement
 
 Picture = NDArray[np.uint8]
-"""(height, width, 3), cameras side by side"""
+"""Image (height, width, 3), cameras side by side"""
 
 TEMPLATE = """\
 You see {count} frames of a video in order of time, from the first to the last. A robot was told to: {task}.
@@ -49,22 +49,22 @@ _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 class VLMBackend(Protocol):
-    """Answers a prompt about frames. The same seed gives the same answer where the model allows it."""
+    """Model that answers a prompt about frames, reproducibly by seed where the model allows it."""
 
     def __call__(self, prompt: str, frames: Sequence[Picture], seed: int) -> str:
-        """Return the answer in words."""
+        """Return the text of the answer."""
         ...
 
 
 @dataclass(frozen=True)
 class VLMJudge:
-    """A `Judge` that asks a vision-language model."""
+    """Success detector that queries a vision-language model."""
 
     backend: VLMBackend
-    task: str  # what the robot was told, in words
-    votes: int = 5  # n, questions per clip
-    stride: int = 20  # frames from one picture to the next
-    agreement: float = 0.7  # share of the understood votes that must agree, or the judge abstains
+    task: str  # instruction of the robot
+    votes: int = 5  # n, answers per clip
+    stride: int = 20  # frames from one image to the next
+    agreement: float = 0.7  # fraction of the valid votes that must agree; the detector abstains otherwise
     template: str = TEMPLATE  # with {task} and {count}
 
     def __post_init__(self) -> None:
@@ -73,48 +73,48 @@ class VLMJudge:
         try:
             self.template.format(task=self.task, count=1)
         except (KeyError, IndexError, ValueError) as error:
-            raise UserError("The prompt template may hold {task} and {count} alone.") from error
+            raise UserError("The prompt template may only contain {task} and {count}.") from error
 
     def __call__(self, images: Images, proprio: Tensor) -> Judgement:
-        """Judge clips one after the other; the state vectors are not shown."""
-        rows = [self._judge(row) for row in pictures(images)]
+        """Evaluate clips one after the other, without the state vectors."""
+        rows = [self._evaluate(row) for row in pictures(images)]
         success, progress, uncertain = zip(*rows, strict=True)
         return Judgement(torch.tensor(success), torch.tensor(progress), torch.tensor(uncertain))
 
-    def _judge(self, clip: Sequence[Picture]) -> tuple[float, float, bool]:
-        clip = clip[_copies(clip) :]
-        shown = [clip[index] for index in chosen_frames(len(clip), self.stride)]
-        prompt = self.template.format(task=self.task, count=len(shown))
-        answers = [parse_answer(self.backend(prompt, shown, seed)) for seed in range(self.votes)]
-        understood = [answer for answer in answers if answer is not None]
-        if not understood:
+    def _evaluate(self, clip: Sequence[Picture]) -> tuple[float, float, bool]:
+        clip = clip[_num_padding(clip) :]
+        frames = [clip[index] for index in frame_indices(len(clip), self.stride)]
+        prompt = self.template.format(task=self.task, count=len(frames))
+        answers = [parse_answer(self.backend(prompt, frames, seed)) for seed in range(self.votes)]
+        valid = [answer for answer in answers if answer is not None]
+        if not valid:
             return 0.5, 0.0, True
-        success = sum(won for won, _ in understood) / len(understood)
-        progress = sum(done for _, done in understood) / len(understood)
+        success = sum(won for won, _ in valid) / len(valid)
+        progress = sum(done for _, done in valid) / len(valid)
         split = max(success, 1 - success) < self.agreement
-        return success, progress, split or 2 * len(understood) <= self.votes
+        return success, progress, split or 2 * len(valid) <= self.votes
 
 
-def _copies(clip: Sequence[Picture]) -> int:
-    """Frames at the start of a clip that only repeat the one after them: padding of a film that is still short."""
+def _num_padding(clip: Sequence[Picture]) -> int:
+    """Return the number of frames at the start of a clip that equal the next one, which pad short videos."""
     return next((i for i in range(len(clip) - 1) if not np.array_equal(clip[i], clip[i + 1])), len(clip) - 1)
 
 
-def chosen_frames(count: int, stride: int) -> list[int]:
-    """Every `stride`-th of `count` frames, the first and the last one always."""
+def frame_indices(count: int, stride: int) -> list[int]:
+    """Return every `stride`-th of `count` indices, including the first and the last one."""
     return sorted({*range(0, count, stride), count - 1})
 
 
 def pictures(images: Images) -> list[list[Picture]]:
-    """Clips `{camera: (B, T, 3, S, S)}` as B lists of T pictures, cameras side by side in order of name."""
+    """Convert clips `{camera: (B, T, 3, S, S)}` to B lists of T images, cameras side by side in order of name."""
     wide = torch.cat([images[name] for name in sorted(images)], -1)  # (B, T, 3, S, S * cameras)
     return [list(clip) for clip in wide.permute(0, 1, 3, 4, 2).cpu().numpy()]
 
 
 def parse_answer(answer: str) -> tuple[bool, float] | None:
-    """Success and progress in [0, 1] of an answer, the last mention of each; None where it cannot be understood.
+    """Parse the last success and progress in [0, 1] of an answer; None where it has no success.
 
-    An answer without progress counts with 1 for success and 0 for failure.
+    Without progress, success counts as 1 and failure as 0.
     """
     success, progress = _SUCCESS.findall(answer), _PROGRESS.findall(answer)
     if not success:
@@ -124,7 +124,7 @@ def parse_answer(answer: str) -> tuple[bool, float] | None:
 
 
 class ServedVLM:
-    """A model behind an endpoint that speaks OpenAI's chat completions, as vLLM, llama.cpp and others do."""
+    """Client of a server with OpenAI's chat completions API, such as vLLM or llama.cpp."""
 
     def __init__(
         self,
@@ -134,35 +134,23 @@ class ServedVLM:
         token: str = "",
         temperature: float = 0.7,
         timeout: float = 120.0,
-        longest: int = 256,
+        max_tokens: int = 256,
     ) -> None:
-        """Point at a server.
+        """Set the address: `url` includes the version, e.g. "http://127.0.0.1:8000/v1".
 
-        Args:
-            url: Up to and including the version, e.g. "http://127.0.0.1:8000/v1".
-            model: Name under which the server knows it.
-            token: Bearer token; sent over https or to this machine alone.
-            temperature: Of the answers; above 0, so that votes differ.
-            timeout: Seconds to wait for an answer.
-            longest: Tokens of an answer.
-
-        Raises:
-            UserError: The address is none, or the token would travel in the clear.
+        The bearer `token` is only sent over https or to this machine. A `temperature` above 0 lets votes differ;
+        `timeout` is in seconds.
         """
         parts = urlparse(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise UserError(f"The address of a served model begins with http:// or https://, got '{url}'.")
+            raise UserError(f"The URL of a served model must start with http:// or https://, got '{url}'.")
         if token and parts.scheme == "http" and parts.hostname not in _LOOPBACK:
-            raise UserError(f"The token would travel to {parts.hostname} in the clear; use https.")
+            raise UserError(f"The token would be sent to {parts.hostname} unencrypted; use https.")
         self.url, self.model, self.temperature, self.timeout = url.rstrip("/"), model, temperature, timeout
-        self._token, self._longest = token, longest
+        self._token, self._max_tokens = token, max_tokens
 
     def __call__(self, prompt: str, frames: Sequence[Picture], seed: int) -> str:
-        """Ask once.
-
-        Raises:
-            UserError: The server cannot be reached or answers something else.
-        """
+        """Request one answer; a UserError is raised for an unreachable server or an invalid reply."""
         content: list[dict[str, Any]] = [{"type": "image_url", "image_url": {"url": _data_url(f)}} for f in frames]
         content.append({"type": "text", "text": prompt})
         body = {
@@ -170,7 +158,7 @@ class ServedVLM:
             "messages": [{"role": "user", "content": content}],
             "temperature": self.temperature,
             "seed": seed,
-            "max_tokens": self._longest,
+            "max_tokens": self._max_tokens,
         }
         headers = {"Content-Type": "application/json"}
         if self._token:
@@ -185,23 +173,15 @@ class ServedVLM:
             raise UserError(f"The model at {self.url} gave no answer: {error}.") from error
 
 
-class Local:
-    """A model of transformers in this process, from a local folder."""
+class LocalVLM:
+    """Model of the package transformers in this process."""
 
     def __init__(
-        self, path: str, *, device: str = "cpu", temperature: float = 0.7, tokens: int = 64, download: bool = False
+        self, path: str, *, device: str = "cpu", temperature: float = 0.7, max_tokens: int = 64, download: bool = False
     ) -> None:
-        """Load it.
+        """Load model and processor from the folder `path`, or with `download` from the Hugging Face hub.
 
-        Args:
-            path: Folder with model and processor; with `download` also the name of one on the hub.
-            device: Where to compute.
-            temperature: Of the answers; above 0, so that votes differ.
-            tokens: Longest answer.
-            download: Whether it may be fetched.
-
-        Raises:
-            UserError: transformers is missing, or the folder holds no model that sees images.
+        A `temperature` above 0 lets votes differ; `max_tokens` limits an answer.
         """
         transformers = require("transformers", "vlm")
         try:
@@ -212,12 +192,12 @@ class Local:
             )
         except (OSError, ValueError) as error:
             reason = str(error).strip().splitlines()[0]
-            raise UserError(f"'{path}' holds no model of transformers that sees images: {reason}") from error
-        self.device, self.temperature, self.tokens = device, temperature, tokens
+            raise UserError(f"'{path}' holds no model of transformers with image input: {reason}") from error
+        self.device, self.temperature, self.max_tokens = device, temperature, max_tokens
 
     @torch.no_grad()
     def __call__(self, prompt: str, frames: Sequence[Picture], seed: int) -> str:
-        """Ask once."""
+        """Generate one answer."""
         content: list[dict[str, Any]] = [{"type": "image", "image": Image.fromarray(frame)} for frame in frames]
         messages = [{"role": "user", "content": [*content, {"type": "text", "text": prompt}]}]
         inputs = self.processor.apply_chat_template(
@@ -226,7 +206,7 @@ class Local:
         with torch.random.fork_rng():
             torch.manual_seed(seed)
             output = self.model.generate(
-                **inputs, do_sample=True, temperature=self.temperature, max_new_tokens=self.tokens
+                **inputs, do_sample=True, temperature=self.temperature, max_new_tokens=self.max_tokens
             )
         return self.processor.batch_decode(output[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)[0]
 
