@@ -1,8 +1,8 @@
 """Mirror descent policy optimisation on rollouts: a linearised objective and a KL to the last policy.
 
 Every rollout takes several epochs of steps on `-t A ratio + KL(new || old)`. Nothing is clipped: the KL pulls back
-large changes, and steps shrink as `t` falls to 0 over training. In the limit of many steps the policy is `old * exp(t
-A) / Z`. Source: Tomar et al. 2020.
+large changes, and steps shrink as `t` falls to 0 over training. In the limit of many steps the policy is
+`old * exp(t A) / Z`. Source: Tomar et al. 2020.
 
 Use it in place of PPO where the policy has a density. It has no clip but a step size, in units of the standard
 deviation of the advantage. `mdpo_off` is the variant for replay.

@@ -1,6 +1,7 @@
 """PPO with constraints by Lagrange multipliers; with support termination of a world model OGSRL (Yan et al. 2025).
 
-Punishing reward terms (`Step.info["reward.NAME"]`, never above 0) are removed from the reward and become costs `c = -term >= 0`, each with a limit on its mean over episodes:
+Punishing reward terms (`Step.info["reward.NAME"]`, never above 0) are removed from the reward and become costs
+`c = -term >= 0`, each with a limit on its mean over episodes:
 
     maximise J   so that   J_c <= limit_c   for every cost c
 

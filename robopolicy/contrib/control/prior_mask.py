@@ -1,9 +1,9 @@
 """Action masking of CAMEL: a band around a coded prior, applied with decreasing probability (Zhao et al. 2025).
 
 The prior, e.g. a script of a few lines, solves the task roughly. The mask allows the interval
-`[max(-1, a - w), min(1, a + w)]` around its action a (normalised actions, half-width w). The policy's action in [-1, 1] is mapped onto this
-interval, so that exploration happens near the prior. Each decision is masked with probability epsilon, which falls
-faster the more often a critic prefers the policy's own action to the masked one.
+`[max(-1, a - w), min(1, a + w)]` around its action a (normalised actions, half-width w). The policy's action in [-1, 1]
+is mapped onto this interval, so that exploration happens near the prior. Each decision is masked with probability
+epsilon, which falls faster the more often a critic prefers the policy's own action to the masked one.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 The actor receives one observation and produces a sequence of primitive actions. The critic evaluates single actions, as
 in SAC. A model, trained at the same time, predicts the observations in between, so that every action of the sequence is
-evaluated in its own state ("temporal recall"). Critic and model are not needed at run time. `robopolicy eval
---action-repeats` reports the score over the number of repeats.
+evaluated in its own state ("temporal recall"). Critic and model are not needed at run time.
+`robopolicy eval --action-repeats` reports the score over the number of repeats.
 
 Use it from scratch where the policy can decide only every few control steps, with `chunk.horizon` at the longest
 interval and `chunk.action_horizon` at the usual one. Where a decision in every step is possible, sac is cheaper.

@@ -1,9 +1,9 @@
 """A simulator wrapper that adds the stock to the observations, i.e. the reward collected so far (Pires et al. 2025).
 
 The best action may depend on the collected reward: to reach a total, or to avoid the worst episodes. The *stock* after
-t steps is `c_t = (c_0 + r_0 + gamma r_1 + ... + gamma^(t-1) r_(t-1)) / gamma^t`, or step by step `c_(t+1) = (c_t + r_t)
-/ gamma`. The policy chooses c_0, so the observation `stock.<gamma>` `(2,)` contains two parts: the collected reward
-(the stock for c_0 = 0) and the growth `1 / gamma^t`.
+t steps is `c_t = (c_0 + r_0 + gamma r_1 + ... + gamma^(t-1) r_(t-1)) / gamma^t`, or step by step
+`c_(t+1) = (c_t + r_t) / gamma`. The policy chooses c_0, so the observation `stock.<gamma>` `(2,)` contains two parts:
+the collected reward (the stock for c_0 = 0) and the growth `1 / gamma^t`.
 """
 
 from __future__ import annotations

@@ -13,11 +13,11 @@ from robopolicy.core.surrogates import SurrogateOut, best_ratio
 def discovered_drift(log_ratio: Tensor, advantage: Tensor, alpha: Positive = 2.0, beta: Positive = 0.6) -> Tensor:
     """Penalty `(N, T)` of a step away from the old policy, in closed form.
 
-    With `u = A (ratio - 1)` where the advantage is positive and `u = A log ratio` where it is negative, it is `relu(u -
-    width tanh(u / width))`: never negative, and 0 with gradient 0 at ratio 1 and where the step opposes the advantage.
-    `alpha` and `beta` are the widths of the two cases, in units of the advantage: within them steps are nearly free.
-    Infinite widths give no drift; a width of 0 cancels the whole gain of a step. Source: Lu et al. 2022, discovered
-    policy optimisation.
+    With `u = A (ratio - 1)` where the advantage is positive and `u = A log ratio` where it is negative, it is
+    `relu(u - width tanh(u / width))`: never negative, and 0 with gradient 0 at ratio 1 and where the step opposes the
+    advantage. `alpha` and `beta` are the widths of the two cases, in units of the advantage: within them steps are
+    nearly free. Infinite widths give no drift; a width of 0 cancels the whole gain of a step. Source: Lu et al. 2022,
+    discovered policy optimisation.
     """
     positive = advantage >= 0
     gain = torch.where(positive, advantage * torch.expm1(log_ratio), advantage * log_ratio)

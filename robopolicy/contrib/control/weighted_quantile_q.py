@@ -26,7 +26,7 @@ class WeightedQuantileQ(QEnsemble):
     weights: Tensor
 
     def __init__(self, config: CriticConfig, policy: CriticInput, *, nodes: int) -> None:
-        """Build the critic of `policy` with `nodes` outputs for each of `config.members` networks, without a histogram."""
+        """Build the critic of `policy` with `nodes` outputs for each of `config.members` networks; no histogram."""
         if config.bins:
             raise UserError(f"This critic predicts quantile nodes, not a histogram; drop critic.bins={config.bins}.")
         super().__init__(config, policy, outputs=nodes)
