@@ -213,7 +213,7 @@ def test_one_parent_can_be_guided_and_the_critic_is_part_of_the_checkpoint(tmp_p
     )
     assert not torch.equal(policy.decode(obs, noise), parent.decode(obs, noise))
     other = network("flow", 0, replace(CHUNK, action_horizon=3))
-    with pytest.raises(UserError, match="trained with other observations or actions"):
+    with pytest.raises(UserError, match="has other observations or actions"):
         compose([parent], critic=QEnsemble(CriticConfig(hidden=(8,)), other))
     with pytest.raises(UserError, match="weights known in advance"):
         compose([parent, parent], "or", corrector=Langevin())
