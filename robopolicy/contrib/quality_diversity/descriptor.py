@@ -72,7 +72,7 @@ class DescriptorSim(SimWrapper):
     def reset(self, seed: int | Sequence[int] = 0) -> Observation:
         """Restart all environments."""
         obs = self.sim.reset(seed)
-        self._target, self._sum = self._drawn(), torch.zeros_like(self._sum)
+        self._target, self._sum = self._targets(), torch.zeros_like(self._sum)
         return self._with(obs, self._target)
 
     def step(self, action: Tensor, active: Tensor | None = None) -> Step:
@@ -89,7 +89,7 @@ class DescriptorSim(SimWrapper):
         info = step.info | {DESCRIPTOR: found, f"{LOG_PREFIX}descriptor_error": error}
         before, done = self._target, step.done[:, None]
         if bool(done.any()):
-            self._target = torch.where(done, self._drawn(), self._target)
+            self._target = torch.where(done, self._targets(), self._target)
             self._sum = torch.where(done, 0.0, self._sum)
         return replace(
             step, obs=self._with(step.obs, self._target), final_obs=self._with(step.final_obs, before), info=info
