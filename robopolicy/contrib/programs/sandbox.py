@@ -124,6 +124,7 @@ class SandboxWorker:
         longest: int = 1 << 20,
     ) -> None:
         """Configure the worker, whose process starts at the first call; `seconds` is per call, see `run_python`."""
+        self.source, self.function, self.seconds = source, function, seconds
         self.memory_mib, self.imports, self.longest = memory_mib, tuple(imports), longest
         self._process: subprocess.Popen[bytes] | None = None
         self._folder: tempfile.TemporaryDirectory[str] | None = None

@@ -113,11 +113,9 @@ class TreePolicy(Policy):
         observation: dict[str, tuple[int, ...]] = {}
         needed = self.tree.reads.union(*(spec.observation for spec in specs))
         for spec in [*specs, *([given] if given is not None else [])]:
-            given_shapes = {key: tuple(shape) for key, shape in spec.observation.items() if key != HIDDEN_STATE}
-            given_shapes = {
-                k: shape for k, shape in given_shapes.items() if k in needed
-            } or given_shapes  # for row counts
-            differing = [k for k in given_shapes if observation.setdefault(k, given_shapes[k]) != given_shapes[k]]
+            shapes = {key: tuple(shape) for key, shape in spec.observation.items() if key != HIDDEN_STATE}
+            shapes = {key: shape for key, shape in shapes.items() if key in needed} or shapes  # never empty
+            differing = [key for key in shapes if observation.setdefault(key, shapes[key]) != shapes[key]]
             if differing or spec.action_dim != (specs or [spec])[0].action_dim:
                 what = f"'{differing[0]}'" if differing else "the number of actions"
                 raise UserError(f"The skills of a tree must agree on {what}; pass policies of one task.")
