@@ -341,7 +341,7 @@ def test_a_skill_can_be_replaced_and_strangers_are_refused():
 
     Juggler(skills={"go": lazy})(sim, {})
     assert isinstance(asked[0].state, BatchState)
-    with pytest.raises(UserError, match="skills hover, go, swing, not serve"):
+    with pytest.raises(UserError, match="skills hover, go, swing, got serve"):
         Juggler(skills={"serve": lazy})
     with pytest.raises(UserError, match="needs a volley task"):
         get_task("volley/bump").require_expert()()(make_sim("toy/point_mass"), {})
