@@ -221,7 +221,7 @@ def test_with_one_kept_rollout_and_no_push_it_is_ppo() -> None:
 
 def test_a_resumed_run_ends_with_the_same_weights() -> None:
     learner, other = tools.resumed(algorithm, 8)
-    for mine, theirs in ((learner.policy, other.policy), (learner.behavior_policy, other.player)):
+    for mine, theirs in ((learner.policy, other.policy), (learner.behavior_policy, other.behavior_policy)):
         assert all(torch.equal(a, b) for a, b in zip(mine.parameters(), theirs.parameters(), strict=True))
 
 

@@ -133,5 +133,5 @@ def test_what_cannot_be_ordered_is_refused(network, tmp_path):
         train_visits(VisitConfig(), visits=13)
     with pytest.raises(UserError, match="at least 1"):
         VisitConfig(layers=0)
-    with pytest.raises(UserError, match="holds no network for visits"):
+    with pytest.raises(UserError, match="is not a network for visits"):
         load_visits(tmp_path)
